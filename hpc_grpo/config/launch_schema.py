@@ -1,0 +1,43 @@
+"""Settings of the launching half: what to ask Slurm for, how nodes find each other, what they load.
+
+Site settings (configs/*/site.yaml) are values of this section; nothing about a site is in the code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+class SlurmConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    num_nodes: PositiveInt = Field(1, description="Nodes of the job.")
+    partition: str | None = Field(None, description="Partition; null: the site's default.")
+    account: str | None = Field(None, description="Account to charge; null: your default.")
+    time_min: PositiveInt = Field(60, description="Walltime in minutes.")
+    gpus_per_node: NonNegativeInt = Field(0, description="GPUs to ask for on each node.")
+    cpus_per_node: PositiveInt | None = Field(None, description="CPUs to ask for on each node; null: the default.")
+    extra: dict[str, Any] = Field(default_factory=dict, description="Further sbatch options, KEY: VALUE.")
+    max_job_chains: NonNegativeInt = Field(
+        0, description="Follow-on jobs a run may use; recorded with the run (MAX_JOB_CHAINS)."
+    )
+
+
+class LaunchConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    slurm: SlurmConfig = SlurmConfig()
+    interface: str | None = Field(
+        None, description="Network interface between nodes (Isambard: hsn0); null: the one of the default route."
+    )
+    modules: list[str] = Field(default_factory=list, description="Environment modules the job loads.")
+    setup_lines: list[str] = Field(default_factory=list, description="Shell lines run before the supervisor.")
+    env: dict[str, str] = Field(default_factory=dict, description="Variables set for Ray and the actors.")
+    pass_env: list[str] = Field(default_factory=list, description="Further variable names to let through.")
+    local_dir: str | None = Field(
+        None, description="Node-local folder for Ray's temp-dir and caches; null: /tmp. Variables are expanded."
+    )
+    object_store_gib: PositiveFloat = Field(1.0, description="Ray's object store on each node.")
+    bringup_deadline_s: PositiveFloat = Field(300.0, description="All nodes and GPUs must have joined by then.")

@@ -1,0 +1,167 @@
+"""From a YAML file and dotted overrides to a validated `Config`; every mistake becomes one `ConfigError`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from hpc_grpo.config.rules import check_rules
+from hpc_grpo.config.schema import Config
+from hpc_grpo.errors import ConfigError
+
+CONFIGS_DIR = Path(__file__).resolve().parents[2] / "configs"
+
+
+def load_config(name: str, overrides: Iterable[str] = ()) -> Config:
+    """Load a config by path or by name below `configs/`, apply `key.path=value` overrides and check it.
+
+    Raises ConfigError with the rule, the value, the valid choices and the fix.
+    """
+    path = find_config(name)
+    values = _read_layers(path)
+    for override in overrides:
+        _apply_override(values, override)
+    return _validated(values, str(path))
+
+
+def load_resolved(path: Path) -> Config:
+    """Load the resolved copy a run directory holds."""
+    return _validated(_read_yaml(path), str(path))
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved config as YAML; loading it gives an equal config."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def find_config(name: str) -> Path:
+    path = Path(name)
+    if path.is_file():
+        return path
+    candidates = [CONFIGS_DIR / name, CONFIGS_DIR / f"{name}.yaml"]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    shipped = sorted(str(p.relative_to(CONFIGS_DIR).with_suffix("")) for p in CONFIGS_DIR.rglob("*.yaml"))
+    raise ConfigError(
+        f"No config {name!r}: no such file, and none of the shipped names matches{_nearest(name, shipped)} "
+        f"Shipped configs: {', '.join(shipped)}."
+    )
+
+
+def _read_layers(path: Path) -> dict[str, Any]:
+    """Read a config and what it builds on: `base: other.yaml` (or a list) is merged below it."""
+    values = _read_yaml(path)
+    bases = values.pop("base", [])
+    merged: dict[str, Any] = {}
+    for base in [bases] if isinstance(bases, str) else bases:
+        base_path = path.parent / base
+        if not base_path.is_file():
+            raise ConfigError(f"{path}: base {base!r} does not exist (looked at {base_path}).")
+        merged = _merge(merged, _read_layers(base_path))
+    return _merge(merged, values)
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        both_mappings = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merge(merged[key], value) if both_mappings else value
+    return merged
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Config {path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"Config {path} is not valid YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"Config {path} must hold key: value pairs, not {type(values).__name__}.")
+    return values
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"Override {override!r} must have the form key.path=value, such as train.lr=1e-6.")
+    *parents, last = key.split(".")
+    target: Any = values
+    for depth, parent in enumerate(parents):
+        if isinstance(target, list):
+            target = _list_item(target, parent, key)
+            continue
+        target = target.setdefault(parent, {})
+        if not isinstance(target, dict | list):
+            raise ConfigError(f"Override {override!r}: {'.'.join(parents[: depth + 1])} is a value, not a section.")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"Override {override!r}: the value is not valid YAML: {error}") from error
+    if isinstance(target, list):
+        target[target.index(_list_item(target, last, key))] = value
+    else:
+        target[last] = value
+
+
+def _list_item(items: list[Any], index: str, key: str) -> Any:
+    if not index.isdigit() or int(index) >= len(items):
+        raise ConfigError(f"Override {key!r}: {index!r} must be a position from 0 to {len(items) - 1}.")
+    return items[int(index)]
+
+
+def _validated(values: Mapping[str, Any], origin: str) -> Config:
+    try:
+        config = Config.model_validate(_numbers_from_text(values))
+    except ValidationError as error:
+        problems = "\n".join(f"  {_explain(dict(detail))}" for detail in error.errors())
+        raise ConfigError(f"{origin} is not a valid config:\n{problems}") from None
+    check_rules(config)
+    return config
+
+
+def _numbers_from_text(value: Any) -> Any:
+    """YAML 1.1 reads 1e-6 as text (it wants 1.0e-6); everybody who writes it means the number."""
+    if isinstance(value, Mapping):
+        return {key: _numbers_from_text(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers_from_text(item) for item in value]
+    if isinstance(value, str) and "e" in value.lower() and value[:1] in "+-.0123456789":
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _explain(detail: dict[str, Any]) -> str:
+    location = [str(part) for part in detail["loc"]]
+    key = ".".join(location)
+    if detail["type"] == "extra_forbidden":
+        valid = _valid_keys(location[:-1])
+        return f"{key}: unknown key{_nearest(location[-1], valid)} Valid here: {', '.join(valid)}."
+    if detail["type"] == "missing":
+        return f"{key}: must be set."
+    return f"{key} = {detail['input']!r}: {detail['msg']}."
+
+
+def _valid_keys(location: list[str]) -> list[str]:
+    model: Any = Config
+    for part in location:
+        if part.isdigit():
+            continue
+        annotation = model.model_fields[part].annotation
+        models = [m for m in (annotation, *get_args(annotation)) if isinstance(m, type) and issubclass(m, BaseModel)]
+        model = models[0]
+    return list(model.model_fields)
+
+
+def _nearest(name: str, valid: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else "."

@@ -1,0 +1,88 @@
+"""Rules that span several fields. Each raises ConfigError with the rule, the values and the fix."""
+
+from __future__ import annotations
+
+from hpc_grpo.config.schema import Config
+from hpc_grpo.errors import ConfigError
+
+
+def check_rules(config: Config) -> None:
+    for rule in (_run_name, _one_budget, _lag_and_minibatches, _eval_data, _offload, _token_budget, _stages):
+        rule(config)
+
+
+def _run_name(config: Config) -> None:
+    name = config.run.name
+    if not name or name in (".", "..") or "/" in name or "\0" in name or len(name.encode()) > 200:
+        raise ConfigError(
+            f"run.name = {name!r}: must be one folder name of at most 200 bytes, without '/'. Choose another name."
+        )
+
+
+def _one_budget(config: Config) -> None:
+    train = config.train
+    budgets = {"total_steps": train.total_steps, "total_episodes": train.total_episodes}
+    budgets["total_epochs"] = train.total_epochs
+    given = [f"train.{name}" for name, value in budgets.items() if value is not None]
+    if len(given) != 1:
+        raise ConfigError(
+            f"Exactly one of train.total_steps, train.total_episodes and train.total_epochs must be set; "
+            f"set are: {', '.join(given) or 'none'}."
+        )
+
+
+def _lag_and_minibatches(config: Config) -> None:
+    lag, minibatches = config.rollout.max_policy_lag, config.train.num_minibatches
+    if lag % minibatches:
+        raise ConfigError(
+            f"rollout.max_policy_lag = {lag} counts optimizer steps and must be a multiple of "
+            f"train.num_minibatches = {minibatches}."
+        )
+    if config.task == "grpo" and minibatches > config.rollout.prompts_per_step:
+        raise ConfigError(
+            f"train.num_minibatches = {minibatches} exceeds rollout.prompts_per_step = "
+            f"{config.rollout.prompts_per_step}: a minibatch holds at least one group."
+        )
+
+
+def _eval_data(config: Config) -> None:
+    if config.eval.every_steps is None:
+        return
+    if config.task == "sft":
+        raise ConfigError("eval.every_steps is set, but task sft has no engines to sample with. Set it to null.")
+    if config.data.eval is None:
+        raise ConfigError("eval.every_steps is set, but data.eval is not. Give a held-out data set or set it to null.")
+    if max(config.eval.pass_k) > config.eval.num_samples:
+        raise ConfigError(
+            f"eval.pass_k = {config.eval.pass_k}: every k must be at most eval.num_samples = {config.eval.num_samples}."
+        )
+    if config.eval.reward not in {reward.name for reward in config.rewards}:
+        raise ConfigError(
+            f"eval.reward = {config.eval.reward!r} must be one of rewards: "
+            f"{', '.join(reward.name for reward in config.rewards)}."
+        )
+
+
+def _offload(config: Config) -> None:
+    if config.train.offload_optimizer == "super_offload" and config.train.zero_stage != 3:
+        raise ConfigError(
+            f"train.offload_optimizer = super_offload needs train.zero_stage = 3, not {config.train.zero_stage}."
+        )
+
+
+def _token_budget(config: Config) -> None:
+    if config.task == "grpo" and config.train.max_tokens_per_microbatch < config.max_model_len:
+        raise ConfigError(
+            f"train.max_tokens_per_microbatch = {config.train.max_tokens_per_microbatch} must hold the longest "
+            f"sequence: data.max_prompt_tokens + rollout.max_new_tokens = {config.max_model_len}."
+        )
+    if config.rollout.min_new_tokens > config.rollout.max_new_tokens:
+        raise ConfigError(
+            f"rollout.min_new_tokens = {config.rollout.min_new_tokens} exceeds rollout.max_new_tokens = "
+            f"{config.rollout.max_new_tokens}."
+        )
+
+
+def _stages(config: Config) -> None:
+    if config.train.attention == "flash_attention_2" and config.model.device == "cpu":
+        raise ConfigError("train.attention = flash_attention_2 needs a GPU; with model.device = cpu choose sdpa.")

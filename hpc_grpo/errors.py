@@ -1,0 +1,48 @@
+"""What can go wrong, and the exit code each kind of failure has.
+
+The exit code and the run directory are the whole contract between launching and training: the supervisor
+decides from the code alone whether a failed driver is tried again.
+"""
+
+from __future__ import annotations
+
+EXIT_COMPLETE = 0
+EXIT_CRASH = 1
+EXIT_UNAVAILABLE = 69
+"""Something the machine must offer is missing (the virtual cluster's packages, a node that never came up)."""
+EXIT_RESUMABLE = 75
+"""Checkpointed with more to do: the next attempt carries on."""
+EXIT_CONFIG = 78
+"""The user must change something; never retried."""
+
+
+class HpcGrpoError(Exception):
+    """An error whose message is meant for the user; shown without a traceback."""
+
+    exit_code = EXIT_CRASH
+
+
+class ConfigError(HpcGrpoError):
+    """The configuration, a path or the data is wrong. The message gives the rule, the value and the fix."""
+
+    exit_code = EXIT_CONFIG
+
+
+class RewardError(HpcGrpoError):
+    """A reward function broke its contract or failed too often; carries the function's own error."""
+
+    exit_code = EXIT_CONFIG
+
+
+class WeightSyncError(HpcGrpoError):
+    """A publish failed: checksum, deadline, contract difference or a dead engine."""
+
+
+class LaunchError(HpcGrpoError):
+    """Nodes, Ray or a process of the run did not come up, or died."""
+
+
+class NodesUnavailableError(LaunchError):
+    """Nodes or GPUs did not join before the deadline."""
+
+    exit_code = EXIT_UNAVAILABLE

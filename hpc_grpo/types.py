@@ -1,0 +1,138 @@
+"""Records that cross a process boundary.
+
+Array fields state their length, unit and zero convention. `G` is the group size, `P` the prompt length and
+`C` a completion's length, all counted in tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Int32Array = NDArray[np.int32]
+    Float32Array = NDArray[np.float32]
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One item of the prompt stream.
+
+    `ordinal` counts prompts over the whole run from 0, so it names the prompt, its epoch and its place in
+    that epoch's shuffle at once. `fields` are the columns of the data set, handed to the rewards.
+    """
+
+    ordinal: int
+    epoch: int
+    token_ids: tuple[int, ...]
+    text: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A prompt with the completion to imitate: one sequence of the SFT task."""
+
+    ordinal: int
+    epoch: int
+    prompt_token_ids: tuple[int, ...]
+    completion_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SamplingSpec:
+    """How a completion is sampled. `temperature` 0 is greedy; lengths are in tokens."""
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True)
+class GroupRequest:
+    """Asks an engine for `len(seeds)` completions of one prompt; `seeds[i]` is sample i's own seed."""
+
+    ordinal: int
+    prompt_token_ids: tuple[int, ...]
+    seeds: tuple[int, ...]
+    sampling: SamplingSpec
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled completion; every array has length C.
+
+    `token_ids` includes the end token when `finish_reason` is "stop".
+    `engine_logprobs` are in nats, of the distribution sampled from (temperature applied).
+    `policy_versions` counts the optimizer steps taken by the weights that sampled each token.
+    """
+
+    token_ids: Int32Array
+    engine_logprobs: Float32Array
+    policy_versions: Int32Array
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class GroupSamples:
+    """The G completions of one prompt, before grading. `prompt_token_ids` has length P."""
+
+    ordinal: int
+    prompt_token_ids: Int32Array
+    completions: tuple[Completion, ...]
+
+
+@dataclass(frozen=True)
+class GroupGrades:
+    """What the driver keeps of a graded group: a handful of numbers per rollout, no token arrays.
+
+    All tuples have length G. `rewards` is the weighted sum of `reward_parts`; where `valid` is False the
+    reward could not be computed (the verifier crashed or timed out), the reward is 0.0 by convention and
+    the rollout carries no gradient. `min_policy_versions` is the oldest version that sampled a token.
+    `texts` holds the decoded completions when they were asked for, else it is empty.
+    """
+
+    ordinal: int
+    rewards: tuple[float, ...]
+    reward_parts: Mapping[str, tuple[float, ...]]
+    valid: tuple[bool, ...]
+    num_completion_tokens: tuple[int, ...]
+    truncated: tuple[bool, ...]
+    min_policy_versions: tuple[int, ...]
+    mean_policy_versions: tuple[float, ...]
+    texts: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    """One line per failed reward call, in words."""
+
+
+@dataclass(frozen=True)
+class TrainSequence:
+    """One sequence as the learner sees it.
+
+    `token_ids` is prompt then completion, length P + C; the last `num_completion_tokens` of them are trained
+    on. `engine_logprobs` has length C, or 0 when there was no engine (SFT). `advantage` is the scalar shared by
+    all tokens of the completion; 1.0 for SFT. (ordinal, sample_index) orders sequences deterministically.
+    """
+
+    ordinal: int
+    sample_index: int
+    token_ids: Int32Array
+    num_completion_tokens: int
+    engine_logprobs: Float32Array
+    advantage: float
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """One entry of the weight contract, in Hugging Face naming."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
