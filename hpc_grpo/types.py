@@ -130,6 +130,18 @@ class TrainSequence:
 
 
 @dataclass(frozen=True)
+class Minibatch:
+    """One rank's share of an optimizer step.
+
+    `num_valid_tokens` counts the completion tokens of all ranks' shares together: it divides the loss, so that
+    neither the split into ranks nor that into microbatches changes the gradient. `sequences` may be empty.
+    """
+
+    sequences: tuple[TrainSequence, ...]
+    num_valid_tokens: int
+
+
+@dataclass(frozen=True)
 class ParameterSpec:
     """One entry of the weight contract, in Hugging Face naming."""
 

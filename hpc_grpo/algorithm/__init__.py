@@ -1,0 +1,1 @@
+"""The algorithm as pure functions: advantages, losses, KL, importance correction and packing."""

@@ -30,14 +30,16 @@ class LaunchConfig(BaseModel):
 
     slurm: SlurmConfig = SlurmConfig()
     interface: str | None = Field(
-        None, description="Network interface between nodes (Isambard: hsn0); null: the one of the default route."
+        None,
+        description="Network interface between nodes (Isambard: hsn0); null: the one of the default route.",
     )
     modules: list[str] = Field(default_factory=list, description="Environment modules the job loads.")
     setup_lines: list[str] = Field(default_factory=list, description="Shell lines run before the supervisor.")
     env: dict[str, str] = Field(default_factory=dict, description="Variables set for Ray and the actors.")
     pass_env: list[str] = Field(default_factory=list, description="Further variable names to let through.")
     local_dir: str | None = Field(
-        None, description="Node-local folder for Ray's temp-dir and caches; null: /tmp. Variables are expanded."
+        None,
+        description="Node-local folder for Ray's temp-dir and caches; null: /tmp. Variables are expanded.",
     )
     object_store_gib: PositiveFloat = Field(1.0, description="Ray's object store on each node.")
     bringup_deadline_s: PositiveFloat = Field(300.0, description="All nodes and GPUs must have joined by then.")

@@ -1,0 +1,1 @@
+"""The learner: gradients. `learner/manifest.py` alone may be imported without torch."""

@@ -1,0 +1,42 @@
+"""What every policy loss takes and gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from hpc_grpo.config.schema import LossConfig
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """The completion tokens of a microbatch; every tensor has shape `[C]` and dtype float32.
+
+    `logprobs` alone carry a gradient. `proximal_logprobs` are those of the learner at the start of the step.
+    `ref_logprobs` is None when there is no reference model.
+    """
+
+    logprobs: Tensor
+    proximal_logprobs: Tensor
+    engine_logprobs: Tensor
+    ref_logprobs: Tensor | None
+    advantages: Tensor
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """`per_token` `[C]` is what is summed and divided by the global number of valid tokens.
+
+    `means` and `maxima` hold per-token `[C]` quantities without gradient, by metric name; the learner reduces
+    them over valid tokens.
+    """
+
+    per_token: Tensor
+    means: dict[str, Tensor] = field(default_factory=dict)
+    maxima: dict[str, Tensor] = field(default_factory=dict)
+
+
+class PolicyLoss(Protocol):
+    def __call__(self, inputs: LossInputs, settings: LossConfig) -> LossOutput: ...

@@ -1,0 +1,59 @@
+"""The driver's side of checkpoints: when to write, what the driver's own state is, and where to resume."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpc_grpo.config import Config
+from hpc_grpo.learner.group import LearnerGroup
+from hpc_grpo.learner.manifest import newest_valid_checkpoint, prune_checkpoints
+from hpc_grpo.run_dir import RunDir
+
+
+@dataclass(frozen=True)
+class DriverState:
+    """All the driver needs to go on: steps done, and the first ordinal that no step has trained on."""
+
+    step: int = 0
+    next_ordinal: int = 0
+
+
+class Checkpoints:
+    """Writes, prunes and finds the run's checkpoints and exports."""
+
+    def __init__(self, config: Config, run_dir: RunDir, learners: LearnerGroup) -> None:
+        self._config = config.checkpoint
+        self._run_dir = run_dir
+        self._learners = learners
+        self._saved_step = -1
+
+    def resume(self) -> DriverState:
+        """Load the newest valid checkpoint; a fresh state when there is none."""
+        found = newest_valid_checkpoint(self._run_dir)
+        if found is None:
+            return DriverState()
+        self._learners.load_checkpoint(found.path)
+        state = DriverState(**found.driver_state)
+        self._saved_step = state.step
+        return state
+
+    def save_if_due(self, state: DriverState) -> None:
+        if self._config.every_steps and state.step % self._config.every_steps == 0:
+            self.save(state)
+        if self._config.export_every_steps and state.step % self._config.export_every_steps == 0:
+            self.export(state)
+
+    def save(self, state: DriverState) -> None:
+        """Write a checkpoint of `state` unless it is on disk already."""
+        if state.step == self._saved_step:
+            return
+        values: dict[str, Any] = asdict(state)
+        self._learners.save_checkpoint(self._run_dir.checkpoint(state.step), values)
+        self._saved_step = state.step
+        prune_checkpoints(self._run_dir, self._config.keep_last)
+
+    def export(self, state: DriverState) -> None:
+        path = self._run_dir.export(state.step)
+        if not path.exists():
+            self._learners.export(path)

@@ -1,0 +1,65 @@
+"""GRPO: sample groups, train on them, publish the weights.
+
+Each call below is one named part: `rollouts` says which prompts start and waits for their groups, `learners` takes
+the optimizer steps, `weights` brings the result to the engines. With `max_policy_lag` > 0 the engines go on sampling
+the next steps' prompts while the learners train; with 0 they wait, and every rollout is on-policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpc_grpo.checkpoints import DriverState
+from hpc_grpo.learner.group import LearnerGroup
+from hpc_grpo.rollout.evaluation import Evaluation
+from hpc_grpo.rollout.scheduler import RolloutScheduler
+from hpc_grpo.rollout.statistics import rollout_metrics, write_rollouts
+from hpc_grpo.session import Session
+from hpc_grpo.weights.sync import WeightSync
+
+
+@dataclass(frozen=True)
+class GrpoLoop:
+    session: Session
+    rollouts: RolloutScheduler
+    learners: LearnerGroup
+    weights: WeightSync
+    evaluation: Evaluation | None
+
+    def run(self, state: DriverState) -> DriverState:
+        """Train from `state` until the run is complete or asked to stop; returns the state reached."""
+        session, timer = self.session, self.session.journal.timer
+        policy_version = self._publish(state)
+        if state.step == 0 and (metrics := self._evaluate(state)):
+            session.journal.record_eval(state.step, metrics)
+        self.rollouts.start_prompts(policy_version)
+        while session.should_go_on(state):
+            with timer.phase("generate_wait"):
+                groups = self.rollouts.take_step(policy_version)
+            metrics = rollout_metrics(groups, policy_version)
+            with timer.phase("train"):
+                metrics |= self.learners.train_on_groups(groups)
+            state = DriverState(state.step + 1, groups[-1].prompt.ordinal + 1)
+            policy_version = self._publish(state)
+            # Before new prompts start: in synchronous mode a resumed run must meet the same batches.
+            metrics |= self._evaluate(state)
+            self.rollouts.start_prompts(policy_version)
+            advantages = [self.learners.advantages(group) for group in groups]
+            write_rollouts(session.run_dir, state.step, groups, advantages)
+            with timer.phase("checkpoint"):
+                session.checkpoints.save_if_due(state)
+            session.journal.record_step(state, metrics, [group.prompt.ordinal for group in groups])
+        return state
+
+    def _publish(self, state: DriverState) -> int:
+        """Give the engines the learners' weights; the version counts the optimizer steps they have taken."""
+        policy_version = state.step * self.session.config.train.num_minibatches
+        with self.session.journal.timer.phase("publish"):
+            self.weights.publish(policy_version)
+        return policy_version
+
+    def _evaluate(self, state: DriverState) -> dict[str, float]:
+        if self.evaluation is None or not self.evaluation.is_due(state.step, self.session.budget.total_steps):
+            return {}
+        with self.session.journal.timer.phase("eval"):
+            return self.evaluation.run(state.step)

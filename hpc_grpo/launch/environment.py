@@ -1,0 +1,145 @@
+"""Which environment variables reach Ray, the driver and the actors: an allow-list with reasons.
+
+Everything not named here, in `launch.pass_env` or in `launch.env` stays behind: a job's environment carries
+another scheduler's ranks, another user's proxies and another Python's path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+
+ALLOWED: dict[str, str] = {
+    "PATH": "find python, ray and compilers",
+    "HOME": "caches and credentials files live below it",
+    "USER": "torch and triton name their caches after it; getpass fails without it",
+    "LOGNAME": "same as USER",
+    "SHELL": "subprocesses of user code",
+    "LANG": "text encoding",
+    "LANGUAGE": "text encoding",
+    "TZ": "timestamps in logs agree with the user's",
+    "TERM": "the console sink draws on a terminal",
+    "COLUMNS": "width of the console sink",
+    "NO_COLOR": "the user's wish for the console",
+    "TMPDIR": "temporary files on the disk the site chose",
+    "VIRTUAL_ENV": "tools that look for the environment",
+    "CONDA_PREFIX": "libraries of a conda environment",
+    "LD_LIBRARY_PATH": "libraries from modules: CUDA, NCCL, libfabric",
+    "CUDA_HOME": "compiling kernels at run time",
+    "CUDA_PATH": "same as CUDA_HOME",
+    "CUDA_CACHE_PATH": "kernel cache off the shared file system",
+    "CUDA_VISIBLE_DEVICES": "the GPUs of the allocation: Ray hands them out from this list",
+    "CUDA_MODULE_LOADING": "start-up time of CUDA",
+    "CC": "the compiler of the modules",
+    "CXX": "the compiler of the modules",
+    "SSL_CERT_FILE": "sites with their own certificate authority",
+    "SSL_CERT_DIR": "sites with their own certificate authority",
+    "REQUESTS_CA_BUNDLE": "sites with their own certificate authority",
+    "LOCALDIR": "node-local disk of the site, used in launch.env and launch.local_dir",
+    "SCRATCHDIR": "named in data and model paths",
+    "PROJECTDIR": "named in data and model paths",
+    "PYTHONUNBUFFERED": "logs appear when they are written",
+    "PYTHONFAULTHANDLER": "stack dumps on a crash",
+    "PYTHONDONTWRITEBYTECODE": "no writes into a shared installation",
+}
+
+ALLOWED_PREFIXES: dict[str, str] = {
+    "LC_": "text encoding",
+    "HF_": "Hugging Face caches, offline mode and token",
+    "TRANSFORMERS_": "older names of the same",
+    "TOKENIZERS_": "tokenizer threads",
+    "WANDB_": "tracking, key included; passed on, never written",
+    "NCCL_": "GPU collectives",
+    "FI_": "libfabric, the network below NCCL on Slingshot",
+    "GLOO_": "CPU collectives",
+    "TP_": "tensorpipe's interface",
+    "VLLM_": "engine settings",
+    "OMP_": "threads and their binding",
+    "MKL_": "threads",
+    "OPENBLAS_": "threads",
+    "TORCH": "torch, inductor and dynamo settings",
+    "PYTORCH_": "allocator settings",
+    "TRITON_": "kernel caches off the shared file system",
+    "DS_": "DeepSpeed's accelerator",
+    "RAY_": "Ray's own settings, but see DENIED",
+    "HPC_GRPO_": "the contract between launching and training",
+    "XDG_": "cache folders",
+}
+
+DENIED: dict[str, str] = {
+    "RAY_ADDRESS": "would join another cluster; the supervisor sets its own",
+    "RAY_TMPDIR": "the node's temp-dir is chosen and removed by its agent",
+    "RAY_AUTH_TOKEN": "the run has its own token, in a file",
+    "RAY_JOB_ID": "of the Ray job that started us, if any",
+    "RAY_RAYLET_PID": "of the Ray job that started us, if any",
+    "RAY_LD_PRELOAD_ON_WORKERS": "of the Ray job that started us, if any",
+    "LD_PRELOAD": "wrappers of the login shell break Ray's processes",
+    "PYTHONPATH": "a module's Python 3.x packages shadow the environment's",
+    "PYTHONHOME": "same as PYTHONPATH",
+    "MASTER_ADDR": "left over from another launcher; DeepSpeed would believe it",
+    "MASTER_PORT": "left over from another launcher; DeepSpeed would believe it",
+    "RANK": "left over from another launcher; DeepSpeed would believe it",
+    "LOCAL_RANK": "left over from another launcher; DeepSpeed would believe it",
+    "WORLD_SIZE": "left over from another launcher; DeepSpeed would believe it",
+    "ROCR_VISIBLE_DEVICES": "Slurm sets it beside CUDA_VISIBLE_DEVICES; Ray refuses to have both",
+    "HIP_VISIBLE_DEVICES": "Slurm sets it beside CUDA_VISIBLE_DEVICES; Ray refuses to have both",
+    "GPU_DEVICE_ORDINAL": "Slurm sets it beside CUDA_VISIBLE_DEVICES; Ray refuses to have both",
+}
+
+DENIED_PREFIXES: dict[str, str] = {
+    "SLURM": "training never reads the scheduler; libraries that do think they are an MPI rank",
+    "SBATCH_": "options of another submission",
+    "SRUN_": "options of another step",
+    "PMI": "MPI start-up of the srun step",
+    "PMIX_": "MPI start-up of the srun step",
+    "OMPI_": "MPI start-up of the srun step",
+}
+"""These win over everything but an explicit `launch.env`."""
+
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+
+
+def is_allowed(name: str, pass_env: Iterable[str] = ()) -> bool:
+    """Whether the variable gets through. `pass_env` adds names; one ending in `*` is a prefix."""
+    if is_denied(name):
+        return False
+    if name in ALLOWED or name.startswith(tuple(ALLOWED_PREFIXES)):
+        return True
+    return any(name == entry or (entry.endswith("*") and name.startswith(entry[:-1])) for entry in pass_env)
+
+
+def is_denied(name: str) -> bool:
+    return name in DENIED or name.startswith(tuple(DENIED_PREFIXES))
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable of this name must stay out of every file, argv and log."""
+    return bool(_SECRET.search(name))
+
+
+def filtered(
+    environ: Mapping[str, str],
+    pass_env: Iterable[str] = (),
+    env: Mapping[str, str] | None = None,
+    node_ips: Iterable[str] = (),
+) -> dict[str, str]:
+    """The environment of Ray, the driver and the actors on this node.
+
+    `env` (launch.env) is set on top, with `$NAME` expanded from this node's own environment. Proxies stay
+    behind unless `pass_env` names them; then the nodes' addresses are put into no_proxy.
+    """
+    wanted = list(pass_env)
+    kept = {name: value for name, value in environ.items() if is_allowed(name, wanted)}
+    for name, value in (env or {}).items():
+        kept[name] = expand(value, environ)
+    if any(name.lower() in _PROXIES[:3] for name in kept):
+        direct = [part for part in environ.get("no_proxy", environ.get("NO_PROXY", "")).split(",") if part]
+        kept["no_proxy"] = kept["NO_PROXY"] = ",".join(dict.fromkeys([*direct, "localhost", "127.0.0.1", *node_ips]))
+    return kept
+
+
+def expand(text: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Replace `$NAME` and `${NAME}`; an unknown name stays as it is."""
+    return re.sub(r"\$(\w+)|\$\{(\w+)\}", lambda match: environ.get(match[1] or match[2], match[0]), text)

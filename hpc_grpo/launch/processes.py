@@ -1,0 +1,117 @@
+"""Starting and ending processes so that nothing outlives its parent and nothing else is touched.
+
+Linux only. Every kill is by the id of a process this one started, or of a descendant of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(sig: int = signal.SIGTERM) -> Callable[[], None]:
+    """Return a `preexec_fn`: the child gets `sig` when the thread that starts it ends.
+
+    Call Popen from the main thread: the kernel watches the starting thread, not the process.
+    """
+    parent = os.getpid()
+
+    def preexec() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, sig)
+        if os.getppid() != parent:  # the parent died before prctl
+            os._exit(1)
+
+    return preexec
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of descendants whose own parent dies, so that `descendants` sees them."""
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def reap_adopted(keep: Iterable[int]) -> None:
+    """Collect exit statuses of adopted children; `keep` are those that a Popen object waits for."""
+    kept = set(keep)
+    for pid, (parent, _session) in _table().items():
+        if parent == os.getpid() and pid not in kept:
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                continue  # a Popen object elsewhere was faster
+
+
+def descendants(root: int) -> list[int]:
+    """Living processes below `root`, without it; parents come before their children."""
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _session) in _table().items():
+        children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+def session_members(session: int) -> list[int]:
+    """Living processes of a session started with `start_new_session=True` (its id is the leader's pid)."""
+    return [pid for pid, (_parent, member_of) in _table().items() if member_of == session]
+
+
+def end_processes(find: Callable[[], list[int]], grace_s: float) -> int:
+    """SIGTERM what `find` returns, and SIGKILL what is left after `grace_s`; returns how many needed SIGKILL."""
+    _signal_all(find(), signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while time.monotonic() < deadline:
+        if not find():
+            return 0
+        time.sleep(0.05)
+    killed = find()
+    deadline = time.monotonic() + 5.0
+    while (left := find()) and time.monotonic() < deadline:
+        _signal_all(left, signal.SIGKILL)
+        time.sleep(0.05)
+    return len(killed)
+
+
+def catches(pid: int, sig: int) -> bool:
+    """Whether the process has a handler for `sig`; without one the signal would kill it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(mask, 16) >> (sig - 1) & 1)
+
+
+def _signal_all(pids: Iterable[int], sig: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, sig)
+        except ProcessLookupError:
+            continue
+
+
+def _table() -> dict[int, tuple[int, int]]:
+    """pid -> (parent, session) of every process that is not a zombie."""
+    table: dict[int, tuple[int, int]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        state, parent, _group, session = stat.rpartition(")")[2].split()[:4]
+        if state != "Z":
+            table[int(entry.name)] = (int(parent), int(session))
+    return table

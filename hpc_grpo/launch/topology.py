@@ -1,0 +1,155 @@
+"""Where the nodes come from. The only module that reads `SLURM_*`.
+
+A `Topology` names the nodes of an attempt and says how a process is started on each. Two sources exist: a
+Slurm allocation and this one machine. Further ones (two hosts by hand, pods) construct the same record.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hpc_grpo.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The nodes of one attempt; `nodes[0]` is the head, where supervisor and driver run.
+
+    `num_cpus[i]` belongs to `nodes[i]`. `this_node` is None when this process runs on none of them (a shell
+    left on the login node by salloc). `ends_at` is in unix seconds; None: no limit known.
+    """
+
+    source: Literal["slurm", "local"]
+    job_id: str
+    nodes: tuple[str, ...]
+    num_cpus: tuple[int, ...]
+    this_node: str | None
+    ends_at: float | None = None
+
+    @property
+    def head(self) -> str:
+        return self.nodes[0]
+
+
+def detect(environ: Mapping[str, str] = os.environ) -> Topology:
+    """The Slurm allocation this process is in, else this machine. Raises LaunchError if Slurm's tools fail."""
+    if "SLURM_JOB_ID" in environ:
+        return from_slurm(environ)
+    return local()
+
+
+def local() -> Topology:
+    name = socket.gethostname()
+    return Topology("local", f"local{os.getpid()}", (name,), (len(os.sched_getaffinity(0)),), name)
+
+
+def from_slurm(environ: Mapping[str, str]) -> Topology:
+    job_id = environ["SLURM_JOB_ID"]
+    node_list = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
+    if not node_list:
+        raise LaunchError(
+            f"SLURM_JOB_ID is {job_id}, but SLURM_JOB_NODELIST is not set: is this shell in an allocation?"
+        )
+    nodes = tuple(_scontrol("show", "hostnames", node_list).split())
+    cpus = expand_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", "1"), len(nodes))
+    this_node = environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+    ends_at = parse_end_time(_scontrol("show", "job", job_id))
+    return Topology("slurm", job_id, nodes, cpus, this_node if this_node in nodes else None, ends_at)
+
+
+def expand_counts(text: str, num_nodes: int) -> tuple[int, ...]:
+    """Slurm's run-length form, one number per node.
+
+    >>> expand_counts("72(x2),36", 3)
+    (72, 72, 36)
+    """
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if not match:
+            raise LaunchError(f"SLURM_JOB_CPUS_PER_NODE = {text!r} is not in a known form.")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return tuple(counts) if len(counts) == num_nodes else (counts[0],) * num_nodes
+
+
+def parse_end_time(job_text: str) -> float | None:
+    """The unix time of `EndTime=` in the output of `scontrol show job` (which prints local time)."""
+    match = re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", job_text)
+    return time.mktime(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S")) if match else None
+
+
+def step_command(topology: Topology, index: int, command: list[str]) -> list[str]:
+    """Wrap `command` so that it runs on node `index`."""
+    if topology.source == "local":
+        return command
+    return [
+        "srun",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--nodelist={topology.nodes[index]}",
+        "--overlap",  # without it the step waits until the batch step's CPUs are free: for ever
+        "--mem=0",  # else a second step finds the job's memory taken
+        f"--cpus-per-task={topology.num_cpus[index]}",  # srun has not inherited it since 22.05
+        "--export=ALL",
+        "--cpu-bind=none",
+        "--unbuffered",
+        "--job-name=hpc-grpo-node",
+        *command,
+    ]
+
+
+_STEP_LEAKS = ("SLURM_CPU_BIND", "SLURM_MEM_PER_", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK")
+"""srun reads these as options: they contradict --mem=0 and --cpus-per-task or pin every process to one core."""
+
+
+def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment srun itself needs, without what would change the step."""
+    return {key: value for key, value in environ.items() if not key.startswith(_STEP_LEAKS)}
+
+
+def submission_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for sbatch: inside a job, that job's own settings would leak into the new one."""
+    prefixes = ("SLURM_", "SBATCH_", "SRUN_")
+    return {k: v for k, v in environ.items() if k == "SLURM_CONF" or not k.startswith(prefixes)}
+
+
+@dataclass(frozen=True)
+class NodeResources:
+    num_cpus: int
+    num_gpus: int
+
+
+def node_resources(environ: Mapping[str, str] = os.environ) -> NodeResources:
+    """CPUs and GPUs of this node that belong to the attempt: of the allocation, not of the machine."""
+    cpus = int(environ.get("SLURM_CPUS_ON_NODE") or len(os.sched_getaffinity(0)))
+    if "SLURM_GPUS_ON_NODE" in environ:
+        return NodeResources(cpus, int(environ["SLURM_GPUS_ON_NODE"]))
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return NodeResources(cpus, len([device for device in visible.split(",") if device not in ("", "-1")]))
+    return NodeResources(cpus, 0 if "SLURM_JOB_ID" in environ else _count_nvidia_gpus())
+
+
+def _count_nvidia_gpus() -> int:
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60, check=False)
+    return listed.stdout.count("GPU ") if listed.returncode == 0 else 0
+
+
+def _scontrol(*words: str) -> str:
+    try:
+        done = subprocess.run(["scontrol", *words], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"scontrol {' '.join(words)} failed: {error}") from error
+    if done.returncode:
+        raise LaunchError(f"scontrol {' '.join(words)} failed: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,158 @@
+"""The learner actor: a Ray face on a Learner and on its node's weight publisher.
+
+Consumes references to samples with their advantages, fetched here so that token arrays never pass through the
+driver; produces typed metrics, staged weights, checkpoints and exports. Every call is a collective of all learners.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from hpc_grpo.config import Config
+from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
+from hpc_grpo.weights.node_group import GroupMembership, NodeGroup
+from hpc_grpo.weights.plan import BucketPlan
+
+if TYPE_CHECKING:
+    from hpc_grpo.learner.learner import Learner
+    from hpc_grpo.metrics.reductions import Reduction
+    from hpc_grpo.types import GroupSamples
+    from hpc_grpo.weights.publisher import WeightPublisher
+
+SHM_DIR_VARIABLE = "HPC_GRPO_SHM_DIR"
+"""Set by the node's agent: the run's own folder in shared memory, which the agent removes."""
+
+
+@dataclass(frozen=True)
+class RemoteGroup:
+    """A group to train on: where its samples are, and what the driver decided about each of its G rollouts."""
+
+    samples: Any
+    advantages: tuple[float, ...]
+    valid: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class RemoteMinibatch:
+    """One learner's share of an optimizer step; `num_valid_tokens` counts the tokens of all learners."""
+
+    groups: tuple[RemoteGroup, ...]
+    num_valid_tokens: int
+
+
+class LearnerActor:
+    """Turned into a Ray actor by the wiring; methods run one at a time, in the order called."""
+
+    def __init__(self, config: Config, rank: int, world_size: int, total_optimizer_steps: int) -> None:
+        self._config = config
+        self._rank = rank
+        self._world_size = world_size
+        self._total_optimizer_steps = total_optimizer_steps
+        self._store: Any = None
+        self._publisher: WeightPublisher | None = None
+
+    def serve_rendezvous(self) -> tuple[str, int]:
+        """Rank 0: open the store where the learners meet, on this node's address alone."""
+        from hpc_grpo.learner.process_group import serve_store
+
+        address = ray.util.get_node_ip_address()
+        self._store = serve_store(address)
+        return address, self._store.port
+
+    def start(self, rendezvous: tuple[str, int] | None) -> None:
+        """Join the other learners and load the model."""
+        from hpc_grpo.learner.learner import Learner
+        from hpc_grpo.learner.process_group import connect_store
+
+        if rendezvous is not None and self._store is None:
+            self._store = connect_store(*rendezvous)
+        self._learner: Learner = Learner(
+            self._config, self._rank, self._world_size, self._store, self._total_optimizer_steps
+        )
+
+    def train_on_groups(self, minibatches: Sequence[RemoteMinibatch]) -> dict[str, Reduction]:
+        return self._learner.train_step([_fetch(minibatch) for minibatch in minibatches])
+
+    def train_on_sequences(self, minibatch: Minibatch) -> dict[str, Reduction]:
+        return self._learner.train_step([minibatch])
+
+    def save_checkpoint(self, path: Path, driver_state: dict[str, Any]) -> None:
+        from hpc_grpo.learner.checkpoint import save_checkpoint
+
+        save_checkpoint(self._learner, path, driver_state)
+
+    def load_checkpoint(self, path: Path) -> None:
+        from hpc_grpo.learner.checkpoint import load_checkpoint
+
+        load_checkpoint(self._learner, path)
+
+    def export(self, path: Path) -> None:
+        from hpc_grpo.learner.export import export_model
+
+        export_model(self._learner, path)
+
+    def parameter_specs(self) -> list[ParameterSpec]:
+        return self._learner.parameter_specs()
+
+    def open_weight_store(self, plan: BucketPlan, num_buffers: int, key: int, *, writes: bool) -> Path | None:
+        """Create the node's store if this learner writes it; returns its folder."""
+        from hpc_grpo.weights.publisher import WeightPublisher
+        from hpc_grpo.weights.store import WeightStore
+
+        if not writes:
+            self._publisher = WeightPublisher(plan, self._learner.gathered, None)
+            return None
+        folder = Path(os.environ.get(SHM_DIR_VARIABLE) or tempfile.mkdtemp(prefix="hpc-grpo-", dir="/dev/shm"))
+        store = WeightStore(folder, plan, num_buffers, key, create=True)
+        self._publisher = WeightPublisher(plan, self._learner.gathered, store)
+        return folder
+
+    def join_weight_group(self, membership: GroupMembership) -> None:
+        self._require_publisher().join(NodeGroup(membership))
+
+    def stage_weights(self, version: int) -> None:
+        self._require_publisher().stage(version)
+
+    def announce_weights(self) -> None:
+        self._require_publisher().announce()
+
+    def _require_publisher(self) -> WeightPublisher:
+        if self._publisher is None:
+            raise RuntimeError("the weight store was used before open_weight_store")
+        return self._publisher
+
+
+def _fetch(minibatch: RemoteMinibatch) -> Minibatch:
+    all_samples = ray.get([group.samples for group in minibatch.groups])
+    sequences = [
+        sequence
+        for samples, group in zip(all_samples, minibatch.groups, strict=True)
+        for sequence in _train_sequences(samples, group)
+    ]
+    return Minibatch(sequences=tuple(sequences), num_valid_tokens=minibatch.num_valid_tokens)
+
+
+def _train_sequences(samples: GroupSamples, group: RemoteGroup) -> list[TrainSequence]:
+    import numpy as np
+
+    return [
+        TrainSequence(
+            ordinal=samples.ordinal,
+            sample_index=index,
+            token_ids=np.concatenate([samples.prompt_token_ids, completion.token_ids]),
+            num_completion_tokens=len(completion.token_ids),
+            engine_logprobs=completion.engine_logprobs,
+            advantage=advantage,
+        )
+        for index, (completion, advantage, valid) in enumerate(
+            zip(samples.completions, group.advantages, group.valid, strict=True)
+        )
+        if valid
+    ]

@@ -1,0 +1,171 @@
+"""The learner: turns sequences with advantages into optimizer steps.
+
+Consumes  this rank's `Minibatch`es of a step; under ZeRO every rank must be called.
+Produces  typed metrics of this rank, and new weights (`gathered`, `policy_version`).
+Waits for the other ranks, in every microbatch under ZeRO-2 and ZeRO-3.
+Unblocked by  the slowest rank; a dead one fails the group's collectives after their timeout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpc_grpo.algorithm.losses import LossInputs, find_loss
+from hpc_grpo.algorithm.packing import (
+    PackedBatch,
+    pack,
+    split_by_sequence,
+    split_microbatches,
+    zero_weight_batch,
+)
+from hpc_grpo.config.schema import Config
+from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.learner import parameters
+from hpc_grpo.learner.accumulator import MetricAccumulator
+from hpc_grpo.learner.model import PolicyModel
+from hpc_grpo.learner.process_group import init_process_group
+from hpc_grpo.learner.setup import build_engine, build_reference, resolve_device, seed_everything
+from hpc_grpo.metrics.reductions import Mean, Reduction
+from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
+
+
+class Learner:
+    """One rank of the data-parallel group. Plain Python: whoever starts the processes hands in the store."""
+
+    def __init__(
+        self,
+        config: Config,
+        rank: int = 0,
+        world_size: int = 1,
+        store: Any = None,
+        total_optimizer_steps: int | None = None,
+    ) -> None:
+        """Join the group, load the model and build the engine.
+
+        `store` is the rendezvous of process_group.serve_store and connect_store; not needed for one rank.
+        `total_optimizer_steps` shapes the linear and cosine schedules; by default train.total_steps decides.
+        """
+        self.config = config
+        self.rank = rank
+        self.world_size = world_size
+        self.device = resolve_device(config)
+        if self.device.type == "cpu":
+            torch.set_num_threads(config.train.num_threads or 1)
+        init_process_group(rank, world_size, self.device, store)
+        seed_everything(config.run.seed + rank)
+        self.engine = build_engine(config, world_size, self.device, total_optimizer_steps)
+        self.reference = build_reference(config, world_size, self.device)
+        self._loss = find_loss("sft" if config.task == "sft" else config.loss.name)
+
+    @property
+    def model(self) -> PolicyModel:
+        return self.engine.module  # type: ignore[no-any-return]
+
+    @property
+    def policy_version(self) -> int:
+        """Optimizer steps taken, over all attempts of the run."""
+        return int(self.engine.global_steps)
+
+    def train_step(self, minibatches: Sequence[Minibatch]) -> dict[str, Reduction]:
+        """Take one optimizer step for each minibatch; gives this rank's metrics, to be merged over ranks.
+
+        Raises HpcGrpoError when a gradient is not finite: the weights are then spoilt, and the run has to go
+        on from its last checkpoint.
+        """
+        packed = self._pack_equalised([minibatch.sequences for minibatch in minibatches])
+        # The first minibatch meets the weights the step started with: its own logprobs are the proximal ones.
+        proximal: list[list[Tensor | None]] = [[None] * len(packed[0])]
+        proximal += [[self._logprobs(self.model, batch) for batch in batches] for batches in packed[1:]]
+        accumulator = MetricAccumulator()
+        metrics: dict[str, Reduction] = {}
+        for minibatch, batches, anchors in zip(minibatches, packed, proximal, strict=True):
+            learning_rate = self.engine.get_lr()[0]
+            grad_norm = self._optimizer_step(batches, anchors, minibatch.num_valid_tokens, accumulator)
+            for name, value in (("grad_norm", grad_norm), ("lr", learning_rate)):
+                metrics[name] = Mean(value) if name not in metrics else metrics[name].merged(Mean(value))  # type: ignore[arg-type]
+        return {**accumulator.reductions(), **metrics}
+
+    def learner_logprobs(self, sequences: Sequence[TrainSequence]) -> list[Any]:
+        """Log-probabilities of the current weights, one float32 array `[C]` for each sequence, in their order.
+
+        A collective under ZeRO-3; ranks may hand in different numbers of sequences, or none.
+        """
+        groups = split_microbatches(sequences, self.config.train.max_tokens_per_microbatch)
+        by_sequence: dict[int, Any] = {}
+        for index, batch in enumerate(self._pack_equalised([sequences])[0]):
+            logprobs = self._logprobs(self.model, batch).cpu().numpy()
+            if index < len(groups):
+                by_sequence.update(zip(map(id, groups[index]), split_by_sequence(logprobs, batch), strict=True))
+        return [np.array(by_sequence[id(sequence)]) for sequence in sequences]
+
+    def parameter_specs(self) -> list[ParameterSpec]:
+        """The weight contract: what `gathered` can give, in a fixed order."""
+        return parameters.parameter_specs(self.model, self.config.model.dtype)
+
+    def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
+        """Full live parameters by name inside the `with` block; under ZeRO-3 every rank must enter."""
+        return parameters.gathered(self.model, names)
+
+    def close(self) -> None:
+        """Leave the process group."""
+        self.engine.destroy()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _pack_equalised(self, shares: Sequence[Sequence[TrainSequence]]) -> list[list[PackedBatch]]:
+        """Microbatches of each share, filled up to the largest number any rank has, on the device."""
+        budget = self.config.train.max_tokens_per_microbatch
+        packed = [[pack(group) for group in split_microbatches(share, budget)] for share in shares]
+        counts = torch.tensor([len(batches) for batches in packed], device=self.device)
+        if self.world_size > 1:
+            dist.all_reduce(counts, dist.ReduceOp.MAX)
+        for batches, count in zip(packed, counts.tolist(), strict=True):
+            batches += [zero_weight_batch()] * (max(count, 1) - len(batches))
+        return [[batch.to(self.device) for batch in batches] for batches in packed]
+
+    def _optimizer_step(
+        self,
+        batches: Sequence[PackedBatch],
+        proximal: Sequence[Tensor | None],
+        num_valid_tokens: int,
+        accumulator: MetricAccumulator,
+    ) -> float:
+        """Accumulate the microbatches' gradients and step; gives the gradient's norm before clipping."""
+        # DeepSpeed averages gradients over ranks; the loss wants their sum over the global token count.
+        scale = self.world_size / max(num_valid_tokens, 1)
+        for index, (batch, anchor) in enumerate(zip(batches, proximal, strict=True)):
+            self.engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
+            per_token = self._token_losses(batch, anchor, accumulator)
+            self.engine.backward(torch.dot(per_token, batch.mask) * scale, scale_wrt_gas=False)
+        self.engine.step()
+        grad_norm = float(self.engine.get_global_grad_norm())
+        if not math.isfinite(grad_norm):
+            raise HpcGrpoError(
+                f"The gradient of optimizer step {self.policy_version} is not finite ({grad_norm}). "
+                f"Lower train.lr, or look at that step's rollouts for broken logprobs or rewards."
+            )
+        return grad_norm
+
+    def _token_losses(self, batch: PackedBatch, proximal: Tensor | None, accumulator: MetricAccumulator) -> Tensor:
+        """Per-token losses `[C]` of a microbatch, with gradient."""
+        reference = None if self.reference is None else self._logprobs(self.reference, batch)
+        logprobs, entropy = self.engine(batch)
+        anchor = logprobs.detach() if proximal is None else proximal
+        inputs = LossInputs(logprobs, anchor, batch.engine_logprobs, reference, batch.advantages)
+        output = self._loss(inputs, self.config.loss)
+        accumulator.add(batch.mask, {**output.means, "policy/entropy": entropy}, output.maxima)
+        return output.per_token
+
+    @staticmethod
+    def _logprobs(model: PolicyModel, batch: PackedBatch) -> Tensor:
+        with torch.no_grad():
+            logprobs, _ = model(batch)
+        return logprobs

@@ -1,0 +1,134 @@
+"""The policy: a Hugging Face causal language model that maps packed microbatches to log-probabilities."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpc_grpo.algorithm.packing import PackedBatch
+from hpc_grpo.config.schema import Config
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.learner.attention import PACKED_SDPA, document_layout, register_packed_sdpa
+from hpc_grpo.learner.head import LogprobHead
+
+_UNSUPPORTED_LOGIT_SCALING = {
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+    "logits_scaling": 1.0,
+    "logit_scale": 1.0,
+}
+"""Settings of a model that change its logits or scores outside the layers used here, and their neutral values."""
+
+
+class PolicyModel(nn.Module):  # type: ignore[misc]
+    """Wraps a causal language model; `forward` gives what the losses need, never logits."""
+
+    def __init__(self, language_model: Any, temperature: float, logprob_chunk_tokens: int) -> None:
+        super().__init__()
+        head = language_model.get_output_embeddings()
+        self.language_model = language_model
+        language_model.set_output_embeddings(LogprobHead(head.weight, head.bias, logprob_chunk_tokens))
+        self._temperature = temperature
+        self._uses_packed_sdpa = language_model.config._attn_implementation == PACKED_SDPA
+
+    def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies, both `[C]` float32, at the batch's completion tokens.
+
+        Layers that work token by token see all documents as one row `[1, T]`; only attention knows borders.
+        """
+        backbone = self.language_model.base_model
+        states = backbone(
+            input_ids=batch.input_ids.unsqueeze(0),
+            position_ids=batch.position_ids.unsqueeze(0),
+            use_cache=False,
+            **self._attention_kwargs(batch),
+        ).last_hidden_state
+        hidden = states[0].index_select(0, batch.target_positions)
+        head = self.language_model.get_output_embeddings()
+        return head(hidden, batch.target_ids, self._temperature)  # type: ignore[no-any-return]
+
+    def hf_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters under their Hugging Face names; a tied one appears once."""
+        yield from self.language_model.named_parameters()
+
+    def _attention_kwargs(self, batch: PackedBatch) -> dict[str, Any]:
+        if self._uses_packed_sdpa:
+            return {"document_layout": document_layout(batch.document_lengths, batch.input_ids.device)}
+        longest = max(batch.document_lengths)
+        return {
+            "cu_seq_lens_q": batch.cu_seqlens,
+            "cu_seq_lens_k": batch.cu_seqlens,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
+
+
+def load_policy(config: Config, use_gradient_checkpointing: bool) -> PolicyModel:
+    """Load `model.path` for training.
+
+    Raises ConfigError if it is no causal language model, has a context shorter than prompt and completion, or
+    computes something the packed forward pass does not.
+    """
+    register_packed_sdpa()
+    attention = PACKED_SDPA if config.train.attention == "sdpa" else config.train.attention
+    dtype = getattr(torch, config.model.dtype)
+    language_model = _from_pretrained(config.model.path, dtype=dtype, attn_implementation=attention)
+    _check_model(language_model, config)
+    _disable_dropout(language_model)
+    if use_gradient_checkpointing:
+        language_model.gradient_checkpointing_enable({"use_reentrant": False})
+    # Gradient checkpointing acts in training mode only; with dropout at zero the mode changes nothing else.
+    language_model.train()
+    temperature = config.rollout.temperature if config.task == "grpo" else 1.0
+    return PolicyModel(language_model, temperature, config.train.logprob_chunk_tokens)
+
+
+def _from_pretrained(path: str, **kwargs: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    looks_local = path.startswith((".", "/", "~"))
+    if looks_local and not Path(path).is_dir():
+        raise ConfigError(f"model.path = {path}: no such folder. Give a Hugging Face model folder, or a name.")
+    try:
+        return AutoModelForCausalLM.from_pretrained(path, **kwargs)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(
+            f"model.path = {path} cannot be loaded as a causal language model: {error}\n"
+            f"It must be a folder with config.json and weights, or a name in the local Hugging Face cache."
+        ) from error
+
+
+def _check_model(language_model: Any, config: Config) -> None:
+    path, settings = config.model.path, language_model.config
+    context = getattr(settings, "max_position_embeddings", None)
+    if config.task == "grpo" and context is not None and context < config.max_model_len:
+        raise ConfigError(
+            f"model.path = {path} has a context of {context} tokens, less than data.max_prompt_tokens + "
+            f"rollout.max_new_tokens = {config.max_model_len}. Lower one of the two or take another model."
+        )
+    for name, neutral in _UNSUPPORTED_LOGIT_SCALING.items():
+        if getattr(settings, name, neutral) not in (neutral, None):
+            raise ConfigError(f"model.path = {path}: its {name} = {getattr(settings, name)} is not supported.")
+    window = getattr(settings, "sliding_window", None)
+    is_sliding = "sliding_attention" in (getattr(settings, "layer_types", None) or ["sliding_attention"])
+    if config.train.attention == "sdpa" and window and is_sliding and window < config.max_model_len:
+        raise ConfigError(
+            f"model.path = {path} attends to a window of {window} tokens, less than the longest sequence "
+            f"({config.max_model_len}). Set train.attention: flash_attention_2, or shorten the sequences."
+        )
+    if "position_ids" not in inspect.signature(language_model.base_model.forward).parameters:
+        raise ConfigError(f"model.path = {path}: {type(language_model).__name__} takes no position_ids for packing.")
+
+
+def _disable_dropout(language_model: Any) -> None:
+    """Ratios compare two passes over one sequence; dropout would make them differ by chance."""
+    for module in language_model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0

@@ -1,0 +1,83 @@
+"""The learners' default process group, set up before DeepSpeed so that it adopts it.
+
+DeepSpeed by itself reads rank and address from environment variables, listens on every interface, and compiles
+a shared-memory kernel on its first start on a CPU. None of that happens here.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_LOOPBACK = "lo"
+
+
+def serve_store(host: str, timeout_s: float = 600.0) -> Any:
+    """Start the rendezvous store of a group on `host`, an address of this machine; `.port` is its port.
+
+    It listens on that address alone: torch's default would take connections on every interface.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.bind((host, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        return dist.TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_s),
+            # The store takes the descriptor over, so the socket object must not close it.
+            master_listen_fd=listener.detach(),
+        )
+
+
+def connect_store(host: str, port: int, timeout_s: float = 600.0) -> Any:
+    """Join the store another learner serves."""
+    return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+
+
+def init_process_group(rank: int, world_size: int, device: Any, store: Any = None, timeout_s: float = 1800.0) -> None:
+    """Create the default group (Gloo on CPU, NCCL on a GPU) and make DeepSpeed use it.
+
+    A single learner needs no store and opens no port beyond loopback. `GLOO_SOCKET_IFNAME` decides which
+    interface Gloo uses between machines. Raises ValueError without a store when `world_size` > 1.
+    """
+    is_cuda = torch.device(device).type == "cuda"
+    if store is None:
+        if world_size > 1:
+            raise ValueError(f"a group of {world_size} learners needs a store")
+        store = dist.HashStore()
+        if _LOOPBACK in {name for _, name in socket.if_nameindex()}:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
+    if is_cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if is_cuda else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=torch.device(device) if is_cuda else None,
+    )
+    _adopt_in_deepspeed(rank, world_size, device)
+
+
+def _adopt_in_deepspeed(rank: int, world_size: int, device: Any) -> None:
+    is_cuda = torch.device(device).type == "cuda"
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if is_cuda else "cpu")
+    # Set, not defaulted: values of another launcher around us would speak of other ranks.
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(torch.device(device).index or 0))
+    import deepspeed
+
+    if not is_cuda:
+        # DeepSpeed would otherwise compile its shared-memory collectives: 25 s, and a lock file that hangs the
+        # next start if killed meanwhile. Compatible ops are a module-level table that is made to be edited.
+        vars(deepspeed.ops)["__compatible_ops__"] = {}
+    deepspeed.comm.init_distributed()

@@ -1,0 +1,109 @@
+"""Building what a learner trains with: optimizer, schedule, DeepSpeed engine, frozen reference."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpc_grpo.config.schema import Config
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.learner.deepspeed_config import deepspeed_config, frozen_config
+from hpc_grpo.learner.model import PolicyModel, load_policy
+from hpc_grpo.learner.parameters import full_shape
+
+
+def resolve_device(config: Config) -> Any:
+    """The device of this learner; `model.device: auto` takes a GPU where torch sees one."""
+    if config.model.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("model.device = cuda, but torch sees no GPU here. Set model.device to auto or cpu.")
+    use_cuda = config.model.device != "cpu" and torch.cuda.is_available()
+    return torch.device("cuda", torch.cuda.current_device()) if use_cuda else torch.device("cpu")
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def build_engine(config: Config, world_size: int, device: Any, total_optimizer_steps: int | None) -> Any:
+    """The DeepSpeed engine around the policy; `.module` is the `PolicyModel`."""
+    import deepspeed
+
+    # DeepSpeed reports every setting at INFO, on every rank.
+    deepspeed.utils.logging.logger.setLevel(logging.WARNING)
+    settings = deepspeed_config(config, world_size)
+    checkpointing = config.train.gradient_checkpointing
+    use_checkpointing = device.type == "cuda" if checkpointing is None else checkpointing
+    with sharded_loading(settings):
+        model = load_policy(config, use_checkpointing)
+    optimizer = _optimizer(config, model)
+    scheduler = _scheduler(config, optimizer, total_optimizer_steps)
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer, lr_scheduler=scheduler, config=settings, dist_init_required=False
+    )
+    return engine
+
+
+def build_reference(config: Config, world_size: int, device: Any) -> PolicyModel | None:
+    """The frozen model of the KL penalty, or None without one; sharded under ZeRO-3."""
+    if config.task != "grpo" or config.loss.kl_coef == 0.0:
+        return None
+    if config.train.zero_stage != 3:
+        reference = load_policy(config, use_gradient_checkpointing=False).requires_grad_(False)
+        return reference.eval().to(device)  # type: ignore[no-any-return]
+    import deepspeed
+
+    settings = frozen_config(config, world_size)
+    with sharded_loading(settings):
+        reference = load_policy(config, use_gradient_checkpointing=False).requires_grad_(False)
+    engine, *_ = deepspeed.initialize(model=reference, config=settings, dist_init_required=False)
+    return engine.module.eval()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def sharded_loading(settings: dict[str, Any]) -> Iterator[None]:
+    """Under ZeRO-3, let transformers load weights straight into their shards.
+
+    Without it each learner would hold the whole model on its device before the first partitioning.
+    """
+    if settings["zero_optimization"]["stage"] != 3:
+        yield
+        return
+    from transformers.integrations import HfDeepSpeedConfig
+
+    # transformers keeps only a weak reference: the setting lasts as long as this variable.
+    active = HfDeepSpeedConfig(settings)
+    yield
+    del active
+
+
+def _optimizer(config: Config, model: PolicyModel) -> Any:
+    train = config.train
+    parameters = list(model.parameters())
+    groups: list[dict[str, Any]] = [{"params": parameters, "weight_decay": 0.0}]
+    if train.weight_decay > 0.0:
+        # Vectors are biases and norms: decaying them towards zero is not what weight decay is meant for.
+        matrices = [p for p in parameters if len(full_shape(p)) > 1]
+        vectors = [p for p in parameters if len(full_shape(p)) <= 1]
+        groups = [{"params": matrices, "weight_decay": train.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
+
+
+def _scheduler(config: Config, optimizer: Any, total_optimizer_steps: int | None) -> Any:
+    from transformers import get_scheduler
+
+    train = config.train
+    if total_optimizer_steps is None and train.total_steps is not None:
+        total_optimizer_steps = train.total_steps * train.num_minibatches
+    if total_optimizer_steps is None and train.schedule != "constant":
+        raise ValueError(f"schedule {train.schedule} needs total_optimizer_steps")
+    name = "constant_with_warmup" if train.schedule == "constant" else train.schedule
+    return get_scheduler(name, optimizer, train.warmup_steps, total_optimizer_steps)

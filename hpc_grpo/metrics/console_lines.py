@@ -1,0 +1,85 @@
+"""What a step looks like on a terminal or in a log file: pure functions from a record to text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpc_grpo.metrics.record import StepRecord
+
+REWARD = "reward/mean"
+PASS_AT_1 = "eval/pass@1"
+_PHASE_NAMES = {"generate_wait": "generate"}
+
+
+def plain_line(record: StepRecord) -> str:
+    """One line for a log: place in the run, the numbers a reader looks for first, and where the time went."""
+    numbers = [f"{label} {value}" for label, value in headline(record)]
+    line = " ".join([place(record), *numbers])
+    shares = " ".join(f"{name} {share:.0%}" for name, share in time_shares(record.metrics).items())
+    return f"{line} | {shares}" if shares else line
+
+
+def headline(record: StepRecord) -> list[tuple[str, str]]:
+    """The few numbers of a step that are shown, as (label, text); those it does not have are left out."""
+    metrics = record.metrics
+    # The policy loss of GRPO is near zero by construction and tells nothing; that of SFT is all there is.
+    quality = ("reward", REWARD, "{:.3f}") if REWARD in metrics else ("loss", "loss/policy", "{:.4f}")
+    shown = []
+    for label, name, form in (
+        quality,
+        ("pass@1", PASS_AT_1, "{:.3f}"),
+        ("lag", "lag/mean", "{:g}"),
+        ("mismatch", "mismatch/logprob_abs_diff_mean", "{:.0e}"),
+    ):
+        if name in metrics:
+            shown.append((label, form.format(metrics[name])))
+    if "throughput/tokens_per_s" in metrics:
+        shown.append(("tokens/s", short_number(metrics["throughput/tokens_per_s"])))
+    if record.eta_s is not None:
+        shown.append(("eta", duration(record.eta_s)))
+    return shown
+
+
+def place(record: StepRecord) -> str:
+    """`Epoch 1/5 step 6/19 global step 6`; the eval before the first step is `Epoch 1/5 global step 0`."""
+    epoch = f"Epoch {record.epoch}/{record.total_epochs}"
+    if record.step == 0:
+        return f"{epoch} global step 0"
+    return f"{epoch} step {record.step_in_epoch}/{record.steps_per_epoch} global step {record.step}"
+
+
+def time_shares(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Each phase's share of `time/step_s`, largest first; phases below half a percent are left out."""
+    step_s = metrics.get("time/step_s", 0.0)
+    if step_s <= 0:
+        return {}
+    shares = {}
+    for name, seconds in metrics.items():
+        if name.startswith("time/") and name.endswith("_s") and name != "time/step_s":
+            phase = name.removeprefix("time/").removesuffix("_s")
+            shares[_PHASE_NAMES.get(phase, phase)] = seconds / step_s
+    return {name: share for name, share in sorted(shares.items(), key=lambda kv: -kv[1]) if share >= 0.005}
+
+
+def short_number(value: float) -> str:
+    """
+    >>> [short_number(n) for n in (7, 950, 1234, 56_789, 1.2e6)]
+    ['7', '950', '1.2k', '57k', '1.2M']
+    """
+    for factor, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            scaled = value / factor
+            return f"{scaled:.1f}{suffix}" if scaled < 10 else f"{scaled:.0f}{suffix}"
+    return f"{value:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(130), duration(90_061)
+    ('0:02:10', '1d 1:01:01')
+    """
+    minutes, rest_s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    clock = f"{hours}:{minutes:02}:{rest_s:02}"
+    return f"{days}d {clock}" if days else clock

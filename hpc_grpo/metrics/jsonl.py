@@ -1,0 +1,55 @@
+"""metrics.jsonl: one line per step, append-only, always on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from hpc_grpo.metrics.record import StepRecord
+from hpc_grpo.run_dir import read_jsonl
+
+
+class JsonlSink:
+    """Appends `{"step", "attempt", "time", <metrics>}` and flushes.
+
+    A step trained again after a resume gets a second line; readers take the last. A value that is not finite
+    is written as null: JSON knows no NaN.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _drop_torn_line(path)
+        self._file = path.open("a")
+
+    def write(self, record: StepRecord) -> None:
+        values = {name: float(value) if math.isfinite(value) else None for name, value in record.metrics.items()}
+        line = {"step": record.step, "attempt": record.attempt, "time": record.time_s, **values}
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> dict[int, dict[str, Any]]:
+    """The surviving line of every step, in ascending order; null reads as NaN. Empty without a file."""
+    lines = {line["step"]: line for line in read_jsonl(path)}
+    return {
+        step: {name: math.nan if value is None else value for name, value in lines[step].items()}
+        for step in sorted(lines)
+    }
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut off a last line that a crash left unfinished: the next append would glue a record to it."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        content = file.read()
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
+            file.truncate(end)
+            os.fsync(file.fileno())

@@ -1,0 +1,34 @@
+"""state.json: the little that `status` and `watch` need, published atomically by the driver."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+
+from hpc_grpo.run_dir import RunDir, write_json_atomic
+
+
+@dataclass(frozen=True)
+class RunState:
+    """`reward`, `tokens_per_s` and `eta_s` are None until a step has ended; times are Unix seconds."""
+
+    step: int
+    total_steps: int
+    attempt: int
+    phase: str
+    reward: float | None = None
+    tokens_per_s: float | None = None
+    eta_s: float | None = None
+    heartbeat: float = field(default_factory=time.time)
+
+
+def write_state(run_dir: RunDir, state: RunState) -> None:
+    write_json_atomic(run_dir.state, asdict(state))
+
+
+def read_state(run_dir: RunDir) -> RunState | None:
+    """The last published state; None before the driver's first."""
+    if not run_dir.state.exists():
+        return None
+    return RunState(**json.loads(run_dir.state.read_text()))

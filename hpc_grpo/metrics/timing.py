@@ -1,0 +1,56 @@
+"""Where the time of a step goes, and when the run will be done.
+
+`StepTimer` is used by the driver's loop alone; it holds no state that outlives the process.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_RECENT_STEPS = 20
+
+
+class StepTimer:
+    """Times the named phases of a step.
+
+    >>> clock = iter([0.0, 1.0, 3.0, 4.0])
+    >>> timer = StepTimer(clock=lambda: next(clock))
+    >>> with timer.phase("train"):
+    ...     pass
+    >>> timer.finish_step()
+    {'time/train_s': 2.0, 'time/step_s': 4.0}
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._step_started = clock()
+        self._phases: dict[str, float] = {}
+        self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Adds the time of the block to `time/<name>_s`; a phase may be entered several times in a step."""
+        started = self._clock()
+        try:
+            yield
+        finally:
+            self._phases[name] = self._phases.get(name, 0.0) + self._clock() - started
+
+    def finish_step(self) -> dict[str, float]:
+        """Return `time/<phase>_s` of every phase and `time/step_s` since the last call, and start over."""
+        now = self._clock()
+        step_s = now - self._step_started
+        times = {f"time/{name}_s": seconds for name, seconds in self._phases.items()}
+        self._recent.append(step_s)
+        self._step_started = now
+        self._phases = {}
+        return {**times, "time/step_s": step_s}
+
+    def eta_s(self, num_remaining_steps: int) -> float | None:
+        """Seconds to the end of the run, or None before the first step has ended."""
+        # The median: one step with an eval or a checkpoint would make a mean of few steps jump.
+        return statistics.median(self._recent) * num_remaining_steps if self._recent else None

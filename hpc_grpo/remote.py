@@ -1,0 +1,41 @@
+"""Waiting on Ray: the first failure ends the wait, every wait has a deadline, errors arrive as they were raised."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from hpc_grpo.errors import HpcGrpoError, LaunchError
+
+
+def get_all(references: Sequence[Any], deadline_s: float | None, waiting_for: str) -> list[Any]:
+    """All values in order.
+
+    A failed call raises at once even while others still hang, since a collective's other members wait for the
+    one that failed. Raises the actor's own HpcGrpoError, or LaunchError when an actor died or time ran out.
+    """
+    ends_at = None if deadline_s is None else time.monotonic() + deadline_s
+    pending = list(references)
+    while pending:
+        left = None if ends_at is None else max(ends_at - time.monotonic(), 0.0)
+        done, pending = ray.wait(pending, num_returns=1, timeout=left)
+        if not done:
+            raise LaunchError(f"Waited {deadline_s:.0f} s for {waiting_for}; {len(pending)} did not answer.")
+        _raise_failure(done[0], waiting_for)
+    return [ray.get(reference) for reference in references]
+
+
+def _raise_failure(reference: Any, waiting_for: str) -> None:
+    try:
+        ray.get(reference)
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, HpcGrpoError):
+            raise cause from error
+        raise
+    except RayActorError as error:
+        raise LaunchError(f"A process died during {waiting_for}: {error}") from error

@@ -1,0 +1,142 @@
+"""What runs inside a reward worker. Imports the standard library and the registry, nothing heavy.
+
+Consumes one call: a reward, a prompt, its completions, the item's fields. Produces a `CallResult` of plain
+values. No exception leaves this module: one that cannot be unpickled by the parent would break its pool, and
+a tensor among the scores would make the parent import torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import math
+import numbers
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.rewards.registry import RewardFunction, resolve_reward
+
+_PR_SET_PDEATHSIG = 1
+_MAX_MESSAGE_CHARACTERS = 2000
+
+_functions: dict[str, RewardFunction] = {}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One reward function over one group. `fields` are the item's; every completion sees the same."""
+
+    reward: str
+    args: Mapping[str, Any]
+    prompt: str
+    completions: tuple[str, ...]
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class CallResult:
+    """Exactly one of the three: `scores` (one per completion), or `failure` (this call went wrong, in words),
+    or `violation` (the function broke its contract and always will, in words)."""
+
+    scores: tuple[float, ...] | None = None
+    failure: str | None = None
+    violation: str | None = None
+
+
+def initialize(parent_pid: int) -> None:
+    """First code of a worker: tie its life to the parent's, and make it killable at once."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        # The parent died before prctl was called.
+        os._exit(1)
+    # Pebble's own handler runs in the interpreter, which a loop inside C code never returns to.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def load(names: Sequence[str]) -> str | None:
+    """Import the rewards; returns what is wrong, in words, or None."""
+    for name in names:
+        try:
+            _functions[name] = resolve_reward(name)
+        except HpcGrpoError as error:
+            return str(error)
+    return None
+
+
+def run(call: Call) -> CallResult:
+    function = _functions[call.reward]
+    try:
+        arguments = _arguments(function, call)
+    except TypeError as error:
+        columns = ", ".join(call.fields)
+        return _violation(call, f"cannot be called: {error}. Columns of the data set: {columns or 'none'}.")
+    try:
+        values = function(**arguments)
+    except HpcGrpoError as error:
+        return _violation(call, str(error))
+    except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; it becomes a record
+        return CallResult(failure=_shortened(f"{type(error).__name__}: {error} ({_place(error)})"))
+    return _checked(call, values)
+
+
+def _arguments(function: RewardFunction, call: Call) -> dict[str, Any]:
+    """Keyword arguments of the call, without the columns that a function without `**fields` does not name.
+
+    Raises TypeError when a parameter of the function is not among them.
+    """
+    count = len(call.completions)
+    columns = {name: [value] * count for name, value in call.fields.items()}
+    texts = {"prompts": [call.prompt] * count, "completions": list(call.completions)}
+    signature = inspect.signature(function)
+    parameters = signature.parameters.values()
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+        columns = {name: values for name, values in columns.items() if name in signature.parameters}
+    arguments = {**columns, **call.args, **texts}
+    signature.bind(**arguments)
+    return arguments
+
+
+def _checked(call: Call, values: Any) -> CallResult:
+    rule = f"must return one finite number for each of the {len(call.completions)} completions"
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if not isinstance(values, list | tuple):
+        return _violation(call, f"returned {_shown(values)} of type {type(values).__name__}; it {rule}.")
+    if len(values) != len(call.completions):
+        return _violation(call, f"returned {len(values)} values, {_shown(values)}; it {rule}.")
+    for index, value in enumerate(values):
+        if not isinstance(value, numbers.Real) or not _is_finite(value):
+            return _violation(call, f"returned {_shown(value)} for completion {index}; it {rule}.")
+    return CallResult(scores=tuple(float(value) for value in values))
+
+
+def _is_finite(value: numbers.Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _violation(call: Call, message: str) -> CallResult:
+    return CallResult(violation=_shortened(f"Reward {call.reward!r} {message}"))
+
+
+def _place(error: BaseException) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_MESSAGE_CHARACTERS else f"{text[:_MAX_MESSAGE_CHARACTERS]}…"

@@ -1,0 +1,91 @@
+"""Eval on a held-out set: pass@1 and pass@k, and the completions themselves.
+
+Consumes prompts of the eval data set; produces metrics and rollouts/eval_step_N.jsonl. Runs between two steps, on
+the engines of training, with seeds that depend on the prompt alone so that evals of one run compare.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from hpc_grpo.config import Config
+from hpc_grpo.data import PromptStream, sampling_seed
+from hpc_grpo.rewards.pass_at_k import pass_at_k
+from hpc_grpo.rollout.scheduler import GradedGroup, GroupSampler, check_failures
+from hpc_grpo.run_dir import RunDir, write_atomic
+from hpc_grpo.types import GroupRequest, SamplingSpec
+
+_EVAL_SEED_OFFSET = 1_000_003
+"""Keeps eval's sampling seeds apart from those of training."""
+
+
+class Evaluation:
+    """Samples `eval.num_samples` completions of every eval prompt and grades them."""
+
+    def __init__(self, config: Config, stream: PromptStream, sampler: GroupSampler, run_dir: RunDir) -> None:
+        self._config = config
+        self._stream = stream
+        self._sampler = sampler
+        self._run_dir = run_dir
+
+    def is_due(self, step: int, total_steps: int) -> bool:
+        every = self._config.eval.every_steps
+        return every is not None and (step % every == 0 or step == total_steps)
+
+    def run(self, step: int) -> dict[str, float]:
+        """Metrics `eval/pass@k`, `eval/reward_mean` and `eval/tokens_mean` at `step`."""
+        prompts = [self._stream.prompt(ordinal) for ordinal in range(len(self._stream))]
+        requests = [
+            GroupRequest(prompt.ordinal, prompt.token_ids, self._seeds(prompt.ordinal), self._sampling)
+            for prompt in prompts
+        ]
+        groups = self._sampler.wait(self._sampler.start(prompts, requests, [True] * len(prompts)), "eval")
+        check_failures([group.grades for group in groups], self._config.grading.max_failed_fraction)
+        lines = [line for group in groups for line in self._lines(group)]
+        write_atomic(self._run_dir.eval_rollouts(step), "".join(json.dumps(line) + "\n" for line in lines))
+        return self._metrics(groups)
+
+    @property
+    def _sampling(self) -> SamplingSpec:
+        rollout, temperature = self._config.rollout, self._config.eval.temperature
+        return SamplingSpec(rollout.max_new_tokens, rollout.min_new_tokens, temperature)
+
+    def _seeds(self, ordinal: int) -> tuple[int, ...]:
+        seed = self._config.run.seed + _EVAL_SEED_OFFSET
+        return tuple(sampling_seed(seed, ordinal, index, 0) for index in range(self._config.eval.num_samples))
+
+    def _solved(self, group: GradedGroup) -> list[bool]:
+        rewards = group.grades.reward_parts[self._config.eval.reward]
+        return [reward >= self._config.eval.solved_at for reward in rewards]
+
+    def _metrics(self, groups: Sequence[GradedGroup]) -> dict[str, float]:
+        num_samples = self._config.eval.num_samples
+        solved = [sum(self._solved(group)) for group in groups]
+        metrics = {
+            f"eval/pass@{k}": sum(pass_at_k(num_samples, count, k) for count in solved) / len(groups)
+            for k in sorted({1, *self._config.eval.pass_k})
+        }
+        rewards = [reward for group in groups for reward in group.grades.rewards]
+        tokens = [count for group in groups for count in group.grades.num_completion_tokens]
+        metrics["eval/reward_mean"] = sum(rewards) / len(rewards)
+        metrics["eval/tokens_mean"] = sum(tokens) / len(tokens)
+        return metrics
+
+    def _lines(self, group: GradedGroup) -> list[dict[str, Any]]:
+        grades = group.grades
+        return [
+            {
+                "ordinal": group.prompt.ordinal,
+                "sample": index,
+                "prompt": group.prompt.text,
+                "answer": group.prompt.fields.get("answer"),
+                "completion": text,
+                "reward": reward,
+                "solved": solved,
+            }
+            for index, (text, reward, solved) in enumerate(
+                zip(grades.texts, grades.rewards, self._solved(group), strict=True)
+            )
+        ]

@@ -1,0 +1,43 @@
+"""When a driver stops before the run is complete: asked by a signal, by the STOP file, or by the clock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from types import FrameType
+
+from hpc_grpo.run_dir import RunDir
+
+ENDS_AT_VARIABLE = "HPC_GRPO_ENDS_AT"
+"""Unix time at which the allocation ends; set by the supervisor."""
+
+_MARGIN_S = 30.0
+_SLOWEST_STEPS_FACTOR = 2.0
+
+
+class StopRequest:
+    """Asked once, it ends the run after the step in progress and a checkpoint; asked twice, at once."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self._asked: str | None = None
+        self._ends_at = float(os.environ[ENDS_AT_VARIABLE]) if ENDS_AT_VARIABLE in os.environ else None
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, self._handle)
+
+    def reason(self, recent_step_s: float) -> str | None:
+        """Why to stop now, in words; None to go on. `recent_step_s` is how long a step takes."""
+        if self._asked:
+            return self._asked
+        if self._run_dir.stop_marker.exists():
+            return "the STOP file"
+        needed_s = _SLOWEST_STEPS_FACTOR * recent_step_s + _MARGIN_S
+        if self._ends_at is not None and self._ends_at - time.time() < needed_s:
+            return f"the end of the allocation ({needed_s:.0f} s kept for a step and a checkpoint)"
+        return None
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self._asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._asked = f"signal {signal.Signals(number).name}"

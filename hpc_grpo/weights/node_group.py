@@ -1,0 +1,76 @@
+"""One node's weight group: the learner that publishes and the node's engine workers, over Gloo on loopback.
+
+It carries the announcement of a version (header and checksums) and each worker's acknowledgement. Groups stay
+within a node, since a death kills the whole group and a full mesh costs a socket per pair; and they meet
+through a file in node-local shared memory, so no port is open to strangers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hpc_grpo.errors import WeightSyncError
+from hpc_grpo.weights.store import Checksums
+
+PUBLISHER_RANK = 0
+
+
+@dataclass(frozen=True)
+class GroupMembership:
+    """How a process joins its node's group; `generation` changes when a group is rebuilt."""
+
+    folder: Path
+    rank: int
+    size: int
+    deadline_s: float
+    generation: int = 0
+
+
+class NodeGroup:
+    """Announcements from the publisher to the workers, acknowledgements back; every wait has the deadline."""
+
+    def __init__(self, membership: GroupMembership) -> None:
+        self._rank = membership.rank
+        self._size = membership.size
+        timeout = timedelta(seconds=membership.deadline_s)
+        store = dist.FileStore(str(membership.folder / "rendezvous"), membership.size)
+        store.set_timeout(timeout)
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timeout
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        prefixed = dist.PrefixStore(f"weights-{membership.generation}", store)
+        self._group = dist.ProcessGroupGloo(prefixed, membership.rank, membership.size, options)
+
+    def announce(self, version: int, checksums: Checksums) -> None:
+        """Publisher: tell every worker which version is in the store, with its checksums."""
+        self._broadcast(torch.tensor([version, *checksums], dtype=torch.int64))
+
+    def receive_announcement(self, num_buckets: int) -> tuple[int, Checksums]:
+        """Worker: wait for the announcement."""
+        message = torch.empty(1 + num_buckets, dtype=torch.int64)
+        self._broadcast(message)
+        version, *checksums = message.tolist()
+        return version, tuple(checksums)
+
+    def acknowledge(self, loaded_version: int) -> list[int]:
+        """Everybody says which version it holds now (-1: it failed); returns all answers by rank."""
+        own = torch.tensor([loaded_version], dtype=torch.int64)
+        answers = [torch.empty(1, dtype=torch.int64) for _ in range(self._size)]
+        self._wait(self._group.allgather([answers], [own]))
+        return [int(answer) for answer in answers]
+
+    def _broadcast(self, message: torch.Tensor) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank = PUBLISHER_RANK
+        self._wait(self._group.broadcast([message], options))
+
+    def _wait(self, work: dist.Work) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise WeightSyncError(f"the node's weight group broke at rank {self._rank}: {error}") from error

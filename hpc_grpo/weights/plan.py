@@ -1,0 +1,75 @@
+"""The bucket plan: where each parameter lies in the weight store.
+
+Consumes the learner's parameter specs; produces a plan that learners and engine workers agree on once, before
+the first publish. Every later publish is one header and one copy: no per-parameter messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from hpc_grpo.types import ParameterSpec
+
+_ALIGNMENT_BYTES = 64
+"""Cache-line alignment, so that every parameter can be viewed in any dtype without a copy."""
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter's place: `offset` and `num_bytes` count from the start of the store's buffer."""
+
+    spec: ParameterSpec
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters that are gathered, written and checksummed together; `[start, end)` in bytes."""
+
+    slots: tuple[Slot, ...]
+    start: int
+    end: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(slot.spec.name for slot in self.slots)
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    buckets: tuple[Bucket, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.buckets[-1].end if self.buckets else 0
+
+    @property
+    def specs(self) -> Sequence[ParameterSpec]:
+        return [slot.spec for bucket in self.buckets for slot in bucket.slots]
+
+
+def make_plan(specs: Iterable[ParameterSpec], bucket_bytes: int) -> BucketPlan:
+    """Fill buckets of about `bucket_bytes` in the order given; a larger parameter has a bucket of its own.
+
+    >>> specs = [ParameterSpec("a", (4,), "float32"), ParameterSpec("b", (2, 2), "float32")]
+    >>> [bucket.names for bucket in make_plan(specs, 64).buckets]
+    [('a',), ('b',)]
+    """
+    buckets: list[Bucket] = []
+    slots: list[Slot] = []
+    start = end = 0
+    for spec in specs:
+        num_bytes = prod(spec.shape) * _DTYPE_BYTES[spec.dtype]
+        if slots and end + num_bytes - start > bucket_bytes:
+            buckets.append(Bucket(tuple(slots), start, end))
+            slots, start = [], end
+        slots.append(Slot(spec, end, num_bytes))
+        end += -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    if slots:
+        buckets.append(Bucket(tuple(slots), start, end))
+    return BucketPlan(tuple(buckets))

@@ -1,0 +1,89 @@
+"""The engine's side of weight sync: a vLLM worker extension.
+
+Runs inside each vLLM worker, called between two steps of the engine. Consumes an announcement and the node's
+weight store; produces a model that holds the announced version, and an acknowledgement.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from hpc_grpo.weights.contract import contract_differences, engine_parameters
+from hpc_grpo.weights.node_group import GroupMembership, NodeGroup
+from hpc_grpo.weights.plan import BucketPlan
+from hpc_grpo.weights.store import WeightStore
+
+_FAILED = -1
+
+
+class WeightReceiver:
+    """Methods that vLLM mixes into its worker class; attributes are prefixed to stay clear of the worker's own."""
+
+    model_runner: Any
+    vllm_config: Any
+
+    def hg_contract_differences(self, plan: BucketPlan) -> list[str]:
+        """Names, shapes and dtypes in which the plan and this worker's model differ; empty when they agree."""
+        parameters = engine_parameters(self._hg_model, self.vllm_config)
+        return contract_differences(plan.specs, parameters, self._hg_packed_modules)
+
+    def hg_join(
+        self, membership: GroupMembership, first_rank: int, plan: BucketPlan, num_buffers: int, key: int
+    ) -> None:
+        """Open the node's store and join its group as rank `first_rank` plus the tensor-parallel rank."""
+        rank = first_rank + self.vllm_config.parallel_config.rank
+        self._hg_store = WeightStore(membership.folder, plan, num_buffers, key, create=False)
+        self._hg_group = NodeGroup(
+            GroupMembership(membership.folder, rank, membership.size, membership.deadline_s, membership.generation)
+        )
+
+    def hg_receive(self, version: int) -> None:
+        """Load the announced version; every member learns of a failure through the acknowledgement.
+
+        Raises WeightSyncError on a checksum mismatch, a dead member or the deadline.
+        """
+        held = _FAILED
+        try:
+            announced, checksums = self._hg_group.receive_announcement(len(self._hg_store.plan.buckets))
+            self._hg_store.verify(announced, checksums)
+            self._hg_load(announced)
+            held = version if announced == version else _FAILED
+        finally:
+            self._hg_group.acknowledge(held)
+
+    def hg_reload_current(self) -> int:
+        """Load the store's current version without the learner: for an engine that was restarted."""
+        version, checksums = self._hg_store.current()
+        self._hg_store.verify(version, checksums)
+        self._hg_load(version)
+        return version
+
+    @property
+    def _hg_model(self) -> Any:
+        return self.model_runner.get_model()
+
+    @property
+    def _hg_packed_modules(self) -> dict[str, list[str]]:
+        return getattr(self._hg_model, "packed_modules_mapping", None) or {}
+
+    def _hg_load(self, version: int) -> None:
+        model = self._hg_model
+        store = self._hg_store
+        pairs = (pair for bucket in store.plan.buckets for pair in store.tensors(version, bucket))
+        initialize_layerwise_reload(model)
+        model.load_weights(pairs)
+        finalize_layerwise_reload(model, self.vllm_config.model_config)
+        _repack_tied_head(model)
+
+
+def _repack_tied_head(model: Any) -> None:
+    """On CPU a linear's weight is packed for oneDNN; a tied lm_head would keep the packing of the old embedding."""
+    head, embedding = (
+        getattr(model, "lm_head", None),
+        getattr(getattr(model, "model", None), "embed_tokens", None),
+    )
+    if head is None or embedding is None or head.weight is not embedding.weight:
+        return
+    head.quant_method.process_weights_after_loading(head)

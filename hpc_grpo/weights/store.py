@@ -1,0 +1,87 @@
+"""The weight store: one node's copy of the published weights, in shared memory.
+
+The publishing learner writes a version; the node's engine workers read it in place. The store is created once
+and reused: its pages are allocated up front, because the first touch of shared memory costs seconds a GiB and
+a full /dev/shm must fail here with a message, not later with SIGBUS.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+import xxhash
+
+from hpc_grpo.errors import WeightSyncError
+from hpc_grpo.run_dir import write_json_atomic
+from hpc_grpo.weights.plan import Bucket, BucketPlan
+
+Checksums = tuple[int, ...]
+"""One keyed 63-bit xxh3 checksum per bucket: signed 64-bit tensors carry it."""
+
+
+class WeightStore:
+    """Views of the store's buffers. `key` seeds the checksums, so that only the run's own bytes pass."""
+
+    def __init__(self, folder: Path, plan: BucketPlan, num_buffers: int, key: int, *, create: bool) -> None:
+        self.plan = plan
+        self._folder = folder
+        self._key = key
+        self._buffers = [self._map(index, create) for index in range(num_buffers)]
+
+    def tensors(self, version: int, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each parameter of a bucket by name, as a view of shared memory in its shape and dtype."""
+        buffer = self._buffer(version)
+        for slot in bucket.slots:
+            raw = buffer[slot.offset : slot.offset + slot.num_bytes]
+            yield slot.spec.name, raw.view(getattr(torch, slot.spec.dtype)).view(slot.spec.shape)
+
+    def checksum(self, version: int, bucket: Bucket) -> int:
+        raw = self._buffer(version)[bucket.start : bucket.end].numpy()
+        return xxhash.xxh3_64_intdigest(memoryview(raw), seed=self._key) >> 1
+
+    def verify(self, version: int, checksums: Sequence[int]) -> None:
+        """Raise WeightSyncError that names the first bucket whose bytes are not those announced."""
+        for index, (bucket, announced) in enumerate(zip(self.plan.buckets, checksums, strict=True)):
+            found = self.checksum(version, bucket)
+            if found != announced:
+                raise WeightSyncError(
+                    f"checksum mismatch in bucket {index} of weight version {version} "
+                    f"({bucket.names[0]} … {bucket.names[-1]}): announced {announced:#x}, found {found:#x}"
+                )
+
+    def publish_header(self, version: int, checksums: Sequence[int]) -> None:
+        """Record which version is current, for an engine that restarts."""
+        write_json_atomic(self._header, {"version": version, "checksums": list(checksums)})
+
+    def current(self) -> tuple[int, Checksums]:
+        header = json.loads(self._header.read_text())
+        return header["version"], tuple(header["checksums"])
+
+    @property
+    def _header(self) -> Path:
+        return self._folder / "current.json"
+
+    def _buffer(self, version: int) -> torch.Tensor:
+        return self._buffers[version % len(self._buffers)]
+
+    def _map(self, index: int, create: bool) -> torch.Tensor:
+        path = self._folder / f"weights-{index}.bin"
+        size = max(self.plan.num_bytes, 1)
+        descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
+        try:
+            if create:
+                os.posix_fallocate(descriptor, 0, size)
+            view = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except OSError as error:
+            raise WeightSyncError(
+                f"The weight store needs {size / 2**30:.2f} GiB in {self._folder}: {error.strerror}. "
+                f"Free shared memory, or set weights.num_buffers=1."
+            ) from error
+        finally:
+            os.close(descriptor)
+        return torch.frombuffer(view, dtype=torch.uint8)
