@@ -101,6 +101,11 @@ class RunDir:
     def attempts(self) -> Path:
         return self.path / "attempts"
 
+    @property
+    def slurm_logs(self) -> Path:
+        """Job scripts and outputs of submitted jobs."""
+        return self.path / "slurm"
+
     def rollouts(self, step: int) -> Path:
         return self.path / "rollouts" / f"step_{step}.jsonl"
 

@@ -6,6 +6,7 @@ Letters: `T` tokens of the microbatch, `N` documents, `C` completion tokens.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -141,5 +142,5 @@ def _ranges(starts: Any, lengths: Any) -> Any:
 def split_by_sequence(values: Any, batch: PackedBatch) -> Iterator[Any]:
     """Cut a `[C]` array into the completions of the microbatch's sequences, in its order."""
     offsets = np.cumsum((0, *batch.completion_lengths))
-    for start, end in zip(offsets[:-1], offsets[1:], strict=True):
+    for start, end in itertools.pairwise(offsets):
         yield values[start:end]

@@ -40,7 +40,7 @@ def adopt_orphans() -> None:
 def reap_adopted(keep: Iterable[int]) -> None:
     """Collect exit statuses of adopted children; `keep` are those that a Popen object waits for."""
     kept = set(keep)
-    for pid, (parent, _session) in _table().items():
+    for pid, (parent, _session) in _table(with_zombies=True).items():
         if parent == os.getpid() and pid not in kept:
             try:
                 os.waitpid(pid, os.WNOHANG)
@@ -101,8 +101,8 @@ def _signal_all(pids: Iterable[int], sig: int) -> None:
             continue
 
 
-def _table() -> dict[int, tuple[int, int]]:
-    """pid -> (parent, session) of every process that is not a zombie."""
+def _table(with_zombies: bool = False) -> dict[int, tuple[int, int]]:
+    """pid -> (parent, session) of every process."""
     table: dict[int, tuple[int, int]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -112,6 +112,6 @@ def _table() -> dict[int, tuple[int, int]]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         state, parent, _group, session = stat.rpartition(")")[2].split()[:4]
-        if state != "Z":
+        if with_zombies or state != "Z":
             table[int(entry.name)] = (int(parent), int(session))
     return table

@@ -93,13 +93,10 @@ def packed_sdpa(
     window shorter than the longest document.
     """
     _check_supported(attention_mask, dropout, document_layout, kwargs)
-    groups = query.shape[1] // key.shape[1]
-    cells = [_to_grid(tensor, document_layout) for tensor in (query, key, value)]
-    if groups > 1 and not query.is_cuda:
-        # The CPU's fused kernel takes no grouped heads, and torch would fall back to unfused arithmetic.
-        cells[1:] = [tensor.repeat_interleave(groups, dim=1) for tensor in cells[1:]]
+    queries, keys, values = (_to_grid(tensor, document_layout) for tensor in (query, key, value))
+    is_grouped = query.shape[1] != key.shape[1]
     output = functional.scaled_dot_product_attention(
-        *cells, is_causal=True, scale=scaling, enable_gqa=groups > 1 and query.is_cuda
+        queries, keys, values, is_causal=True, scale=scaling, enable_gqa=is_grouped
     )
     return _to_tokens(output, document_layout), None
 

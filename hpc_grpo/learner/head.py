@@ -45,6 +45,7 @@ class LogprobHead(nn.Module):  # type: ignore[misc]
         logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - log_normalizer
         # Last, so that the recomputation in backward stops before it.
         with torch.no_grad():
-            probabilities = (logits - log_normalizer.unsqueeze(-1)).exp_()
-            entropy = log_normalizer - (probabilities * logits).sum(dim=-1)
+            # Of normalised values: log_normalizer - sum(p * logits) would cancel where entropy is small.
+            all_logprobs = logits - log_normalizer.unsqueeze(-1)
+            entropy = -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
         return logprobs, entropy

@@ -114,12 +114,6 @@ class Learner:
         """Full live parameters by name inside the `with` block; under ZeRO-3 every rank must enter."""
         return parameters.gathered(self.model, names)
 
-    def close(self) -> None:
-        """Leave the process group."""
-        self.engine.destroy()
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
     def _pack_equalised(self, shares: Sequence[Sequence[TrainSequence]]) -> list[list[PackedBatch]]:
         """Microbatches of each share, filled up to the largest number any rank has, on the device."""
         budget = self.config.train.max_tokens_per_microbatch

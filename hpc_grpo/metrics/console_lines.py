@@ -8,6 +8,8 @@ from hpc_grpo.metrics.record import StepRecord
 
 REWARD = "reward/mean"
 PASS_AT_1 = "eval/pass@1"
+_ETA = "time/eta_s"
+_NO_PHASES = ("time/step_s", _ETA)
 _PHASE_NAMES = {"generate_wait": "generate"}
 
 
@@ -35,8 +37,8 @@ def headline(record: StepRecord) -> list[tuple[str, str]]:
             shown.append((label, form.format(metrics[name])))
     if "throughput/tokens_per_s" in metrics:
         shown.append(("tokens/s", short_number(metrics["throughput/tokens_per_s"])))
-    if record.eta_s is not None:
-        shown.append(("eta", duration(record.eta_s)))
+    if _ETA in metrics:
+        shown.append(("eta", duration(metrics[_ETA])))
     return shown
 
 
@@ -55,7 +57,7 @@ def time_shares(metrics: Mapping[str, float]) -> dict[str, float]:
         return {}
     shares = {}
     for name, seconds in metrics.items():
-        if name.startswith("time/") and name.endswith("_s") and name != "time/step_s":
+        if name.startswith("time/") and name.endswith("_s") and name not in _NO_PHASES:
             phase = name.removeprefix("time/").removesuffix("_s")
             shares[_PHASE_NAMES.get(phase, phase)] = seconds / step_s
     return {name: share for name, share in sorted(shares.items(), key=lambda kv: -kv[1]) if share >= 0.005}

@@ -14,7 +14,7 @@ class StepRecord:
     `step` counts finished steps from 1; 0 is the record of the eval before the first step. `epoch` and
     `step_in_epoch` count from 1 too. `metrics` maps the field-standard names (`reward/mean`, `time/train_s`)
     to floats; a name without a value in this step is absent, never 0.
-    `time_s` is seconds since the Unix epoch; `eta_s` is None while it cannot be told.
+    `time_s` is seconds since the Unix epoch.
     """
 
     step: int
@@ -25,5 +25,4 @@ class StepRecord:
     total_epochs: int = 1
     step_in_epoch: int = 1
     steps_per_epoch: int = 1
-    eta_s: float | None = None
     time_s: float = field(default_factory=time.time)

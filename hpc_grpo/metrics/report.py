@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.metrics import terminal_plot
 from hpc_grpo.metrics.console_lines import PASS_AT_1, REWARD
 from hpc_grpo.metrics.jsonl import read_metrics
+from hpc_grpo.metrics.terminal_plot import Curve
 from hpc_grpo.run_dir import RunDir, read_jsonl
 
-_PLOT_COLUMNS, _PLOT_ROWS = 90, 18
 _SHOWN_COMPLETIONS = 4
 _SHOWN_CHARACTERS = 400
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One metric over the steps that have it."""
-
-    name: str
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
 
 
 def report(run_dir: RunDir) -> Path:
@@ -38,7 +29,7 @@ def report(run_dir: RunDir) -> Path:
             f"{run_dir.metrics} holds no {REWARD} or eval yet: has the run finished a step? "
             f"Give the run's folder, <runs root>/<run name>."
         )
-    print(terminal_plot(curves))
+    print(terminal_plot.plot(curves))
     for curve in curves:
         print(
             f"{curve.name}: {curve.values[0]:.3f} (step {curve.steps[0]}) -> {curve.values[-1]:.3f} "
@@ -57,25 +48,12 @@ def find_curves(metrics: dict[int, dict[str, Any]]) -> list[Curve]:
     wanted += sorted(name for name in names if name.startswith("eval/pass@") and name != PASS_AT_1)
     if not wanted and "loss/policy" in names:
         wanted = ["loss/policy"]
-    return [_curve(name, metrics) for name in wanted]
+    return [curve for curve in (_curve(name, metrics) for name in wanted) if curve.steps]
 
 
 def _curve(name: str, metrics: dict[int, dict[str, Any]]) -> Curve:
     points = [(step, line[name]) for step, line in metrics.items() if not math.isnan(line.get(name, math.nan))]
     return Curve(name, tuple(step for step, _ in points), tuple(value for _, value in points))
-
-
-def terminal_plot(curves: list[Curve]) -> str:
-    """The curves as text."""
-    import plotext
-
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plotsize(_PLOT_COLUMNS, _PLOT_ROWS)
-    for curve in curves:
-        plotext.plot(curve.steps, curve.values, label=curve.name, marker="braille")
-    plotext.xlabel("step")
-    return str(plotext.build())
 
 
 def write_picture(curves: list[Curve], path: Path, title: str) -> None:
@@ -109,7 +87,7 @@ def before_and_after(run_dir: RunDir) -> str:
     for ordinal in shared[:_SHOWN_COMPLETIONS]:
         before, after = first[ordinal], last[ordinal]
         blocks.append(
-            f"{_shortened(after['prompt'])}   (answer: {_shortened(str(after['answer']))})\n"
+            f"{_shortened(after['prompt'])}   (answer: {_result(after['answer'])})\n"
             f"  step {steps[0]:>4} {_verdict(before)} {_shortened(before['completion'])}\n"
             f"  step {steps[-1]:>4} {_verdict(after)} {_shortened(after['completion'])}"
         )
@@ -131,6 +109,11 @@ def _first_samples(path: Path) -> dict[int, dict[str, Any]]:
 
 def _verdict(sample: dict[str, Any]) -> str:
     return "right" if sample["solved"] else "wrong"
+
+
+def _result(answer: Any) -> str:
+    """What follows GSM8K's `####`, else all of it."""
+    return _shortened(str(answer).rpartition("####")[2])
 
 
 def _shortened(text: str) -> str:

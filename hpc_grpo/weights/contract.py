@@ -56,7 +56,7 @@ def engine_parameters(model: Any, vllm_config: Any) -> list[ParameterSpec]:
         if tied and module_name == "lm_head":
             continue
         recorded, _ = get_layerwise_info(module).restore_metadata
-        live = {name: parameter for name, parameter in module.named_parameters(recurse=False)}
+        live = dict(module.named_parameters(recurse=False))
         for name in live:
             if id(live[name]) in seen:
                 continue

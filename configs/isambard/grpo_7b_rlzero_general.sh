@@ -1,0 +1,8 @@
+# sbatch --nodes=4 sbatch/grpo_rlzero.sbatch configs/isambard/grpo_7b_rlzero_general.sh
+# or: hpc-grpo submit configs/isambard/grpo_7b_rlzero_general.sh --nodes 4
+TRAINING_ARGS=(
+  isambard/grpo_7b_rlzero_general
+  --set metrics.wandb_project=hpc-grpo
+)
+MAX_JOB_CHAINS=10
+export NCCL_DEBUG=WARN

@@ -1,0 +1,33 @@
+#!/bin/bash
+# One-time set-up on an Isambard-AI login node, from the repository:   bash configs/isambard/setup_env.sh [MODEL ...]
+# Makes .venv with the GPU libraries (aarch64 wheels) and fetches models to $SCRATCHDIR, since jobs run offline.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+models=("${@:-Qwen/Qwen2.5-0.5B}")
+
+# reset, not purge: purge removes the site's own default modules
+if type module > /dev/null 2>&1; then
+  module reset
+  module load cudatoolkit gcc-native
+fi
+
+python=$(command -v python3.12 || command -v python3.11) || {
+  echo "error: Python 3.11 or 3.12 is needed; 'module load cray-python' or uv gives one." >&2
+  exit 69
+}
+"$python" -m venv .venv
+source .venv/bin/activate
+pip install --upgrade pip
+pip install -e '.[gpu]'
+python -c 'import torch; print("torch", torch.__version__, "for CUDA", torch.version.cuda)'
+
+export HF_HOME=${HF_HOME:-${SCRATCHDIR:-$HOME}/huggingface}
+for model in "${models[@]}"; do
+  python -c 'import sys; from huggingface_hub import snapshot_download; print(snapshot_download(sys.argv[1]))' "$model"
+done
+python -c 'from datasets import load_dataset; print(load_dataset("openai/gsm8k", "main"))'
+
+hpc-grpo config isambard/grpo_debug_single_node > /dev/null
+echo "Ready. Put your account in configs/isambard/site.yaml (account: brics.PROJECT), then:"
+echo "  sbatch --account=ACCOUNT sbatch/grpo_rlzero.sbatch configs/isambard/grpo_debug_single_node.sh"

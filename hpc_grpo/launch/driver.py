@@ -1,0 +1,93 @@
+"""The driver process as the launching half sees it: what it is told, its console and its log.
+
+The contract with training is in `contract_environment`: these variables, the run directory and the exit code.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from hpc_grpo.launch.processes import catches, die_with_parent, end_processes, session_members
+
+_ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def contract_environment(attempt: int, attempt_dir: Path, ends_at: float | None) -> dict[str, str]:
+    """What training is told besides `RAY_ADDRESS`; actors see it too."""
+    told = {"HPC_GRPO_ATTEMPT": str(attempt), "HPC_GRPO_ATTEMPT_DIR": str(attempt_dir)}
+    if ends_at is not None:
+        told["HPC_GRPO_ENDS_AT"] = f"{ends_at:.0f}"
+    return told
+
+
+class Driver:
+    """A running driver. Its output goes to this process's stdout and, without colours, to driver.log.
+
+    When stdout is a terminal the driver gets a terminal too, so that the console sink can draw on it.
+    """
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path, log_path: Path) -> None:
+        self._terminal = sys.stdout.isatty()
+        self._log: BinaryIO = log_path.open("ab")
+        self._reader, writer = pty.openpty() if self._terminal else os.pipe()
+        self.copy_window_size()
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=writer,
+            env=dict(env),
+            cwd=cwd,
+            start_new_session=True,  # Ctrl+C reaches it once, forwarded
+            preexec_fn=die_with_parent(),
+        )
+        os.close(writer)
+        os.set_blocking(self._reader, False)
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def pump(self) -> bool:
+        """Pass on what was printed; False once nothing more can come."""
+        while True:
+            try:
+                data = os.read(self._reader, 65536)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False  # a pty's master reads EIO where a pipe reads its end
+            if not data:
+                return False
+            sys.stdout.flush()
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+            self._log.write(_ESCAPES.sub(b"", data))
+            self._log.flush()
+
+    def copy_window_size(self) -> None:
+        if self._terminal:
+            size = fcntl.ioctl(sys.stdout.fileno(), termios.TIOCGWINSZ, b"\0" * 8)
+            fcntl.ioctl(self._reader, termios.TIOCSWINSZ, size)
+
+    def forward(self, sig: int) -> None:
+        """Pass a signal on. SIGUSR1 only to a driver that handles it: it would kill one that does not yet."""
+        if self.process.poll() is None and (sig != signal.SIGUSR1 or catches(self.process.pid, sig)):
+            self.process.send_signal(sig)
+
+    def close(self, grace_s: float) -> None:
+        """End the driver, if it still runs, and what it left behind in its session."""
+        end_processes(lambda: session_members(self.process.pid), grace_s)
+        self.process.wait()
+        self.pump()
+        os.close(self._reader)
+        self._log.close()

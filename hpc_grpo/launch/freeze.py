@@ -1,0 +1,142 @@
+"""Freezing a run: the resolved config and where it came from, written into the run directory once.
+
+A run is resumed only with the config it was started with, but for keys that cannot change what is learned.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_grpo import __version__
+from hpc_grpo.config import Config, load_resolved, to_yaml
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.run_dir import RunDir, write_atomic, write_json_atomic
+
+CHANGEABLE: dict[str, str] = {
+    "train.total_steps": "extends or shortens the run",
+    "train.total_episodes": "extends or shortens the run",
+    "train.total_epochs": "extends or shortens the run",
+    "checkpoint.": "when state is saved, not what it is",
+    "metrics.": "where numbers are sent",
+    "launch.": "another partition, time or number of nodes carries on the same run",
+    "eval.": "looks at the policy without changing it",
+    "weights.": "how the same bytes travel",
+    "engine.": "how the same policy is sampled from; fits another kind of node",
+}
+"""Keys (or, with a trailing dot, sections) that may differ on resume, and why."""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A run ready to start. `changed` maps keys that differ from the config on disk to (old, new)."""
+
+    run: RunDir
+    config: Config
+    is_new: bool
+    changed: dict[str, tuple[Any, Any]]
+
+
+def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Frozen:
+    """Create the run directory, or take up the one that is there.
+
+    Raises ConfigError when it cannot be written, or belongs to another config.
+    """
+    config = _with_absolute_root(config)
+    run = RunDir(config.run_path)
+    run.create()
+    if not run.config.exists():
+        write_atomic(run.config, to_yaml(config))
+        write_json_atomic(run.source, _source(argv, overrides))
+        return Frozen(run, config, True, {})
+    changed = differences(load_resolved(run.config), config)
+    forbidden = [key for key in changed if not may_change(key)]
+    if forbidden:
+        listed = "\n".join(f"  {key}: {changed[key][0]!r} there, {changed[key][1]!r} now" for key in forbidden)
+        raise ConfigError(
+            f"The run name {config.run.name!r} is taken by another config, in {run.path}:\n{listed}\n"
+            f"Choose another run.name, or give the values of that run to resume it."
+        )
+    if changed:
+        write_atomic(run.config, to_yaml(config))
+        if run.is_complete() and any(key.startswith("train.total_") for key in changed):
+            run.complete_marker.unlink()
+    _append_resume(run, argv, overrides, changed)
+    return Frozen(run, config, False, changed)
+
+
+def differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys whose values differ -> (before, now)."""
+    old, new = _flat(before.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
+    return {key: (old.get(key), new.get(key)) for key in sorted({*old, *new}) if old.get(key) != new.get(key)}
+
+
+def may_change(key: str) -> bool:
+    return any(key == entry or (entry.endswith(".") and key.startswith(entry)) for entry in CHANGEABLE)
+
+
+def working_dir(run: RunDir) -> Path:
+    """The folder the run was started in: relative paths of the config are relative to it."""
+    try:
+        return Path(json.loads(run.source.read_text())["working_dir"])
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{run.path} is not a run directory: {run.source.name} cannot be read ({error}).") from error
+
+
+def _with_absolute_root(config: Config) -> Config:
+    root = config.run.root.expanduser().absolute()
+    return config.model_copy(update={"run": config.run.model_copy(update={"root": root})})
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, dict) and item:
+            flat.update(_flat(item, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = item
+    return flat
+
+
+def _source(argv: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
+    return {
+        "version": __version__,
+        "git": _git_state(Path(__file__).resolve().parents[2]),
+        "created_at": time.time(),
+        "working_dir": str(Path.cwd()),
+        "argv": list(argv),
+        "overrides": list(overrides),
+        "resumed": [],
+    }
+
+
+def _append_resume(
+    run: RunDir, argv: Sequence[str], overrides: Sequence[str], changed: dict[str, tuple[Any, Any]]
+) -> None:
+    source = json.loads(run.source.read_text()) if run.source.exists() else _source(argv, overrides)
+    taken_up = {key: value for key, value in _source(argv, overrides).items() if key != "resumed"}
+    source["resumed"].append({**taken_up, "changed": {key: list(pair) for key, pair in changed.items()}})
+    write_json_atomic(run.source, source)
+
+
+def _git_state(checkout: Path) -> dict[str, Any] | None:
+    """Commit and dirty flag of the package's checkout; None where it is not one."""
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(checkout), *words], capture_output=True, text=True, timeout=30, check=False
+            )
+        except FileNotFoundError:
+            return None  # no git on this machine
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    top = git("rev-parse", "--show-toplevel")
+    if top is None or Path(top) != checkout:
+        return None
+    return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}

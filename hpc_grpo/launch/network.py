@@ -1,0 +1,114 @@
+"""This node's address on the network of the run, and free ports on it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_grpo.errors import LaunchError
+
+_SIOCGIFADDR = 0x8915
+LOOPBACK_IP = "127.0.0.2"
+"""Ray replaces 127.0.0.1 by an address it finds by a probe of 8.8.8.8; the rest of 127/8 it leaves alone."""
+
+_LOWEST_PORT = 10240
+
+
+def address_of(interface: str) -> str | None:
+    """IPv4 address of an interface; None when it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", interface.encode()[:15])
+        try:
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+        except OSError:
+            return None
+
+
+def choose_interface(named: str | None) -> tuple[str, str]:
+    """(interface, address): the named one, else that of the default route, else the only one there is.
+
+    Raises LaunchError with the interfaces that exist.
+    """
+    existing = {name: ip for _, name in socket.if_nameindex() if name != "lo" and (ip := address_of(name))}
+    listed = ", ".join(f"{name} ({ip})" for name, ip in existing.items()) or "none"
+    if named is not None:
+        if named not in existing:
+            raise LaunchError(
+                f"launch.interface = {named}: {socket.gethostname()} has no such interface with an IPv4 address. "
+                f"It has: {listed}."
+            )
+        return named, existing[named]
+    routed = _default_route(Path("/proc/net/route").read_text())
+    if routed in existing:
+        return routed, existing[routed]
+    if len(existing) == 1:
+        return next(iter(existing.items()))
+    raise LaunchError(f"{socket.gethostname()} has no default route; set launch.interface to one of: {listed}.")
+
+
+def _default_route(table: str) -> str:
+    """Interface of the default route with the lowest metric, from /proc/net/route; "" without one."""
+    rows = [line.split() for line in table.splitlines()[1:]]
+    defaults = [(int(row[6]), row[0]) for row in rows if row[1] == "00000000"]
+    return min(defaults)[1] if defaults else ""
+
+
+@dataclass(frozen=True)
+class RayPorts:
+    """Every port Ray listens on, on one node; workers use first_worker to last_worker."""
+
+    gcs: int
+    object_manager: int
+    node_manager: int
+    client: int
+    agent_http: int
+    agent_grpc: int
+    runtime_env: int
+    dashboard: int
+    first_worker: int
+    last_worker: int
+
+
+_NUM_FIXED_PORTS = 8
+
+
+def choose_ports(tag: str, num_cpus: int, skip: int = 0) -> RayPorts:
+    """A free block of ports below the ephemeral range, at a place that follows from the attempt's tag.
+
+    Two jobs on one node start looking at different places. `skip` passes over so many free blocks, for a
+    retry after losing a race. Raises LaunchError when no block is free.
+    """
+    num_workers = 64 + 2 * num_cpus
+    stride = _NUM_FIXED_PORTS + num_workers
+    num_slots = (_first_ephemeral_port() - _LOWEST_PORT) // stride
+    first = int.from_bytes(hashlib.sha256(tag.encode()).digest()[:4], "big") % num_slots
+    for step in range(num_slots):
+        base = _LOWEST_PORT + (first + step) % num_slots * stride
+        if not all(_is_free(port) for port in range(base, base + stride)):
+            continue
+        if skip:
+            skip -= 1
+            continue
+        gcs, objects, nodes, client, http, grpc, env, dashboard = range(base, base + _NUM_FIXED_PORTS)
+        first_worker, last_worker = base + _NUM_FIXED_PORTS, base + stride - 1
+        return RayPorts(gcs, objects, nodes, client, http, grpc, env, dashboard, first_worker, last_worker)
+    raise LaunchError(f"No {stride} consecutive free ports from {_LOWEST_PORT} to {_first_ephemeral_port()}.")
+
+
+def _first_ephemeral_port() -> int:
+    return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As Ray's servers do; without it a port in TIME_WAIT from the last attempt counts as taken.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,61 @@
+"""The folders an attempt owns on a node: Ray's temp-dir and the weight store's shared memory.
+
+Each holds a file that its agent keeps locked. The kernel drops the lock with the process, however it died, so
+an unlocked folder is a leftover: the next agent on the node removes it (a store can hold 100 GB of memory).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+from pathlib import Path
+
+SHM = Path("/dev/shm")
+_PREFIX = "hg-"
+_LOCK_NAME = ".agent"
+
+
+class OwnedDir:
+    """A folder with mode 0700 that exists as long as this process holds its lock."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(mode=0o700, parents=True)
+        self.path = path
+        self._lock = os.open(path / _LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.write(self._lock, socket.gethostname().encode())
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path)
+        os.close(self._lock)
+
+
+def shm_dir_path(tag: str) -> Path:
+    return SHM / f"{_PREFIX}{tag}"
+
+
+def sweep(parent: Path) -> list[Path]:
+    """Remove folders below `parent` whose agent of this user is dead; returns them."""
+    removed: list[Path] = []
+    for path in parent.glob(f"{_PREFIX}*"):
+        if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
+            continue
+        lock = path / _LOCK_NAME
+        # Another node's folder, where /tmp is shared after all: its lock may not be seen from here.
+        if lock.exists() and lock.read_text() == socket.gethostname() and not _is_locked(lock):
+            shutil.rmtree(path)
+            removed.append(path)
+    return removed
+
+
+def _is_locked(lock: Path) -> bool:
+    descriptor = os.open(lock, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,106 @@
+"""How Ray is started on one node: its command line and its environment.
+
+Consumes a `NodeSpec`, the node's address, ports and resources; produces argv and variables. Pure, but for
+reading how much shared memory there is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpc_grpo.errors import LaunchError
+from hpc_grpo.launch.environment import expand, filtered
+from hpc_grpo.launch.network import RayPorts
+from hpc_grpo.launch.protocol import NodeSpec
+from hpc_grpo.launch.topology import NodeResources
+
+STARTED_LINE = "Ray runtime started."
+"""`ray start` prints this once its processes answer."""
+
+_MAX_SOCKET_PATH_BYTES = 107
+_SESSION_PATH_BYTES = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.12345")
+_MIN_OBJECT_STORE_BYTES = 80 * 2**20  # Ray refuses less than 75 MiB
+
+RAY_SETTINGS: dict[str, tuple[str, str]] = {
+    "RAY_AUTH_MODE": ("token", "an HPC network is shared: without it anybody on it runs code as you"),
+    "RAY_USAGE_STATS_ENABLED": ("0", "no calls home"),
+    "RAY_enable_metrics_collection": ("0", "the exporter listens on 0.0.0.0 and asks for no token"),
+    "DASHBOARD_METRIC_PORT": ("-1", "same for the dashboard's; Ray has no switch but survives an invalid port"),
+    "RAY_prestart_worker_first_driver": ("0", "else one idle Python per CPU: 288 of them on a GH200 node"),
+    "RAY_DISABLE_IMPORT_WARNING": ("1", "not for the user"),
+}
+"""Variable -> (value, reason)."""
+
+
+def ray_environment(
+    environ: Mapping[str, str], spec: NodeSpec, ip: str, interface: str, shm_dir: str
+) -> dict[str, str]:
+    """The variables of Ray, of the actors and (on the head) of the driver on this node."""
+    kept = filtered(environ, spec.pass_env, spec.env, [ip, spec.head_address.partition(":")[0]])
+    kept.setdefault("OMP_NUM_THREADS", "1")  # Ray copies it to actors; many processes share a node
+    for name, (value, _reason) in RAY_SETTINGS.items():
+        kept[name] = value
+    kept["RAY_AUTH_TOKEN_PATH"] = spec.token_path
+    kept["VLLM_HOST_IP"] = ip
+    kept["GLOO_SOCKET_IFNAME"] = interface
+    kept["HPC_GRPO_SHM_DIR"] = shm_dir
+    kept.update(spec.contract_env)
+    return kept
+
+
+def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, resources: NodeResources) -> list[str]:
+    """argv of `ray start` in the foreground, as head or joining `spec.head_address`."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+    if spec.head_address:
+        command += [f"--address={spec.head_address}"]
+    else:
+        command += [
+            "--head",
+            f"--port={ports.gcs}",
+            f"--ray-client-server-port={ports.client}",
+            "--include-dashboard=false",
+            "--dashboard-host=127.0.0.1",
+            f"--dashboard-port={ports.dashboard}",
+            "--no-monitor",  # the autoscaler: nothing to scale, and it opens a metrics port on 0.0.0.0
+        ]
+    return [
+        *command,
+        f"--node-ip-address={ip}",
+        f"--object-manager-port={ports.object_manager}",
+        f"--node-manager-port={ports.node_manager}",
+        f"--dashboard-agent-listen-port={ports.agent_http}",
+        f"--dashboard-agent-grpc-port={ports.agent_grpc}",
+        f"--runtime-env-agent-port={ports.runtime_env}",
+        f"--min-worker-port={ports.first_worker}",
+        f"--max-worker-port={ports.last_worker}",
+        f"--num-cpus={resources.num_cpus}",
+        f"--num-gpus={resources.num_gpus}",
+        f"--object-store-memory={object_store_bytes(spec.object_store_gib)}",
+        f"--temp-dir={temp_dir}",
+        "--log-style=record",
+        "--log-color=false",
+    ]
+
+
+def object_store_bytes(wanted_gib: float, shm: Path = Path("/dev/shm")) -> int:
+    """The configured size, but no more than 40% of the free shared memory: the weight store needs the rest."""
+    stat = os.statvfs(shm)
+    return max(_MIN_OBJECT_STORE_BYTES, min(int(wanted_gib * 2**30), int(stat.f_bavail * stat.f_frsize * 0.4)))
+
+
+def temp_dir_path(spec: NodeSpec, environ: Mapping[str, str]) -> Path:
+    """Ray's temp-dir: node-local and short. Raises LaunchError when its sockets would not fit.
+
+    `launch.local_dir` with a variable this node does not have falls back to /tmp.
+    """
+    parent = expand(spec.local_dir, environ) if spec.local_dir else "/tmp"
+    path = Path("/tmp" if "$" in parent else parent) / f"hg-{spec.tag}"
+    if len(str(path).encode()) + _SESSION_PATH_BYTES > _MAX_SOCKET_PATH_BYTES:
+        raise LaunchError(
+            f"launch.local_dir = {spec.local_dir}: Ray's sockets below {path} would exceed the "
+            f"{_MAX_SOCKET_PATH_BYTES} bytes a socket path may have. Choose a shorter folder, such as /tmp."
+        )
+    return path

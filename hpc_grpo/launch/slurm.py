@@ -1,0 +1,122 @@
+"""Submitting a frozen run with submitit: the job script, and the one call to sbatch.
+
+`render` is pure. submitit is used for its knowledge of sbatch only: the job runs `hpc-grpo attempt`, not a
+pickled function, and nothing polls the scheduler (sites forbid it).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hpc_grpo.config.launch_schema import LaunchConfig
+from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.launch.topology import submission_environment
+from hpc_grpo.run_dir import RunDir
+
+_USR1_BEFORE_END_S = 120
+
+
+def render(launch: LaunchConfig, run: RunDir, python: str = sys.executable) -> str:
+    """The job script of a run. Raises ConfigError for options that submitit or the schema owns."""
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    script: str = _make_sbatch_string(command=_command(run, python), folder=run.slurm_logs, **parameters(launch, run))
+    return script
+
+
+def parameters(launch: LaunchConfig, run: RunDir) -> dict[str, Any]:
+    """submitit's parameters for a run."""
+    slurm = launch.slurm
+    extra = {key.replace("_", "-"): value for key, value in slurm.extra.items()}
+    if owned := sorted(extra.keys() & _OWNED.keys()):
+        told = "; ".join(f"{key}: {_OWNED[key]}" for key in owned)
+        raise ConfigError(f"launch.slurm.extra must not hold {', '.join(owned)} ({told}).")
+    wanted: dict[str, Any] = {
+        "job_name": run.path.name,
+        "nodes": slurm.num_nodes,
+        "ntasks_per_node": 1,
+        "time": slurm.time_min,
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "gpus_per_node": slurm.gpus_per_node or None,
+        "cpus_per_task": slurm.cpus_per_node,
+        "setup": setup_lines(launch),
+        "stderr_to_stdout": True,
+        "use_srun": False,
+        "wckey": "",  # submitit's default breaks sites that check it
+    }
+    given = {key: value for key, value in wanted.items() if value is not None}
+    # submitit would have SIGUSR2 sent to the steps, which kills a node agent's Ray before the end.
+    fixed = {"signal": f"B:USR1@{_USR1_BEFORE_END_S}", "no-requeue": True, **extra}
+    return {**given, "additional_parameters": fixed}
+
+
+_OWNED: dict[str, str] = {
+    "nodes": "launch.slurm.num_nodes",
+    "time": "launch.slurm.time_min",
+    "partition": "launch.slurm.partition",
+    "account": "launch.slurm.account",
+    "gpus-per-node": "launch.slurm.gpus_per_node",
+    "cpus-per-task": "launch.slurm.cpus_per_node",
+    "signal": "the supervisor relies on it",
+    "requeue": "a requeued job would run beside the chain",
+    "output": "logs belong to the run directory",
+    "error": "logs belong to the run directory",
+    "wrap": "the job runs the supervisor",
+}
+
+
+def setup_lines(launch: LaunchConfig) -> list[str]:
+    """Shell lines before the supervisor: modules and what the site wants."""
+    modules = ["module reset", *(f"module load {shlex.quote(name)}" for name in launch.modules)]
+    return [*(modules if launch.modules else []), *launch.setup_lines]
+
+
+def _command(run: RunDir, python: str) -> str:
+    # exec: Slurm signals the batch shell, and a shell would pass nothing on
+    return f"exec {shlex.quote(python)} -u -m hpc_grpo.cli attempt {shlex.quote(str(run.path))}"
+
+
+def submit(launch: LaunchConfig, run: RunDir) -> str:
+    """Hand the run to sbatch and return the job id. Raises LaunchError with sbatch's own words."""
+    import submitit
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    run.slurm_logs.mkdir(parents=True, exist_ok=True)  # Slurm does not, and the job would die silently
+    try:
+        executor = submitit.SlurmExecutor(folder=run.slurm_logs)
+    except RuntimeError as error:
+        raise LaunchError(
+            f"This machine has no Slurm (no srun on PATH); run `hpc-grpo train` instead. ({error})"
+        ) from error
+    executor.update_parameters(**parameters(launch, run))
+    with _environment(submission_environment(os.environ)):
+        try:
+            # Not executor.submit: that pickles a function, and asking its Job for anything starts a watcher.
+            job = executor._submit_command(_command(run, sys.executable))
+        except (FailedJobError, FailedSubmissionError) as error:
+            raise LaunchError(f"sbatch refused the job: {error}") from error
+    return str(job.job_id)
+
+
+@contextmanager
+def _environment(wanted: dict[str, str]) -> Iterator[None]:
+    """Run with `wanted` as the whole environment: submitit hands sbatch what this process has."""
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def log_path(run: RunDir, job_id: str) -> Path:
+    return run.slurm_logs / f"{job_id}_0_log.out"

@@ -1,0 +1,70 @@
+"""The policy in Hugging Face format: config, tokenizer and safetensors, for `from_pretrained` and vLLM."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch import Tensor
+
+from hpc_grpo.learner.model import model_folder
+from hpc_grpo.learner.publish_dir import publish, start_staging
+from hpc_grpo.types import ParameterSpec
+
+if TYPE_CHECKING:
+    from hpc_grpo.learner.learner import Learner
+
+_BUCKET_ELEMENTS = 1 << 27
+"""Parameters gathered at once under ZeRO-3: 256 MiB in bfloat16."""
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+)
+
+
+def export_model(learner: Learner, directory: Path) -> None:
+    """Write `directory` atomically, with the tokenizer of `model.path`. A collective; rank 0 writes.
+
+    Tied weights are stored once; `from_pretrained` ties them again.
+    """
+    weights: dict[str, Tensor] = {}
+    for names in _buckets(learner.parameter_specs()):
+        with learner.gathered(names) as parameters:
+            if learner.rank == 0:
+                weights.update({name: tensor.cpu().clone() for name, tensor in parameters.items()})
+    if learner.rank == 0:
+        staging = start_staging(directory)
+        learner.model.language_model.save_pretrained(staging, state_dict=weights)
+        _copy_tokenizer(model_folder(learner.config.model.path), staging)
+        publish(directory)
+    dist.barrier()
+
+
+def _copy_tokenizer(source: Path, target: Path) -> None:
+    # Copied, not loaded and saved: a tokenizer class may rebuild the files as something else.
+    for pattern in _TOKENIZER_FILES:
+        for file in sorted(source.glob(pattern)):
+            shutil.copyfile(file, target / file.name)
+
+
+def _buckets(specs: list[ParameterSpec]) -> Iterator[list[str]]:
+    names: list[str] = []
+    num_elements = 0
+    for spec in specs:
+        size = math.prod(spec.shape)
+        if names and num_elements + size > _BUCKET_ELEMENTS:
+            yield names
+            names, num_elements = [], 0
+        names.append(spec.name)
+        num_elements += size
+    yield names

@@ -1,0 +1,103 @@
+"""Learners in processes of their own, for the tests beside this file: what each rank runs, and how it is started."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpc_grpo.config import Config
+from hpc_grpo.types import Minibatch, TrainSequence
+
+VOCABULARY = 200
+LOOPBACK = "127.0.0.1"
+
+
+def make_config(model: Path, root: Path, **train: Any) -> Config:
+    """A config of a tiny CPU model; `train` overrides the training section."""
+    defaults = {"total_steps": 10, "lr": 1e-3, "eps": 1e-4, "max_tokens_per_microbatch": 64}
+    return Config.model_validate(
+        {
+            "run": {"name": "test", "root": str(root)},
+            "model": {"path": str(model), "dtype": "float32", "device": "cpu"},
+            "data": {"train": {"path": "none"}, "max_prompt_tokens": 16},
+            "rollout": {"max_new_tokens": 32, "temperature": 0.8},
+            "loss": {"kl_coef": 0.1},
+            "train": {**defaults, **train},
+        }
+    )
+
+
+def make_sequences(seed: int, count: int = 12) -> list[TrainSequence]:
+    """Sequences of 4 to 32 tokens with advantages and engine logprobs of a plausible size."""
+    random = np.random.default_rng(seed)
+    sequences = []
+    for index in range(count):
+        prompt, completion = int(random.integers(1, 9)), int(random.integers(3, 24))
+        tokens = random.integers(2, VOCABULARY, prompt + completion).astype(np.int32)
+        logprobs = random.normal(-5.3, 0.3, completion).astype(np.float32)
+        advantage = float(random.normal())
+        sequences.append(TrainSequence(index // 4, index % 4, tokens, completion, logprobs, advantage))
+    return sequences
+
+
+def make_step(seed: int, rank: int, world_size: int, num_minibatches: int = 1) -> list[Minibatch]:
+    """This rank's share of a step: three quarters go to rank 0, and of an uneven seed's everything."""
+    minibatches = []
+    for index in range(num_minibatches):
+        sequences = make_sequences(seed * 10 + index)
+        cut = 9 if seed % 3 else len(sequences)
+        shares = [tuple(sequences)] if world_size == 1 else [tuple(sequences[:cut]), tuple(sequences[cut:])]
+        valid = sum(sequence.num_completion_tokens for sequence in sequences)
+        minibatches.append(Minibatch(shares[rank], valid))
+    return minibatches
+
+
+def weights_of(learner: Any) -> dict[str, Any]:
+    with learner.gathered([spec.name for spec in learner.parameter_specs()]) as parameters:
+        return {name: tensor.numpy().copy() for name, tensor in parameters.items()}
+
+
+def run_ranks(world_size: int, scenario: Callable[..., Any], *args: Any) -> list[Any]:
+    """Run `scenario(rank, world_size, store, *args)` in spawned processes; their results, by rank."""
+    context = multiprocessing.get_context("spawn")
+    ports, results = context.Queue(), context.Queue()
+    processes = [
+        context.Process(target=_run_rank, args=(rank, world_size, ports, results, scenario, args))
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        answers = dict(results.get(timeout=180) for _ in processes)
+    finally:
+        for process in processes:
+            process.join(timeout=20)
+            if process.is_alive():
+                process.kill()
+    for answer in answers.values():
+        if isinstance(answer, Exception):
+            raise answer
+    return [answers[rank] for rank in range(world_size)]
+
+
+def _run_rank(rank: int, world_size: int, ports: Any, results: Any, scenario: Any, args: tuple[Any, ...]) -> None:
+    import os
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    from hpc_grpo.learner.process_group import connect_store, serve_store
+
+    try:
+        store = None
+        if world_size > 1 and rank == 0:
+            store = serve_store(LOOPBACK)
+            for _ in range(world_size - 1):
+                ports.put(store.port)
+        elif world_size > 1:
+            store = connect_store(LOOPBACK, ports.get(timeout=60))
+        results.put((rank, scenario(rank, world_size, store, *args)))
+    except Exception as error:  # noqa: BLE001 - carried to the test that started this process
+        results.put((rank, error))

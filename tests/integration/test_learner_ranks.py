@@ -1,0 +1,195 @@
+"""Real DeepSpeed in real processes: the split into ranks, ZeRO stages and microbatches changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from learner_processes import LOOPBACK, make_config, make_sequences, make_step, run_ranks, weights_of
+from naive_grpo import naive_training
+
+from hpc_grpo.demo.model import ModelSize, write_model
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.learner.manifest import newest_valid_checkpoint
+from hpc_grpo.metrics.reductions import merge
+from hpc_grpo.run_dir import RunDir
+
+pytestmark = pytest.mark.integration
+
+STAGES = (1, 2, 3)
+NUM_STEPS = 5
+
+
+def train_all_stages(rank: int, world_size: int, store: Any, model: Path, root: Path) -> dict[int, Any]:
+    """Five steps under each ZeRO stage, the last of two minibatches; then, where asked, save and go on."""
+    from hpc_grpo.learner.learner import Learner
+
+    results = {}
+    for stage in STAGES:
+        config = make_config(model, root, zero_stage=stage)
+        learner = Learner(config, rank, world_size, store)
+        metrics = [learner.train_step(make_step(seed, rank, world_size)) for seed in range(NUM_STEPS - 1)]
+        metrics.append(learner.train_step(make_step(NUM_STEPS, rank, world_size, num_minibatches=2)))
+        weights = weights_of(learner)
+        logprobs = learner.learner_logprobs(make_sequences(99)[rank : rank + 5])
+        results[stage] = {"metrics": metrics, "weights": weights, "logprobs": logprobs}
+        results[stage]["resumed"] = resume(learner, config, rank, world_size, root)
+        connections = psutil.Process().net_connections()
+        results[stage]["listening_on"] = {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
+    return results
+
+
+def resume(learner: Any, config: Any, rank: int, world_size: int, root: Path) -> Any:
+    """Save, take two more steps, and take them again from the checkpoint with a fresh learner."""
+    from hpc_grpo.learner.checkpoint import load_checkpoint, save_checkpoint
+    from hpc_grpo.learner.export import export_model
+    from hpc_grpo.learner.learner import Learner
+
+    folder = root / f"{world_size}_ranks" / f"stage_{config.train.zero_stage}"
+    run_dir = RunDir(folder)
+    save_checkpoint(learner, run_dir.checkpoint(5), {"step": 5, "next_ordinal": 20})
+    export_model(learner, run_dir.export(5))
+    straight = [learner.train_step(make_step(seed, rank, world_size)) for seed in (7, 8)]
+    expected = weights_of(learner)
+
+    fresh = Learner(config, rank, world_size)
+    driver_state = load_checkpoint(fresh, run_dir.checkpoint(5))
+    version = fresh.policy_version
+    again = [fresh.train_step(make_step(seed, rank, world_size)) for seed in (7, 8)]
+    refusal = None
+    other = root / "1_ranks" / f"stage_{config.train.zero_stage}" / "checkpoints" / "step_5"
+    if world_size > 1:
+        with pytest.raises(ConfigError) as caught:
+            load_checkpoint(fresh, other)
+        refusal = str(caught.value)
+    return {
+        "straight": (straight, expected),
+        "again": (again, weights_of(fresh)),
+        "driver_state": driver_state,
+        "version": version,
+        "refusal": refusal,
+    }
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("learner")
+    size = ModelSize(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=96, max_tokens=64)
+    write_model(root / "model", size, seed=0)
+    return root
+
+
+@pytest.fixture(scope="module")
+def alone(workspace: Path) -> dict[int, Any]:
+    return run_ranks(1, train_all_stages, workspace / "model", workspace)[0]
+
+
+@pytest.fixture(scope="module")
+def together(workspace: Path, alone: dict[int, Any]) -> list[dict[int, Any]]:
+    return run_ranks(2, train_all_stages, workspace / "model", workspace)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_two_ranks_train_like_one(stage: int, alone: Any, together: Any) -> None:
+    reference = alone[1]
+    for result in (alone[stage], together[0][stage], together[1][stage]):
+        for name, expected in reference["weights"].items():
+            np.testing.assert_allclose(result["weights"][name], expected, rtol=1e-5, atol=2e-6, err_msg=name)
+    for step in range(NUM_STEPS):
+        expected = merge([reference["metrics"][step]])
+        merged = merge([rank[stage]["metrics"][step] for rank in together])
+        # grad_norm is the same number on every rank; everything else is reduced over tokens.
+        assert merged == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_one_rank_trains_like_a_naive_loop(alone: Any, workspace: Path) -> None:
+    config = make_config(workspace / "model", workspace)
+    steps = [[list(m.sequences) for m in make_step(seed, 0, 1)] for seed in range(NUM_STEPS - 1)]
+    steps.append([list(m.sequences) for m in make_step(NUM_STEPS, 0, 1, num_minibatches=2)])
+    weights, grad_norms = naive_training(config, steps)
+    for name, expected in weights.items():
+        np.testing.assert_allclose(alone[1]["weights"][name], expected, rtol=1e-5, atol=2e-6, err_msg=name)
+    reported = [merge([metrics])["grad_norm"] for metrics in alone[1]["metrics"]]
+    assert reported == pytest.approx(grad_norms, rel=1e-4)
+
+
+def test_weights_moved(alone: Any, workspace: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    before = AutoModelForCausalLM.from_pretrained(workspace / "model", dtype=torch.float32)
+    after = alone[1]["weights"]
+    assert list(after) == [name for name, _ in before.named_parameters()]
+    moved = [np.abs(after[name] - tensor.detach().numpy()).max() for name, tensor in before.named_parameters()]
+    assert max(moved) > 1e-3
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_logprobs_come_back_in_the_order_given(stage: int, alone: Any, together: Any) -> None:
+    for shift, rank in enumerate(together):
+        sequences = make_sequences(99)[shift : shift + 5]
+        assert [len(array) for array in rank[stage]["logprobs"]] == [s.num_completion_tokens for s in sequences]
+    for first, second in zip(together[0][stage]["logprobs"][1:], together[1][stage]["logprobs"][:-1], strict=True):
+        np.testing.assert_allclose(first, second, atol=1e-5)
+    for first, second in zip(alone[stage]["logprobs"], together[0][stage]["logprobs"], strict=True):
+        np.testing.assert_allclose(first, second, atol=2e-5)
+
+
+def test_nothing_listens_beyond_loopback(alone: Any, together: Any) -> None:
+    for result in (alone, *together):
+        assert all(result[stage]["listening_on"] == {LOOPBACK} for stage in STAGES)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_resume_is_bit_identical(stage: int, alone: Any, together: Any) -> None:
+    for result in (alone[stage], together[0][stage], together[1][stage]):
+        resumed = result["resumed"]
+        (straight, expected), (again, weights) = resumed["straight"], resumed["again"]
+        assert straight == again
+        for name, array in expected.items():
+            np.testing.assert_array_equal(weights[name], array, err_msg=name)
+        assert resumed["driver_state"] == {"step": 5, "next_ordinal": 20}
+        assert resumed["version"] == NUM_STEPS + 1
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_another_number_of_ranks_is_refused_in_words(stage: int, together: Any) -> None:
+    assert "written by 1 learners, this run has 2" in together[0][stage]["resumed"]["refusal"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_checkpoint_is_valid_and_tampering_is_noticed(stage: int, together: Any, workspace: Path) -> None:
+    run_dir = RunDir(workspace / "2_ranks" / f"stage_{stage}")
+    found = newest_valid_checkpoint(run_dir)
+    assert found is not None
+    assert (found.step, found.manifest.world_size, found.manifest.zero_stage) == (5, 2, stage)
+    assert found.manifest.policy_version == NUM_STEPS + 1
+    assert not list(run_dir.checkpoints.glob(".*"))
+    largest = max(found.manifest.files, key=lambda entry: entry.size)
+    with (found.path / largest.name).open("r+b") as file:
+        file.seek(largest.size // 2)
+        byte = file.read(1)
+        file.seek(largest.size // 2)
+        file.write(bytes([byte[0] ^ 1]))
+    assert newest_valid_checkpoint(run_dir) is None
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_export_loads_and_equals_the_weights(stage: int, together: Any, workspace: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = workspace / "2_ranks" / f"stage_{stage}" / "export" / "step_5"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    weights = together[0][stage]["weights"]
+    exported = {name: tensor.detach().numpy() for name, tensor in model.named_parameters()}
+    assert list(exported) == list(weights)
+    for name, array in weights.items():
+        np.testing.assert_array_equal(exported[name], array, err_msg=name)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.config._attn_implementation == "sdpa"
+    original = AutoTokenizer.from_pretrained(workspace / "model")
+    text = "3 + 4 = 7"
+    assert AutoTokenizer.from_pretrained(folder)(text)["input_ids"] == original(text)["input_ids"]

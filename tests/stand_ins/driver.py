@@ -1,0 +1,60 @@
+"""A driver for tests of launching: real Ray, no training.
+
+`python -m tests.stand_ins.driver RUN_DIR` shows what the cluster and each node look like, then writes COMPLETE and
+exits 0; STAND_IN_EXIT gives another code, STAND_IN_SLEEP_S keeps it running before that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import ray
+
+
+@ray.remote(num_cpus=0.5)
+class Witness:
+    """Tells what an actor on its node sees."""
+
+    def see(self) -> dict[str, object]:
+        store = Path(os.environ["HPC_GRPO_SHM_DIR"])
+        (store / "bucket").write_bytes(b"weights")
+        names = (entry.split("=")[0] for entry in Path("/proc/self/environ").read_text().split("\0"))
+        return {
+            "host": os.uname().nodename,
+            "ip": ray.util.get_node_ip_address(),
+            "cwd": str(Path.cwd()),
+            "env": {name: "***" if "KEY" in name else os.environ.get(name, "") for name in sorted(names) if name},
+            "store_mode": oct(store.stat().st_mode & 0o777),
+        }
+
+
+def on_signal(sig: int, _frame: object) -> None:
+    print(f"driver got {signal.Signals(sig).name}", flush=True)
+    sys.exit(75)
+
+
+def main(run_dir: Path) -> int:
+    for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(sig, on_signal)
+    ray.init(log_to_driver=False)
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    witnesses = [Witness.options(resources={f"node:{node['NodeManagerAddress']}": 0.01}).remote() for node in nodes]
+    seen = ray.get([witness.see.remote() for witness in witnesses])
+    contract = {name: value for name, value in os.environ.items() if name.startswith("HPC_GRPO_")}
+    report = {"resources": ray.cluster_resources(), "witnesses": seen, "contract": contract}
+    (run_dir / "stand_in.json").write_text(json.dumps(report, indent=2))
+    print(f"stand-in: {len(nodes)} nodes, {ray.cluster_resources().get('GPU', 0):.0f} GPUs", flush=True)
+    time.sleep(float(os.environ.get("STAND_IN_SLEEP_S", "0")))
+    code = int(os.environ.get("STAND_IN_EXIT", "0"))
+    if code == 0:
+        (run_dir / "COMPLETE").touch()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hpc_grpo.config.schema import Config
+from hpc_grpo.data import DemonstrationStream, PromptStream
+from hpc_grpo.errors import ConfigError
+
+ITEMS = [{"question": f"{i}+1=", "answer": f"so #### {i + 1}", "level": i} for i in range(10)]
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def make_config(train: dict[str, Any] | None = None, **data: Any) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"name": "t"},
+            "model": {"path": "none"},
+            "data": {"train": {"path": "d.jsonl", **(train or {})}, "template": "plain", **data},
+            "train": {"total_steps": 1, "max_tokens_per_microbatch": 1000},
+        }
+    )
+
+
+@pytest.fixture
+def tokenizer(make_tokenizer: Callable[..., Any]) -> Any:
+    return make_tokenizer()
+
+
+def test_every_epoch_gives_every_item_once_and_in_another_order(tokenizer: Any) -> None:
+    stream = PromptStream(make_config(), ITEMS, tokenizer, seed=1)
+    assert len(stream) == 10
+    epochs = [[stream.prompt(10 * epoch + place) for place in range(10)] for epoch in range(3)]
+    for epoch, prompts in enumerate(epochs):
+        assert sorted(prompt.text for prompt in prompts) == sorted(item["question"] for item in ITEMS)
+        assert {prompt.epoch for prompt in prompts} == {epoch}
+    assert len({tuple(prompt.text for prompt in prompts) for prompts in epochs}) == 3
+
+
+def test_a_prompt_depends_on_nothing_but_seed_and_ordinal(tokenizer: Any) -> None:
+    straight = PromptStream(make_config(), ITEMS, tokenizer, seed=1)
+    expected = [straight.prompt(ordinal) for ordinal in range(40)]
+    resumed = PromptStream(make_config(), ITEMS, tokenizer, seed=1)
+    assert [resumed.prompt(ordinal) for ordinal in reversed(range(40))] == expected[::-1]
+    other = PromptStream(make_config(), ITEMS, tokenizer, seed=2)
+    assert [other.prompt(ordinal).text for ordinal in range(40)] != [prompt.text for prompt in expected]
+
+
+def test_prompt_holds_tokens_of_its_text_and_all_columns(tokenizer: Any) -> None:
+    stream = PromptStream(make_config(shuffle=False, prompt_format="Q{{}} {prompt}\nA:"), ITEMS, tokenizer, 0)
+    prompt = stream.prompt(13)
+    assert (prompt.ordinal, prompt.epoch, prompt.text) == (13, 1, "Q{{}} 3+1=\nA:")
+    assert tokenizer.decode(list(prompt.token_ids)) == prompt.text
+    assert len(prompt.token_ids) == len(prompt.text)
+    assert prompt.fields == ITEMS[3]
+
+
+def test_the_reference_is_given_as_answer_whatever_its_column(tokenizer: Any) -> None:
+    items = [{"question": "q", "solution": "7", "answer": "unused"}]
+    named = PromptStream(make_config({"answer_field": "solution"}), items, tokenizer, 0)
+    assert named.prompt(0).fields == {"question": "q", "solution": "7", "answer": "7"}
+    without = PromptStream(make_config({"answer_field": None}), [{"question": "q"}], tokenizer, 0)
+    assert without.prompt(0).fields == {"question": "q"}
+
+
+def test_eval_has_its_own_columns_and_no_shuffle(tokenizer: Any) -> None:
+    config = make_config(eval={"path": "e.jsonl", "prompt_field": "problem"})
+    items = [{"problem": str(i), "answer": "1"} for i in range(10)]
+    stream = PromptStream(config, items, tokenizer, 0, dataset=config.data.eval, shuffle=False)
+    assert [stream.prompt(i).text for i in range(10)] == [str(i) for i in range(10)]
+
+
+def test_negative_ordinal_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match="count from 0"):
+        PromptStream(make_config(), ITEMS, tokenizer, 0).epoch_of(-1)
+
+
+def test_long_prompt_is_an_error_that_names_it(tokenizer: Any) -> None:
+    items = [*ITEMS, {"question": "x" * 33, "answer": "1"}]
+    with pytest.raises(ConfigError) as caught:
+        PromptStream(make_config(max_prompt_tokens=32), items, tokenizer, 0)
+    for words in ("Item 10 ", "33 tokens", "data.max_prompt_tokens = 32", "data.drop_long_prompts"):
+        assert words in str(caught.value)
+
+
+def test_long_prompts_are_dropped_and_counted(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    long = {"question": "x" * 33, "answer": "1"}
+    with caplog.at_level(logging.WARNING):
+        stream = PromptStream(
+            make_config(max_prompt_tokens=32, drop_long_prompts=True), [long, *ITEMS, long], tokenizer, 0
+        )
+    assert (len(stream), stream.num_dropped) == (10, 2)
+    assert {stream.prompt(ordinal).text for ordinal in range(10)} == {item["question"] for item in ITEMS}
+    assert "Dropped 2 of 12 items" in caplog.text
+    with pytest.raises(ConfigError, match="leaves nothing"):
+        PromptStream(make_config(max_prompt_tokens=32, drop_long_prompts=True), [long], tokenizer, 0)
+
+
+def test_a_tokenizer_that_appends_its_end_token_does_not_end_the_prompt(tokenizer: Any) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A <eos>", special_tokens=[("<eos>", tokenizer.eos_token_id)]
+    )
+    assert tokenizer("a")["input_ids"][-1] == tokenizer.eos_token_id
+    prompt = PromptStream(make_config(shuffle=False), ITEMS, tokenizer, 0).prompt(0)
+    assert tokenizer.eos_token_id not in prompt.token_ids
+
+
+def test_chat_template_with_system_prompt(make_tokenizer: Callable[..., Any], chat_template: str) -> None:
+    config = make_config(template="chat", system_prompt="Be brief.", shuffle=False)
+    prompt = PromptStream(config, ITEMS, make_tokenizer(chat_template), 0).prompt(0)
+    assert prompt.text == "<system>Be brief.\n<user>0+1=\n<assistant>"
+
+
+def test_messages_keep_their_own_system_message(make_tokenizer: Callable[..., Any], chat_template: str) -> None:
+    own = [{"role": "system", "content": "Own."}, *MESSAGES]
+    items = [{"m": own, "answer": "1"}, {"m": MESSAGES, "answer": "1"}]
+    config = make_config({"messages_field": "m"}, template="chat", system_prompt="Ours.", shuffle=False)
+    stream = PromptStream(config, items, make_tokenizer(chat_template), 0)
+    assert stream.prompt(0).text == "<system>Own.\n<user>hi\n<assistant>"
+    assert stream.prompt(1).text == "<system>Ours.\n<user>hi\n<assistant>"
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ("hi", "must be a list of messages"),
+        ([], "must be a list of messages"),
+        ([{"role": "user"}], "must have role and content"),
+        ([*MESSAGES, {"role": "assistant", "content": "x"}], "ends with a message of the assistant"),
+        ([{"role": "tool", "content": "x"}], "no tools here"),
+    ],
+)
+def test_messages_that_are_no_prompt(
+    make_tokenizer: Callable[..., Any], chat_template: str, messages: Any, words: str
+) -> None:
+    config = make_config({"messages_field": "m"}, template="chat")
+    with pytest.raises(ConfigError, match="Item 0") as caught:
+        PromptStream(config, [{"m": messages, "answer": "1"}], make_tokenizer(chat_template), 0)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "train", "words"),
+    [
+        ({"template": "chat"}, {}, "has no chat template"),
+        ({"system_prompt": "x"}, {}, "data.prompt_format"),
+        ({"prompt_format": "no place"}, {}, "must contain {prompt}"),
+        ({}, {"messages_field": "m"}, "needs data.template = chat"),
+    ],
+)
+def test_config_that_does_not_fit_the_tokenizer(tokenizer: Any, data: Any, train: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        PromptStream(make_config(train, **data), ITEMS, tokenizer, 0)
+    assert words in str(caught.value)
+
+
+def test_prompt_that_is_no_text_is_named(tokenizer: Any) -> None:
+    with pytest.raises(ConfigError, match=r"Item 1 .* must be text, not NoneType"):
+        PromptStream(make_config(), [ITEMS[0], {"question": None, "answer": "1"}], tokenizer, 0)
+
+
+def test_demonstrations_end_with_the_end_token_and_follow_the_same_order(tokenizer: Any) -> None:
+    demonstrations = DemonstrationStream(make_config(), ITEMS, tokenizer, seed=5)
+    prompts = PromptStream(make_config(), ITEMS, tokenizer, seed=5)
+    assert len(demonstrations) == 10
+    for ordinal in range(25):
+        demonstration, prompt = demonstrations.demonstration(ordinal), prompts.prompt(ordinal)
+        assert (demonstration.ordinal, demonstration.epoch) == (ordinal, ordinal // 10)
+        assert demonstration.prompt_token_ids == prompt.token_ids
+        *text, end = demonstration.completion_token_ids
+        assert tokenizer.decode(text) == prompt.fields["answer"]
+        assert end == tokenizer.eos_token_id
+
+
+def test_demonstration_that_fits_no_microbatch(tokenizer: Any) -> None:
+    items = [*ITEMS, {"question": "q", "answer": "y" * 999}]
+    with pytest.raises(ConfigError, match=r"Item 10 .* 1001 tokens.*train.max_tokens_per_microbatch = 1000"):
+        DemonstrationStream(make_config(), items, tokenizer, 0)
+    kept = DemonstrationStream(make_config(drop_long_prompts=True), items, tokenizer, 0)
+    assert (len(kept), kept.num_dropped) == (10, 1)
+
+
+@pytest.mark.parametrize(("item", "words"), [({"question": "q"}, "Fields: question"), ({"answer": ""}, "empty")])
+def test_demonstration_without_completion(tokenizer: Any, item: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match="Item 0") as caught:
+        DemonstrationStream(make_config(), [{"question": "q", **item}], tokenizer, 0)
+    assert words in str(caught.value)
+
+
+def test_demonstrations_need_an_end_token(tokenizer: Any) -> None:
+    tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match="eos_token"):
+        DemonstrationStream(make_config(), ITEMS, tokenizer, 0)

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from hpc_grpo.config.schema import DatasetConfig
+from hpc_grpo.data.sources import load_items
+from hpc_grpo.errors import ConfigError
+
+ITEMS = [{"question": f"{i} + 1?", "answer": str(i + 1), "level": i} for i in range(5)]
+
+
+def write_lines(path: Path, lines: list[str]) -> DatasetConfig:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return DatasetConfig(path=str(path))
+
+
+def message_of(config: DatasetConfig) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_items(config)
+    assert caught.value.exit_code == 78
+    return str(caught.value)
+
+
+def test_jsonl_keeps_order_and_all_columns(tmp_path: Path) -> None:
+    config = write_lines(tmp_path / "d.jsonl", [json.dumps(item) for item in ITEMS])
+    assert list(load_items(config)) == ITEMS
+
+
+def test_jsonl_skips_blank_lines_and_a_byte_order_mark(tmp_path: Path) -> None:
+    config = write_lines(tmp_path / "d.jsonl", ["\ufeff" + json.dumps(ITEMS[0]), "", json.dumps(ITEMS[1]), ""])
+    assert list(load_items(config)) == ITEMS[:2]
+
+
+def test_broken_line_after_a_million_bytes_is_named(tmp_path: Path) -> None:
+    good = json.dumps({"question": "é" * 500, "answer": "1"}, ensure_ascii=False)
+    num_good = 1_000_000 // len(f"{good}\n".encode()) + 1
+    broken = '{"question": "éé", "answer": }'
+    config = write_lines(tmp_path / "d.jsonl", [good] * num_good + [broken, good])
+    offset = num_good * len(f"{good}\n".encode())
+    position = offset + len('{"question": "éé", "answer": '.encode())
+    assert offset > 1_000_000
+    message = message_of(config)
+    assert f"line {num_good + 1}, byte {position}: not valid JSON (Expecting value)" in message
+    assert str(tmp_path / "d.jsonl") in message
+    assert (tmp_path / "d.jsonl").read_bytes()[position : position + 1] == b"}"
+
+
+def test_max_items_stops_before_a_broken_line(tmp_path: Path) -> None:
+    config = write_lines(tmp_path / "d.jsonl", [json.dumps(ITEMS[0]), "{"])
+    assert len(load_items(config.model_copy(update={"max_items": 1}))) == 1
+
+
+def test_line_that_is_no_object(tmp_path: Path) -> None:
+    message = message_of(write_lines(tmp_path / "d.jsonl", [json.dumps(ITEMS[0]), "[1]"]))
+    assert "line 2" in message
+    assert "not list" in message
+
+
+def test_line_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(json.dumps(ITEMS[0]).encode() + b'\n{"question": "\xff"}\n')
+    message = message_of(DatasetConfig(path=str(path)))
+    assert f"line 2, byte {path.read_bytes().index(0xFF)}: not valid UTF-8" in message
+
+
+@pytest.mark.parametrize("name", ["d.jsonl", "d.json"])
+def test_empty_data_set(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("" if name == "d.jsonl" else "[]")
+    assert "is empty" in message_of(DatasetConfig(path=str(tmp_path / name)))
+
+
+def test_missing_file_says_where_it_looked(tmp_path: Path) -> None:
+    assert str(tmp_path / "no.jsonl") in message_of(DatasetConfig(path=str(tmp_path / "no.jsonl")))
+
+
+def test_missing_field_names_item_and_the_fields_that_exist(tmp_path: Path) -> None:
+    config = write_lines(tmp_path / "d.jsonl", [json.dumps(ITEMS[0]), json.dumps({"question": "a", "b": 1})])
+    message = message_of(config)
+    assert "item 1" in message
+    assert "'answer' (answer_field)" in message
+    assert "question, b" in message
+    assert "null" in message
+    assert len(load_items(config.model_copy(update={"answer_field": None}))) == 2
+
+
+def test_messages_field_replaces_the_prompt_field(tmp_path: Path) -> None:
+    item = {"messages": [{"role": "user", "content": "hi"}], "answer": "1"}
+    config = write_lines(tmp_path / "d.jsonl", [json.dumps(item)])
+    assert "prompt_field" in message_of(config)
+    assert list(load_items(config.model_copy(update={"messages_field": "messages"}))) == [item]
+
+
+def test_json_array(tmp_path: Path) -> None:
+    path = tmp_path / "d.json"
+    path.write_text(json.dumps(ITEMS, indent=1))
+    assert list(load_items(DatasetConfig(path=str(path), max_items=3))) == ITEMS[:3]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"a": 1}', "must hold a JSON array of objects, not dict"),
+        ("[1]", "item 0: must be a JSON object, not int"),
+        ('{"a": 1}\n{"a": 2}\n', "name it .jsonl"),
+        ('[\n{"a": 1},\n{"a": }]', "line 3: not valid JSON"),
+    ],
+)
+def test_json_mistakes(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "d.json").write_text(content)
+    assert words in message_of(DatasetConfig(path=str(tmp_path / "d.json")))
+
+
+def test_other_file_types_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("question,answer\n")
+    assert ".jsonl" in message_of(DatasetConfig(path=str(tmp_path / "d.csv")))
+
+
+def test_saved_data_set(tmp_path: Path) -> None:
+    datasets.Dataset.from_list(ITEMS).save_to_disk(tmp_path / "saved")
+    items = load_items(DatasetConfig(path=str(tmp_path / "saved"), max_items=2))
+    assert [items[0], items[1]] == ITEMS[:2]
+    assert len(items) == 2
+    message = message_of(DatasetConfig(path=str(tmp_path / "saved"), prompt_field="prompt"))
+    assert "question, answer, level" in message
+
+
+def test_saved_data_set_with_splits(tmp_path: Path) -> None:
+    table = datasets.Dataset.from_list(ITEMS)
+    datasets.DatasetDict({"train": table, "test": table.select([4])}).save_to_disk(tmp_path / "saved")
+    assert list(load_items(DatasetConfig(path=str(tmp_path / "saved"), split="test"))) == ITEMS[4:]
+    message = message_of(DatasetConfig(path=str(tmp_path / "saved"), split="dev"))
+    assert "no split 'dev'" in message
+    assert "train, test" in message
+
+
+def test_hub_name_is_loaded_by_path_subset_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def load_dataset(*args: Any, **kwargs: Any) -> Any:
+        asked.append((args, kwargs))
+        return datasets.Dataset.from_list(ITEMS)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    items = load_items(DatasetConfig(path="openai/gsm8k", subset="main", split="test"))
+    assert asked == [(("openai/gsm8k", "main"), {"split": "test"})]
+    assert items[4] == ITEMS[4]
+
+
+def test_hub_name_offline_gives_the_command_to_prefetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(*args: Any, **kwargs: Any) -> Any:
+        raise ConnectionError("Couldn't reach the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    message = message_of(DatasetConfig(path="openai/gsm8k", subset="main"))
+    assert "ConnectionError: Couldn't reach the Hub" in message
+    assert "datasets.load_dataset('openai/gsm8k', 'main', split='train')" in message
+    assert "login node" in message

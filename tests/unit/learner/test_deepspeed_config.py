@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpc_grpo.config import Config
+from hpc_grpo.learner.deepspeed_config import deepspeed_config, frozen_config
+
+
+def config(dtype: str = "float32", **train: Any) -> Config:
+    values = {
+        "run": {"name": "test"},
+        "model": {"path": "model", "dtype": dtype},
+        "data": {"train": {"path": "data"}},
+        "train": {"total_steps": 1, **train},
+    }
+    return Config.model_validate(values)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_plain(stage: int) -> None:
+    settings = deepspeed_config(config(zero_stage=stage, max_grad_norm=0.3), world_size=6)
+    assert settings == {
+        "train_batch_size": 6,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.3,
+        "steps_per_print": None,
+        "bf16": {"enabled": False},
+        "zero_optimization": {"stage": stage, "contiguous_gradients": True, "overlap_comm": True},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+
+
+def test_bfloat16_sums_in_float32() -> None:
+    settings = deepspeed_config(config("bfloat16"), 2)
+    assert settings["bf16"] == {"enabled": True}
+    assert settings["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert settings["communication_data_type"] == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("none", None),
+        ("cpu", {"device": "cpu", "pin_memory": True}),
+        ("super_offload", {"device": "cpu", "super_offload": True, "cpuadam_cores_perc": 0.8}),
+    ],
+)
+def test_offload(name: str, expected: dict[str, Any] | None) -> None:
+    settings = deepspeed_config(config(zero_stage=3, offload_optimizer=name), 2)
+    assert settings["zero_optimization"].get("offload_optimizer") == expected
+
+
+def test_reference_is_sharded_without_an_optimizer() -> None:
+    settings = frozen_config(config("bfloat16"), 4)
+    assert settings["zero_optimization"] == {"stage": 3}
+    assert settings["bf16"] == {"enabled": True}

@@ -1,0 +1,195 @@
+"""The packed forward pass against the plain Hugging Face model, document by document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from hpc_grpo.algorithm.packing import pack, split_by_sequence, split_microbatches
+from hpc_grpo.config import Config
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.learner.attention import document_layout, packed_sdpa
+from hpc_grpo.learner.model import PolicyModel, load_policy
+from hpc_grpo.types import TrainSequence
+
+VOCABULARY = 50
+SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+TOKENS = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.2}
+MODELS: dict[str, Callable[[], Any]] = {
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, **HEADS, **TOKENS, tie_word_embeddings=True)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, **HEADS, **TOKENS, tie_word_embeddings=False)),
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=64, **TOKENS)
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param)
+    torch.manual_seed(0)
+    MODELS[request.param]().save_pretrained(path)
+    return path
+
+
+def make_config(path: Path, **changes: Any) -> Config:
+    values: dict[str, Any] = {
+        "run": {"name": "test"},
+        "model": {"path": str(path), "dtype": "float32", "device": "cpu"},
+        "data": {"train": {"path": "none"}, "max_prompt_tokens": 32},
+        "rollout": {"max_new_tokens": 32, "temperature": 0.7},
+        "train": {"total_steps": 1, "logprob_chunk_tokens": 16},
+    }
+    for section, change in changes.items():
+        values[section] = {**values.get(section, {}), **change} if isinstance(change, dict) else change
+    return Config.model_validate(values)
+
+
+def make_sequences(lengths: list[tuple[int, int]]) -> list[TrainSequence]:
+    random = np.random.default_rng(0)
+    return [
+        TrainSequence(index, 0, random.integers(2, VOCABULARY, p + c).astype(np.int32), c, np.zeros(0, np.float32), 1.0)
+        for index, (p, c) in enumerate(lengths)
+    ]
+
+
+def plain_logprobs(model: Any, sequence: TrainSequence, temperature: float) -> torch.Tensor:
+    """`[C]`, with no packing, no chunks and transformers' own attention."""
+    tokens = torch.from_numpy(sequence.token_ids.astype(np.int64))
+    logits = model(tokens.unsqueeze(0)).logits[0, :-1] / temperature
+    logprobs = logits.log_softmax(-1).gather(-1, tokens[1:, None])[:, 0]
+    return logprobs[-sequence.num_completion_tokens :]
+
+
+UNEQUAL = [(5, 7), (1, 20), (9, 1), (3, 30)]
+EQUAL = [(4, 8), (7, 5), (1, 11)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "attention", "checkpointing"),
+    [(UNEQUAL, "sdpa", False), (UNEQUAL, "eager", True), (EQUAL, "eager", False), ([(3, 9)], "sdpa", False)],
+    ids=["unequal", "recomputed", "equal", "single"],
+)
+def test_packed_equals_unpacked(model_path: Path, lengths: Any, attention: str, checkpointing: bool) -> None:
+    policy = load_policy(make_config(model_path), use_gradient_checkpointing=checkpointing)
+    plain = AutoModelForCausalLM.from_pretrained(model_path, attn_implementation=attention).eval()
+    sequences = make_sequences(lengths)
+    batch = pack(sequences)
+    packed, entropy = policy(batch)
+    expected = torch.cat([plain_logprobs(plain, sequence, 0.7) for sequence in sequences])
+    torch.testing.assert_close(packed, expected, rtol=0.0, atol=1e-5)
+    assert entropy.shape == packed.shape
+    weights = torch.linspace(-1.0, 1.0, len(packed))
+    (packed * weights).sum().backward()
+    (expected * weights).sum().backward()
+    theirs = dict(plain.named_parameters())
+    for name, parameter in policy.hf_named_parameters():
+        torch.testing.assert_close(parameter.grad, theirs[name].grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_split_into_microbatches_does_not_change_the_gradient(model_path: Path) -> None:
+    policy = load_policy(make_config(model_path), use_gradient_checkpointing=False)
+    sequences = make_sequences(UNEQUAL + EQUAL)
+    gradients = []
+    for budget in (33, 64, 1000):
+        policy.zero_grad()
+        for group in split_microbatches(sequences, budget):
+            batch = pack(group)
+            (torch.dot(policy(batch)[0].exp() * batch.advantages, batch.mask) / 91).backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]))
+    for gradient in gradients[1:]:
+        torch.testing.assert_close(gradient, gradients[0], rtol=0.0, atol=1e-6)
+
+
+def test_names_are_those_of_hugging_face(model_path: Path) -> None:
+    plain = AutoModelForCausalLM.from_pretrained(model_path)
+    policy = load_policy(make_config(model_path), use_gradient_checkpointing=False)
+    assert [name for name, _ in policy.hf_named_parameters()] == [name for name, _ in plain.named_parameters()]
+
+
+def test_a_document_does_not_see_its_neighbours(model_path: Path) -> None:
+    policy = load_policy(make_config(model_path), use_gradient_checkpointing=False)
+    first, second = make_sequences([(4, 9), (6, 11)])
+    changed = TrainSequence(0, 0, (first.token_ids + 1) % VOCABULARY, 9, first.engine_logprobs, 1.0)
+    together, beside_another = (
+        list(split_by_sequence(policy(batch)[0], batch))[1]
+        for batch in (pack([first, second]), pack([changed, second]))
+    )
+    torch.testing.assert_close(together, beside_another, rtol=0.0, atol=0.0)
+
+
+def test_no_dense_mask_is_built(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers.masking_utils as masking
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a mask was built")
+
+    for name in list(masking.ALL_MASK_ATTENTION_FUNCTIONS):
+        monkeypatch.setitem(masking.AttentionMaskInterface._global_mapping, name, refuse)
+    policy = load_policy(make_config(model_path), use_gradient_checkpointing=False)
+    policy(pack(make_sequences(UNEQUAL)))
+
+
+def test_sft_uses_the_plain_distribution(model_path: Path) -> None:
+    policy = load_policy(make_config(model_path, task="sft"), use_gradient_checkpointing=False)
+    plain = AutoModelForCausalLM.from_pretrained(model_path).eval()
+    sequences = make_sequences([(4, 9)])
+    expected = plain_logprobs(plain, sequences[0], 1.0)
+    torch.testing.assert_close(policy(pack(sequences))[0], expected, rtol=0.0, atol=1e-5)
+
+
+def test_missing_folder_and_broken_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such folder"):
+        load_policy(make_config(tmp_path / "absent"), False)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="cannot be loaded as a causal language model"):
+        load_policy(make_config(tmp_path), False)
+
+
+def test_short_context_is_refused(model_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"context of 64 tokens.*= 65"):
+        load_policy(make_config(model_path, data={"max_prompt_tokens": 33}), False)
+
+
+def test_sliding_window_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
+    settings = Qwen2Config(**SHAPE, **HEADS, **TOKENS, use_sliding_window=True, sliding_window=16, max_window_layers=0)
+    Qwen2ForCausalLM(settings).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="window of 16 tokens"):
+        load_policy(make_config(tmp_path), False)
+
+
+def test_kernel_refuses_what_it_does_not_compute() -> None:
+    heads = torch.randn(1, 2, 6, 8)
+    layout = document_layout((2, 4), "cpu")
+    for options, message in (
+        ({"attention_mask": torch.zeros(1)}, "an attention mask"),
+        ({"dropout": 0.1}, "dropout 0.1"),
+        ({"sliding_window": 3}, "a sliding window of 3 tokens"),
+        ({"softcap": 30.0}, "softcap"),
+    ):
+        arguments = {"attention_mask": None, "document_layout": layout, **options}
+        with pytest.raises(ValueError, match=message):
+            packed_sdpa(None, heads, heads, heads, **arguments)
+    packed_sdpa(None, heads, heads, heads, None, sliding_window=4, document_layout=layout)
+
+
+def test_dropout_is_off(model_path: Path) -> None:
+    policy: PolicyModel = load_policy(make_config(model_path), use_gradient_checkpointing=False)
+    assert policy.training
+    batch = pack(make_sequences(UNEQUAL))
+    torch.testing.assert_close(policy(batch)[0], policy(batch)[0], rtol=0.0, atol=0.0)

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+
+from hpc_grpo.metrics.reductions import Max, Mean, Sum, merge
+
+
+def test_merge_weighs_means_by_their_counts() -> None:
+    ranks = [
+        {"loss": Mean(10.0, 4), "worst": Max(-3.0), "tokens": Sum(5.0)},
+        {"loss": Mean(2.0, 2), "worst": Max(-1.0), "tokens": Sum(7.0)},
+    ]
+    assert merge(ranks) == {"loss": 2.0, "worst": -1.0, "tokens": 12.0}
+
+
+def test_a_name_missing_on_a_rank_and_an_empty_mean() -> None:
+    assert merge([{"a": Mean(0.0, 0)}, {"b": Sum(1.0)}]) == {"a": 0.0, "b": 1.0}
+    assert merge([]) == {}
+
+
+def test_kinds_must_agree() -> None:
+    with pytest.raises(TypeError, match="'loss' is a Mean on one rank, a Max on another"):
+        merge([{"loss": Mean(1.0)}, {"loss": Max(1.0)}])

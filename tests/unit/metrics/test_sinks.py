@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.config import Config
+from hpc_grpo.metrics import wandb_sink
+from hpc_grpo.metrics.console import ConsoleSink
+from hpc_grpo.metrics.jsonl import JsonlSink, read_metrics
+from hpc_grpo.metrics.record import StepRecord
+from hpc_grpo.metrics.sinks import TensorBoardSink, make_sinks
+from hpc_grpo.metrics.wandb_sink import WandbSink, wandb_mode
+from hpc_grpo.run_dir import RunDir
+
+KEY = "0123456789" * 4
+
+
+def metrics_of(config: Config, **changes: object) -> Config:
+    return config.model_copy(update={"metrics": config.metrics.model_copy(update=changes)})
+
+
+@pytest.fixture(autouse=True)
+def no_wandb_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_default_sinks_and_one_line_that_names_the_variable(
+    config: Config, run_dir: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        sinks = make_sinks(config, run_dir)
+    assert [type(sink) for sink in sinks] == [JsonlSink, ConsoleSink]
+    assert len(caplog.messages) == 1
+    assert "WANDB_API_KEY" in caplog.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("configured", "environ", "expected"),
+    [
+        ("auto", {}, None),
+        ("auto", {"WANDB_API_KEY": KEY}, "online"),
+        ("auto", {"WANDB_MODE": "offline"}, "offline"),
+        ("auto", {"WANDB_API_KEY": KEY, "WANDB_MODE": "offline"}, "offline"),
+        ("auto", {"WANDB_API_KEY": KEY, "WANDB_MODE": "disabled"}, None),
+        ("offline", {}, "offline"),
+        ("disabled", {"WANDB_API_KEY": KEY}, None),
+    ],
+)
+def test_wandb_mode(
+    config: Config, configured: str, environ: dict[str, str], expected: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        assert wandb_mode(metrics_of(config, wandb_mode=configured).metrics, environ) == expected
+    assert KEY not in caplog.text
+
+
+def test_wandb_offline_really_writes_and_a_resume_keeps_the_id(
+    config: Config, run_dir: RunDir, record: StepRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for _ in range(2):
+        sinks = make_sinks(config, run_dir)
+        assert isinstance(sinks[1], WandbSink)
+        for sink in sinks:
+            sink.write(record)
+        for sink in sinks:
+            sink.close()
+    run_id = run_dir.wandb_id.read_text().strip()
+    logs = sorted((run_dir.path / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert len(logs) == 2
+    assert {log.name for log in logs} == {f"run-{run_id}.wandb"}
+    assert all(b"reward/mean" in log.read_bytes() for log in logs)
+
+
+def test_failing_wandb_is_said_once_and_training_goes_on(
+    config: Config,
+    run_dir: RunDir,
+    record: StepRecord,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    import wandb
+
+    def refuse(**arguments: object) -> None:
+        raise wandb.errors.CommError("no such host")
+
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setattr(wandb, "init", refuse)
+    sinks = make_sinks(config, run_dir)
+    for _ in range(3):
+        for sink in sinks:
+            sink.write(record)
+    for sink in sinks:
+        sink.close()
+    warnings = [message for message in caplog.messages if "W&B failed" in message]
+    assert len(warnings) == 1
+    assert "no such host" in warnings[0]
+    assert KEY not in caplog.text
+    assert list(read_metrics(run_dir.metrics)) == [6]
+
+
+def test_a_mistake_of_ours_is_not_taken_for_a_failure_of_wandb(
+    config: Config, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+
+    def broken(**arguments: object) -> None:
+        raise TypeError("unexpected argument")
+
+    monkeypatch.setattr(wandb, "init", broken)
+    with pytest.raises(TypeError, match="unexpected argument"):
+        WandbSink(config, run_dir, "offline")
+
+
+def test_wandb_id_survives_in_the_run_directory(run_dir: RunDir) -> None:
+    first = wandb_sink.wandb_run_id(run_dir)
+    assert len(first) == 8
+    assert wandb_sink.wandb_run_id(RunDir(Path(run_dir.path))) == first
+
+
+def test_tensorboard_events_can_be_read_back(config: Config, run_dir: RunDir, record: StepRecord) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sinks = make_sinks(metrics_of(config, tensorboard=True), run_dir)
+    [sink] = [sink for sink in sinks if isinstance(sink, TensorBoardSink)]
+    sink.write(record)
+    sink.close()
+    events = EventAccumulator(str(run_dir.tensorboard))
+    events.Reload()
+    [point] = events.Scalars("reward/mean")
+    assert (point.step, point.value, point.wall_time) == (6, 0.53125, 1000.0)

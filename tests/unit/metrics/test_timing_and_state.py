@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hpc_grpo.metrics.state import RunState, read_state, write_state
+from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.run_dir import RunDir
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_phases_add_up_and_start_over_each_step() -> None:
+    clock = Clock()
+    timer = StepTimer(clock)
+    for seconds in (1.0, 2.0):
+        with timer.phase("generate_wait"):
+            clock.now += seconds
+        clock.now += 0.5
+    assert timer.finish_step() == {"time/generate_wait_s": 3.0, "time/step_s": 4.0}
+    clock.now += 7.0
+    assert timer.finish_step() == {"time/step_s": 7.0}
+
+
+def test_phase_that_raises_is_counted_and_raises_on() -> None:
+    clock = Clock()
+    timer = StepTimer(clock)
+    with pytest.raises(ZeroDivisionError), timer.phase("train"):
+        clock.now += 2.0
+        raise ZeroDivisionError
+    assert timer.finish_step()["time/train_s"] == 2.0
+
+
+def test_eta_is_not_moved_by_one_slow_step() -> None:
+    clock = Clock()
+    timer = StepTimer(clock)
+    assert timer.eta_s(10) is None
+    for seconds in (1.0, 1.0, 60.0, 1.0):
+        clock.now += seconds
+        timer.finish_step()
+    assert timer.eta_s(10) == 10.0
+
+
+def test_state_is_published_whole_and_read_back(run_dir: RunDir) -> None:
+    assert read_state(run_dir) is None
+    state = RunState(step=3, total_steps=9, attempt=2, phase="train", reward=0.5, eta_s=12.0, heartbeat=99.0)
+    write_state(run_dir, state)
+    assert read_state(run_dir) == state
+    assert json.loads(run_dir.state.read_text())["tokens_per_s"] is None
+    assert [path.name for path in run_dir.path.iterdir()] == ["state.json"]

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.rewards.correctness import correctness
+from hpc_grpo.rewards.keyword_match import keyword_match
+from hpc_grpo.rewards.pass_at_k import pass_at_k
+from hpc_grpo.rewards.strict_format import strict_format
+
+GOOD = "<reasoning>\n1 + 1\n</reasoning>\n<answer>\n2\n</answer>\n"
+
+
+def test_correctness_compares_each_completion_with_its_own_reference() -> None:
+    assert correctness(["q"] * 3, ["1", "2", "3"], answer=["#### 1", 2, "4"]) == [1.0, 1.0, 0.0]
+
+
+def test_correctness_without_reference_names_the_fix() -> None:
+    with pytest.raises(ConfigError, match="answer_field"):
+        correctness(["q"], ["1"], level=[3])
+
+
+def test_keywords_from_args_count_as_whole_words() -> None:
+    scores = keyword_match(["q"] * 3, ["Cat and dog", "concatenate", "c++ CAT"], keyword_list=["cat", "dog", "c++"])
+    assert scores == [pytest.approx(2 / 3), 0.0, pytest.approx(2 / 3)]
+    assert keyword_match(["q"], ["Cat"], keyword_list=["cat"], case_sensitive=True) == [0.0]
+
+
+def test_keywords_from_a_column() -> None:
+    assert keyword_match(["q"] * 2, ["a b", "c"], keywords=[["a", "z"], ["c"]]) == [0.5, 1.0]
+    assert keyword_match(["q"] * 2, ["a b", "c"], keyword_field="words", words=["a, b", None]) == [1.0, 1.0]
+    with pytest.raises(ConfigError, match="columns: answer"):
+        keyword_match(["q"], ["a"], answer=["1"])
+
+
+@pytest.mark.parametrize("completion", [GOOD, GOOD.replace("\n", ""), f"  {GOOD}"])
+def test_strict_format_accepts(completion: str) -> None:
+    assert strict_format(["q"], [completion]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "",
+        f"Sure! {GOOD}",
+        f"{GOOD} Done.",
+        f"{GOOD}{GOOD}",
+        GOOD.replace("1 + 1", " "),
+        GOOD.replace("</reasoning>", ""),
+        GOOD.replace("2", "2</answer><answer>3"),
+        GOOD.replace("1 + 1", "<answer>2</answer>"),
+        "<answer>2</answer><reasoning>1</reasoning>",
+        GOOD.replace("answer", "Answer"),
+    ],
+)
+def test_strict_format_refuses(completion: str) -> None:
+    assert strict_format(["q"], [completion]) == [0.0]
+
+
+def test_strict_format_with_other_tags() -> None:
+    completion = "<think>hm</think><answer>2</answer>"
+    assert strict_format(["q"], [completion], reasoning_tag="think") == [1.0]
+    assert strict_format(["q"], [completion]) == [0.0]
+
+
+def test_pass_at_k_equals_enumeration() -> None:
+    from itertools import combinations
+
+    for n in range(1, 7):
+        for c in range(n + 1):
+            for k in range(1, n + 1):
+                subsets = list(combinations([True] * c + [False] * (n - c), k))
+                expected = sum(any(subset) for subset in subsets) / len(subsets)
+                assert pass_at_k(n, c, k) == pytest.approx(expected, abs=1e-12)
+
+
+def test_pass_at_k_of_many_samples_and_bad_arguments() -> None:
+    assert pass_at_k(2000, 1, 1000) == pytest.approx(0.5)
+    for arguments in ((4, 5, 1), (4, -1, 1), (4, 2, 5), (4, 2, 0)):
+        with pytest.raises(ValueError, match="must be between"):
+            pass_at_k(*arguments)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.rewards.registry import builtin_names, resolve_reward, reward
+
+
+def message_of(name: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve_reward(name)
+    return str(caught.value)
+
+
+def test_builtins() -> None:
+    assert {"correctness", "keyword_match", "strict_format"} <= set(builtin_names())
+    assert resolve_reward("correctness")(["q"], ["2"], answer=["2"]) == [1.0]
+
+
+def test_unknown_name_lists_the_builtins() -> None:
+    message = message_of("corectness")
+    assert "correctness, keyword_match, strict_format" in message
+    assert "module:function" in message
+
+
+def test_a_name_is_registered_once() -> None:
+    builtin_names()
+    with pytest.raises(ConfigError, match="registered already"):
+        reward("correctness")(lambda prompts, completions: [])
+
+
+def test_module_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rewards_for_registry.py").write_text("def score(prompts, completions): return [7.0]\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert resolve_reward("my_rewards_for_registry:score")([], []) == [7.0]
+
+
+def test_file_with_a_dataclass_and_a_neighbour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    (tmp_path / "neighbour_of_reward.py").write_text("VALUE = 3.0\n")
+    (tmp_path / "file_reward.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "from neighbour_of_reward import VALUE\n"
+        "@dataclass\nclass Weight:\n    value: float = VALUE\n"
+        "def score(prompts, completions): return [Weight().value]\n"
+    )
+    assert resolve_reward(f"{tmp_path}/file_reward.py:score")([], []) == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "words"),
+    [
+        ("import no_such_module_at_all", "f", "No module named 'no_such_module_at_all'"),
+        ("x = 1\ny = 1 / 0", "f", "bad.py:2"),
+        ("import sys\nsys.exit(3)", "f", "SystemExit: 3"),
+        ("def (", "f", "SyntaxError"),
+        ("def other(): pass", "f", "It has: other"),
+        ("f = 3", "f", "must be a function, but is of type int"),
+    ],
+)
+def test_module_errors_reach_the_user(tmp_path: Path, source: str, name: str, words: str) -> None:
+    (tmp_path / "bad.py").write_text(source)
+    assert words in message_of(f"{tmp_path}/bad.py:{name}")
+
+
+def test_missing_module_and_missing_file(tmp_path: Path) -> None:
+    message = message_of("no_such_module_at_all:f")
+    assert "No module named" in message
+    assert "Built in: correctness" in message
+    assert str(tmp_path / "none.py") in message_of(f"{tmp_path}/none.py:f")

@@ -1,0 +1,152 @@
+"""What the cluster consists of, and where each of its files lies."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+STATE_VARIABLE = "HPC_GRPO_SLURM_STATE"
+DEFAULT_STATE = "/run/hpc-grpo-slurm"
+
+# 198.18.0.0/15 is reserved for benchmarking (RFC 2544): no site routes it.
+SUBNET_PREFIX = "198.18.0."
+PREFIX_LENGTH = 24
+FIRST_NODE_HOST = 11
+MAX_NODES = 200
+
+CLUSTER_NAME = "virtual"
+CONTROLLER = "slurmctl"
+LOGIN = "login01"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One network, hostname and PID space of the cluster."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What `up` was asked for. Memory is in MiB."""
+
+    nodes: int
+    cpus_per_node: int = 8
+    mem_per_node_mib: int = 12000
+    gpus_per_node: int = 4
+    small_disk_mib: int = 64
+
+    @property
+    def node_names(self) -> list[str]:
+        """
+        >>> Shape(nodes=2).node_names
+        ['nid001', 'nid002']
+        """
+        return [f"nid{i:03d}" for i in range(1, self.nodes + 1)]
+
+    @property
+    def machines(self) -> list[Machine]:
+        """Controller first: the others hang on its bridge."""
+        nodes = [
+            Machine(name, f"{SUBNET_PREFIX}{FIRST_NODE_HOST + i}") for i, name in enumerate(self.node_names)
+        ]
+        return [Machine(CONTROLLER, f"{SUBNET_PREFIX}1"), Machine(LOGIN, f"{SUBNET_PREFIX}2"), *nodes]
+
+    def __str__(self) -> str:
+        each = f"{self.cpus_per_node} CPUs, {self.mem_per_node_mib} MiB and {self.gpus_per_node} fake GPUs"
+        return f"{self.nodes} node(s) of {each}, small disk {self.small_disk_mib} MiB"
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Shape:
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Every path of the cluster. All lie below `state`; nothing is written elsewhere."""
+
+    state: Path
+
+    @classmethod
+    def from_environment(cls) -> Layout:
+        return cls(Path(os.environ.get(STATE_VARIABLE, DEFAULT_STATE)).absolute())
+
+    @property
+    def marker(self) -> Path:
+        """Says that this folder is ours to delete."""
+        return self.state / "made-by-hpc-grpo-virtual-slurm"
+
+    @property
+    def shape(self) -> Path:
+        """Written last by `up`: its presence means that the cluster came up whole."""
+        return self.state / "shape.json"
+
+    @property
+    def etc_slurm(self) -> Path:
+        """Mounted over /etc/slurm in every machine."""
+        return self.state / "etc" / "slurm"
+
+    @property
+    def hosts(self) -> Path:
+        return self.state / "etc" / "hosts"
+
+    @property
+    def resolv_conf(self) -> Path:
+        return self.state / "etc" / "resolv.conf"
+
+    @property
+    def munge_key(self) -> Path:
+        return self.state / "etc" / "munge.key"
+
+    @property
+    def local(self) -> Path:
+        """One path that is a different folder in each machine, so that one slurm.conf serves all."""
+        return self.state / "local"
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.local / "munge.socket"
+
+    @property
+    def logs(self) -> Path:
+        return self.state / "log"
+
+    @property
+    def gpus(self) -> Path:
+        return self.state / "gpus"
+
+    @property
+    def small_disk(self) -> Path:
+        """A file system of a few MiB that all machines share, for tests of a full disk."""
+        return self.state / "small-disk"
+
+    @property
+    def controller_state(self) -> Path:
+        return self.state / "slurmctld"
+
+    @property
+    def spool(self) -> Path:
+        return self.state / "spool"
+
+    @property
+    def database(self) -> Path:
+        return self.state / "mariadb"
+
+    def machine_dir(self, name: str) -> Path:
+        return self.state / "machines" / name
+
+    def machine_local(self, name: str) -> Path:
+        return self.machine_dir(name) / "local"
+
+    def init_record(self, name: str) -> Path:
+        return self.machine_dir(name) / "init.json"
+
+    def network_namespace(self, name: str) -> Path:
+        """A mount that keeps the machine's network alive while the machine itself is dead."""
+        return self.machine_dir(name) / "net"

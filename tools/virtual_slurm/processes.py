@@ -1,0 +1,101 @@
+"""Which process is ours. A pid alone does not say: the kernel gives it to another after the process ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from .errors import ClusterError
+
+_KILL_DEADLINE_S = 20.0
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float, what: str, poll_s: float = 0.1) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > end:
+            raise ClusterError(f"after {deadline_s:.0f} s still not true: {what}")
+        time.sleep(poll_s)
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _state_and_start(pid: int) -> tuple[str, int] | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command's name may hold blanks and brackets; the fields proper follow its last bracket.
+    fields = stat.rpartition(")")[2].split()
+    return fields[0], int(fields[19])
+
+
+def _reap_children() -> None:
+    """A PID space ends only when all its dead are reaped, also those that this very process started in it."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0] != 0:
+            pass
+
+
+@dataclass(frozen=True)
+class ProcessRecord:
+    """A process, unmistakably: its pid, its start in clock ticks since boot, and which boot."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessRecord:
+        found = _state_and_start(pid)
+        if found is None:
+            raise ClusterError(f"process {pid} ended before it could be recorded")
+        return cls(pid, found[1], _boot_id())
+
+    @classmethod
+    def read(cls, path: Path) -> ProcessRecord | None:
+        try:
+            return cls(**json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
+
+    def write(self, path: Path) -> None:
+        written = path.with_suffix(".new")
+        written.write_text(json.dumps(asdict(self)))
+        written.replace(path)
+
+    def alive(self) -> bool:
+        found = _state_and_start(self.pid)
+        if found is None or self.boot_id != _boot_id():
+            return False
+        state, start_ticks = found
+        return state not in "ZX" and start_ticks == self.start_ticks
+
+    def kill(self) -> None:
+        """Kill it, if it is still the process recorded, and wait until it is gone."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        try:
+            # The descriptor holds on to one process, so what is checked now is what is killed.
+            if self.alive():
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        finally:
+            os.close(descriptor)
+
+        def gone() -> bool:
+            _reap_children()
+            return not self.alive()
+
+        wait_until(gone, _KILL_DEADLINE_S, f"process {self.pid} is gone", 0.02)

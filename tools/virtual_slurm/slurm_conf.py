@@ -1,0 +1,115 @@
+"""The cluster's configuration files, as pure functions of its shape."""
+
+from __future__ import annotations
+
+from .layout import CLUSTER_NAME, CONTROLLER, SUBNET_PREFIX, Layout, Shape
+
+DATABASE_PORT = 3306
+
+
+def slurm_conf(layout: Layout, shape: Shape) -> str:
+    names = ",".join(shape.node_names)
+    addresses = {machine.name: machine.address for machine in shape.machines}
+    memory_per_cpu = shape.mem_per_node_mib // shape.cpus_per_node
+    nodes = "\n".join(
+        f"NodeName={name} NodeAddr={addresses[name]}"
+        f" Sockets=1 CoresPerSocket={shape.cpus_per_node} ThreadsPerCore=1"
+        f" RealMemory={shape.mem_per_node_mib}"
+        + (f" Gres=gpu:gh200:{shape.gpus_per_node}" if shape.gpus_per_node else "")
+        + " State=UNKNOWN"
+        for name in shape.node_names
+    )
+    return f"""\
+ClusterName={CLUSTER_NAME}
+SlurmctldHost={CONTROLLER}({addresses[CONTROLLER]})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={layout.munge_socket}
+
+StateSaveLocation={layout.controller_state}
+SlurmdSpoolDir={layout.spool}/%n
+SlurmctldPidFile={layout.local}/slurmctld.pid
+SlurmdPidFile={layout.local}/slurmd.pid
+SlurmctldLogFile={layout.logs}/slurmctld.log
+SlurmdLogFile={layout.logs}/slurmd-%n.log
+
+# No cgroup delegation is assumed.
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+GresTypes=gpu
+# The nodes claim more CPUs and memory than the host may have.
+SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0,sched_interval=2
+
+ReturnToService=2
+SlurmdTimeout=15
+KillWait=5
+OverTimeLimit=0
+MessageTimeout=30
+
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost={CONTROLLER}
+# Not a password: connections to slurmdbd ignore AuthInfo and take the socket from here.
+AccountingStoragePass=socket={layout.munge_socket}
+AccountingStorageTRES=gres/gpu
+JobAcctGatherType=jobacct_gather/linux
+# The only way to have memory enforced without cgroups. Proportional set size, because every Ray process
+# maps the whole object store and plain RSS would count it once per process.
+JobAcctGatherParams=OverMemoryKill,UsePss
+JobAcctGatherFrequency=task=2
+
+{nodes}
+
+# A site may or may not set a default memory, and different scripts break on each.
+PartitionName=workq Nodes={names} Default=YES DefMemPerCPU={memory_per_cpu} State=UP
+PartitionName=nodefmem Nodes={names} Default=NO State=UP
+"""
+
+
+def gres_conf(layout: Layout, shape: Shape) -> str:
+    if not shape.gpus_per_node:
+        return "AutoDetect=off\n"
+    names = ",".join(shape.node_names)
+    devices = f"gpu[0-{shape.gpus_per_node - 1}]" if shape.gpus_per_node > 1 else "gpu0"
+    return f"AutoDetect=off\nNodeName={names} Name=gpu Type=gh200 File={layout.gpus}/{devices}\n"
+
+
+def slurmdbd_conf(layout: Layout, database_password: str) -> str:
+    return f"""\
+DbdHost={CONTROLLER}
+DbdAddr={SUBNET_PREFIX}1
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={layout.munge_socket}
+LogFile={layout.logs}/slurmdbd.log
+PidFile={layout.local}/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={DATABASE_PORT}
+StorageUser=slurm
+StoragePass={database_password}
+"""
+
+
+def database_init_sql(database_password: str) -> str:
+    # One statement a line: that is how --init-file reads it.
+    return (
+        f"CREATE USER IF NOT EXISTS 'slurm'@'127.0.0.1' IDENTIFIED BY '{database_password}';\n"
+        "GRANT ALL ON slurm_acct_db.* TO 'slurm'@'127.0.0.1';\n"
+    )
+
+
+def hosts(shape: Shape) -> str:
+    lines = [f"{machine.address} {machine.name}" for machine in shape.machines]
+    return "\n".join(["127.0.0.1 localhost", *lines]) + "\n"
+
+
+def resolv_conf() -> str:
+    # Nobody listens there, so an unknown name fails at once and not after the resolver's usual ten seconds.
+    return f"nameserver {SUBNET_PREFIX}1\noptions timeout:1 attempts:1\n"
