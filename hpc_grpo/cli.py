@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 
 from hpc_grpo import __version__
 from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.launch import DEFAULT_DRIVER
 
 if TYPE_CHECKING:
     from hpc_grpo.run_dir import RunDir
@@ -37,7 +39,7 @@ _SET = click.option(
     "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a key of the config, such as train.lr=1e-6."
 )
 
-_DRIVER = click.option("--driver", hidden=True, default="hpc_grpo.train", help="Module or .py file; for tests.")
+_DRIVER = click.option("--driver", hidden=True, default=DEFAULT_DRIVER, help="Module or .py file; for tests.")
 
 
 @main.command()
@@ -70,7 +72,10 @@ def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], d
 @click.option("--partition", help="launch.slurm.partition")
 @click.option("--account", help="launch.slurm.account")
 @click.option("--dry-run", is_flag=True, help="Print the job script and do nothing.")
-def submit(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], dry_run: bool, **options: Any) -> None:
+@_DRIVER
+def submit(
+    config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], dry_run: bool, driver: str, **options: Any
+) -> None:
     """Submit a run as a Slurm job and return. The same command resumes a run that was interrupted."""
     from hpc_grpo.launch import slurm
     from hpc_grpo.launch.freeze import freeze
@@ -78,10 +83,12 @@ def submit(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], 
     from hpc_grpo.run_dir import RunDir
 
     keys = {"nodes": "num_nodes"}
-    chosen = [f"launch.slurm.{keys.get(key, key)}={value}" for key, value in options.items() if value is not None]
+    given = {keys.get(key, key): json.dumps(value) for key, value in options.items() if value is not None}
+    chosen = [f"launch.slurm.{key}={value}" for key, value in given.items()]
     request = load_request(config_name, [*sets, *overrides, *chosen])
     if dry_run:
-        click.echo(slurm.render(request.config.launch, RunDir(request.config.run_path.absolute())), nl=False)
+        run = RunDir(request.config.run_path.absolute())
+        click.echo(slurm.render(request.config.launch, run, slurm.attempt_command(run, driver)), nl=False)
         return
     os.environ.update(request.environment)
     slurm.parameters(request.config.launch, RunDir(request.config.run_path))
@@ -89,7 +96,7 @@ def submit(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], 
     if frozen.run.is_complete():
         click.echo(f"The run in {frozen.run.path} is already complete; raise train.total_* to extend it.")
         return
-    job_id = slurm.submit(frozen.config.launch, frozen.run)
+    job_id = slurm.submit(frozen.config.launch, frozen.run, slurm.attempt_command(frozen.run, driver))
     click.echo(f"Submitted job {job_id} for {'new run' if frozen.is_new else 'run'} {frozen.run.path}")
     click.echo(f"  follow its log:  tail -F {slurm.log_path(frozen.run, job_id)}")
     click.echo(f"  stop it:         scancel {job_id}")
@@ -138,6 +145,16 @@ def config(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], 
 
     resolved = load_request(config_name, [*sets, *overrides]).config
     click.echo(to_yaml(resolved) if as_yaml else describe(resolved), nl=False)
+
+
+@main.command("report")
+@click.argument("run_dir", type=click.Path(path_type=Path))
+def show_report(run_dir: Path) -> None:
+    """Plot what a run has learned, in the terminal and as report.png, with completions before and after."""
+    from hpc_grpo.metrics.report import report
+    from hpc_grpo.run_dir import RunDir
+
+    report(RunDir(run_dir))
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ DENIED_PREFIXES: dict[str, str] = {
 """These win over everything but an explicit `launch.env`."""
 
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_SECRET = re.compile(r"(^|_)(API_?)?(KEYS?|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
 
 
 def is_allowed(name: str, pass_env: Iterable[str] = ()) -> bool:

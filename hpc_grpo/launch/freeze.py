@@ -16,6 +16,7 @@ from typing import Any
 from hpc_grpo import __version__
 from hpc_grpo.config import Config, load_resolved, to_yaml
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.environment import is_secret
 from hpc_grpo.run_dir import RunDir, write_atomic, write_json_atomic
 
 CHANGEABLE: dict[str, str] = {
@@ -47,6 +48,11 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Fro
 
     Raises ConfigError when it cannot be written, or belongs to another config.
     """
+    if secret := [name for name in config.launch.env if is_secret(name)]:
+        raise ConfigError(
+            f"launch.env must not hold secrets ({', '.join(secret)}): config.yaml is kept and shared. Export them in "
+            f"the environment and, unless their prefix is let through already, name them in launch.pass_env."
+        )
     config = _with_absolute_root(config)
     run = RunDir(config.run_path)
     run.create()

@@ -32,7 +32,7 @@ _NOT_OURS = ("_", "SHLVL", "PWD", "OLDPWD", "BASH_", "LMOD_", "_LM", "__LMOD", "
 _PROGRAM = r"""
 set -e
 source "$1" 1>&2
-if [[ "$(declare -p TRAINING_ARGS 2>/dev/null)" == "declare -"*a* ]]; then
+if [[ "$(declare -p TRAINING_ARGS 2>/dev/null)" == "declare -a"* ]]; then
   printf 'array\0%s\0' "${#TRAINING_ARGS[@]}"
   for word in "${TRAINING_ARGS[@]}"; do printf '%s\0' "$word"; done
 elif [[ -n "${TRAINING_ARGS+set}" ]]; then printf 'string\0001\0%s\0' "$TRAINING_ARGS"

@@ -16,17 +16,18 @@ from typing import Any
 
 from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.launch import DEFAULT_DRIVER
 from hpc_grpo.launch.topology import submission_environment
 from hpc_grpo.run_dir import RunDir
 
 _USR1_BEFORE_END_S = 120
 
 
-def render(launch: LaunchConfig, run: RunDir, python: str = sys.executable) -> str:
+def render(launch: LaunchConfig, run: RunDir, command: str) -> str:
     """The job script of a run. Raises ConfigError for options that submitit or the schema owns."""
     from submitit.slurm.slurm import _make_sbatch_string
 
-    script: str = _make_sbatch_string(command=_command(run, python), folder=run.slurm_logs, **parameters(launch, run))
+    script: str = _make_sbatch_string(command=command, folder=run.slurm_logs, **parameters(launch, run))
     return script
 
 
@@ -78,12 +79,16 @@ def setup_lines(launch: LaunchConfig) -> list[str]:
     return [*(modules if launch.modules else []), *launch.setup_lines]
 
 
-def _command(run: RunDir, python: str) -> str:
+def attempt_command(run: RunDir, driver: str = DEFAULT_DRIVER, python: str = sys.executable) -> str:
+    """The shell line that a job ends with."""
+    words = [python, "-u", "-m", "hpc_grpo.cli", "attempt", str(run.path)]
+    if driver != DEFAULT_DRIVER:
+        words += ["--driver", driver]
     # exec: Slurm signals the batch shell, and a shell would pass nothing on
-    return f"exec {shlex.quote(python)} -u -m hpc_grpo.cli attempt {shlex.quote(str(run.path))}"
+    return f"exec {shlex.join(words)}"
 
 
-def submit(launch: LaunchConfig, run: RunDir) -> str:
+def submit(launch: LaunchConfig, run: RunDir, command: str) -> str:
     """Hand the run to sbatch and return the job id. Raises LaunchError with sbatch's own words."""
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -99,7 +104,7 @@ def submit(launch: LaunchConfig, run: RunDir) -> str:
     with _environment(submission_environment(os.environ)):
         try:
             # Not executor.submit: that pickles a function, and asking its Job for anything starts a watcher.
-            job = executor._submit_command(_command(run, sys.executable))
+            job = executor._submit_command(command)
         except (FailedJobError, FailedSubmissionError) as error:
             raise LaunchError(f"sbatch refused the job: {error}") from error
     return str(job.job_id)

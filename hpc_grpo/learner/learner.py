@@ -27,7 +27,7 @@ from hpc_grpo.algorithm.packing import (
     zero_weight_batch,
 )
 from hpc_grpo.config.schema import Config
-from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.learner import parameters
 from hpc_grpo.learner.accumulator import MetricAccumulator
 from hpc_grpo.learner.model import PolicyModel
@@ -77,8 +77,9 @@ class Learner:
     def train_step(self, minibatches: Sequence[Minibatch]) -> dict[str, Reduction]:
         """Take one optimizer step for each minibatch; gives this rank's metrics, to be merged over ranks.
 
-        Raises HpcGrpoError when a gradient is not finite: the weights are then spoilt, and the run has to go
-        on from its last checkpoint.
+        Raises HpcGrpoError when a gradient is not finite: DeepSpeed then drops that update, the steps no longer
+        mean what they count, and the run has to go on from its last checkpoint. Raises ConfigError for a
+        sequence longer than the model's context.
         """
         packed = self._pack_equalised([minibatch.sequences for minibatch in minibatches])
         # The first minibatch meets the weights the step started with: its own logprobs are the proximal ones.
@@ -116,6 +117,7 @@ class Learner:
 
     def _pack_equalised(self, shares: Sequence[Sequence[TrainSequence]]) -> list[list[PackedBatch]]:
         """Microbatches of each share, filled up to the largest number any rank has, on the device."""
+        self._check_context(shares)
         budget = self.config.train.max_tokens_per_microbatch
         packed = [[pack(group) for group in split_microbatches(share, budget)] for share in shares]
         counts = torch.tensor([len(batches) for batches in packed], device=self.device)
@@ -124,6 +126,15 @@ class Learner:
         for batches, count in zip(packed, counts.tolist(), strict=True):
             batches += [zero_weight_batch()] * (max(count, 1) - len(batches))
         return [[batch.to(self.device) for batch in batches] for batches in packed]
+
+    def _check_context(self, shares: Sequence[Sequence[TrainSequence]]) -> None:
+        context = getattr(self.model.language_model.config, "max_position_embeddings", None)
+        longest = max((len(sequence.token_ids) for share in shares for sequence in share), default=0)
+        if context is not None and longest > context:
+            raise ConfigError(
+                f"A sequence has {longest} tokens, but model.path = {self.config.model.path} has a context of {context}. "
+                f"Shorten the data's prompts and completions, or take another model."
+            )
 
     def _optimizer_step(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,8 +37,9 @@ def build_engine(config: Config, world_size: int, device: Any, total_optimizer_s
     """The DeepSpeed engine around the policy; `.module` is the `PolicyModel`."""
     import deepspeed
 
-    # DeepSpeed reports every setting at INFO, on every rank.
-    deepspeed.utils.logging.logger.setLevel(logging.WARNING)
+    if config.train.offload_optimizer == "super_offload" and device.type != "cuda":
+        raise ConfigError("train.offload_optimizer = super_offload needs a GPU. Set it to cpu or none here.")
+    _quieten(deepspeed)
     settings = deepspeed_config(config, world_size)
     checkpointing = config.train.gradient_checkpointing
     use_checkpointing = device.type == "cuda" if checkpointing is None else checkpointing
@@ -82,6 +84,17 @@ def sharded_loading(settings: dict[str, Any]) -> Iterator[None]:
     active = HfDeepSpeedConfig(settings)
     yield
     del active
+
+
+def _quieten(deepspeed: Any) -> None:
+    from transformers.utils import logging as transformers_logging
+
+    # DeepSpeed reports every setting at INFO, on every rank.
+    deepspeed.utils.logging.logger.setLevel(logging.WARNING)
+    transformers_logging.disable_progress_bar()
+    # DeepSpeed calls collectives under names that torch has begun to rename: one line for every microbatch.
+    for name in ("reduce_scatter_tensor", "all_gather_into_tensor"):
+        warnings.filterwarnings("ignore", message=f".*{name}. is deprecated", category=FutureWarning)
 
 
 def _optimizer(config: Config, model: PolicyModel) -> Any:

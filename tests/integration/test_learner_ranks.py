@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from learner_processes import LOOPBACK, make_config, make_sequences, make_step, 
 from naive_grpo import naive_training
 
 from hpc_grpo.demo.model import ModelSize, write_model
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.learner.manifest import newest_valid_checkpoint
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.run_dir import RunDir
@@ -38,9 +39,25 @@ def train_all_stages(rank: int, world_size: int, store: Any, model: Path, root: 
         logprobs = learner.learner_logprobs(make_sequences(99)[rank : rank + 5])
         results[stage] = {"metrics": metrics, "weights": weights, "logprobs": logprobs}
         results[stage]["resumed"] = resume(learner, config, rank, world_size, root)
+        if world_size == 1:
+            results[stage]["complaints"] = broken_steps(learner)
         connections = psutil.Process().net_connections()
         results[stage]["listening_on"] = {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
     return results
+
+
+def broken_steps(learner: Any) -> list[str]:
+    """What a learner says to a sequence beyond its context, and to an advantage that is not a number."""
+    minibatch = make_step(1, 0, 1)[0]
+    first, *others = minibatch.sequences
+    long = replace(first, token_ids=np.full(65, 3, np.int32))
+    broken = replace(first, advantage=float("nan"))
+    messages = []
+    for sequence in (long, broken):
+        with pytest.raises(HpcGrpoError) as caught:
+            learner.train_step([replace(minibatch, sequences=(sequence, *others))])
+        messages.append(str(caught.value))
+    return messages
 
 
 def resume(learner: Any, config: Any, rank: int, world_size: int, root: Path) -> Any:
@@ -136,6 +153,13 @@ def test_logprobs_come_back_in_the_order_given(stage: int, alone: Any, together:
         np.testing.assert_allclose(first, second, atol=1e-5)
     for first, second in zip(alone[stage]["logprobs"], together[0][stage]["logprobs"], strict=True):
         np.testing.assert_allclose(first, second, atol=2e-5)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_broken_input_is_reported_in_words(stage: int, alone: Any) -> None:
+    too_long, not_finite = alone[stage]["complaints"]
+    assert "A sequence has 65 tokens" in too_long
+    assert "is not finite" in not_finite
 
 
 def test_nothing_listens_beyond_loopback(alone: Any, together: Any) -> None:

@@ -1,7 +1,7 @@
 """A driver for tests of launching: real Ray, no training.
 
 `python -m tests.stand_ins.driver RUN_DIR` shows what the cluster and each node look like, then writes COMPLETE and
-exits 0; STAND_IN_EXIT gives another code, STAND_IN_SLEEP_S keeps it running before that.
+exits 0; HPC_GRPO_STAND_IN_EXIT gives another code, HPC_GRPO_STAND_IN_SLEEP_S keeps it running before that.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def main(run_dir: Path) -> int:
     report = {"resources": ray.cluster_resources(), "witnesses": seen, "contract": contract}
     (run_dir / "stand_in.json").write_text(json.dumps(report, indent=2))
     print(f"stand-in: {len(nodes)} nodes, {ray.cluster_resources().get('GPU', 0):.0f} GPUs", flush=True)
-    time.sleep(float(os.environ.get("STAND_IN_SLEEP_S", "0")))
-    code = int(os.environ.get("STAND_IN_EXIT", "0"))
+    time.sleep(float(os.environ.get("HPC_GRPO_STAND_IN_SLEEP_S", "0")))
+    code = int(os.environ.get("HPC_GRPO_STAND_IN_EXIT", "0"))
     if code == 0:
         (run_dir / "COMPLETE").touch()
     return code

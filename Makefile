@@ -1,0 +1,45 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test style quality slurm-install slurm-up slurm-down slurm-shell slurm-test clean
+
+PYTHON_BIN := .venv/bin/python
+NODES ?= 2
+SEED ?= 0
+
+help:            ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
+
+setup:           ## Make .venv and install hpc-grpo for CPU, with what the tests need
+	@tools/setup.sh cpu,dev
+
+demo: setup      ## Train a small model from nothing: SFT warm start, then GRPO (SEED=0)
+	@$(PYTHON_BIN) -m hpc_grpo.demo.run --seed $(SEED)
+
+test: setup      ## Unit and integration tests
+	@$(PYTHON_BIN) -m pytest
+
+style: setup     ## Format the code and mend what ruff can
+	@$(PYTHON_BIN) -m ruff format .
+	@$(PYTHON_BIN) -m ruff check --fix .
+
+quality: setup   ## What CI checks besides the tests: format, lint, types
+	@$(PYTHON_BIN) -m ruff format --check .
+	@$(PYTHON_BIN) -m ruff check .
+	@$(PYTHON_BIN) -m mypy
+
+slurm-install:   ## Install the Debian packages of the virtual Slurm cluster (root)
+	@python3 -m tools.virtual_slurm install
+
+slurm-up:        ## Bring up a real Slurm cluster of NODES=2 on this machine (root)
+	@python3 -m tools.virtual_slurm up --nodes $(NODES)
+
+slurm-down:      ## Take it down, leaving nothing
+	@python3 -m tools.virtual_slurm down
+
+slurm-shell:     ## A shell on its login node
+	@python3 -m tools.virtual_slurm exec -- bash
+
+slurm-test: setup slurm-install ## The tests on real Slurm (root)
+	@$(PYTHON_BIN) -m pytest tests/slurm -m slurm -rs
+
+clean:           ## Remove the demo and caches; .venv and runs/ stay
+	@rm -rf demo .pytest_cache .mypy_cache .ruff_cache

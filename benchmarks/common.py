@@ -1,0 +1,59 @@
+"""What the benchmarks share: medians, tables, processes with a deadline, and a reward that costs nothing.
+
+Imports nothing heavy: the reward workers of a run import this file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).resolve().parent
+
+
+def letter_share(prompts: Sequence[str], completions: Sequence[str], **fields: Any) -> list[float]:
+    """The reward of both sides: the share of lower-case letters, so that advantages are not all zero."""
+    return [sum(c.islower() for c in completion) / max(len(completion), 1) for completion in completions]
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    print(f"\n{title}")
+    for row in (header, ["-" * width for width in widths], *rows):
+        first, *others = zip(row, widths, strict=True)
+        print("  ".join([first[0].ljust(first[1]), *(text.rjust(width) for text, width in others)]))
+    sys.stdout.flush()
+
+
+def load_average() -> str:
+    """How busy the machine was: figures of a busy one are worth little."""
+    return f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+
+
+def run_script(script: str, arguments: Sequence[str], env: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
+    """Run a script of this folder in its own process; gives the JSON object on its last line of output.
+
+    Raises RuntimeError with the end of its errors when it failed.
+    """
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / script), *arguments],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{script} {' '.join(arguments)} failed:\n{done.stderr[-3000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result

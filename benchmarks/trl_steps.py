@@ -1,0 +1,74 @@
+"""Whole steps of TRL's GRPOTrainer; a helper of vs_trl.py, which runs it in a process of its own.
+
+`trl_steps.py MODEL SHAPE`; SHAPE is JSON. Prints JSON: the seconds of every step.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from typing import Any
+
+import click
+from bare_parts import prompts
+from common import letter_share
+
+
+@click.command()
+@click.argument("model")
+@click.argument("shape")
+def main(model: str, shape: str) -> None:
+    print(json.dumps({"seconds": step_seconds(model, json.loads(shape))}))
+
+
+def step_seconds(model: str, shape: dict[str, Any]) -> list[float]:
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    torch.set_num_threads(shape["threads"])
+    ends = [time.perf_counter()]
+
+    class StepClock(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            ends.append(time.perf_counter())
+
+    num_completions = shape["prompts"] * shape["group"]
+    rows = shape["microbatch"]
+    with tempfile.TemporaryDirectory() as folder:
+        config = GRPOConfig(
+            output_dir=folder,
+            use_cpu=True,
+            bf16=False,
+            beta=0.0,
+            learning_rate=1e-6,
+            lr_scheduler_type="constant",
+            gradient_checkpointing=False,
+            per_device_train_batch_size=rows,
+            gradient_accumulation_steps=num_completions // rows,
+            num_generations=shape["group"],
+            max_completion_length=shape["tokens"],
+            generation_kwargs={"min_new_tokens": shape["tokens"]},
+            max_steps=shape["steps"] + 1,
+            logging_steps=1000,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        trainer = GRPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+            processing_class=AutoTokenizer.from_pretrained(model),
+            reward_funcs=letter_share,
+            args=config,
+            train_dataset=Dataset.from_dict({"prompt": prompts(shape["prompts"]) * (shape["steps"] + 1)}),
+            callbacks=[StepClock()],
+        )
+        trainer.train()
+    # The first step also warms up.
+    return [end - start for start, end in zip(ends[1:], ends[2:], strict=False)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --account=brics.x
+#SBATCH --exclusive
+#SBATCH --gpus-per-node=4
+#SBATCH --job-name=demo
+#SBATCH --mail-user=a@b
+#SBATCH --no-requeue
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output='/scratch/my runs/demo/slurm/%j_0_log.out'
+#SBATCH --partition=workq
+#SBATCH --signal=B:USR1@120
+#SBATCH --time=60
+#SBATCH --wckey=''
+
+# setup
+module reset
+module load brics/nccl
+module load cudatoolkit
+ulimit -l unlimited
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+exec /env/bin/python -u -m hpc_grpo.cli attempt '/scratch/my runs/demo'

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.config import Config, load_config, load_resolved
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.freeze import CHANGEABLE, freeze, may_change, working_dir
+
+
+def config(root: Path, *overrides: str) -> Config:
+    return load_config("local/debug", [f"run.root={root}", *overrides])
+
+
+def test_a_new_run_holds_its_resolved_config_and_where_it_came_from(tmp_path: Path) -> None:
+    frozen = freeze(config(tmp_path), ["hpc-grpo", "train"], ["train.lr=1e-3"])
+    assert frozen.is_new
+    assert load_resolved(frozen.run.config) == frozen.config
+    source = json.loads(frozen.run.source.read_text())
+    assert (source["argv"], source["overrides"]) == (["hpc-grpo", "train"], ["train.lr=1e-3"])
+    assert set(source["git"]) == {"commit", "dirty"}
+    assert working_dir(frozen.run) == Path.cwd()
+
+
+def test_a_relative_root_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    frozen = freeze(load_config("local/debug"), [], [])
+    assert load_resolved(frozen.run.config).run.root == tmp_path / "runs"
+
+
+def test_the_same_config_resumes(tmp_path: Path) -> None:
+    freeze(config(tmp_path), [], [])
+    again = freeze(config(tmp_path), ["again"], [])
+    assert not again.is_new
+    assert again.changed == {}
+    assert json.loads(again.run.source.read_text())["resumed"][0]["argv"] == ["again"]
+
+
+def test_another_config_may_not_take_the_name(tmp_path: Path) -> None:
+    frozen = freeze(config(tmp_path), [], [])
+    before = frozen.run.config.read_text()
+    with pytest.raises(ConfigError) as caught:
+        freeze(config(tmp_path, "train.lr=1e-3", "checkpoint.every_steps=7"), [], [])
+    assert "taken by another config" in str(caught.value)
+    assert "train.lr: 0.0001 there, 0.001 now" in str(caught.value)
+    assert "checkpoint" not in str(caught.value)
+    assert frozen.run.config.read_text() == before
+
+
+def test_keys_that_do_not_change_what_is_learned_may_differ(tmp_path: Path) -> None:
+    freeze(config(tmp_path), [], [])
+    frozen = freeze(config(tmp_path, "launch.slurm.num_nodes=2", "checkpoint.every_steps=7"), [], [])
+    assert sorted(frozen.changed) == ["checkpoint.every_steps", "launch.slurm.num_nodes"]
+    assert load_resolved(frozen.run.config).launch.slurm.num_nodes == 2
+
+
+def test_a_longer_run_is_no_longer_complete(tmp_path: Path) -> None:
+    run = freeze(config(tmp_path), [], []).run
+    run.complete_marker.touch()
+    freeze(config(tmp_path), [], [])
+    assert run.is_complete()
+    freeze(config(tmp_path, "train.total_steps=9"), [], [])
+    assert not run.is_complete()
+
+
+def test_secrets_are_refused_in_the_config(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="WANDB_API_KEY"):
+        freeze(config(tmp_path, "launch.env.WANDB_API_KEY=abc"), [], [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_root_that_cannot_be_written_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"cannot be written.*run\.root"):
+        freeze(config(tmp_path / "file"), [], [])
+
+
+def test_changeable_keys_exist_and_have_reasons() -> None:
+    known = Config.model_fields
+    assert all(key.split(".")[0] in known and reason for key, reason in CHANGEABLE.items())
+    assert may_change("train.total_steps")
+    assert not may_change("train.lr")
+    assert not may_change("rollout.group_size")

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.launch.node_dirs import OwnedDir, sweep
+
+
+def test_a_folder_is_private_and_survives_a_sweep_while_owned(tmp_path: Path) -> None:
+    owned = OwnedDir(tmp_path / "hg-1-1-0")
+    assert owned.path.stat().st_mode & 0o777 == 0o700
+    assert sweep(tmp_path) == []
+    owned.remove()
+    assert not owned.path.exists()
+
+
+def test_the_folder_of_a_killed_agent_is_swept(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from hpc_grpo.launch.node_dirs import OwnedDir\n"
+        "owned = OwnedDir(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    )
+    left = tmp_path / "hg-1-1-0"
+    subprocess.run([sys.executable, "-c", program, str(left)], check=False)
+    assert left.exists()
+    assert sweep(tmp_path) == [left]
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("lock", [None, "another-host"])
+def test_folders_that_may_be_somebody_elses_stay(tmp_path: Path, lock: str | None) -> None:
+    other = tmp_path / "hg-other"
+    other.mkdir()
+    if lock is not None:
+        (other / ".agent").write_text(lock)
+    assert sweep(tmp_path) == []
+    assert other.exists()

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.errors import LaunchError
+from hpc_grpo.launch import ray_cluster
+from hpc_grpo.launch.network import RayPorts
+from hpc_grpo.launch.protocol import NodeSpec
+from hpc_grpo.launch.topology import NodeResources
+
+PORTS = RayPorts(1, 2, 3, 4, 5, 6, 7, 8, 9, 99)
+
+
+def spec(**changes: object) -> NodeSpec:
+    values: dict[str, object] = {
+        "node": "n1",
+        "tag": "17-1-0",
+        "head_address": "",
+        "token_path": "/run/token",
+        "log_dir": "/logs",
+        "working_dir": "/work",
+        "interface": None,
+        "loopback": False,
+        "local_dir": None,
+        "object_store_gib": 1.0,
+    }
+    return NodeSpec(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def command(node: NodeSpec) -> list[str]:
+    return ray_cluster.start_command(node, "10.0.0.1", PORTS, Path("/tmp/hg"), NodeResources(72, 4))
+
+
+def test_every_port_is_pinned_and_resources_are_the_allocations() -> None:
+    argv = command(spec())
+    assert "--head" in argv
+    assert {"--port=1", "--object-manager-port=2", "--node-manager-port=3", "--max-worker-port=99"} <= set(argv)
+    assert {"--num-cpus=72", "--num-gpus=4", "--temp-dir=/tmp/hg", "--node-ip-address=10.0.0.1"} <= set(argv)
+
+
+def test_a_worker_joins_the_head_and_starts_no_head_services() -> None:
+    argv = command(spec(head_address="10.0.0.1:6000"))
+    assert "--address=10.0.0.1:6000" in argv
+    assert not [word for word in argv if word.startswith(("--head", "--port", "--ray-client", "--dashboard-port"))]
+
+
+def test_no_secret_is_in_the_command() -> None:
+    assert not [word for word in command(spec()) if "token" in word]
+
+
+def test_the_environment_authenticates_and_binds_to_this_node() -> None:
+    environ = {"PATH": "/bin", "RAY_ADDRESS": "elsewhere", "SLURM_JOB_ID": "17"}
+    node = spec(contract_env={"HPC_GRPO_ATTEMPT": "1"})
+    env = ray_cluster.ray_environment(environ, node, "10.0.0.1", "hsn0", "/dev/shm/hg-17-1-0")
+    assert env["RAY_AUTH_MODE"] == "token"
+    assert env["RAY_AUTH_TOKEN_PATH"] == "/run/token"
+    assert env["OMP_NUM_THREADS"] == "1"
+    assert (env["VLLM_HOST_IP"], env["GLOO_SOCKET_IFNAME"]) == ("10.0.0.1", "hsn0")
+    assert (env["HPC_GRPO_ATTEMPT"], env["HPC_GRPO_SHM_DIR"]) == ("1", "/dev/shm/hg-17-1-0")
+    assert "RAY_ADDRESS" not in env
+    assert "SLURM_JOB_ID" not in env
+
+
+def test_the_users_thread_count_wins() -> None:
+    assert ray_cluster.ray_environment({"OMP_NUM_THREADS": "4"}, spec(), "ip", "lo", "/s")["OMP_NUM_THREADS"] == "4"
+
+
+def test_the_object_store_is_capped_by_shared_memory(tmp_path: Path) -> None:
+    assert ray_cluster.object_store_bytes(1.0e9, tmp_path) < 1.0e9 * 2**30
+    assert ray_cluster.object_store_bytes(1e-9, tmp_path) == 80 * 2**20
+
+
+def test_the_temp_dir_is_node_local_and_short() -> None:
+    assert ray_cluster.temp_dir_path(spec(), {}) == Path("/tmp/hg-17-1-0")
+    local = spec(local_dir="$LOCALDIR")
+    assert ray_cluster.temp_dir_path(local, {"LOCALDIR": "/local/7"}) == Path("/local/7/hg-17-1-0")
+    assert ray_cluster.temp_dir_path(local, {}) == Path("/tmp/hg-17-1-0")
+    with pytest.raises(LaunchError, match="107 bytes"):
+        ray_cluster.temp_dir_path(spec(local_dir="/a/very/long/folder/for/temporary/files"), {})

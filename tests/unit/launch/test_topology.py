@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.errors import LaunchError
+from hpc_grpo.launch import topology
+
+
+@pytest.fixture
+def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A scontrol that answers as Slurm 22.05 does."""
+    tool = tmp_path / "scontrol"
+    tool.write_text(
+        "#!/bin/bash\n"
+        'if [[ $2 == hostnames ]]; then printf "nid001\\nnid002\\n"; exit; fi\n'
+        'echo "JobId=$3 JobName=x"; echo "   StartTime=2026-01-02T03:00:00 EndTime=2026-01-02T03:30:00 Deadline=N/A"\n'
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tool
+
+
+def test_an_allocation_gives_its_nodes_cpus_and_end(scontrol: Path) -> None:
+    environ = {
+        "SLURM_JOB_ID": "17",
+        "SLURM_JOB_NODELIST": "nid[001-002]",
+        "SLURM_JOB_CPUS_PER_NODE": "72(x2)",
+        "SLURMD_NODENAME": "nid002",
+    }
+    found = topology.detect(environ)
+    assert found.nodes == ("nid001", "nid002")
+    assert found.num_cpus == (72, 72)
+    assert (found.head, found.this_node, found.job_id, found.source) == ("nid001", "nid002", "17", "slurm")
+    assert found.ends_at == time.mktime((2026, 1, 2, 3, 30, 0, 0, 0, -1))
+
+
+def test_a_shell_outside_the_nodes_is_on_none_of_them(scontrol: Path) -> None:
+    found = topology.detect({"SLURM_JOB_ID": "17", "SLURM_NODELIST": "nid[001-002]"})
+    assert found.this_node is None
+
+
+def test_scontrols_own_words_are_in_the_error(scontrol: Path) -> None:
+    scontrol.write_text("#!/bin/bash\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
+    with pytest.raises(LaunchError, match="Invalid job id specified"):
+        topology.detect({"SLURM_JOB_ID": "17", "SLURM_NODELIST": "n1"})
+
+
+def test_without_slurm_it_is_this_machine() -> None:
+    found = topology.detect({})
+    assert found.source == "local"
+    assert found.this_node == found.head
+    assert found.ends_at is None
+
+
+@pytest.mark.parametrize(
+    ("text", "num_nodes", "counts"),
+    [("72(x2),36", 3, (72, 72, 36)), ("4", 1, (4,)), ("2,4(x3)", 4, (2, 4, 4, 4))],
+)
+def test_counts_per_node(text: str, num_nodes: int, counts: tuple[int, ...]) -> None:
+    assert topology.expand_counts(text, num_nodes) == counts
+
+
+def test_an_unlimited_job_has_no_end() -> None:
+    assert topology.parse_end_time("EndTime=Unknown Deadline=N/A") is None
+
+
+def test_a_step_overlaps_takes_no_memory_and_names_its_cpus() -> None:
+    allocation = topology.Topology("slurm", "17", ("a", "b"), (8, 16), "a")
+    command = topology.step_command(allocation, 1, ["agent"])
+    assert command[0] == "srun"
+    assert {"--nodelist=b", "--overlap", "--mem=0", "--cpus-per-task=16", "--cpu-bind=none"} <= set(command)
+    assert command[-1] == "agent"
+    local = topology.Topology("local", "l", ("a",), (8,), "a")
+    assert topology.step_command(local, 0, ["agent"]) == ["agent"]
+
+
+def test_a_step_does_not_inherit_what_contradicts_its_options() -> None:
+    environ = {"SLURM_MEM_PER_CPU": "100", "SLURM_CPU_BIND_LIST": "0x1", "SLURM_JOB_ID": "17", "PATH": "/bin"}
+    assert topology.step_environment(environ) == {"SLURM_JOB_ID": "17", "PATH": "/bin"}
+
+
+def test_a_submission_from_inside_a_job_carries_nothing_of_it() -> None:
+    environ = {"SLURM_MEM_PER_CPU": "100", "SBATCH_X": "1", "SRUN_X": "1", "SLURM_CONF": "/c", "PATH": "/bin"}
+    assert topology.submission_environment(environ) == {"SLURM_CONF": "/c", "PATH": "/bin"}
+
+
+def test_resources_are_those_of_the_allocation() -> None:
+    environ = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "72", "SLURM_GPUS_ON_NODE": "4"}
+    assert topology.node_resources(environ) == topology.NodeResources(72, 4)
+    assert topology.node_resources({"CUDA_VISIBLE_DEVICES": "2,3"}).num_gpus == 2
+    assert topology.node_resources({"CUDA_VISIBLE_DEVICES": ""}).num_gpus == 0
+    assert topology.node_resources({"SLURM_JOB_ID": "1"}).num_gpus == 0
+
+
+def test_only_topology_reads_slurm_variables() -> None:
+    package = Path(topology.__file__).parents[1]
+    found = subprocess.run(
+        ["grep", "-rlE", r"environ.*SLURM|getenv\(.SLURM", "--include=*.py", str(package)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert [Path(name).name for name in found.stdout.split()] == ["topology.py"]

