@@ -27,6 +27,7 @@ class Checkpoints:
         self._run_dir = run_dir
         self._learners = learners
         self._saved_step = -1
+        self._exported_step = -1
 
     def resume(self) -> DriverState:
         """Load the newest valid checkpoint; a fresh state when there is none."""
@@ -54,6 +55,10 @@ class Checkpoints:
         prune_checkpoints(self._run_dir, self._config.keep_last)
 
     def export(self, state: DriverState) -> None:
-        path = self._run_dir.export(state.step)
-        if not path.exists():
-            self._learners.export(path)
+        """Write the model in Hugging Face's format, unless this process has just done so.
+
+        An export that is there already may be of steps that a crash undid, so it is replaced.
+        """
+        if state.step != self._exported_step:
+            self._learners.export(self._run_dir.export(state.step))
+            self._exported_step = state.step

@@ -46,9 +46,10 @@ class GrpoLoop:
             self.rollouts.start_prompts(policy_version)
             advantages = [self.learners.advantages(group) for group in groups]
             write_rollouts(session.run_dir, state.step, groups, advantages)
+            # Before the checkpoint: a run killed between the two must not resume past a step without a record.
+            session.journal.record_step(state, metrics, [group.prompt.ordinal for group in groups])
             with timer.phase("checkpoint"):
                 session.checkpoints.save_if_due(state)
-            session.journal.record_step(state, metrics, [group.prompt.ordinal for group in groups])
         return state
 
     def _publish(self, state: DriverState) -> int:

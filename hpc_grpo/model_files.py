@@ -1,4 +1,4 @@
-"""What the driver reads of a model folder: the tokenizer and the tokens that end a completion."""
+"""What the driver reads of a model folder: its config, its tokenizer and the tokens that end a completion."""
 
 from __future__ import annotations
 
@@ -12,17 +12,24 @@ def load_tokenizer(config: Config) -> Any:
     """The model's tokenizer. Raises ConfigError when there is none to load."""
     from transformers import AutoTokenizer
 
-    try:
-        return AutoTokenizer.from_pretrained(config.model.path)
-    except (OSError, ValueError) as error:
+    return _load(AutoTokenizer, config, "tokenizer")
+
+
+def check_context_length(config: Config) -> None:
+    """Raise ConfigError when prompt and completion together may exceed what the model was made for."""
+    from transformers import AutoConfig
+
+    limit = getattr(_load(AutoConfig, config, "config.json"), "max_position_embeddings", None)
+    if config.task == "grpo" and limit is not None and config.max_model_len > limit:
         raise ConfigError(
-            f"model.path = {config.model.path!r}: no tokenizer can be loaded from it ({_first_line(error)}). "
-            f"Give the folder of a Hugging Face model, or fetch a named one into the local cache first."
-        ) from error
+            f"data.max_prompt_tokens + rollout.max_new_tokens = {config.data.max_prompt_tokens} + "
+            f"{config.rollout.max_new_tokens} = {config.max_model_len} exceeds the context of model.path = "
+            f"{config.model.path!r}: {limit} tokens. Lower one of the two."
+        )
 
 
 def stop_token_ids(config: Config, tokenizer: Any) -> tuple[int, ...]:
-    """The end tokens of the generation config, else the tokenizer's.
+    """The end tokens of the generation config and of the tokenizer.
 
     Raises ConfigError when the model has none: no completion could end by itself.
     """
@@ -43,5 +50,12 @@ def stop_token_ids(config: Config, tokenizer: Any) -> tuple[int, ...]:
     return found
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _load(kind: Any, config: Config, what: str) -> Any:
+    try:
+        return kind.from_pretrained(config.model.path)
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"model.path = {config.model.path!r}: no {what} can be loaded from it ({reason}). "
+            f"Give the folder of a Hugging Face model, or fetch a named one into the local cache first."
+        ) from error

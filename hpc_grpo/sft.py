@@ -36,9 +36,10 @@ class SftLoop:
                 "tokens/completion_total": float(sum(num_tokens)),
             }
             state = DriverState(state.step + 1, ordinals.stop)
+            # Before the checkpoint: a run killed between the two must not resume past a step without a record.
+            session.journal.record_step(state, metrics, ordinals)
             with timer.phase("checkpoint"):
                 session.checkpoints.save_if_due(state)
-            session.journal.record_step(state, metrics, ordinals)
         return state
 
 

@@ -6,13 +6,15 @@ because importing vLLM and torch is most of the time until the first step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
 from hpc_grpo.config import Config
+from hpc_grpo.inputs import Inputs
 from hpc_grpo.learner.actor import LearnerActor
 from hpc_grpo.learner.group import LearnerGroup
 from hpc_grpo.placement import NodeSlots, uses_cuda
@@ -35,40 +37,30 @@ class NodeWorkers:
 
 
 class Workers:
-    """All actors of the run; `tokenizer` is shipped to graders, `stop_token_ids` end a completion."""
+    """All actors of the run, created at once; `start` waits for them."""
 
     def __init__(
         self,
         config: Config,
         slots: Sequence[NodeSlots],
-        tokenizer: Any,
-        stop_token_ids: Sequence[int],
+        inputs: Inputs,
         total_optimizer_steps: int,
     ) -> None:
         self._config = config
         self._on_gpu = uses_cuda(config)
-        num_learners = sum(len(slot.learner_bundles) for slot in slots)
-        tokenizer_ref = ray.put(tokenizer)
-        self._nodes: list[NodeWorkers] = []
-        rank = 0
-        for slot in slots:
-            learners = []
-            for index in range(len(slot.learner_bundles)):
-                options = {
-                    **slot.learner_options(index),
-                    "runtime_env": {"env_vars": self._learner_environment()},
-                }
-                actor = ray.remote(LearnerActor).options(**options)
-                learners.append(actor.remote(config, rank, num_learners, total_optimizer_steps))
-                rank += 1
-            self._nodes.append(
-                NodeWorkers(learners, self._engines(slot, stop_token_ids), self._grader(slot, tokenizer_ref))
-            )
+        self._inputs = inputs
+        self._total_optimizer_steps = total_optimizer_steps
+        self._num_learners = sum(len(slot.learner_bundles) for slot in slots)
+        tokenizer = ray.put(inputs.tokenizer)
+        ranks = itertools.count()
+        self._nodes = [
+            NodeWorkers(self._learners(slot, ranks), self._engines(slot), self._grader(slot, tokenizer))
+            for slot in slots
+        ]
         self.learners = LearnerGroup(config, [learner for node in self._nodes for learner in node.learners])
 
     def start(self) -> None:
-        """Wait until every actor is up; raises the first one's error. Rewards are checked before models load."""
-        get_all([node.grader.check.remote() for node in self._nodes if node.grader], None, "the rewards")
+        """Wait until every actor is up; raises the first one's error."""
         engines = [engine.ready.remote() for node in self._nodes for engine in node.engines]
         self.learners.start()
         get_all(engines, None, "the engines")
@@ -84,12 +76,22 @@ class Workers:
         engines = [engine for rank in zip(*engines_by_node, strict=True) for engine in rank]
         return GroupSampler(engines, [node.grader for node in self._nodes])
 
-    def _engines(self, slot: NodeSlots, stop_token_ids: Sequence[int]) -> list[Any]:
+    def _learners(self, slot: NodeSlots, ranks: Iterator[int]) -> list[Any]:
+        actor = ray.remote(LearnerActor)
+        environment = {"env_vars": self._learner_environment()}
+        return [
+            actor.options(**slot.learner_options(index), runtime_env=environment).remote(
+                self._config, next(ranks), self._num_learners, self._total_optimizer_steps
+            )
+            for index in range(len(slot.learner_bundles))
+        ]
+
+    def _engines(self, slot: NodeSlots) -> list[Any]:
         environment = engine_environment(self._config, on_gpu=self._on_gpu)
         actor = ray.remote(Engine)
         return [
             actor.options(**slot.engine_options(index), runtime_env={"env_vars": environment}).remote(
-                self._config, stop_token_ids, on_gpu=self._on_gpu
+                self._config, self._inputs.stop_token_ids, on_gpu=self._on_gpu
             )
             for index in range(len(slot.engine_bundles))
         ]

@@ -132,8 +132,8 @@ class Learner:
         longest = max((len(sequence.token_ids) for share in shares for sequence in share), default=0)
         if context is not None and longest > context:
             raise ConfigError(
-                f"A sequence has {longest} tokens, but model.path = {self.config.model.path} has a context of {context}. "
-                f"Shorten the data's prompts and completions, or take another model."
+                f"A sequence has {longest} tokens, but model.path = {self.config.model.path} has a context of "
+                f"{context}. Shorten the data's prompts and completions, or take another model."
             )
 
     def _optimizer_step(

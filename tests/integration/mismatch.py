@@ -1,0 +1,89 @@
+"""Weight sync is right: the engines' logprobs equal the learner's after every update, tied and untied.
+
+`python tests/integration/mismatch.py --steps 50` prints the largest and the mean difference of both runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from training_runs import exported_weights, metrics_of, run_to_end, tiny_config, write_workspace
+
+from hpc_grpo.run_dir import RunDir
+
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class MismatchReport:
+    """Differences in nats over all tokens of all steps; `moved` is the largest change of any weight.
+
+    `policy_drift` is what an engine that never got an update would be off by: the mean absolute difference of the
+    first and the last policy's logprobs on one text.
+    """
+
+    steps: int
+    largest: float
+    mean: float
+    moved: float
+    policy_drift: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.steps} steps: max {self.largest:.2e}, mean {self.mean:.2e} nats; "
+            f"weights moved by up to {self.moved:.3f}, the policy by {self.policy_drift:.2f} nats a token"
+        )
+
+
+def measure(run_dir: RunDir, model: Path) -> MismatchReport:
+    steps = list(metrics_of(run_dir).values())
+    before, after = _weights(model), exported_weights(run_dir)
+    export = run_dir.latest_export()
+    assert export is not None
+    return MismatchReport(
+        steps=len(steps),
+        largest=max(values["mismatch/logprob_abs_diff_max"] for values in steps),
+        mean=float(np.mean([values["mismatch/logprob_abs_diff_mean"] for values in steps])),
+        moved=max(float(np.abs(after[name] - before[name]).max()) for name in before),
+        policy_drift=float(np.abs(_logprobs(model) - _logprobs(export)).mean()),
+    )
+
+
+def _weights(model: Path) -> dict[str, Any]:
+    from safetensors.numpy import load_file
+
+    return load_file(model / "model.safetensors")
+
+
+def _logprobs(model: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokens = AutoTokenizer.from_pretrained(model)("What is 37+48?\nMonday 85", return_tensors="pt").input_ids
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)(tokens).logits[:, :-1]
+    return logits.log_softmax(-1).gather(-1, tokens[:, 1:, None]).numpy()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--lr", type=float, default=5e-3)
+    parser.add_argument("--lag", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mismatch-") as folder:
+        workspace = write_workspace(Path(folder))
+        for model in ("tied", "untied"):
+            train = {"total_steps": options.steps, "lr": options.lr}
+            config = tiny_config(workspace, model, model, train=train, rollout={"max_policy_lag": options.lag})
+            run_dir = run_to_end(config).run_dir
+            print(f"{model:>8}: {measure(run_dir, workspace / model)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""What the documentation says is true of the code: links, commands, keys, paths, metrics, messages."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_grpo import errors
+from hpc_grpo.cli import main
+from hpc_grpo.config import load_config
+from hpc_grpo.launch.request import load_request
+from hpc_grpo.rewards.registry import resolve_reward
+from hpc_grpo.run_dir import RunDir
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+README = REPOSITORY / "README.md"
+ARCHITECTURE = REPOSITORY / "docs" / "architecture.md"
+DOCUMENTS = [README, REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`([^`]+)`")
+
+
+def blocks(language: str) -> list[str]:
+    return [text for path in DOCUMENTS for found, text in _BLOCK.findall(path.read_text()) if found == language]
+
+
+def commands(program: str) -> list[list[str]]:
+    """The words of every command line in a bash block, from `program` on."""
+    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    words = [shlex.split(line, comments=True) for line in lines]
+    return [found for found in words if found and found[0].rpartition("/")[2] == program]
+
+
+def section(path: Path, heading: str) -> str:
+    """The text below the heading that contains `heading`, up to the next one."""
+    return re.split(r"^#.*$", path.read_text().split(heading, 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def table(path: Path, heading: str) -> list[list[str]]:
+    """The cells of the first table of a section, without its header."""
+    rows = [line for line in section(path, heading).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
+
+
+def source_text() -> str:
+    files = [*(REPOSITORY / "hpc_grpo").rglob("*.py"), *(REPOSITORY / "tools").rglob("*.sh")]
+    return "\n".join(path.read_text() for path in files)
+
+
+@pytest.fixture
+def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the example files of the README (blocks that start with `# NAME`) and the shipped configs."""
+    for block in [*blocks("python"), *blocks("yaml")]:
+        if name := re.match(r"# (\w+\.\w+)\n", block):
+            (tmp_path / name[1]).write_text(block)
+    (tmp_path / "configs").symlink_to(REPOSITORY / "configs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    return tmp_path
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_relative_links_lead_somewhere(path: Path) -> None:
+    text = _BLOCK.sub("", path.read_text())
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = path.parent / name if name else path
+        assert linked.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in slugs, target
+
+
+def test_commands_parse_and_their_configs_load(examples: Path) -> None:
+    found = commands("hpc-grpo")
+    assert {words[1] for words in found} >= {"train", "submit", "config", "report"}
+    for _, name, *arguments in found:
+        command = main.commands[name]
+        params: dict[str, Any] = command.make_context(name, arguments).params
+        if "config_name" in params:
+            load_request(params["config_name"], [*params["sets"], *params["overrides"]])
+
+
+def test_files_and_modules_named_in_commands_exist() -> None:
+    words = [word for block in blocks("bash") for word in shlex.split(block, comments=True)]
+    paths = [word for word in words if word.startswith(("configs/", "sbatch/", "tools/"))]
+    assert paths
+    assert [path for path in paths if not (REPOSITORY / path).exists()] == []
+    modules = [after for word, after in zip(words, words[1:], strict=False) if word == "-m"]
+    assert [module for module in modules if importlib.util.find_spec(module) is None] == []
+
+
+def test_make_targets_exist() -> None:
+    spans = [code for path in DOCUMENTS for code in _CODE.findall(_BLOCK.sub("", path.read_text()))]
+    named = {words[1] for words in commands("make")} | {code.split()[1] for code in spans if code.startswith("make ")}
+    assert named >= {"demo", "test"}
+    makefile = (REPOSITORY / "Makefile").read_text()
+    assert named <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+
+
+def test_the_readme_example_runs(examples: Path) -> None:
+    config = load_request("my_run.yaml", []).config
+    _, own = config.rewards
+    module, _, function = own.name.partition(":")
+    scores = resolve_reward(f"{examples / module}.py:{function}")(
+        prompts=["p"] * 2, completions=["one line", "one\ntwo\nthree"], answer=["1"] * 2, **own.args
+    )
+    assert list(scores) == [0.0, 1.0]
+
+
+def test_configuration_table_has_real_keys_and_defaults(tmp_path: Path) -> None:
+    (tmp_path / "least.yaml").write_text(
+        "{run: {name: n}, model: {path: m}, data: {train: {path: d}}, train: {total_steps: 1}}"
+    )
+    overrides = []
+    for keys, defaults, _ in table(README, "## Configuration"):
+        values = re.findall(r"`([^`]*)`|(required)", defaults)
+        for key, (value, required) in zip(_CODE.findall(keys), values, strict=True):
+            overrides += [] if required or key == "train.total_steps" else [f"{key}={value}"]
+    assert len(overrides) > 30
+    assert load_config(str(tmp_path / "least.yaml"), overrides) == load_config(str(tmp_path / "least.yaml"))
+
+
+def run_dir_paths() -> set[str]:
+    run = RunDir(Path())
+    properties = {name for name, value in vars(RunDir).items() if isinstance(value, property)}
+    paths = {str(getattr(run, name)) for name in properties}
+    per_step = {str(make("N")) for make in (run.rollouts, run.eval_rollouts, run.checkpoint, run.export)}  # type: ignore[arg-type]
+    return paths | per_step | {str(run.attempt("K", "JOB"))}  # type: ignore[arg-type]
+
+
+def test_run_directory_tables_match_the_code() -> None:
+    real = run_dir_paths()
+    below = {str(parent) for path in real for parent in Path(path).parents}
+    in_readme = {code for cells in table(README, "## The run directory") for code in _CODE.findall(cells[0])}
+    assert in_readme <= real
+    in_full = {code for cells in table(ARCHITECTURE, "## 11.") for code in _CODE.findall(cells[0])}
+    assert in_full == real - below
+
+
+@pytest.mark.parametrize(("path", "heading"), [(README, "## Exit codes"), (ARCHITECTURE, "**Exit codes**")])
+def test_exit_codes_are_the_codes(path: Path, heading: str) -> None:
+    documented = {int(code) for cells in table(path, heading) for code in re.findall(r"\d+", cells[0])}
+    assert documented - {128} == {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+
+
+def test_metrics_have_the_names_of_the_code() -> None:
+    source = source_text()
+    names = [name for name in _CODE.findall(section(README, "## Metrics")) if "." not in name]
+    assert len(names) > 25
+    for name in names:
+        phase = name.removeprefix("time/").removesuffix("_s")
+        written = [f'"{name}"', f'phase("{phase}")', f"{name.removesuffix('NAME').removesuffix('k')}{{"]
+        assert any(form in source for form in written), name
+
+
+def test_messages_of_troubleshooting_are_those_of_the_code() -> None:
+    source = source_text()
+    messages = [_CODE.findall(cells[0])[0] for cells in table(README, "## Troubleshooting")]
+    assert len(messages) > 10
+    assert [message for message in messages if message.strip() not in source] == []
