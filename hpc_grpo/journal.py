@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 
 from hpc_grpo.budget import Budget
 from hpc_grpo.checkpoints import DriverState
 from hpc_grpo.config import Config
+from hpc_grpo.ledger import Ledger
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import make_sinks
 from hpc_grpo.metrics.state import RunState, write_state
@@ -26,6 +26,7 @@ class Journal:
         self._budget = budget
         self._attempt = int(os.environ.get(ATTEMPT_VARIABLE, "1"))
         self._sinks = make_sinks(config, run_dir)
+        self._ledger = Ledger(run_dir, self._attempt)
         self.timer = StepTimer()
 
     @property
@@ -43,7 +44,7 @@ class Journal:
         times = self.timer.finish_step()
         tokens_per_s = metrics["tokens/completion_total"] / times["time/step_s"]
         eta_s = self.timer.eta_s(self._budget.total_steps - step)
-        self._append_ledger(step, ordinals)
+        self._ledger.append(step, ordinals)
         self._write(step, {**metrics, **times, "throughput/tokens_per_s": tokens_per_s, "time/eta_s": eta_s or 0.0})
         write_state(
             self._run_dir,
@@ -61,11 +62,6 @@ class Journal:
     def close(self) -> None:
         for sink in self._sinks:
             sink.close()
-
-    def _append_ledger(self, step: int, ordinals: Sequence[int]) -> None:
-        line = {"step": step, "attempt": self._attempt, "ordinals": list(ordinals)}
-        with self._run_dir.ledger.open("a") as file:
-            file.write(json.dumps(line) + "\n")
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> None:
         epoch, step_in_epoch = self._budget.epoch_and_step(step)

@@ -29,6 +29,23 @@ def get_all(references: Sequence[Any], deadline_s: float | None, waiting_for: st
     return [ray.get(reference) for reference in references]
 
 
+def first_error(references: Sequence[Any], timeout_s: float) -> Exception | None:
+    """The error of whichever call fails first, as it was raised; None when none fails within the time."""
+    ends_at = time.monotonic() + timeout_s
+    pending = list(references)
+    while pending:
+        done, pending = ray.wait(pending, num_returns=1, timeout=max(ends_at - time.monotonic(), 0.0))
+        if not done:
+            return None
+        try:
+            ray.get(done[0])
+        except RayTaskError as error:
+            return error.cause if isinstance(error.cause, Exception) else error
+        except RayActorError as error:
+            return error
+    return None
+
+
 def _raise_failure(reference: Any, waiting_for: str) -> None:
     try:
         ray.get(reference)

@@ -41,6 +41,18 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
+def drop_torn_line(path: Path) -> None:
+    """Cut off a last line that a crash left unfinished: the next append would glue a record to it."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        content = file.read()
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
+            file.truncate(end)
+            os.fsync(file.fileno())
+
+
 @dataclass(frozen=True)
 class RunDir:
     """Paths of one run. See the table in docs/architecture.md for who writes each and what it means."""
@@ -65,7 +77,7 @@ class RunDir:
 
     @property
     def ledger(self) -> Path:
-        """Which ordinals each step trained on; append-only, the last line of a step counts."""
+        """Which ordinals each step trained on; append-only, see ledger.py."""
         return self.path / "ledger.jsonl"
 
     @property

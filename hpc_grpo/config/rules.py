@@ -7,7 +7,7 @@ from hpc_grpo.errors import ConfigError
 
 
 def check_rules(config: Config) -> None:
-    for rule in (_run_name, _one_budget, _lag_and_minibatches, _eval_data, _offload, _token_budget, _stages):
+    for rule in (_run_name, _one_budget, _lag_and_minibatches, _eval_data, _offload, _token_budget, _stages, _nucleus):
         rule(config)
 
 
@@ -86,3 +86,11 @@ def _token_budget(config: Config) -> None:
 def _stages(config: Config) -> None:
     if config.train.attention == "flash_attention_2" and config.model.device == "cpu":
         raise ConfigError("train.attention = flash_attention_2 needs a GPU; with model.device = cpu choose sdpa.")
+
+
+def _nucleus(config: Config) -> None:
+    if config.rollout.top_p < 1.0 and config.loss.importance_correction == "truncated":
+        raise ConfigError(
+            f"rollout.top_p = {config.rollout.top_p:g}: engines renormalise over the nucleus and the learner does not, "
+            f"so the importance weights would be wrong. Set rollout.top_p=1, or loss.importance_correction=none."
+        )

@@ -30,6 +30,9 @@ _POLL_S = 0.25
 _MAX_RAY_STARTS = 3
 _END_GRACE_S = 8.0
 _LEFTOVER_GRACE_S = 2.0
+_URGENT_GRACE_S = 0.5
+"""After a SIGTERM: Slurm's SIGKILL follows, on some sites within 5 s, and the folders must be gone by then."""
+
 _MAX_LOG_BYTES = 32 * 2**20
 """A larger Ray log is copied from its end only."""
 
@@ -121,7 +124,8 @@ class NodeAgent:
         interface, ip = ("lo", LOOPBACK_IP) if spec.loopback else choose_interface(spec.interface)
         resources = node_resources()
         ports = choose_ports(spec.tag, resources.num_cpus, skip_ports)
-        temp_dir, shm_dir = self._own_dirs()
+        own_dir, shm_dir = self._own_dirs()
+        temp_dir = own_dir / ray_cluster.TEMP_DIR_NAME
         environment = ray_cluster.ray_environment(os.environ, spec, ip, interface, str(shm_dir))
         self._log_dir.mkdir(parents=True, exist_ok=True)
         with self._ray_log.open("wb") as log:
@@ -173,9 +177,10 @@ class NodeAgent:
 
     def _tear_down(self) -> int:
         num_killed = self._end_ray()
-        for session in (owned.path / "session_latest" for owned in self._dirs[:1]):
-            if (session / "logs").is_dir():
-                copy_logs(session / "logs", self._log_dir / "ray")
+        for owned in self._dirs[:1]:
+            logs = owned.path / ray_cluster.TEMP_DIR_NAME / "session_latest" / "logs"
+            if logs.is_dir():
+                copy_logs(logs, self._log_dir / "ray")
         for owned in self._dirs:
             owned.remove()
         return num_killed
@@ -184,12 +189,14 @@ class NodeAgent:
         """End all descendants; returns how many had to be killed."""
         if self._ray is not None and self._ray.poll() is None:
             # Alone: it drains its raylet, which takes half a second, or forever once the GCS is told to end too.
+            grace_s = _URGENT_GRACE_S if self._terminated else _END_GRACE_S
             self._ray.terminate()
             try:
-                self._ray.wait(timeout=_END_GRACE_S)
+                self._ray.wait(timeout=grace_s)
             except subprocess.TimeoutExpired:
-                print(f"ray start did not end within {_END_GRACE_S:.0f} s of SIGTERM", file=sys.stderr)
-        killed = end_processes(lambda: descendants(os.getpid()), _LEFTOVER_GRACE_S)
+                print(f"ray start did not end within {grace_s:.1f} s of SIGTERM", file=sys.stderr)
+        leftover_s = _URGENT_GRACE_S if self._terminated else _LEFTOVER_GRACE_S
+        killed = end_processes(lambda: descendants(os.getpid()), leftover_s)
         reap_adopted(keep=[])  # pid 1 of a container may never do it
         return killed
 

@@ -20,8 +20,11 @@ from hpc_grpo.launch.topology import NodeResources
 STARTED_LINE = "Ray runtime started."
 """`ray start` prints this once its processes answer."""
 
+TEMP_DIR_NAME = "r"
+"""Ray's temp-dir is a folder inside the one we own: Ray makes it writable for everybody."""
+
 _MAX_SOCKET_PATH_BYTES = 107
-_SESSION_PATH_BYTES = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.12345")
+_SESSION_PATH_BYTES = len("/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.12345")
 _MIN_OBJECT_STORE_BYTES = 80 * 2**20  # Ray refuses less than 75 MiB
 
 RAY_SETTINGS: dict[str, tuple[str, str]] = {
@@ -92,7 +95,7 @@ def object_store_bytes(wanted_gib: float, shm: Path = Path("/dev/shm")) -> int:
 
 
 def temp_dir_path(spec: NodeSpec, environ: Mapping[str, str]) -> Path:
-    """Ray's temp-dir: node-local and short. Raises LaunchError when its sockets would not fit.
+    """The folder around Ray's temp-dir: node-local and short. Raises LaunchError when sockets would not fit.
 
     `launch.local_dir` with a variable this node does not have falls back to /tmp.
     """

@@ -15,9 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from types import FrameType
 
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import EXIT_CRASH, HpcGrpoError, LaunchError, NodesUnavailableError
@@ -29,6 +27,7 @@ from hpc_grpo.launch.node_link import NodeLink
 from hpc_grpo.launch.processes import adopt_orphans, descendants, end_processes, reap_adopted
 from hpc_grpo.launch.protocol import NodeReport, NodeSpec
 from hpc_grpo.launch.ray_cluster import ray_environment
+from hpc_grpo.launch.signals import Signals
 from hpc_grpo.launch.topology import Topology
 from hpc_grpo.run_dir import RunDir, write_atomic
 
@@ -37,30 +36,6 @@ _TEARDOWN_DEADLINE_S = 45.0
 _DRIVER_GRACE_S = 10.0
 _STOP_GRACE_S = 60.0
 """After SIGTERM or Ctrl+C the driver may take so long to checkpoint; a second signal ends it at once."""
-
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
-
-class Signals(AbstractContextManager["Signals"]):
-    """Collects signals for the loop, and puts the old handlers back."""
-
-    def __init__(self) -> None:
-        self.pending: list[int] = []
-        self.resized = False
-
-    def __enter__(self) -> Signals:
-        self._old = {sig: signal.signal(sig, self._note) for sig in (*_FORWARDED, signal.SIGWINCH)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for sig, handler in self._old.items():
-            signal.signal(sig, handler)
-
-    def _note(self, sig: int, _frame: FrameType | None) -> None:
-        if sig == signal.SIGWINCH:
-            self.resized = True
-        else:
-            self.pending.append(sig)
 
 
 class Supervisor:

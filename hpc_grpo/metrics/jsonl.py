@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 from hpc_grpo.metrics.record import StepRecord
-from hpc_grpo.run_dir import read_jsonl
+from hpc_grpo.run_dir import drop_torn_line, read_jsonl
 
 
 class JsonlSink:
@@ -21,7 +20,7 @@ class JsonlSink:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _drop_torn_line(path)
+        drop_torn_line(path)
         self._file = path.open("a")
 
     def write(self, record: StepRecord) -> None:
@@ -41,15 +40,3 @@ def read_metrics(path: Path) -> dict[int, dict[str, Any]]:
         step: {name: math.nan if value is None else value for name, value in lines[step].items()}
         for step in sorted(lines)
     }
-
-
-def _drop_torn_line(path: Path) -> None:
-    """Cut off a last line that a crash left unfinished: the next append would glue a record to it."""
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        content = file.read()
-        end = content.rfind(b"\n") + 1
-        if end < len(content):
-            file.truncate(end)
-            os.fsync(file.fileno())

@@ -6,10 +6,12 @@ weight store; produces a model that holds the announced version, and an acknowle
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.weights.contract import contract_differences, engine_parameters
 from hpc_grpo.weights.node_group import GroupMembership, NodeGroup
 from hpc_grpo.weights.plan import BucketPlan
@@ -44,14 +46,18 @@ class WeightReceiver:
 
         Raises WeightSyncError on a checksum mismatch, a dead member or the deadline.
         """
-        held = _FAILED
+        announced, checksums = self._hg_group.receive_announcement(len(self._hg_store.plan.buckets))
         try:
-            announced, checksums = self._hg_group.receive_announcement(len(self._hg_store.plan.buckets))
+            if announced != version:
+                raise WeightSyncError(f"weight version {announced} was announced where {version} was due")
             self._hg_store.verify(announced, checksums)
             self._hg_load(announced)
-            held = version if announced == version else _FAILED
-        finally:
-            self._hg_group.acknowledge(held)
+        except BaseException:
+            # Without the group there is nobody to tell; the cause is what the driver has to hear.
+            with suppress(WeightSyncError):
+                self._hg_group.acknowledge(_FAILED)
+            raise
+        self._hg_group.acknowledge(announced)
 
     def hg_reload_current(self) -> int:
         """Load the store's current version without the learner: for an engine that was restarted."""

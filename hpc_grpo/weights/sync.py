@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_grpo.config import Config
-from hpc_grpo.errors import ConfigError, WeightSyncError
-from hpc_grpo.remote import get_all
+from hpc_grpo.errors import ConfigError, HpcGrpoError, WeightSyncError
+from hpc_grpo.remote import first_error, get_all
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership
 from hpc_grpo.weights.plan import BucketPlan, make_plan
+
+_ENGINE_ERROR_GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class WeightSync:
     def connect(self) -> None:
         """Check the contract, create the stores and join the groups.
 
-        Raises WeightSyncError with the difference listed when learner and engine mean different parameters.
+        Raises ConfigError with the difference listed when learner and engine mean different parameters.
         """
         weights = self._config.weights
         specs = get_all([self._learners[0].parameter_specs.remote()], None, "the learner's parameters")[0]
@@ -68,11 +70,13 @@ class WeightSync:
             "staging weights",
         )
         loading = [engine.receive_weights.remote(version) for node in self._nodes for engine in node.engines]
-        loading += [learner.announce_weights.remote() for learner in self._learners]
+        announcing = [learner.announce_weights.remote() for learner in self._learners]
         try:
-            get_all(loading, deadline_s, f"the publish of weight version {version}")
-        except WeightSyncError as error:
-            raise WeightSyncError(f"Publishing weight version {version} failed: {error}") from error
+            get_all([*loading, *announcing], deadline_s, f"the publish of weight version {version}")
+        except HpcGrpoError as error:
+            # A publisher only sees that a worker failed, and often answers first: the engine knows why.
+            cause = first_error(loading, _ENGINE_ERROR_GRACE_S) or error
+            raise WeightSyncError(f"Publishing weight version {version} failed: {cause}") from cause
 
     @property
     def _learners(self) -> list[Any]:

@@ -138,3 +138,14 @@ def test_a_wrong_config_fails_at_once_and_in_words(slurm_cluster: SlurmCluster, 
     assert (end.state, end.exit_code) == ("FAILED", "78:0")
     (output,) = tmp_path.glob("*.out")
     assert "did you mean 'lr'?" in output.read_text()
+
+
+def test_a_wrong_interface_is_named_with_the_node_and_those_it_has(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    argv = ["sbatch", "--parsable", "--nodes=2", "--time=2", SBATCH, *arguments(tmp_path), "launch.interface=hsn9"]
+    done = slurm_cluster.run(argv, environment=ENVIRONMENT, cwd=tmp_path)
+    job_id = int(done.stdout)
+    assert wait(slurm_cluster, job_id, tmp_path).exit_code == "69:0"
+    record = attempt(tmp_path)
+    assert record["exit_kind"] == "bringup_failed"
+    assert "Node nid001 did not come up: launch.interface = hsn9" in record["why"]
+    assert "It has: eth0 (198.18.0.11)" in record["why"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,7 @@ def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (tmp_path / name[1]).write_text(block)
     (tmp_path / "configs").symlink_to(REPOSITORY / "configs")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path
 
 
@@ -95,7 +97,7 @@ def test_files_and_modules_named_in_commands_exist() -> None:
     paths = [word for word in words if word.startswith(("configs/", "sbatch/", "tools/"))]
     assert paths
     assert [path for path in paths if not (REPOSITORY / path).exists()] == []
-    modules = [after for word, after in zip(words, words[1:], strict=False) if word == "-m"]
+    modules = [after for word, after in pairwise(words) if word == "-m"]
     assert [module for module in modules if importlib.util.find_spec(module) is None] == []
 
 

@@ -1,0 +1,34 @@
+"""The driver, but one bit of the weights flips in shared memory between staging and announcing a version."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from hpc_grpo import train, workers
+from hpc_grpo.learner.actor import LearnerActor
+
+CORRUPTED_VERSION = 2
+"""Not the first: the engines then have requests behind them, and ask the learner for an update."""
+
+
+class CorruptingLearner(LearnerActor):
+    def open_weight_store(self, *args: Any, **kwargs: Any) -> Path | None:
+        self._folder = super().open_weight_store(*args, **kwargs)
+        return self._folder
+
+    def stage_weights(self, version: int) -> None:
+        super().stage_weights(version)
+        if version != CORRUPTED_VERSION or self._folder is None:
+            return
+        with (self._folder / f"weights-{version % self._config.weights.num_buffers}.bin").open("r+b") as file:
+            file.seek(1000)
+            (byte,) = file.read(1)
+            file.seek(1000)
+            file.write(bytes([byte ^ 1]))
+
+
+if __name__ == "__main__":
+    workers.LearnerActor = CorruptingLearner
+    sys.exit(train.main())

@@ -1,0 +1,184 @@
+"""Bad input gets one clear message and the right exit code, and never hangs.
+
+Three places find mistakes: the command line before anything starts, the driver before Ray is used, and a whole run
+when only a reward or the cluster can tell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hpc_grpo.errors import EXIT_CONFIG
+from hpc_grpo.run_dir import RunDir
+from tests.integration.training_runs import tiny_config, write_workspace
+
+pytestmark = pytest.mark.integration
+
+DEADLINE_S = 120.0
+
+BROKEN_REWARDS = """
+import math, time
+
+def raises(prompts, completions, **fields):
+    raise KeyError("gold answer")
+
+def nan(prompts, completions, **fields):
+    return [math.nan] * len(completions)
+
+def too_short(prompts, completions, **fields):
+    return [0.0]
+
+def loops(prompts, completions, **fields):
+    while True:
+        time.sleep(0.01)
+
+NOT_CALLABLE = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_workspace(tmp_path_factory.mktemp("bad"))
+    (folder / "broken_rewards.py").write_text(BROKEN_REWARDS)
+    (folder / "does_not_import.py").write_text("import a_module_nobody_has\n")
+    (folder / "empty.jsonl").write_text("")
+    good = json.dumps({"question": "What is 1+1?", "answer": "#### 2"}) + "\n"
+    with (folder / "broken.jsonl").open("w") as file:
+        while file.tell() < 1_000_000:
+            file.write(good)
+        file.write('{"question": "What is 1+1?", "answer"\n')
+    long_prompt = json.dumps({"question": "What is " + "1+" * 40 + "1?", "answer": "#### 41"})
+    (folder / "long.jsonl").write_text(good + long_prompt + "\n")
+    return folder
+
+
+def command(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+
+
+def assert_one_clear_error(finished: subprocess.CompletedProcess[str], words: list[str]) -> None:
+    said = finished.stdout + finished.stderr
+    assert finished.returncode == EXIT_CONFIG, said
+    assert said.count("error: ") == 1, said
+    assert "Traceback" not in said, said
+    for word in words:
+        assert word in said, said
+
+
+CLI_CASES = {
+    "misspelt key": (["train.lrr=1"], ["train.lrr", "did you mean 'lr'"]),
+    "misspelt section": (["trian.lr=1"], ["trian", "did you mean 'train'"]),
+    "wrong type": (["train.lr=fast"], ["train.lr", "'fast'", "number"]),
+    "negative": (["train.lr=-1"], ["train.lr", "greater than 0"]),
+    "group of one": (["rollout.group_size=1"], ["rollout.group_size", "greater than or equal to 2"]),
+    "not an override": (["train.lr"], ["train.lr", "key.path=value"]),
+    "two budgets": (["train.total_epochs=1"], ["train.total_steps", "train.total_epochs", "Exactly one"]),
+    "eval without data": (["eval.every_steps=1", "data.eval=null"], ["eval.every_steps", "data.eval"]),
+    "pass@k beyond the samples": (["eval.every_steps=1", "eval.pass_k=[4]"], ["eval.pass_k", "eval.num_samples"]),
+    "microbatch too small": (["train.max_tokens_per_microbatch=8"], ["train.max_tokens_per_microbatch", "40"]),
+    "run name with a slash": (["run.name=a/b"], ["run.name", "'/'"]),
+    "unwritable run folder": (["run.root=/proc/nowhere"], ["/proc/nowhere", "run.root"]),
+    "flash attention on a CPU": (["train.attention=flash_attention_2"], ["train.attention", "sdpa"]),
+}
+
+
+@pytest.mark.parametrize("case", CLI_CASES)
+def test_command_line_finds(case: str, workspace: Path) -> None:
+    overrides, words = CLI_CASES[case]
+    config = tiny_config(workspace, "cli")
+    assert_one_clear_error(command(["hpc_grpo.cli", "train", str(config), *overrides], workspace), words)
+
+
+def test_missing_config_names_the_shipped_ones(workspace: Path) -> None:
+    finished = command(["hpc_grpo.cli", "train", "local/demo_grop"], workspace)
+    assert_one_clear_error(finished, ["local/demo_grop", "did you mean 'local/demo_grpo'"])
+
+
+def test_run_name_taken_by_another_config(workspace: Path) -> None:
+    config = tiny_config(workspace, "taken")
+    values = yaml.safe_load(config.read_text())
+    run = RunDir(workspace / "runs" / "taken")
+    run.create()
+    assert command(["hpc_grpo.cli", "config", str(config), "--yaml"], workspace).returncode == 0
+    values["rollout"]["group_size"] = 6
+    other = command(["hpc_grpo.cli", "config", str(config), "rollout.group_size=6", "--yaml"], workspace)
+    run.config.write_text(other.stdout)
+    finished = command(["hpc_grpo.cli", "train", str(config)], workspace)
+    assert_one_clear_error(finished, ["taken", "rollout.group_size"])
+
+
+DRIVER_CASES = {
+    "missing model folder": ({"model": {"path": "no/such/model"}}, ["model.path", "no/such/model"]),
+    "folder that is no model": ({"model": {"path": "."}}, ["model.path"]),
+    "missing data file": ({"data": {"train": {"path": "nowhere.jsonl"}}}, ["nowhere.jsonl"]),
+    "line broken after a million bytes": ({"data": {"train": {"path": "broken.jsonl"}}}, ["broken.jsonl", "line"]),
+    "empty data set": ({"data": {"train": {"path": "empty.jsonl"}}}, ["empty.jsonl", "empty"]),
+    "field that is not there": (
+        {"data": {"train": {"path": "train.jsonl", "prompt_field": "qustion"}}},
+        ["qustion", "question"],
+    ),
+    "prompt longer than allowed": ({"data": {"train": {"path": "long.jsonl"}}}, ["data.max_prompt_tokens", "16"]),
+    "longer than the context": ({"rollout": {"max_new_tokens": 100}}, ["context", "64", "rollout.max_new_tokens"]),
+    "reward that does not import": (
+        {"rewards": [{"name": "does_not_import.py:reward"}], "eval": {"reward": "does_not_import.py:reward"}},
+        ["does_not_import.py", "a_module_nobody_has"],
+    ),
+    "reward that is not there": ({"rewards": [{"name": "corectness"}]}, ["corectness", "correctness"]),
+    "reward that is no function": (
+        {"rewards": [{"name": "broken_rewards.py:NOT_CALLABLE"}]},
+        ["NOT_CALLABLE"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DRIVER_CASES)
+def test_driver_finds_before_it_needs_ray(case: str, workspace: Path) -> None:
+    sections, words = DRIVER_CASES[case]
+    config = tiny_config(workspace, "driver")
+    values = yaml.safe_load(config.read_text())
+    for section, changes in sections.items():
+        values[section] = {**values[section], **changes} if isinstance(changes, dict) else changes
+    values["train"]["max_tokens_per_microbatch"] = 1024
+    run = RunDir(workspace / "runs" / f"driver-{case.replace(' ', '-')}")
+    run.create()
+    run.config.write_text(yaml.safe_dump(values))
+    environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1", "HF_HUB_OFFLINE": "1"}
+    finished = subprocess.run(
+        [sys.executable, "-m", "hpc_grpo.train", str(run.path)],
+        cwd=workspace,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert_one_clear_error(finished, words)
+
+
+RUN_CASES = {
+    "reward that raises": ({"rewards": "raises"}, ["raises", "gold answer", "grading.max_failed_fraction"]),
+    "reward that returns NaN": ({"rewards": "nan"}, ["nan", "finite"]),
+    "reward of the wrong length": ({"rewards": "too_short"}, ["too_short", "1", "4"]),
+    "reward that loops forever": ({"rewards": "loops"}, ["loops", "grading.max_failed_fraction"]),
+    "engines that do not fit": ({"engine": {"engines_per_node": 500}}, ["engine.engines_per_node", "500", "CPU"]),
+}
+
+
+@pytest.mark.parametrize("case", RUN_CASES)
+def test_run_ends_with_the_reason(case: str, workspace: Path) -> None:
+    sections, words = RUN_CASES[case]
+    if "rewards" in sections:
+        name = f"{workspace / 'broken_rewards.py'}:{sections['rewards']}"
+        sections = {"rewards": [{"name": name, "timeout_s": 1.0}], "engine": {"engines_per_node": 1}}
+    config = tiny_config(workspace, case.replace(" ", "-"), **sections)
+    finished = command(["hpc_grpo.cli", "train", str(config)], workspace)
+    assert_one_clear_error(finished, words)
