@@ -6,6 +6,7 @@ A helper of vs_trl.py, which runs it in a process of its own for each half and a
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import click
 from common import median
 
+PACKED = "packed"
 PROMPT = "What is {}+{}?\n"
 
 
@@ -90,16 +92,14 @@ def train(model: str, shape: dict[str, Any]) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
 
-    padded_times = {
-        f"padded, {rows} rows": timed(lambda rows=rows: padded_step(rows), shape["steps"])  # type: ignore[misc]
-        for rows in shape["rows"]
-    }
-    del policy, optimizer
-    packed_times = {
-        f"packed, {budget} tokens": timed(_packed_step(model, encoded, completions, budget), shape["steps"])
+    padded_times = [
+        ("padded", rows, timed(functools.partial(padded_step, rows), shape["steps"])) for rows in shape["rows"]
+    ]
+    packed_times = [
+        (PACKED, budget, timed(_packed_step(model, encoded, completions, budget), shape["steps"]))
         for budget in shape["budgets"]
-    }
-    return {"layouts": {**padded_times, **packed_times}}
+    ]
+    return {"layouts": [*padded_times, *packed_times]}
 
 
 def _packed_step(model: str, encoded: Sequence[list[int]], completions: Any, budget: int) -> Callable[[], None]:
@@ -122,9 +122,7 @@ def _packed_step(model: str, encoded: Sequence[list[int]], completions: Any, bud
     policy = load_policy(Config.model_validate(settings), use_gradient_checkpointing=False)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6, fused=True)
     sequences = [
-        TrainSequence(
-            index, 0, np.array([*ids, *row], np.int32), completions.shape[1], np.zeros(0, np.float32), 1.0
-        )
+        TrainSequence(index, 0, np.array([*ids, *row], np.int32), completions.shape[1], np.zeros(0, np.float32), 1.0)
         for index, (ids, row) in enumerate(zip(encoded, completions.tolist(), strict=True))
     ]
     batches = [pack(group) for group in split_microbatches(sequences, budget)]

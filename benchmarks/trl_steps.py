@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 import time
@@ -26,7 +27,8 @@ def step_seconds(model: str, shape: dict[str, Any]) -> list[float]:
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     torch.set_num_threads(shape["threads"])
     ends = [time.perf_counter()]
@@ -67,7 +69,7 @@ def step_seconds(model: str, shape: dict[str, Any]) -> list[float]:
         )
         trainer.train()
     # The first step also warms up.
-    return [end - start for start, end in zip(ends[1:], ends[2:], strict=False)]
+    return [end - start for start, end in itertools.pairwise(ends[1:])]
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ DeepSpeed), TRL with its microbatch tuned. Needs `pip install -e .[cpu,bench]`.
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from typing import Any
 
 import click
 import yaml
-from bare_parts import prompts
+from bare_parts import PACKED, prompts
 from common import BENCHMARKS, load_average, median, print_table, run_script
 
 from hpc_grpo.config import Config
@@ -158,6 +159,7 @@ def bare_generation(folder: Path, shape: Shape, layout: Layout) -> float:
 
 
 def bare_training(folder: Path, shape: Shape, threads: int, rows: Sequence[int], budgets: Sequence[int]) -> Any:
+    """Seconds by layout and size of microbatch, as (layout, size, seconds)."""
     arguments = {**asdict(shape), "threads": threads, "rows": rows, "budgets": budgets}
     env = {"OMP_NUM_THREADS": str(threads)}
     result = run_script("bare_parts.py", [str(folder / "model"), "train", json.dumps(arguments)], env, _TIMEOUT_S)
@@ -171,7 +173,7 @@ class Trials:
     layouts: Sequence[Layout]
     microbatches: Sequence[int]
     budgets: Sequence[int]
-    threads: int
+    threads: Sequence[int]
 
 
 def compare(folder: Path, name: str, shape: Shape, trials: Trials) -> None:
@@ -183,10 +185,15 @@ def compare(folder: Path, name: str, shape: Shape, trials: Trials) -> None:
         click.echo(f"  {what}: {seconds:.2f} s {detail}", err=True)
         return seconds
 
-    trained = bare_training(folder, shape, trials.threads, trials.microbatches, trials.budgets)
-    for layout_name, seconds in trained.items():
-        add(f"bare torch: {layout_name}", seconds)
-    budget = min(trials.budgets, key=lambda tokens: trained[f"packed, {tokens} tokens"])
+    packed: dict[int, float] = {}
+    training = math.inf
+    for threads in trials.threads:
+        seconds_by_layout = bare_training(folder, shape, threads, trials.microbatches, trials.budgets)
+        for kind, size, seconds in seconds_by_layout:
+            training = min(training, add(f"bare torch, {threads} threads: {kind}, {size}", seconds))
+            if kind == PACKED:
+                packed[size] = min(seconds, packed.get(size, math.inf))
+    budget = min(packed, key=lambda size: packed[size])
     generated = {
         (layout.engines, layout.engine_threads): add(
             f"bare vLLM: {layout.engines} x {layout.engine_threads} threads", bare_generation(folder, shape, layout)
@@ -194,7 +201,8 @@ def compare(folder: Path, name: str, shape: Shape, trials: Trials) -> None:
         for layout in {(it.engines, it.engine_threads): it for it in trials.layouts}.values()
     }
     trl = min(
-        add(f"TRL, microbatch {microbatch}", trl_step(folder, shape, microbatch, trials.threads))
+        add(f"TRL, {threads} threads, microbatch {microbatch}", trl_step(folder, shape, microbatch, threads))
+        for threads in trials.threads
         for microbatch in trials.microbatches
     )
     ours: dict[Layout, float] = {}
@@ -208,7 +216,6 @@ def compare(folder: Path, name: str, shape: Shape, trials: Trials) -> None:
         ["", "s/step", "tokens/s", "seconds in", "machine"],
         rows,
     )
-    training = min(trained.values())
     print_table(
         "ratios",
         ["layout: engines x threads + learner threads", "speed / TRL", "step / bare sum", "bare sum s"],
@@ -230,7 +237,7 @@ def compare(folder: Path, name: str, shape: Shape, trials: Trials) -> None:
 @click.option("--microbatch", "microbatches", multiple=True, type=int, default=(8, 16, 32), show_default=True)
 @click.option("--budget", "budgets", multiple=True, type=int, default=(1024, 2048, 4096), show_default=True)
 @click.option("--steps", default=5, show_default=True)
-@click.option("--threads", default=2, show_default=True, help="Of TRL and of bare training.")
+@click.option("--threads", multiple=True, type=int, default=(2,), show_default=True, help="Of TRL and bare training.")
 @click.option("--quick", is_flag=True, help="The small model, short completions, one layout.")
 def main(
     sizes: tuple[str, ...],
@@ -238,13 +245,16 @@ def main(
     microbatches: tuple[int, ...],
     budgets: tuple[int, ...],
     steps: int,
-    threads: int,
+    threads: tuple[int, ...],
     quick: bool,
 ) -> None:
     texts = layouts or (("1x2+2",) if quick else ("1x2+2", "2x1+2", "2x1+1", "2x1+1@1", "1x1+1@1", "1x2+2@1"))
     shape = Shape(4, 4, 16, 2) if quick else Shape(16, 8, 128, steps)
     trials = Trials(
-        [Layout.parse(text) for text in texts], (16,) if quick else microbatches, (2048,) if quick else budgets, threads
+        [Layout.parse(text) for text in texts],
+        (16,) if quick else microbatches,
+        (2048,) if quick else budgets,
+        threads,
     )
     for name in sizes or (("600k",) if quick else tuple(SIZES)):
         with tempfile.TemporaryDirectory(prefix="hpc-grpo-bench-") as folder:

@@ -195,8 +195,9 @@ def engine(setting: Setting, rank: int, pauses: Any) -> None:
     join(setting, rank)
     tensors = {spec.name: torch.zeros(spec.shape, dtype=_DTYPE) for spec in setting.specs}
     last = setting.specs[-1].name
+    by_name = methods(setting, tensors, rank)
     for version in range(setting.num_rounds + 1):
-        for name, method in (by_name := methods(setting, tensors, rank) if version == 0 else by_name).items():
+        for name, method in by_name.items():
             dist.barrier()
             pauses.put((name, version, method.receive(version)))
             if tensors[last][0].item() != version + 1:
@@ -274,13 +275,12 @@ def main(engines: int, rounds: int, quick: bool) -> None:
         for process in processes:
             process.join()
     # Of a round the longest: that engine decides when generation is whole again.
-    by_method = {
-        name: median(
-            [max(s for n, v, s in reported if (n, v) == (name, version)) for version in range(1, setting.num_rounds + 1)]
-        )
-        for name in METHODS
-    }
-    report(setting, published, by_method, median(memcpy))
+    longest: dict[tuple[str, int], float] = {}
+    for name, version, seconds in reported:
+        longest[name, version] = max(seconds, longest.get((name, version), 0.0))
+    counted = range(1, setting.num_rounds + 1)
+    pause_by_method = {name: median([longest[name, version] for version in counted]) for name in METHODS}
+    report(setting, published, pause_by_method, median(memcpy))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +16,21 @@ from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
 
 CONFIGS_DIR = Path(__file__).resolve().parents[2] / "configs"
+
+_SHORT_FLOAT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
+"""YAML 1.1 reads 1e-6 as text (it wants 1.0e-6); everybody who writes it means the number, as in YAML 1.2."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-6 as a number and '1e-6' as text."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts quotes around text that `_Loader` would take for a number."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _SHORT_FLOAT, list("-+0123456789"))
 
 
 def load_config(name: str, overrides: Iterable[str] = ()) -> Config:
@@ -36,7 +52,7 @@ def load_resolved(path: Path) -> Config:
 
 def to_yaml(config: Config) -> str:
     """The resolved config as YAML; loading it gives an equal config."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
 
 
 def find_config(name: str) -> Path:
@@ -77,7 +93,7 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text())
+        values = yaml.load(path.read_text(), _Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Config {path} cannot be read: {error}") from error
     except yaml.YAMLError as error:
@@ -95,49 +111,35 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     target: Any = values
     for depth, parent in enumerate(parents):
         if isinstance(target, list):
-            target = _list_item(target, parent, key)
+            target = target[_position(target, parent, key)]
             continue
         target = target.setdefault(parent, {})
         if not isinstance(target, dict | list):
             raise ConfigError(f"Override {override!r}: {'.'.join(parents[: depth + 1])} is a value, not a section.")
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"Override {override!r}: the value is not valid YAML: {error}") from error
     if isinstance(target, list):
-        target[target.index(_list_item(target, last, key))] = value
+        target[_position(target, last, key)] = value
     else:
         target[last] = value
 
 
-def _list_item(items: list[Any], index: str, key: str) -> Any:
+def _position(items: list[Any], index: str, key: str) -> int:
     if not index.isdigit() or int(index) >= len(items):
         raise ConfigError(f"Override {key!r}: {index!r} must be a position from 0 to {len(items) - 1}.")
-    return items[int(index)]
+    return int(index)
 
 
 def _validated(values: Mapping[str, Any], origin: str) -> Config:
     try:
-        config = Config.model_validate(_numbers_from_text(values))
+        config = Config.model_validate(values)
     except ValidationError as error:
         problems = "\n".join(f"  {_explain(dict(detail))}" for detail in error.errors())
         raise ConfigError(f"{origin} is not a valid config:\n{problems}") from None
     check_rules(config)
     return config
-
-
-def _numbers_from_text(value: Any) -> Any:
-    """YAML 1.1 reads 1e-6 as text (it wants 1.0e-6); everybody who writes it means the number."""
-    if isinstance(value, Mapping):
-        return {key: _numbers_from_text(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_numbers_from_text(item) for item in value]
-    if isinstance(value, str) and "e" in value.lower() and value[:1] in "+-.0123456789":
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
 
 
 def _explain(detail: dict[str, Any]) -> str:

@@ -34,6 +34,7 @@ RAY_SETTINGS: dict[str, tuple[str, str]] = {
     "DASHBOARD_METRIC_PORT": ("-1", "same for the dashboard's; Ray has no switch but survives an invalid port"),
     "RAY_prestart_worker_first_driver": ("0", "else one idle Python per CPU: 288 of them on a GH200 node"),
     "RAY_DISABLE_IMPORT_WARNING": ("1", "not for the user"),
+    "RAY_IGNORE_UNHANDLED_ERRORS": ("1", "the driver reports the first error; Ray would print the others after it"),
 }
 """Variable -> (value, reason)."""
 

@@ -8,22 +8,23 @@ from typing import Any
 
 from hpc_grpo.rollout.scheduler import GradedGroup
 from hpc_grpo.run_dir import RunDir, write_atomic
+from hpc_grpo.types import GroupGrades
 
 
 def rollout_metrics(groups: Sequence[GradedGroup], policy_version: int) -> dict[str, float]:
     """Means over all rollouts of a step. Lag counts optimizer steps, from `policy_version` of the learner.
 
     `reward/mean` and its parts leave out rollouts without a valid reward; `reward/invalid_fraction` counts them.
-    `reward/zero_variance_fraction` is the share of groups that teach nothing, since all their rewards are equal.
+    `reward/zero_variance_fraction` is the share of groups that teach nothing, since all their valid rewards are equal.
     """
     grades = [group.grades for group in groups]
     valid = [flag for grade in grades for flag in grade.valid]
     tokens = [count for grade in grades for count in grade.num_completion_tokens]
     lags = [policy_version - version for grade in grades for version in grade.mean_policy_versions]
     metrics = {
-        "reward/mean": _mean([r for grade in grades for r, ok in zip(grade.rewards, grade.valid, strict=True) if ok]),
+        "reward/mean": _mean([reward for grade in grades for reward in _valid(grade, grade.rewards)]),
         "reward/invalid_fraction": 1.0 - _mean(valid),
-        "reward/zero_variance_fraction": _mean([len(set(grade.rewards)) == 1 for grade in grades]),
+        "reward/zero_variance_fraction": _mean([len(set(_valid(grade, grade.rewards))) <= 1 for grade in grades]),
         "tokens/completion_mean": _mean(tokens),
         "tokens/completion_total": float(sum(tokens)),
         "tokens/truncated_fraction": _mean([cut for grade in grades for cut in grade.truncated]),
@@ -31,9 +32,7 @@ def rollout_metrics(groups: Sequence[GradedGroup], policy_version: int) -> dict[
         "lag/max": float(policy_version - min(min(grade.min_policy_versions) for grade in grades)),
     }
     for name in grades[0].reward_parts:
-        parts = [
-            reward for grade in grades for reward, ok in zip(grade.reward_parts[name], grade.valid, strict=True) if ok
-        ]
+        parts = [reward for grade in grades for reward in _valid(grade, grade.reward_parts[name])]
         metrics[f"reward/{name}"] = _mean(parts)
     return metrics
 
@@ -66,6 +65,10 @@ def _lines(group: GradedGroup, advantages: Sequence[float]) -> list[dict[str, An
         }
         for index, text in enumerate(grades.texts)
     ]
+
+
+def _valid(grades: GroupGrades, values: Sequence[float]) -> list[float]:
+    return [value for value, valid in zip(values, grades.valid, strict=True) if valid]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -31,7 +31,11 @@ def contract_differences(
             missing = [n for n, p in zip(_source_names(expected.name, packed_modules), parts, strict=True) if p is None]
             differences.append(f"{', '.join(missing)}: the engine needs it, the learner does not publish it")
             continue
-        fused_shape = (sum(part.shape[0] for part in found), *found[0].shape[1:])
+        if len({part.shape[1:] for part in found}) > 1:
+            shapes = ", ".join(f"{part.name} {part.shape}" for part in found)
+            differences.append(f"{expected.name}: learner shapes do not fit together: {shapes}")
+            continue
+        fused_shape = _fused_shape(found)
         if fused_shape != expected.shape:
             differences.append(f"{expected.name}: learner shape {fused_shape}, engine shape {expected.shape}")
         dtypes = {part.dtype for part in found}
@@ -39,6 +43,12 @@ def contract_differences(
             differences.append(f"{expected.name}: learner dtype {sorted(dtypes)}, engine dtype {expected.dtype}")
     differences += [f"{name}: the learner publishes it, the engine has no such parameter" for name in remaining]
     return differences
+
+
+def _fused_shape(parts: Sequence[ParameterSpec]) -> tuple[int, ...]:
+    if len(parts) == 1:
+        return parts[0].shape
+    return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
 
 
 def engine_parameters(model: Any, vllm_config: Any) -> list[ParameterSpec]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,11 @@ class Attempt:
 
     config: Path
     driver: str = "hpc_grpo.train"
-    _started_at: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         run = yaml.safe_load(self.config.read_text())["run"]
         self.run_dir = RunDir(Path(run["root"]) / run["name"])
+        self.number = self.run_dir.next_attempt_number()
         self.log = self.config.with_suffix(f".{time.time_ns()}.log")
         command = [sys.executable, "-m", "hpc_grpo.cli", "train", str(self.config), "--driver", self.driver]
         with self.log.open("wb") as log:
@@ -97,6 +98,7 @@ class Attempt:
 
     @property
     def text(self) -> str:
+        """What the supervisor and, through it, the driver printed."""
         return self.log.read_text(errors="replace")
 
     def wait(self, deadline_s: float = RUN_DEADLINE_S) -> int:
@@ -117,10 +119,9 @@ class Attempt:
 
     def wait_for_step(self, step: int) -> None:
         """Until a step of this number, or a later one, has been recorded by this attempt."""
-        number = self.run_dir.next_attempt_number() - 1
 
         def recorded() -> bool:
-            lines = [line for line in read_jsonl(self.run_dir.ledger) if line["attempt"] >= number]
+            lines = [line for line in read_jsonl(self.run_dir.ledger) if line["attempt"] == self.number]
             return any(line["step"] >= step for line in lines)
 
         self.wait_until(recorded, f"step {step}")
@@ -130,6 +131,12 @@ class Attempt:
         children = psutil.Process(self.supervisor.pid).children()
         (driver,) = [child for child in children if child.cmdline()[-1] == str(self.run_dir.path)]
         driver.kill()
+
+    def record(self) -> dict[str, Any]:
+        """The attempt.json of this attempt."""
+        (folder,) = self.run_dir.attempts.glob(f"{self.number}-*")
+        values: dict[str, Any] = json.loads((folder / "attempt.json").read_text())
+        return values
 
 
 def run_to_end(config: Path) -> Attempt:

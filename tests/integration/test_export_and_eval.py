@@ -1,0 +1,76 @@
+"""What a finished run leaves: a model that transformers loads, and evals of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from conftest import SYNC_STEPS
+from training_runs import metrics_of
+
+from hpc_grpo.metrics.jsonl import read_metrics
+from hpc_grpo.run_dir import RunDir, read_jsonl
+
+pytestmark = pytest.mark.integration
+
+
+def greedy(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int) -> list[int]:
+    """Token by token, without a cache."""
+    import torch
+
+    tokens = tokenizer(prompt)["input_ids"]
+    start = len(tokens)
+    with torch.no_grad():
+        while len(tokens) < start + max_new_tokens and tokenizer.eos_token_id not in tokens[start:]:
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[start:]
+
+
+def test_transformers_decodes_what_the_engines_decoded(sync_run: RunDir) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(sync_run.export(SYNC_STEPS), dtype="float32").eval()
+    tokenizer = AutoTokenizer.from_pretrained(sync_run.export(SYNC_STEPS))
+    lines = list(read_jsonl(sync_run.eval_rollouts(SYNC_STEPS)))
+    assert len(lines) == 8
+    completions = set()
+    for line in lines:
+        tokens = greedy(model, tokenizer, line["prompt"], max_new_tokens=24)
+        # One token a byte: equal text is equal tokens, but for the end token.
+        assert line["completion"].isascii()
+        assert tokenizer(line["completion"])["input_ids"] == [t for t in tokens if t != tokenizer.eos_token_id]
+        completions.add(line["completion"])
+    assert len(completions) > 1
+
+
+def test_sync_run_is_on_policy(sync_run: RunDir) -> None:
+    assert all(values["lag/max"] == 0 for values in metrics_of(sync_run).values())
+
+
+def test_eval_reports_pass_at_k(untied_run: RunDir) -> None:
+    metrics = read_metrics(untied_run.metrics)
+    assert [step for step, values in metrics.items() if "eval/pass@1" in values] == [0, 4, 8]
+    for step in (0, 4, 8):
+        lines = list(read_jsonl(untied_run.eval_rollouts(step)))
+        solved = [[line["solved"] for line in lines if line["ordinal"] == ordinal] for ordinal in range(8)]
+        assert all(len(samples) == 3 for samples in solved)
+        values = metrics[step]
+        assert values["eval/pass@1"] == pytest.approx(sum(map(sum, solved)) / 24)
+        # Of three samples, two fail to hold a solved one only when two or three are unsolved.
+        unsolved_pairs = [{0: 3, 1: 1}.get(sum(samples), 0) / 3 for samples in solved]
+        assert values["eval/pass@2"] == pytest.approx(1 - sum(unsolved_pairs) / 8)
+        assert values["eval/reward_mean"] == pytest.approx(sum(line["reward"] for line in lines) / 24)
+
+
+def test_training_learns_what_is_rewarded(untied_run: RunDir) -> None:
+    rewards = [values["reward/mean"] for values in metrics_of(untied_run).values()]
+    assert rewards[-1] > rewards[0] + 0.05
+
+
+def test_sft_lowers_the_loss(sft_run: RunDir) -> None:
+    losses = [values["loss/policy"] for values in metrics_of(sft_run).values()]
+    assert len(losses) == 40
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
+    state = json.loads(sft_run.state.read_text())
+    assert (state["step"], state["total_steps"]) == (40, 40)

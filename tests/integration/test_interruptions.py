@@ -1,0 +1,81 @@
+"""Stopped, killed and started again: the run ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import SYNC_STEPS
+from kill_resume import differing_weights, kill_after_step
+from training_runs import Attempt, metrics_of, run_to_end, tiny_config
+
+from hpc_grpo.errors import EXIT_RESUMABLE
+from hpc_grpo.learner.manifest import newest_valid_checkpoint
+from hpc_grpo.ledger import check_ledger
+from hpc_grpo.run_dir import RunDir, read_jsonl
+
+pytestmark = pytest.mark.integration
+
+ASYNC_STEPS = 16
+GROUP_ROLLOUTS = 6 * 4
+
+
+def stopped_at(run_dir: RunDir) -> int:
+    """The step of the newest checkpoint, which a run that was asked to stop has just written."""
+    checkpoint = newest_valid_checkpoint(run_dir)
+    assert checkpoint is not None
+    steps = [line["step"] for line in read_jsonl(run_dir.ledger)]
+    assert checkpoint.step == steps[-1]
+    return checkpoint.step
+
+
+def test_signal_then_kill_leave_no_trace_in_a_synchronous_run(
+    workspace: Path, sync_run: RunDir, sync_settings: dict[str, Any]
+) -> None:
+    config = tiny_config(workspace, "interrupted", **sync_settings)
+    with Attempt(config) as attempt:
+        attempt.wait_for_step(2)
+        attempt.supervisor.send_signal(signal.SIGTERM)
+        assert attempt.wait() == EXIT_RESUMABLE, attempt.text
+    step = stopped_at(attempt.run_dir)
+    assert f"Stopping after step {step}: signal SIGTERM." in attempt.text
+    assert attempt.record()["exit_kind"] == "resumable"
+
+    killed = kill_after_step(config, step + 2)
+    assert f"Resuming after step {step} of {SYNC_STEPS}." in killed.text
+    run_dir = run_to_end(config).run_dir
+    assert differing_weights(run_dir, sync_run) == []
+    verdict = check_ledger(run_dir)
+    assert verdict.is_sound, verdict
+    assert verdict.steps == SYNC_STEPS
+    rewards = [[values["reward/mean"] for values in metrics_of(run).values()] for run in (run_dir, sync_run)]
+    assert rewards[0] == rewards[1]
+
+
+def test_stop_file_then_kill_of_a_run_that_samples_ahead(workspace: Path) -> None:
+    config = tiny_config(
+        workspace, "ahead", train={"total_steps": ASYNC_STEPS}, rollout={"max_policy_lag": 2, "max_new_tokens": 40}
+    )
+    with Attempt(config) as attempt:
+        attempt.wait_for_step(2)
+        attempt.run_dir.stop_marker.touch()
+        assert attempt.wait() == EXIT_RESUMABLE, attempt.text
+    step = stopped_at(attempt.run_dir)
+    assert f"Stopping after step {step}: the STOP file." in attempt.text
+    attempt.run_dir.stop_marker.unlink()
+
+    kill_after_step(config, step + 3)
+    run_dir = run_to_end(config).run_dir
+    verdict = check_ledger(run_dir)
+    assert verdict.is_sound, verdict
+    assert (verdict.steps, verdict.ordinals) == (ASYNC_STEPS, ASYNC_STEPS * 6)
+    metrics = metrics_of(run_dir)
+    assert list(metrics) == list(range(1, ASYNC_STEPS + 1))
+    lags = [values["lag/max"] for values in metrics.values()]
+    assert max(lags) == 2
+    assert min(lags) == 0, "the first step of an attempt is on-policy"
+    # Weights change in flight: a completion's mean version is no whole number where two policies sampled it.
+    totals = [values["lag/mean"] * GROUP_ROLLOUTS for values in metrics.values()]
+    assert any(abs(total - round(total)) > 1e-6 for total in totals)

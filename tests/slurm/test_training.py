@@ -1,0 +1,107 @@
+"""Training on two nodes of a real Slurm: to COMPLETE, and to the same weights as one learner."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hpc_grpo.ledger import check_ledger
+from hpc_grpo.run_dir import RunDir
+from tests.integration.training_runs import (
+    exported_weights,
+    metrics_of,
+    run_to_end,
+    tiny_config,
+    write_workspace,
+)
+
+if TYPE_CHECKING:
+    from conftest import SlurmCluster
+
+pytestmark = pytest.mark.slurm
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SBATCH = str(REPOSITORY / "sbatch" / "grpo_rlzero.sbatch")
+ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"}
+NUM_STEPS = 5
+DEADLINE_S = 420.0
+SAME_TO_ROUNDING = {"rtol": 1e-4, "atol": 2e-6}
+"""fp32 sums in another order, over five optimizer steps."""
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_workspace(tmp_path_factory.mktemp("training"))
+
+
+@pytest.fixture(scope="module")
+def one_learner(workspace: Path) -> RunDir:
+    """The same training on one node: one learner, two engines."""
+    return run_to_end(config_of(workspace, "one-learner", zero_stage=2, engines_per_node=2)).run_dir
+
+
+def config_of(workspace: Path, name: str, zero_stage: int, engines_per_node: int) -> Path:
+    return tiny_config(
+        workspace,
+        name,
+        train={"total_steps": NUM_STEPS, "lr": 1e-3, "zero_stage": zero_stage},
+        engine={"engines_per_node": engines_per_node},
+        checkpoint={"every_steps": None},
+        launch={"slurm": {"gpus_per_node": 4, "cpus_per_node": 4, "time_min": 10}},
+    )
+
+
+def assert_same_training(run: RunDir, reference: RunDir) -> None:
+    assert run.is_complete()
+    assert check_ledger(run).is_sound
+    expected, found = metrics_of(reference), metrics_of(run)
+    assert list(found) == list(expected) == list(range(1, NUM_STEPS + 1))
+    for step, values in found.items():
+        for name in ("loss/policy", "reward/mean", "grad_norm", "policy/entropy"):
+            assert values[name] == pytest.approx(expected[step][name], rel=1e-3, abs=1e-6), (step, name)
+        assert values["mismatch/logprob_abs_diff_max"] <= 1e-4
+    weights, ours = exported_weights(reference), exported_weights(run)
+    assert weights.keys() == ours.keys()
+    largest = max(float(np.abs(weights[name] - ours[name]).max()) for name in weights)
+    print(f"{run.path.name}: weights after {NUM_STEPS} steps differ by at most {largest:.1e}")
+    for name in weights:
+        np.testing.assert_allclose(ours[name], weights[name], **SAME_TO_ROUNDING, err_msg=name)
+
+
+def output_of(folder: Path, pattern: str) -> str:
+    (path,) = folder.glob(pattern)
+    print(path.read_text())
+    return path.read_text()
+
+
+def test_sbatch_of_a_shell_config_with_zero_2(
+    slurm_cluster: SlurmCluster, workspace: Path, one_learner: RunDir, tmp_path: Path
+) -> None:
+    config_of(workspace, "zero2", zero_stage=2, engines_per_node=1)
+    shell_config = workspace / "zero2.sh"
+    shell_config.write_text("TRAINING_ARGS=(zero2.yaml)\n")
+    argv: list[str] = ["sbatch", "--parsable", "--nodes=2", "--time=10", SBATCH, str(shell_config)]
+    done = slurm_cluster.run(argv, environment=ENVIRONMENT, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    end = slurm_cluster.wait_for_job(int(done.stdout), DEADLINE_S)
+    log = output_of(tmp_path, "*.out")
+    assert (end.state, end.exit_code) == ("COMPLETED", "0:0"), log
+    assert "Ray ready on 2 nodes, 8 GPUs" in log
+    assert_same_training(RunDir(workspace / "runs" / "zero2"), one_learner)
+
+
+def test_submit_with_zero_3(slurm_cluster: SlurmCluster, workspace: Path, one_learner: RunDir) -> None:
+    config = config_of(workspace, "zero3", zero_stage=3, engines_per_node=1)
+    command: list[Any] = [sys.executable, "-m", "hpc_grpo.cli", "submit", str(config), "--nodes", "2"]
+    done = slurm_cluster.run(command, environment=ENVIRONMENT, cwd=workspace)
+    assert done.returncode == 0, done.stderr
+    end = slurm_cluster.wait_for_job(int(done.stdout.split()[2]), DEADLINE_S)
+    run = RunDir(workspace / "runs" / "zero3")
+    log = output_of(run.path / "slurm", "*_log.out")
+    assert (end.state, end.exit_code) == ("COMPLETED", "0:0"), log
+    assert "Ray ready on 2 nodes, 8 GPUs" in log
+    assert_same_training(run, one_learner)

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hpc_grpo.config import Config, load_config, load_resolved, to_yaml
+from hpc_grpo.config.loading import find_config
+from hpc_grpo.errors import ConfigError
+
+MINIMAL: dict[str, Any] = {
+    "run": {"name": "tiny"},
+    "model": {"path": "some/model"},
+    "data": {"train": {"path": "train.jsonl"}},
+    "train": {"total_steps": 3},
+}
+
+
+@pytest.fixture
+def minimal(tmp_path: Path) -> Path:
+    return write(tmp_path / "minimal.yaml", MINIMAL)
+
+
+def write(path: Path, values: dict[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def load(path: Path, *overrides: str) -> Config:
+    return load_config(str(path), overrides)
+
+
+def error_of(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(path, *overrides)
+    return str(caught.value)
+
+
+def test_minimal_config_has_the_documented_defaults(minimal: Path) -> None:
+    config = load(minimal)
+    assert (config.task, config.engine.engines_per_node, config.rollout.max_policy_lag) == ("grpo", 3, 0)
+    assert [reward.name for reward in config.rewards] == ["correctness"]
+    assert config.run_path == Path("runs/tiny")
+    assert config.max_model_len == 512 + 256
+
+
+def test_overrides_take_types_from_yaml(minimal: Path) -> None:
+    config = load(
+        minimal,
+        "train.lr=3e-5",
+        "train.betas=[0.9, 0.99]",
+        "data.shuffle=false",
+        "model.dtype=float32",
+        "train.num_threads=null",
+        "launch.env={A: b}",
+        "run.name=a=b",
+    )
+    assert (config.train.lr, config.train.betas, config.data.shuffle) == (3e-5, (0.9, 0.99), False)
+    assert (config.model.dtype, config.train.num_threads, config.launch.env) == ("float32", None, {"A": "b"})
+    assert config.run.name == "a=b"
+
+
+@pytest.mark.parametrize("text", ["1e-6", "1E-6", "1.0e-6", ".000001", "0.000001"])
+def test_every_way_to_write_a_learning_rate_is_a_number(minimal: Path, text: str) -> None:
+    assert load(minimal, f"train.lr={text}").train.lr == 1e-6
+
+
+def test_numbers_in_the_arguments_of_a_reward_are_numbers(minimal: Path) -> None:
+    rewards = "rewards=[{name: correctness, args: {tolerance: 1e-3, unit: e-mail, steps: [1e2]}}]"
+    assert load(minimal, rewards).rewards[0].args == {"tolerance": 1e-3, "unit": "e-mail", "steps": [100.0]}
+
+
+@pytest.mark.parametrize("text", ["'1e5'", "'12e4567890'", "1e5abc", "4e2f", "2024-01-01-a"])
+def test_text_that_looks_like_a_number_stays_text(minimal: Path, text: str) -> None:
+    """A commit's hash, for one."""
+    assert load(minimal, f"run.name={text}").run.name == text.strip("'")
+
+
+def test_whole_number_may_have_an_exponent(minimal: Path) -> None:
+    assert load(minimal, "train.total_steps=1e3").train.total_steps == 1000
+
+
+def test_override_reaches_into_a_list(tmp_path: Path) -> None:
+    rewards = [{"name": "correctness"}, {"name": "strict_format", "weight": 0.5}]
+    path = write(tmp_path / "c.yaml", {**MINIMAL, "rewards": rewards, "eval": {"pass_k": [1]}})
+    config = load(path, "rewards.1.weight=0.25", "rewards.0.args.tolerance=0.1", "eval.pass_k.0=1")
+    assert [reward.weight for reward in config.rewards] == [1.0, 0.25]
+    assert config.rewards[0].args == {"tolerance": 0.1}
+
+
+def test_override_of_equal_list_items_changes_the_one_meant(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.yaml", {**MINIMAL, "train": {"total_steps": 3, "betas": [0.9, 0.9]}})
+    assert load(path, "train.betas.1=0.95").train.betas == (0.9, 0.95)
+
+
+@pytest.mark.parametrize("index", ["2", "-1", "x"])
+def test_override_beyond_a_list(tmp_path: Path, index: str) -> None:
+    path = write(tmp_path / "c.yaml", {**MINIMAL, "rewards": [{"name": "a"}, {"name": "b"}]})
+    message = error_of(path, f"rewards.{index}.weight=1")
+    assert f"{index!r} must be a position from 0 to 1" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.lr", "must have the form key.path=value"),
+        ("=1", "must have the form key.path=value"),
+        ("run.name.first=x", "run.name is a value, not a section"),
+        ("train.lr=[1", "not valid YAML"),
+    ],
+)
+def test_malformed_override(minimal: Path, override: str, words: str) -> None:
+    assert words in error_of(minimal, override)
+
+
+@pytest.mark.parametrize(
+    ("override", "nearest"),
+    [
+        ("train.learning_rate=1", "train.learning_rate: unknown key"),
+        ("train.num_minibatch=2", "did you mean 'num_minibatches'?"),
+        ("launch.slurm.partion=x", "did you mean 'partition'?"),
+        ("data.eval={path: x, max_item: 3}", "did you mean 'max_items'?"),
+        ("rewards=[{name: correctness, wieght: 2}]", "rewards.0.wieght: unknown key; did you mean 'weight'?"),
+        ("rolout.group_size=4", "did you mean 'rollout'?"),
+    ],
+)
+def test_unknown_key_gets_the_nearest_and_all_valid_ones(minimal: Path, override: str, nearest: str) -> None:
+    message = error_of(minimal, override)
+    assert nearest in message
+    assert "Valid here:" in message
+
+
+def test_wrong_value_is_shown_with_the_choices(minimal: Path) -> None:
+    message = error_of(minimal, "model.dtype=float16", "rollout.group_size=1")
+    assert "model.dtype = 'float16'" in message
+    assert "'float32' or 'bfloat16'" in message
+    assert "rollout.group_size = 1" in message
+
+
+def test_missing_key_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.yaml", {key: value for key, value in MINIMAL.items() if key != "model"})
+    assert "model: must be set." in error_of(path)
+
+
+@pytest.mark.parametrize(("content", "words"), [("a: [", "not valid YAML"), ("- a", "not list"), ("", "not NoneType")])
+def test_file_that_is_no_config(tmp_path: Path, content: str, words: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(content)
+    assert words in error_of(path)
+
+
+def test_bases_are_merged_in_order_below_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "site" / "site.yaml", {"launch": {"interface": "hsn0", "env": {"A": "1", "B": "1"}}})
+    write(tmp_path / "common.yaml", {**MINIMAL, "base": "site/site.yaml", "train": {"total_steps": 9, "lr": 1e-4}})
+    write(tmp_path / "other.yaml", {"train": {"lr": 2e-4}})
+    path = write(
+        tmp_path / "c.yaml",
+        {"base": ["common.yaml", "other.yaml"], "train": {"total_steps": 5}, "launch": {"env": {"B": "2"}}},
+    )
+    config = load(path)
+    assert (config.train.total_steps, config.train.lr, config.run.name) == (5, 2e-4, "tiny")
+    assert config.launch.interface == "hsn0"
+    assert config.launch.env == {"A": "1", "B": "2"}
+
+
+def test_list_replaces_the_list_of_the_base(tmp_path: Path) -> None:
+    write(tmp_path / "base.yaml", {**MINIMAL, "rewards": [{"name": "a"}, {"name": "b"}]})
+    path = write(tmp_path / "c.yaml", {"base": "base.yaml", "rewards": [{"name": "correctness"}]})
+    assert [reward.name for reward in load(path).rewards] == ["correctness"]
+
+
+def test_base_that_is_not_there(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.yaml", {**MINIMAL, "base": "nowhere.yaml"})
+    assert "base 'nowhere.yaml' does not exist" in error_of(path)
+
+
+def test_shipped_config_is_found_by_name() -> None:
+    assert find_config("local/debug").name == "debug.yaml"
+    assert find_config("local/debug.yaml") == find_config("local/debug")
+
+
+def test_name_that_is_close_to_a_shipped_one() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'local/debug'"):
+        find_config("local/debgu")
+
+
+def test_resolved_config_loads_to_the_same(minimal: Path, tmp_path: Path) -> None:
+    rewards = "rewards=[{name: correctness, args: {x: 1e-3, y: '1e-3'}}]"
+    config = load(minimal, "train.lr=1e-6", rewards, "launch.env={A: b}", "run.name='1e5'")
+    resolved = tmp_path / "config.yaml"
+    resolved.write_text(to_yaml(config))
+    assert load_resolved(resolved) == config
+    assert to_yaml(load_resolved(resolved)) == to_yaml(config)
+
+
+def test_resolved_config_names_every_key(minimal: Path) -> None:
+    values = yaml.safe_load(to_yaml(load(minimal)))
+    assert set(values) == set(Config.model_fields)
+    assert values["train"]["max_grad_norm"] == 1.0
+
+
+def test_config_cannot_be_changed_once_loaded(minimal: Path) -> None:
+    config = load(minimal)
+    with pytest.raises(ValueError, match="frozen"):
+        config.train.lr = 1.0  # type: ignore[misc]

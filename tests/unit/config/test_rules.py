@@ -1,0 +1,95 @@
+"""Every rule across fields: what breaks it, and that the message gives the values and the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpc_grpo.config import Config
+from hpc_grpo.config.rules import check_rules
+from hpc_grpo.errors import ConfigError
+
+EVAL = {"path": "eval.jsonl"}
+
+
+def make(**sections: Any) -> Config:
+    values: dict[str, Any] = {
+        "run": {"name": "r"},
+        "model": {"path": "m"},
+        "data": {"train": {"path": "d"}},
+        "train": {"total_steps": 1},
+    }
+    for section, changes in sections.items():
+        values[section] = {**values.get(section, {}), **changes} if isinstance(changes, dict) else changes
+    return Config.model_validate(values)
+
+
+def test_defaults_pass() -> None:
+    check_rules(make())
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"run": {"name": ""}}, "run.name = ''"),
+        ({"run": {"name": ".."}}, "one folder name"),
+        ({"run": {"name": "a/b"}}, "without '/'"),
+        ({"run": {"name": "x" * 201}}, "at most 200 bytes"),
+        ({"train": {"total_steps": None}}, "set are: none"),
+        ({"train": {"total_epochs": 2}}, "set are: train.total_steps, train.total_epochs"),
+        (
+            {"rollout": {"max_policy_lag": 3}, "train": {"num_minibatches": 2}},
+            "max_policy_lag = 3 counts optimizer steps and must be a multiple of train.num_minibatches = 2",
+        ),
+        (
+            {"rollout": {"prompts_per_step": 4}, "train": {"num_minibatches": 5}},
+            "train.num_minibatches = 5 exceeds rollout.prompts_per_step = 4",
+        ),
+        ({"eval": {"every_steps": 5}}, "data.eval is not"),
+        ({"eval": {"every_steps": 5}, "task": "sft", "data": {"train": {"path": "d"}, "eval": EVAL}}, "task sft"),
+        (
+            {"eval": {"every_steps": 5, "pass_k": [1, 4], "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
+            "eval.pass_k = [1, 4]: every k must be at most eval.num_samples = 2",
+        ),
+        (
+            {"eval": {"every_steps": 5, "reward": "other"}, "data": {"train": EVAL, "eval": EVAL}},
+            "eval.reward = 'other' must be one of rewards: correctness",
+        ),
+        ({"train": {"offload_optimizer": "super_offload"}}, "needs train.zero_stage = 3, not 2"),
+        (
+            {"train": {"max_tokens_per_microbatch": 700}},
+            "train.max_tokens_per_microbatch = 700 must hold the longest sequence",
+        ),
+        (
+            {"rollout": {"min_new_tokens": 30, "max_new_tokens": 20}},
+            "rollout.min_new_tokens = 30 exceeds rollout.max_new_tokens = 20",
+        ),
+        (
+            {"train": {"attention": "flash_attention_2"}, "model": {"device": "cpu"}},
+            "flash_attention_2 needs a GPU",
+        ),
+    ],
+)
+def test_broken_rule_is_a_config_error_in_words(sections: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_rules(make(**sections))
+    assert words in str(caught.value)
+    assert caught.value.exit_code == 78
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"train": {"total_steps": None, "total_episodes": 10}},
+        {"rollout": {"max_policy_lag": 4}, "train": {"num_minibatches": 2}},
+        {"task": "sft", "rollout": {"prompts_per_step": 1}, "train": {"num_minibatches": 1}},
+        {"task": "sft", "train": {"max_tokens_per_microbatch": 1}},
+        {"eval": {"every_steps": 5, "pass_k": [1, 2], "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
+        {"train": {"offload_optimizer": "super_offload", "zero_stage": 3}},
+        {"train": {"max_tokens_per_microbatch": 768}},
+        {"rollout": {"min_new_tokens": 20, "max_new_tokens": 20}},
+    ],
+)
+def test_what_is_just_allowed(sections: dict[str, Any]) -> None:
+    check_rules(make(**sections))
