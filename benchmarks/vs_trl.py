@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 import sys
 import tempfile
@@ -248,6 +249,8 @@ def main(
     threads: tuple[int, ...],
     quick: bool,
 ) -> None:
+    # So that `timeout` and an end of the session also end the run in progress, by the `finally` around it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     texts = layouts or (("1x2+2",) if quick else ("1x2+2", "2x1+2", "2x1+1", "2x1+1@1", "1x1+1@1", "1x2+2@1"))
     shape = Shape(4, 4, 16, 2) if quick else Shape(16, 8, 128, steps)
     trials = Trials(

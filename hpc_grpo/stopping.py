@@ -23,6 +23,10 @@ class StopRequest:
         self._run_dir = run_dir
         self._asked: str | None = None
         self._ends_at = float(os.environ[ENDS_AT_VARIABLE]) if ENDS_AT_VARIABLE in os.environ else None
+        self.listen()
+
+    def listen(self) -> None:
+        """Take the signals; to be called again after `ray.init`, whose crash handler takes SIGTERM for itself."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._handle)
 

@@ -40,6 +40,7 @@ def train(run_dir: RunDir) -> bool:
     budget = make_budget(config, len(inputs.stream))
     stop = StopRequest(run_dir)
     ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False, configure_logging=False, namespace="hpc-grpo")
+    stop.listen()
     workers = Workers(config, reserve_nodes(config), inputs, budget.total_steps * config.train.num_minibatches)
     workers.start()
     checkpoints = Checkpoints(config, run_dir, workers.learners)

@@ -153,7 +153,9 @@ class SftConfig(Section):
 
 class WeightsConfig(Section):
     bucket_mib: PositiveInt = Field(256, description="Size of one bucket of the weight store.")
-    num_buffers: Literal[1, 2] = Field(2, description="Copies of the weights in the store; 1 saves host memory.")
+    num_buffers: Literal[1, 2] = Field(
+        1, description="Versions the store holds; 2 keeps the current one readable while the next is staged."
+    )
     deadline_s: PositiveFloat = Field(120.0, description="A publish that takes longer fails.")
 
 

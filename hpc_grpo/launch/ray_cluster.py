@@ -51,6 +51,7 @@ def ray_environment(
     kept["VLLM_HOST_IP"] = ip
     kept["GLOO_SOCKET_IFNAME"] = interface
     kept["HPC_GRPO_SHM_DIR"] = shm_dir
+    kept["TMPDIR"] = str(temp_dir_path(spec, environ))  # vLLM leaves files in it; this one goes with the attempt
     kept.update(spec.contract_env)
     return kept
 

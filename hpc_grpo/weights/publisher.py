@@ -1,7 +1,7 @@
 """The learner's side of weight sync.
 
 Consumes full parameters, bucket by bucket; produces a version in the node's weight store and its announcement.
-`stage` overlaps generation, since engines still read the previous buffer; only `announce` needs them to pause.
+`stage` overlaps generation, since engines hold their own copy; only `announce` needs them to pause.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class WeightPublisher:
         self._group = group
 
     def stage(self, version: int) -> None:
-        """Gather the parameters and write them as `version`; the current version stays readable."""
+        """Gather the parameters and write them as `version`; engines go on with the version they hold."""
         checksums = [self._stage_bucket(version, bucket) for bucket in self._plan.buckets]
         self._staged = (version, tuple(checksums))
 

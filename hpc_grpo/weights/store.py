@@ -80,7 +80,7 @@ class WeightStore:
         except OSError as error:
             raise WeightSyncError(
                 f"The weight store needs {size / 2**30:.2f} GiB in {self._folder}: {error.strerror}. "
-                f"Free shared memory, or set weights.num_buffers=1."
+                f"Free shared memory, or lower launch.object_store_gib."
             ) from error
         finally:
             os.close(descriptor)

@@ -35,10 +35,11 @@ def sft_run(workspace: Path) -> RunDir:
 
 @pytest.fixture(scope="session")
 def sync_settings(sft_run: RunDir) -> dict[str, Any]:
-    """From the SFT model, so that completions are text; greedy eval at the end."""
+    """Two engines, from the SFT model so that completions are text; greedy eval."""
     return {
+        "engine": {"engines_per_node": 2},
         "model": str(sft_run.latest_export()),
-        "train": {"total_steps": SYNC_STEPS},
+        "train": {"total_steps": SYNC_STEPS, "lr": 1e-3},
         "eval": {"every_steps": 6, "temperature": 0.0},
     }
 

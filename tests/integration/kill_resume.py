@@ -52,6 +52,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
         workspace = write_workspace(Path(folder))
         changes: dict[str, Any] = {
+            "engine": {"engines_per_node": 2},
             "train": {"total_steps": 4 * options.kills + 4},
             "rollout": {"max_policy_lag": options.lag},
             "checkpoint": {"every_steps": 3},

@@ -80,7 +80,8 @@ def main() -> None:
         workspace = write_workspace(Path(folder))
         for model in ("tied", "untied"):
             train = {"total_steps": options.steps, "lr": options.lr}
-            config = tiny_config(workspace, model, model, train=train, rollout={"max_policy_lag": options.lag})
+            changes = {"train": train, "rollout": {"max_policy_lag": options.lag}, "engine": {"engines_per_node": 2}}
+            config = tiny_config(workspace, model, model, **changes)
             run_dir = run_to_end(config).run_dir
             print(f"{model:>8}: {measure(run_dir, workspace / model)}", flush=True)
 

@@ -52,7 +52,7 @@ def tiny_config(workspace: Path, name: str, model: Path | str = "tied", **sectio
         "rewards": [{"name": LETTERS}],
         "grading": {"num_workers": 1},
         "rollout": {"prompts_per_step": 6, "group_size": 4, "max_new_tokens": 24},
-        "engine": {"engines_per_node": 2, "max_num_seqs": 32, "kv_cache_gib": 0.0625},
+        "engine": {"engines_per_node": 1, "max_num_seqs": 32, "kv_cache_gib": 0.0625},
         "train": {"total_steps": 8, "lr": 5e-3, "zero_stage": 1, "max_tokens_per_microbatch": 512},
         "weights": {"deadline_s": 60},
         "checkpoint": {"every_steps": 2},

@@ -34,6 +34,14 @@ def test_signal_ends_the_run_after_the_step(tmp_path: Path, number: signal.Signa
     assert stop.reason(0.0) == f"signal {number.name}"
 
 
+def test_listens_again_after_another_library_took_the_signal(tmp_path: Path) -> None:
+    stop = StopRequest(RunDir(tmp_path))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    stop.listen()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.reason(0.0) == "signal SIGTERM"
+
+
 def test_second_interrupt_ends_it_at_once(tmp_path: Path) -> None:
     stop = StopRequest(RunDir(tmp_path))
     os.kill(os.getpid(), signal.SIGINT)

@@ -62,9 +62,7 @@ def _up(layout: Layout, arguments: argparse.Namespace) -> None:
     if not 1 <= shape.nodes <= MAX_NODES:
         raise ClusterError(f"--nodes must be 1 to {MAX_NODES}, not {shape.nodes}")
     if shape.cpus_per_node < 1 or shape.mem_per_node_mib < shape.cpus_per_node or shape.gpus_per_node < 0:
-        raise ClusterError(
-            "--cpus-per-node must be 1 or more, --mem-per-node-mib 1 or more a CPU, GPUs 0 or more"
-        )
+        raise ClusterError("--cpus-per-node must be 1 or more, --mem-per-node-mib 1 or more a CPU, GPUs 0 or more")
     start = time.monotonic()
     came_up = cluster.up(layout, shape)
     print(f"up in {time.monotonic() - start:.1f} s" if came_up else "already up")

@@ -68,9 +68,7 @@ def up(layout: Layout, shape: Shape) -> bool:
             _write_files(layout, shape)
             network.build(layout, shape)
             _boot(layout, shape)
-            wait_until(
-                lambda: _ready(layout, shape), _IDLE_DEADLINE_S, "all nodes are idle and sacct answers"
-            )
+            wait_until(lambda: _ready(layout, shape), _IDLE_DEADLINE_S, "all nodes are idle and sacct answers")
             layout.shape.write_text(shape.to_json())
         except BaseException as error:
             logs = _log_tails(layout) if isinstance(error, ClusterError) else ""

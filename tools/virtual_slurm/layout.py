@@ -50,9 +50,7 @@ class Shape:
     @property
     def machines(self) -> list[Machine]:
         """Controller first: the others hang on its bridge."""
-        nodes = [
-            Machine(name, f"{SUBNET_PREFIX}{FIRST_NODE_HOST + i}") for i, name in enumerate(self.node_names)
-        ]
+        nodes = [Machine(name, f"{SUBNET_PREFIX}{FIRST_NODE_HOST + i}") for i, name in enumerate(self.node_names)]
         return [Machine(CONTROLLER, f"{SUBNET_PREFIX}1"), Machine(LOGIN, f"{SUBNET_PREFIX}2"), *nodes]
 
     def __str__(self) -> str:

@@ -134,9 +134,7 @@ def run(
     path = layout.logs / f"run-{name}-{os.getpid()}.log"
     try:
         with path.open("w") as output:
-            process = popen(
-                layout, name, argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-            )
+            process = popen(layout, name, argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
             try:
                 code = process.wait(deadline_s)
             except subprocess.TimeoutExpired as error:

@@ -64,9 +64,7 @@ def require_usable_host() -> None:
     )
     if trial.returncode != 0:
         cause = " ".join(trial.stderr.split())
-        raise ClusterUnavailableError(
-            f"this host does not permit namespaces, bridges, mounts or mknod: {cause}"
-        )
+        raise ClusterUnavailableError(f"this host does not permit namespaces, bridges, mounts or mknod: {cause}")
 
 
 @contextmanager
