@@ -39,10 +39,9 @@ def first_error(references: Sequence[Any], timeout_s: float) -> Exception | None
             return None
         try:
             ray.get(done[0])
-        except RayTaskError as error:
-            return error.cause if isinstance(error.cause, Exception) else error
-        except RayActorError as error:
-            return error
+        except (RayTaskError, RayActorError) as error:
+            raised: Exception = error.cause if isinstance(error, RayTaskError) else error
+            return raised
     return None
 
 

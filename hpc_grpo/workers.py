@@ -105,4 +105,10 @@ class Workers:
     def _learner_environment(self) -> dict[str, str]:
         threads = str(self._config.train.num_threads or 1)
         accelerator = "cuda" if self._on_gpu else "cpu"
-        return {"OMP_NUM_THREADS": threads, "DS_ACCELERATOR": accelerator, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        return {
+            "OMP_NUM_THREADS": threads,
+            # Threads that spin while they wait take the cores that engines and other jobs of the node need.
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "DS_ACCELERATOR": accelerator,
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
