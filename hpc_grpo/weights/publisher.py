@@ -14,7 +14,7 @@ import torch
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, NodeGroup
 from hpc_grpo.weights.plan import Bucket, BucketPlan
-from hpc_grpo.weights.store import Checksums, WeightStore
+from hpc_grpo.weights.store import StoredVersion, WeightStore
 
 Gather = Callable[[Sequence[str]], AbstractContextManager[Mapping[str, torch.Tensor]]]
 
@@ -30,15 +30,18 @@ class WeightPublisher:
         self._gather = gather
         self._store = store
         self._group: NodeGroup | None = None
-        self._staged: tuple[int, Checksums] | None = None
+        self._staged: StoredVersion | None = None
+        self._current_buffer = -1
 
     def join(self, group: NodeGroup) -> None:
         self._group = group
 
     def stage(self, version: int) -> None:
         """Gather the parameters and write them as `version`; engines go on with the version they hold."""
-        checksums = [self._stage_bucket(version, bucket) for bucket in self._plan.buckets]
-        self._staged = (version, tuple(checksums))
+        # Publishes are counted, not versions: these advance by the optimizer steps of a step, so often by two.
+        buffer = (self._current_buffer + 1) % (self._store.num_buffers if self._store else 1)
+        checksums = [self._stage_bucket(buffer, bucket) for bucket in self._plan.buckets]
+        self._staged = StoredVersion(version, buffer, tuple(checksums))
 
     def announce(self) -> None:
         """Tell the node's engines to load what was staged, and wait until each holds it.
@@ -49,18 +52,19 @@ class WeightPublisher:
             return
         if self._staged is None or self._group is None:
             raise WeightSyncError("announce was called before stage and join")
-        version, checksums = self._staged
-        self._group.announce(version, checksums)
+        version = self._staged.version
+        self._group.announce(self._staged)
         answers = self._group.acknowledge(version)
         failed = [rank for rank, held in enumerate(answers) if held != version and rank != PUBLISHER_RANK]
         if failed:
             raise WeightSyncError(f"engine workers {failed} did not load weight version {version}")
-        self._store.publish_header(version, checksums)
+        self._store.publish_header(self._staged)
+        self._current_buffer = self._staged.buffer
 
-    def _stage_bucket(self, version: int, bucket: Bucket) -> int:
+    def _stage_bucket(self, buffer: int, bucket: Bucket) -> int:
         with self._gather(bucket.names) as parameters:
             if self._store is None:
                 return 0
-            for name, view in self._store.tensors(version, bucket):
+            for name, view in self._store.tensors(buffer, bucket):
                 view.copy_(parameters[name])
-            return self._store.checksum(version, bucket)
+            return self._store.checksum(buffer, bucket)

@@ -15,7 +15,7 @@ from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.weights.contract import contract_differences, engine_parameters
 from hpc_grpo.weights.node_group import GroupMembership, NodeGroup
 from hpc_grpo.weights.plan import BucketPlan
-from hpc_grpo.weights.store import WeightStore
+from hpc_grpo.weights.store import StoredVersion, WeightStore
 
 _FAILED = -1
 
@@ -46,25 +46,25 @@ class WeightReceiver:
 
         Raises WeightSyncError on a checksum mismatch, a dead member or the deadline.
         """
-        announced, checksums = self._hg_group.receive_announcement(len(self._hg_store.plan.buckets))
+        stored = self._hg_group.receive_announcement(len(self._hg_store.plan.buckets))
         try:
-            if announced != version:
-                raise WeightSyncError(f"weight version {announced} was announced where {version} was due")
-            self._hg_store.verify(announced, checksums)
-            self._hg_load(announced)
+            if stored.version != version:
+                raise WeightSyncError(f"weight version {stored.version} was announced where {version} was due")
+            self._hg_store.verify(stored)
+            self._hg_load(stored)
         except BaseException:
             # Without the group there is nobody to tell; the cause is what the driver has to hear.
             with suppress(WeightSyncError):
                 self._hg_group.acknowledge(_FAILED)
             raise
-        self._hg_group.acknowledge(announced)
+        self._hg_group.acknowledge(stored.version)
 
     def hg_reload_current(self) -> int:
         """Load the store's current version without the learner: for an engine that was restarted."""
-        version, checksums = self._hg_store.current()
-        self._hg_store.verify(version, checksums)
-        self._hg_load(version)
-        return version
+        stored = self._hg_store.current()
+        self._hg_store.verify(stored)
+        self._hg_load(stored)
+        return stored.version
 
     @property
     def _hg_model(self) -> Any:
@@ -74,10 +74,10 @@ class WeightReceiver:
     def _hg_packed_modules(self) -> dict[str, list[str]]:
         return getattr(self._hg_model, "packed_modules_mapping", None) or {}
 
-    def _hg_load(self, version: int) -> None:
+    def _hg_load(self, stored: StoredVersion) -> None:
         model = self._hg_model
         store = self._hg_store
-        pairs = (pair for bucket in store.plan.buckets for pair in store.tensors(version, bucket))
+        pairs = (pair for bucket in store.plan.buckets for pair in store.tensors(stored.buffer, bucket))
         initialize_layerwise_reload(model)
         model.load_weights(pairs)
         finalize_layerwise_reload(model, self.vllm_config.model_config)

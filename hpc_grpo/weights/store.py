@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -20,8 +21,17 @@ from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.run_dir import write_json_atomic
 from hpc_grpo.weights.plan import Bucket, BucketPlan
 
-Checksums = tuple[int, ...]
-"""One keyed 63-bit xxh3 checksum per bucket: signed 64-bit tensors carry it."""
+
+@dataclass(frozen=True)
+class StoredVersion:
+    """A version in the store: which of its buffers holds it, and a checksum for each bucket.
+
+    Checksums are xxh3 keyed by the run, cut to 63 bits: signed 64-bit tensors carry them.
+    """
+
+    version: int
+    buffer: int
+    checksums: tuple[int, ...]
 
 
 class WeightStore:
@@ -29,45 +39,42 @@ class WeightStore:
 
     def __init__(self, folder: Path, plan: BucketPlan, num_buffers: int, key: int, *, create: bool) -> None:
         self.plan = plan
+        self.num_buffers = num_buffers
         self._folder = folder
         self._key = key
         self._buffers = [self._map(index, create) for index in range(num_buffers)]
 
-    def tensors(self, version: int, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, buffer: int, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
         """Each parameter of a bucket by name, as a view of shared memory in its shape and dtype."""
-        buffer = self._buffer(version)
         for slot in bucket.slots:
-            raw = buffer[slot.offset : slot.offset + slot.num_bytes]
+            raw = self._buffers[buffer][slot.offset : slot.offset + slot.num_bytes]
             yield slot.spec.name, raw.view(getattr(torch, slot.spec.dtype)).view(slot.spec.shape)
 
-    def checksum(self, version: int, bucket: Bucket) -> int:
-        raw = self._buffer(version)[bucket.start : bucket.end].numpy()
+    def checksum(self, buffer: int, bucket: Bucket) -> int:
+        raw = self._buffers[buffer][bucket.start : bucket.end].numpy()
         return xxhash.xxh3_64_intdigest(memoryview(raw), seed=self._key) >> 1
 
-    def verify(self, version: int, checksums: Sequence[int]) -> None:
+    def verify(self, stored: StoredVersion) -> None:
         """Raise WeightSyncError that names the first bucket whose bytes are not those announced."""
-        for index, (bucket, announced) in enumerate(zip(self.plan.buckets, checksums, strict=True)):
-            found = self.checksum(version, bucket)
+        for index, (bucket, announced) in enumerate(zip(self.plan.buckets, stored.checksums, strict=True)):
+            found = self.checksum(stored.buffer, bucket)
             if found != announced:
                 raise WeightSyncError(
-                    f"checksum mismatch in bucket {index} of weight version {version} "
+                    f"checksum mismatch in bucket {index} of weight version {stored.version} "
                     f"({bucket.names[0]} … {bucket.names[-1]}): announced {announced:#x}, found {found:#x}"
                 )
 
-    def publish_header(self, version: int, checksums: Sequence[int]) -> None:
+    def publish_header(self, stored: StoredVersion) -> None:
         """Record which version is current, for an engine that restarts."""
-        write_json_atomic(self._header, {"version": version, "checksums": list(checksums)})
+        write_json_atomic(self._header, asdict(stored))
 
-    def current(self) -> tuple[int, Checksums]:
+    def current(self) -> StoredVersion:
         header = json.loads(self._header.read_text())
-        return header["version"], tuple(header["checksums"])
+        return StoredVersion(header["version"], header["buffer"], tuple(header["checksums"]))
 
     @property
     def _header(self) -> Path:
         return self._folder / "current.json"
-
-    def _buffer(self, version: int) -> torch.Tensor:
-        return self._buffers[version % len(self._buffers)]
 
     def _map(self, index: int, create: bool) -> torch.Tensor:
         path = self._folder / f"weights-{index}.bin"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from holding_driver import ENVIRONMENT
 from training_runs import LETTERS, Attempt, run_to_end, tiny_config, write_workspace
 
+from hpc_grpo.errors import EXIT_CRASH, EXIT_RESUMABLE
 from hpc_grpo.run_dir import RunDir
 
-SYNC_STEPS = 12
+HERE = Path(__file__).parent
+SFT_STEPS, SYNC_STEPS = 40, 12
 
 
 @pytest.fixture(scope="session")
@@ -19,18 +24,65 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def sft_run(workspace: Path) -> RunDir:
-    """Forty steps of imitating the demo's demonstrators."""
+def cluster(workspace: Path) -> Iterator[dict[str, str]]:
+    """The environment of drivers that share one cluster, one after the other."""
+    with Attempt(tiny_config(workspace, "cluster"), str(HERE / "holding_driver.py")) as holder:
+        environment = holder.run_dir.path / ENVIRONMENT
+        holder.wait_until(environment.exists, "cluster")
+        yield json.loads(environment.read_text())
+
+
+@pytest.fixture(scope="session")
+def stopped_sft(workspace: Path, cluster: dict[str, str]) -> tuple[Attempt, Attempt]:
+    """Imitating the demo's demonstrators: the attempt that the STOP file ended, and the one that completed the run."""
     config = tiny_config(
         workspace,
         "sft",
         task="sft",
         data={"train": {"path": str(workspace / "sft.jsonl")}},
         sft={"batch_size": 16},
-        train={"total_steps": 40, "lr": 1e-2},
+        train={"total_steps": SFT_STEPS, "lr": 1e-2},
         checkpoint={"every_steps": None},
     )
-    return run_to_end(config).run_dir
+    with Attempt.in_cluster(cluster, config) as stopped:
+        stopped.wait_for_step(5)
+        stopped.run_dir.stop_marker.touch()
+        assert stopped.wait() == EXIT_RESUMABLE, stopped.text
+    stopped.run_dir.stop_marker.unlink()
+    with Attempt.in_cluster(cluster, config) as completed:
+        completed.wait_to_end()
+    return stopped, completed
+
+
+@pytest.fixture(scope="session")
+def sft_run(stopped_sft: tuple[Attempt, Attempt]) -> RunDir:
+    return stopped_sft[1].run_dir
+
+
+@pytest.fixture(scope="session")
+def corrupted_untied(workspace: Path, cluster: dict[str, str]) -> tuple[Attempt, Attempt]:
+    """Untied embeddings, two optimizer steps a step, pass@2.
+
+    In the first attempt a bit of the weights flips between learner and engines; the second is left alone.
+    """
+    config = tiny_config(
+        workspace,
+        "untied",
+        "untied",
+        train={"total_steps": 8, "num_minibatches": 2, "lr": 2e-3},
+        eval={"every_steps": 4, "num_samples": 3, "pass_k": [1, 2], "reward": LETTERS, "solved_at": 0.25},
+    )
+    with Attempt.in_cluster(cluster, config, str(HERE / "corrupting_driver.py")) as corrupted:
+        assert corrupted.wait() == EXIT_CRASH, corrupted.text
+    assert not corrupted.run_dir.is_complete()
+    with Attempt.in_cluster(cluster, config) as completed:
+        completed.wait_to_end()
+    return corrupted, completed
+
+
+@pytest.fixture(scope="session")
+def untied_run(corrupted_untied: tuple[Attempt, Attempt]) -> RunDir:
+    return corrupted_untied[1].run_dir
 
 
 @pytest.fixture(scope="session")
@@ -48,26 +100,3 @@ def sync_settings(sft_run: RunDir) -> dict[str, Any]:
 def sync_run(workspace: Path, sync_settings: dict[str, Any]) -> RunDir:
     """Synchronous, tied embeddings, never interrupted."""
     return run_to_end(tiny_config(workspace, "sync", **sync_settings)).run_dir
-
-
-@pytest.fixture(scope="session")
-def untied_run(workspace: Path) -> RunDir:
-    """Synchronous, untied embeddings, two optimizer steps a step, pass@2."""
-    config = tiny_config(
-        workspace,
-        "untied",
-        "untied",
-        train={"total_steps": 8, "num_minibatches": 2, "lr": 2e-3},
-        eval={"every_steps": 4, "num_samples": 3, "pass_k": [1, 2], "reward": LETTERS, "solved_at": 0.25},
-    )
-    return run_to_end(config).run_dir
-
-
-@pytest.fixture(scope="session")
-def corrupted(workspace: Path) -> Attempt:
-    """An attempt that ended because a bit of the weights flipped between learner and engines."""
-    config = tiny_config(workspace, "corrupted")
-    driver = str(Path(__file__).with_name("corrupting_driver.py"))
-    with Attempt(config, driver) as attempt:
-        attempt.wait()
-    return attempt

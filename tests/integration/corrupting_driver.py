@@ -10,7 +10,7 @@ from hpc_grpo import train, workers
 from hpc_grpo.learner.actor import LearnerActor
 
 CORRUPTED_VERSION = 2
-"""Not the first: the engines then have requests behind them, and ask the learner for an update."""
+"""After the first step: the engines hold a version and have sampled with it."""
 
 
 class CorruptingLearner(LearnerActor):
@@ -22,7 +22,7 @@ class CorruptingLearner(LearnerActor):
         super().stage_weights(version)
         if version != CORRUPTED_VERSION or self._folder is None:
             return
-        with (self._folder / f"weights-{version % self._config.weights.num_buffers}.bin").open("r+b") as file:
+        with (self._folder / "weights-0.bin").open("r+b") as file:
             file.seek(1000)
             (byte,) = file.read(1)
             file.seek(1000)

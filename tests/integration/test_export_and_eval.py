@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SYNC_STEPS
+from conftest import SFT_STEPS, SYNC_STEPS
 from training_runs import metrics_of
 
 from hpc_grpo.metrics.jsonl import read_metrics
@@ -70,7 +70,7 @@ def test_training_learns_what_is_rewarded(untied_run: RunDir) -> None:
 
 def test_sft_lowers_the_loss(sft_run: RunDir) -> None:
     losses = [values["loss/policy"] for values in metrics_of(sft_run).values()]
-    assert len(losses) == 40
+    assert len(losses) == SFT_STEPS
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
     state = json.loads(sft_run.state.read_text())
-    assert (state["step"], state["total_steps"]) == (40, 40)
+    assert (state["step"], state["total_steps"]) == (SFT_STEPS, SFT_STEPS)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SYNC_STEPS
+from conftest import SFT_STEPS, SYNC_STEPS
 from kill_resume import differing_weights, kill_after_step
 from training_runs import Attempt, metrics_of, run_to_end, tiny_config
 
@@ -19,7 +19,7 @@ from hpc_grpo.run_dir import RunDir, read_jsonl
 pytestmark = pytest.mark.integration
 
 ASYNC_STEPS = 16
-GROUP_ROLLOUTS = 6 * 4
+NUM_ROLLOUTS = 6 * 4
 
 
 def stopped_at(run_dir: RunDir) -> int:
@@ -31,20 +31,22 @@ def stopped_at(run_dir: RunDir) -> int:
     return checkpoint.step
 
 
-def test_signal_then_kill_leave_no_trace_in_a_synchronous_run(
+def test_stop_file_ends_a_run_that_can_be_taken_up_again(stopped_sft: tuple[Attempt, Attempt]) -> None:
+    stopped, completed = stopped_sft
+    step = max(line["step"] for line in read_jsonl(completed.run_dir.ledger) if line["attempt"] == stopped.number)
+    assert f"Stopping after step {step}: the STOP file." in stopped.text
+    assert f"Resuming after step {step} of {SFT_STEPS}." in completed.text
+    verdict = check_ledger(completed.run_dir)
+    assert verdict.is_sound, verdict
+    assert (verdict.steps, verdict.undone) == (SFT_STEPS, 0)
+
+
+def test_killed_synchronous_run_ends_with_the_same_bits(
     workspace: Path, sync_run: RunDir, sync_settings: dict[str, Any]
 ) -> None:
-    config = tiny_config(workspace, "interrupted", **sync_settings)
-    with Attempt(config) as attempt:
-        attempt.wait_for_step(2)
-        attempt.supervisor.send_signal(signal.SIGTERM)
-        assert attempt.wait() == EXIT_RESUMABLE, attempt.text
-    step = stopped_at(attempt.run_dir)
-    assert f"Stopping after step {step}: signal SIGTERM." in attempt.text
-    assert attempt.record()["exit_kind"] == "resumable"
-
-    killed = kill_after_step(config, step + 2)
-    assert f"Resuming after step {step} of {SYNC_STEPS}." in killed.text
+    config = tiny_config(workspace, "killed", **sync_settings)
+    killed = kill_after_step(config, SYNC_STEPS // 2 + 1)
+    assert killed.record()["exit_kind"] == "crash"
     run_dir = run_to_end(config).run_dir
     assert differing_weights(run_dir, sync_run) == []
     verdict = check_ledger(run_dir)
@@ -54,19 +56,20 @@ def test_signal_then_kill_leave_no_trace_in_a_synchronous_run(
     assert rewards[0] == rewards[1]
 
 
-def test_stop_file_then_kill_of_a_run_that_samples_ahead(workspace: Path) -> None:
+def test_run_that_samples_ahead_survives_a_signal_and_a_kill(workspace: Path) -> None:
     config = tiny_config(
         workspace, "ahead", train={"total_steps": ASYNC_STEPS}, rollout={"max_policy_lag": 2, "max_new_tokens": 40}
     )
     with Attempt(config) as attempt:
         attempt.wait_for_step(2)
-        attempt.run_dir.stop_marker.touch()
+        attempt.process.send_signal(signal.SIGTERM)
         assert attempt.wait() == EXIT_RESUMABLE, attempt.text
     step = stopped_at(attempt.run_dir)
-    assert f"Stopping after step {step}: the STOP file." in attempt.text
-    attempt.run_dir.stop_marker.unlink()
+    assert f"Stopping after step {step}: signal SIGTERM." in attempt.text
+    assert attempt.record()["exit_kind"] == "resumable"
 
-    kill_after_step(config, step + 3)
+    killed = kill_after_step(config, step + 3)
+    assert f"Resuming after step {step} of {ASYNC_STEPS}." in killed.text
     run_dir = run_to_end(config).run_dir
     verdict = check_ledger(run_dir)
     assert verdict.is_sound, verdict
@@ -77,5 +80,5 @@ def test_stop_file_then_kill_of_a_run_that_samples_ahead(workspace: Path) -> Non
     assert max(lags) == 2
     assert min(lags) == 0, "the first step of an attempt is on-policy"
     # Weights change in flight: a completion's mean version is no whole number where two policies sampled it.
-    totals = [values["lag/mean"] * GROUP_ROLLOUTS for values in metrics.values()]
+    totals = [values["lag/mean"] * NUM_ROLLOUTS for values in metrics.values()]
     assert any(abs(total - round(total)) > 1e-6 for total in totals)

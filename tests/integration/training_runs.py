@@ -7,15 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import yaml
 
+from hpc_grpo.config import load_config
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.demo.tasks import TaskSizes, write_tasks
+from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.metrics.jsonl import read_metrics
 from hpc_grpo.run_dir import RunDir, read_jsonl
 
@@ -66,53 +67,83 @@ def tiny_config(workspace: Path, name: str, model: Path | str = "tied", **sectio
     return path
 
 
-@dataclass
 class Attempt:
-    """One `hpc-grpo train`. Ends what it started when left."""
+    """One process that trains, watched. Ends what it started when left.
 
-    config: Path
-    driver: str = "hpc_grpo.train"
+    By itself it is the whole `hpc-grpo train`, which brings Ray up and supervises the driver; `in_cluster` gives one
+    that is a driver alone, in a cluster that is up already.
+    """
 
-    def __post_init__(self) -> None:
-        run = yaml.safe_load(self.config.read_text())["run"]
+    def __init__(self, config: Path, driver: str = "hpc_grpo.train") -> None:
+        command = [sys.executable, "-m", "hpc_grpo.cli", "train", str(config), "--driver", driver]
+        self._start(config, command, environment=None)
+
+    @classmethod
+    def in_cluster(cls, environment: Mapping[str, str], config: Path, driver: str = "hpc_grpo.train") -> Attempt:
+        attempt = cls.__new__(cls)
+        run = freeze(load_config(str(config)), [], []).run
+        words = [driver] if driver.endswith(".py") else ["-m", driver]
+        number = max((line["attempt"] for line in read_jsonl(run.ledger)), default=0) + 1
+        attempt._start(
+            config,
+            [sys.executable, *words, str(run.path)],
+            {**environment, "HPC_GRPO_ATTEMPT": str(number), "HPC_GRPO_ATTEMPT_DIR": str(run.attempt(number, "test"))},
+        )
+        attempt.number = number
+        return attempt
+
+    def _start(self, config: Path, command: list[str], environment: dict[str, str] | None) -> None:
+        run = yaml.safe_load(config.read_text())["run"]
         self.run_dir = RunDir(Path(run["root"]) / run["name"])
         self.number = self.run_dir.next_attempt_number()
-        self.log = self.config.with_suffix(f".{time.time_ns()}.log")
-        command = [sys.executable, "-m", "hpc_grpo.cli", "train", str(self.config), "--driver", self.driver]
-        with self.log.open("wb") as log:
-            self.supervisor = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=self.config.parent
+        self._log = config.with_suffix(f".{time.time_ns()}.log")
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=config.parent,
+                env=environment,
             )
 
     def __enter__(self) -> Attempt:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for _ in range(2):  # the second asks the supervisor to tear down at once
-            if self.supervisor.poll() is None:
-                self.supervisor.terminate()
+        for _ in range(2):  # the second asks a supervisor to tear down at once
+            if self.process.poll() is None:
+                self.process.terminate()
         try:
-            self.supervisor.wait(timeout=60)
+            self.process.wait(timeout=60)
         except subprocess.TimeoutExpired:
-            self.supervisor.kill()  # its children notice
+            self.process.kill()  # its children notice
+            self.process.wait()
 
     @property
     def text(self) -> str:
         """What the supervisor and, through it, the driver printed."""
-        return self.log.read_text(errors="replace")
+        return self._log.read_text(errors="replace")
 
     def wait(self, deadline_s: float = RUN_DEADLINE_S) -> int:
-        """The supervisor's exit code."""
+        """The exit code."""
         try:
-            return self.supervisor.wait(timeout=deadline_s)
+            return self.process.wait(timeout=deadline_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {deadline_s:.0f} s:\n{self.text}") from None
+
+    def wait_to_end(self) -> RunDir:
+        """Wait for COMPLETE."""
+        code = self.wait()
+        assert code == 0, self.text
+        assert self.run_dir.is_complete(), self.text
+        return self.run_dir
 
     def wait_until(self, condition: Callable[[], bool], what: str, deadline_s: float = RUN_DEADLINE_S) -> None:
         ends_at = time.monotonic() + deadline_s
         while not condition():
-            if self.supervisor.poll() is not None:
-                raise AssertionError(f"ended with {self.supervisor.returncode} before {what}:\n{self.text}")
+            if self.process.poll() is not None:
+                raise AssertionError(f"ended with {self.process.returncode} before {what}:\n{self.text}")
             if time.monotonic() > ends_at:
                 raise AssertionError(f"no {what} within {deadline_s:.0f} s:\n{self.text}")
             time.sleep(_POLL_S)
@@ -127,24 +158,22 @@ class Attempt:
         self.wait_until(recorded, f"step {step}")
 
     def kill_driver(self) -> None:
-        """SIGKILL the driver, and nothing else."""
-        children = psutil.Process(self.supervisor.pid).children()
+        """SIGKILL the supervisor's driver, and nothing else."""
+        children = psutil.Process(self.process.pid).children()
         (driver,) = [child for child in children if child.cmdline()[-1] == str(self.run_dir.path)]
         driver.kill()
 
     def record(self) -> dict[str, Any]:
-        """The attempt.json of this attempt."""
+        """The attempt.json that the supervisor wrote."""
         (folder,) = self.run_dir.attempts.glob(f"{self.number}-*")
         values: dict[str, Any] = json.loads((folder / "attempt.json").read_text())
         return values
 
 
 def run_to_end(config: Path) -> Attempt:
-    """Run `config` to COMPLETE."""
+    """Run `config` to COMPLETE, Ray and all."""
     with Attempt(config) as attempt:
-        code = attempt.wait()
-    assert code == 0, attempt.text
-    assert attempt.run_dir.is_complete(), attempt.text
+        attempt.wait_to_end()
     return attempt
 
 

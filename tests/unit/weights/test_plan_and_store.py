@@ -10,7 +10,7 @@ import torch
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import ParameterSpec
 from hpc_grpo.weights.plan import BucketPlan, make_plan
-from hpc_grpo.weights.store import WeightStore
+from hpc_grpo.weights.store import StoredVersion, WeightStore
 
 KEY = 0x1234_5678_9ABC_DEF0 >> 1
 
@@ -32,15 +32,15 @@ def random_parameters(seed: int) -> dict[str, torch.Tensor]:
     return {spec.name: torch.randn(spec.shape, generator=generator).to(getattr(torch, spec.dtype)) for spec in SPECS}
 
 
-def fill(store: WeightStore, version: int, parameters: dict[str, torch.Tensor]) -> tuple[int, ...]:
+def fill(store: WeightStore, version: int, buffer: int, parameters: dict[str, torch.Tensor]) -> StoredVersion:
     for bucket in store.plan.buckets:
-        for name, view in store.tensors(version, bucket):
+        for name, view in store.tensors(buffer, bucket):
             view.copy_(parameters[name])
-    return tuple(store.checksum(version, bucket) for bucket in store.plan.buckets)
+    return StoredVersion(version, buffer, tuple(store.checksum(buffer, bucket) for bucket in store.plan.buckets))
 
 
-def read(store: WeightStore, version: int) -> dict[str, torch.Tensor]:
-    return {name: view for bucket in store.plan.buckets for name, view in store.tensors(version, bucket)}
+def read(store: WeightStore, buffer: int) -> dict[str, torch.Tensor]:
+    return {name: view for bucket in store.plan.buckets for name, view in store.tensors(buffer, bucket)}
 
 
 def test_buckets_hold_every_parameter_once_and_in_order(plan: BucketPlan) -> None:
@@ -72,32 +72,31 @@ def test_what_was_written_is_read_by_another_process_bit_for_bit(plan: BucketPla
     writer = WeightStore(tmp_path, plan, 2, KEY, create=True)
     reader = WeightStore(tmp_path, plan, 2, KEY, create=False)
     parameters = random_parameters(0)
-    checksums = fill(writer, 4, parameters)
-    reader.verify(4, checksums)
-    for name, tensor in read(reader, 4).items():
+    reader.verify(fill(writer, 4, 1, parameters))
+    for name, tensor in read(reader, 1).items():
         assert torch.equal(tensor, parameters[name])
         assert tensor.dtype == parameters[name].dtype
 
 
 def test_staging_a_version_leaves_the_one_before_readable(plan: BucketPlan, tmp_path: Path) -> None:
     store = WeightStore(tmp_path, plan, 2, KEY, create=True)
-    first, second = fill(store, 1, random_parameters(1)), fill(store, 2, random_parameters(2))
-    store.verify(1, first)
-    store.verify(2, second)
+    first, second = fill(store, 1, 0, random_parameters(1)), fill(store, 2, 1, random_parameters(2))
+    store.verify(first)
+    store.verify(second)
 
 
 def test_one_buffer_holds_one_version(plan: BucketPlan, tmp_path: Path) -> None:
     store = WeightStore(tmp_path, plan, 1, KEY, create=True)
-    first = fill(store, 1, random_parameters(1))
-    store.verify(2, fill(store, 2, random_parameters(2)))
+    first = fill(store, 1, 0, random_parameters(1))
+    store.verify(fill(store, 2, 0, random_parameters(2)))
     with pytest.raises(WeightSyncError, match="checksum mismatch in bucket 0 of weight version 1"):
-        store.verify(1, first)
+        store.verify(first)
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_one_flipped_bit_is_found_and_its_bucket_named(plan: BucketPlan, tmp_path: Path, number: int) -> None:
     store = WeightStore(tmp_path, plan, 2, KEY, create=True)
-    checksums = fill(store, 3, random_parameters(0))
+    stored = fill(store, 3, 1, random_parameters(0))
     bucket = plan.buckets[number]
     with (tmp_path / "weights-1.bin").open("r+b") as file:
         file.seek(bucket.slots[1].offset)
@@ -106,20 +105,21 @@ def test_one_flipped_bit_is_found_and_its_bucket_named(plan: BucketPlan, tmp_pat
         file.write(bytes([byte ^ 0x40]))
     words = f"checksum mismatch in bucket {number} of weight version 3 ({bucket.names[0]} … {bucket.names[-1]})"
     with pytest.raises(WeightSyncError, match=re.escape(words)):
-        WeightStore(tmp_path, plan, 2, KEY, create=False).verify(3, checksums)
+        WeightStore(tmp_path, plan, 2, KEY, create=False).verify(stored)
 
 
 def test_checksums_need_the_key_of_the_run(plan: BucketPlan, tmp_path: Path) -> None:
-    checksums = fill(WeightStore(tmp_path, plan, 2, KEY, create=True), 1, random_parameters(0))
-    assert all(0 <= checksum < 2**63 for checksum in checksums)
+    stored = fill(WeightStore(tmp_path, plan, 2, KEY, create=True), 1, 0, random_parameters(0))
+    assert all(0 <= checksum < 2**63 for checksum in stored.checksums)
     with pytest.raises(WeightSyncError, match="checksum mismatch"):
-        WeightStore(tmp_path, plan, 2, KEY + 1, create=False).verify(1, checksums)
+        WeightStore(tmp_path, plan, 2, KEY + 1, create=False).verify(stored)
 
 
 def test_current_version_is_what_was_published_last(plan: BucketPlan, tmp_path: Path) -> None:
     store = WeightStore(tmp_path, plan, 2, KEY, create=True)
-    store.publish_header(7, (1, 2))
-    assert WeightStore(tmp_path, plan, 2, KEY, create=False).current() == (7, (1, 2))
+    stored = StoredVersion(version=7, buffer=1, checksums=(1, 2**63 - 1))
+    store.publish_header(stored)
+    assert WeightStore(tmp_path, plan, 2, KEY, create=False).current() == stored
 
 
 def test_store_is_the_users_alone_and_allocated_up_front(plan: BucketPlan, tmp_path: Path) -> None:
@@ -137,5 +137,5 @@ def test_full_shared_memory_is_told_with_the_remedy(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(WeightSyncError, match=r"No space left on device\. Free shared memory, or set weights\.num_b"):
+    with pytest.raises(WeightSyncError, match=r"No space left on device\. Free shared memory, or lower launch"):
         WeightStore(tmp_path, plan, 2, KEY, create=True)
