@@ -7,7 +7,6 @@ when only a reward or the cluster can tell.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpc_grpo.errors import EXIT_CONFIG
+from hpc_grpo.config import load_resolved
+from hpc_grpo.errors import EXIT_CONFIG, ConfigError
+from hpc_grpo.inputs import load_inputs
 from hpc_grpo.run_dir import RunDir
 from tests.integration.training_runs import tiny_config, write_workspace
 
@@ -140,28 +141,33 @@ DRIVER_CASES = {
 }
 
 
-@pytest.mark.parametrize("case", DRIVER_CASES)
-def test_driver_finds_before_it_needs_ray(case: str, workspace: Path) -> None:
-    sections, words = DRIVER_CASES[case]
-    config = tiny_config(workspace, "driver")
-    values = yaml.safe_load(config.read_text())
+def driver_config(case: str, workspace: Path) -> Path:
+    """The resolved config of a run directory, as the command line would have frozen it."""
+    sections, _ = DRIVER_CASES[case]
+    values = yaml.safe_load(tiny_config(workspace, "driver").read_text())
     for section, changes in sections.items():
         values[section] = {**values[section], **changes} if isinstance(changes, dict) else changes
     values["train"]["max_tokens_per_microbatch"] = 1024
     run = RunDir(workspace / "runs" / f"driver-{case.replace(' ', '-')}")
     run.create()
     run.config.write_text(yaml.safe_dump(values))
-    environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1", "HF_HUB_OFFLINE": "1"}
-    finished = subprocess.run(
-        [sys.executable, "-m", "hpc_grpo.train", str(run.path)],
-        cwd=workspace,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert_one_clear_error(finished, words)
+    return run.config
+
+
+@pytest.mark.parametrize("case", DRIVER_CASES)
+def test_inputs_are_checked_without_ray(case: str, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workspace)
+    config = load_resolved(driver_config(case, workspace))
+    with pytest.raises(ConfigError) as raised:
+        load_inputs(config)
+    for word in DRIVER_CASES[case][1]:
+        assert word in str(raised.value)
+
+
+def test_the_driver_ends_with_the_error_before_it_needs_ray(workspace: Path) -> None:
+    config = driver_config("line broken after a million bytes", workspace)
+    finished = command(["hpc_grpo.train", str(config.parent)], workspace)
+    assert_one_clear_error(finished, ["broken.jsonl", "line"])
 
 
 RUN_CASES = {

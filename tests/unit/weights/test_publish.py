@@ -26,7 +26,10 @@ KEY = 99
 PLAN = make_plan([ParameterSpec("a", (50,), "float32"), ParameterSpec("b", (7, 3), "bfloat16")], bucket_bytes=128)
 VERSIONS = (0, 2, 4)
 REFUSED, FATAL, REBUILT = 6, 8, 10
-"""Versions, by twos as with two minibatches: rank 1 cannot load REFUSED, rank 2 dies of FATAL, REBUILT goes to the others in a new group."""
+"""Versions, by twos as with two minibatches.
+
+Rank 1 cannot load REFUSED, rank 2 dies of FATAL, REBUILT goes to the others in a new group.
+"""
 
 
 def parameters(version: int) -> dict[str, torch.Tensor]:

@@ -1,0 +1,19 @@
+"""A driver that trains nothing: it keeps its cluster up for others, and tells them how to join."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from hpc_grpo.errors import EXIT_RESUMABLE
+from hpc_grpo.run_dir import write_json_atomic
+
+ENVIRONMENT = "environment.json"
+
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    write_json_atomic(Path(sys.argv[1]) / ENVIRONMENT, dict(os.environ))
+    signal.sigwait({signal.SIGTERM})
+    sys.exit(EXIT_RESUMABLE)
