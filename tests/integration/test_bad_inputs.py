@@ -33,9 +33,6 @@ def raises(prompts, completions, **fields):
 def nan(prompts, completions, **fields):
     return [math.nan] * len(completions)
 
-def too_short(prompts, completions, **fields):
-    return [0.0]
-
 def loops(prompts, completions, **fields):
     while True:
         time.sleep(0.01)
@@ -173,7 +170,6 @@ def test_the_driver_ends_with_the_error_before_it_needs_ray(workspace: Path) -> 
 RUN_CASES = {
     "reward that raises": ({"rewards": "raises"}, ["raises", "gold answer", "grading.max_failed_fraction"]),
     "reward that returns NaN": ({"rewards": "nan"}, ["nan", "finite"]),
-    "reward of the wrong length": ({"rewards": "too_short"}, ["too_short", "1", "4"]),
     "reward that loops forever": ({"rewards": "loops"}, ["loops", "grading.max_failed_fraction"]),
     "engines that do not fit": ({"engine": {"engines_per_node": 500}}, ["engine.engines_per_node", "500", "CPU"]),
 }
