@@ -71,7 +71,7 @@ def test_sbatch_brings_up_two_nodes_and_leaves_nothing(slurm_cluster: SlurmClust
     assert (end.state, end.exit_code) == ("COMPLETED", "0:0")
     seen = json.loads((tmp_path / "debug" / "stand_in.json").read_text())
     assert seen["resources"]["GPU"] == 8
-    assert seen["resources"]["CPU"] == 4
+    assert seen["resources"]["CPU"] == 16  # all of both nodes: the script asks for them exclusively
     assert sorted(witness["host"] for witness in seen["witnesses"]) == list(slurm_cluster.node_names)
     for witness in seen["witnesses"]:
         env = witness["env"]
