@@ -24,7 +24,7 @@ TEMP_DIR_NAME = "r"
 """Ray's temp-dir is a folder inside the one we own: Ray makes it writable for everybody."""
 
 _MAX_SOCKET_PATH_BYTES = 107
-_SESSION_PATH_BYTES = len("/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.12345")
+_SESSION_PATH_BYTES = len("/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 _MIN_OBJECT_STORE_BYTES = 80 * 2**20  # Ray refuses less than 75 MiB
 
 RAY_SETTINGS: dict[str, tuple[str, str]] = {

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ray.exceptions import RayTaskError
+
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError, HpcGrpoError, WeightSyncError
 from hpc_grpo.remote import first_error, get_all
@@ -73,7 +75,7 @@ class WeightSync:
         announcing = [learner.announce_weights.remote() for learner in self._learners]
         try:
             get_all([*loading, *announcing], deadline_s, f"the publish of weight version {version}")
-        except HpcGrpoError as error:
+        except (HpcGrpoError, RayTaskError) as error:
             # A publisher only sees that a worker failed, and often answers first: the engine knows why.
             cause = first_error(loading, _ENGINE_ERROR_GRACE_S) or error
             raise WeightSyncError(f"Publishing weight version {version} failed: {cause}") from cause
