@@ -1,7 +1,7 @@
 """What can go wrong, and the exit code each kind of failure has.
 
-The exit code and the run directory are the whole contract between launching and training: the supervisor
-decides from the code alone whether a failed driver is tried again.
+The exit code and the run directory are the whole contract between launching and training: the code alone
+says whether running the same command again can help.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ EXIT_UNAVAILABLE = 69
 EXIT_RESUMABLE = 75
 """Checkpointed with more to do: the next attempt carries on."""
 EXIT_CONFIG = 78
-"""The user must change something; never retried."""
+"""The user must change something first: trying again gives the same."""
 
 
 class HpcGrpoError(Exception):

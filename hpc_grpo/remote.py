@@ -1,4 +1,4 @@
-"""Waiting on Ray: the first failure ends the wait, every wait has a deadline, errors arrive as they were raised."""
+"""Waiting on Ray: the first failure ends the wait, errors arrive as they were raised."""
 
 from __future__ import annotations
 

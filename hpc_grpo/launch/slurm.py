@@ -66,7 +66,7 @@ _OWNED: dict[str, str] = {
     "gpus-per-node": "launch.slurm.gpus_per_node",
     "cpus-per-task": "launch.slurm.cpus_per_node",
     "signal": "the supervisor relies on it",
-    "requeue": "a requeued job would run beside the chain",
+    "requeue": "resuming is a new job; a requeued one would run beside it",
     "output": "logs belong to the run directory",
     "error": "logs belong to the run directory",
     "wrap": "the job runs the supervisor",

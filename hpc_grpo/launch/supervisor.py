@@ -79,6 +79,7 @@ class Supervisor:
                 self._record.end(kind, error.exit_code, str(error))  # type: ignore[arg-type]
                 raise
             except BaseException as error:
+                # Recorded, since nobody may have watched, and raised again.
                 self._record.end("crash", EXIT_CRASH, f"The supervisor failed: {error!r}")
                 raise
             finally:

@@ -1,4 +1,4 @@
-"""Which folders are checkpoints. No torch: the driver and `hpc-grpo status` ask this before anything is loaded.
+"""Which folders are checkpoints. No torch: the driver asks this before anything is loaded.
 
 A checkpoint is a folder with a `manifest.json` whose every file is there, with its size and hash. The manifest
 is written last, so a save that was cut short leaves none.

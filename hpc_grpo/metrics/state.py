@@ -1,4 +1,4 @@
-"""state.json: the little that `status` and `watch` need, published atomically by the driver."""
+"""state.json: the last finished step in a few numbers, published atomically by the driver."""
 
 from __future__ import annotations
 

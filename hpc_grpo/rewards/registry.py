@@ -109,6 +109,7 @@ def _import_file(name: str, path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException:
+        # Raised again: a module that failed half-way must not be found whole by the next import.
         del sys.modules[module_name]
         raise
     return module

@@ -80,12 +80,6 @@ class Sampler:
         self._on_workers("hg_receive", version)
         self._switch_to(version)
 
-    def reload_current_weights(self) -> int:
-        """Load the version in the node's store; returns it."""
-        version = int(self._on_workers("hg_reload_current")[0])
-        self._switch_to(version)
-        return version
-
     def _on_workers(self, method: str, *args: Any) -> list[Any]:
         results: list[Any] = self._engine.collective_rpc(method, args=args)
         return results

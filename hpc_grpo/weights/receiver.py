@@ -53,18 +53,12 @@ class WeightReceiver:
             self._hg_store.verify(stored)
             self._hg_load(stored)
         except BaseException:
+            # Whatever it was, the members that wait must hear of it, and it is raised again below.
             # Without the group there is nobody to tell; the cause is what the driver has to hear.
             with suppress(WeightSyncError):
                 self._hg_group.acknowledge(_FAILED)
             raise
         self._hg_group.acknowledge(stored.version)
-
-    def hg_reload_current(self) -> int:
-        """Load the store's current version without the learner: for an engine that was restarted."""
-        stored = self._hg_store.current()
-        self._hg_store.verify(stored)
-        self._hg_load(stored)
-        return stored.version
 
     @property
     def _hg_model(self) -> Any:

@@ -65,7 +65,7 @@ class WeightStore:
                 )
 
     def publish_header(self, stored: StoredVersion) -> None:
-        """Record which version is current, for an engine that restarts."""
+        """Record which version every engine of the node holds."""
         write_json_atomic(self._header, asdict(stored))
 
     def current(self) -> StoredVersion:
