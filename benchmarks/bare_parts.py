@@ -1,12 +1,11 @@
 """The two halves of a GRPO step on their own, as fast as they go: vLLM generates, torch trains.
 
-A helper of vs_trl.py, which runs it in a process of its own for each half and adds the two times up:
+A helper of vs_trl.py, which runs it in a process of its own for every measurement and adds the two times up:
 `bare_parts.py MODEL generate SHAPE`, `bare_parts.py MODEL train SHAPE`; SHAPE is JSON. Prints JSON.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import click
 from common import median
 
-PACKED = "packed"
+PADDED, PACKED = "padded", "packed"
 PROMPT = "What is {}+{}?\n"
 
 
@@ -63,26 +62,35 @@ def _meet(folder: Path, index: int, count: int) -> None:
         time.sleep(0.02)
 
 
-def train(model: str, shape: dict[str, Any]) -> dict[str, Any]:
-    """Seconds for forward, backward and AdamW over all sequences, by layout; the best one says what is possible."""
+def train(model: str, shape: dict[str, Any]) -> dict[str, float]:
+    """Seconds for forward, backward and AdamW over all sequences, in microbatches of the kind and size asked for."""
+    import torch
+    from transformers import AutoTokenizer
+
+    torch.set_num_threads(shape["threads"])
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    encoded = [tokenizer.encode(prompt) for prompt in prompts(shape["prompts"]) for _ in range(shape["group"])]
+    completions = torch.randint(2, len(tokenizer), (len(encoded), shape["tokens"]))
+    make_step = {PADDED: _padded_step, PACKED: _packed_step}[shape["kind"]]
+    return {"seconds": timed(make_step(model, encoded, completions, shape["size"]), shape["steps"])}
+
+
+def _padded_step(model: str, encoded: Sequence[list[int]], completions: Any, rows: int) -> Callable[[], None]:
+    """The model as transformers has it, over prompts padded to one length."""
     import torch
     from torch.nn import functional
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    torch.set_num_threads(shape["threads"])
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6, fused=True)
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    tokens = shape["tokens"]
-    encoded = [tokenizer.encode(prompt) for prompt in prompts(shape["prompts"]) for _ in range(shape["group"])]
-    longest = max(map(len, encoded))
-    completions = torch.randint(2, len(tokenizer), (len(encoded), tokens))
-    padded = torch.tensor([[tokenizer.pad_token_id] * (longest - len(ids)) + ids for ids in encoded])
+    pad = AutoTokenizer.from_pretrained(model).pad_token_id
+    longest, tokens = max(map(len, encoded)), completions.shape[1]
+    padded = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in encoded])
     input_ids = torch.cat([padded, completions], dim=1)
-    mask = torch.cat([padded != tokenizer.pad_token_id, torch.ones_like(completions, dtype=torch.bool)], dim=1).long()
+    mask = torch.cat([padded != pad, torch.ones_like(completions, dtype=torch.bool)], dim=1).long()
     is_padded = bool((mask == 0).any())
 
-    def padded_step(rows: int) -> None:
+    def step() -> None:
         for start in range(0, len(input_ids), rows):
             part, own_mask = input_ids[start : start + rows], mask[start : start + rows]
             logits = policy(part, attention_mask=own_mask if is_padded else None, logits_to_keep=tokens + 1).logits
@@ -92,14 +100,7 @@ def train(model: str, shape: dict[str, Any]) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
 
-    padded_times = [
-        ("padded", rows, timed(functools.partial(padded_step, rows), shape["steps"])) for rows in shape["rows"]
-    ]
-    packed_times = [
-        (PACKED, budget, timed(_packed_step(model, encoded, completions, budget), shape["steps"]))
-        for budget in shape["budgets"]
-    ]
-    return {"layouts": [*padded_times, *packed_times]}
+    return step
 
 
 def _packed_step(model: str, encoded: Sequence[list[int]], completions: Any, budget: int) -> Callable[[], None]:

@@ -2,266 +2,236 @@
 
 `python benchmarks/vs_trl.py`: 16 prompts x 8 completions x 128 tokens in float32, completions of fixed length, the
 same trivial reward, no reference model. hpc_grpo runs as users run it (`hpc-grpo train`: supervisor, Ray, vLLM,
-DeepSpeed), TRL with its microbatch tuned. Needs `pip install -e .[cpu,bench]`.
+DeepSpeed). Bare training and TRL are tuned first, once. Then rounds measure all sides one after the other, and
+sides are compared within a round only: a machine's speed may drift by more than what tells them apart.
+Needs `pip install -e .[cpu,bench]`.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
-import yaml
-from bare_parts import PACKED, prompts
-from common import BENCHMARKS, load_average, median, print_table, run_script
+from bare_parts import PACKED, PADDED
+from common import load_average, median, print_table
+from sides import (
+    BareTraining,
+    Engines,
+    Layout,
+    Shape,
+    StepTimes,
+    Trl,
+    Work,
+    generation_seconds,
+    hpc_grpo_times,
+    median_times,
+    training_seconds,
+    trl_seconds,
+)
 
-from hpc_grpo.config import Config
 from hpc_grpo.demo.model import ModelSize, write_model
-from hpc_grpo.metrics.jsonl import read_metrics
-from hpc_grpo.rollout.engine_args import engine_environment, engine_options
 
-_TIMEOUT_S = 1500.0
-_WARM_UP_STEPS = 2
 SIZES = {
     "600k": ModelSize(hidden_size=128, num_layers=4),
     "31M": ModelSize(hidden_size=512, num_layers=8, num_heads=8, num_kv_heads=4, intermediate_size=2048),
 }
+_LAYOUT = "layout: engines x threads + learner threads"
+_Setting = TypeVar("_Setting", BareTraining, Trl)
 
 
 @dataclass(frozen=True)
-class Shape:
-    """One step's work, and how many steps to measure."""
+class Plan:
+    """What is measured and how often. Microbatches are in sequences, budgets in tokens a microbatch."""
 
-    prompts: int
-    group: int
-    tokens: int
-    steps: int
+    sizes: tuple[str, ...] = tuple(SIZES)
+    layouts: tuple[str, ...] = ("2x1+2", "2x1+2@1", "1x2+2")
+    microbatches: tuple[int, ...] = (8, 16, 32)
+    budgets: tuple[int, ...] = (1024, 2048, 4096)
+    threads: tuple[int, ...] = (1, 2)
+    steps: int = 5
+    rounds: int = 3
+    batch: tuple[int, int, int] = (16, 8, 128)
 
     @property
-    def num_tokens(self) -> int:
-        return self.prompts * self.group * self.tokens
+    def shape(self) -> Shape:
+        return Shape(*self.batch, self.steps)
+
+    def trainings(self) -> list[BareTraining]:
+        kinds = ((PADDED, self.microbatches), (PACKED, self.budgets))
+        return [BareTraining(kind, size, n) for n in self.threads for kind, sizes in kinds for size in sizes]
+
+    def trls(self) -> list[Trl]:
+        return [Trl(microbatch, n) for n in self.threads for microbatch in self.microbatches]
+
+
+_FULL = Plan()
+_QUICK = Plan(("600k",), ("1x2+2",), (16,), (2048,), (2,), steps=2, rounds=1, batch=(4, 4, 16))
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How hpc_grpo shares out the cores; `--layout 2x1+2` is two engines of one thread, a learner of two."""
+class Tuned:
+    """The fastest setting of each side; `budget` is that of the packed microbatches, which hpc_grpo trains on too."""
 
-    engines: int
-    engine_threads: int
-    learner_threads: int
-    max_policy_lag: int
-
-    @staticmethod
-    def parse(text: str) -> Layout:
-        cores, _, lag = text.partition("@")
-        engines, _, learner = cores.partition("+")
-        count, _, threads = engines.partition("x")
-        return Layout(int(count), int(threads), int(learner), int(lag or 0))
-
-    def __str__(self) -> str:
-        cores = f"{self.engines}x{self.engine_threads}+{self.learner_threads}"
-        return f"{cores}, {f'lag {self.max_policy_lag}' if self.max_policy_lag else 'synchronous'}"
-
-
-def config(folder: Path, shape: Shape, layout: Layout, budget: int) -> Config:
-    data = folder / "prompts.jsonl"
-    data.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts(shape.prompts)))
-    settings: dict[str, Any] = {
-        "run": {"name": f"bench-{str(layout).replace(', ', '-').replace(' ', '')}-{budget}", "root": str(folder)},
-        "model": {"path": str(folder / "model"), "dtype": "float32", "device": "cpu"},
-        "data": {
-            "train": {"path": str(data), "prompt_field": "prompt", "answer_field": None},
-            "template": "plain",
-            "max_prompt_tokens": 32,
-        },
-        "rewards": [{"name": f"{BENCHMARKS / 'common.py'}:letter_share"}],
-        "rollout": {
-            "prompts_per_step": shape.prompts,
-            "group_size": shape.group,
-            "max_new_tokens": shape.tokens,
-            "min_new_tokens": shape.tokens,
-            "max_policy_lag": layout.max_policy_lag,
-        },
-        "engine": {"engines_per_node": layout.engines, "num_threads": layout.engine_threads, "kv_cache_gib": 0.5},
-        "train": {
-            "total_steps": _WARM_UP_STEPS + shape.steps,
-            "lr": 1e-6,
-            "zero_stage": 1,
-            "num_threads": layout.learner_threads,
-            "max_tokens_per_microbatch": budget,
-        },
-        "checkpoint": {"every_steps": None},
-        "metrics": {"wandb_mode": "disabled"},
-        "launch": {"object_store_gib": 0.25},
-    }
-    return Config.model_validate(settings)
-
-
-def hpc_grpo_step(folder: Path, shape: Shape, layout: Layout, budget: int) -> dict[str, float]:
-    """Train for a few steps as a user would; gives the medians of `time/*`."""
-    settings = config(folder, shape, layout, budget)
-    path = folder / f"{settings.run.name}.yaml"
-    path.write_text(yaml.safe_dump(settings.model_dump(mode="json")))
-    command = [sys.executable, "-m", "hpc_grpo.cli", "train", str(path)]
-    with (folder / f"{settings.run.name}.log").open("w+") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=folder)
-        try:
-            code = process.wait(_TIMEOUT_S)
-        finally:
-            # The supervisor takes its processes down when it is asked to end.
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
-        if code != 0:
-            log.seek(0)
-            raise RuntimeError(f"hpc-grpo train ended with {code}:\n{log.read()[-3000:]}")
-    metrics = read_metrics(settings.run_path / "metrics.jsonl")
-    lines = [line for step, line in metrics.items() if step > _WARM_UP_STEPS]
-    names = ("step", "generate_wait", "train", "publish")
-    return {name: median([line[f"time/{name}_s"] for line in lines]) for name in names}
-
-
-def trl_step(folder: Path, shape: Shape, microbatch: int, threads: int) -> float:
-    arguments = {**asdict(shape), "microbatch": microbatch, "threads": threads}
-    env = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-    result = run_script("trl_steps.py", [str(folder / "model"), json.dumps(arguments)], env, _TIMEOUT_S)
-    return median(result["seconds"])
-
-
-def bare_generation(folder: Path, shape: Shape, layout: Layout) -> float:
-    """Seconds until all engines of the layout, started together, have generated their shares."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    settings = config(folder, shape, layout, 8192)
-    env = engine_environment(settings, on_gpu=False)
-    with tempfile.TemporaryDirectory(dir=folder) as barrier, ThreadPoolExecutor(layout.engines) as pool:
-        shares = [
-            {
-                **asdict(shape),
-                "prompts": shape.prompts // layout.engines,
-                "engine_options": engine_options(settings, on_gpu=False),
-                "engines": layout.engines,
-                "index": index,
-                "barrier": barrier,
-            }
-            for index in range(layout.engines)
-        ]
-        arguments = [[settings.model.path, "generate", json.dumps(share)] for share in shares]
-        results = list(pool.map(lambda one: run_script("bare_parts.py", one, env, _TIMEOUT_S), arguments))
-    return max(float(result["seconds"]) for result in results)
-
-
-def bare_training(folder: Path, shape: Shape, threads: int, rows: Sequence[int], budgets: Sequence[int]) -> Any:
-    """Seconds by layout and size of microbatch, as (layout, size, seconds)."""
-    arguments = {**asdict(shape), "threads": threads, "rows": rows, "budgets": budgets}
-    env = {"OMP_NUM_THREADS": str(threads)}
-    result = run_script("bare_parts.py", [str(folder / "model"), "train", json.dumps(arguments)], env, _TIMEOUT_S)
-    return result["layouts"]
+    training: BareTraining
+    budget: int
+    trl: Trl
 
 
 @dataclass(frozen=True)
-class Trials:
-    """What is tried out on each side; the best of each is compared."""
+class Round:
+    """Seconds a step of every side, measured close together in time."""
 
-    layouts: Sequence[Layout]
-    microbatches: Sequence[int]
-    budgets: Sequence[int]
-    threads: Sequence[int]
+    training: float
+    generation: Mapping[Engines, float]
+    trl: float
+    ours: Mapping[Layout, StepTimes]
+
+    def bare_sum(self, layout: Layout) -> float:
+        return self.generation[layout.engines] + self.training
+
+    def speed_to_trl(self, layout: Layout) -> float:
+        return self.trl / self.ours[layout].step
+
+    def step_to_bare(self, layout: Layout) -> float:
+        return self.ours[layout].step / self.bare_sum(layout)
 
 
-def compare(folder: Path, name: str, shape: Shape, trials: Trials) -> None:
-    num_parameters = write_model(folder / "model", SIZES[name], seed=0)
-    rows: list[list[str]] = []
+def tune(work: Work, plan: Plan) -> Tuned:
+    trainings = {it: _told(it, training_seconds(work, it)) for it in plan.trainings()}
+    trls = {it: _told(it, trl_seconds(work, it)) for it in plan.trls()}
+    packed = {it: seconds for it, seconds in trainings.items() if it.kind == PACKED}
+    tuned = Tuned(_fastest(trainings), _fastest(packed).size, _fastest(trls))
+    chosen = (tuned.training, tuned.trl)
+    rows = [
+        [str(it), *_rates(work.shape, seconds), "chosen" if it in chosen else ""]
+        for it, seconds in (*trainings.items(), *trls.items())
+    ]
+    print_table("tuning, once", ["", "s/step", "tokens/s", ""], rows)
+    return tuned
 
-    def add(what: str, seconds: float, detail: str = "") -> float:
-        rows.append([what, f"{seconds:.2f}", f"{shape.num_tokens / seconds:,.0f}", detail, load_average()])
-        click.echo(f"  {what}: {seconds:.2f} s {detail}", err=True)
-        return seconds
 
-    packed: dict[int, float] = {}
-    training = math.inf
-    for threads in trials.threads:
-        seconds_by_layout = bare_training(folder, shape, threads, trials.microbatches, trials.budgets)
-        for kind, size, seconds in seconds_by_layout:
-            training = min(training, add(f"bare torch, {threads} threads: {kind}, {size}", seconds))
-            if kind == PACKED:
-                packed[size] = min(seconds, packed.get(size, math.inf))
-    budget = min(packed, key=lambda size: packed[size])
-    generated = {
-        (layout.engines, layout.engine_threads): add(
-            f"bare vLLM: {layout.engines} x {layout.engine_threads} threads", bare_generation(folder, shape, layout)
-        )
-        for layout in {(it.engines, it.engine_threads): it for it in trials.layouts}.values()
+def measure_round(work: Work, tuned: Tuned, layouts: Sequence[Layout]) -> Round:
+    training = _told(tuned.training, training_seconds(work, tuned.training))
+    distinct = dict.fromkeys(layout.engines for layout in layouts)
+    generation = {it: _told(it, generation_seconds(work, it)) for it in distinct}
+    trl = _told(tuned.trl, trl_seconds(work, tuned.trl))
+    ours = {}
+    for layout in layouts:
+        ours[layout] = hpc_grpo_times(work, layout, tuned.budget)
+        _told(f"hpc_grpo {layout}", ours[layout].step)
+    return Round(training, generation, trl, ours)
+
+
+def compare(work: Work, plan: Plan) -> None:
+    layouts = [Layout.parse(text) for text in dict.fromkeys(plan.layouts)]
+    tuned = tune(work, plan)
+    rounds = []
+    for number in range(1, plan.rounds + 1):
+        click.echo(f"round {number} of {plan.rounds}", err=True)
+        rounds.append(measure_round(work, tuned, layouts))
+    _print_seconds(work.shape, tuned, rounds)
+    _print_ratios(rounds)
+    _print_phases(rounds)
+
+
+def _told(what: object, seconds: float) -> float:
+    """`seconds`, after a line of progress."""
+    click.echo(f"  {what}: {seconds:.2f} s ({load_average()})", err=True)
+    return seconds
+
+
+def _fastest(seconds: Mapping[_Setting, float]) -> _Setting:
+    return min(seconds, key=seconds.__getitem__)
+
+
+def _median(rounds: Sequence[Round], figure: Callable[[Round], float]) -> float:
+    return median([figure(it) for it in rounds])
+
+
+def _rates(shape: Shape, seconds: float) -> list[str]:
+    return [f"{seconds:.2f}", f"{shape.num_tokens / seconds:,.0f}"]
+
+
+def _ratio(ratios: Sequence[float]) -> list[str]:
+    return [f"{median(ratios):.2f}", f"{min(ratios):.2f}-{max(ratios):.2f}"]
+
+
+def _print_seconds(shape: Shape, tuned: Tuned, rounds: Sequence[Round]) -> None:
+    first = rounds[0]
+    seconds = {
+        str(tuned.training): _median(rounds, lambda it: it.training),
+        **{str(engines): _median(rounds, lambda it, key=engines: it.generation[key]) for engines in first.generation},
+        str(tuned.trl): _median(rounds, lambda it: it.trl),
+        **{f"hpc_grpo {layout}": _median(rounds, lambda it, key=layout: it.ours[key].step) for layout in first.ours},
     }
-    trl = min(
-        add(f"TRL, {threads} threads, microbatch {microbatch}", trl_step(folder, shape, microbatch, threads))
-        for threads in trials.threads
-        for microbatch in trials.microbatches
-    )
-    ours: dict[Layout, float] = {}
-    for layout in trials.layouts:
-        times = hpc_grpo_step(folder, shape, layout, budget)
-        detail = ", ".join(f"{phase} {times[phase]:.2f}" for phase in ("generate_wait", "train", "publish"))
-        ours[layout] = add(f"hpc_grpo {layout}", times["step"], detail)
     print_table(
-        f"{num_parameters:,} parameters, float32, {shape.prompts} x {shape.group} x {shape.tokens} tokens a step, "
-        f"medians of {shape.steps}; microbatches of {budget} tokens",
-        ["", "s/step", "tokens/s", "seconds in", "machine"],
-        rows,
+        f"steps: medians of {len(rounds)} rounds, each the median of {shape.steps} steps; "
+        f"hpc_grpo with microbatches of {tuned.budget} tokens; {load_average()}",
+        ["", "s/step", "tokens/s"],
+        [[what, *_rates(shape, one)] for what, one in seconds.items()],
     )
-    print_table(
-        "ratios",
-        ["layout: engines x threads + learner threads", "speed / TRL", "step / bare sum", "bare sum s"],
+
+
+def _print_ratios(rounds: Sequence[Round]) -> None:
+    rows = [
         [
-            [
-                str(layout),
-                f"{trl / seconds:.2f}",
-                f"{seconds / (bare := generated[layout.engines, layout.engine_threads] + training):.2f}",
-                f"{bare:.2f}",
-            ]
-            for layout, seconds in ours.items()
-        ],
-    )
+            str(layout),
+            *_ratio([it.speed_to_trl(layout) for it in rounds]),
+            *_ratio([it.step_to_bare(layout) for it in rounds]),
+            f"{median([it.bare_sum(layout) for it in rounds]):.2f}",
+        ]
+        for layout in rounds[0].ours
+    ]
+    header = [_LAYOUT, "speed / TRL", "min-max", "step / bare sum", "min-max", "bare sum s"]
+    print_table(f"ratios within a round: medians of {len(rounds)} rounds", header, rows)
+
+
+def _print_phases(rounds: Sequence[Round]) -> None:
+    training = _median(rounds, lambda it: it.training)
+    rows = []
+    for layout in rounds[0].ours:
+        times = astuple(median_times([it.ours[layout] for it in rounds]))
+        generation = median([it.generation[layout.engines] for it in rounds])
+        rows.append([str(layout), *(f"{one:.2f}" for one in (*times, generation, training))])
+    header = [_LAYOUT, *(field.name for field in fields(StepTimes)), "bare generation", "bare training"]
+    print_table(f"seconds in a step of hpc_grpo: medians of {len(rounds)} rounds", header, rows)
+
+
+def _several(name: str, **settings: Any) -> Callable[..., Any]:
+    """A repeatable option for a field of Plan, which shows the default."""
+    field = settings.pop("field")
+    default = ", ".join(map(str, getattr(_FULL, field)))
+    return click.option(name, field, multiple=True, show_default=default, **settings)
 
 
 @click.command()
-@click.option("--size", "sizes", multiple=True, type=click.Choice(list(SIZES)), help="Default: all.")
-@click.option("--layout", "layouts", multiple=True, help="ENGINESxTHREADS+LEARNER_THREADS[@LAG]; default: several.")
-@click.option("--microbatch", "microbatches", multiple=True, type=int, default=(8, 16, 32), show_default=True)
-@click.option("--budget", "budgets", multiple=True, type=int, default=(1024, 2048, 4096), show_default=True)
-@click.option("--steps", default=5, show_default=True)
-@click.option("--threads", multiple=True, type=int, default=(2,), show_default=True, help="Of TRL and bare training.")
-@click.option("--quick", is_flag=True, help="The small model, short completions, one layout.")
-def main(
-    sizes: tuple[str, ...],
-    layouts: tuple[str, ...],
-    microbatches: tuple[int, ...],
-    budgets: tuple[int, ...],
-    steps: int,
-    threads: tuple[int, ...],
-    quick: bool,
-) -> None:
+@_several("--size", field="sizes", type=click.Choice(list(SIZES)))
+@_several("--layout", field="layouts", help="ENGINESxTHREADS+LEARNER_THREADS[@LAG].")
+@_several("--microbatch", field="microbatches", type=int, help="Sequences; tried out for TRL and bare training.")
+@_several("--budget", field="budgets", type=int, help="Tokens a packed microbatch; tried out for bare training.")
+@_several("--threads", field="threads", type=int, help="Tried out for TRL and bare training.")
+@click.option("--steps", type=click.IntRange(min=1), show_default=str(_FULL.steps), help="Timed in each measurement.")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), show_default=str(_FULL.rounds), help="Times that all sides are measured."
+)
+@click.option("--quick", is_flag=True, help="The small model, short completions, one layout, one round.")
+def main(quick: bool, **given: Any) -> None:
     # So that `timeout` and an end of the session also end the run in progress, by the `finally` around it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    texts = layouts or (("1x2+2",) if quick else ("1x2+2", "2x1+2", "2x1+1", "2x1+1@1", "1x1+1@1", "1x2+2@1"))
-    shape = Shape(4, 4, 16, 2) if quick else Shape(16, 8, 128, steps)
-    trials = Trials(
-        [Layout.parse(text) for text in texts],
-        (16,) if quick else microbatches,
-        (2048,) if quick else budgets,
-        threads,
-    )
-    for name in sizes or (("600k",) if quick else tuple(SIZES)):
-        with tempfile.TemporaryDirectory(prefix="hpc-grpo-bench-") as folder:
-            compare(Path(folder), name, shape, trials)
+    plan = replace(_QUICK if quick else _FULL, **{name: value for name, value in given.items() if value})
+    for name in plan.sizes:
+        with tempfile.TemporaryDirectory(prefix="hpc-grpo-bench-") as text:
+            folder = Path(text)
+            num_parameters = write_model(folder / "model", SIZES[name], seed=0)
+            batch = " x ".join(map(str, plan.batch))
+            click.echo(f"\n{name}: {num_parameters:,} parameters, float32, {batch} tokens a step")
+            compare(Work(folder / "model", folder, plan.shape), plan)
 
 
 if __name__ == "__main__":

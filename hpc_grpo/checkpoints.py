@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.learner.group import LearnerGroup
-from hpc_grpo.learner.manifest import newest_valid_checkpoint, prune_checkpoints
+from hpc_grpo.learner.publish_dir import recover
+from hpc_grpo.manifest import newest_valid_checkpoint, prune_checkpoints
+from hpc_grpo.pace import Durations
 from hpc_grpo.run_dir import RunDir
 
 
@@ -22,15 +25,18 @@ class DriverState:
 class Checkpoints:
     """Writes, prunes and finds the run's checkpoints and exports."""
 
-    def __init__(self, config: Config, run_dir: RunDir, learners: LearnerGroup) -> None:
+    def __init__(self, config: Config, run_dir: RunDir, learners: LearnerGroup, durations: Durations) -> None:
         self._config = config.checkpoint
         self._run_dir = run_dir
         self._learners = learners
+        self._durations = durations
         self._saved_step = -1
         self._exported_step = -1
 
     def resume(self) -> DriverState:
         """Load the newest valid checkpoint; a fresh state when there is none."""
+        for parent in (self._run_dir.checkpoints, self._run_dir.exports):
+            recover(parent)
         found = newest_valid_checkpoint(self._run_dir)
         if found is None:
             return DriverState()
@@ -49,10 +55,12 @@ class Checkpoints:
         """Write a checkpoint of `state` unless it is on disk already."""
         if state.step == self._saved_step:
             return
+        begun = time.monotonic()
         values: dict[str, Any] = asdict(state)
         self._learners.save_checkpoint(self._run_dir.checkpoint(state.step), values)
         self._saved_step = state.step
         prune_checkpoints(self._run_dir, self._config.keep_last)
+        self._durations.add(time.monotonic() - begun)
 
     def export(self, state: DriverState) -> None:
         """Write the model in Hugging Face's format, unless this process has just done so.

@@ -42,6 +42,12 @@ class LaunchError(HpcGrpoError):
     """Nodes, Ray or a process of the run did not come up, or died."""
 
 
+class RunHeldError(LaunchError):
+    """Another attempt is training this run."""
+
+    exit_code = EXIT_CONFIG
+
+
 class NodesUnavailableError(LaunchError):
     """Nodes or GPUs did not join before the deadline."""
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpc_grpo.checkpoints import DriverState
+from hpc_grpo.errors import RewardError
 from hpc_grpo.learner.group import LearnerGroup
 from hpc_grpo.rollout.evaluation import Evaluation
-from hpc_grpo.rollout.scheduler import RolloutScheduler
+from hpc_grpo.rollout.scheduler import GradedGroup, RolloutScheduler
 from hpc_grpo.rollout.statistics import rollout_metrics, write_rollouts
 from hpc_grpo.session import Session
 from hpc_grpo.weights.sync import WeightSync
@@ -35,7 +36,7 @@ class GrpoLoop:
         self.rollouts.start_prompts(policy_version)
         while session.should_go_on(state):
             with timer.phase("generate_wait"):
-                groups = self.rollouts.take_step(policy_version)
+                groups = self._take_step(state, policy_version)
             metrics = rollout_metrics(groups, policy_version)
             with timer.phase("train"):
                 metrics |= self.learners.train_on_groups(groups)
@@ -51,6 +52,14 @@ class GrpoLoop:
             with timer.phase("checkpoint"):
                 session.checkpoints.save_if_due(state)
         return state
+
+    def _take_step(self, state: DriverState, policy_version: int) -> list[GradedGroup]:
+        """The groups of the next step. A reward that fails loses nothing: it is mended and the run resumed."""
+        try:
+            return self.rollouts.take_step(policy_version)
+        except RewardError:
+            self.session.checkpoints.save(state)
+            raise
 
     def _publish(self, state: DriverState) -> int:
         """Give the engines the learners' weights; the version counts the optimizer steps they have taken."""

@@ -11,8 +11,9 @@ from hpc_grpo.config import Config
 from hpc_grpo.ledger import Ledger
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import make_sinks
-from hpc_grpo.metrics.state import RunState, write_state
+from hpc_grpo.metrics.state import Phase, RunState, write_state
 from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.pace import Pace
 from hpc_grpo.run_dir import RunDir
 
 ATTEMPT_VARIABLE = "HPC_GRPO_ATTEMPT"
@@ -21,18 +22,15 @@ ATTEMPT_VARIABLE = "HPC_GRPO_ATTEMPT"
 class Journal:
     """Times the phases of a step and publishes its metrics when it ends."""
 
-    def __init__(self, config: Config, run_dir: RunDir, budget: Budget) -> None:
+    def __init__(self, config: Config, run_dir: RunDir, budget: Budget, pace: Pace) -> None:
         self._run_dir = run_dir
         self._budget = budget
+        self._pace = pace
+        self._metrics: Mapping[str, float] = {}
         self._attempt = int(os.environ.get(ATTEMPT_VARIABLE, "1"))
         self._sinks = make_sinks(config, run_dir)
         self._ledger = Ledger(run_dir, self._attempt)
         self.timer = StepTimer()
-
-    @property
-    def last_step_s(self) -> float:
-        """The median time of recent steps, 0 before the first."""
-        return self.timer.eta_s(1) or 0.0
 
     def record_eval(self, step: int, metrics: Mapping[str, float]) -> None:
         """The eval before the first step; later ones are part of their step's record."""
@@ -45,19 +43,25 @@ class Journal:
         tokens_per_s = metrics["tokens/completion_total"] / times["time/step_s"]
         eta_s = self.timer.eta_s(self._budget.total_steps - step)
         self._ledger.append(step, ordinals)
-        self._write(step, {**metrics, **times, "throughput/tokens_per_s": tokens_per_s, "time/eta_s": eta_s or 0.0})
-        write_state(
-            self._run_dir,
-            RunState(
-                step,
-                self._budget.total_steps,
-                self._attempt,
-                "training",
-                metrics.get("reward/mean"),
-                tokens_per_s,
-                eta_s,
-            ),
+        self._pace.steps.add(times["time/step_s"])
+        self._metrics = {**metrics, **times, "throughput/tokens_per_s": tokens_per_s, "time/eta_s": eta_s or 0.0}
+        self._write(step, self._metrics)
+        self.publish_state(step, "training")
+
+    def publish_state(self, step: int, phase: Phase) -> None:
+        """Tell readers of the run directory where the run stands."""
+        state = RunState(
+            step=step,
+            total_steps=self._budget.total_steps,
+            attempt=self._attempt,
+            phase=phase,
+            reward=self._metrics.get("reward/mean"),
+            tokens_per_s=self._metrics.get("throughput/tokens_per_s"),
+            eta_s=self._metrics.get("time/eta_s"),
+            step_p95_s=self._pace.steps.p95_s,
+            save_p95_s=self._pace.saves.p95_s,
         )
+        write_state(self._run_dir, state)
 
     def close(self) -> None:
         for sink in self._sinks:

@@ -110,6 +110,16 @@ class RunDir:
         return self.path / "COMPLETE"
 
     @property
+    def holder(self) -> Path:
+        """Which attempt is training the run, and its last sign of life; see launch/holder.py."""
+        return self.path / "holder.json"
+
+    @property
+    def chain(self) -> Path:
+        """The run's Slurm jobs; see launch/chain.py."""
+        return self.path / "chain.json"
+
+    @property
     def attempts(self) -> Path:
         return self.path / "attempts"
 

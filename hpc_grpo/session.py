@@ -8,6 +8,7 @@ from hpc_grpo.budget import Budget
 from hpc_grpo.checkpoints import Checkpoints, DriverState
 from hpc_grpo.config import Config
 from hpc_grpo.journal import Journal
+from hpc_grpo.pace import Pace
 from hpc_grpo.run_dir import RunDir
 from hpc_grpo.stopping import StopRequest
 
@@ -22,6 +23,7 @@ class Session:
     journal: Journal
     checkpoints: Checkpoints
     stop: StopRequest
+    pace: Pace
 
     def is_complete(self, state: DriverState) -> bool:
         return state.step >= self.budget.total_steps
@@ -29,7 +31,7 @@ class Session:
     def should_go_on(self, state: DriverState) -> bool:
         if self.is_complete(state):
             return False
-        reason = self.stop.reason(self.journal.last_step_s)
+        reason = self.stop.reason(self.pace.step_and_save_s)
         if reason is None:
             return True
         print(f"Stopping after step {state.step}: {reason}.", flush=True)

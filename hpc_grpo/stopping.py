@@ -13,7 +13,6 @@ ENDS_AT_VARIABLE = "HPC_GRPO_ENDS_AT"
 """Unix time at which the allocation ends; set by the supervisor."""
 
 _MARGIN_S = 30.0
-_SLOWEST_STEPS_FACTOR = 2.0
 
 
 class StopRequest:
@@ -30,13 +29,13 @@ class StopRequest:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._handle)
 
-    def reason(self, recent_step_s: float) -> str | None:
-        """Why to stop now, in words; None to go on. `recent_step_s` is how long a step takes."""
+    def reason(self, step_and_save_s: float) -> str | None:
+        """Why to stop now, in words; None to go on. `step_and_save_s`: what one more step and a checkpoint need."""
         if self._asked:
             return self._asked
         if self._run_dir.stop_marker.exists():
             return "the STOP file"
-        needed_s = _SLOWEST_STEPS_FACTOR * recent_step_s + _MARGIN_S
+        needed_s = step_and_save_s + _MARGIN_S
         if self._ends_at is not None and self._ends_at - time.time() < needed_s:
             return f"the end of the allocation ({needed_s:.0f} s kept for a step and a checkpoint)"
         return None
@@ -44,4 +43,6 @@ class StopRequest:
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self._asked and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if number == signal.SIGUSR1 and self._ends_at is not None:
+            return  # Slurm's warning comes up to a minute early; where the end is known the clock is exact
         self._asked = f"signal {signal.Signals(number).name}"

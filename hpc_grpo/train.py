@@ -1,4 +1,4 @@
-"""The driver: `python -m hpc_grpo.train RUN_DIR`, started by the supervisor with RAY_ADDRESS set.
+"""The driver: `python -m hpc_grpo.train RUN_DIR`, started by the supervisor while Ray comes up.
 
 Consumes the run directory's config and newest checkpoint; produces checkpoints, metrics, exports and COMPLETE.
 Its exit code says how it ended (see errors.py). It knows Ray and the run directory, and nothing of Slurm.
@@ -6,7 +6,6 @@ Its exit code says how it ended (see errors.py). It knows Ray and the run direct
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -20,7 +19,10 @@ from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, HpcGrpoError
 from hpc_grpo.grpo import GrpoLoop
 from hpc_grpo.inputs import Inputs, load_inputs
 from hpc_grpo.journal import Journal
+from hpc_grpo.metrics.state import read_state
+from hpc_grpo.pace import Pace
 from hpc_grpo.placement import reserve_nodes
+from hpc_grpo.ray_address import wait_for_ray
 from hpc_grpo.rollout.evaluation import Evaluation
 from hpc_grpo.rollout.scheduler import RolloutScheduler
 from hpc_grpo.run_dir import RunDir, write_atomic
@@ -39,20 +41,27 @@ def train(run_dir: RunDir) -> bool:
     inputs = load_inputs(config)
     budget = make_budget(config, len(inputs.stream))
     stop = StopRequest(run_dir)
-    ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False, configure_logging=False, namespace="hpc-grpo")
+    address = wait_for_ray(lambda: stop.reason(0.0) is not None)
+    if address is None:
+        return False
+    ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="hpc-grpo")
     stop.listen()
     workers = Workers(config, reserve_nodes(config), inputs, budget.total_steps * config.train.num_minibatches)
     workers.start()
-    checkpoints = Checkpoints(config, run_dir, workers.learners)
-    session = Session(config, run_dir, budget, Journal(config, run_dir, budget), checkpoints, stop)
+    pace = Pace.after(read_state(run_dir))
+    journal = Journal(config, run_dir, budget, pace)
+    checkpoints = Checkpoints(config, run_dir, workers.learners, pace.saves)
+    session = Session(config, run_dir, budget, journal, checkpoints, stop, pace)
     try:
         state = _run_loop(session, workers, inputs)
+        checkpoints.save(state)
+        if not session.is_complete(state):
+            journal.publish_state(state.step, "stopped")
+            return False
+        checkpoints.export(state)
+        journal.publish_state(state.step, "complete")
     finally:
-        session.journal.close()
-    checkpoints.save(state)
-    if not session.is_complete(state):
-        return False
-    checkpoints.export(state)
+        journal.close()
     write_atomic(run_dir.complete_marker, f"step {state.step}\n")
     print(f"COMPLETE after {state.step} steps. Model: {run_dir.export(state.step)}", flush=True)
     return True
@@ -60,6 +69,7 @@ def train(run_dir: RunDir) -> bool:
 
 def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState:
     state = session.checkpoints.resume()
+    session.journal.publish_state(state.step, "starting")
     if state.step:
         print(f"Resuming after step {state.step} of {session.budget.total_steps}.", flush=True)
     if isinstance(inputs.stream, DemonstrationStream):

@@ -20,8 +20,8 @@ class SlurmConfig(BaseModel):
     gpus_per_node: NonNegativeInt = Field(0, description="GPUs to ask for on each node.")
     cpus_per_node: PositiveInt | None = Field(None, description="CPUs to ask for on each node; null: the default.")
     extra: dict[str, Any] = Field(default_factory=dict, description="Further sbatch options, KEY: VALUE.")
-    max_job_chains: NonNegativeInt = Field(
-        0, description="Follow-on jobs a run may use; recorded with the run (MAX_JOB_CHAINS)."
+    max_job_chains: NonNegativeInt | None = Field(
+        0, description="Follow-on jobs the run may use; null: until it is complete (MAX_JOB_CHAINS)."
     )
 
 
@@ -42,4 +42,10 @@ class LaunchConfig(BaseModel):
         description="Node-local folder for Ray's temp-dir and caches; null: /tmp. Variables are expanded.",
     )
     object_store_gib: PositiveFloat = Field(1.0, description="Ray's object store on each node.")
+    max_stalled_attempts: PositiveInt = Field(
+        3, description="Jobs in a row without a new checkpoint after which a chain gives up."
+    )
+    max_stalled_restarts: NonNegativeInt = Field(
+        1, description="Restarts in a row of a crashed driver inside one job without a new checkpoint."
+    )
     bringup_deadline_s: PositiveFloat = Field(300.0, description="All nodes and GPUs must have joined by then.")

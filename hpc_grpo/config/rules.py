@@ -7,7 +7,7 @@ from hpc_grpo.errors import ConfigError
 
 
 def check_rules(config: Config) -> None:
-    for rule in (_run_name, _one_budget, _lag_and_minibatches, _eval_data, _offload, _token_budget, _stages, _nucleus):
+    for rule in (_run_name, _one_budget, _lag_and_minibatches, _eval_data, _token_budget, _stages, _nucleus):
         rule(config)
 
 
@@ -60,13 +60,6 @@ def _eval_data(config: Config) -> None:
         raise ConfigError(
             f"eval.reward = {config.eval.reward!r} must be one of rewards: "
             f"{', '.join(reward.name for reward in config.rewards)}."
-        )
-
-
-def _offload(config: Config) -> None:
-    if config.train.offload_optimizer == "super_offload" and config.train.zero_stage != 3:
-        raise ConfigError(
-            f"train.offload_optimizer = super_offload needs train.zero_stage = 3, not {config.train.zero_stage}."
         )
 
 

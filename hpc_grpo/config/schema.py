@@ -134,8 +134,8 @@ class TrainConfig(OptimizerConfig):
     total_epochs: PositiveInt | None = Field(None, description="Length of the run, in passes over the data.")
     num_minibatches: PositiveInt = Field(1, description="Optimizer steps per batch of rollouts.")
     zero_stage: Literal[1, 2, 3] = Field(2, description="DeepSpeed ZeRO stage.")
-    offload_optimizer: Literal["none", "cpu", "super_offload"] = Field(
-        "none", description="Optimizer states in host memory; super_offload: GH200, stage 3."
+    offload_optimizer: Literal["none", "cpu"] = Field(
+        "none", description="cpu: optimizer states in host memory, updated there."
     )
     max_tokens_per_microbatch: PositiveInt = Field(8192, description="Token budget of a microbatch.")
     attention: Literal["sdpa", "flash_attention_2"] = Field(

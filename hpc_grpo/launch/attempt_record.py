@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CONFIG, EXIT_CRASH, EXIT_RESUMABLE
-from hpc_grpo.run_dir import write_json_atomic
+from hpc_grpo.run_dir import RunDir, write_json_atomic
 
-ExitKind = Literal["running", "complete", "resumable", "config", "crash", "cancelled", "bringup_failed", "node_lost"]
+ExitKind = Literal[
+    "running", "complete", "resumable", "stopped", "config", "crash", "cancelled", "bringup_failed", "node_lost"
+]
+"""`running` in the record of an attempt that is over: it was killed before it could say how it ended."""
 
 
 @dataclass
 class AttemptRecord:
-    """The content of attempt.json. Times are unix seconds; `phases_s` are durations by phase name."""
+    """The content of attempt.json. Times are unix seconds; `phases_s` are durations by phase name.
+
+    `first_step` is the step of the checkpoint the attempt started from; `successor_of` the job that had queued it,
+    empty when the user started it; `restarts` says why the driver was started again in place, once for each time.
+    """
 
     attempt: int
     job_id: str
@@ -25,6 +33,8 @@ class AttemptRecord:
     started_at: float
     ends_at: float | None
     supervisor_pid: int
+    first_step: int = 0
+    successor_of: str = ""
     ray_address: str = ""
     num_gpus: int = 0
     ended_at: float | None = None
@@ -33,6 +43,7 @@ class AttemptRecord:
     why: str = ""
     lost_nodes: dict[str, str] = field(default_factory=dict)
     phases_s: dict[str, float] = field(default_factory=dict)
+    restarts: list[str] = field(default_factory=list)
 
     def save(self, attempt_dir: Path) -> None:
         write_json_atomic(attempt_dir / "attempt.json", asdict(self))
@@ -40,6 +51,21 @@ class AttemptRecord:
     def end(self, kind: ExitKind, exit_code: int, why: str) -> None:
         self.exit_kind, self.exit_code, self.why = kind, exit_code, why
         self.ended_at = time.time()
+
+
+def read_attempts(run: RunDir) -> list[AttemptRecord]:
+    """All attempts of a run, in order. A record that cannot be read (its disk was full) is left out."""
+    records = [_read(path) for path in run.attempts.glob("[0-9]*-*/attempt.json")]
+    return sorted((record for record in records if record is not None), key=lambda record: record.attempt)
+
+
+def _read(path: Path) -> AttemptRecord | None:
+    known = {entry.name for entry in fields(AttemptRecord)}
+    try:
+        values = json.loads(path.read_text())
+        return AttemptRecord(**{key: value for key, value in values.items() if key in known})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
 
 
 def classify(

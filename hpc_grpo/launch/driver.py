@@ -22,9 +22,15 @@ from hpc_grpo.launch.processes import catches, die_with_parent, end_processes, s
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def contract_environment(attempt: int, attempt_dir: Path, ends_at: float | None) -> dict[str, str]:
-    """What training is told besides `RAY_ADDRESS`; actors see it too."""
-    told = {"HPC_GRPO_ATTEMPT": str(attempt), "HPC_GRPO_ATTEMPT_DIR": str(attempt_dir)}
+def contract_environment(
+    attempt: int, attempt_dir: Path, ray_address_file: Path, ends_at: float | None
+) -> dict[str, str]:
+    """What training is told; actors see it too."""
+    told = {
+        "HPC_GRPO_ATTEMPT": str(attempt),
+        "HPC_GRPO_ATTEMPT_DIR": str(attempt_dir),
+        "HPC_GRPO_RAY_ADDRESS_FILE": str(ray_address_file),
+    }
     if ends_at is not None:
         told["HPC_GRPO_ENDS_AT"] = f"{ends_at:.0f}"
     return told

@@ -9,7 +9,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_grpo.errors import LaunchError
+from hpc_grpo.errors import LaunchError, NodesUnavailableError
+from hpc_grpo.launch.protocol import NodeSpec
 
 _SIOCGIFADDR = 0x8915
 LOOPBACK_IP = "127.0.0.2"
@@ -31,13 +32,13 @@ def address_of(interface: str) -> str | None:
 def choose_interface(named: str | None) -> tuple[str, str]:
     """(interface, address): the named one, else that of the default route, else the only one there is.
 
-    Raises LaunchError with the interfaces that exist.
+    Raises NodesUnavailableError with the interfaces that exist.
     """
     existing = {name: ip for _, name in socket.if_nameindex() if name != "lo" and (ip := address_of(name))}
     listed = ", ".join(f"{name} ({ip})" for name, ip in existing.items()) or "none"
     if named is not None:
         if named not in existing:
-            raise LaunchError(
+            raise NodesUnavailableError(
                 f"launch.interface = {named}: {socket.gethostname()} has no such interface with an IPv4 address. "
                 f"It has: {listed}."
             )
@@ -47,7 +48,14 @@ def choose_interface(named: str | None) -> tuple[str, str]:
         return routed, existing[routed]
     if len(existing) == 1:
         return next(iter(existing.items()))
-    raise LaunchError(f"{socket.gethostname()} has no default route; set launch.interface to one of: {listed}.")
+    raise NodesUnavailableError(
+        f"{socket.gethostname()} has no default route; set launch.interface to one of: {listed}."
+    )
+
+
+def node_address(spec: NodeSpec) -> tuple[str, str]:
+    """(interface, address) that Ray uses on this node. Raises NodesUnavailableError as `choose_interface` does."""
+    return ("lo", LOOPBACK_IP) if spec.loopback else choose_interface(spec.interface)
 
 
 def _default_route(table: str) -> str:
@@ -64,7 +72,6 @@ class RayPorts:
     gcs: int
     object_manager: int
     node_manager: int
-    client: int
     agent_http: int
     agent_grpc: int
     runtime_env: int
@@ -73,7 +80,7 @@ class RayPorts:
     last_worker: int
 
 
-_NUM_FIXED_PORTS = 8
+_NUM_FIXED_PORTS = 7
 
 
 def choose_ports(tag: str, num_cpus: int, skip: int = 0) -> RayPorts:
@@ -93,9 +100,9 @@ def choose_ports(tag: str, num_cpus: int, skip: int = 0) -> RayPorts:
         if skip:
             skip -= 1
             continue
-        gcs, objects, nodes, client, http, grpc, env, dashboard = range(base, base + _NUM_FIXED_PORTS)
+        gcs, objects, nodes, http, grpc, env, dashboard = range(base, base + _NUM_FIXED_PORTS)
         first_worker, last_worker = base + _NUM_FIXED_PORTS, base + stride - 1
-        return RayPorts(gcs, objects, nodes, client, http, grpc, env, dashboard, first_worker, last_worker)
+        return RayPorts(gcs, objects, nodes, http, grpc, env, dashboard, first_worker, last_worker)
     raise LaunchError(f"No {stride} consecutive free ports from {_LOWEST_PORT} to {_first_ephemeral_port()}.")
 
 

@@ -20,7 +20,7 @@ from typing import IO
 
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch import ray_cluster
-from hpc_grpo.launch.network import LOOPBACK_IP, choose_interface, choose_ports
+from hpc_grpo.launch.network import choose_ports, node_address
 from hpc_grpo.launch.node_dirs import OwnedDir, shm_dir_path, sweep
 from hpc_grpo.launch.processes import adopt_orphans, descendants, die_with_parent, end_processes, reap_adopted
 from hpc_grpo.launch.protocol import NodeReport, NodeSpec, spec_from_line
@@ -121,7 +121,7 @@ class NodeAgent:
     def _start_ray(self, skip_ports: int) -> int | None:
         """Start Ray and report it up; None once it is, else the exit code it ended with."""
         spec = self._spec
-        interface, ip = ("lo", LOOPBACK_IP) if spec.loopback else choose_interface(spec.interface)
+        interface, ip = node_address(spec)
         resources = node_resources()
         ports = choose_ports(spec.tag, resources.num_cpus, skip_ports)
         own_dir, shm_dir = self._own_dirs()
@@ -177,11 +177,11 @@ class NodeAgent:
 
     def _tear_down(self) -> int:
         num_killed = self._end_ray()
-        for owned in self._dirs[:1]:
+        # The weight store first: it holds the node's memory, and copying logs can be slow.
+        for owned in reversed(self._dirs):
             logs = owned.path / ray_cluster.TEMP_DIR_NAME / "session_latest" / "logs"
             if logs.is_dir():
                 copy_logs(logs, self._log_dir / "ray")
-        for owned in self._dirs:
             owned.remove()
         return num_killed
 
@@ -189,16 +189,21 @@ class NodeAgent:
         """End all descendants; returns how many had to be killed."""
         if self._ray is not None and self._ray.poll() is None:
             # Alone: it drains its raylet, which takes half a second, or forever once the GCS is told to end too.
-            grace_s = _URGENT_GRACE_S if self._terminated else _END_GRACE_S
             self._ray.terminate()
-            try:
-                self._ray.wait(timeout=grace_s)
-            except subprocess.TimeoutExpired:
-                print(f"ray start did not end within {grace_s:.1f} s of SIGTERM", file=sys.stderr)
+            begun = time.monotonic()
+            while self._ray.poll() is None and time.monotonic() - begun < self._end_grace_s:
+                time.sleep(0.05)
+            if self._ray.poll() is None:
+                print(f"ray start did not end within {self._end_grace_s:.1f} s of SIGTERM", file=sys.stderr)
         leftover_s = _URGENT_GRACE_S if self._terminated else _LEFTOVER_GRACE_S
         killed = end_processes(lambda: descendants(os.getpid()), leftover_s)
         reap_adopted(keep=[])  # pid 1 of a container may never do it
         return killed
+
+    @property
+    def _end_grace_s(self) -> float:
+        """Read at every turn: Slurm's SIGTERM may come while Ray is being ended."""
+        return _URGENT_GRACE_S if self._terminated else _END_GRACE_S
 
     def _report(self, report: NodeReport) -> None:
         try:

@@ -83,6 +83,16 @@ def end_processes(find: Callable[[], list[int]], grace_s: float) -> int:
     return len(killed)
 
 
+def start_time(pid: int) -> int:
+    """When the process was started, in clock ticks since boot: with its id, a name no later process has; 0 if gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    state, *fields = stat.rpartition(")")[2].split()
+    return 0 if state == "Z" else int(fields[18])
+
+
 def catches(pid: int, sig: int) -> bool:
     """Whether the process has a handler for `sig`; without one the signal would kill it."""
     try:

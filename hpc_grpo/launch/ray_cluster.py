@@ -58,14 +58,13 @@ def ray_environment(
 
 def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, resources: NodeResources) -> list[str]:
     """argv of `ray start` in the foreground, as head or joining `spec.head_address`."""
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+    command = [sys.executable, "-m", "hpc_grpo.launch.ray_start", "start", "--block", "--disable-usage-stats"]
     if spec.head_address:
         command += [f"--address={spec.head_address}"]
     else:
         command += [
             "--head",
             f"--port={ports.gcs}",
-            f"--ray-client-server-port={ports.client}",
             "--include-dashboard=false",
             "--dashboard-host=127.0.0.1",
             f"--dashboard-port={ports.dashboard}",
@@ -85,6 +84,7 @@ def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, reso
         f"--num-gpus={resources.num_gpus}",
         f"--object-store-memory={object_store_bytes(spec.object_store_gib)}",
         f"--temp-dir={temp_dir}",
+        "--include-log-monitor=false",  # logs are copied to the run directory, not streamed to the driver
         "--log-style=record",
         "--log-color=false",
     ]

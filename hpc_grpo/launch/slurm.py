@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from hpc_grpo.launch.topology import submission_environment
 from hpc_grpo.run_dir import RunDir
 
 _USR1_BEFORE_END_S = 120
+_SBATCH_TIMEOUT_S = 60.0
 
 
 def render(launch: LaunchConfig, run: RunDir, command: str) -> str:
@@ -70,6 +72,7 @@ _OWNED: dict[str, str] = {
     "output": "logs belong to the run directory",
     "error": "logs belong to the run directory",
     "wrap": "the job runs the supervisor",
+    "dependency": "links of a chain depend on each other",
 }
 
 
@@ -88,8 +91,11 @@ def attempt_command(run: RunDir, driver: str = DEFAULT_DRIVER, python: str = sys
     return f"exec {shlex.join(words)}"
 
 
-def submit(launch: LaunchConfig, run: RunDir, command: str) -> str:
-    """Hand the run to sbatch and return the job id. Raises LaunchError with sbatch's own words."""
+def submit(launch: LaunchConfig, run: RunDir, command: str, *, after: str | None = None) -> str:
+    """Hand the run to sbatch and return the job id; `after` is a job that must have ended, however it did.
+
+    Raises LaunchError with sbatch's own words.
+    """
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
@@ -100,7 +106,10 @@ def submit(launch: LaunchConfig, run: RunDir, command: str) -> str:
         raise LaunchError(
             f"This machine has no Slurm (no srun on PATH); run `hpc-grpo train` instead. ({error})"
         ) from error
-    executor.update_parameters(**parameters(launch, run))
+    wanted = parameters(launch, run)
+    if after is not None:
+        wanted["additional_parameters"]["dependency"] = f"afterany:{after}"
+    executor.update_parameters(**wanted)
     with _environment(submission_environment(os.environ)):
         try:
             # Not executor.submit: that pickles a function, and asking its Job for anything starts a watcher.
@@ -108,6 +117,25 @@ def submit(launch: LaunchConfig, run: RunDir, command: str) -> str:
         except (FailedJobError, FailedSubmissionError) as error:
             raise LaunchError(f"sbatch refused the job: {error}") from error
     return str(job.job_id)
+
+
+def start_estimate(script: str) -> str:
+    """When Slurm would start the job, in its own words; submits nothing. Raises LaunchError."""
+    try:
+        done = subprocess.run(
+            ["sbatch", "--test-only"],
+            input=script,
+            env=submission_environment(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=_SBATCH_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"sbatch --test-only failed: {error}") from error
+    if done.returncode:
+        raise LaunchError(f"sbatch would refuse the job: {done.stderr.strip()}")
+    return done.stderr  # where sbatch writes the estimate
 
 
 @contextmanager

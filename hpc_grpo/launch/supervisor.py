@@ -14,28 +14,32 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import EXIT_CRASH, HpcGrpoError, LaunchError, NodesUnavailableError
-from hpc_grpo.launch.attempt_record import AttemptRecord, classify
+from hpc_grpo.launch.attempt_record import AttemptRecord, ExitKind, classify
 from hpc_grpo.launch.bringup import RayWatch
 from hpc_grpo.launch.driver import Driver, contract_environment
+from hpc_grpo.launch.network import node_address
 from hpc_grpo.launch.node_dirs import shm_dir_path
 from hpc_grpo.launch.node_link import NodeLink
 from hpc_grpo.launch.processes import adopt_orphans, descendants, end_processes, reap_adopted
-from hpc_grpo.launch.protocol import NodeReport, NodeSpec
+from hpc_grpo.launch.protocol import NodeSpec
 from hpc_grpo.launch.ray_cluster import ray_environment
+from hpc_grpo.launch.restarts import Restarts
 from hpc_grpo.launch.signals import Signals
 from hpc_grpo.launch.topology import Topology
+from hpc_grpo.manifest import newest_step
 from hpc_grpo.run_dir import RunDir, write_atomic
 
 _HEARTBEAT_S = 5.0
 _TEARDOWN_DEADLINE_S = 45.0
 _DRIVER_GRACE_S = 10.0
 _STOP_GRACE_S = 60.0
-"""After SIGTERM or Ctrl+C the driver may take so long to checkpoint; a second signal ends it at once."""
+"""After SIGTERM, behind which Slurm's SIGKILL waits, the driver may take so long to checkpoint. After Ctrl+C it may
+take as long as it needs; a second signal ends it at once."""
 
 
 class Supervisor:
@@ -47,14 +51,14 @@ class Supervisor:
         self._working_dir = working_dir
         self._number = run.next_attempt_number()
         self._dir = run.attempt(self._number, topology.job_id)
-        self._contract = contract_environment(self._number, self._dir, topology.ends_at)
+        self._contract = contract_environment(self._number, self._dir, self._ray_address, topology.ends_at)
         self._links: list[NodeLink] = []
         self._watch: RayWatch | None = None
         self._driver: Driver | None = None
         self._next_heartbeat = 0.0
         self._stop_at: float | None = None
         self._signalled = ""
-        self._record = AttemptRecord(
+        self.record = AttemptRecord(
             self._number,
             topology.job_id,
             topology.source,
@@ -62,62 +66,87 @@ class Supervisor:
             time.time(),
             topology.ends_at,
             os.getpid(),
+            newest_step(run),
         )
 
-    def run(self) -> int:
-        """Run one attempt; returns the exit code to end with. Raises HpcGrpoError if Ray did not come up."""
+    @property
+    def was_signalled(self) -> bool:
+        """Whether somebody asked the attempt to end: Slurm at the time limit, or a user."""
+        return bool(self._signalled)
+
+    def run(self, successor_of: str = "") -> int:
+        """Run one attempt; returns the exit code to end with. Raises HpcGrpoError if Ray did not come up.
+
+        `successor_of` is the job that had queued this one, if any.
+        """
         adopt_orphans()
         self._dir.mkdir(parents=True)
-        self._record.save(self._dir)
+        self.record.successor_of = successor_of
+        self.record.save(self._dir)
         _say(f"Attempt {self._number} of run {self._run.path.name} on {_count(len(self._topology.nodes), 'node')}")
         with Signals() as self._signals:
             try:
-                head = self._bring_up()
-                code = self._train(head)
+                self._start()
+                if self._comes_up():
+                    self._tell_driver()
+                code = self._train()
             except HpcGrpoError as error:
                 kind = "cancelled" if self._signalled else "bringup_failed"
-                self._record.end(kind, error.exit_code, str(error))  # type: ignore[arg-type]
+                self.record.end(kind, error.exit_code, str(error))  # type: ignore[arg-type]
                 raise
             except BaseException as error:
                 # Recorded, since nobody may have watched, and raised again.
-                self._record.end("crash", EXIT_CRASH, f"The supervisor failed: {error!r}")
+                self.record.end("crash", EXIT_CRASH, f"The supervisor failed: {error!r}")
                 raise
             finally:
                 self._tear_down()
-                self._record.save(self._dir)
-        _say(self._record.why)
+                self.record.save(self._dir)
+        _say(self.record.why)
         return code
 
-    def _bring_up(self) -> NodeReport:
-        """Start an agent on every node; returns the head's report once all nodes and GPUs are in Ray."""
+    def _start(self) -> None:
+        """Start an agent on every node, and beside them the driver: its imports take as long as Ray's start."""
+        _make_token(self._run.secret)
+        for index, node in enumerate(self._topology.nodes):
+            self._links.append(NodeLink(self._topology, index, self._dir / "nodes" / node))
+        self._links[0].send_spec(self._spec(0, ""))
+        self._driver = self._start_driver()
+
+    def _comes_up(self) -> bool:
+        """Wait until all nodes and GPUs are in Ray; False when the driver has ended before that."""
         begun = time.monotonic()
         deadline = begun + self._config.launch.bringup_deadline_s
-        _make_token(self._run.secret)
-        num_nodes = len(self._topology.nodes)
-        for index in range(num_nodes):
-            log_dir = self._dir / "nodes" / self._topology.nodes[index]
-            self._links.append(NodeLink(self._topology, index, log_dir))
-        self._links[0].send_spec(self._spec(0, ""))
-        while self._links[0].up is None:
-            self._check_bring_up(deadline)
-            self._turn()
+        if not self._wait(lambda: self._links[0].up is not None, deadline):
+            return False
         head = self._links[0].up
-        self._record.phases_s["head"] = self._since(begun)
-        for index in range(1, num_nodes):
+        assert head is not None
+        self.record.phases_s["head"] = self._since(begun)
+        for index in range(1, len(self._links)):
             self._links[index].send_spec(self._spec(index, head.address))
-        env = {**self._head_environment(head), "RAY_ADDRESS": head.address}
-        self._watch = RayWatch(head.address, env, self._dir / "probe.log")
-        while not self._watch.sees([link.up for link in self._links]):
+        env = {**self._head_environment(), "RAY_ADDRESS": head.address}
+        self._watch = watch = RayWatch(head.address, env, self._dir / "probe.log")
+        if not self._wait(lambda: watch.sees([link.up for link in self._links]), deadline):
+            return False
+        watch.close()
+        self.record.phases_s["ray"] = self._since(begun)
+        self.record.ray_address = head.address
+        self.record.num_gpus = sum(link.up.num_gpus for link in self._links if link.up)
+        self.record.save(self._dir)
+        return True
+
+    def _tell_driver(self) -> None:
+        write_atomic(self._ray_address, self.record.ray_address)
+        nodes, gpus = _count(len(self._links), "node"), _count(self.record.num_gpus, "GPU")
+        _say(f"Ray ready on {nodes}, {gpus} ({self.record.phases_s['ray']:.1f} s)")
+
+    def _wait(self, condition: Callable[[], bool], deadline: float) -> bool:
+        """Turn until `condition` holds; False when the driver ends first. Raises LaunchError past the deadline."""
+        while not condition():
+            if self._driver is not None and self._driver.process.poll() is not None:
+                return False
             self._check_bring_up(deadline)
             self._turn()
-        self._watch.close()
-        self._record.phases_s["ray"] = self._since(begun)
-        self._record.ray_address = head.address
-        self._record.num_gpus = sum(link.up.num_gpus for link in self._links if link.up)
-        self._record.save(self._dir)
-        nodes, gpus = _count(num_nodes, "node"), _count(self._record.num_gpus, "GPU")
-        _say(f"Ray ready on {nodes}, {gpus} ({self._record.phases_s['ray']:.1f} s)")
-        return head
+        return True
 
     def _check_bring_up(self, deadline: float) -> None:
         if self._signalled:
@@ -133,11 +162,34 @@ class Supervisor:
                 f"are in {self._dir / 'nodes'}; launch.bringup_deadline_s gives more time."
             )
 
-    def _train(self, head: NodeReport) -> int:
-        """Run the driver to its end; returns the exit code of the attempt."""
+    def _train(self) -> int:
+        """Run the driver, again where it crashed and that may help; returns the exit code of the attempt."""
         begun = time.monotonic()
-        env = {**self._head_environment(head), "RAY_ADDRESS": head.address}
-        self._driver = Driver(self._driver_command, env, self._working_dir, self._dir / "driver.log")
+        restarts = Restarts(self._config.launch.max_stalled_restarts if self._topology.source == "slurm" else 0)
+        while True:
+            step = newest_step(self._run)
+            kind, code, why = self._finish_driver()
+            may_help = kind == "crash" and not self._run.stop_marker.exists()
+            if not (may_help and restarts.allowed(newest_step(self._run) - step)):
+                break
+            self.record.restarts.append(why)
+            self.record.save(self._dir)
+            _say(f"{why}\nStarting it again on the same nodes, from the checkpoint of step {newest_step(self._run)}.")
+            self._driver = self._start_driver()
+        if kind == "resumable" and self._run.stop_marker.exists():
+            kind, why = "stopped", "Stopped and checkpointed, as the STOP file asks; hpc-grpo resume takes it up again."
+        self.record.phases_s["driver"] = self._since(begun)
+        self.record.end(kind, code, why)
+        return code
+
+    def _start_driver(self) -> Driver:
+        if self._driver is not None:
+            self._driver.close(_DRIVER_GRACE_S)
+        return Driver(self._driver_command, self._head_environment(), self._working_dir, self._dir / "driver.log")
+
+    def _finish_driver(self) -> tuple[ExitKind, int, str]:
+        """Wait for the driver's end; what it ended of, as `classify` has it."""
+        assert self._driver is not None
         while self._driver.process.poll() is None:
             self._turn()
             self._note_lost_nodes()
@@ -145,20 +197,16 @@ class Supervisor:
                 _say("The driver did not end in time; killing it.")
                 self._driver.forward(signal.SIGKILL)
         self._driver.pump()
-        self._record.phases_s["driver"] = self._since(begun)
-        lost = self._record.lost_nodes
         returncode = self._driver.process.returncode
-        kind, code, why = classify(returncode, self._run.is_complete(), self._signalled, lost)
-        self._record.end(kind, code, why)
-        return code
+        return classify(returncode, self._run.is_complete(), self._signalled, self.record.lost_nodes)
 
     def _note_lost_nodes(self) -> None:
         """Record nodes whose Ray is gone; without the head's nothing can go on, so the driver is ended."""
         for link in self._links:
-            if link.node in self._record.lost_nodes or not (why := link.why_ended()):
+            if link.node in self.record.lost_nodes or not (why := link.why_ended()):
                 continue
-            self._record.lost_nodes[link.node] = why
-            self._record.save(self._dir)
+            self.record.lost_nodes[link.node] = why
+            self.record.save(self._dir)
             _say(f"Lost node {link.node}: {why}")
             if link.node == self._topology.head and self._driver is not None:
                 self._driver.forward(signal.SIGTERM)
@@ -194,7 +242,10 @@ class Supervisor:
             if sig != signal.SIGUSR1:
                 again = bool(self._signalled)
                 self._signalled = signal.Signals(sig).name
-                self._stop_at = time.monotonic() + (0.0 if again else _STOP_GRACE_S)
+                if again:
+                    self._stop_at = time.monotonic()
+                elif sig == signal.SIGTERM:
+                    self._stop_at = time.monotonic() + _STOP_GRACE_S
             if self._driver is not None:
                 self._driver.forward(sig)
 
@@ -212,7 +263,7 @@ class Supervisor:
                 _say(f"Node {link.node} did not tear down in {_TEARDOWN_DEADLINE_S:.0f} s; its step was killed.")
         end_processes(lambda: descendants(os.getpid()), _DRIVER_GRACE_S)
         reap_adopted(keep=[])
-        self._record.phases_s["teardown"] = self._since(begun)
+        self.record.phases_s["teardown"] = self._since(begun)
 
     def _spec(self, index: int, head_address: str) -> NodeSpec:
         launch = self._config.launch
@@ -232,9 +283,15 @@ class Supervisor:
             contract_env=self._contract,
         )
 
-    def _head_environment(self, head: NodeReport) -> dict[str, str]:
+    def _head_environment(self) -> dict[str, str]:
+        """What the driver sees: the same as actors of this node, which is the head."""
         spec = self._spec(0, "")
-        return ray_environment(os.environ, spec, head.ip, head.interface, str(shm_dir_path(spec.tag)))
+        interface, ip = node_address(spec)
+        return ray_environment(os.environ, spec, ip, interface, str(shm_dir_path(spec.tag)))
+
+    @property
+    def _ray_address(self) -> Path:
+        return self._dir / "ray_address"
 
     @staticmethod
     def _since(begun: float) -> float:

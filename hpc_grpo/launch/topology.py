@@ -59,10 +59,19 @@ def from_slurm(environ: Mapping[str, str]) -> Topology:
             f"SLURM_JOB_ID is {job_id}, but SLURM_JOB_NODELIST is not set: is this shell in an allocation?"
         )
     nodes = tuple(_scontrol("show", "hostnames", node_list).split())
-    cpus = expand_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", "1"), len(nodes))
+    shown = _scontrol("show", "job", job_id)
+    # A step of srun --pty lacks the variable.
+    counts = environ.get("SLURM_JOB_CPUS_PER_NODE") or str(max(1, _num_cpus(shown) // len(nodes)))
+    cpus = expand_counts(counts, len(nodes))
     this_node = environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
-    ends_at = parse_end_time(_scontrol("show", "job", job_id))
-    return Topology("slurm", job_id, nodes, cpus, this_node if this_node in nodes else None, ends_at)
+    on_node = this_node if this_node in nodes else None
+    return Topology("slurm", job_id, nodes, cpus, on_node, parse_end_time(shown))
+
+
+def _num_cpus(job_text: str) -> int:
+    """CPUs of the whole job in the output of `scontrol show job`; 0 if it does not say."""
+    match = re.search(r"\bNumCPUs=(\d+)", job_text)
+    return int(match[1]) if match else 0
 
 
 def expand_counts(text: str, num_nodes: int) -> tuple[int, ...]:

@@ -1,1 +1,1 @@
-"""The learner: gradients. `learner/manifest.py` alone may be imported without torch."""
+"""The learner: gradients. `manifest.py` alone may be imported without torch."""

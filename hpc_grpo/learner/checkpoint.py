@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.manifest import (
+from hpc_grpo.learner.publish_dir import publish, staging_path, start_staging
+from hpc_grpo.manifest import (
     FileEntry,
     Manifest,
     hash_files,
@@ -24,7 +25,6 @@ from hpc_grpo.learner.manifest import (
     read_manifest,
     write_manifest,
 )
-from hpc_grpo.learner.publish_dir import publish, staging_path, start_staging
 
 if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner

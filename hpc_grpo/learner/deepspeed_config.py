@@ -49,6 +49,4 @@ def _zero(config: Config) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True, "overlap_comm": True}
     if config.train.offload_optimizer == "cpu":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    if config.train.offload_optimizer == "super_offload":
-        zero["offload_optimizer"] = {"device": "cpu", "super_offload": True, "cpuadam_cores_perc": 0.8}
     return zero

@@ -6,10 +6,12 @@ import os
 import shutil
 from pathlib import Path
 
+_STAGED, _RETIRED = ".tmp", ".old"
+
 
 def staging_path(final: Path) -> Path:
     """Where the content of `final` is prepared: beside it, since only a rename within a file system is atomic."""
-    return final.with_name(f".{final.name}.tmp")
+    return final.with_name(f".{final.name}{_STAGED}")
 
 
 def start_staging(final: Path) -> Path:
@@ -27,7 +29,7 @@ def publish(final: Path) -> None:
     for file in staging.rglob("*"):
         if file.is_file():
             _fsync(file)
-    retired = final.with_name(f".{final.name}.old")
+    retired = final.with_name(f".{final.name}{_RETIRED}")
     if retired.exists():
         shutil.rmtree(retired)
     if final.exists():
@@ -36,6 +38,21 @@ def publish(final: Path) -> None:
     _fsync(final.parent)
     if retired.exists():
         shutil.rmtree(retired)
+
+
+def recover(parent: Path) -> None:
+    """Put right what processes that were killed while publishing left below `parent`.
+
+    To be called while nothing publishes there.
+    """
+    for retired in parent.glob(f".*{_RETIRED}"):
+        final = parent / retired.name[1 : -len(_RETIRED)]
+        if final.exists():
+            shutil.rmtree(retired)
+        else:
+            retired.replace(final)  # killed between the two renames
+    for staging in parent.glob(f".*{_STAGED}"):
+        shutil.rmtree(staging)
 
 
 def _fsync(path: Path) -> None:

@@ -37,8 +37,6 @@ def build_engine(config: Config, world_size: int, device: Any, total_optimizer_s
     """The DeepSpeed engine around the policy; `.module` is the `PolicyModel`."""
     import deepspeed
 
-    if config.train.offload_optimizer == "super_offload" and device.type != "cuda":
-        raise ConfigError("train.offload_optimizer = super_offload needs a GPU. Set it to cpu or none here.")
     _quieten(deepspeed)
     settings = deepspeed_config(config, world_size)
     checkpointing = config.train.gradient_checkpointing

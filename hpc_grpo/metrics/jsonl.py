@@ -34,8 +34,17 @@ class JsonlSink:
 
 
 def read_metrics(path: Path) -> dict[int, dict[str, Any]]:
-    """The surviving line of every step, in ascending order; null reads as NaN. Empty without a file."""
-    lines = {line["step"]: line for line in read_jsonl(path)}
+    """The surviving line of every step, in ascending order; null reads as NaN. Empty without a file.
+
+    An attempt's first line undoes the same and later steps of the attempts before it.
+    """
+    lines: dict[int, dict[str, Any]] = {}
+    attempt = None
+    for line in read_jsonl(path):
+        if line["attempt"] != attempt:
+            attempt = line["attempt"]
+            lines = {step: kept for step, kept in lines.items() if step < line["step"]}
+        lines[line["step"]] = line
     return {
         step: {name: math.nan if value is None else value for name, value in lines[step].items()}
         for step in sorted(lines)

@@ -5,21 +5,29 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 from hpc_grpo.run_dir import RunDir, write_json_atomic
+
+Phase = Literal["starting", "training", "stopped", "complete"]
 
 
 @dataclass(frozen=True)
 class RunState:
-    """`reward`, `tokens_per_s` and `eta_s` are None until a step has ended; times are Unix seconds."""
+    """`reward`, `tokens_per_s` and `eta_s` are None until a step has ended; times are Unix seconds.
+
+    `step_p95_s` and `save_p95_s` are the 95th percentiles of what a step and a checkpoint take (see pace.py).
+    """
 
     step: int
     total_steps: int
     attempt: int
-    phase: str
+    phase: Phase
     reward: float | None = None
     tokens_per_s: float | None = None
     eta_s: float | None = None
+    step_p95_s: float | None = None
+    save_p95_s: float | None = None
     heartbeat: float = field(default_factory=time.time)
 
 

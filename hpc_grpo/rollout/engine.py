@@ -65,6 +65,10 @@ class Engine:
         sampler = self._sampler
         await asyncio.wrap_future(self._loop.call(lambda: sampler.receive_weights(version)))
 
+    async def forget_prefixes(self) -> None:
+        sampler = self._sampler
+        await asyncio.wrap_future(self._loop.call(sampler.forget_prefixes))
+
     @property
     def _sampler(self) -> Sampler:
         if self._made is None:

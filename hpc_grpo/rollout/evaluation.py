@@ -42,6 +42,8 @@ class Evaluation:
             for prompt in prompts
         ]
         groups = self._sampler.wait(self._sampler.start(prompts, requests, [True] * len(prompts)), "eval")
+        # Else training would meet prefixes cached here, which a resumed run, without this eval, does not.
+        self._sampler.forget_prefixes()
         check_failures([group.grades for group in groups], self._config.grading.max_failed_fraction)
         lines = [line for group in groups for line in self._lines(group)]
         write_atomic(self._run_dir.eval_rollouts(step), "".join(json.dumps(line) + "\n" for line in lines))

@@ -80,6 +80,10 @@ class Sampler:
         self._on_workers("hg_receive", version)
         self._switch_to(version)
 
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache; requests in flight start over from their tokens."""
+        self._engine.reset_prefix_cache(reset_running_requests=True)
+
     def _on_workers(self, method: str, *args: Any) -> list[Any]:
         results: list[Any] = self._engine.collective_rpc(method, args=args)
         return results
@@ -89,8 +93,8 @@ class Sampler:
         for state in running.values():
             sample = self._samples[state.external_req_id]
             self._close_segment(sample, state.detokenizer.num_output_tokens())
-        # Without resetting running requests their cached keys and values would be those of the old weights.
-        self._engine.reset_prefix_cache(reset_running_requests=True)
+        # Cached keys and values are those of the old weights.
+        self.forget_prefixes()
         self.policy_version = version
 
     def _add_group(self, request: GroupRequest) -> Future[GroupSamples]:

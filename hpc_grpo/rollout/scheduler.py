@@ -64,6 +64,10 @@ class GroupSampler:
                 started[position] = _StartedGroup(prompts[position], samples, grades)
         return [started[position] for position in range(len(prompts))]
 
+    def forget_prefixes(self) -> None:
+        """Empty the engines' prefix caches."""
+        get_all([engine.forget_prefixes.remote() for engine in self._engines], None, "the engines")
+
     @staticmethod
     def wait(started: Sequence[Any], waiting_for: str) -> list[GradedGroup]:
         grades = get_all([group.grades for group in started], None, waiting_for)

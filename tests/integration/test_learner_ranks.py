@@ -15,7 +15,7 @@ from naive_grpo import naive_training
 
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.errors import ConfigError, HpcGrpoError
-from hpc_grpo.learner.manifest import newest_valid_checkpoint
+from hpc_grpo.manifest import newest_valid_checkpoint
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.run_dir import RunDir
 

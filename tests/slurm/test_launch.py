@@ -102,7 +102,7 @@ def test_submit_hands_in_a_frozen_run_and_returns(slurm_cluster: SlurmCluster, t
     done = slurm_cluster.run(command, environment={**ENVIRONMENT, "HPC_GRPO_STAND_IN_EXIT": "75"}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     job_id = int(done.stdout.split()[2])
-    assert f"Submitted job {job_id} for new run {tmp_path}/debug" in done.stdout
+    assert f"Submitted job {job_id} for run {tmp_path}/debug\n" in done.stdout
     end = wait(slurm_cluster, job_id, tmp_path)
     log = tmp_path / "debug" / "slurm" / f"{job_id}_0_log.out"
     assert "Ray ready on 2 nodes, 8 GPUs" in log.read_text()

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import ray
 
+from hpc_grpo.ray_address import wait_for_ray
+
 
 @ray.remote(num_cpus=0.5)
 class Witness:
@@ -41,7 +43,7 @@ def on_signal(sig: int, _frame: object) -> None:
 def main(run_dir: Path) -> int:
     for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(sig, on_signal)
-    ray.init(log_to_driver=False)
+    ray.init(address=wait_for_ray(lambda: False), log_to_driver=False)
     nodes = [node for node in ray.nodes() if node["Alive"]]
     witnesses = [Witness.options(resources={f"node:{node['NodeManagerAddress']}": 0.01}).remote() for node in nodes]
     seen = ray.get([witness.see.remote() for witness in witnesses])

@@ -34,6 +34,15 @@ def test_signal_ends_the_run_after_the_step(tmp_path: Path, number: signal.Signa
     assert stop.reason(0.0) == f"signal {number.name}"
 
 
+def test_slurms_early_warning_does_not_count_where_the_end_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENDS_AT_VARIABLE, str(time.time() + 3600))
+    stop = StopRequest(RunDir(tmp_path))
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert stop.reason(1.0) is None
+
+
 def test_listens_again_after_another_library_took_the_signal(tmp_path: Path) -> None:
     stop = StopRequest(RunDir(tmp_path))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -59,7 +68,7 @@ def test_stop_file_counts_while_it_is_there(tmp_path: Path) -> None:
     assert stop.reason(0.0) is None
 
 
-@pytest.mark.parametrize(("left_s", "step_s", "stops"), [(3600, 60, False), (149, 60, True), (29, 0, True)])
+@pytest.mark.parametrize(("left_s", "step_s", "stops"), [(3600, 60, False), (89, 60, True), (29, 0, True)])
 def test_end_of_the_allocation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_s: float, step_s: float, stops: bool
 ) -> None:

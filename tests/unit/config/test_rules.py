@@ -56,7 +56,6 @@ def test_defaults_pass() -> None:
             {"eval": {"every_steps": 5, "reward": "other"}, "data": {"train": EVAL, "eval": EVAL}},
             "eval.reward = 'other' must be one of rewards: correctness",
         ),
-        ({"train": {"offload_optimizer": "super_offload"}}, "needs train.zero_stage = 3, not 2"),
         (
             {"train": {"max_tokens_per_microbatch": 700}},
             "train.max_tokens_per_microbatch = 700 must hold the longest sequence",
@@ -86,7 +85,6 @@ def test_broken_rule_is_a_config_error_in_words(sections: dict[str, Any], words:
         {"task": "sft", "rollout": {"prompts_per_step": 1}, "train": {"num_minibatches": 1}},
         {"task": "sft", "train": {"max_tokens_per_microbatch": 1}},
         {"eval": {"every_steps": 5, "pass_k": [1, 2], "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
-        {"train": {"offload_optimizer": "super_offload", "zero_stage": 3}},
         {"train": {"max_tokens_per_microbatch": 768}},
         {"rollout": {"min_new_tokens": 20, "max_new_tokens": 20}},
     ],

@@ -10,7 +10,7 @@ from hpc_grpo.launch.network import RayPorts
 from hpc_grpo.launch.protocol import NodeSpec
 from hpc_grpo.launch.topology import NodeResources
 
-PORTS = RayPorts(1, 2, 3, 4, 5, 6, 7, 8, 9, 99)
+PORTS = RayPorts(1, 2, 3, 4, 5, 6, 7, 8, 99)
 
 
 def spec(**changes: object) -> NodeSpec:

@@ -17,7 +17,8 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tool.write_text(
         "#!/bin/bash\n"
         'if [[ $2 == hostnames ]]; then printf "nid001\\nnid002\\n"; exit; fi\n'
-        'echo "JobId=$3 JobName=x"; echo "   StartTime=2026-01-02T03:00:00 EndTime=2026-01-02T03:30:00 Deadline=N/A"\n'
+        'echo "JobId=$3 JobName=x NumNodes=2 NumCPUs=144 CPUs/Task=1"\n'
+        'echo "   StartTime=2026-01-02T03:00:00 EndTime=2026-01-02T03:30:00 Deadline=N/A"\n'
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -41,6 +42,10 @@ def test_an_allocation_gives_its_nodes_cpus_and_end(scontrol: Path) -> None:
 def test_a_shell_outside_the_nodes_is_on_none_of_them(scontrol: Path) -> None:
     found = topology.detect({"SLURM_JOB_ID": "17", "SLURM_NODELIST": "nid[001-002]"})
     assert found.this_node is None
+
+
+def test_a_step_without_the_counts_asks_slurm_for_them(scontrol: Path) -> None:
+    assert topology.detect({"SLURM_JOB_ID": "17", "SLURM_NODELIST": "nid[001-002]"}).num_cpus == (72, 72)
 
 
 def test_scontrols_own_words_are_in_the_error(scontrol: Path) -> None:

@@ -46,7 +46,6 @@ def test_bfloat16_sums_in_float32() -> None:
     [
         ("none", None),
         ("cpu", {"device": "cpu", "pin_memory": True}),
-        ("super_offload", {"device": "cpu", "super_offload": True, "cpuadam_cores_perc": 0.8}),
     ],
 )
 def test_offload(name: str, expected: dict[str, Any] | None) -> None:

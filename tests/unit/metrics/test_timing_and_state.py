@@ -50,7 +50,7 @@ def test_eta_is_not_moved_by_one_slow_step() -> None:
 
 def test_state_is_published_whole_and_read_back(run_dir: RunDir) -> None:
     assert read_state(run_dir) is None
-    state = RunState(step=3, total_steps=9, attempt=2, phase="train", reward=0.5, eta_s=12.0, heartbeat=99.0)
+    state = RunState(step=3, total_steps=9, attempt=2, phase="training", reward=0.5, eta_s=12.0, heartbeat=99.0)
     write_state(run_dir, state)
     assert read_state(run_dir) == state
     assert json.loads(run_dir.state.read_text())["tokens_per_s"] is None

@@ -73,6 +73,11 @@ def newest_valid_checkpoint(run_dir: RunDir) -> Checkpoint | None:
     return next(valid_checkpoints(run_dir), None)
 
 
+def newest_step(run_dir: RunDir) -> int:
+    """The step of the newest whole checkpoint, 0 without one; looks at names and sizes only."""
+    return next((checkpoint.step for checkpoint in valid_checkpoints(run_dir, check_hashes=False)), 0)
+
+
 def read_manifest(path: Path) -> Manifest | None:
     """The manifest of the checkpoint folder `path`; None if it is absent or not one."""
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.learner.manifest import (
+from hpc_grpo.manifest import (
     Manifest,
     hash_files,
     newest_valid_checkpoint,
@@ -74,5 +74,5 @@ def test_prune_counts_valid_ones_only(run_dir: RunDir) -> None:
 
 
 def test_needs_no_torch() -> None:
-    code = "import sys, hpc_grpo.learner.manifest; assert not {'torch', 'deepspeed', 'xxhash'} & set(sys.modules)"
+    code = "import sys, hpc_grpo.manifest; assert not {'torch', 'deepspeed', 'xxhash'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

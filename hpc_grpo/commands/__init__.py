@@ -1,0 +1,1 @@
+"""The subcommands of `hpc-grpo`, by what a user does with them."""

@@ -1,0 +1,65 @@
+"""Ending runs and taking them up again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from hpc_grpo.commands.options import DRIVER
+
+if TYPE_CHECKING:
+    from hpc_grpo.run_dir import RunDir
+
+_RUN = click.argument("run", metavar="RUN")
+
+
+@click.command()
+@_RUN
+def stop(run: str) -> None:
+    """End a run after the step in progress and a checkpoint, and call its follow-on job off."""
+    run_dir = _find(run)
+    if _is_over(run_dir):
+        return
+    run_dir.stop_marker.touch()
+    click.echo(f"{run_dir.path.name} stops after its step and a checkpoint. Take it up again: hpc-grpo resume {run}")
+
+
+@click.command()
+@_RUN
+def cancel(run: str) -> None:
+    """End a run and all its jobs now; steps after the last checkpoint are lost. A second time does no harm."""
+    from hpc_grpo.launch.cancel import cancel_run
+
+    run_dir = _find(run)
+    if _is_over(run_dir):
+        return
+    for line in cancel_run(run_dir):
+        click.echo(line)
+
+
+@click.command()
+@_RUN
+@DRIVER
+def resume(run: str, driver: str) -> None:
+    """Submit a run again as it was handed in: after stop, cancel, or a chain that gave up."""
+    from hpc_grpo.commands.run import hand_in
+
+    run_dir = _find(run)
+    if not _is_over(run_dir):
+        hand_in(run_dir, driver)
+
+
+def _find(run: str) -> RunDir:
+    from hpc_grpo.commands.run_argument import find_run
+
+    return find_run(run)
+
+
+def _is_over(run: RunDir) -> bool:
+    if run.is_complete():
+        click.echo(f"The run in {run.path} is complete.")
+    return run.is_complete()
+
+
+COMMANDS = (stop, cancel, resume)

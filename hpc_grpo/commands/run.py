@@ -1,0 +1,169 @@
+"""Starting runs: here, or as a Slurm job."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpc_grpo.commands.options import CONFIG, DRIVER, OVERRIDES, SET
+
+if TYPE_CHECKING:
+    from hpc_grpo.run_dir import RunDir
+
+
+@click.command()
+@CONFIG
+@OVERRIDES
+@SET
+@click.option("--link", is_flag=True, hidden=True, help="This Slurm job was submitted for the run alone.")
+@DRIVER
+def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], link: bool, driver: str) -> None:
+    """Train here: on this machine, or on all nodes of the Slurm allocation this shell is in.
+
+    CONFIG is a .yaml file, a .sh file that sets TRAINING_ARGS, or the name of a shipped config. The same
+    command resumes a run that was interrupted.
+    """
+    from hpc_grpo.launch.attempt import run_attempt
+    from hpc_grpo.launch.freeze import freeze
+    from hpc_grpo.launch.request import load_request
+
+    request = load_request(config_name, [*sets, *overrides])
+    os.environ.update(request.environment)
+    frozen = freeze(request.config, sys.argv, request.overrides)
+    click.echo(f"{'New run' if frozen.is_new else 'Resuming run'} in {frozen.run.path}")
+    if not link:
+        take_up(frozen.run)
+    sys.exit(run_attempt(frozen.run, driver, is_link=link))
+
+
+@click.command()
+@CONFIG
+@OVERRIDES
+@SET
+@click.option("--name", help="run.name")
+@click.option("--nodes", type=click.IntRange(1), help="launch.slurm.num_nodes")
+@click.option("--time", type=click.IntRange(1), metavar="MIN", help="launch.slurm.time_min")
+@click.option("--partition", help="launch.slurm.partition")
+@click.option("--account", help="launch.slurm.account")
+@click.option("--sbatch", multiple=True, metavar="KEY=VALUE", help="A further option for sbatch, such as qos=long.")
+@click.option("--setup", multiple=True, metavar="LINE", help="A shell line to run first in the job.")
+@click.option("--chain", type=click.IntRange(0), metavar="N", help="Follow-on jobs: launch.slurm.max_job_chains")
+@click.option("--until-complete", is_flag=True, help="As many follow-on jobs as it takes.")
+@click.option("--parsable", is_flag=True, help="Print the job id only.")
+@click.option("--dry-run", is_flag=True, help="Print the job script and do nothing.")
+@click.option("--test-only", is_flag=True, help="Ask Slurm when the job would start, and do nothing.")
+@DRIVER
+def submit(
+    config_name: str,
+    overrides: tuple[str, ...],
+    sets: tuple[str, ...],
+    parsable: bool,
+    dry_run: bool,
+    test_only: bool,
+    driver: str,
+    **options: Any,
+) -> None:
+    """Submit a run as a Slurm job and return. The same command resumes a run that was interrupted.
+
+    With --chain or --until-complete each job queues the next one when it starts, and calls it off when the run
+    is complete.
+    """
+    from hpc_grpo.launch import slurm
+    from hpc_grpo.launch.freeze import freeze
+    from hpc_grpo.launch.request import load_request
+    from hpc_grpo.run_dir import RunDir
+
+    request = load_request(config_name, [*sets, *overrides, *_as_overrides(options)])
+    run = RunDir(request.config.run_path.absolute())
+    script = slurm.render(request.config.launch, run, slurm.attempt_command(run, driver))
+    if dry_run or test_only:
+        click.echo(slurm.start_estimate(script) if test_only else script, nl=False)
+        return
+    os.environ.update(request.environment)
+    frozen = freeze(request.config, sys.argv, request.overrides)
+    if frozen.run.is_complete():
+        click.echo(f"The run in {frozen.run.path} is already complete; raise train.total_* to extend it.")
+        return
+    hand_in(frozen.run, driver, parsable=parsable)
+
+
+@click.command(hidden=True)
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@DRIVER
+def attempt(run_dir: Path, driver: str) -> None:
+    """Run one attempt of a frozen run: what a submitted job executes."""
+    from hpc_grpo.launch.attempt import run_attempt
+    from hpc_grpo.run_dir import RunDir
+
+    sys.exit(run_attempt(RunDir(run_dir.absolute()), driver, is_link=True))
+
+
+@click.command("job-setup", hidden=True)
+@CONFIG
+@click.argument("overrides", nargs=-1)
+@SET
+@DRIVER
+def job_setup(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], driver: str) -> None:
+    """Print the shell lines a job runs first: for sbatch/grpo_rlzero.sbatch, which takes what `train` takes."""
+    from hpc_grpo.launch.request import load_request
+    from hpc_grpo.launch.slurm import setup_lines
+
+    for line in setup_lines(load_request(config_name, [*sets, *overrides]).config.launch):
+        click.echo(line)
+
+
+def take_up(run: RunDir) -> None:
+    """The user wants the run to go on: a STOP of before no longer counts."""
+    if run.stop_marker.exists():
+        run.stop_marker.unlink()
+        click.echo(f"Removed {run.stop_marker.name}, which had asked the run to end.", err=True)
+
+
+def hand_in(run: RunDir, driver: str, *, parsable: bool = False) -> None:
+    """Submit a frozen run, write the job down and say how to follow it. Raises LaunchError and RunHeldError."""
+    from hpc_grpo.config import load_resolved
+    from hpc_grpo.launch import slurm
+    from hpc_grpo.launch.chain_record import read_chain, write_chain
+    from hpc_grpo.launch.holder import refuse_if_held
+
+    refuse_if_held(run)
+    take_up(run)
+    job_id = slurm.submit(load_resolved(run.config).launch, run, slurm.attempt_command(run, driver))
+    write_chain(run, read_chain(run).with_link(job_id))
+    if parsable:
+        click.echo(job_id)
+        return
+    click.echo(f"Submitted job {job_id} for run {run.path}")
+    click.echo(f"  where it stands:  hpc-grpo status {run.path}")
+    click.echo(f"  its log:          hpc-grpo logs -f {run.path}")
+    click.echo(f"  Slurm's output:   {slurm.log_path(run, job_id)}")
+    click.echo(f"  end it:           hpc-grpo stop {run.path}    (or cancel, without a checkpoint)")
+
+
+def _as_overrides(options: dict[str, Any]) -> list[str]:
+    """The options of `submit` as overrides of the config; those not given are left out."""
+    keys = {
+        "name": "run.name",
+        "nodes": "launch.slurm.num_nodes",
+        "time": "launch.slurm.time_min",
+        "partition": "launch.slurm.partition",
+        "account": "launch.slurm.account",
+        "chain": "launch.slurm.max_job_chains",
+    }
+    words = [f"{key}={json.dumps(options[name])}" for name, key in keys.items() if options[name] is not None]
+    for pair in options["sbatch"]:
+        key, separator, value = pair.partition("=")
+        words.append(f"launch.slurm.extra.{key.replace('-', '_')}={json.dumps(value if separator else True)}")
+    if options["setup"]:
+        words.append(f"launch.setup_lines={json.dumps(list(options['setup']))}")
+    if options["until_complete"]:
+        words.append("launch.slurm.max_job_chains=null")
+    return words
+
+
+COMMANDS = (train, submit, attempt, job_setup)

@@ -1,0 +1,177 @@
+"""Seeing where runs stand: from their directories alone, so that nobody polls the scheduler."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpc_grpo.commands.run_argument import ROOT_VARIABLE, find_run, runs_below, runs_root
+
+if TYPE_CHECKING:
+    from hpc_grpo.run_dir import RunDir
+    from hpc_grpo.see.records import RunRecords
+    from hpc_grpo.see.summary import RunSummary
+
+_RUN = click.argument("run_name", metavar="RUN")
+_ROOT = click.option(
+    "--root",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help=f"Folder with the runs; default: ${ROOT_VARIABLE} or ./runs.",
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print a JSON list, null where a value is unknown.")
+
+
+@click.command()
+@click.argument("run_names", nargs=-1, metavar="[RUN]...")
+@_ROOT
+@_JSON
+def status(run_names: tuple[str, ...], root: Path | None, as_json: bool) -> None:
+    """Say where runs stand: all of them, or those named. Does not ask the scheduler."""
+    from hpc_grpo.see import views
+
+    runs = [find_run(name, root) for name in run_names] if run_names else runs_below(root or runs_root())
+    summaries = _summaries(runs)
+    if as_json:
+        click.echo(views.as_json(summaries))
+    elif _told_there_are_some(runs, root):
+        click.echo(views.status_table(summaries, _terminal_width()))
+
+
+@click.command("list")
+@_ROOT
+@_JSON
+def list_runs(root: Path | None, as_json: bool) -> None:
+    """List the runs: name, when they were created, state."""
+    from hpc_grpo.see import views
+
+    runs = runs_below(root or runs_root())
+    summaries = _summaries(runs)
+    if as_json:
+        click.echo(views.as_json(summaries))
+    elif _told_there_are_some(runs, root):
+        click.echo(views.list_table(summaries))
+
+
+@click.command()
+@_RUN
+def watch(run_name: str) -> None:
+    """Show a run's status and last steps, anew every 2 seconds, until it is over or Ctrl+C."""
+    from hpc_grpo.see.watching import watch_live, watch_plainly
+
+    run = find_run(run_name)
+    try:
+        if not sys.stdout.isatty():
+            for line in watch_plainly(run):
+                click.echo(line)
+            return
+        from rich.console import Console
+
+        watch_live(run, Console())
+    except KeyboardInterrupt:
+        return
+
+
+@click.command()
+@_RUN
+@click.option("-f", "--follow", "follows", is_flag=True, help="Go on as it grows, into the next attempts.")
+@click.option("--node", metavar="NAME", help="The logs of a node instead of the driver's.")
+@click.option("--attempt", type=click.IntRange(1), metavar="K", help="Default: the newest.")
+@click.option("--lines", type=click.IntRange(0), default=50, show_default=True, metavar="N", help="So many at the end.")
+def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, lines: int) -> None:
+    """Print the end of the driver's log, or of a node's."""
+    from hpc_grpo.see.following import LogFollower, follow
+    from hpc_grpo.see.log_files import attempt_dir
+
+    run = find_run(run_name)
+    folder = attempt_dir(run, attempt)
+    if folder is None:
+        click.echo(_nothing_started(run), err=True)
+    if not follows:
+        if folder is not None:
+            _print_logs(folder, node, lines)
+        return
+    try:
+        for text in follow(LogFollower(run, node=node, attempt=attempt, num_lines=lines)):
+            click.echo(text, nl=False)
+    except KeyboardInterrupt:
+        return
+
+
+@click.command()
+@_RUN
+def explain(run_name: str) -> None:
+    """Say what became of every attempt of a run, and what to do about it."""
+    from hpc_grpo.see import explanation
+
+    run = find_run(run_name)
+    records, now = _records(run)
+    for entry in explanation.explain(records, now):
+        click.echo(f"{explanation.as_text(entry)}\n")
+    unrecorded = explanation.unrecorded_attempts(records)
+    for path in unrecorded:
+        click.echo(f"{path.relative_to(run.path)}: its attempt.json is missing or damaged. Was the disk full?\n")
+    if not records.attempts and not unrecorded:
+        click.echo(_nothing_started(run))
+    if records.chain.ended:
+        click.echo(f"No further job of its chain: {records.chain.ended}")
+    summary = _summaries([run])[0]
+    click.echo(f"{summary.run} is now: {summary.state}")
+
+
+def _records(run: RunDir) -> tuple[RunRecords, float]:
+    import time
+
+    from hpc_grpo.see.records import read_records
+
+    return read_records(run), time.time()
+
+
+def _summaries(runs: list[RunDir]) -> list[RunSummary]:
+    from hpc_grpo.see.summary import summarize
+
+    return [summarize(*_records(run)) for run in runs]
+
+
+def _told_there_are_some(runs: list[RunDir], root: Path | None) -> bool:
+    if not runs:
+        looked = (root or runs_root()).absolute()
+        click.echo(f"No runs below {looked}. Name another folder with --root or {ROOT_VARIABLE}.", err=True)
+    return bool(runs)
+
+
+def _terminal_width() -> int | None:
+    if not sys.stdout.isatty():
+        return None
+    import shutil
+
+    return shutil.get_terminal_size().columns
+
+
+def _nothing_started(run: RunDir) -> str:
+    from hpc_grpo.see.log_files import slurm_output
+
+    link = _records(run)[0].unstarted_link
+    text = f"No attempt of run {run.path.name} has started yet."
+    return f"{text} Slurm's output of job {link.job_id}: {slurm_output(run, link.job_id)}" if link else text
+
+
+def _print_logs(folder: Path, node: str | None, num_lines: int) -> None:
+    from hpc_grpo.see.log_files import log_files, ray_logs, tail
+
+    for path in log_files(folder, node):
+        if node is not None:
+            click.echo(f"==> {path} <==")
+        if not path.exists():
+            hint = "" if node else " The driver starts when all nodes are up; --node NAME shows a node's logs."
+            click.echo(f"{path} is not there (yet).{hint}", err=True)
+        click.echo(tail(path, num_lines), nl=False)
+    if node is not None and (kept := ray_logs(folder, node)):
+        click.echo("Ray's own logs of the node:")
+        for path in kept:
+            click.echo(f"{path.stat().st_size:>12,} bytes  {path}")
+
+
+COMMANDS = (status, list_runs, watch, logs, explain)

@@ -1,0 +1,77 @@
+"""Whether a starting link of a chain goes on. Pure: what it must know is in `Facts`, gathered by chain.py.
+
+Slurm starts a successor whatever became of the job before it, which is the point: walltime, out-of-memory kills
+and lost nodes are all covered. What no dependency can tell apart is told here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpc_grpo.launch.attempt_record import ExitKind
+from hpc_grpo.launch.slurm_job import is_users_cancel
+
+_EARLY_S = 300.0
+"""A job asked to end this long before its time limit was not asked by the limit."""
+
+
+@dataclass(frozen=True)
+class PreviousLink:
+    """`slurm_state` as sacct has it, "" if unknown. `left_s`: walltime that was left when it ended, if known."""
+
+    job_id: str
+    exit_kind: ExitKind
+    why: str
+    slurm_state: str = ""
+    left_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a link finds when it starts. `attempts` and `stalled` count since the user last handed the run in;
+    `stalled` are the latest attempts in a row without a new checkpoint. `previous`: None in the user's own link.
+    """
+
+    is_complete: bool
+    stop_asked: bool
+    previous: PreviousLink | None
+    attempts: int
+    max_attempts: int | None
+    stalled: int
+    max_stalled: int
+
+
+@dataclass(frozen=True)
+class Decision:
+    goes_on: bool
+    why: str
+    gave_up: bool = False
+
+
+def decide(facts: Facts) -> Decision:
+    """Whether to train, and why not in words a user can act on."""
+    if facts.is_complete:
+        return Decision(False, "The run is complete.")
+    if facts.stop_asked:
+        return Decision(False, "The STOP file asks the run to end; hpc-grpo resume takes it up again.")
+    if facts.previous is None:
+        return Decision(True, "Handed in by the user.")
+    previous = facts.previous
+    if _was_cancelled(previous):
+        return Decision(False, f"Job {previous.job_id} was cancelled by the user; hpc-grpo resume takes it up again.")
+    if previous.exit_kind == "config":
+        return Decision(False, f"The configuration must be changed first: {previous.why}", gave_up=True)
+    if facts.stalled >= facts.max_stalled:
+        why = f"No new checkpoint in {facts.stalled} attempts (launch.max_stalled_attempts). The last: {previous.why}"
+        return Decision(False, why, gave_up=True)
+    if facts.max_attempts is not None and facts.attempts >= facts.max_attempts:
+        why = f"{facts.attempts} jobs have been used, as many as launch.slurm.max_job_chains allows."
+        return Decision(False, why, gave_up=True)
+    return Decision(True, f"Job {previous.job_id} ended as {previous.exit_kind}; carrying on.")
+
+
+def _was_cancelled(previous: PreviousLink) -> bool:
+    if previous.slurm_state:
+        return is_users_cancel(previous.slurm_state)
+    # Slurm no longer knows: a job that was told to end long before its limit was cancelled by somebody.
+    return previous.exit_kind == "cancelled" and previous.left_s is not None and previous.left_s > _EARLY_S

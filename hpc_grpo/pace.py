@@ -1,0 +1,61 @@
+"""How long steps and saves take in this run, so that a driver can stop in time for the last of each.
+
+Kept across attempts in state.json: a new attempt knows the 95th percentiles of the one before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from hpc_grpo.metrics.state import RunState
+
+_RECENT = 100
+_ENOUGH = 20
+_SAVE_BEFORE_MEASURED_S = 30.0
+
+
+class Durations:
+    """The 95th percentile of recent durations; until there are enough, not below that of the attempt before.
+
+    >>> durations = Durations(earlier_p95_s=4.0)
+    >>> durations.add(1.0)
+    >>> durations.p95_s
+    4.0
+    """
+
+    def __init__(self, earlier_p95_s: float | None = None) -> None:
+        self._earlier_s = earlier_p95_s
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+
+    def add(self, seconds: float) -> None:
+        self._recent.append(seconds)
+
+    @property
+    def p95_s(self) -> float | None:
+        """Seconds; None before the first duration of the run."""
+        if not self._recent:
+            return self._earlier_s
+        own_s = sorted(self._recent)[math.ceil(0.95 * len(self._recent)) - 1]
+        return own_s if len(self._recent) >= _ENOUGH or self._earlier_s is None else max(own_s, self._earlier_s)
+
+
+@dataclass(frozen=True)
+class Pace:
+    steps: Durations
+    saves: Durations
+
+    @staticmethod
+    def after(state: RunState | None) -> Pace:
+        """The pace that an attempt starts with, from the last state of the one before."""
+        if state is None:
+            return Pace(Durations(), Durations())
+        return Pace(Durations(state.step_p95_s), Durations(state.save_p95_s))
+
+    @property
+    def step_and_save_s(self) -> float:
+        """Seconds that one more step and a save may take: p95 of each."""
+        step_s = self.steps.p95_s or 0.0
+        save_s = self.saves.p95_s
+        return step_s + (max(step_s, _SAVE_BEFORE_MEASURED_S) if save_s is None else save_s)

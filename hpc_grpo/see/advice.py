@@ -1,0 +1,163 @@
+"""From how an attempt ended to what to do about it: a table, and the function that looks it up."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Advice:
+    """`cause` names what happened in a few words; `todo` says what the user does."""
+
+    cause: str
+    todo: str
+
+
+_BY_KIND: dict[str, Advice] = {
+    "resumable": Advice(
+        "stopped in time",
+        "Nothing is wrong: it wrote a checkpoint. If no job of its chain waits, hpc-grpo resume RUN carries on.",
+    ),
+    "stopped": Advice("stopped by request", "hpc-grpo resume RUN takes it up again from its checkpoint."),
+    "cancelled": Advice(
+        "cancelled",
+        "If that was not you, ask who ended the job; hpc-grpo resume RUN carries on from the last checkpoint.",
+    ),
+    "walltime": Advice(
+        "walltime",
+        "The time limit came before the last checkpoint; steps since then are trained again. "
+        "Lower checkpoint.every_steps, or ask for more time: launch.slurm.time_min.",
+    ),
+    "node_lost": Advice(
+        "node lost",
+        "A machine failed, not the run: hpc-grpo resume RUN, or the next job of its chain, carries on from the last "
+        "checkpoint. If it is the same node again, exclude it: launch.slurm.extra.exclude=NODE.",
+    ),
+}
+"""Ends whose kind says it all: what the log shows besides is a consequence."""
+
+_BY_PATTERN: tuple[tuple[str, Advice], ...] = (
+    (
+        r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+        r"|No available memory for the cache blocks|less than desired GPU memory utilization",
+        Advice(
+            "out of GPU memory",
+            "Learner: lower train.max_tokens_per_microbatch or train.logprob_chunk_tokens, raise train.zero_stage to "
+            "3, or set train.offload_optimizer=cpu. Engine: lower engine.gpu_memory_utilization or "
+            "engine.max_num_seqs. More nodes shard the optimizer further.",
+        ),
+    ),
+    (
+        r"weight store needs|SIGBUS|/dev/shm[^\n]*No space left|No space left[^\n]*/dev/shm",
+        Advice(
+            "out of shared memory",
+            "Less must fit in the node's /dev/shm: set weights.num_buffers=1, or lower launch.object_store_gib.",
+        ),
+    ),
+    (
+        r"SIGKILL(?! by OOM killer)|oom[-_]kill|OUT_OF_MEMORY|ray\.exceptions\.OutOfMemoryError"
+        r"|node running low on memory|Cannot allocate memory|std::bad_alloc|DefaultCPUAllocator|\bMemoryError\b",
+        Advice(
+            "out of host memory (probably)",
+            "A process was killed, most often because the job used more memory than it asked for. Ask for more "
+            "(launch.slurm.extra.mem=0: all of the node), or use less: launch.object_store_gib, weights.num_buffers=1, "
+            "fewer engine.engines_per_node, train.offload_optimizer=none if the GPU has room.",
+        ),
+    ),
+    (
+        r"No space left on device|Disk quota exceeded|ENOSPC|EDQUOT",
+        Advice(
+            "disk full",
+            "Free space where the run directory is, or raise your quota; lower checkpoint.keep_last. "
+            "Then hpc-grpo resume RUN carries on from the last whole checkpoint.",
+        ),
+    ),
+    (
+        r"checksum mismatch",
+        Advice(
+            "damaged weights",
+            "Bytes changed between a learner and an engine. Once may be chance, and the run carries on from its "
+            "checkpoint; twice on one node is bad memory: exclude it (launch.slurm.extra.exclude=NODE) and tell the "
+            "site.",
+        ),
+    ),
+    (
+        r"The reward failed for|Reward '[^\n]*' (returned|does not|must be|raised)|RewardError|\breward '[^\n]*': ",
+        Advice(
+            "reward error",
+            "The reward function failed; its own error is above. Mend it, raise rewards.N.timeout_s if it is only "
+            "slow, or allow more failures: grading.max_failed_fraction. Then hpc-grpo resume RUN.",
+        ),
+    ),
+    (
+        r"NCCL[^\n]*(tim(e|ed)[ -]?out|unhandled|remote process|system error|abort)|collective operation timeout"
+        r"|DistBackendError|ProcessGroupNCCL|gloo[^\n]*(timed out|connection|closed by peer)|Connection closed by peer"
+        r"|weight group broke|Timed out waiting \d+ms",
+        Advice(
+            "nodes stopped talking (NCCL or Gloo)",
+            "One process died or the network failed, and the others waited in vain: look for the first error with "
+            "hpc-grpo logs RUN --node NODE. On several nodes name the network: launch.interface. "
+            "If it is always one node, exclude it: launch.slurm.extra.exclude=NODE.",
+        ),
+    ),
+    (
+        r"DUE TO TIME LIMIT|end of its walltime",
+        _BY_KIND["walltime"],
+    ),
+    (
+        r"NODE_FAIL|DUE TO NODE FAILURE",
+        _BY_KIND["node_lost"],
+    ),
+    (
+        r"potential root causes|ActorDiedError|WorkerCrashedError",  # Ray names an OOM killer among the causes always
+        Advice(
+            "an engine, learner or grader died",
+            "It left no error of its own; most often such a process was killed because the node's memory was used up. "
+            "Its last output is among the files that hpc-grpo logs RUN --node NODE lists.",
+        ),
+    ),
+)
+"""Searched in order, in one text after the other; upper and lower case are the same."""
+
+_OTHERWISE: dict[str, Advice] = {
+    "config": Advice(
+        "configuration error",
+        "Trying again gives the same. Change what the message names; a key that may not change needs a new run.name.",
+    ),
+    "bringup_failed": Advice(
+        "nodes did not come up",
+        "See hpc-grpo logs RUN --node NODE for each node named. A slow file system needs launch.bringup_deadline_s; "
+        "a wrong network launch.interface; a broken node launch.slurm.extra.exclude=NODE.",
+    ),
+    "killed": Advice(
+        "killed without a word",
+        "Nothing could be recorded: the node died, or Slurm or a person killed the job. Slurm's output of the job may "
+        "say which; hpc-grpo resume RUN, or the next job of its chain, carries on from the last checkpoint.",
+    ),
+}
+_UNKNOWN = Advice(
+    "not recognised",
+    "Read the error above, if there is one, and hpc-grpo logs RUN. hpc-grpo resume RUN tries again from the last "
+    "checkpoint; the same error twice is a bug in the reward, the model or hpc-grpo.",
+)
+
+
+def advise(kind: str, *texts: str) -> Advice | None:
+    """What to do about an attempt that ended as `kind`: an exit kind, or `walltime` or `killed`.
+
+    `texts` are what it left, the most telling first (its last error, why it ended, the end of its log). None for
+    a run that is complete.
+
+    >>> advise("crash", "torch.OutOfMemoryError: CUDA out of memory.").cause
+    'out of GPU memory'
+    """
+    if kind == "complete":
+        return None
+    if kind in _BY_KIND:
+        return _BY_KIND[kind]
+    for text in texts:
+        for pattern, advice in _BY_PATTERN:
+            if re.search(pattern, text, re.IGNORECASE):
+                return advice
+    return _OTHERWISE.get(kind, _UNKNOWN)

@@ -1,0 +1,115 @@
+"""The small files of a run directory, read once: what every view of a run is made from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from hpc_grpo.launch.attempt_record import AttemptRecord, read_attempts
+from hpc_grpo.launch.chain_record import ChainRecord, Link, read_chain
+from hpc_grpo.launch.holder import Holder, read_holder
+from hpc_grpo.metrics.state import RunState, read_state
+from hpc_grpo.run_dir import RunDir
+
+SILENT_S = 60.0
+"""A supervisor beats every 5 s; one that was silent for so long is taken for dead."""
+
+_EARLY_S = 300.0
+"""An attempt that ended no earlier than this before its allocation's end was ended by the time limit."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """`attempts` in order; `created_at` in unix seconds; `unreadable` names files that are there but damaged."""
+
+    run: RunDir
+    is_complete: bool
+    stop_asked: bool
+    holder: Holder | None
+    attempts: tuple[AttemptRecord, ...]
+    chain: ChainRecord
+    state: RunState | None
+    created_at: float | None
+    unreadable: tuple[str, ...] = ()
+
+    @property
+    def newest(self) -> AttemptRecord | None:
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def waiting_job(self) -> str:
+        """The job that carries on after the newest attempt and has not started, "" if there is none."""
+        return "" if self.chain.successor in self._attempted_jobs else self.chain.successor
+
+    @property
+    def unstarted_link(self) -> Link | None:
+        """The last job of the chain, if there is no attempt of it and one may still come."""
+        if not self.chain.links or self.chain.ended:
+            return None
+        last = self.chain.links[-1]
+        return None if last.job_id in self._attempted_jobs else last
+
+    @property
+    def _attempted_jobs(self) -> set[str]:
+        return {attempt.job_id for attempt in self.attempts}
+
+    def is_held(self, now: float) -> bool:
+        """Whether a supervisor works on the run; `now` in unix seconds."""
+        return self.holder is not None and now - self.holder.beat_at <= SILENT_S
+
+    def is_running(self, attempt: AttemptRecord, now: float) -> bool:
+        """Whether this attempt still goes on: its record alone cannot tell that it was killed."""
+        is_newest = self.newest is not None and attempt.attempt == self.newest.attempt
+        return attempt.exit_kind == "running" and is_newest and self.is_held(now)
+
+    def last_sign_of_life(self) -> float | None:
+        """Unix seconds of the newest attempt's last beat or finished step; None if it left neither."""
+        if self.newest is None:
+            return None
+        signs = []
+        if self.holder is not None and self.holder.attempt == self.newest.attempt:
+            signs.append(self.holder.beat_at)
+        if self.state is not None and self.state.attempt == self.newest.attempt:
+            signs.append(self.state.heartbeat)
+        return max(signs, default=None)
+
+
+def read_records(run: RunDir) -> RunRecords:
+    """Read what says where a run stands; a damaged file is named in `unreadable`, and hides no other run."""
+    unreadable: list[str] = []
+
+    def guarded(path: Path, read: Callable[[RunDir], T], default: T) -> T:
+        try:
+            return read(run)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            unreadable.append(path.name)
+            return default
+
+    return RunRecords(
+        run=run,
+        is_complete=run.is_complete(),
+        stop_asked=run.stop_marker.exists(),
+        holder=guarded(run.holder, read_holder, None),
+        attempts=tuple(read_attempts(run)),
+        chain=guarded(run.chain, read_chain, ChainRecord()),
+        state=guarded(run.state, read_state, None),
+        created_at=guarded(run.source, _read_created_at, None),
+        unreadable=tuple(unreadable),
+    )
+
+
+def ended_by_time_limit(attempt: AttemptRecord, last_sign: float | None) -> bool:
+    """Whether an attempt went on until its allocation ended; `last_sign` in unix seconds stands in for an end."""
+    end = attempt.ended_at if attempt.ended_at is not None else last_sign
+    return attempt.ends_at is not None and end is not None and end >= attempt.ends_at - _EARLY_S
+
+
+def _read_created_at(run: RunDir) -> float | None:
+    if not run.source.exists():
+        return None
+    return float(json.loads(run.source.read_text())["created_at"])

@@ -1,0 +1,120 @@
+"""A run that needs more walltime than a job has: its jobs follow each other until it is complete."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_grpo.launch.attempt_record import read_attempts
+from hpc_grpo.launch.chain_record import read_chain
+from hpc_grpo.ledger import check_ledger
+from hpc_grpo.run_dir import RunDir, read_jsonl
+from tests.integration.training_runs import LETTERS, metrics_of, tiny_config, write_workspace
+
+if TYPE_CHECKING:
+    from conftest import SlurmCluster
+
+pytestmark = pytest.mark.slurm
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+STAND_IN = str(REPOSITORY / "tests" / "stand_ins" / "driver.py")
+ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"}
+DEADLINE_S = 480.0
+
+
+def hpc_grpo(cluster: SlurmCluster, cwd: Path, *words: str) -> str:
+    return cluster.output([sys.executable, "-m", "hpc_grpo.cli", *words], environment=ENVIRONMENT, cwd=cwd)  # type: ignore[arg-type]
+
+
+def wait_for_the_end(cluster: SlurmCluster, run: RunDir, deadline_s: float = DEADLINE_S) -> None:
+    """Until the chain has ended and none of its jobs is left."""
+    jobs = lambda: ",".join(link.job_id for link in read_chain(run).links)  # noqa: E731
+
+    def is_over() -> bool:
+        return read_chain(run).ended != "" and not cluster.run(["squeue", "-h", "-j", jobs()]).stdout.strip()
+
+    cluster.wait_until(is_over, deadline_s, f"the chain of {run.path.name} is over")
+    for output in sorted(run.slurm_logs.glob("*.out")):
+        print(output.name, output.read_text(), sep="\n")
+
+
+def stand_in(cluster: SlurmCluster, tmp_path: Path, environment: dict[str, str], *words: str) -> RunDir:
+    """Hand in a run of the stand-in driver, which saves no checkpoint; the commands differ in `words`."""
+    config = ["local/debug", f"run.root={tmp_path}", "launch.slurm.cpus_per_node=2", "--partition", "workq"]
+    options = ["--driver", STAND_IN, "--time", "5", "--until-complete", *words]
+    command = [sys.executable, "-m", "hpc_grpo.cli", "submit", *config, *options]
+    cluster.output(command, environment={**ENVIRONMENT, **environment}, cwd=tmp_path)  # type: ignore[arg-type]
+    return RunDir(tmp_path / "debug")
+
+
+def wait_for_driver(cluster: SlurmCluster, run: RunDir) -> None:
+    ready = run.path / "stand_in.json"
+    cluster.wait_until(ready.exists, DEADLINE_S, "the driver runs")
+
+
+def test_training_goes_on_from_job_to_job(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    workspace = write_workspace(tmp_path)
+    config = tiny_config(
+        workspace,
+        "long",
+        train={"total_steps": 36, "lr": 1e-3},
+        rewards=[{"name": LETTERS, "args": {"delay_s": 0.25}}],
+        checkpoint={"every_steps": 4},
+        launch={"slurm": {"gpus_per_node": 2, "cpus_per_node": 4, "time_min": 2}},
+    )
+    hpc_grpo(slurm_cluster, workspace, "submit", str(config), "--until-complete")
+    run = RunDir(workspace / "runs" / "long")
+    wait_for_the_end(slurm_cluster, run)
+    assert run.is_complete()
+    assert check_ledger(run).is_sound
+    assert list(metrics_of(run)) == list(range(1, 37))
+    attempts = read_attempts(run)
+    assert len(attempts) >= 2
+    assert [attempt.exit_kind for attempt in attempts] == ["resumable"] * (len(attempts) - 1) + ["complete"]
+    # Every link but the last left in time: no step was trained twice.
+    assert len(list(read_jsonl(run.ledger))) == 36
+    chain = read_chain(run)
+    assert [link.successor_of for link in chain.links[1:]] == [link.job_id for link in chain.links[:-1]]
+    assert chain.successor == ""
+
+
+def test_a_bug_ends_the_chain_in_words(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    crash = {"HPC_GRPO_STAND_IN_EXIT": "1"}
+    run = stand_in(slurm_cluster, tmp_path, crash, "--set", "launch.max_stalled_attempts=2")
+    wait_for_the_end(slurm_cluster, run)
+    attempts = read_attempts(run)
+    assert [attempt.exit_kind for attempt in attempts] == ["crash", "crash"]
+    assert [len(attempt.restarts) for attempt in attempts] == [1, 1]
+    chain = read_chain(run)
+    assert len(chain.links) == 3
+    assert "No new checkpoint in 2 attempts" in chain.ended
+
+
+def test_a_job_cancelled_by_hand_ends_the_chain(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    run = stand_in(slurm_cluster, tmp_path, {"HPC_GRPO_STAND_IN_SLEEP_S": "200"})
+    wait_for_driver(slurm_cluster, run)
+    first = read_chain(run).links[0].job_id
+    slurm_cluster.output(["scancel", first])
+    wait_for_the_end(slurm_cluster, run)
+    assert "cancelled by the user" in read_chain(run).ended
+    assert len(read_attempts(run)) == 1
+
+
+def test_cancel_ends_everything_and_resume_takes_it_up(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    run = stand_in(slurm_cluster, tmp_path, {"HPC_GRPO_STAND_IN_SLEEP_S": "200"})
+    wait_for_driver(slurm_cluster, run)
+    jobs = [link.job_id for link in read_chain(run).links]
+    assert len(jobs) == 2
+    for _ in range(2):  # a second time does no harm
+        assert jobs[0] in hpc_grpo(slurm_cluster, tmp_path, "cancel", str(run.path))
+    queued = lambda: slurm_cluster.run(["squeue", "-h", "-j", ",".join(jobs)]).stdout.strip()  # noqa: E731
+    slurm_cluster.wait_until(lambda: not queued(), 60.0, "no job is left")
+    assert run.stop_marker.exists()
+    hpc_grpo(slurm_cluster, tmp_path, "resume", str(run.path), "--driver", STAND_IN)
+    slurm_cluster.wait_until(run.is_complete, DEADLINE_S, "the run is complete")
+    wait_for_the_end(slurm_cluster, run)
+    assert not run.stop_marker.exists()
+    assert read_chain(run).successor == ""

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.errors import RunHeldError
+from hpc_grpo.launch.holder import Hold, Holder, read_holder, refuse_if_held
+from hpc_grpo.launch.processes import start_time
+from hpc_grpo.run_dir import RunDir, write_json_atomic
+
+
+def holder(host: str, pid: int, started: int, beat_at: float = 0.0) -> Holder:
+    return Holder(host, pid, started, "17", 3, beat_at)
+
+
+def test_held_until_released(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    hold = Hold.take(run, "17", 1)
+    held = read_holder(run)
+    assert held is not None
+    assert (held.pid, held.job_id, held.attempt) == (os.getpid(), "17", 1)
+    with pytest.raises(RunHeldError, match="attempt 1"):
+        Hold.take(run, "18", 2)
+    hold.release()
+    assert read_holder(run) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_is_gone_holds_nothing(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    child = subprocess.Popen([sys.executable, "-c", "pass"], stdin=subprocess.DEVNULL)
+    started = start_time(child.pid)
+    child.wait()
+    write_json_atomic(run.holder, asdict(holder(socket.gethostname(), child.pid, started)))
+    Hold.take(run, "18", 4).release()
+
+
+def test_another_process_with_the_same_id_holds_nothing(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_json_atomic(run.holder, asdict(holder(socket.gethostname(), os.getpid(), started=1)))
+    Hold.take(run, "18", 4).release()
+
+
+def test_on_another_host_the_beat_decides(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_json_atomic(run.holder, asdict(holder("nid007", 1, 1, beat_at=1.0)))
+
+    def beats(_seconds: float) -> None:
+        write_json_atomic(run.holder, asdict(holder("nid007", 1, 1, beat_at=2.0)))
+
+    with pytest.raises(RunHeldError, match="on nid007"):
+        Hold.take(run, "18", 4, sleep=beats)
+    slept: list[float] = []
+    Hold.take(run, "18", 4, sleep=slept.append).release()
+    assert sum(slept) == 20.0
+
+
+def test_a_job_that_slurm_says_is_over_is_not_waited_for(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_json_atomic(run.holder, asdict(holder("nid007", 1, 1)))
+    Hold.take(run, "18", 4, ended_job="17", sleep=lambda _: pytest.fail("it waited")).release()
+
+
+def test_submitting_is_refused_while_the_holder_gives_signs_of_life(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    refuse_if_held(run)
+    write_json_atomic(run.holder, asdict(holder("nid007", 1, 1, beat_at=time.time())))
+    with pytest.raises(RunHeldError, match="hpc-grpo stop"):
+        refuse_if_held(run)
+    write_json_atomic(run.holder, {**json.loads(run.holder.read_text()), "beat_at": time.time() - 61})
+    refuse_if_held(run)

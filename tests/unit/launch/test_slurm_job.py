@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from hpc_grpo.config.launch_schema import LaunchConfig
+from hpc_grpo.launch.slurm_job import SlurmJob, minutes
+
+# `scontrol show job` of Slurm 22.05, shortened.
+SHOWN = """JobId=6 JobName=grpo_rlzero
+   UserId=root(0) GroupId=root(0) MCS_label=N/A
+   Priority=4294901755 Nice=0 Account=brics.x QOS=normal
+   JobState=RUNNING Reason=None Dependency=(null)
+   Requeue=0 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
+   RunTime=00:00:02 TimeLimit=00:05:00 TimeMin=N/A
+   Partition=workq AllocNode:Sid=login01:1
+   NumNodes=2 NumCPUs=16 NumTasks=2 CPUs/Task=2 ReqB:S:C:T=0:0:*:*
+   TRES=cpu=16,mem=16000M,node=2,billing=16,gres/gpu=8
+   MinCPUsNode=2 MinMemoryCPU=1000M MinTmpDiskNode=0
+   OverSubscribe=NO Contiguous=0 Licenses=(null) Network=(null)
+   Command=/home/u/sbatch/grpo_rlzero.sbatch configs/x.sh train.lr=1e-6
+   TresPerNode=gres:gpu:gh200:4
+"""
+
+
+def test_a_successor_asks_for_what_its_job_has() -> None:
+    launch = SlurmJob.parse("6", SHOWN).launch(LaunchConfig())
+    slurm = launch.slurm
+    assert (slurm.num_nodes, slurm.time_min, slurm.partition, slurm.account) == (2, 5, "workq", "brics.x")
+    assert (slurm.gpus_per_node, slurm.cpus_per_node) == (4, 2)
+    assert slurm.extra == {"qos": "normal", "mem_per_cpu": "1000M", "exclusive": True}
+
+
+def test_what_slurm_does_not_say_stays_as_configured() -> None:
+    launch = SlurmJob.parse("6", "JobId=6 NumNodes=1-1 Account=(null) TimeLimit=UNLIMITED").launch(LaunchConfig())
+    assert launch.slurm.account is None
+    assert launch.slurm.time_min == LaunchConfig().slurm.time_min
+    assert launch.slurm.extra == {}
+
+
+def test_time_limits() -> None:
+    limits = ("00:03:00", "23:59:59", "2-00:00:00", "UNLIMITED", "")
+    assert [minutes(limit) for limit in limits] == [3, 1440, 2880, None, None]

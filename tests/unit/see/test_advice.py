@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+
+from hpc_grpo.launch.attempt_record import classify
+from hpc_grpo.see.advice import advise
+from hpc_grpo.see.last_words import last_error, reason_to_stop
+
+RAY_ACTOR_DIED = """ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker
+unexpectedly exits with a connection error code 2. End of file. There are some potential root causes. (1) The process
+is killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop --force is called. (3) SIGSEGV."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "cause"),
+    [
+        ("crash", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "out of GPU memory"),
+        ("crash", "RuntimeError: CUDA error: out of memory", "out of GPU memory"),
+        ("crash", "ValueError: No available memory for the cache blocks.", "out of GPU memory"),
+        ("crash", classify(-9, False, "", {})[2], "out of host memory (probably)"),
+        ("crash", "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0.", "out of host memory (probably)"),
+        ("killed", "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0", "out of host memory (probably)"),
+        ("crash", "ray.exceptions.OutOfMemoryError: Task was killed due to", "out of host memory (probably)"),
+        ("crash", "DefaultCPUAllocator: can't allocate memory", "out of host memory (probably)"),
+        ("crash", "WeightSyncError: The weight store needs 15.00 GiB in /dev/shm/x: No space", "out of shared memory"),
+        ("crash", classify(-7, False, "", {})[2], "out of shared memory"),
+        ("crash", "OSError: [Errno 28] No space left on device: 'checkpoints/step_5'", "disk full"),
+        ("bringup_failed", "OSError: [Errno 122] Disk quota exceeded", "disk full"),
+        ("crash", "checksum mismatch in bucket 3 of weight version 7 (a … b)", "damaged weights"),
+        ("config", "error: The reward failed for 6 of 6 prompts, more than", "reward error"),
+        ("config", "error: Reward 'x.py:nan' returned nan for completion 0", "reward error"),
+        ("config", "error: Reward 'x' does not exist. Built in: correctness", "reward error"),
+        ("config", "error: model.path = 'm': no tokenizer can be loaded from it", "configuration error"),
+        ("crash", "Watchdog caught collective operation timeout: WorkNCCL(", "nodes stopped talking (NCCL or Gloo)"),
+        ("crash", "NCCL error: unhandled system error", "nodes stopped talking (NCCL or Gloo)"),
+        ("crash", "[gloo/transport/tcp/pair.cc:547] Connection closed by peer", "nodes stopped talking (NCCL or Gloo)"),
+        ("crash", "Timed out waiting 1800000ms for recv operation", "nodes stopped talking (NCCL or Gloo)"),
+        ("killed", "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026 DUE TO TIME LIMIT ***", "walltime"),
+        ("walltime", "", "walltime"),
+        ("killed", "slurmstepd: error: *** JOB 12 CANCELLED DUE TO NODE FAILURE ***", "node lost"),
+        ("node_lost", "NCCL error: unhandled system error", "node lost"),
+        ("killed", "", "killed without a word"),
+        ("bringup_failed", "After 300 s not in Ray: n2.", "nodes did not come up"),
+        ("cancelled", "KeyboardInterrupt: SIGKILL", "cancelled"),
+        ("resumable", "SIGKILL", "stopped in time"),
+        ("stopped", "", "stopped by request"),
+        ("crash", RAY_ACTOR_DIED, "an engine, learner or grader died"),
+        ("crash", "KeyError: 'x'", "not recognised"),
+        ("a kind of the future", "", "not recognised"),
+    ],
+)
+def test_advice(kind: str, text: str, cause: str) -> None:
+    advice = advise(kind, "", text)
+    assert advice is not None
+    assert advice.cause == cause
+    assert advice.todo.endswith(".")
+
+
+def test_the_first_text_that_says_something_decides() -> None:
+    told = advise("crash", "No space left on device", "CUDA out of memory")
+    assert told is not None
+    assert told.cause == "disk full"
+
+
+def test_a_complete_run_needs_no_advice() -> None:
+    assert advise("complete", "CUDA out of memory") is None
+
+
+def test_the_last_traceback_with_its_whole_message() -> None:
+    log = (
+        "Traceback (most recent call last):\n  File a\nKeyError: 1\n\nstep 2\n"
+        "Traceback (most recent call last):\n  File b\n    ray.get(x)\n"
+        "ray.exceptions.RayTaskError(OutOfMemoryError): ray::train()\n  File c\ntorch.OutOfMemoryError: CUDA\n\nbye\n"
+    )
+    shown = last_error(log)
+    assert shown.startswith("Traceback (most recent call last):\n  File b\n")
+    assert shown.endswith("\ntorch.OutOfMemoryError: CUDA")
+
+
+def test_a_prefix_of_every_line_is_taken_off() -> None:
+    log = "(pid=3) Traceback (most recent call last):\n(pid=3)   File a\n(pid=3) ValueError: no\n"
+    assert last_error(log) == "Traceback (most recent call last):\n  File a\nValueError: no"
+
+
+def test_a_long_traceback_keeps_its_end() -> None:
+    frames = "".join(f"  File {number}\n" for number in range(50))
+    shown = last_error(f"Traceback (most recent call last):\n{frames}ValueError: no\n").splitlines()
+    assert (shown[0], shown[-1], len(shown)) == ("…", "ValueError: no", 13)
+
+
+@pytest.mark.parametrize(
+    ("log", "shown"),
+    [
+        ("", ""),
+        ("all is well\n", ""),
+        ("error: first\nerror: second\nstep\n", "error: second"),
+        ("terminate called after throwing an instance of\n  what():  NCCL\n", "terminate called after throwing an"),
+        ("Traceback (most recent call last):\n  File cut", "Traceback (most recent call last):\n  File cut"),
+    ],
+)
+def test_last_errors(log: str, shown: str) -> None:
+    assert last_error(log).startswith(shown)
+    assert bool(last_error(log)) == bool(shown)
+
+
+def test_why_a_driver_stopped() -> None:
+    assert reason_to_stop("step\nStopping after step 3: signal SIGTERM.\n") == "Stopping after step 3: signal SIGTERM."
+    assert reason_to_stop("step\n") == ""

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import time
+
+from run_builder import RunBuilder
+
+from hpc_grpo.see.explanation import Explanation, as_text, explain
+from hpc_grpo.see.records import read_records
+
+
+def explained(built: RunBuilder) -> list[Explanation]:
+    return explain(read_records(built.run), time.time())
+
+
+def cause(explanation: Explanation) -> str:
+    return explanation.advice.cause if explanation.advice else ""
+
+
+def test_steps_are_what_the_next_attempt_starts_from(built: RunBuilder) -> None:
+    built.attempt(1, "crash", first_step=0)
+    built.attempt(2, "node_lost", first_step=10)
+    built.attempt(3, "crash", first_step=10)
+    built.state(3, step=17)
+    assert [entry.num_steps for entry in explained(built)] == [10, 0, 7]
+    built.attempt(4, "bringup_failed", first_step=15)
+    assert [entry.num_steps for entry in explained(built)] == [10, 0, 5, 0]
+
+
+def test_steps_of_a_run_that_published_nothing_are_unknown(built: RunBuilder) -> None:
+    built.attempt(1, "bringup_failed")
+    (entry,) = explained(built)
+    assert entry.num_steps is None
+    assert "steps      -" in as_text(entry)
+
+
+def test_a_running_attempt_needs_no_advice(built: RunBuilder) -> None:
+    built.log(built.attempt(1, age_s=120.0), "error: an earlier life of the driver\n")
+    built.hold(1)
+    (entry,) = explained(built)
+    assert (entry.kind, entry.advice) == ("running", None)
+    assert entry.duration_s is not None
+    assert 119 < entry.duration_s < 130
+    assert "not yet: it is running" in as_text(entry)
+
+
+def test_a_killed_attempt_lasted_until_its_last_sign_of_life(built: RunBuilder) -> None:
+    built.attempt(1, age_s=600.0)
+    built.hold(1, beat_age_s=200.0)
+    (entry,) = explained(built)
+    assert entry.kind == "killed"
+    assert entry.duration_s is not None
+    assert 399 < entry.duration_s < 401
+    built.attempt(2, age_s=100.0)
+    assert explained(built)[0].duration_s is None
+
+
+def test_killed_at_the_end_of_the_allocation_is_walltime(built: RunBuilder) -> None:
+    built.attempt(1, age_s=7200.0, ends_at=time.time() - 3600.0)
+    built.hold(1, beat_age_s=3605.0)
+    (entry,) = explained(built)
+    assert (entry.kind, cause(entry)) == ("walltime", "walltime")
+
+
+def test_slurms_own_words_are_heard(built: RunBuilder) -> None:
+    built.attempt(1)
+    built.hold(1, beat_age_s=300.0)
+    built.run.slurm_logs.mkdir()
+    said = "slurmstepd: error: Detected 1 oom_kill event in StepId=11.batch."
+    (built.run.slurm_logs / "11_0_log.out").write_text(f"Attempt 1 of run adder\n{said}\n")
+    (entry,) = explained(built)
+    assert entry.error == said
+    assert cause(entry) == "out of host memory (probably)"
+
+
+def test_the_end_of_the_log_counts_where_no_error_stands_out(built: RunBuilder) -> None:
+    built.log(built.attempt(1, "crash"), "step 1\n[rank0]: NCCL watchdog: collective operation timeout\n")
+    built.log(built.attempt(2, "crash"), "NCCL timed out\n" + "step\n" * 100)
+    assert [cause(entry) for entry in explained(built)] == ["nodes stopped talking (NCCL or Gloo)", "not recognised"]
+
+
+def test_why_it_stopped_early_is_said(built: RunBuilder) -> None:
+    built.log(built.attempt(1, "resumable"), "Traceback (most recent call last):\nStopping after step 3: the clock.\n")
+    (entry,) = explained(built)
+    assert entry.error == "Stopping after step 3: the clock."
+    assert cause(entry) == "stopped in time"
+
+
+def test_lost_nodes_and_restarts_are_listed(built: RunBuilder) -> None:
+    built.attempt(1, "node_lost", lost_nodes={"n2": "its agent ended"}, restarts=["It crashed.", "Again."])
+    text = as_text(explained(built)[0])
+    assert "lost node  n2: its agent ended" in text
+    assert "restarted  It crashed." in text
+    assert "restarted  Again." in text
+    assert "nodes      2: n1, n2" in text
