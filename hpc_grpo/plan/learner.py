@@ -1,0 +1,140 @@
+"""What one learner holds on its GPU, and what its offloaded optimizer holds in host memory."""
+
+from __future__ import annotations
+
+from hpc_grpo.config.schema import Config
+from hpc_grpo.plan.activations import Activations, activations
+from hpc_grpo.plan.memory import DTYPE_BYTES, GIB, Hardware, MemoryBudget, Part, nonzero
+from hpc_grpo.plan.shapes import Model
+from hpc_grpo.plan.states import StateBytes, pinned_rounding_bytes, state_bytes
+
+REDUCE_BUCKET_ELEMENTS = 500_000_000
+"""DeepSpeed's `reduce_bucket_size`: allocated in full, however small the model is."""
+SUB_GROUP_ELEMENTS = 1_000_000_000
+"""DeepSpeed's `sub_group_size`: ZeRO-3 takes the optimizer's step for so many parameters at once."""
+MAX_LIVE_ELEMENTS = 1_000_000_000
+"""DeepSpeed's `stage3_max_live_parameters`: gathered at once under ZeRO-3."""
+CONTEXT_BYTES = 2 * GIB
+"""CUDA context, NCCL's buffers and cuBLAS workspaces (assumed)."""
+FRAGMENTATION = 0.05
+"""Share by which torch's allocator reserves more than it hands out (assumed)."""
+
+
+def uses_reference(config: Config) -> bool:
+    return config.task == "grpo" and config.loss.kl_coef > 0.0
+
+
+def is_checkpointed(config: Config, *, on_gpu: bool) -> bool:
+    chosen = config.train.gradient_checkpointing
+    return on_gpu if chosen is None else chosen
+
+
+def learner_budget(model: Model, config: Config, num_learners: int, hardware: Hardware) -> MemoryBudget:
+    """One learner's GPU at the peak of a step."""
+    states, working = state_parts(model, config, num_learners), activation_parts(model, config, on_gpu=True)
+    buffers = communication_part(model, config)
+    parts = [*states, *working, buffers, _step_part(model, config, num_learners, working)]
+    tensors = sum(part.num_bytes for part in parts)
+    parts.append(Part("allocator's slack", int(tensors * FRAGMENTATION), f"{FRAGMENTATION:.0%} of the above, assumed"))
+    parts.append(Part("CUDA context, NCCL", CONTEXT_BYTES, "assumed"))
+    return MemoryBudget("learner GPU", nonzero(*parts), hardware.gpu_bytes)
+
+
+def state_parts(model: Model, config: Config, num_learners: int) -> list[Part]:
+    """Weights, gradients, optimizer and reference that lie where the learner computes."""
+    states, p = state_bytes(config), model.num_parameters
+    dtype = config.model.dtype
+    parts = [
+        _states(f"weights ({dtype})", states.weights_whole, states.weights_shard, p, num_learners),
+        _states("gradients (summed in float32)", states.gradients_whole, states.gradients_shard, p, num_learners),
+        _states("optimizer (float32 weights, moments)", 0, states.optimizer_shard, p, num_learners),
+    ]
+    if uses_reference(config):
+        b, is_sharded = DTYPE_BYTES[dtype], config.train.zero_stage == 3
+        whole, shard = (0, b) if is_sharded else (b, 0)
+        parts.append(_states("reference model", whole, shard, p, num_learners))
+    return parts
+
+
+def activation_parts(model: Model, config: Config, *, on_gpu: bool) -> list[Part]:
+    peak = microbatch(model, config, on_gpu=on_gpu)
+    larger = "one layer" if peak.one_layer > peak.head else "one chunk of logits"
+    return [
+        Part("activations kept", peak.kept, peak.kept_formula),
+        Part(f"working set: {larger}", peak.working, "max(one layer, 20 c V + 2 b V d)"),
+    ]
+
+
+def microbatch(model: Model, config: Config, *, on_gpu: bool) -> Activations:
+    train = config.train
+    return activations(
+        model.shape,
+        DTYPE_BYTES[config.model.dtype],
+        train.max_tokens_per_microbatch,
+        train.logprob_chunk_tokens,
+        is_checkpointed=is_checkpointed(config, on_gpu=on_gpu),
+    )
+
+
+def communication_part(model: Model, config: Config) -> Part:
+    """DeepSpeed's buffers in a backward pass.
+
+    Stages 1 and 2: two buckets (`overlap_comm`), and the one being reduced in float32. Stage 3: one float32
+    bucket, its copy, and the gathered weights. bfloat16 stage 1 reduces its gradients where they are.
+    """
+    stage, b = config.train.zero_stage, DTYPE_BYTES[config.model.dtype]
+    bucket, p = REDUCE_BUCKET_ELEMENTS, model.num_parameters
+    is_in_place = stage == 1 and b == 2 and config.train.offload_optimizer == "none"
+    if is_in_place:
+        return Part("communication buffers", 0, "0")
+    if stage == 3:
+        total = 4 * bucket + 4 * min(bucket, p) + b * min(MAX_LIVE_ELEMENTS, p)
+        return Part("communication, gathered weights", total, "4 B + 4 min(B, P) + b min(10^9, P)")
+    if stage == 2 and b == 2:
+        total = 2 * b * bucket + 4 * max(min(bucket, p), model.shape.largest_parameter)
+        return Part("communication buffers", total, "2 b B + 4 max(min(B, P), V d)")
+    return Part("communication buffers", 8 * bucket, "8 B")
+
+
+def host_parts(model: Model, config: Config, num_learners: int, learners_on_node: int) -> list[Part]:
+    """The offloaded optimizer of a node's learners in host memory; empty without offload."""
+    states = state_bytes(config)
+    p, n = model.num_parameters, learners_on_node
+    rounding = n * pinned_rounding_bytes(_pinned_arrays(states, config, p // num_learners))
+    times = "" if n == 1 else f" x {n}"
+    rows = [
+        ("optimizer (float32 weights, moments)", states.host_optimizer_shard),
+        ("gradients (float32)", states.host_gradients_shard),
+        ("copies on their way to the GPU", states.host_staging_shard),
+    ]
+    parts = [Part(name, n * size * p // num_learners, f"{size} P / W{times}") for name, size in rows]
+    return list(nonzero(*parts, Part("rounding of page-locked arrays", rounding, "to powers of two")))
+
+
+def _pinned_arrays(states: StateBytes, config: Config, shard: int) -> list[int]:
+    arrays = [size * shard for size in states.host_pinned_shard]
+    if config.train.offload_optimizer != "none" and config.train.zero_stage == 3:
+        full, rest = divmod(shard, SUB_GROUP_ELEMENTS)
+        arrays += [4 * SUB_GROUP_ELEMENTS] * full + [4 * rest]
+    return arrays
+
+
+def _step_part(model: Model, config: Config, num_learners: int, working: list[Part]) -> Part:
+    """What the optimizer's step needs beyond the room that activations, gone by then, have left.
+
+    Stages 1 and 2 take the norm of the largest gradient in float64; stage 3 copies a sub-group's gradients.
+    """
+    if config.train.offload_optimizer != "none":
+        return Part("optimizer step", 0, "0")
+    if config.train.zero_stage == 3:
+        needed, formula = 4 * min(SUB_GROUP_ELEMENTS, model.num_parameters // num_learners), "4 min(10^9, P / W)"
+    else:
+        needed, formula = 8 * model.shape.largest_parameter, "8 V d"
+    beyond = max(0, needed - sum(part.num_bytes for part in working))
+    return Part("optimizer step, beyond activations", beyond, f"{formula} - activations")
+
+
+def _states(name: str, whole: int, shard: int, num_parameters: int, num_learners: int) -> Part:
+    num_bytes = whole * num_parameters + shard * num_parameters // num_learners
+    terms = [f"{whole} P"] * bool(whole) + [f"{shard} P / W"] * bool(shard)
+    return Part(name, num_bytes, " + ".join(terms) or "0")

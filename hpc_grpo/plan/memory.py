@@ -1,0 +1,47 @@
+"""Memory on one device as a sum of named parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIB = 2**30
+
+DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One line of a budget. `formula` says in the symbols of docs/memory.md how `num_bytes` came about."""
+
+    name: str
+    num_bytes: int
+    formula: str
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """The parts that lie on one device at the same time, and what the device holds; both in bytes."""
+
+    device: str
+    parts: tuple[Part, ...]
+    capacity_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts)
+
+    @property
+    def fits(self) -> bool:
+        return self.num_bytes <= self.capacity_bytes
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A node's memory. `gpu_bytes` is one GPU's, `host_bytes` what a job may use of the node's."""
+
+    gpu_bytes: int
+    host_bytes: int
+
+
+def nonzero(*parts: Part) -> tuple[Part, ...]:
+    return tuple(part for part in parts if part.num_bytes)
