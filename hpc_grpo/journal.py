@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from hpc_grpo.budget import Budget
 from hpc_grpo.checkpoints import DriverState
 from hpc_grpo.config import Config
+from hpc_grpo.contract import ATTEMPT_VARIABLE
 from hpc_grpo.ledger import Ledger
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import make_sinks
@@ -15,8 +16,6 @@ from hpc_grpo.metrics.state import Phase, RunState, write_state
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.pace import Pace
 from hpc_grpo.run_dir import RunDir
-
-ATTEMPT_VARIABLE = "HPC_GRPO_ATTEMPT"
 
 
 class Journal:

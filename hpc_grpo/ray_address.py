@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-RAY_ADDRESS_FILE_VARIABLE = "HPC_GRPO_RAY_ADDRESS_FILE"
-"""A file that the supervisor writes once every node is in Ray."""
+from hpc_grpo.contract import RAY_ADDRESS_FILE_VARIABLE
 
 _POLL_S = 0.05
 

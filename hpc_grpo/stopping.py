@@ -7,10 +7,8 @@ import signal
 import time
 from types import FrameType
 
+from hpc_grpo.contract import ENDS_AT_VARIABLE
 from hpc_grpo.run_dir import RunDir
-
-ENDS_AT_VARIABLE = "HPC_GRPO_ENDS_AT"
-"""Unix time at which the allocation ends; set by the supervisor."""
 
 _MARGIN_S = 30.0
 

@@ -29,6 +29,7 @@ from hpc_grpo.run_dir import RunDir, write_atomic
 from hpc_grpo.session import Session
 from hpc_grpo.sft import SftLoop
 from hpc_grpo.stopping import StopRequest
+from hpc_grpo.watchdog import Watchdog, dump_stacks_on_signal
 from hpc_grpo.workers import Workers
 
 
@@ -46,10 +47,13 @@ def train(run_dir: RunDir) -> bool:
         return False
     ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="hpc-grpo")
     stop.listen()
-    workers = Workers(config, reserve_nodes(config), inputs, budget.total_steps * config.train.num_minibatches)
-    workers.start()
     pace = Pace.after(read_state(run_dir))
     journal = Journal(config, run_dir, budget, pace)
+    watchdog = Watchdog(journal.timer, {key.removesuffix("_s"): value for key, value in config.deadlines})
+    with journal.timer.phase("start"):
+        workers = Workers(config, reserve_nodes(config), inputs, budget.total_steps * config.train.num_minibatches)
+        workers.start()
+    journal.timer.start_over()
     checkpoints = Checkpoints(config, run_dir, workers.learners, pace.saves)
     session = Session(config, run_dir, budget, journal, checkpoints, stop, pace)
     try:
@@ -61,6 +65,7 @@ def train(run_dir: RunDir) -> bool:
         checkpoints.export(state)
         journal.publish_state(state.step, "complete")
     finally:
+        watchdog.close()
         journal.close()
     write_atomic(run_dir.complete_marker, f"step {state.step}\n")
     print(f"COMPLETE after {state.step} steps. Model: {run_dir.export(state.step)}", flush=True)
@@ -84,6 +89,7 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
 
 def main() -> int:
     run_dir = RunDir(Path(sys.argv[1]))
+    dump_stacks_on_signal("driver")
     try:
         return EXIT_COMPLETE if train(run_dir) else EXIT_RESUMABLE
     except HpcGrpoError as error:

@@ -159,6 +159,14 @@ class WeightsConfig(Section):
     deadline_s: PositiveFloat = Field(120.0, description="A publish that takes longer fails.")
 
 
+class DeadlinesConfig(Section):
+    start_s: PositiveFloat = Field(1800.0, description="Learners and engines must be up by then.")
+    generate_wait_s: PositiveFloat = Field(7200.0, description="A step's rollouts, grading included.")
+    train_s: PositiveFloat = Field(7200.0, description="The optimizer steps of one step.")
+    checkpoint_s: PositiveFloat = Field(3600.0, description="A checkpoint and an export.")
+    eval_s: PositiveFloat = Field(14400.0, description="An eval.")
+
+
 class PlacementConfig(Section):
     learners_per_node: PositiveInt = Field(1, description="DeepSpeed learners on each node.")
     gpus: Literal["auto", "none"] = Field(
@@ -209,6 +217,7 @@ class Config(Section):
     train: TrainConfig
     sft: SftConfig = SftConfig()
     weights: WeightsConfig = WeightsConfig()
+    deadlines: DeadlinesConfig = DeadlinesConfig()
     placement: PlacementConfig = PlacementConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()

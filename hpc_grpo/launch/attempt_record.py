@@ -23,7 +23,8 @@ class AttemptRecord:
     """The content of attempt.json. Times are unix seconds; `phases_s` are durations by phase name.
 
     `first_step` is the step of the checkpoint the attempt started from; `successor_of` the job that had queued it,
-    empty when the user started it; `restarts` says why the driver was started again in place, once for each time.
+    empty when the user started it; `restarts` says why the driver was started again in place, once for each
+    time; `stuck` which phase made no progress.
     """
 
     attempt: int
@@ -41,6 +42,7 @@ class AttemptRecord:
     exit_kind: ExitKind = "running"
     exit_code: int | None = None
     why: str = ""
+    stuck: str = ""
     lost_nodes: dict[str, str] = field(default_factory=dict)
     phases_s: dict[str, float] = field(default_factory=dict)
     restarts: list[str] = field(default_factory=list)

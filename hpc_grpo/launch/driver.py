@@ -17,6 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from hpc_grpo.contract import (
+    ATTEMPT_DIR_VARIABLE,
+    ATTEMPT_VARIABLE,
+    ENDS_AT_VARIABLE,
+    RAY_ADDRESS_FILE_VARIABLE,
+    STACKS_SIGNAL,
+)
 from hpc_grpo.launch.processes import catches, die_with_parent, end_processes, session_members
 
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
@@ -27,12 +34,12 @@ def contract_environment(
 ) -> dict[str, str]:
     """What training is told; actors see it too."""
     told = {
-        "HPC_GRPO_ATTEMPT": str(attempt),
-        "HPC_GRPO_ATTEMPT_DIR": str(attempt_dir),
-        "HPC_GRPO_RAY_ADDRESS_FILE": str(ray_address_file),
+        ATTEMPT_VARIABLE: str(attempt),
+        ATTEMPT_DIR_VARIABLE: str(attempt_dir),
+        RAY_ADDRESS_FILE_VARIABLE: str(ray_address_file),
     }
     if ends_at is not None:
-        told["HPC_GRPO_ENDS_AT"] = f"{ends_at:.0f}"
+        told[ENDS_AT_VARIABLE] = f"{ends_at:.0f}"
     return told
 
 
@@ -86,8 +93,9 @@ class Driver:
             fcntl.ioctl(self._reader, termios.TIOCSWINSZ, size)
 
     def forward(self, sig: int) -> None:
-        """Pass a signal on. SIGUSR1 only to a driver that handles it: it would kill one that does not yet."""
-        if self.process.poll() is None and (sig != signal.SIGUSR1 or catches(self.process.pid, sig)):
+        """Pass a signal on; one that asks for something only to a driver that handles it, or it would end it."""
+        is_request = sig in (signal.SIGUSR1, STACKS_SIGNAL)
+        if self.process.poll() is None and (not is_request or catches(self.process.pid, sig)):
             self.process.send_signal(sig)
 
     def close(self, grace_s: float) -> None:

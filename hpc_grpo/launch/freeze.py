@@ -28,6 +28,7 @@ CHANGEABLE: dict[str, str] = {
     "launch.": "another partition, time or number of nodes carries on the same run",
     "eval.": "looks at the policy without changing it",
     "weights.": "how the same bytes travel",
+    "deadlines.": "when to give up, not what to do",
     "engine.": "how the same policy is sampled from; fits another kind of node",
 }
 """Keys (or, with a trailing dot, sections) that may differ on resume, and why."""

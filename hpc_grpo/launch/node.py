@@ -18,12 +18,20 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from hpc_grpo.contract import STACKS_SIGNAL
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch import ray_cluster
 from hpc_grpo.launch.network import choose_ports, node_address
 from hpc_grpo.launch.node_dirs import OwnedDir, shm_dir_path, sweep
-from hpc_grpo.launch.processes import adopt_orphans, descendants, die_with_parent, end_processes, reap_adopted
-from hpc_grpo.launch.protocol import NodeReport, NodeSpec, spec_from_line
+from hpc_grpo.launch.processes import (
+    adopt_orphans,
+    catches,
+    descendants,
+    die_with_parent,
+    end_processes,
+    reap_adopted,
+)
+from hpc_grpo.launch.protocol import STACKS_REQUEST, NodeReport, NodeSpec, spec_from_line
 from hpc_grpo.launch.topology import node_resources
 
 _POLL_S = 0.25
@@ -45,6 +53,7 @@ class Lease:
         self._heard = time.monotonic()
         self._buffer = b""
         self.ended_by: str = ""
+        self.wants_stacks = False
 
     def wait_for_spec(self) -> NodeSpec | None:
         """Block until the spec, past heartbeats sent before it; None if stdin ends first."""
@@ -59,6 +68,7 @@ class Lease:
 
     def check(self, lease_s: float, wait_s: float) -> bool:
         """Wait up to `wait_s` for a heartbeat; False once the lease is over."""
+        self.wants_stacks |= STACKS_REQUEST in self._buffer
         self._buffer = b""
         before = time.monotonic()
         if before - self._heard > lease_s:
@@ -161,7 +171,16 @@ class NodeAgent:
             if self._ray.poll() is not None:
                 return f"Ray ended by itself with exit code {self._ray.returncode}; see {self._log_dir}."
             reap_adopted(keep=[self._ray.pid])
+            if self._lease.wants_stacks:
+                self._lease.wants_stacks = False
+                self._dump_stacks()
         return ""
+
+    def _dump_stacks(self) -> None:
+        """Signal those of our processes that answer it; it would kill the others."""
+        for pid in descendants(os.getpid()):
+            if catches(pid, STACKS_SIGNAL):
+                os.kill(pid, STACKS_SIGNAL)
 
     def _goes_on(self) -> bool:
         return not self._terminated and self._lease.check(self._spec.lease_s, _POLL_S)

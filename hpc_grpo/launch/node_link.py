@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from hpc_grpo.launch.protocol import NodeReport, NodeSpec, report_from_line
+from hpc_grpo.launch.protocol import STACKS_REQUEST, NodeReport, NodeSpec, report_from_line
 from hpc_grpo.launch.topology import Topology, step_command, step_environment
 
 
@@ -77,6 +77,10 @@ class NodeLink:
 
     def heartbeat(self) -> None:
         self._write(b"\n")
+
+    def ask_for_stacks(self) -> None:
+        """Have every process of the node write its Python stacks into the attempt's folder."""
+        self._write(STACKS_REQUEST)
 
     def read_reports(self) -> None:
         """Take in what the agent has reported since the last call."""

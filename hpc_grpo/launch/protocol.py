@@ -1,8 +1,8 @@
 """What passes between the supervisor and a node agent: JSON lines over the agent's stdin and stdout.
 
-The first line the agent reads is its `NodeSpec`; every later line is a heartbeat. The end of stdin, or no line
-for `lease_s`, means that the supervisor is gone. The agent writes one `NodeReport` per event. Pipes rather
-than files: srun forwards them, and a shared file system may show a file a minute late.
+The first line the agent reads is its `NodeSpec`; every later line is a heartbeat or STACKS_REQUEST. The end of
+stdin, or no line for `lease_s`, means that the supervisor is gone. The agent writes one `NodeReport` per event.
+Pipes rather than files: srun forwards them, and a shared file system may show a file a minute late.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+STACKS_REQUEST = b"stacks\n"
+"""Has the agent ask its processes for their Python stacks."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from hpc_grpo.contract import SHM_DIR_VARIABLE
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.environment import expand, filtered
 from hpc_grpo.launch.network import RayPorts
@@ -50,7 +51,7 @@ def ray_environment(
     kept["RAY_AUTH_TOKEN_PATH"] = spec.token_path
     kept["VLLM_HOST_IP"] = ip
     kept["GLOO_SOCKET_IFNAME"] = interface
-    kept["HPC_GRPO_SHM_DIR"] = shm_dir
+    kept[SHM_DIR_VARIABLE] = shm_dir
     kept["TMPDIR"] = str(temp_dir_path(spec, environ))  # vLLM leaves files in it; this one goes with the attempt
     kept.update(spec.contract_env)
     return kept

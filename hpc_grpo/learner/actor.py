@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from hpc_grpo.config import Config
+from hpc_grpo.contract import SHM_DIR_VARIABLE
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
+from hpc_grpo.watchdog import dump_stacks_on_signal
 from hpc_grpo.weights.node_group import RENDEZVOUS, GroupMembership, NodeGroup
 from hpc_grpo.weights.plan import BucketPlan
 
@@ -25,9 +27,6 @@ if TYPE_CHECKING:
     from hpc_grpo.metrics.reductions import Reduction
     from hpc_grpo.types import GroupSamples
     from hpc_grpo.weights.publisher import WeightPublisher
-
-SHM_DIR_VARIABLE = "HPC_GRPO_SHM_DIR"
-"""Set by the node's agent: the run's own folder in shared memory, which the agent removes."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,7 @@ class LearnerActor:
     """Turned into a Ray actor by the wiring; methods run one at a time, in the order called."""
 
     def __init__(self, config: Config, rank: int, world_size: int, total_optimizer_steps: int) -> None:
+        dump_stacks_on_signal("learner")
         self._config = config
         self._rank = rank
         self._world_size = world_size

@@ -27,18 +27,23 @@ class StepTimer:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._step_started = clock()
+        self._step_started = now = clock()
         self._phases: dict[str, float] = {}
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self.current: tuple[str, float] = ("", now)
+        """The phase in progress, "" between two, and when it began: read by the watchdog's thread."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Adds the time of the block to `time/<name>_s`; a phase may be entered several times in a step."""
         started = self._clock()
+        self.current = (name, started)
         try:
             yield
         finally:
-            self._phases[name] = self._phases.get(name, 0.0) + self._clock() - started
+            ended = self._clock()
+            self.current = ("", ended)
+            self._phases[name] = self._phases.get(name, 0.0) + ended - started
 
     def finish_step(self) -> dict[str, float]:
         """Return `time/<phase>_s` of every phase and `time/step_s` since the last call, and start over."""
@@ -49,6 +54,11 @@ class StepTimer:
         self._step_started = now
         self._phases = {}
         return {**times, "time/step_s": step_s}
+
+    def start_over(self) -> None:
+        """Leave what has happened so far out of the first step."""
+        self._step_started = self._clock()
+        self._phases = {}
 
     def eta_s(self, num_remaining_steps: int) -> float | None:
         """Seconds to the end of the run, or None before the first step has ended."""

@@ -14,6 +14,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.rollout.engine_args import engine_options
 from hpc_grpo.rollout.step_loop import StepLoop
 from hpc_grpo.types import GroupRequest, GroupSamples
+from hpc_grpo.watchdog import dump_stacks_on_signal
 
 if TYPE_CHECKING:
     from hpc_grpo.rollout.sampler import Sampler
@@ -25,6 +26,8 @@ class Engine:
     """Turned into a Ray actor by the placement; asyncio lets many requests wait side by side."""
 
     def __init__(self, config: Config, stop_token_ids: Sequence[int], *, on_gpu: bool) -> None:
+        dump_stacks_on_signal("engine")
+
         def make() -> Sampler:
             from vllm import EngineArgs
 

@@ -46,7 +46,8 @@ def test_launching_imports_nothing_heavy(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "launch").glob("*.py")), ids=lambda path: path.stem)
 def test_launching_uses_nothing_of_training(path: Path) -> None:
-    allowed = ("hpc_grpo.launch", "hpc_grpo.config", "hpc_grpo.errors", "hpc_grpo.run_dir", "hpc_grpo.manifest")
+    allowed = ("hpc_grpo.launch", "hpc_grpo.config", "hpc_grpo.contract", "hpc_grpo.errors")
+    allowed += ("hpc_grpo.run_dir", "hpc_grpo.manifest")
     assert {name for name in hpc_grpo_imports(path) if not name.startswith(allowed)} == set()
 
 

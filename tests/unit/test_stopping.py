@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hpc_grpo.contract import ENDS_AT_VARIABLE
 from hpc_grpo.run_dir import RunDir
-from hpc_grpo.stopping import ENDS_AT_VARIABLE, StopRequest
+from hpc_grpo.stopping import StopRequest
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 

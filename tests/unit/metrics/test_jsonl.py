@@ -22,7 +22,7 @@ def test_line_holds_step_attempt_time_and_metrics(run_dir: RunDir, record: StepR
     assert line == {"step": 6, "attempt": 1, "time": 1000.0, **record.metrics}
 
 
-def test_last_attempt_of_a_step_wins_and_the_file_is_only_appended_to(run_dir: RunDir) -> None:
+def test_an_attempt_undoes_later_steps_and_the_file_is_only_appended_to(run_dir: RunDir) -> None:
     first = JsonlSink(run_dir.metrics)
     for step in (1, 2, 3):
         first.write(make_record(step, attempt=1, reward=0.1 * step))
@@ -33,9 +33,8 @@ def test_last_attempt_of_a_step_wins_and_the_file_is_only_appended_to(run_dir: R
     second.close()
     assert run_dir.metrics.read_text().startswith(written)
     metrics = read_metrics(run_dir.metrics)
-    assert list(metrics) == [1, 2, 3]
+    assert list(metrics) == [1, 2]
     assert (metrics[2]["attempt"], metrics[2]["reward/mean"]) == (2, 0.7)
-    assert metrics[3]["attempt"] == 1
 
 
 def test_line_torn_by_a_crash_does_not_spoil_the_next(run_dir: RunDir) -> None:

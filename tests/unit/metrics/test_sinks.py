@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,9 @@ def test_wandb_offline_really_writes_and_a_resume_keeps_the_id(
             sink.write(record)
         for sink in sinks:
             sink.close()
+        ended_at = int(time.time())
+        while int(time.time()) == ended_at:  # W&B names its folder after the second
+            time.sleep(0.01)
     run_id = run_dir.wandb_id.read_text().strip()
     logs = sorted((run_dir.path / "wandb").glob("offline-run-*/run-*.wandb"))
     assert len(logs) == 2

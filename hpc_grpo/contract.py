@@ -1,0 +1,28 @@
+"""What launching and training agree on besides the run directory and the exit codes."""
+
+from __future__ import annotations
+
+import signal
+
+RAY_ADDRESS_FILE_VARIABLE = "HPC_GRPO_RAY_ADDRESS_FILE"
+"""A file that the supervisor writes once every node is in Ray."""
+
+ATTEMPT_VARIABLE = "HPC_GRPO_ATTEMPT"
+"""The attempt's number."""
+
+ATTEMPT_DIR_VARIABLE = "HPC_GRPO_ATTEMPT_DIR"
+
+ENDS_AT_VARIABLE = "HPC_GRPO_ENDS_AT"
+"""Unix time at which the allocation ends; absent where there is no limit."""
+
+SHM_DIR_VARIABLE = "HPC_GRPO_SHM_DIR"
+"""The run's own folder in the node's shared memory, which the node's agent removes."""
+
+STUCK_NAME = "stuck.txt"
+"""In the attempt's folder: the driver's words on a phase that makes no progress, for the supervisor to end it."""
+
+STACKS_NAME = "stacks"
+"""Folder in the attempt's: the Python stacks of its processes."""
+
+STACKS_SIGNAL = signal.SIGUSR2
+"""Answered with its stacks by every process of training."""

@@ -1,0 +1,59 @@
+"""A phase that makes no progress ends the driver, with the stacks of every process of the run kept.
+
+The driver only says that it is stuck, in a file of the attempt: the supervisor reads it, has every node agent ask
+its processes for their Python stacks (`dump_stacks_on_signal`), and then kills the driver.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpc_grpo.contract import ATTEMPT_DIR_VARIABLE, STACKS_NAME, STACKS_SIGNAL, STUCK_NAME
+from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.run_dir import write_atomic
+
+_POLL_S = 1.0
+
+
+class Watchdog:
+    """Watches the timer's phase from a thread of its own, until `close`."""
+
+    def __init__(self, timer: StepTimer, deadlines_s: Mapping[str, float]) -> None:
+        """`deadlines_s`: the longest that each phase of the timer may take; other phases have no limit."""
+        self._timer = timer
+        self._deadlines_s = deadlines_s
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_POLL_S):
+            name, begun = self._timer.current
+            limit_s = self._deadlines_s.get(name)
+            if limit_s is not None and time.monotonic() - begun > limit_s:
+                say_stuck(f"The driver was in {name!r} for more than deadlines.{name}_s = {limit_s:g}.")
+                return
+
+
+def say_stuck(why: str) -> None:
+    """Tell the supervisor, which ends this process."""
+    print(f"error: {why}", flush=True)
+    if folder := os.environ.get(ATTEMPT_DIR_VARIABLE):
+        write_atomic(Path(folder) / STUCK_NAME, why)
+
+
+def dump_stacks_on_signal(role: str) -> None:
+    """From here on this process answers STACKS_SIGNAL with its threads' stacks, in the attempt's folder."""
+    if folder := os.environ.get(ATTEMPT_DIR_VARIABLE):
+        path = Path(folder) / STACKS_NAME / f"{socket.gethostname()}-{os.getpid()}-{role}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Open as long as the process lives: the handler must not allocate.
+        faulthandler.register(STACKS_SIGNAL, file=path.open("w"), all_threads=True)
