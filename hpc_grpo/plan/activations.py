@@ -19,7 +19,7 @@ LOGIT_BYTES = 20
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes at the peak of a backward pass. `kept` waits for it; of `one_layer` and `head` only one exists at a time."""
+    """Bytes at the peak of a backward pass. `kept` waits for it; `one_layer` and `head` come one after the other."""
 
     kept: int
     one_layer: int

@@ -57,18 +57,19 @@ def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int, tensor_parallel: int
 
 
 def engine_budget(model: Model, config: Config, hardware: Hardware) -> tuple[MemoryBudget, KvCache]:
-    """One GPU of one engine. Where the weights leave no room for a sequence, the cache shown is what one needs."""
+    """One GPU of one engine. Where the weights leave no room for a full-length sequence, what one needs is shown."""
     engine = config.engine
     parts = [*model_parts(model, config), _runtime_part(config)]
     per_token = kv_bytes_per_token(model.shape, DTYPE_BYTES[config.model.dtype], engine.tensor_parallel)
     limit = int(hardware.gpu_bytes * (1.0 if engine.kv_cache_gib else engine.gpu_memory_utilization))
     needed = per_token * (config.max_model_len + BLOCK_TOKENS)
     left = limit - sum(part.num_bytes for part in parts)
-    kv_bytes, formula = max(left, needed), f"the rest of {engine.gpu_memory_utilization:g} of the GPU"
     if engine.kv_cache_gib:
-        kv_bytes, formula = max(int(engine.kv_cache_gib * GIB), needed), "engine.kv_cache_gib"
-    if kv_bytes == needed:
-        formula = "2 L k b (max_model_len + 16)"
+        kv_bytes, formula = int(engine.kv_cache_gib * GIB), "engine.kv_cache_gib"
+    elif left >= needed:
+        kv_bytes, formula = left, f"the rest of {engine.gpu_memory_utilization:g} of the GPU"
+    else:
+        kv_bytes, formula = needed, "2 L k b (max_model_len + 16)"
     cache = KvCache(kv_bytes, per_token, config.max_model_len)
     return MemoryBudget("engine GPU", nonzero(*parts, Part("KV cache", kv_bytes, formula)), limit), cache
 

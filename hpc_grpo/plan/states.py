@@ -4,7 +4,8 @@ Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), section 3: mixed-precision A
 + 12 (float32 weights and two moments) bytes a parameter; stage 1 divides the 12 by the learners W, stage 2 the
 gradients too, stage 3 everything. Deviations here, since gradients are summed in float32 over microbatches
 (`grad_accum_dtype` in learner/deepspeed_config.py): 4 bytes of gradients instead of 2, and what DeepSpeed 0.19.8
-keeps beside them. Measured as the live tensors of a learner on CPU, for W = 1 and 2.
+keeps beside them. Measured as the live tensors of a learner on CPU before its step, for W = 1 and 2; float32 rows of
+stages 1 and 2 include the copy of the gradients that the step makes, and stage 1 with offload is read from the source.
 """
 
 from __future__ import annotations

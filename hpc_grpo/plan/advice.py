@@ -1,0 +1,128 @@
+"""What to change where a run does not fit, and how large a model the same settings carry.
+
+Nothing is guessed: every suggestion was planned, and fits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_grpo.config.schema import Config
+from hpc_grpo.plan.fit import Plan, make_plan
+from hpc_grpo.plan.memory import GIB
+from hpc_grpo.plan.shapes import FAMILY, family_model
+
+_MAX_NODES = 256
+_MAX_CHANGES = 3
+_LEAST_OBJECT_STORE_GIB = 4.0
+
+
+@dataclass(frozen=True)
+class Change:
+    """Keys with their new values, as on the command line, and the number of nodes."""
+
+    values: tuple[tuple[str, Any], ...]
+    num_nodes: int
+
+    @property
+    def text(self) -> str:
+        return " ".join(f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in self.values)
+
+
+def changes_that_fit(plan: Plan) -> list[Change]:
+    """The smallest sets of changes with which the plan fits: on as many nodes, then on the fewest nodes more."""
+    singles = _candidates(plan)
+    found: list[tuple[tuple[str, Any], ...]] = []
+    for size in range(1, _MAX_CHANGES + 1):
+        for group in itertools.combinations(singles, size):
+            values = tuple(itertools.chain.from_iterable(group))
+            if any(set(smaller) <= set(values) for smaller in found):
+                continue
+            if _with(plan, values, plan.num_nodes).fits:
+                found.append(values)
+    changes = [Change(values, plan.num_nodes) for values in found]
+    return changes + _more_nodes(plan)
+
+
+def largest_models(plan: Plan) -> list[tuple[str, Plan]]:
+    """Each known size with its plan under the same settings, in ascending order."""
+    plans = ((size, make_plan(family_model(size), plan.config, plan.num_nodes, plan.hardware)) for size in FAMILY)
+    return list(plans)
+
+
+def with_values(config: Config, values: Iterable[tuple[str, Any]]) -> Config:
+    """The config with `section.key` values replaced; they are not validated."""
+    for path, value in values:
+        section, key = path.split(".")
+        changed = getattr(config, section).model_copy(update={key: value})
+        config = config.model_copy(update={section: changed})
+    return config
+
+
+def _candidates(plan: Plan) -> list[tuple[tuple[str, Any], ...]]:
+    """Changes worth trying, those first that cost least."""
+    config = plan.config
+    train, wider = config.train, _wider_engines(plan)
+    possible: list[tuple[bool, tuple[tuple[str, Any], ...]]] = [
+        (config.weights.num_buffers > 1, (("weights.num_buffers", 1),)),
+        (
+            config.launch.object_store_gib > _LEAST_OBJECT_STORE_GIB,
+            (("launch.object_store_gib", _LEAST_OBJECT_STORE_GIB),),
+        ),
+        (train.gradient_checkpointing is False, (("train.gradient_checkpointing", True),)),
+        (train.zero_stage < 3, (("train.zero_stage", 3),)),
+        (
+            config.task == "grpo" and train.max_tokens_per_microbatch > config.max_model_len,
+            (("train.max_tokens_per_microbatch", config.max_model_len),),
+        ),
+        (train.offload_optimizer == "none", (("train.offload_optimizer", "cpu"),)),
+        (bool(wider), wider),
+        (config.task == "grpo" and config.loss.kl_coef > 0.0, (("loss.kl_coef", 0.0),)),
+    ]
+    return [values for applies, values in possible if applies]
+
+
+def _more_nodes(plan: Plan) -> list[Change]:
+    """The fewest nodes with the settings as they are, then with sharding and offload where those take fewer.
+
+    More nodes do not help an engine that lacks memory: it gets more GPUs in any case.
+    """
+    train = plan.config.train
+    wider = _wider_engines(plan) if any(b.device == "engine GPU" and not b.fits for b in plan.budgets) else ()
+    sharded = (("train.zero_stage", 3),) if train.zero_stage < 3 else ()
+    offloaded = (("train.offload_optimizer", "cpu"),) if train.offload_optimizer == "none" else ()
+    found: list[Change] = []
+    ceiling = _MAX_NODES
+    for values in dict.fromkeys([(), sharded, offloaded, (*sharded, *offloaded)]):
+        for num_nodes in range(plan.num_nodes + 1, ceiling + 1):
+            if _with(plan, (*wider, *values), num_nodes).fits:
+                found.append(Change((*wider, *values), num_nodes))
+                ceiling = num_nodes - 1
+                break
+    return found
+
+
+def _wider_engines(plan: Plan) -> tuple[tuple[str, Any], ...]:
+    """Twice the GPUs for each engine, and half as many engines; empty where that is not possible."""
+    engine = plan.config.engine
+    wider = 2 * engine.tensor_parallel
+    if plan.config.task != "grpo" or engine.engines_per_node < 2 or plan.model.shape.num_heads % wider:
+        return ()
+    return ("engine.tensor_parallel", wider), ("engine.engines_per_node", engine.engines_per_node // 2)
+
+
+def _with(plan: Plan, values: Iterable[tuple[str, Any]], num_nodes: int) -> Plan:
+    return make_plan(plan.model, with_values(plan.config, values), num_nodes, plan.hardware)
+
+
+def shortfall(plan: Plan) -> str:
+    """The device that lacks most, in a few words; empty when the plan fits."""
+    missing = [budget for budget in plan.budgets if not budget.fits]
+    if not missing:
+        return "; ".join(plan.problems)
+    worst = max(missing, key=lambda budget: budget.num_bytes / budget.capacity_bytes)
+    return f"{worst.device} {worst.num_bytes / GIB:.0f} of {worst.capacity_bytes / GIB:.0f} GiB"

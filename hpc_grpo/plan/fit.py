@@ -1,0 +1,85 @@
+"""Does a run fit on the nodes it is planned for? Puts the budgets of learner, engine and node side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpc_grpo.config.schema import Config
+from hpc_grpo.plan.engine import KvCache, cpu_kv_cache, engine_budget
+from hpc_grpo.plan.learner import learner_budget
+from hpc_grpo.plan.memory import GIB, Hardware, MemoryBudget
+from hpc_grpo.plan.node import (
+    export_bytes,
+    gpus_per_node,
+    host_budget,
+    num_engines,
+    runs_on_gpu,
+    shared_memory_budget,
+)
+from hpc_grpo.plan.shapes import Model
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The budgets of every kind of device. `kv_cache` is None without engines (SFT)."""
+
+    model: Model
+    config: Config
+    num_nodes: int
+    hardware: Hardware
+    budgets: tuple[MemoryBudget, ...]
+    kv_cache: KvCache | None
+
+    @property
+    def num_learners(self) -> int:
+        return self.num_nodes * self.config.placement.learners_per_node
+
+    @property
+    def fits(self) -> bool:
+        return not self.problems
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What does not fit, in words; empty when all does."""
+        found = [
+            f"{budget.device}: {budget.num_bytes / GIB:.1f} GiB needed, {budget.capacity_bytes / GIB:.1f} GiB there"
+            for budget in self.budgets
+            if not budget.fits
+        ]
+        needed, asked = gpus_per_node(self.config), self.config.launch.slurm.gpus_per_node
+        if asked and needed > asked:
+            found.append(f"GPUs: {needed} needed on each node, launch.slurm.gpus_per_node = {asked}")
+        if self.kv_cache is not None and self.kv_cache.num_sequences == 0:
+            found.append(
+                f"KV cache: {self.kv_cache.num_tokens:,} tokens, less than one sequence of "
+                f"{self.kv_cache.max_model_len:,}; raise engine.kv_cache_gib or set it to null"
+            )
+        return tuple(found)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What fits while training but may not in a moment beside it."""
+        host = next(budget for budget in self.budgets if budget.device == "node's host memory")
+        export = export_bytes(self.model, self.config)
+        if not host.fits or host.num_bytes + export <= host.capacity_bytes:
+            return ()
+        return (
+            f"The export collects the weights once more on the head node: {(host.num_bytes + export) / GIB:.1f} of "
+            f"{host.capacity_bytes / GIB:.1f} GiB for a moment, and the job may be killed there. Free host memory: "
+            f"more nodes, or a smaller launch.object_store_gib.",
+        )
+
+
+def make_plan(model: Model, config: Config, num_nodes: int, hardware: Hardware) -> Plan:
+    """Add up what each device holds when `config` runs on `num_nodes`."""
+    num_learners = num_nodes * config.placement.learners_per_node
+    on_gpu, cache = runs_on_gpu(config), None
+    gpus = [learner_budget(model, config, num_learners, hardware)] if on_gpu else []
+    if num_engines(config) and on_gpu:
+        engine, cache = engine_budget(model, config, hardware)
+        gpus.append(engine)
+    elif num_engines(config):
+        cache = cpu_kv_cache(model, config)
+    host = host_budget(model, config, num_learners, cache.num_bytes if cache else 0, hardware)
+    budgets = (*gpus, host, shared_memory_budget(model, config, hardware))
+    return Plan(model, config, num_nodes, hardware, budgets, cache)

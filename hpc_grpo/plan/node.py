@@ -1,0 +1,88 @@
+"""What a node holds in host memory, and in shared memory (/dev/shm) as a part of it.
+
+Every learner writes to the same host memory as the weight store, Ray and the engines' processes: only their sum says
+whether a node has enough.
+"""
+
+from __future__ import annotations
+
+from hpc_grpo.config.schema import Config
+from hpc_grpo.plan.engine import model_parts
+from hpc_grpo.plan.learner import activation_parts, host_parts, state_parts
+from hpc_grpo.plan.memory import DTYPE_BYTES, GIB, Hardware, MemoryBudget, Part, nonzero
+from hpc_grpo.plan.shapes import Model
+
+GPU_PROCESS_GIB = 5.0
+CPU_PROCESS_GIB = 1.5
+GRADING_PROCESS_GIB = 0.25
+SYSTEM_GIB = 4.0
+"""Assumed: libraries and staging buffers of a learner or engine; a reward process; driver, Ray, operating system."""
+SHARED_MEMORY_SHARE = 0.5
+"""Of a node's memory: the kernel's default size of /dev/shm (tmpfs(5), option `size`)."""
+
+
+def runs_on_gpu(config: Config) -> bool:
+    """Planned for GPUs unless the config says CPU: the machine that plans need not be the one that trains."""
+    return config.model.device != "cpu" and config.placement.gpus != "none"
+
+
+def num_engines(config: Config) -> int:
+    return config.engine.engines_per_node if config.task == "grpo" else 0
+
+
+def gpus_per_node(config: Config) -> int:
+    """GPUs that learners and engines take on each node."""
+    engines = num_engines(config) * config.engine.tensor_parallel
+    return config.placement.learners_per_node + engines if runs_on_gpu(config) else 0
+
+
+def host_budget(model: Model, config: Config, num_learners: int, kv_bytes: int, hardware: Hardware) -> MemoryBudget:
+    """A node's host memory at the peak of a step."""
+    shared = shared_memory_parts(model, config)
+    offloaded = host_parts(model, config, num_learners, config.placement.learners_per_node)
+    on_cpu = [] if runs_on_gpu(config) else _cpu_parts(model, config, num_learners, kv_bytes)
+    parts = [*shared, *offloaded, *on_cpu, _processes(config)]
+    return MemoryBudget("node's host memory", nonzero(*parts), hardware.host_bytes)
+
+
+def shared_memory_budget(model: Model, config: Config, hardware: Hardware) -> MemoryBudget:
+    """The part of it in /dev/shm, whose size is half of a node's memory unless the site changed it."""
+    capacity = int(hardware.host_bytes * SHARED_MEMORY_SHARE)
+    return MemoryBudget("node's shared memory", shared_memory_parts(model, config), capacity)
+
+
+def shared_memory_parts(model: Model, config: Config) -> tuple[Part, ...]:
+    """The weight store (weights/store.py; grpo alone has one) and Ray's object store."""
+    b, buffers = DTYPE_BYTES[config.model.dtype], config.weights.num_buffers
+    store = b * model.num_parameters * buffers if config.task == "grpo" else 0
+    objects = int(config.launch.object_store_gib * GIB)
+    return nonzero(
+        Part("weight store in /dev/shm", store, "b P" if buffers == 1 else f"{buffers} b P"),
+        Part("Ray's object store in /dev/shm", objects, "launch.object_store_gib"),
+    )
+
+
+def export_bytes(model: Model, config: Config) -> int:
+    """What the export holds for a moment on the head node: learner 0 collects all weights (learner/export.py)."""
+    return DTYPE_BYTES[config.model.dtype] * model.num_parameters
+
+
+def _processes(config: Config) -> Part:
+    engines = num_engines(config)
+    workers = config.placement.learners_per_node + engines * config.engine.tensor_parallel
+    each = GPU_PROCESS_GIB if runs_on_gpu(config) else CPU_PROCESS_GIB
+    grading = GRADING_PROCESS_GIB * config.grading.num_workers if engines else 0.0
+    formula = f"{workers} x {each:g} + {grading:g} + {SYSTEM_GIB:g} GiB, assumed"
+    return Part("processes", int((workers * each + grading + SYSTEM_GIB) * GIB), formula)
+
+
+def _cpu_parts(model: Model, config: Config, num_learners: int, kv_bytes: int) -> list[Part]:
+    """Learners and engines that compute on CPU. Communication buffers are left out: untouched pages take nothing."""
+    learners, engines = config.placement.learners_per_node, num_engines(config)
+    learner = [*state_parts(model, config, num_learners), *activation_parts(model, config, on_gpu=False)]
+    weights = sum(part.num_bytes for part in model_parts(model, config)) * config.engine.tensor_parallel
+    return [
+        *(Part(f"learner: {part.name}", learners * part.num_bytes, part.formula) for part in learner),
+        Part("engines: weights, largest batch", engines * weights, "b P + ..."),
+        Part("engines: KV cache", engines * config.engine.tensor_parallel * kv_bytes, "engine.kv_cache_gib"),
+    ]

@@ -1,0 +1,120 @@
+"""The plan as text for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from hpc_grpo.plan.advice import changes_that_fit, largest_models, shortfall
+from hpc_grpo.plan.fit import Plan
+from hpc_grpo.plan.learner import is_checkpointed
+from hpc_grpo.plan.memory import GIB, MemoryBudget
+from hpc_grpo.plan.node import num_engines, runs_on_gpu
+from hpc_grpo.plan.pace import MeasuredPace
+from hpc_grpo.plan.workload import workload
+
+_MAX_CHANGES_SHOWN = 6
+_NAME_WIDTH = 46
+_LINE_WIDTH = 100
+
+
+def plan_text(plan: Plan, pace: MeasuredPace | None) -> str:
+    """Everything `hpc-grpo plan` prints."""
+    sections = [_head(plan), *map(_budget, plan.budgets), _verdict(plan), _step(plan), _sizes(plan)]
+    return "\n\n".join("\n".join(section) for section in (*sections, _time(plan, pace))) + "\n"
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    config, train, engines = plan.config, plan.config.train, num_engines(plan.config)
+    yield f"{plan.model.name}: {plan.model.num_parameters:,} parameters ({plan.model.counted_from})"
+    learners = config.placement.learners_per_node
+    yield f"{_count(plan.num_nodes, 'node')}, each {_count(learners, 'learner')} and {_count(engines, 'engine')}"
+    on_gpu = runs_on_gpu(config)
+    checkpointing = "on" if is_checkpointed(config, on_gpu=on_gpu) else "off"
+    yield (
+        f"ZeRO-{train.zero_stage}, offload {train.offload_optimizer}, gradient checkpointing {checkpointing}, "
+        f"{train.max_tokens_per_microbatch:,} tokens a microbatch" + ("" if on_gpu else ", on CPU")
+    )
+    learners_text = _count(plan.num_learners, "learner")
+    yield f"P = {plan.model.num_parameters / 1e9:.3f}e9 parameters, W = {learners_text}; all symbols: docs/memory.md"
+
+
+def _budget(budget: MemoryBudget) -> Iterator[str]:
+    yield f"{budget.device:<{_NAME_WIDTH}}     GiB"
+    for part in budget.parts:
+        yield f"  {part.name:<{_NAME_WIDTH}}{part.num_bytes / GIB:>6.1f}  {part.formula}"
+    verdict = "fits" if budget.fits else "DOES NOT FIT"
+    total = f"  {'together':<{_NAME_WIDTH}}{budget.num_bytes / GIB:>6.1f}"
+    yield f"{total}  of {budget.capacity_bytes / GIB:.1f}: {verdict}"
+
+
+def _verdict(plan: Plan) -> Iterator[str]:
+    if plan.fits:
+        yield "It fits."
+        for warning in plan.warnings:
+            yield from _wrapped(warning)
+        return
+    yield "It does not fit:"
+    yield from (f"  {problem}" for problem in plan.problems)
+    changes = changes_that_fit(plan)
+    if not changes:
+        yield "No change of one to three settings and no number of nodes up to 256 makes it fit: take a smaller model."
+        return
+    yield "It fits with any one of:"
+    here = [change for change in changes if change.num_nodes == plan.num_nodes][:_MAX_CHANGES_SHOWN]
+    for change in [*here, *(change for change in changes if change.num_nodes > plan.num_nodes)]:
+        nodes = [f"--nodes {change.num_nodes}"] if change.num_nodes != plan.num_nodes else []
+        yield "  " + " ".join([*([change.text] if change.text else []), *nodes])
+
+
+def _step(plan: Plan) -> Iterator[str]:
+    load, cache = workload(plan), plan.kv_cache
+    if load.max_tokens is None or cache is None:
+        yield f"A step trains on {load.num_sequences:,} demonstrations."
+        return
+    yield from _wrapped(
+        f"A step samples {load.num_sequences:,} sequences of at most {plan.config.max_model_len:,} tokens: "
+        f"at most {load.max_tokens:,} tokens, {load.max_new_tokens:,} of them sampled."
+    )
+    if all(budget.fits for budget in plan.budgets if budget.device == "engine GPU"):
+        yield from _wrapped(
+            f"An engine gets {load.sequences_per_engine:,} of them. Its KV cache takes {cache.bytes_per_token:,} bytes "
+            f"a token and GPU and holds {cache.num_tokens:,} tokens: {_count(cache.num_sequences, 'sequence')} of full "
+            f"length. {load.running_sequences:,} of these run at once (engine.max_num_seqs: "
+            f"{plan.config.engine.max_num_seqs:,})."
+        )
+    yield f"A learner trains on at most {load.num_microbatches:,} microbatches a step."
+
+
+def _sizes(plan: Plan) -> Iterator[str]:
+    plans = largest_models(plan)
+    fitting = [size for size, planned in plans if planned.fits]
+    yield f"Largest model with these settings, of Qwen2.5's sizes: {fitting[-1] if fitting else 'none of them'}"
+    for size, planned in plans:
+        yield f"  {size:>5}  " + ("fits" if planned.fits else f"does not fit: {shortfall(planned)}")
+
+
+def _time(plan: Plan, pace: MeasuredPace | None) -> Iterator[str]:
+    if pace is None:
+        yield "Step time: not known until a step of this run was measured."
+        return
+    where = f" on {_count(pace.num_nodes, 'node')}" if pace.num_nodes else ""
+    yield (
+        f"Step time: {pace.median_step_s:.1f} s, the median of {_count(pace.num_steps, 'step')} of attempt "
+        f"{pace.attempt}{where}."
+    )
+    left = pace.node_hours_left(plan.num_nodes)
+    if left is None or pace.num_remaining_steps is None:
+        yield "Node-hours left: not known, since the length of the run is not (train.total_epochs)."
+        return
+    yield f"Node-hours left: {left:.1f}, for {_count(pace.num_remaining_steps, 'step')}."
+    if pace.num_nodes not in (None, plan.num_nodes):
+        yield f"  (on {_count(pace.num_nodes or 0, 'node')}; how it changes with {plan.num_nodes} was not measured)"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _LINE_WIDTH)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
