@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from holding_driver import ENVIRONMENT
-from training_runs import LETTERS, Attempt, run_to_end, tiny_config, write_workspace
+from training_runs import LETTERS, Attempt, complete_in_cluster, tiny_config, write_workspace
 
 from hpc_grpo.errors import EXIT_CRASH, EXIT_RESUMABLE
 from hpc_grpo.run_dir import RunDir
@@ -97,6 +97,6 @@ def sync_settings(sft_run: RunDir) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def sync_run(workspace: Path, sync_settings: dict[str, Any]) -> RunDir:
+def sync_run(workspace: Path, cluster: dict[str, str], sync_settings: dict[str, Any]) -> RunDir:
     """Synchronous, tied embeddings, never interrupted."""
-    return run_to_end(tiny_config(workspace, "sync", **sync_settings)).run_dir
+    return complete_in_cluster(cluster, tiny_config(workspace, "sync", **sync_settings))

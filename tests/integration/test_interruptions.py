@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conftest import SFT_STEPS, SYNC_STEPS
 from kill_resume import differing_weights, kill_after_step
-from training_runs import Attempt, metrics_of, run_to_end, tiny_config
+from training_runs import Attempt, complete_in_cluster, metrics_of, tiny_config
 
 from hpc_grpo.errors import EXIT_RESUMABLE
 from hpc_grpo.ledger import check_ledger
@@ -42,12 +42,12 @@ def test_stop_file_ends_a_run_that_can_be_taken_up_again(stopped_sft: tuple[Atte
 
 
 def test_killed_synchronous_run_ends_with_the_same_bits(
-    workspace: Path, sync_run: RunDir, sync_settings: dict[str, Any]
+    workspace: Path, cluster: dict[str, str], sync_run: RunDir, sync_settings: dict[str, Any]
 ) -> None:
     config = tiny_config(workspace, "killed", **sync_settings)
     killed = kill_after_step(config, SYNC_STEPS // 2 + 1)
     assert killed.record()["exit_kind"] == "crash"
-    run_dir = run_to_end(config).run_dir
+    run_dir = complete_in_cluster(cluster, config)
     assert differing_weights(run_dir, sync_run) == []
     verdict = check_ledger(run_dir)
     assert verdict.is_sound, verdict
@@ -56,7 +56,7 @@ def test_killed_synchronous_run_ends_with_the_same_bits(
     assert rewards[0] == rewards[1]
 
 
-def test_run_that_samples_ahead_survives_a_signal_and_a_kill(workspace: Path) -> None:
+def test_run_that_samples_ahead_survives_a_signal(workspace: Path, cluster: dict[str, str]) -> None:
     config = tiny_config(
         workspace, "ahead", train={"total_steps": ASYNC_STEPS}, rollout={"max_policy_lag": 2, "max_new_tokens": 40}
     )
@@ -68,9 +68,9 @@ def test_run_that_samples_ahead_survives_a_signal_and_a_kill(workspace: Path) ->
     assert f"Stopping after step {step}: signal SIGTERM." in attempt.text
     assert attempt.record()["exit_kind"] == "resumable"
 
-    killed = kill_after_step(config, step + 3)
-    assert f"Resuming after step {step} of {ASYNC_STEPS}." in killed.text
-    run_dir = run_to_end(config).run_dir
+    with Attempt.in_cluster(cluster, config) as resumed:
+        run_dir = resumed.wait_to_end()
+    assert f"Resuming after step {step} of {ASYNC_STEPS}." in resumed.text
     verdict = check_ledger(run_dir)
     assert verdict.is_sound, verdict
     assert (verdict.steps, verdict.ordinals) == (ASYNC_STEPS, ASYNC_STEPS * 6)

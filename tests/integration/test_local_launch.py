@@ -93,3 +93,18 @@ def test_a_killed_supervisor_takes_everything_with_it(tmp_path: Path) -> None:
     run.kill()
     run.wait()
     wait_until(lambda: not left_behind(tmp_path), "nothing is left", 30.0)
+
+
+def test_a_stuck_driver_leaves_the_stacks_of_every_process_and_is_ended(tmp_path: Path) -> None:
+    env = environment(HPC_GRPO_STAND_IN_STUCK="1")
+    done = subprocess.run(command(tmp_path), capture_output=True, text=True, env=env, timeout=_DEADLINE_S, check=False)
+    assert done.returncode == 128 + signal.SIGKILL
+    ended = record(tmp_path)
+    assert ended["exit_kind"] == "crash"
+    assert ended["why"].startswith("The stand-in hangs. The stacks of its processes are in ")
+    (attempt_dir,) = (tmp_path / "debug" / "attempts").iterdir()
+    stacks = {path.stem.rpartition("-")[2]: path.read_text() for path in (attempt_dir / "stacks").iterdir()}
+    assert sorted(stacks) == ["driver", "witness"]
+    assert "driver.py" in stacks["driver"]
+    assert "main_loop" in stacks["witness"]
+    assert left_behind(tmp_path) == []

@@ -177,6 +177,12 @@ def run_to_end(config: Path) -> Attempt:
     return attempt
 
 
+def complete_in_cluster(environment: Mapping[str, str], config: Path) -> RunDir:
+    """Run `config` to COMPLETE in a cluster that is up."""
+    with Attempt.in_cluster(environment, config) as attempt:
+        return attempt.wait_to_end()
+
+
 def metrics_of(run_dir: RunDir) -> dict[int, dict[str, Any]]:
     """The surviving metrics of each training step, without the eval before the first."""
     return {step: values for step, values in read_metrics(run_dir.metrics).items() if step > 0}

@@ -1,7 +1,8 @@
 """A driver for tests of launching: real Ray, no training.
 
 `python -m tests.stand_ins.driver RUN_DIR` shows what the cluster and each node look like, then writes COMPLETE and
-exits 0; HPC_GRPO_STAND_IN_EXIT gives another code, HPC_GRPO_STAND_IN_SLEEP_S keeps it running before that.
+exits 0; HPC_GRPO_STAND_IN_EXIT gives another code, HPC_GRPO_STAND_IN_SLEEP_S keeps it running before that,
+HPC_GRPO_STAND_IN_STUCK has it say that it is stuck, and hang.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from pathlib import Path
 import ray
 
 from hpc_grpo.ray_address import wait_for_ray
+from hpc_grpo.watchdog import dump_stacks_on_signal, say_stuck
 
 
 @ray.remote(num_cpus=0.5)
 class Witness:
     """Tells what an actor on its node sees."""
+
+    def __init__(self) -> None:
+        dump_stacks_on_signal("witness")
 
     def see(self) -> dict[str, object]:
         store = Path(os.environ["HPC_GRPO_SHM_DIR"])
@@ -43,6 +48,7 @@ def on_signal(sig: int, _frame: object) -> None:
 def main(run_dir: Path) -> int:
     for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(sig, on_signal)
+    dump_stacks_on_signal("driver")
     ray.init(address=wait_for_ray(lambda: False), log_to_driver=False)
     nodes = [node for node in ray.nodes() if node["Alive"]]
     witnesses = [Witness.options(resources={f"node:{node['NodeManagerAddress']}": 0.01}).remote() for node in nodes]
@@ -51,6 +57,9 @@ def main(run_dir: Path) -> int:
     report = {"resources": ray.cluster_resources(), "witnesses": seen, "contract": contract}
     (run_dir / "stand_in.json").write_text(json.dumps(report, indent=2))
     print(f"stand-in: {len(nodes)} nodes, {ray.cluster_resources().get('GPU', 0):.0f} GPUs", flush=True)
+    if "HPC_GRPO_STAND_IN_STUCK" in os.environ:
+        say_stuck("The stand-in hangs.")
+        time.sleep(600)
     time.sleep(float(os.environ.get("HPC_GRPO_STAND_IN_SLEEP_S", "0")))
     code = int(os.environ.get("HPC_GRPO_STAND_IN_EXIT", "0"))
     if code == 0:
