@@ -12,6 +12,9 @@ ATTEMPT_VARIABLE = "HPC_GRPO_ATTEMPT"
 
 ATTEMPT_DIR_VARIABLE = "HPC_GRPO_ATTEMPT_DIR"
 
+NUM_NODES_VARIABLE = "HPC_GRPO_NUM_NODES"
+"""Nodes of the attempt: with fewer in Ray one was lost, and training must not go on as if it had not."""
+
 ENDS_AT_VARIABLE = "HPC_GRPO_ENDS_AT"
 """Unix time at which the allocation ends; absent where there is no limit."""
 

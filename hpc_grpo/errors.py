@@ -6,6 +6,8 @@ says whether running the same command again can help.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 EXIT_COMPLETE = 0
 EXIT_CRASH = 1
 EXIT_UNAVAILABLE = 69
@@ -49,6 +51,10 @@ class RunHeldError(LaunchError):
 
 
 class NodesUnavailableError(LaunchError):
-    """Nodes or GPUs did not join before the deadline."""
+    """Nodes or GPUs did not join before the deadline; `nodes` are those it is known of."""
+
+    def __init__(self, message: str, nodes: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.nodes = tuple(nodes)
 
     exit_code = EXIT_UNAVAILABLE

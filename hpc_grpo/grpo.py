@@ -34,6 +34,7 @@ class GrpoLoop:
         if state.step == 0 and (metrics := self._evaluate(state)):
             session.journal.record_eval(state.step, metrics)
         self.rollouts.start_prompts(policy_version)
+        timer.start_over()
         while session.should_go_on(state):
             with timer.phase("generate_wait"):
                 groups = self._take_step(state, policy_version)

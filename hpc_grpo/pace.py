@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hpc_grpo.metrics.state import RunState
 
 _RECENT = 100
-_ENOUGH = 20
+_ENOUGH = 5
 _SAVE_BEFORE_MEASURED_S = 30.0
 
 
@@ -28,6 +28,11 @@ class Durations:
     def __init__(self, earlier_p95_s: float | None = None) -> None:
         self._earlier_s = earlier_p95_s
         self._recent: deque[float] = deque(maxlen=_RECENT)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether this attempt has a duration of its own."""
+        return bool(self._recent)
 
     def add(self, seconds: float) -> None:
         self._recent.append(seconds)
@@ -55,7 +60,11 @@ class Pace:
 
     @property
     def step_and_save_s(self) -> float:
-        """Seconds that one more step and a save may take: p95 of each."""
+        """Seconds that one more step and a save may take: p95 of each.
+
+        An attempt's first step counts as nothing: one slow step in the past must not keep all later attempts from
+        ever taking another.
+        """
         step_s = self.steps.p95_s or 0.0
-        save_s = self.saves.p95_s
-        return step_s + (max(step_s, _SAVE_BEFORE_MEASURED_S) if save_s is None else save_s)
+        save_s = max(step_s, _SAVE_BEFORE_MEASURED_S) if self.saves.p95_s is None else self.saves.p95_s
+        return (step_s if self.steps.is_measured else 0.0) + save_s

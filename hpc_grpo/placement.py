@@ -6,6 +6,7 @@ what does not fit. It waits for the reservations, which are granted at once sinc
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hpc_grpo.config import Config
+from hpc_grpo.contract import NUM_NODES_VARIABLE
 from hpc_grpo.errors import ConfigError, LaunchError
 
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -63,12 +65,16 @@ def uses_cuda(config: Config) -> bool:
 def reserve_nodes(config: Config) -> list[NodeSlots]:
     """Reserve every node of the cluster, the head first, the others by address.
 
-    Raises ConfigError when a node is too small, LaunchError when Ray does not grant the reservation.
+    Raises ConfigError when a node is too small, LaunchError when a node is gone, or when Ray does not grant the
+    reservation.
     """
     nodes = sorted(
         (node for node in ray.nodes() if node["Alive"]),
         key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeManagerAddress"]),
     )
+    expected = int(os.environ.get(NUM_NODES_VARIABLE, "1"))
+    if len(nodes) < expected:
+        raise LaunchError(f"Of the {expected} nodes of this attempt only {len(nodes)} are in Ray: one was lost.")
     slots = [_reserve(config, node["NodeManagerAddress"], node["Resources"]) for node in nodes]
     waiting = [slot.group.ready() for slot in slots]
     granted, _ = ray.wait(waiting, num_returns=len(waiting), timeout=_RESERVE_DEADLINE_S)

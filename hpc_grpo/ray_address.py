@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpc_grpo.contract import RAY_ADDRESS_FILE_VARIABLE
 
-_POLL_S = 0.05
+_POLL_S = 0.25
 
 
 def wait_for_ray(is_asked_to_stop: Callable[[], bool]) -> str | None:

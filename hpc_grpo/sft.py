@@ -25,6 +25,7 @@ class SftLoop:
         """Train from `state` until the run is complete or asked to stop; returns the state reached."""
         session, timer = self.session, self.session.journal.timer
         batch_size = session.config.sft.batch_size
+        timer.start_over()
         while session.should_go_on(state):
             ordinals = range(state.next_ordinal, state.next_ordinal + batch_size)
             sequences = [_sequence(self.stream.demonstration(ordinal)) for ordinal in ordinals]

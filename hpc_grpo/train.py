@@ -53,7 +53,6 @@ def train(run_dir: RunDir) -> bool:
     with journal.timer.phase("start"):
         workers = Workers(config, reserve_nodes(config), inputs, budget.total_steps * config.train.num_minibatches)
         workers.start()
-    journal.timer.start_over()
     checkpoints = Checkpoints(config, run_dir, workers.learners, pace.saves)
     session = Session(config, run_dir, budget, journal, checkpoints, stop, pace)
     try:

@@ -17,12 +17,18 @@ _RUN = click.argument("run", metavar="RUN")
 @click.command()
 @_RUN
 def stop(run: str) -> None:
-    """End a run after the step in progress and a checkpoint, and call its follow-on job off."""
+    """End a run after the step in progress and a checkpoint; its follow-on job is cancelled then."""
+    from hpc_grpo.launch.holder import read_holder
+
     run_dir = _find(run)
     if _is_over(run_dir):
         return
     run_dir.stop_marker.touch()
-    click.echo(f"{run_dir.path.name} stops after its step and a checkpoint. Take it up again: hpc-grpo resume {run}")
+    if read_holder(run_dir) is None:
+        click.echo("Nothing trains it now; a job that waits will end as soon as it starts.")
+    else:
+        click.echo(f"{run_dir.path.name} stops after its step and a checkpoint.")
+    click.echo(f"Take it up again with: hpc-grpo resume {run}")
 
 
 @click.command()
@@ -42,12 +48,16 @@ def cancel(run: str) -> None:
 @_RUN
 @DRIVER
 def resume(run: str, driver: str) -> None:
-    """Submit a run again as it was handed in: after stop, cancel, or a chain that gave up."""
+    """Submit a run again with what its last job had: after stop, cancel, or a chain that gave up."""
     from hpc_grpo.commands.run import hand_in
+    from hpc_grpo.config import load_resolved
+    from hpc_grpo.launch.chain_record import read_chain
+    from hpc_grpo.launch.holder import refuse_if_held
 
     run_dir = _find(run)
     if not _is_over(run_dir):
-        hand_in(run_dir, driver)
+        refuse_if_held(run_dir)
+        hand_in(run_dir, read_chain(run_dir).launch(load_resolved(run_dir.config).launch), driver)
 
 
 def _find(run: str) -> RunDir:

@@ -13,6 +13,7 @@ import click
 from hpc_grpo.commands.options import CONFIG, DRIVER, OVERRIDES, SET
 
 if TYPE_CHECKING:
+    from hpc_grpo.config.launch_schema import LaunchConfig
     from hpc_grpo.run_dir import RunDir
 
 
@@ -28,17 +29,21 @@ def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], l
     CONFIG is a .yaml file, a .sh file that sets TRAINING_ARGS, or the name of a shipped config. The same
     command resumes a run that was interrupted.
     """
-    from hpc_grpo.launch.attempt import run_attempt
+    from hpc_grpo.launch.attempt import JobRole, run_attempt
     from hpc_grpo.launch.freeze import freeze
+    from hpc_grpo.launch.holder import refuse_if_held
     from hpc_grpo.launch.request import load_request
+    from hpc_grpo.run_dir import RunDir
 
     request = load_request(config_name, [*sets, *overrides])
     os.environ.update(request.environment)
+    if not link:  # a link may wait for the one before it
+        refuse_if_held(RunDir(request.config.run_path))
     frozen = freeze(request.config, sys.argv, request.overrides)
     click.echo(f"{'New run' if frozen.is_new else 'Resuming run'} in {frozen.run.path}")
     if not link:
-        take_up(frozen.run)
-    sys.exit(run_attempt(frozen.run, driver, is_link=link))
+        remove_stop(frozen.run)
+    sys.exit(run_attempt(frozen.run, driver, JobRole(is_link=link)))
 
 
 @click.command()
@@ -75,6 +80,7 @@ def submit(
     """
     from hpc_grpo.launch import slurm
     from hpc_grpo.launch.freeze import freeze
+    from hpc_grpo.launch.holder import refuse_if_held
     from hpc_grpo.launch.request import load_request
     from hpc_grpo.run_dir import RunDir
 
@@ -85,22 +91,25 @@ def submit(
         click.echo(slurm.start_estimate(script) if test_only else script, nl=False)
         return
     os.environ.update(request.environment)
+    refuse_if_held(run)
     frozen = freeze(request.config, sys.argv, request.overrides)
     if frozen.run.is_complete():
         click.echo(f"The run in {frozen.run.path} is already complete; raise train.total_* to extend it.")
         return
-    hand_in(frozen.run, driver, parsable=parsable)
+    hand_in(frozen.run, frozen.config.launch, driver, parsable=parsable)
 
 
 @click.command(hidden=True)
 @click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--link/--no-link", default=True)
+@click.option("--successor-of", default="")
 @DRIVER
-def attempt(run_dir: Path, driver: str) -> None:
+def attempt(run_dir: Path, link: bool, successor_of: str, driver: str) -> None:
     """Run one attempt of a frozen run: what a submitted job executes."""
-    from hpc_grpo.launch.attempt import run_attempt
+    from hpc_grpo.launch.attempt import JobRole, run_attempt
     from hpc_grpo.run_dir import RunDir
 
-    sys.exit(run_attempt(RunDir(run_dir.absolute()), driver, is_link=True))
+    sys.exit(run_attempt(RunDir(run_dir.absolute()), driver, JobRole(link, successor_of)))
 
 
 @click.command("job-setup", hidden=True)
@@ -117,24 +126,26 @@ def job_setup(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...
         click.echo(line)
 
 
-def take_up(run: RunDir) -> None:
+def remove_stop(run: RunDir) -> None:
     """The user wants the run to go on: a STOP of before no longer counts."""
     if run.stop_marker.exists():
         run.stop_marker.unlink()
         click.echo(f"Removed {run.stop_marker.name}, which had asked the run to end.", err=True)
 
 
-def hand_in(run: RunDir, driver: str, *, parsable: bool = False) -> None:
-    """Submit a frozen run, write the job down and say how to follow it. Raises LaunchError and RunHeldError."""
-    from hpc_grpo.config import load_resolved
+def hand_in(run: RunDir, launch: LaunchConfig, driver: str, *, parsable: bool = False) -> None:
+    """Submit a frozen run, write the job down and say how to follow it. Raises LaunchError."""
+    from dataclasses import replace
+
     from hpc_grpo.launch import slurm
     from hpc_grpo.launch.chain_record import read_chain, write_chain
-    from hpc_grpo.launch.holder import refuse_if_held
+    from hpc_grpo.launch.slurm_job import cancel_jobs
 
-    refuse_if_held(run)
-    take_up(run)
-    job_id = slurm.submit(load_resolved(run.config).launch, run, slurm.attempt_command(run, driver))
-    write_chain(run, read_chain(run).with_link(job_id))
+    if waiting := read_chain(run).successor:
+        cancel_jobs([waiting])  # of an earlier chain: two jobs would take turns at one run
+    job_id = slurm.submit(launch, run, slurm.attempt_command(run, driver))
+    remove_stop(run)
+    write_chain(run, replace(read_chain(run).with_link(job_id), successor="", ended=""))
     if parsable:
         click.echo(job_id)
         return

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CONFIG, EXIT_CRASH, EXIT_RESUMABLE
+from hpc_grpo.launch.telling import not_worth_the_run
 from hpc_grpo.run_dir import RunDir, write_json_atomic
 
 ExitKind = Literal[
@@ -22,9 +23,8 @@ ExitKind = Literal[
 class AttemptRecord:
     """The content of attempt.json. Times are unix seconds; `phases_s` are durations by phase name.
 
-    `first_step` is the step of the checkpoint the attempt started from; `successor_of` the job that had queued it,
-    empty when the user started it; `restarts` says why the driver was started again in place, once for each
-    time; `stuck` which phase made no progress.
+    `first_step` is the step of the checkpoint the attempt started from; `restarts` says why the driver was started
+    again in place, once for each time; `stuck` which phase made no progress.
     """
 
     attempt: int
@@ -35,7 +35,6 @@ class AttemptRecord:
     ends_at: float | None
     supervisor_pid: int
     first_step: int = 0
-    successor_of: str = ""
     ray_address: str = ""
     num_gpus: int = 0
     ended_at: float | None = None
@@ -48,7 +47,8 @@ class AttemptRecord:
     restarts: list[str] = field(default_factory=list)
 
     def save(self, attempt_dir: Path) -> None:
-        write_json_atomic(attempt_dir / "attempt.json", asdict(self))
+        with not_worth_the_run("attempt.json could not be written"):
+            write_json_atomic(attempt_dir / "attempt.json", asdict(self))
 
     def end(self, kind: ExitKind, exit_code: int, why: str) -> None:
         self.exit_kind, self.exit_code, self.why = kind, exit_code, why
@@ -81,13 +81,13 @@ def classify(
         return "complete", EXIT_COMPLETE, "The run is complete."
     if returncode == EXIT_RESUMABLE:
         return "resumable", EXIT_RESUMABLE, "Checkpointed with more to do; start it again to carry on."
+    if lost_nodes and not signalled:
+        named = "; ".join(f"{node}: {why}" for node, why in lost_nodes.items())
+        return "node_lost", EXIT_CRASH, f"Lost {len(lost_nodes)} node(s) while training. {named}"
     if returncode == EXIT_CONFIG:
         return "config", EXIT_CONFIG, "The driver rejected the configuration; its message is in driver.log."
     if signalled:
         return "cancelled", EXIT_CRASH, f"Ended by {signalled}, sent to the supervisor."
-    if lost_nodes:
-        named = "; ".join(f"{node}: {why}" for node, why in lost_nodes.items())
-        return "node_lost", EXIT_CRASH, f"Lost {len(lost_nodes)} node(s) while training. {named}"
     if returncode == EXIT_COMPLETE:
         return "crash", EXIT_CRASH, "The driver exited with 0 but wrote no COMPLETE: it ended without finishing."
     if returncode < 0:

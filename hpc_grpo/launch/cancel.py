@@ -1,10 +1,11 @@
-"""Ending a run from outside: the STOP file first, so that nothing new starts; then what waits; then what runs."""
+"""Ending a run from outside: the STOP file first, so that nothing new starts; then its jobs, or its process here."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 
 from hpc_grpo.launch.chain_record import read_chain
@@ -13,29 +14,36 @@ from hpc_grpo.launch.processes import start_time
 from hpc_grpo.launch.slurm_job import cancel_jobs
 from hpc_grpo.run_dir import RunDir
 
+_BETWEEN_SIGNALS_S = 0.5
+"""Two signals in one breath are one to their receiver."""
+
 
 def cancel_run(run: RunDir) -> Iterator[str]:
-    """End the run's jobs; yields what was done, in words. Raises LaunchError when Slurm does not answer."""
+    """End the run; yields what was done, in words. Raises LaunchError when Slurm does not answer."""
     run.stop_marker.touch()
-    chain, holder = read_chain(run), read_holder(run)
-    jobs = [job for job in (chain.successor, chain.links[-1].job_id if chain.links else "") if job]
-    if holder is not None and not holder.job_id.startswith("local"):
-        jobs.append(holder.job_id)
-    jobs = list(dict.fromkeys(jobs))
+    jobs = [link.job_id for link in read_chain(run).since_the_user()]
+    holder = read_holder(run)
     if jobs:
-        cancel_jobs(jobs)
-        yield f"Cancelled {', '.join(jobs)}."
-    if holder is not None and holder.job_id.startswith("local"):
-        yield _end_local(holder)
-    if not jobs and holder is None:
+        cancel_jobs(list(reversed(jobs)))  # what waits before what runs
+        yield f"Cancelled what is left of {_count(len(jobs))}: {', '.join(jobs)}."
+    if holder is not None and holder.job_id not in jobs:
+        yield _end_process(holder)
+    elif not jobs:
         yield "Nothing of the run is waiting or running."
 
 
-def _end_local(holder: Holder) -> str:
+def _end_process(holder: Holder) -> str:
+    """A run that was started by hand: its allocation is the user's own and stays."""
     if holder.host != socket.gethostname():
-        return f"It runs on {holder.host}; the STOP file ends it there after its step."
+        return f"It was started by hand on {holder.host}: the STOP file ends it there after its step."
     if start_time(holder.pid) != holder.pid_started:
         return f"Process {holder.pid} is gone already."
-    for _ in range(2):  # the second one does not wait for a checkpoint
-        os.kill(holder.pid, signal.SIGTERM)
+    os.kill(holder.pid, signal.SIGTERM)
+    time.sleep(_BETWEEN_SIGNALS_S)
+    if start_time(holder.pid) == holder.pid_started:
+        os.kill(holder.pid, signal.SIGTERM)  # the second one does not wait for a checkpoint
     return f"Told process {holder.pid} to end."
+
+
+def _count(number: int) -> str:
+    return f"{number} job{'' if number == 1 else 's'}"

@@ -1,40 +1,85 @@
 """`chain.json`: the Slurm jobs of a run, as its own jobs and commands wrote them down.
 
-Written by `hpc-grpo submit` and by each link when it starts; read by every command that must not ask the scheduler.
+Written by `hpc-grpo submit` and by a link that holds the run; read by every command that must not ask the scheduler.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.run_dir import RunDir, write_json_atomic
+
+if TYPE_CHECKING:
+    from hpc_grpo.config.launch_schema import LaunchConfig
 
 
 @dataclass(frozen=True)
 class Link:
-    """A job of the run. `successor_of` is the job that queued it, empty for one the user handed in."""
+    """A job of the run. `successor_of` is the job that queued it, empty for one the user handed in.
+
+    `first_step` is the step of the checkpoint it started from; None until it has started.
+    """
 
     job_id: str
     submitted_at: float
     successor_of: str = ""
+    first_step: int | None = None
 
 
 @dataclass(frozen=True)
 class ChainRecord:
     """`links` in the order they were queued; `successor` waits for the running one, "" if none does.
 
-    `ended` says why no further link is to come, "" while one may.
+    `ended` says why no further link is to come, "" while one may. `slurm` holds what the last link really had, as a
+    `launch.slurm` section: a job may have been handed in with other options than the config's.
     """
 
     links: tuple[Link, ...] = ()
     successor: str = ""
     ended: str = ""
+    slurm: dict[str, Any] = field(default_factory=dict)
 
-    def with_link(self, job_id: str, successor_of: str = "") -> ChainRecord:
-        link = Link(job_id, time.time(), successor_of)
-        return replace(self, links=(*self.links, link), successor=job_id if successor_of else "", ended="")
+    def launch(self, configured: LaunchConfig) -> LaunchConfig:
+        """`configured`, asking Slurm for what the last link had."""
+        if not self.slurm:
+            return configured
+        return configured.model_copy(update={"slurm": type(configured.slurm).model_validate(self.slurm)})
+
+    def link(self, job_id: str) -> Link | None:
+        return next((link for link in self.links if link.job_id == job_id), None)
+
+    def with_link(self, job_id: str, successor_of: str = "", first_step: int | None = None) -> ChainRecord:
+        """With a job entered, or what is known of it brought up to date."""
+        known = self.link(job_id)
+        if known is None:
+            return replace(self, links=(*self.links, Link(job_id, time.time(), successor_of, first_step)))
+        updated = replace(known, successor_of=successor_of, first_step=first_step)
+        return replace(self, links=tuple(updated if link is known else link for link in self.links))
+
+    def since_the_user(self) -> tuple[Link, ...]:
+        """The links from the last one on that the user handed in: limits count from there."""
+        handed_in = [index for index, link in enumerate(self.links) if not link.successor_of]
+        return self.links[handed_in[-1] :] if handed_in else self.links
+
+
+def stalled(first_steps: Sequence[int | None], newest: int) -> int:
+    """How many of the latest links ended without a newer checkpoint than they started from.
+
+    A None is a link that ended before it could say where it started.
+
+    >>> stalled([0, 4, 4, None], newest=4)
+    3
+    """
+    count = 0
+    for first in reversed(first_steps):
+        if first is not None and newest > first:
+            break
+        count += 1
+    return count
 
 
 def read_chain(run: RunDir) -> ChainRecord:

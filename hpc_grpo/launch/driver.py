@@ -5,6 +5,7 @@ The contract with training is in `contract_environment`: these variables, the ru
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -21,6 +22,7 @@ from hpc_grpo.contract import (
     ATTEMPT_DIR_VARIABLE,
     ATTEMPT_VARIABLE,
     ENDS_AT_VARIABLE,
+    NUM_NODES_VARIABLE,
     RAY_ADDRESS_FILE_VARIABLE,
     STACKS_SIGNAL,
 )
@@ -30,13 +32,14 @@ _ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def contract_environment(
-    attempt: int, attempt_dir: Path, ray_address_file: Path, ends_at: float | None
+    attempt: int, attempt_dir: Path, ray_address_file: Path, num_nodes: int, ends_at: float | None
 ) -> dict[str, str]:
     """What training is told; actors see it too."""
     told = {
         ATTEMPT_VARIABLE: str(attempt),
         ATTEMPT_DIR_VARIABLE: str(attempt_dir),
         RAY_ADDRESS_FILE_VARIABLE: str(ray_address_file),
+        NUM_NODES_VARIABLE: str(num_nodes),
     }
     if ends_at is not None:
         told[ENDS_AT_VARIABLE] = f"{ends_at:.0f}"
@@ -81,11 +84,13 @@ class Driver:
                 return False  # a pty's master reads EIO where a pipe reads its end
             if not data:
                 return False
-            sys.stdout.flush()
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
-            self._log.write(_ESCAPES.sub(b"", data))
-            self._log.flush()
+            with contextlib.suppress(OSError):  # a full disk: better a gap in a log than the end of the run
+                sys.stdout.flush()
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
+            with contextlib.suppress(OSError):
+                self._log.write(_ESCAPES.sub(b"", data))
+                self._log.flush()
 
     def copy_window_size(self) -> None:
         if self._terminal:

@@ -1,16 +1,17 @@
 """One attempt at a time: the run is held by a file that its supervisor keeps beating.
 
 `holder.json` names the attempt that owns the run directory. Another supervisor takes it over only when the holder
-is provably gone: its process on this host, or its beat, watched for longer than it ever pauses. Clocks of
-different nodes are not compared. Readers (`hpc-grpo status`) see from it when a run was last alive.
+is provably gone: its process on this host, or its beat, watched for longer than it ever pauses, so that clocks of
+different nodes are not compared. A holder that finds another's name in the file was taken for dead (its node was
+suspended, say): it ends itself. Readers (`hpc-grpo status`) see from it when a run was last alive.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,11 +20,14 @@ from pathlib import Path
 
 from hpc_grpo.errors import RunHeldError
 from hpc_grpo.launch.processes import start_time
+from hpc_grpo.launch.telling import not_worth_the_run, say
 from hpc_grpo.run_dir import RunDir, write_json_atomic
 
 BEAT_S = 5.0
 _SILENT_S = 4 * BEAT_S
 """A holder that has not beaten for so long is gone: a shared file system may show a beat late."""
+
+_RECENT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -37,19 +41,23 @@ class Holder:
     attempt: int
     beat_at: float
 
+    def is_same(self, other: Holder | None) -> bool:
+        """The same process, whenever it beat."""
+        return other is not None and replace(other, beat_at=self.beat_at) == self
+
 
 def read_holder(run: RunDir) -> Holder | None:
     """The attempt that holds the run, or held it last if it was killed; None if the last one ended properly."""
-    try:
-        return Holder(**json.loads(run.holder.read_text()))
-    except (FileNotFoundError, ValueError):
-        return None
+    return _read(run.holder)
 
 
 def refuse_if_held(run: RunDir) -> None:
-    """Raise RunHeldError when an attempt has given a sign of life within the last minute. Does not wait."""
+    """Raise RunHeldError when an attempt seems to train the run. Does not wait: `Hold.take` is the one to decide."""
     holder = read_holder(run)
-    if holder is not None and time.time() - holder.beat_at < 60.0:
+    if holder is None:
+        return
+    here = holder.host == socket.gethostname()
+    if start_time(holder.pid) == holder.pid_started if here else time.time() - holder.beat_at < _RECENT_S:
         raise _held(run, holder)
 
 
@@ -80,24 +88,26 @@ class Hold:
         mine = Holder(socket.gethostname(), pid, start_time(pid), job_id, attempt, time.time())
         while not _create(run.holder, mine):
             other = read_holder(run)
-            if other is None:
-                continue  # released just now
-            if other.job_id != ended_job and _is_alive(run, other, sleep):
+            if other is not None and other.job_id != ended_job and _is_alive(run, other, sleep):
                 raise _held(run, other)
-            _retire(run.holder)
+            _retire(run.holder, other)
         return Hold(run, mine)
 
     def release(self) -> None:
         self._released.set()
         self._thread.join()
-        self._run.holder.unlink(missing_ok=True)
+        if self._holder.is_same(read_holder(self._run)):
+            self._run.holder.unlink(missing_ok=True)
 
     def _beat(self) -> None:
         while not self._released.wait(BEAT_S):
-            try:
+            with not_worth_the_run(f"The sign of life in {self._run.holder} was not written"):
+                other = read_holder(self._run)
+                if other is not None and not self._holder.is_same(other):
+                    say(f"Attempt {other.attempt} on {other.host} took this one for dead; ending.")
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return
                 write_json_atomic(self._run.holder, asdict(replace(self._holder, beat_at=time.time())))
-            except OSError as error:  # a full disk must not end the run; the next beat may succeed
-                print(f"The sign of life in {self._run.holder} was not written: {error}", file=sys.stderr)
 
 
 def _held(run: RunDir, holder: Holder) -> RunHeldError:
@@ -105,6 +115,13 @@ def _held(run: RunDir, holder: Holder) -> RunHeldError:
         f"The run in {run.path} is being trained by attempt {holder.attempt} (job {holder.job_id}, process "
         f"{holder.pid} on {holder.host}). Wait for it, or end it with: hpc-grpo stop {run.path}"
     )
+
+
+def _read(path: Path) -> Holder | None:
+    try:
+        return Holder(**json.loads(path.read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
 
 
 def _create(path: Path, holder: Holder) -> bool:
@@ -120,14 +137,20 @@ def _create(path: Path, holder: Holder) -> bool:
     return True
 
 
-def _retire(path: Path) -> None:
-    """Move a dead holder's file away; of two that try, one succeeds."""
-    dead = path.with_name(f".{path.name}.dead.{socket.gethostname()}.{os.getpid()}")
+def _retire(path: Path, judged: Holder | None) -> None:
+    """Move the file of a holder judged dead away, and back if another had taken its place meanwhile."""
+    aside = path.with_name(f".{path.name}.dead.{socket.gethostname()}.{os.getpid()}")
     try:
-        path.replace(dead)
+        path.replace(aside)
     except FileNotFoundError:
         return
-    dead.unlink()
+    found = _read(aside)
+    if found is not None and not found.is_same(judged):
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            say(f"Attempts {found.attempt} and another one took the run at the same time.")
+    aside.unlink()
 
 
 def _is_alive(run: RunDir, other: Holder, sleep: Callable[[float], None]) -> bool:

@@ -87,14 +87,15 @@ class Nodes:
     def check_bring_up(self) -> None:
         """Raises NodesUnavailableError when a node failed, or when they take too long: it names those missing."""
         for node, why in self.lost().items():
-            raise NodesUnavailableError(f"Node {node} did not come up: {why}")
+            raise NodesUnavailableError(f"Node {node} did not come up: {why}", [node])
         limit_s = self._launch.bringup_deadline_s
         if time.monotonic() - self._begun > limit_s:
             reports = {link.node: link.up for link in self._links}
             missing = self._watch.missing(reports) if self._watch else [self._topology.head]
             raise NodesUnavailableError(
                 f"After {limit_s:.0f} s not in Ray: {', '.join(missing)}. Their logs are in {self._dir / 'nodes'}; "
-                f"launch.bringup_deadline_s gives more time."
+                f"launch.bringup_deadline_s gives more time.",
+                missing,
             )
 
     def lost(self) -> dict[str, str]:

@@ -82,9 +82,11 @@ def setup_lines(launch: LaunchConfig) -> list[str]:
     return [*(modules if launch.modules else []), *launch.setup_lines]
 
 
-def attempt_command(run: RunDir, driver: str = DEFAULT_DRIVER, python: str = sys.executable) -> str:
-    """The shell line that a job ends with."""
-    words = [python, "-u", "-m", "hpc_grpo.cli", "attempt", str(run.path)]
+def attempt_command(run: RunDir, driver: str = DEFAULT_DRIVER, successor_of: str = "") -> str:
+    """The shell line that a job ends with; `successor_of` is the job that queues it, if not the user does."""
+    words = [sys.executable, "-u", "-m", "hpc_grpo.cli", "attempt", str(run.path)]
+    if successor_of:
+        words += ["--successor-of", successor_of]
     if driver != DEFAULT_DRIVER:
         words += ["--driver", driver]
     # exec: Slurm signals the batch shell, and a shell would pass nothing on
@@ -116,6 +118,8 @@ def submit(launch: LaunchConfig, run: RunDir, command: str, *, after: str | None
             job = executor._submit_command(command)
         except (FailedJobError, FailedSubmissionError) as error:
             raise LaunchError(f"sbatch refused the job: {error}") from error
+        except OSError as error:
+            raise LaunchError(f"sbatch could not be run: {error}") from error
     return str(job.job_id)
 
 

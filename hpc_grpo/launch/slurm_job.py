@@ -17,6 +17,9 @@ from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.errors import LaunchError
 
 _TIMEOUT_S = 60.0
+_FINAL_STATES = frozenset(
+    ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
+)
 WAITING_STATES = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "RUNNING", "SUSPENDED"})
 
 
@@ -42,28 +45,43 @@ class SlurmJob:
 
     def launch(self, launch: LaunchConfig) -> LaunchConfig:
         """`launch` asking Slurm for what this job really has, whatever its submitter gave on the command line."""
-        values: dict[str, Any] = {
-            "num_nodes": int(self.fields["NumNodes"].partition("-")[0]),
-            "time_min": minutes(self.fields.get("TimeLimit", "")) or launch.slurm.time_min,
-            "partition": self.fields.get("Partition"),
-            "account": self.fields.get("Account"),
-        }
-        if gpus := re.search(r"gpu(?::[^:,=]+)?[:=](\d+)", self.fields.get("TresPerNode", "")):
-            values["gpus_per_node"] = int(gpus[1])
+        slurm = launch.slurm
+        num_nodes = int(self.fields.get("NumNodes", str(slurm.num_nodes)).partition("-")[0])
         per_task = int(self.fields.get("CPUs/Task", "1"))
-        values["cpus_per_node"] = per_task if per_task > 1 else launch.slurm.cpus_per_node
-        extra: dict[str, Any] = {"qos": self.fields.get("QOS"), **self._memory()}
-        if self.fields.get("OverSubscribe") == "NO":
-            extra["exclusive"] = True
-        values["extra"] = {**launch.slurm.extra, **{key: value for key, value in extra.items() if value}}
-        return launch.model_copy(update={"slurm": launch.slurm.model_copy(update=values)})
+        values: dict[str, Any] = {
+            "num_nodes": num_nodes,
+            "time_min": minutes(self.fields.get("TimeLimit", "")) or slurm.time_min,
+            "partition": self.fields.get("Partition", slurm.partition),
+            "account": self.fields.get("Account", slurm.account),
+            "gpus_per_node": self._gpus_per_node(num_nodes) or slurm.gpus_per_node,
+            "cpus_per_node": per_task if per_task > 1 else slurm.cpus_per_node,
+        }
+        options: dict[str, Any] = {
+            "qos": self.fields.get("QOS"),
+            "constraint": self.fields.get("Features"),
+            "reservation": self.fields.get("Reservation"),
+            "exclude": self.fields.get("ExcNodeList"),
+            "exclusive": self.fields.get("OverSubscribe") == "NO",
+            "mem": self._memory_per_node(num_nodes),
+        }
+        given = {key: value for key, value in slurm.extra.items() if not (options["mem"] and key.startswith("mem"))}
+        values["extra"] = {**given, **{key: value for key, value in options.items() if value}}
+        return launch.model_copy(update={"slurm": slurm.model_copy(update=values)})
 
-    def _memory(self) -> dict[str, str]:
-        """Slurm shows "0" where nothing was asked for."""
-        for name, option in (("MinMemoryNode", "mem"), ("MinMemoryCPU", "mem_per_cpu")):
-            if self.fields.get(name, "0") != "0":
-                return {option: self.fields[name]}
-        return {}
+    def _gpus_per_node(self, num_nodes: int) -> int:
+        """GPUs of a node: asked for by node, else all that were granted, by node; 0 without any."""
+        if asked := re.findall(r"gpu(?::[^:,=]+)?[:=](\d+)", self.fields.get("TresPerNode", "")):
+            return sum(map(int, asked))
+        granted = re.search(r"gres/gpu=(\d+)", self.fields.get("TRES", self.fields.get("AllocTRES", "")))
+        return int(granted[1]) // num_nodes if granted else 0
+
+    def _memory_per_node(self, num_nodes: int) -> str | None:
+        """What was granted, in MiB: Slurm shows "0" both for all memory and where nothing was asked for."""
+        granted = re.search(r"\bmem=([\d.]+)([KMGT]?)", self.fields.get("TRES", self.fields.get("AllocTRES", "")))
+        if granted is None:
+            return None
+        mib = float(granted[1]) * {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}[granted[2]]
+        return f"{int(mib / num_nodes)}M"
 
 
 def minutes(limit: str) -> int | None:
@@ -80,23 +98,35 @@ def minutes(limit: str) -> int | None:
 
 
 def show_job(job_id: str) -> SlurmJob | None:
-    """The job; None once Slurm has forgotten it (some minutes after its end)."""
+    """The job; None once Slurm has forgotten it (some minutes after its end).
+
+    Raises LaunchError when Slurm does not answer.
+    """
     try:
-        return SlurmJob.parse(job_id, _output(["scontrol", "show", "job", job_id]))
-    except LaunchError:
-        return None
+        text = _output(["scontrol", "show", "job", job_id])
+    except LaunchError as error:
+        if "Invalid job id" in str(error):
+            return None
+        raise
+    # Of an array or a heterogeneous job there are several records.
+    records = [SlurmJob.parse(job_id, record) for record in re.split(r"\n\s*\n", text) if record.strip()]
+    return next((record for record in records if record.fields.get("JobId") == job_id), None)
 
 
 def final_state(job_id: str) -> str:
     """How a job ended, as sacct says it ("CANCELLED by 1000"), else as scontrol does; "" where neither knows."""
     try:
-        rows = _output(["sacct", "-X", "-n", "-P", "-j", job_id, "-o", "State"]).split("\n")
+        state = _output(["sacct", "-X", "-n", "-P", "-j", job_id, "-o", "State"]).partition("\n")[0].strip()
+        if state.partition(" ")[0] in _FINAL_STATES:
+            return state
     except LaunchError:
-        rows = [""]  # no accounting on this site
-    if rows[0].strip():
-        return rows[0].strip()
-    job = show_job(job_id)
-    return job.state if job else ""
+        pass  # no accounting on this site
+    # Accounting may be behind.
+    try:
+        job = show_job(job_id)
+    except LaunchError:
+        return ""
+    return job.state if job and job.state in _FINAL_STATES else ""
 
 
 def is_users_cancel(state: str, uid: int | None = None) -> bool:
@@ -112,9 +142,10 @@ def cancel_jobs(job_ids: Sequence[str]) -> None:
     _output(["scancel", "--quiet", *job_ids])
 
 
-def exclude_nodes(job_id: str, nodes: Sequence[str]) -> None:
-    """Keep a pending job off nodes. Raises LaunchError when Slurm refuses (too few nodes would be left)."""
-    _output(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(nodes)}"])
+def exclude_nodes(job: SlurmJob, nodes: Sequence[str]) -> None:
+    """Keep a pending job off further nodes. Raises LaunchError when Slurm refuses (too few nodes would be left)."""
+    already = [job.fields["ExcNodeList"]] if "ExcNodeList" in job.fields else []
+    _output(["scontrol", "update", f"JobId={job.job_id}", f"ExcNodeList={','.join([*already, *nodes])}"])
 
 
 def _output(argv: Sequence[str]) -> str:

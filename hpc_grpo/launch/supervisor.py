@@ -11,20 +11,20 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_grpo.config.schema import Config
 from hpc_grpo.contract import STACKS_NAME, STACKS_SIGNAL, STUCK_NAME
-from hpc_grpo.errors import EXIT_CRASH, HpcGrpoError, LaunchError
+from hpc_grpo.errors import EXIT_CRASH, HpcGrpoError, LaunchError, NodesUnavailableError
 from hpc_grpo.launch.attempt_record import AttemptRecord, ExitKind, classify
 from hpc_grpo.launch.driver import Driver, contract_environment
 from hpc_grpo.launch.nodes import Nodes
 from hpc_grpo.launch.processes import adopt_orphans, descendants, end_processes, reap_adopted
 from hpc_grpo.launch.restarts import Restarts
 from hpc_grpo.launch.signals import Signals
+from hpc_grpo.launch.telling import say
 from hpc_grpo.launch.topology import Topology
 from hpc_grpo.manifest import newest_step
 from hpc_grpo.run_dir import RunDir, write_atomic
@@ -56,7 +56,7 @@ class Supervisor:
             self._dir,
             tag=f"{topology.job_id}-{number}",
             working_dir=working_dir,
-            contract=contract_environment(number, self._dir, self._ray_address, topology.ends_at),
+            contract=contract_environment(number, self._dir, self._ray_address, len(topology.nodes), topology.ends_at),
         )
         self._driver: Driver | None = None
         self._next_look = 0.0
@@ -78,17 +78,13 @@ class Supervisor:
         """Whether somebody asked the attempt to end: Slurm at the time limit, or a user."""
         return bool(self._signalled)
 
-    def run(self, successor_of: str = "") -> int:
-        """Run one attempt; returns the exit code to end with. Raises HpcGrpoError if Ray did not come up.
-
-        `successor_of` is the job that had queued this one, if any.
-        """
+    def run(self) -> int:
+        """Run one attempt; returns the exit code to end with. Raises HpcGrpoError if Ray did not come up."""
         adopt_orphans()
         self._dir.mkdir(parents=True)
-        self.record.successor_of = successor_of
         self.record.save(self._dir)
         nodes = _count(len(self._topology.nodes), "node")
-        _say(f"Attempt {self.record.attempt} of run {self._run.path.name} on {nodes}")
+        say(f"Attempt {self.record.attempt} of run {self._run.path.name} on {nodes}")
         with Signals() as self._signals:
             try:
                 self._nodes.start()
@@ -96,6 +92,8 @@ class Supervisor:
                 self._driver = self._start_driver()
                 code = self._see_driver_through()
             except HpcGrpoError as error:
+                if isinstance(error, NodesUnavailableError):
+                    self.record.lost_nodes = dict.fromkeys(error.nodes, str(error))
                 kind: ExitKind = "cancelled" if self._signalled else "bringup_failed"
                 self.record.end(kind, error.exit_code, str(error))
                 raise
@@ -106,7 +104,7 @@ class Supervisor:
             finally:
                 self._tear_down()
                 self.record.save(self._dir)
-        _say(self.record.why)
+        say(self.record.why)
         return code
 
     def _see_driver_through(self) -> int:
@@ -121,7 +119,7 @@ class Supervisor:
                 break
             self.record.restarts.append(why)
             self.record.save(self._dir)
-            _say(f"{why}\nStarting it again on the same nodes, from the checkpoint of step {newest_step(self._run)}.")
+            say(f"{why}\nStarting it again on the same nodes, from the checkpoint of step {newest_step(self._run)}.")
             self._driver = self._start_driver()
         if kind == "resumable" and self._run.stop_marker.exists():
             kind, why = "stopped", "Stopped and checkpointed, as the STOP file asks; hpc-grpo resume takes it up again."
@@ -152,7 +150,7 @@ class Supervisor:
             else:
                 self._nodes.check_bring_up()
             if self._stop_at is not None and time.monotonic() > self._stop_at:
-                _say("The driver did not end in time; killing it.")
+                say("The driver did not end in time; killing it.")
                 self._driver.forward(signal.SIGKILL)
         self._driver.pump()
         returncode = self._driver.process.returncode
@@ -168,7 +166,7 @@ class Supervisor:
         self.record.save(self._dir)
         write_atomic(self._ray_address, self._nodes.ray_address)
         nodes, gpus = _count(len(self._topology.nodes), "node"), _count(self._nodes.num_gpus, "GPU")
-        _say(f"Ray ready on {nodes}, {gpus} ({self._nodes.phases_s['ray']:.1f} s)")
+        say(f"Ray ready on {nodes}, {gpus} ({self._nodes.phases_s['ray']:.1f} s)")
 
     def _note_lost_nodes(self) -> None:
         """Record nodes whose Ray is gone; without the head's nothing can go on, so the driver is ended."""
@@ -177,7 +175,7 @@ class Supervisor:
                 continue
             self.record.lost_nodes[node] = why
             self.record.save(self._dir)
-            _say(f"Lost node {node}: {why}")
+            say(f"Lost node {node}: {why}")
             if node == self._topology.head and self._driver is not None:
                 self._driver.forward(signal.SIGTERM)
                 self._stop_at = time.monotonic() + _DRIVER_GRACE_S
@@ -227,7 +225,7 @@ class Supervisor:
         if self._driver is not None:
             self._driver.close(_DRIVER_GRACE_S)
         for node in self._nodes.tear_down(_TEARDOWN_DEADLINE_S):
-            _say(f"Node {node} did not tear down in {_TEARDOWN_DEADLINE_S:.0f} s; its step was killed.")
+            say(f"Node {node} did not tear down in {_TEARDOWN_DEADLINE_S:.0f} s; its step was killed.")
         end_processes(lambda: descendants(os.getpid()), _DRIVER_GRACE_S)
         reap_adopted(keep=[])
         self.record.phases_s["teardown"] = round(time.monotonic() - begun, 2)
@@ -235,7 +233,3 @@ class Supervisor:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _say(text: str) -> None:
-    print(text, flush=True, file=sys.stdout)

@@ -45,13 +45,13 @@ def recover(parent: Path) -> None:
 
     To be called while nothing publishes there.
     """
-    for retired in parent.glob(f".*{_RETIRED}"):
+    for retired in parent.glob(f".step_*{_RETIRED}"):
         final = parent / retired.name[1 : -len(_RETIRED)]
         if final.exists():
             shutil.rmtree(retired)
         else:
             retired.replace(final)  # killed between the two renames
-    for staging in parent.glob(f".*{_STAGED}"):
+    for staging in parent.glob(f".step_*{_STAGED}"):
         shutil.rmtree(staging)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.errors import RunHeldError
-from hpc_grpo.launch.holder import Hold, Holder, read_holder, refuse_if_held
+from hpc_grpo.launch.holder import Hold, Holder, _retire, read_holder, refuse_if_held
 from hpc_grpo.launch.processes import start_time
 from hpc_grpo.run_dir import RunDir, write_json_atomic
 
@@ -36,9 +36,10 @@ def test_held_until_released(tmp_path: Path) -> None:
 
 def test_a_process_that_is_gone_holds_nothing(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    child = subprocess.Popen([sys.executable, "-c", "pass"], stdin=subprocess.DEVNULL)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     started = start_time(child.pid)
-    child.wait()
+    assert started > 0
+    child.communicate()
     write_json_atomic(run.holder, asdict(holder(socket.gethostname(), child.pid, started)))
     Hold.take(run, "18", 4).release()
 
@@ -77,3 +78,41 @@ def test_submitting_is_refused_while_the_holder_gives_signs_of_life(tmp_path: Pa
         refuse_if_held(run)
     write_json_atomic(run.holder, {**json.loads(run.holder.read_text()), "beat_at": time.time() - 61})
     refuse_if_held(run)
+
+
+def test_of_two_that_find_a_dead_holder_one_gets_the_run(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_json_atomic(run.holder, asdict(holder("nid007", 1, 1)))
+    holds: list[Hold] = []
+
+    def faster(_seconds: float) -> None:
+        if not holds:
+            holds.append(Hold.take(run, "17", 4, sleep=lambda _: None))
+
+    with pytest.raises(RunHeldError):
+        Hold.take(run, "18", 5, sleep=faster)
+    holds[0].release()
+
+
+def test_a_fresh_holder_is_not_moved_away_for_a_dead_one(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    fresh = holder("nid008", 2, 2)
+    write_json_atomic(run.holder, asdict(fresh))
+    _retire(run.holder, holder("nid007", 1, 1))
+    assert read_holder(run) == fresh
+    assert [path.name for path in tmp_path.iterdir()] == ["holder.json"]
+
+
+def test_a_damaged_file_holds_nothing(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.holder.write_text("")
+    Hold.take(run, "18", 4).release()
+
+
+def test_one_that_was_taken_for_dead_leaves_the_others_file(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    hold = Hold.take(run, "17", 1)
+    other = holder("nid009", 5, 5)
+    write_json_atomic(run.holder, asdict(other))
+    hold.release()
+    assert read_holder(run) == other

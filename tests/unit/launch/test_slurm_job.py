@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.launch.slurm_job import SlurmJob, minutes
 
@@ -25,7 +27,28 @@ def test_a_successor_asks_for_what_its_job_has() -> None:
     slurm = launch.slurm
     assert (slurm.num_nodes, slurm.time_min, slurm.partition, slurm.account) == (2, 5, "workq", "brics.x")
     assert (slurm.gpus_per_node, slurm.cpus_per_node) == (4, 2)
-    assert slurm.extra == {"qos": "normal", "mem_per_cpu": "1000M", "exclusive": True}
+    assert slurm.extra == {"qos": "normal", "mem": "8000M", "exclusive": True}
+
+
+@pytest.mark.parametrize(
+    ("shown", "gpus"),
+    [
+        ("TresPerNode=gres:gpu:4", 4),
+        ("TresPerNode=gres/gpu:gh200:4", 4),
+        ("TresPerNode=gres/gpu:a100:2,gres/gpu:h100:1", 3),
+        ("TresPerJob=gres/gpu:8 TRES=cpu=16,node=2,gres/gpu=8", 4),
+        ("AllocTRES=cpu=16,mem=4G,node=2,gres/gpu=8,gres/gpu:gh200=8", 4),
+        ("TRES=cpu=16,node=2", 0),
+    ],
+)
+def test_gpus_of_a_node(shown: str, gpus: int) -> None:
+    assert SlurmJob.parse("6", f"JobId=6 NumNodes=2 {shown}").launch(LaunchConfig()).slurm.gpus_per_node == gpus
+
+
+def test_memory_is_given_once() -> None:
+    launch = LaunchConfig.model_validate({"slurm": {"extra": {"mem_per_cpu": "2G", "comment": "x"}}})
+    slurm = SlurmJob.parse("6", "JobId=6 NumNodes=2 TRES=cpu=4,mem=3G,node=2").launch(launch).slurm
+    assert slurm.extra == {"comment": "x", "mem": "1536M"}
 
 
 def test_what_slurm_does_not_say_stays_as_configured() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,9 @@ def launch(**slurm_values: object) -> LaunchConfig:
     )
 
 
-def test_the_script_is_the_golden_one() -> None:
-    command = slurm.attempt_command(RUN, python="/env/bin/python")
+def test_the_script_is_the_golden_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/env/bin/python")
+    command = slurm.attempt_command(RUN)
     assert slurm.render(launch(extra={"exclusive": True, "mail_user": "a@b"}), RUN, command) == GOLDEN.read_text()
 
 

@@ -1,0 +1,205 @@
+"""A link of a chain against a Slurm that remembers what it was asked."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_grpo.config import Config
+from hpc_grpo.config.launch_schema import LaunchConfig
+from hpc_grpo.errors import LaunchError
+from hpc_grpo.launch import chain
+from hpc_grpo.launch.attempt_record import AttemptRecord, ExitKind
+from hpc_grpo.launch.chain import ChainLink
+from hpc_grpo.launch.chain_record import ChainRecord, read_chain, write_chain
+from hpc_grpo.launch.slurm_job import SlurmJob
+from hpc_grpo.run_dir import RunDir
+
+CANCELLED = f"CANCELLED by {os.getuid()}"
+
+
+@dataclass
+class FakeSlurm:
+    """Jobs by id; `submitted` and `cancelled` in order."""
+
+    jobs: dict[str, dict[str, str]] = field(default_factory=dict)
+    final: dict[str, str] = field(default_factory=dict)
+    submitted: list[tuple[str, str, LaunchConfig]] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    excluded: dict[str, list[str]] = field(default_factory=dict)
+    is_silent: bool = False
+
+    def submit(self, launch: LaunchConfig, run: RunDir, command: str, *, after: str) -> str:
+        if self.is_silent:
+            raise LaunchError("sbatch refused the job: try later")
+        job_id = str(100 + len(self.submitted))
+        self.submitted.append((job_id, after, launch))
+        assert f"--successor-of {after}" in command
+        self.jobs[job_id] = {"JobState": "PENDING"}
+        return job_id
+
+    def show_job(self, job_id: str) -> SlurmJob | None:
+        if self.is_silent:
+            raise LaunchError("scontrol show job failed: timeout")
+        return SlurmJob(job_id, self.jobs[job_id]) if job_id in self.jobs else None
+
+    def cancel_jobs(self, job_ids: list[str]) -> None:
+        self.cancelled += job_ids
+
+    def exclude_nodes(self, job: SlurmJob, nodes: list[str]) -> None:
+        self.excluded[job.job_id] = nodes
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(jobs={"7": {"JobState": "RUNNING", "NumNodes": "2", "Partition": "workq"}})
+    monkeypatch.setattr(chain.slurm, "submit", fake.submit)
+    monkeypatch.setattr(chain, "final_state", lambda job_id: fake.final.get(job_id, ""))
+    for name in ("show_job", "cancel_jobs", "exclude_nodes"):
+        monkeypatch.setattr(chain, name, getattr(fake, name))
+    return fake
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path)
+
+
+def config(max_job_chains: int | None = None) -> Config:
+    values: dict[str, Any] = {
+        "run": {"name": "r"},
+        "model": {"path": "m"},
+        "data": {"train": {"path": "d"}},
+        "train": {"total_steps": 1, "max_tokens_per_microbatch": 8192},
+        "launch": {"slurm": {"max_job_chains": max_job_chains}, "max_stalled_attempts": 3},
+    }
+    return Config.model_validate(values)
+
+
+def link(run: RunDir, job_id: str, successor_of: str = "", max_job_chains: int | None = None) -> ChainLink:
+    return ChainLink(run, config(max_job_chains), job_id, successor_of, "hpc_grpo.train")
+
+
+def ended(kind: ExitKind, lost: dict[str, str] | None = None) -> AttemptRecord:
+    record = AttemptRecord(1, "7", "slurm", ["nid001"], time.time(), None, 1)
+    record.end(kind, 1, f"It ended as {kind}.")
+    record.lost_nodes = lost or {}
+    return record
+
+
+def test_a_link_queues_its_successor_with_what_it_has(run: RunDir, fake: FakeSlurm) -> None:
+    link(run, "7").start()
+    ((successor, after, launch),) = fake.submitted
+    assert after == "7"
+    assert (launch.slurm.num_nodes, launch.slurm.partition, launch.slurm.max_job_chains) == (2, "workq", None)
+    record = read_chain(run)
+    assert [(entry.job_id, entry.successor_of) for entry in record.links] == [("7", ""), (successor, "7")]
+    assert (record.successor, record.ended) == (successor, "")
+    link(run, "7").start()
+    assert len(fake.submitted) == 1
+
+
+@pytest.mark.parametrize("kind", ["complete", "config", "stopped"])
+def test_a_link_that_is_done_cancels_its_successor(run: RunDir, fake: FakeSlurm, kind: ExitKind) -> None:
+    own = link(run, "7")
+    own.start()
+    own.finish(ended(kind), was_signalled=False)
+    assert fake.cancelled == ["100"]
+    record = read_chain(run)
+    assert (record.successor, record.ended) == ("", f"It ended as {kind}.")
+
+
+def test_an_interrupted_link_leaves_its_successor(run: RunDir, fake: FakeSlurm) -> None:
+    own = link(run, "7")
+    own.start()
+    own.finish(ended("node_lost", {"nid002": "power"}), was_signalled=False)
+    assert (fake.cancelled, len(fake.submitted)) == ([], 1)
+    assert fake.excluded == {"100": ["nid002"]}
+
+
+def test_a_successor_that_somebody_cancelled_is_replaced(run: RunDir, fake: FakeSlurm) -> None:
+    own = link(run, "7")
+    own.start()
+    fake.jobs["100"] = {"JobState": "CANCELLED"}
+    own.finish(ended("resumable"), was_signalled=False)
+    assert [job for job, _, _ in fake.submitted] == ["100", "101"]
+    assert read_chain(run).successor == "101"
+
+
+def test_after_scancel_nothing_new_is_queued(run: RunDir, fake: FakeSlurm) -> None:
+    own = link(run, "7")
+    own.start()
+    fake.jobs["100"] = {"JobState": "CANCELLED"}
+    own.finish(ended("resumable"), was_signalled=True)
+    assert len(fake.submitted) == 1
+
+
+def test_a_slurm_that_does_not_answer_costs_the_attempt_nothing(run: RunDir, fake: FakeSlurm) -> None:
+    fake.is_silent = True
+    own = link(run, "7")
+    own.start()
+    own.finish(ended("resumable"), was_signalled=False)
+    assert read_chain(run).successor == ""
+    fake.is_silent = False
+    own.finish(ended("resumable"), was_signalled=False)
+    assert read_chain(run).successor == "100"
+
+
+def test_a_stop_written_while_the_link_starts_cancels_the_successor(run: RunDir, fake: FakeSlurm) -> None:
+    run.stop_marker.touch()
+    link(run, "7").start()
+    assert fake.cancelled == ["100"]
+
+
+def test_a_successor_knows_that_its_job_was_cancelled(run: RunDir, fake: FakeSlurm) -> None:
+    link(run, "7").start()
+    fake.final["7"] = CANCELLED
+    successor = link(run, "100", "7")
+    assert not successor.decide().goes_on
+    assert "cancelled by the user" in read_chain(run).ended
+
+
+def test_a_late_successor_of_an_earlier_chain_touches_nothing(run: RunDir, fake: FakeSlurm) -> None:
+    link(run, "7").start()
+    # The user hands the run in again as 50, which queues 101.
+    write_chain(run, read_chain(run).with_link("50"))
+    fake.jobs["50"] = {"JobState": "RUNNING"}
+    link(run, "50").start()
+    assert read_chain(run).successor == "101"
+    fake.final["7"] = CANCELLED
+    assert not link(run, "100", "7").decide().goes_on
+    record = read_chain(run)
+    assert (record.successor, record.ended, fake.cancelled) == ("101", "", [])
+
+
+def test_the_number_of_jobs_counts_from_the_users_own(run: RunDir, fake: FakeSlurm) -> None:
+    before = ""
+    for job_id in ("7", "100", "101"):
+        fake.jobs[job_id] = {"JobState": "RUNNING"}
+        link(run, job_id, before, max_job_chains=2).start()
+        before = job_id
+    assert [job for job, _, _ in fake.submitted] == ["100", "101"]
+    fake.jobs["60"] = {"JobState": "RUNNING"}
+    again = link(run, "60", max_job_chains=2)
+    assert again.decide().goes_on
+    again.start()
+    assert read_chain(run).successor == "102"
+
+
+def test_jobs_that_die_before_they_begin_end_the_chain_too(run: RunDir, fake: FakeSlurm) -> None:
+    record = ChainRecord().with_link("1").with_link("2", "1").with_link("3", "2").with_link("4", "3")
+    write_chain(run, record)
+    decision = link(run, "4", "3").decide()
+    assert decision.gave_up
+    assert "No new checkpoint in 3" in decision.why
+
+
+def test_a_node_that_slurm_lost_sight_of_may_still_hold_the_run(run: RunDir, fake: FakeSlurm) -> None:
+    for state, trusted in (("TIMEOUT", "7"), ("NODE_FAIL", None), ("", None)):
+        fake.final["7"] = state
+        assert link(run, "100", "7").ended_job == trusted
