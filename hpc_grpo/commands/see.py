@@ -165,7 +165,7 @@ def _print_logs(folder: Path, node: str | None, num_lines: int) -> None:
         if node is not None:
             click.echo(f"==> {path} <==")
         if not path.exists():
-            hint = "" if node else " The driver starts when all nodes are up; --node NAME shows a node's logs."
+            hint = "" if node else " --node NAME shows a node's logs."
             click.echo(f"{path} is not there (yet).{hint}", err=True)
         click.echo(tail(path, num_lines), nl=False)
     if node is not None and (kept := ray_logs(folder, node)):
