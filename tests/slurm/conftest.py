@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from hpc_grpo.launch.chain_record import read_chain
+from hpc_grpo.run_dir import RunDir
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 NODES = 2
 
@@ -135,3 +138,12 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
         if not was_up:
             down = _virtual_slurm(["down"], _UP_DEADLINE_S)
             assert down.returncode == 0, down.stderr
+
+
+@pytest.fixture
+def no_chain_outlives_its_test(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[None]:
+    yield
+    for path in tmp_path.glob("**/chain.json"):
+        run = RunDir(path.parent)
+        run.stop_marker.touch()
+        slurm_cluster.run(["scancel", "--quiet", *(link.job_id for link in read_chain(run).links)])

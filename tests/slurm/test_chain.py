@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,21 +17,12 @@ from tests.integration.training_runs import LETTERS, metrics_of, tiny_config, wr
 if TYPE_CHECKING:
     from conftest import SlurmCluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("no_chain_outlives_its_test")]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STAND_IN = str(REPOSITORY / "tests" / "stand_ins" / "driver.py")
 ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"}
 DEADLINE_S = 600.0
-
-
-@pytest.fixture(autouse=True)
-def no_chain_outlives_its_test(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[None]:
-    yield
-    for path in tmp_path.glob("**/chain.json"):
-        run = RunDir(path.parent)
-        run.stop_marker.touch()
-        slurm_cluster.run(["scancel", "--quiet", *(link.job_id for link in read_chain(run).links)])
 
 
 def hpc_grpo(cluster: SlurmCluster, cwd: Path, *words: str) -> str:
