@@ -81,7 +81,7 @@ def classify(
         return "complete", EXIT_COMPLETE, "The run is complete."
     if returncode == EXIT_RESUMABLE:
         return "resumable", EXIT_RESUMABLE, "Checkpointed with more to do; start it again to carry on."
-    if lost_nodes and not signalled:
+    if lost_nodes:
         named = "; ".join(f"{node}: {why}" for node, why in lost_nodes.items())
         return "node_lost", EXIT_CRASH, f"Lost {len(lost_nodes)} node(s) while training. {named}"
     if returncode == EXIT_CONFIG:

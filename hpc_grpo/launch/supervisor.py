@@ -34,6 +34,8 @@ _DRIVER_GRACE_S = 10.0
 _LOOK_S = 1.0
 _STACKS_S = 5.0
 """What processes get to write their stacks."""
+_NODE_FAILURE = "node failure"
+"""In the last words of srun when a node is gone."""
 _STOP_GRACE_S = 60.0
 """After SIGTERM, behind which Slurm's SIGKILL waits, the driver may take so long to checkpoint. After Ctrl+C it may
 take as long as it needs; a second signal ends it at once."""
@@ -171,7 +173,8 @@ class Supervisor:
     def _note_lost_nodes(self) -> None:
         """Record nodes whose Ray is gone; without the head's nothing can go on, so the driver is ended."""
         for node, why in self._nodes.lost().items():
-            if node in self.record.lost_nodes:
+            # Of a job that is cancelled all nodes end; of one that Slurm ends for a lost node, this one came first.
+            if node in self.record.lost_nodes or (self._signalled and _NODE_FAILURE not in why.lower()):
                 continue
             self.record.lost_nodes[node] = why
             self.record.save(self._dir)

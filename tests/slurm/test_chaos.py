@@ -93,6 +93,6 @@ def test_a_node_that_is_lost_costs_one_job(slurm_cluster: SlurmCluster, tmp_path
     wait_for_complete(slurm_cluster, run)
     lost, last = read_attempts(run)
     assert lost.exit_kind == "node_lost"
-    assert WORKER in lost.why
+    assert list(lost.lost_nodes) == [WORKER]
     assert last.exit_kind == "complete"
     assert last.first_step >= 4
