@@ -120,7 +120,7 @@ def _held(run: RunDir, holder: Holder) -> RunHeldError:
 def _read(path: Path) -> Holder | None:
     try:
         return Holder(**json.loads(path.read_text()))
-    except (FileNotFoundError, ValueError, TypeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
         return None
 
 

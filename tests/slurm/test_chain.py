@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("no_chain_outlives_its_test")]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+SBATCH = str(REPOSITORY / "sbatch" / "grpo_rlzero.sbatch")
 STAND_IN = str(REPOSITORY / "tests" / "stand_ins" / "driver.py")
 ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"}
 DEADLINE_S = 600.0
@@ -82,14 +83,22 @@ def test_training_goes_on_from_job_to_job(slurm_cluster: SlurmCluster, tmp_path:
 
 
 def test_a_bug_ends_the_chain_in_words(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    crash = {"HPC_GRPO_STAND_IN_EXIT": "1"}
-    run = stand_in(slurm_cluster, tmp_path, crash, "--set", "launch.max_stalled_attempts=2")
+    """By sbatch: the follow-on jobs ask for what the first was given on the command line."""
+    settings = ["launch.slurm.max_job_chains=null", "launch.max_stalled_attempts=2"]
+    given = ["sbatch", "--parsable", "--time=4", "--cpus-per-task=2", "--gpus-per-node=2", "--comment=mine"]
+    argv = [*given, SBATCH, "local/debug", f"run.root={tmp_path}", *settings, "--driver", STAND_IN]
+    crash = {**ENVIRONMENT, "HPC_GRPO_STAND_IN_EXIT": "1"}
+    done = slurm_cluster.run(argv, environment=crash, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = RunDir(tmp_path / "debug")
     wait_for_the_end(slurm_cluster, run)
     attempts = read_attempts(run)
     assert [attempt.exit_kind for attempt in attempts] == ["crash", "crash"]
+    assert [attempt.num_gpus for attempt in attempts] == [2, 2]
     assert [len(attempt.restarts) for attempt in attempts] == [1, 1]
+    assert all(attempt.ends_at is not None and attempt.ends_at - attempt.started_at <= 240 for attempt in attempts)
     chain = read_chain(run)
-    assert len(chain.links) == 3
+    assert [link.successor_of for link in chain.links] == ["", *(link.job_id for link in chain.links[:2])]
     assert "No new checkpoint in 2 attempts" in chain.ended
 
 
