@@ -10,15 +10,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from training_runs import Attempt, tiny_config, write_workspace
 
 from hpc_grpo.config import load_resolved
 from hpc_grpo.errors import EXIT_CONFIG, ConfigError
 from hpc_grpo.inputs import load_inputs
 from hpc_grpo.run_dir import RunDir
-from tests.integration.training_runs import tiny_config, write_workspace
 
 pytestmark = pytest.mark.integration
 
@@ -39,7 +40,7 @@ NOT_CALLABLE = 3
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_workspace(tmp_path_factory.mktemp("bad"))
     (folder / "broken_rewards.py").write_text(BROKEN_REWARDS)
     (folder / "does_not_import.py").write_text("import a_module_nobody_has\n")
@@ -87,27 +88,27 @@ CLI_CASES = {
 
 
 @pytest.mark.parametrize("case", CLI_CASES)
-def test_command_line_finds(case: str, workspace: Path) -> None:
+def test_command_line_finds(case: str, mistakes: Path) -> None:
     overrides, words = CLI_CASES[case]
-    config = tiny_config(workspace, "cli")
-    assert_one_clear_error(command(["hpc_grpo.cli", "train", str(config), *overrides], workspace), words)
+    config = tiny_config(mistakes, "cli")
+    assert_one_clear_error(command(["hpc_grpo.cli", "train", str(config), *overrides], mistakes), words)
 
 
-def test_missing_config_names_the_shipped_ones(workspace: Path) -> None:
-    finished = command(["hpc_grpo.cli", "train", "local/demo_grop"], workspace)
+def test_missing_config_names_the_shipped_ones(mistakes: Path) -> None:
+    finished = command(["hpc_grpo.cli", "train", "local/demo_grop"], mistakes)
     assert_one_clear_error(finished, ["local/demo_grop", "did you mean 'local/demo_grpo'"])
 
 
-def test_run_name_taken_by_another_config(workspace: Path) -> None:
-    config = tiny_config(workspace, "taken")
+def test_run_name_taken_by_another_config(mistakes: Path) -> None:
+    config = tiny_config(mistakes, "taken")
     values = yaml.safe_load(config.read_text())
-    run = RunDir(workspace / "runs" / "taken")
+    run = RunDir(mistakes / "runs" / "taken")
     run.create()
-    assert command(["hpc_grpo.cli", "config", str(config), "--yaml"], workspace).returncode == 0
+    assert command(["hpc_grpo.cli", "config", str(config), "--yaml"], mistakes).returncode == 0
     values["rollout"]["group_size"] = 6
-    other = command(["hpc_grpo.cli", "config", str(config), "rollout.group_size=6", "--yaml"], workspace)
+    other = command(["hpc_grpo.cli", "config", str(config), "rollout.group_size=6", "--yaml"], mistakes)
     run.config.write_text(other.stdout)
-    finished = command(["hpc_grpo.cli", "train", str(config)], workspace)
+    finished = command(["hpc_grpo.cli", "train", str(config)], mistakes)
     assert_one_clear_error(finished, ["taken", "rollout.group_size"])
 
 
@@ -135,48 +136,57 @@ DRIVER_CASES = {
 }
 
 
-def driver_config(case: str, workspace: Path) -> Path:
+def driver_config(case: str, mistakes: Path) -> Path:
     """The resolved config of a run directory, as the command line would have frozen it."""
     sections, _ = DRIVER_CASES[case]
-    values = yaml.safe_load(tiny_config(workspace, "driver").read_text())
+    values = yaml.safe_load(tiny_config(mistakes, "driver").read_text())
     for section, changes in sections.items():
         values[section] = {**values[section], **changes} if isinstance(changes, dict) else changes
     values["train"]["max_tokens_per_microbatch"] = 1024
-    run = RunDir(workspace / "runs" / f"driver-{case.replace(' ', '-')}")
+    run = RunDir(mistakes / "runs" / f"driver-{case.replace(' ', '-')}")
     run.create()
     run.config.write_text(yaml.safe_dump(values))
     return run.config
 
 
 @pytest.mark.parametrize("case", DRIVER_CASES)
-def test_inputs_are_checked_without_ray(case: str, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(workspace)
-    config = load_resolved(driver_config(case, workspace))
+def test_inputs_are_checked_without_ray(case: str, mistakes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(mistakes)
+    config = load_resolved(driver_config(case, mistakes))
     with pytest.raises(ConfigError) as raised:
         load_inputs(config)
     for word in DRIVER_CASES[case][1]:
         assert word in str(raised.value)
 
 
-def test_the_driver_ends_with_the_error_before_it_needs_ray(workspace: Path) -> None:
-    config = driver_config("line broken after a million bytes", workspace)
-    finished = command(["hpc_grpo.train", str(config.parent)], workspace)
+def test_the_driver_ends_with_the_error_before_it_needs_ray(mistakes: Path) -> None:
+    config = driver_config("line broken after a million bytes", mistakes)
+    finished = command(["hpc_grpo.train", str(config.parent)], mistakes)
     assert_one_clear_error(finished, ["broken.jsonl", "line"])
 
 
-RUN_CASES = {
+CLUSTER_CASES = {
     "reward that raises": ({"rewards": "raises"}, ["raises", "gold answer", "grading.max_failed_fraction"]),
-    "reward that loops forever": ({"rewards": "loops"}, ["loops", "grading.max_failed_fraction"]),
     "engines that do not fit": ({"engine": {"engines_per_node": 500}}, ["engine.engines_per_node", "500", "CPU"]),
 }
 
 
-@pytest.mark.parametrize("case", RUN_CASES)
-def test_run_ends_with_the_reason(case: str, workspace: Path) -> None:
-    sections, words = RUN_CASES[case]
+def run_config(mistakes: Path, name: str, sections: dict[str, Any]) -> Path:
     if "rewards" in sections:
-        name = f"{workspace / 'broken_rewards.py'}:{sections['rewards']}"
-        sections = {"rewards": [{"name": name, "timeout_s": 1.0}], "engine": {"engines_per_node": 1}}
-    config = tiny_config(workspace, case.replace(" ", "-"), **sections)
-    finished = command(["hpc_grpo.cli", "train", str(config)], workspace)
-    assert_one_clear_error(finished, words)
+        reward = f"{mistakes / 'broken_rewards.py'}:{sections['rewards']}"
+        sections = {"rewards": [{"name": reward, "timeout_s": 1.0}]}
+    return tiny_config(mistakes, name.replace(" ", "-"), **sections)
+
+
+@pytest.mark.parametrize("case", CLUSTER_CASES)
+def test_driver_ends_with_the_reason(case: str, mistakes: Path, cluster: dict[str, str]) -> None:
+    sections, words = CLUSTER_CASES[case]
+    with Attempt.in_cluster(cluster, run_config(mistakes, case, sections)) as attempt:
+        code = attempt.wait(DEADLINE_S)
+    assert_one_clear_error(subprocess.CompletedProcess([], code, attempt.text, ""), words)
+
+
+def test_run_ends_with_the_reason_where_a_reward_loops_forever(mistakes: Path) -> None:
+    config = run_config(mistakes, "loops", {"rewards": "loops"})
+    finished = command(["hpc_grpo.cli", "train", str(config)], mistakes)
+    assert_one_clear_error(finished, ["loops", "grading.max_failed_fraction"])

@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SBATCH = str(REPOSITORY / "sbatch" / "grpo_rlzero.sbatch")
 STAND_IN = str(REPOSITORY / "tests" / "stand_ins" / "driver.py")
 ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"}
-DEADLINE_S = 600.0
+DEADLINE_S = 1200.0
 
 
 def hpc_grpo(cluster: SlurmCluster, cwd: Path, *words: str) -> str:

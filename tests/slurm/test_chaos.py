@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("no_chain_outlives_its_test")]
 
 ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"}
-DEADLINE_S = 600.0
+DEADLINE_S = 900.0
 NUM_STEPS = 24
 HEAD, WORKER = "nid001", "nid002"
 
