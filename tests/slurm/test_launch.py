@@ -147,5 +147,5 @@ def test_a_wrong_interface_is_named_with_the_node_and_those_it_has(slurm_cluster
     assert wait(slurm_cluster, job_id, tmp_path).exit_code == "69:0"
     record = attempt(tmp_path)
     assert record["exit_kind"] == "bringup_failed"
-    assert "Node nid001 did not come up: launch.interface = hsn9" in record["why"]
+    assert "launch.interface = hsn9: nid001 has no such interface" in record["why"]
     assert "It has: eth0 (198.18.0.11)" in record["why"]
