@@ -50,18 +50,20 @@ def train(run_dir: RunDir) -> bool:
     pace = Pace.after(read_state(run_dir))
     journal = Journal(config, run_dir, budget, pace)
     watchdog = Watchdog(journal.timer, {key.removesuffix("_s"): value for key, value in config.deadlines})
-    with journal.timer.phase("start"):
-        workers = Workers(config, reserve_nodes(config), inputs, budget.total_steps * config.train.num_minibatches)
-        workers.start()
-    checkpoints = Checkpoints(config, run_dir, workers.learners, pace.saves)
-    session = Session(config, run_dir, budget, journal, checkpoints, stop, pace)
     try:
+        with journal.timer.phase("start"):
+            workers = Workers(config, reserve_nodes(config), inputs, budget.total_steps * config.train.num_minibatches)
+            workers.start()
+        checkpoints = Checkpoints(config, run_dir, workers.learners, pace.saves)
+        session = Session(config, run_dir, budget, journal, checkpoints, stop, pace)
         state = _run_loop(session, workers, inputs)
-        checkpoints.save(state)
+        with journal.timer.phase("checkpoint"):
+            checkpoints.save(state)
         if not session.is_complete(state):
             journal.publish_state(state.step, "stopped")
             return False
-        checkpoints.export(state)
+        with journal.timer.phase("checkpoint"):
+            checkpoints.export(state)
         journal.publish_state(state.step, "complete")
     finally:
         watchdog.close()

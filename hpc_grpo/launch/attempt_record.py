@@ -18,6 +18,9 @@ ExitKind = Literal[
 ]
 """`running` in the record of an attempt that is over: it was killed before it could say how it ended."""
 
+NEAR_THE_LIMIT_S = 300.0
+"""An attempt that ended no earlier than this before its allocation did was ended by the time limit."""
+
 
 @dataclass
 class AttemptRecord:

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_grpo.launch.attempt_record import ExitKind
+from hpc_grpo.launch.attempt_record import NEAR_THE_LIMIT_S, ExitKind
 from hpc_grpo.launch.slurm_job import is_users_cancel
-
-_EARLY_S = 300.0
-"""A job asked to end this long before its time limit was not asked by the limit."""
 
 
 @dataclass(frozen=True)
@@ -74,4 +71,4 @@ def _was_cancelled(previous: PreviousLink) -> bool:
     if previous.slurm_state:
         return is_users_cancel(previous.slurm_state)
     # Slurm no longer knows: a job that was told to end long before its limit was cancelled by somebody.
-    return previous.exit_kind == "cancelled" and previous.left_s is not None and previous.left_s > _EARLY_S
+    return previous.exit_kind == "cancelled" and previous.left_s is not None and previous.left_s > NEAR_THE_LIMIT_S

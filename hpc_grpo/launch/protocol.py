@@ -47,7 +47,7 @@ class NodeSpec:
 class NodeReport:
     """One event of a node. "up": Ray runs here; "failed": it does not, and why; "gone": torn down."""
 
-    event: Literal["started", "up", "failed", "gone"]
+    event: Literal["up", "failed", "gone"]
     node: str
     why: str = ""
     ip: str = ""

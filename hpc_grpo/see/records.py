@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from hpc_grpo.launch.attempt_record import AttemptRecord, read_attempts
+from hpc_grpo.launch.attempt_record import NEAR_THE_LIMIT_S, AttemptRecord, read_attempts
 from hpc_grpo.launch.chain_record import ChainRecord, Link, read_chain
 from hpc_grpo.launch.holder import Holder, read_holder
 from hpc_grpo.metrics.state import RunState, read_state
@@ -16,9 +16,6 @@ from hpc_grpo.run_dir import RunDir
 
 SILENT_S = 60.0
 """A supervisor beats every 5 s; one that was silent for so long is taken for dead."""
-
-_EARLY_S = 300.0
-"""An attempt that ended no earlier than this before its allocation's end was ended by the time limit."""
 
 T = TypeVar("T")
 
@@ -106,7 +103,7 @@ def read_records(run: RunDir) -> RunRecords:
 def ended_by_time_limit(attempt: AttemptRecord, last_sign: float | None) -> bool:
     """Whether an attempt went on until its allocation ended; `last_sign` in unix seconds stands in for an end."""
     end = attempt.ended_at if attempt.ended_at is not None else last_sign
-    return attempt.ends_at is not None and end is not None and end >= attempt.ends_at - _EARLY_S
+    return attempt.ends_at is not None and end is not None and end >= attempt.ends_at - NEAR_THE_LIMIT_S
 
 
 def _read_created_at(run: RunDir) -> float | None:
