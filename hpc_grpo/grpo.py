@@ -13,7 +13,8 @@ from hpc_grpo.checkpoints import DriverState
 from hpc_grpo.errors import RewardError
 from hpc_grpo.learner.group import LearnerGroup
 from hpc_grpo.rollout.evaluation import Evaluation
-from hpc_grpo.rollout.scheduler import GradedGroup, RolloutScheduler
+from hpc_grpo.rollout.group_sampler import GradedGroup
+from hpc_grpo.rollout.scheduler import RolloutScheduler
 from hpc_grpo.rollout.statistics import rollout_metrics, write_rollouts
 from hpc_grpo.session import Session
 from hpc_grpo.weights.sync import WeightSync

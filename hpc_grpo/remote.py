@@ -12,11 +12,20 @@ from ray.exceptions import RayActorError, RayTaskError
 from hpc_grpo.errors import HpcGrpoError, LaunchError
 
 
+class ActorLostError(LaunchError):
+    """An actor's process died; `actor_id` is Ray's, in hexadecimal."""
+
+    def __init__(self, message: str, actor_id: str) -> None:
+        super().__init__(message)
+        self.actor_id = actor_id
+
+
 def get_all(references: Sequence[Any], deadline_s: float | None, waiting_for: str) -> list[Any]:
     """All values in order.
 
     A failed call raises at once even while others still hang, since a collective's other members wait for the
-    one that failed. Raises the actor's own HpcGrpoError, or LaunchError when an actor died or time ran out.
+    one that failed. Raises the actor's own HpcGrpoError, ActorLostError when an actor died, its own or one whose result
+    it needed, or LaunchError when time ran out.
     """
     ends_at = None if deadline_s is None else time.monotonic() + deadline_s
     pending = list(references)
@@ -29,29 +38,35 @@ def get_all(references: Sequence[Any], deadline_s: float | None, waiting_for: st
     return [ray.get(reference) for reference in references]
 
 
-def first_error(references: Sequence[Any], timeout_s: float) -> Exception | None:
+def first_error(references: Sequence[Any], timeout_s: float | None) -> Exception | None:
     """The error of whichever call fails first, as it was raised; None when none fails within the time."""
-    ends_at = time.monotonic() + timeout_s
+    ends_at = None if timeout_s is None else time.monotonic() + timeout_s
     pending = list(references)
     while pending:
-        done, pending = ray.wait(pending, num_returns=1, timeout=max(ends_at - time.monotonic(), 0.0))
+        left = None if ends_at is None else max(ends_at - time.monotonic(), 0.0)
+        done, pending = ray.wait(pending, num_returns=1, timeout=left)
         if not done:
             return None
         try:
             ray.get(done[0])
         except (RayTaskError, RayActorError) as error:
-            raised: Exception = error.cause if isinstance(error, RayTaskError) else error
-            return raised
+            return _as_raised(error)
     return None
 
 
 def _raise_failure(reference: Any, waiting_for: str) -> None:
     try:
         ray.get(reference)
-    except RayTaskError as error:
-        cause = error.cause
+    except (RayTaskError, RayActorError) as error:
+        cause = _as_raised(error)
         if isinstance(cause, HpcGrpoError):
             raise cause from error
+        if isinstance(cause, RayActorError):
+            raise ActorLostError(f"A process died during {waiting_for}: {cause}", cause.actor_id or "") from error
         raise
-    except RayActorError as error:
-        raise LaunchError(f"A process died during {waiting_for}: {error}") from error
+
+
+def _as_raised(error: Exception) -> Exception:
+    """What the actor raised; Ray wraps it, also where it was a call's argument that failed."""
+    cause: Exception = error.cause if isinstance(error, RayTaskError) else error
+    return cause

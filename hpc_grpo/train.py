@@ -80,12 +80,13 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
         print(f"Resuming after step {state.step} of {session.budget.total_steps}.", flush=True)
     if isinstance(inputs.stream, DemonstrationStream):
         return SftLoop(session, inputs.stream, workers.learners).run(state)
-    config, sampler = session.config, workers.group_sampler()
+    config, weights = session.config, workers.connect_weights()
+    sampler = workers.group_sampler(weights)
     rollouts = RolloutScheduler(config, inputs.stream, sampler, state.step, session.budget.total_steps)
     evaluation = None
     if inputs.eval_stream is not None:
         evaluation = Evaluation(config, inputs.eval_stream, sampler, session.run_dir)
-    return GrpoLoop(session, rollouts, workers.learners, workers.connect_weights(), evaluation).run(state)
+    return GrpoLoop(session, rollouts, workers.learners, weights, evaluation).run(state)
 
 
 def main() -> int:

@@ -6,6 +6,7 @@ because importing vLLM and torch is most of the time until the first step.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from hpc_grpo.remote import get_all
 from hpc_grpo.rewards.grader import Grader
 from hpc_grpo.rollout.engine import Engine
 from hpc_grpo.rollout.engine_args import engine_environment
-from hpc_grpo.rollout.scheduler import GroupSampler
+from hpc_grpo.rollout.group_sampler import GroupSampler
+from hpc_grpo.rollout.remote_engine import RemoteEngine
 from hpc_grpo.weights.sync import NodeMembers, WeightSync
 
 _MAX_GROUPS_PER_GRADER = 10_000
@@ -34,7 +36,7 @@ _GPU_LEARNER_THREADS = 16
 @dataclass(frozen=True)
 class NodeWorkers:
     learners: Sequence[Any]
-    engines: Sequence[Any]
+    engines: Sequence[RemoteEngine]
     grader: Any
 
 
@@ -63,20 +65,20 @@ class Workers:
 
     def start(self) -> None:
         """Wait until every actor is up; raises the first one's error."""
-        engines = [engine.ready.remote() for node in self._nodes for engine in node.engines]
+        engines = [engine.actor.ready.remote() for node in self._nodes for engine in node.engines]
         self.learners.start()
         get_all(engines, None, "the engines")
 
     def connect_weights(self) -> WeightSync:
-        sync = WeightSync(self._config, [NodeMembers(node.learners, node.engines) for node in self._nodes])
-        sync.connect()
-        return sync
+        """Raises ConfigError when learners and engines mean different parameters."""
+        return WeightSync(self._config, [NodeMembers(node.learners, node.engines) for node in self._nodes])
 
-    def group_sampler(self) -> GroupSampler:
+    def group_sampler(self, weights: WeightSync) -> GroupSampler:
+        """`weights` bring an engine that takes a dead one's place up to date."""
         # Node by node in turn, so that neighbouring ordinals spread over nodes.
         engines_by_node = [node.engines for node in self._nodes]
         engines = [engine for rank in zip(*engines_by_node, strict=True) for engine in rank]
-        return GroupSampler(engines, [node.grader for node in self._nodes])
+        return GroupSampler(engines, [node.grader for node in self._nodes], weights.revive)
 
     def _learners(self, slot: NodeSlots, ranks: Iterator[int]) -> list[Any]:
         actor = ray.remote(LearnerActor)
@@ -88,15 +90,18 @@ class Workers:
             for index in range(len(slot.learner_bundles))
         ]
 
-    def _engines(self, slot: NodeSlots) -> list[Any]:
-        environment = engine_environment(self._config, on_gpu=self._on_gpu)
-        actor = ray.remote(Engine)
+    def _engines(self, slot: NodeSlots) -> list[RemoteEngine]:
+        max_restarts = self._config.engine.max_restarts
         return [
-            actor.options(**slot.engine_options(index), runtime_env={"env_vars": environment}).remote(
-                self._config, self._inputs.stop_token_ids, on_gpu=self._on_gpu
-            )
+            RemoteEngine(functools.partial(self._start_engine, slot, index), slot.address, max_restarts)
             for index in range(len(slot.engine_bundles))
         ]
+
+    def _start_engine(self, slot: NodeSlots, index: int) -> Any:
+        environment = engine_environment(self._config, on_gpu=self._on_gpu)
+        options = {**slot.engine_options(index), "runtime_env": {"env_vars": environment}}
+        actor = ray.remote(Engine).options(**options)
+        return actor.remote(self._config, self._inputs.stop_token_ids, on_gpu=self._on_gpu)
 
     def _grader(self, slot: NodeSlots, tokenizer: Any) -> Any:
         if not slot.engine_bundles:

@@ -20,7 +20,7 @@ from hpc_grpo.contract import SHM_DIR_VARIABLE
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
 from hpc_grpo.watchdog import dump_stacks_on_signal
 from hpc_grpo.weights.node_group import RENDEZVOUS, GroupMembership, NodeGroup
-from hpc_grpo.weights.plan import BucketPlan
+from hpc_grpo.weights.store import StoreSpec
 
 if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
@@ -101,19 +101,19 @@ class LearnerActor:
     def parameter_specs(self) -> list[ParameterSpec]:
         return self._learner.parameter_specs()
 
-    def open_weight_store(self, plan: BucketPlan, num_buffers: int, key: int, *, writes: bool) -> Path | None:
+    def open_weight_store(self, spec: StoreSpec, *, writes: bool) -> Path | None:
         """Create the node's store if this learner writes it; returns its folder."""
         from hpc_grpo.weights.publisher import WeightPublisher
         from hpc_grpo.weights.store import WeightStore
 
         if not writes:
-            self._publisher = WeightPublisher(plan, self._learner.gathered, None)
+            self._publisher = WeightPublisher(spec.plan, self._learner.gathered, None)
             return None
         folder = Path(os.environ.get(SHM_DIR_VARIABLE) or tempfile.mkdtemp(prefix="hpc-grpo-", dir="/dev/shm"))
         # Of a driver before this one on the same node: its group's addresses would be taken for this one's.
         (folder / RENDEZVOUS).unlink(missing_ok=True)
-        store = WeightStore(folder, plan, num_buffers, key, create=True)
-        self._publisher = WeightPublisher(plan, self._learner.gathered, store)
+        store = WeightStore(folder, spec, create=True)
+        self._publisher = WeightPublisher(spec.plan, self._learner.gathered, store)
         return folder
 
     def join_weight_group(self, membership: GroupMembership) -> None:

@@ -15,7 +15,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.learner.actor import RemoteGroup, RemoteMinibatch
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.remote import get_all
-from hpc_grpo.rollout.scheduler import GradedGroup
+from hpc_grpo.rollout.group_sampler import GradedGroup
 from hpc_grpo.types import Minibatch, TrainSequence
 
 T = TypeVar("T")

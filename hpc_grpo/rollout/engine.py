@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hpc_grpo.rollout.sampler import Sampler
     from hpc_grpo.weights.node_group import GroupMembership
     from hpc_grpo.weights.plan import BucketPlan
+    from hpc_grpo.weights.store import StoreSpec
 
 
 class Engine:
@@ -47,13 +48,9 @@ class Engine:
         sampler = self._sampler
         return await asyncio.wrap_future(self._loop.call(lambda: sampler.contract_differences(plan)))
 
-    async def join_weight_group(
-        self, membership: GroupMembership, plan: BucketPlan, num_buffers: int, key: int
-    ) -> None:
+    async def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
         sampler = self._sampler
-        await asyncio.wrap_future(
-            self._loop.call(lambda: sampler.join_weight_group(membership, plan, num_buffers, key))
-        )
+        await asyncio.wrap_future(self._loop.call(lambda: sampler.join_weight_group(membership, store)))
 
     async def generate(self, requests: Sequence[GroupRequest]) -> list[GroupSamples] | GroupSamples:
         """Sample all groups; they are queued in one go, in the order given."""
@@ -67,6 +64,11 @@ class Engine:
         """Take part in the publish of `version`, between two steps."""
         sampler = self._sampler
         await asyncio.wrap_future(self._loop.call(lambda: sampler.receive_weights(version)))
+
+    async def load_stored_weights(self) -> None:
+        """Load the version that the node's other engines hold: for an engine that takes a dead one's place."""
+        sampler = self._sampler
+        await asyncio.wrap_future(self._loop.call(sampler.load_stored_weights))
 
     async def forget_prefixes(self) -> None:
         sampler = self._sampler

@@ -13,7 +13,8 @@ from typing import Any
 from hpc_grpo.config import Config
 from hpc_grpo.data import PromptStream, sampling_seed
 from hpc_grpo.rewards.pass_at_k import pass_at_k
-from hpc_grpo.rollout.scheduler import GradedGroup, GroupSampler, check_failures
+from hpc_grpo.rollout.group_sampler import GradedGroup, GroupSampler
+from hpc_grpo.rollout.scheduler import check_failures
 from hpc_grpo.run_dir import RunDir, write_atomic
 from hpc_grpo.types import GroupRequest, SamplingSpec
 

@@ -19,6 +19,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from hpc_grpo.types import Completion, GroupRequest, GroupSamples, SamplingSpec
 from hpc_grpo.weights.node_group import GroupMembership
 from hpc_grpo.weights.plan import BucketPlan
+from hpc_grpo.weights.store import StoreSpec
 
 if TYPE_CHECKING:
     from hpc_grpo.types import Int32Array
@@ -72,13 +73,17 @@ class Sampler:
         """What each worker finds different between the plan and its model."""
         return [line for lines in self._on_workers("hg_contract_differences", plan) for line in lines]
 
-    def join_weight_group(self, membership: GroupMembership, plan: BucketPlan, num_buffers: int, key: int) -> None:
-        self._on_workers("hg_join", membership, membership.rank, plan, num_buffers, key)
+    def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
+        self._on_workers("hg_join", membership, store)
 
     def receive_weights(self, version: int) -> None:
         """Take part in the publish of `version`; requests in flight go on with the new weights."""
         self._on_workers("hg_receive", version)
         self._switch_to(version)
+
+    def load_stored_weights(self) -> None:
+        """Load what the node's other engines hold."""
+        self._switch_to(self._on_workers("hg_load_stored")[0])
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; requests in flight start over from their tokens."""

@@ -11,67 +11,14 @@ start once the published version is at least s·M - k (M optimizer steps a step)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.data import PromptStream, sampling_seed
 from hpc_grpo.errors import HpcGrpoError, RewardError
-from hpc_grpo.remote import get_all
+from hpc_grpo.rollout.group_sampler import GradedGroup, GroupSampler, StartedGroup
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt, SamplingSpec
 
 _MAX_SHOWN_ERRORS = 3
-
-
-@dataclass(frozen=True)
-class GradedGroup:
-    """A finished group: `samples` refers to its GroupSamples in the object store."""
-
-    prompt: Prompt
-    samples: Any
-    grades: GroupGrades
-
-
-@dataclass(frozen=True)
-class _StartedGroup:
-    prompt: Prompt
-    samples: Any
-    grades: Any
-
-
-class GroupSampler:
-    """Sends groups through an engine and then a grader; which ones follows from their position alone."""
-
-    def __init__(self, engines: Sequence[Any], graders: Sequence[Any]) -> None:
-        self._engines = engines
-        self._graders = graders
-
-    def start(
-        self, prompts: Sequence[Prompt], requests: Sequence[GroupRequest], with_texts: Sequence[bool]
-    ) -> list[Any]:
-        """Queue all groups, each engine's share in one call so that the order they run in is fixed."""
-        started: dict[int, _StartedGroup] = {}
-        for number, engine in enumerate(self._engines):
-            positions = range(number, len(prompts), len(self._engines))
-            if not positions:
-                continue
-            share = [requests[position] for position in positions]
-            results = engine.generate.options(num_returns=len(share)).remote(share)
-            references = results if isinstance(results, list) else [results]
-            for position, samples in zip(positions, references, strict=True):
-                grader = self._graders[position % len(self._graders)]
-                grades = grader.grade.remote(samples, prompts[position], with_texts[position])
-                started[position] = _StartedGroup(prompts[position], samples, grades)
-        return [started[position] for position in range(len(prompts))]
-
-    def forget_prefixes(self) -> None:
-        """Empty the engines' prefix caches."""
-        get_all([engine.forget_prefixes.remote() for engine in self._engines], None, "the engines")
-
-    @staticmethod
-    def wait(started: Sequence[Any], waiting_for: str) -> list[GradedGroup]:
-        grades = get_all([group.grades for group in started], None, waiting_for)
-        return [GradedGroup(group.prompt, group.samples, own) for group, own in zip(started, grades, strict=True)]
 
 
 class RolloutScheduler:
@@ -86,7 +33,7 @@ class RolloutScheduler:
         self._next_to_start = next_step
         self._next_to_take = next_step
         self._total_steps = total_steps
-        self._started: dict[int, list[_StartedGroup]] = {}
+        self._started: dict[int, list[StartedGroup]] = {}
 
     def start_prompts(self, policy_version: int) -> None:
         """Start the prompts of every step that the lag bound allows at this published version."""
@@ -112,7 +59,7 @@ class RolloutScheduler:
             )
         return groups
 
-    def _start_step(self, step: int, policy_version: int) -> list[_StartedGroup]:
+    def _start_step(self, step: int, policy_version: int) -> list[StartedGroup]:
         size = self._config.rollout.prompts_per_step
         prompts = [self._stream.prompt(ordinal) for ordinal in range(step * size, (step + 1) * size)]
         requests = [self._request(prompt, policy_version) for prompt in prompts]

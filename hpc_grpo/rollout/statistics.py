@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from hpc_grpo.rollout.scheduler import GradedGroup
+from hpc_grpo.rollout.group_sampler import GradedGroup
 from hpc_grpo.run_dir import RunDir, write_atomic
 from hpc_grpo.types import GroupGrades
 

@@ -7,6 +7,7 @@ weight store; produces a model that holds the announced version, and an acknowle
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -15,7 +16,7 @@ from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.weights.contract import contract_differences, engine_parameters
 from hpc_grpo.weights.node_group import GroupMembership, NodeGroup
 from hpc_grpo.weights.plan import BucketPlan
-from hpc_grpo.weights.store import StoredVersion, WeightStore
+from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore
 
 _FAILED = -1
 
@@ -31,15 +32,10 @@ class WeightReceiver:
         parameters = engine_parameters(self._hg_model, self.vllm_config)
         return contract_differences(plan.specs, parameters, self._hg_packed_modules)
 
-    def hg_join(
-        self, membership: GroupMembership, first_rank: int, plan: BucketPlan, num_buffers: int, key: int
-    ) -> None:
-        """Open the node's store and join its group as rank `first_rank` plus the tensor-parallel rank."""
-        rank = first_rank + self.vllm_config.parallel_config.rank
-        self._hg_store = WeightStore(membership.folder, plan, num_buffers, key, create=False)
-        self._hg_group = NodeGroup(
-            GroupMembership(membership.folder, rank, membership.size, membership.deadline_s, membership.generation)
-        )
+    def hg_join(self, engine: GroupMembership, spec: StoreSpec) -> None:
+        """Open the node's store and join its group, as the engine's rank plus the tensor-parallel rank."""
+        self._hg_store = WeightStore(engine.folder, spec, create=False)
+        self._hg_group = NodeGroup(replace(engine, rank=engine.rank + self.vllm_config.parallel_config.rank))
 
     def hg_receive(self, version: int) -> None:
         """Load the announced version; every member learns of a failure through the acknowledgement.
@@ -59,6 +55,13 @@ class WeightReceiver:
                 self._hg_group.acknowledge(_FAILED)
             raise
         self._hg_group.acknowledge(stored.version)
+
+    def hg_load_stored(self) -> int:
+        """Load the version that the node's engines hold, without its announcement; gives its number."""
+        stored = self._hg_store.current()
+        self._hg_store.verify(stored)
+        self._hg_load(stored)
+        return stored.version
 
     @property
     def _hg_model(self) -> Any:

@@ -34,15 +34,24 @@ class StoredVersion:
     checksums: tuple[int, ...]
 
 
-class WeightStore:
-    """Views of the store's buffers. `key` seeds the checksums, so that only the run's own bytes pass."""
+@dataclass(frozen=True)
+class StoreSpec:
+    """What all that open a run's stores agree on. `key` seeds the checksums, so that only the run's own bytes pass."""
 
-    def __init__(self, folder: Path, plan: BucketPlan, num_buffers: int, key: int, *, create: bool) -> None:
-        self.plan = plan
-        self.num_buffers = num_buffers
+    plan: BucketPlan
+    num_buffers: int
+    key: int
+
+
+class WeightStore:
+    """Views of the store's buffers."""
+
+    def __init__(self, folder: Path, spec: StoreSpec, *, create: bool) -> None:
+        self.plan = spec.plan
+        self.num_buffers = spec.num_buffers
         self._folder = folder
-        self._key = key
-        self._buffers = [self._map(index, create) for index in range(num_buffers)]
+        self._key = spec.key
+        self._buffers = [self._map(index, create) for index in range(spec.num_buffers)]
 
     def tensors(self, buffer: int, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
         """Each parameter of a bucket by name, as a view of shared memory in its shape and dtype."""

@@ -1,23 +1,27 @@
 """The driver's side of weight sync: one call per process, whatever the number of parameters.
 
-`connect` agrees on the plan and builds each node's group; `publish` returns when every engine of every node
-holds the new version, and raises the first engine's own error otherwise.
+It agrees on the plan and builds each node's group; `publish` returns when every engine of every node holds the new
+version, and raises the first engine's own error otherwise.
 """
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError, HpcGrpoError, WeightSyncError
 from hpc_grpo.remote import first_error, get_all
+from hpc_grpo.rollout.remote_engine import RemoteEngine
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership
 from hpc_grpo.weights.plan import BucketPlan, make_plan
+from hpc_grpo.weights.store import StoreSpec
 
 _ENGINE_ERROR_GRACE_S = 5.0
 
@@ -27,82 +31,100 @@ class NodeMembers:
     """The actors of one node; the first learner writes the node's store."""
 
     learners: Sequence[Any]
-    engines: Sequence[Any]
+    engines: Sequence[RemoteEngine]
 
 
 class WeightSync:
-    """Publishes the learners' weights to the engines of all nodes."""
+    """Publishes the learners' weights to the engines of all nodes. An engine that dies is replaced."""
 
     def __init__(self, config: Config, nodes: Sequence[NodeMembers]) -> None:
-        self._config = config
-        self._nodes = nodes
-
-    def connect(self) -> None:
         """Check the contract, create the stores and join the groups.
 
         Raises ConfigError with the difference listed when learner and engine mean different parameters.
         """
-        weights = self._config.weights
+        self._config = config
+        self._nodes = nodes
+        self._learners = [learner for node in nodes for learner in node.learners]
+        self._engines = [engine for node in nodes for engine in node.engines]
         specs = get_all([self._learners[0].parameter_specs.remote()], None, "the learner's parameters")[0]
-        plan = make_plan(specs, weights.bucket_mib * 2**20)
+        plan = make_plan(specs, config.weights.bucket_mib * 2**20)
         self._check_contract(plan)
         # 63 bits: the checksums keyed with it travel in signed integers.
-        key = secrets.randbits(63)
-        folders = get_all(
-            [
-                learner.open_weight_store.remote(plan, weights.num_buffers, key, writes=index == 0)
-                for node in self._nodes
-                for index, learner in enumerate(node.learners)
-            ],
-            weights.deadline_s,
-            "the weight stores",
-        )
-        writers = [folder for folder in folders if folder is not None]
-        joins: list[Any] = []
-        for node, folder in zip(self._nodes, writers, strict=True):
-            joins += self._join_node(node, folder, plan, key)
-        get_all(joins, weights.deadline_s, "the weight groups")
+        self._store = StoreSpec(plan, config.weights.num_buffers, secrets.randbits(63))
+        self._folders = self._open_stores()
+        self._generations = itertools.count()
+        self._join(nodes)
 
     def publish(self, version: int) -> None:
         """Stage on the learners while engines generate, then have every engine load the version."""
-        deadline_s = self._config.weights.deadline_s
-        get_all(
-            [learner.stage_weights.remote(version) for learner in self._learners],
-            deadline_s,
-            "staging weights",
-        )
-        loading = [engine.receive_weights.remote(version) for node in self._nodes for engine in node.engines]
+        staging = [learner.stage_weights.remote(version) for learner in self._learners]
+        get_all(staging, self._config.weights.deadline_s, "staging weights")
+        while lost := self._announce(version):
+            self._replace(lost)
+
+    def revive(self, engine: RemoteEngine) -> None:
+        """Replace a dead engine by one that holds the version last published, read from its node's store."""
+        self._replace([engine])
+        loading = [engine.actor.load_stored_weights.remote()]
+        get_all(loading, self._config.weights.deadline_s, "the weights of an engine that was started again")
+
+    def _announce(self, version: int) -> list[RemoteEngine]:
+        """Have every engine load what was staged; the engines that died over it, none once all hold the version."""
+        loading = [engine.actor.receive_weights.remote(version) for engine in self._engines]
         announcing = [learner.announce_weights.remote() for learner in self._learners]
+        waiting_for = f"the publish of weight version {version}"
         try:
-            get_all([*loading, *announcing], deadline_s, f"the publish of weight version {version}")
+            get_all([*loading, *announcing], self._config.weights.deadline_s, waiting_for)
         except (HpcGrpoError, RayTaskError) as error:
             # A publisher only sees that a worker failed, and often answers first: the engine knows why.
             cause = first_error(loading, _ENGINE_ERROR_GRACE_S) or error
+            if lost := [
+                engine
+                for engine, reference in zip(self._engines, loading, strict=True)
+                if isinstance(first_error([reference], _ENGINE_ERROR_GRACE_S), RayActorError)
+            ]:
+                return lost
             raise WeightSyncError(f"Publishing weight version {version} failed: {cause}") from cause
+        return []
 
-    @property
-    def _learners(self) -> list[Any]:
-        return [learner for node in self._nodes for learner in node.learners]
+    def _replace(self, lost: Sequence[RemoteEngine]) -> None:
+        """A death breaks its node's group: all members join a new one."""
+        for engine in lost:
+            engine.replace(self._config.deadlines.start_s)
+        self._join([node for node in self._nodes if any(engine in lost for engine in node.engines)])
 
-    def _join_node(self, node: NodeMembers, folder: Any, plan: BucketPlan, key: int) -> list[Any]:
+    def _open_stores(self) -> list[Path]:
+        """The folder of each node's store, which the node's first learner creates."""
+        opening = [
+            learner.open_weight_store.remote(self._store, writes=index == 0)
+            for node in self._nodes
+            for index, learner in enumerate(node.learners)
+        ]
+        folders = get_all(opening, self._config.weights.deadline_s, "the weight stores")
+        return [folder for folder in folders if folder is not None]
+
+    def _join(self, nodes: Sequence[NodeMembers]) -> None:
+        generation = next(self._generations)
+        joins = []
+        for node, folder in zip(self._nodes, self._folders, strict=True):
+            if node in nodes:
+                joins += self._join_node(node, folder, generation)
+        get_all(joins, self._config.weights.deadline_s, "the weight groups")
+
+    def _join_node(self, node: NodeMembers, folder: Path, generation: int) -> list[Any]:
         ranks_per_engine = self._config.engine.tensor_parallel
         size = 1 + len(node.engines) * ranks_per_engine
-        deadline_s, num_buffers = self._config.weights.deadline_s, self._config.weights.num_buffers
+        publisher = GroupMembership(folder, PUBLISHER_RANK, size, self._config.weights.deadline_s, generation)
         joins = [
-            engine.join_weight_group.remote(
-                GroupMembership(folder, 1 + index * ranks_per_engine, size, deadline_s),
-                plan,
-                num_buffers,
-                key,
-            )
+            engine.actor.join_weight_group.remote(replace(publisher, rank=1 + index * ranks_per_engine), self._store)
             for index, engine in enumerate(node.engines)
         ]
-        publisher = GroupMembership(folder, PUBLISHER_RANK, size, deadline_s)
         return [node.learners[0].join_weight_group.remote(publisher), *joins]
 
     def _check_contract(self, plan: BucketPlan) -> None:
-        engine = self._nodes[0].engines[0]
-        differences = get_all([engine.contract_differences.remote(plan)], None, "the weight contract")[0]
+        differences = get_all([self._engines[0].actor.contract_differences.remote(plan)], None, "the weight contract")[
+            0
+        ]
         if differences:
             raise ConfigError(
                 "Learner and engine disagree on the model's parameters, so weights cannot be published:\n  "

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from conftest import SFT_STEPS, SYNC_STEPS
 from kill_resume import differing_weights, kill_after_step
-from training_runs import Attempt, complete_in_cluster, metrics_of, tiny_config
+from mismatch import TOLERANCE
+from training_runs import HERE, Attempt, complete_in_cluster, metrics_of, tiny_config
 
-from hpc_grpo.errors import EXIT_RESUMABLE
+from hpc_grpo.errors import EXIT_CRASH, EXIT_RESUMABLE
 from hpc_grpo.ledger import check_ledger
 from hpc_grpo.manifest import newest_valid_checkpoint
 from hpc_grpo.run_dir import RunDir, read_jsonl
@@ -82,3 +83,27 @@ def test_run_that_samples_ahead_survives_a_signal(workspace: Path, cluster: dict
     # Weights change in flight: a completion's mean version is no whole number where two policies sampled it.
     totals = [values["lag/mean"] * NUM_ROLLOUTS for values in metrics.values()]
     assert any(abs(total - round(total)) > 1e-6 for total in totals)
+
+
+def test_engines_that_die_are_replaced_and_the_run_goes_on(workspace: Path, cluster: dict[str, str]) -> None:
+    """One dies over its requests, one over a publish; the others' samples and steps are kept."""
+    config = tiny_config(workspace, "mortal", engine={"engines_per_node": 2}, train={"total_steps": 6})
+    with Attempt.in_cluster(cluster, config, str(HERE / "mortal_driver.py")) as attempt:
+        run_dir = attempt.wait_to_end()
+    deaths = [line for line in attempt.text.splitlines() if "died; starting another" in line]
+    assert len(deaths) == 2
+    assert {path.name for path in run_dir.path.glob("died-*")} == {"died-sampling", "died-receiving"}
+    verdict = check_ledger(run_dir)
+    assert verdict.is_sound, verdict
+    assert (verdict.steps, verdict.undone) == (6, 0)
+    assert {values["lag/max"] for values in metrics_of(run_dir).values()} == {0}
+    # What a replaced engine samples with is what the learner has.
+    assert max(values["mismatch/logprob_abs_diff_max"] for values in metrics_of(run_dir).values()) <= TOLERANCE
+
+
+def test_an_engine_that_dies_too_often_ends_the_driver(workspace: Path, cluster: dict[str, str]) -> None:
+    config = tiny_config(workspace, "frail", engine={"max_restarts": 0}, train={"total_steps": 6})
+    with Attempt.in_cluster(cluster, config, str(HERE / "mortal_driver.py")) as attempt:
+        assert attempt.wait() == EXIT_CRASH
+    (error,) = [line for line in attempt.text.splitlines() if line.startswith("error: ")]
+    assert "died, and engine.max_restarts = 0 were used up" in error

@@ -8,7 +8,8 @@ import pytest
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import HpcGrpoError, RewardError
-from hpc_grpo.rollout.scheduler import GradedGroup, RolloutScheduler, check_failures
+from hpc_grpo.rollout.group_sampler import GradedGroup
+from hpc_grpo.rollout.scheduler import RolloutScheduler, check_failures
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
 
 PROMPTS_PER_STEP = 3

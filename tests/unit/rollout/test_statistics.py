@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.rollout.scheduler import GradedGroup
+from hpc_grpo.rollout.group_sampler import GradedGroup
 from hpc_grpo.rollout.statistics import rollout_metrics, write_rollouts
 from hpc_grpo.run_dir import RunDir, read_jsonl
 from hpc_grpo.types import GroupGrades, Prompt

@@ -10,7 +10,7 @@ import torch
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import ParameterSpec
 from hpc_grpo.weights.plan import BucketPlan, make_plan
-from hpc_grpo.weights.store import StoredVersion, WeightStore
+from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore
 
 KEY = 0x1234_5678_9ABC_DEF0 >> 1
 
@@ -69,8 +69,8 @@ def test_plan_of_nothing() -> None:
 
 def test_what_was_written_is_read_by_another_process_bit_for_bit(plan: BucketPlan, tmp_path: Path) -> None:
     """Two views of the same files: what two processes have."""
-    writer = WeightStore(tmp_path, plan, 2, KEY, create=True)
-    reader = WeightStore(tmp_path, plan, 2, KEY, create=False)
+    writer = WeightStore(tmp_path, StoreSpec(plan, 2, KEY), create=True)
+    reader = WeightStore(tmp_path, StoreSpec(plan, 2, KEY), create=False)
     parameters = random_parameters(0)
     reader.verify(fill(writer, 4, 1, parameters))
     for name, tensor in read(reader, 1).items():
@@ -79,14 +79,14 @@ def test_what_was_written_is_read_by_another_process_bit_for_bit(plan: BucketPla
 
 
 def test_staging_a_version_leaves_the_one_before_readable(plan: BucketPlan, tmp_path: Path) -> None:
-    store = WeightStore(tmp_path, plan, 2, KEY, create=True)
+    store = WeightStore(tmp_path, StoreSpec(plan, 2, KEY), create=True)
     first, second = fill(store, 1, 0, random_parameters(1)), fill(store, 2, 1, random_parameters(2))
     store.verify(first)
     store.verify(second)
 
 
 def test_one_buffer_holds_one_version(plan: BucketPlan, tmp_path: Path) -> None:
-    store = WeightStore(tmp_path, plan, 1, KEY, create=True)
+    store = WeightStore(tmp_path, StoreSpec(plan, 1, KEY), create=True)
     first = fill(store, 1, 0, random_parameters(1))
     store.verify(fill(store, 2, 0, random_parameters(2)))
     with pytest.raises(WeightSyncError, match="checksum mismatch in bucket 0 of weight version 1"):
@@ -95,7 +95,7 @@ def test_one_buffer_holds_one_version(plan: BucketPlan, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_one_flipped_bit_is_found_and_its_bucket_named(plan: BucketPlan, tmp_path: Path, number: int) -> None:
-    store = WeightStore(tmp_path, plan, 2, KEY, create=True)
+    store = WeightStore(tmp_path, StoreSpec(plan, 2, KEY), create=True)
     stored = fill(store, 3, 1, random_parameters(0))
     bucket = plan.buckets[number]
     with (tmp_path / "weights-1.bin").open("r+b") as file:
@@ -105,25 +105,25 @@ def test_one_flipped_bit_is_found_and_its_bucket_named(plan: BucketPlan, tmp_pat
         file.write(bytes([byte ^ 0x40]))
     words = f"checksum mismatch in bucket {number} of weight version 3 ({bucket.names[0]} … {bucket.names[-1]})"
     with pytest.raises(WeightSyncError, match=re.escape(words)):
-        WeightStore(tmp_path, plan, 2, KEY, create=False).verify(stored)
+        WeightStore(tmp_path, StoreSpec(plan, 2, KEY), create=False).verify(stored)
 
 
 def test_checksums_need_the_key_of_the_run(plan: BucketPlan, tmp_path: Path) -> None:
-    stored = fill(WeightStore(tmp_path, plan, 2, KEY, create=True), 1, 0, random_parameters(0))
+    stored = fill(WeightStore(tmp_path, StoreSpec(plan, 2, KEY), create=True), 1, 0, random_parameters(0))
     assert all(0 <= checksum < 2**63 for checksum in stored.checksums)
     with pytest.raises(WeightSyncError, match="checksum mismatch"):
-        WeightStore(tmp_path, plan, 2, KEY + 1, create=False).verify(stored)
+        WeightStore(tmp_path, StoreSpec(plan, 2, KEY + 1), create=False).verify(stored)
 
 
 def test_current_version_is_what_was_published_last(plan: BucketPlan, tmp_path: Path) -> None:
-    store = WeightStore(tmp_path, plan, 2, KEY, create=True)
+    store = WeightStore(tmp_path, StoreSpec(plan, 2, KEY), create=True)
     stored = StoredVersion(version=7, buffer=1, checksums=(1, 2**63 - 1))
     store.publish_header(stored)
-    assert WeightStore(tmp_path, plan, 2, KEY, create=False).current() == stored
+    assert WeightStore(tmp_path, StoreSpec(plan, 2, KEY), create=False).current() == stored
 
 
 def test_store_is_the_users_alone_and_allocated_up_front(plan: BucketPlan, tmp_path: Path) -> None:
-    WeightStore(tmp_path, plan, 2, KEY, create=True)
+    WeightStore(tmp_path, StoreSpec(plan, 2, KEY), create=True)
     for index in (0, 1):
         stat = (tmp_path / f"weights-{index}.bin").stat()
         assert stat.st_mode & 0o777 == 0o600
@@ -138,4 +138,4 @@ def test_full_shared_memory_is_told_with_the_remedy(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(WeightSyncError, match=r"No space left on device\. Free shared memory, or lower launch"):
-        WeightStore(tmp_path, plan, 2, KEY, create=True)
+        WeightStore(tmp_path, StoreSpec(plan, 2, KEY), create=True)

@@ -18,7 +18,7 @@ from hpc_grpo.types import ParameterSpec
 from hpc_grpo.weights.node_group import GroupMembership, NodeGroup
 from hpc_grpo.weights.plan import make_plan
 from hpc_grpo.weights.publisher import WeightPublisher
-from hpc_grpo.weights.store import WeightStore
+from hpc_grpo.weights.store import StoreSpec, WeightStore
 
 SIZE = 3
 DEADLINE_S = 60.0
@@ -41,7 +41,7 @@ class Publisher:
 
     def __init__(self, folder: Path, size: int = SIZE) -> None:
         self.version = 0
-        store = WeightStore(folder, PLAN, 2, KEY, create=True)
+        store = WeightStore(folder, StoreSpec(PLAN, 2, KEY), create=True)
         self.publisher = WeightPublisher(PLAN, self.gather, store)
         self.publisher.join(NodeGroup(GroupMembership(folder, 0, size, DEADLINE_S)))
         self.folder = folder
@@ -77,7 +77,7 @@ class Publisher:
 def work(folder: Path, rank: int) -> dict[int, list[float]]:
     """What WeightReceiver does, without vLLM: the values loaded of each version."""
     group = NodeGroup(GroupMembership(folder, rank, SIZE, DEADLINE_S))
-    store = WeightStore(folder, PLAN, 2, KEY, create=False)
+    store = WeightStore(folder, StoreSpec(PLAN, 2, KEY), create=False)
     loaded = {}
     for version in (*VERSIONS, REFUSED, FATAL, REBUILT):
         if version == FATAL and rank == 2:
@@ -111,7 +111,7 @@ def member(folder: Path, rank: int, results: Any) -> None:
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     folder = tmp_path_factory.mktemp("shm")
     # The publisher creates the store that the others open, which the driver's order of calls sees to in a run.
-    WeightStore(folder, PLAN, 2, KEY, create=True)
+    WeightStore(folder, StoreSpec(PLAN, 2, KEY), create=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["hpc_grpo.weights.publisher"])  # torch is imported once, not three times
     queue = context.Queue()
@@ -171,7 +171,7 @@ def test_announce_needs_a_staged_version_and_a_group(tmp_path: Path) -> None:
     def gather(names: Sequence[str]) -> Iterator[Mapping[str, torch.Tensor]]:
         yield {name: tensor for name, tensor in parameters(0).items() if name in names}
 
-    publisher = WeightPublisher(PLAN, gather, WeightStore(tmp_path, PLAN, 1, KEY, create=True))
+    publisher = WeightPublisher(PLAN, gather, WeightStore(tmp_path, StoreSpec(PLAN, 1, KEY), create=True))
     with pytest.raises(WeightSyncError, match="before stage and join"):
         publisher.announce()
     publisher.stage(0)

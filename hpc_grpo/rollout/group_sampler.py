@@ -1,0 +1,110 @@
+"""Groups on their way through an engine and a grader, and once more where the engine died under them.
+
+Consumes prompts and their requests; produces graded groups. Which engine and grader a group meets follows from its
+position alone, so that a resumed run forms the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray.exceptions import RayActorError
+
+from hpc_grpo.remote import ActorLostError, first_error, get_all
+from hpc_grpo.rollout.remote_engine import RemoteEngine
+from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
+
+
+@dataclass(frozen=True)
+class GradedGroup:
+    """A finished group: `samples` refers to its GroupSamples in the object store."""
+
+    prompt: Prompt
+    samples: Any
+    grades: GroupGrades
+
+
+@dataclass
+class StartedGroup:
+    """A group under way: references to its samples and grades, and the actor that they are asked of."""
+
+    prompt: Prompt
+    request: GroupRequest
+    with_texts: bool
+    engine: RemoteEngine
+    grader: Any
+    actor: Any = None
+    samples: Any = field(default=None, repr=False)
+    grades: Any = field(default=None, repr=False)
+
+    def has_lost_its_engine(self) -> bool:
+        """Whether its engine died before the samples were there; waits for grading that is under way."""
+        return self.actor is not self.engine.actor and isinstance(first_error([self.grades], None), RayActorError)
+
+
+class GroupSampler:
+    """Sends groups through the engines. An engine that dies is replaced, and what it was asked is asked again."""
+
+    def __init__(
+        self, engines: Sequence[RemoteEngine], graders: Sequence[Any], revive: Callable[[RemoteEngine], None]
+    ) -> None:
+        """`revive` replaces a dead engine by one that holds the published weights."""
+        self._engines = engines
+        self._graders = graders
+        self._revive = revive
+
+    def start(
+        self, prompts: Sequence[Prompt], requests: Sequence[GroupRequest], with_texts: Sequence[bool]
+    ) -> list[StartedGroup]:
+        """Queue all groups, neighbours on different engines."""
+        groups = [
+            StartedGroup(
+                *of_group,
+                engine=self._engines[position % len(self._engines)],
+                grader=self._graders[position % len(self._graders)],
+            )
+            for position, of_group in enumerate(zip(prompts, requests, with_texts, strict=True))
+        ]
+        self._send(groups)
+        return groups
+
+    def wait(self, started: Sequence[StartedGroup], waiting_for: str) -> list[GradedGroup]:
+        """All groups' grades. Raises what a grader raised, LaunchError when an engine dies too often."""
+        while True:
+            try:
+                grades = get_all([group.grades for group in started], None, waiting_for)
+            except ActorLostError as error:
+                self._recover(started, error)
+            else:
+                return [
+                    GradedGroup(group.prompt, group.samples, own) for group, own in zip(started, grades, strict=True)
+                ]
+
+    def forget_prefixes(self) -> None:
+        """Empty the engines' prefix caches."""
+        get_all([engine.actor.forget_prefixes.remote() for engine in self._engines], None, "the engines")
+
+    def _send(self, groups: Sequence[StartedGroup]) -> None:
+        """Each engine's share goes in one call, so that the order it runs in is fixed."""
+        for engine in self._engines:
+            share = [group for group in groups if group.engine is engine]
+            if not share:
+                continue
+            requests = [group.request for group in share]
+            results = engine.actor.generate.options(num_returns=len(share)).remote(requests)
+            references = results if isinstance(results, list) else [results]
+            for group, samples in zip(share, references, strict=True):
+                group.actor, group.samples = engine.actor, samples
+                group.grades = group.grader.grade.remote(samples, group.prompt, group.with_texts)
+
+    def _recover(self, started: Sequence[StartedGroup], error: ActorLostError) -> None:
+        """Revive the engine that died, or that died while another step was waited for; ask again for what was lost."""
+        for engine in self._engines:
+            if engine.has_died(error):
+                self._revive(engine)
+        lost = [group for group in started if group.has_lost_its_engine()]
+        if not lost:
+            raise error  # no engine's death: nothing here would mend it
+        self._send(lost)
