@@ -8,6 +8,7 @@ Waits for all ranks: both functions are collectives.
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.publish_dir import publish, staging_path, start_staging
+from hpc_grpo.learner.reshard import resharded
 from hpc_grpo.manifest import (
     FileEntry,
     Manifest,
@@ -56,8 +58,8 @@ def save_checkpoint(learner: Learner, directory: Path, driver_state: dict[str, A
 def load_checkpoint(learner: Learner, directory: Path) -> dict[str, Any]:
     """Restore `directory`; gives the driver state stored with it.
 
-    Raises ConfigError if it is no whole checkpoint, or was written by another number of learners or under
-    another ZeRO stage.
+    One that another number of learners wrote is resharded, and equal to rounding. Raises ConfigError if it is no whole
+    checkpoint, was written under another ZeRO stage, or cannot be resharded for want of disk space.
     """
     rank, world_size, engine = learner.rank, learner.world_size, learner.engine
     manifest = read_manifest(directory)
@@ -65,20 +67,18 @@ def load_checkpoint(learner: Learner, directory: Path) -> dict[str, Any]:
         raise ConfigError(f"{directory} is no checkpoint: its manifest.json is missing or unreadable.")
     if wrong := problems(directory, manifest, check_hashes=False):
         raise ConfigError(f"Checkpoint {directory} is damaged: {'; '.join(wrong)}. Remove it to use an older one.")
-    if manifest.world_size != world_size:
-        raise ConfigError(
-            f"Checkpoint {directory} was written by {manifest.world_size} learners, this run has {world_size}. "
-            f"Use as many nodes and placement.learners_per_node as before."
-        )
     if manifest.zero_stage != learner.config.train.zero_stage:
         raise ConfigError(
             f"Checkpoint {directory} was written with train.zero_stage = {manifest.zero_stage}; set it so again."
         )
-    loaded, _ = engine.load_checkpoint(str(directory), tag=_TAG)
+    is_resharded = manifest.world_size != world_size
+    with resharded(directory, _TAG, rank) if is_resharded else nullcontext(directory) as folder:
+        engine._config.load_universal_checkpoint = is_resharded
+        loaded, _ = engine.load_checkpoint(str(folder), tag=_TAG)
     if loaded is None:
         raise ConfigError(f"DeepSpeed found no state in {directory}.")
     # Written by this project and verified above; weights_only still refuses anything but tensors and numbers.
-    _restore_rng(torch.load(directory / f"rng_rank_{rank}.pt", weights_only=True))
+    _restore_rng(torch.load(directory / f"rng_rank_{rank % manifest.world_size}.pt", weights_only=True))
     return manifest.driver_state
 
 
