@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test style quality slurm-install slurm-up slurm-down slurm-shell slurm-test clean
+.PHONY: help setup demo test style quality slurm-install slurm-up slurm-down slurm-shell slurm-test chaos clean
 
 PYTHON_BIN := .venv/bin/python
 NODES ?= 2
@@ -39,7 +39,10 @@ slurm-shell:     ## A shell on its login node
 	@python3 -m tools.virtual_slurm exec -- bash
 
 slurm-test: setup slurm-install ## The tests on real Slurm (root)
-	@$(PYTHON_BIN) -m pytest tests/slurm -m slurm -rs
+	@$(PYTHON_BIN) -m pytest tests/slurm -m 'slurm and not chaos' -rs
+
+chaos: setup slurm-install ## All that can happen to a run on real Slurm, as a table; about an hour (root)
+	@$(PYTHON_BIN) -m pytest tests/slurm/test_chaos.py -m slurm -v
 
 clean:           ## Remove the demo and caches; .venv and runs/ stay
 	@rm -rf demo .pytest_cache .mypy_cache .ruff_cache

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpc_grpo.config import Config
+from hpc_grpo.disk import wait_for_space
 from hpc_grpo.learner.group import LearnerGroup
 from hpc_grpo.learner.publish_dir import recover
-from hpc_grpo.manifest import newest_valid_checkpoint, prune_checkpoints
+from hpc_grpo.manifest import newest_valid_checkpoint, prune_checkpoints, valid_checkpoints
 from hpc_grpo.pace import Durations
 from hpc_grpo.run_dir import RunDir
 
@@ -55,6 +56,7 @@ class Checkpoints:
         """Write a checkpoint of `state` unless it is on disk already."""
         if state.step == self._saved_step:
             return
+        wait_for_space(self._run_dir.path, self._num_bytes(), "A checkpoint")
         begun = time.monotonic()
         values: dict[str, Any] = asdict(state)
         self._learners.save_checkpoint(self._run_dir.checkpoint(state.step), values)
@@ -68,5 +70,11 @@ class Checkpoints:
         An export that is there already may be of steps that a crash undid, so it is replaced.
         """
         if state.step != self._exported_step:
+            wait_for_space(self._run_dir.path, self._num_bytes(), "An export, at most as large as a checkpoint,")
             self._learners.export(self._run_dir.export(state.step))
             self._exported_step = state.step
+
+    def _num_bytes(self) -> int:
+        """Size of the newest checkpoint; 0 before the first."""
+        newest = next(valid_checkpoints(self._run_dir, check_hashes=False), None)
+        return sum(entry.size for entry in newest.manifest.files) if newest else 0

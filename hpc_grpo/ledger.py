@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpc_grpo.disk import when_there_is_space
 from hpc_grpo.run_dir import RunDir, drop_torn_line, read_jsonl
 
 
@@ -34,10 +35,17 @@ class Ledger:
 
     def append(self, step: int, ordinals: Sequence[int]) -> None:
         line = {"step": step, "attempt": self._attempt, "ordinals": list(ordinals)}
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        when_there_is_space(lambda: self._write(json.dumps(line) + "\n"), self._path.name)
+
+    def _write(self, line: str) -> None:
+        try:
+            with self._path.open("a") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            drop_torn_line(self._path)
+            raise
 
 
 @dataclass(frozen=True)

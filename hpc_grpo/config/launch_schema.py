@@ -14,6 +14,9 @@ class SlurmConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     num_nodes: PositiveInt = Field(1, description="Nodes of the job.")
+    min_nodes: PositiveInt | None = Field(
+        None, description="Nodes to go on with in the job when it loses others; null: all of them, else a new job."
+    )
     partition: str | None = Field(None, description="Partition; null: the site's default.")
     account: str | None = Field(None, description="Account to charge; null: your default.")
     time_min: PositiveInt = Field(60, description="Walltime in minutes.")

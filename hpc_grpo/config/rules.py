@@ -7,7 +7,7 @@ from hpc_grpo.errors import ConfigError
 
 
 def check_rules(config: Config) -> None:
-    for rule in (_run_name, _one_budget, _lag_and_minibatches, _eval_data, _token_budget, _stages, _nucleus):
+    for rule in (_run_name, _one_budget, _nodes, _lag_and_minibatches, _eval_data, _token_budget, _stages, _nucleus):
         rule(config)
 
 
@@ -28,6 +28,15 @@ def _one_budget(config: Config) -> None:
         raise ConfigError(
             f"Exactly one of train.total_steps, train.total_episodes and train.total_epochs must be set; "
             f"set are: {', '.join(given) or 'none'}."
+        )
+
+
+def _nodes(config: Config) -> None:
+    slurm = config.launch.slurm
+    if slurm.min_nodes is not None and slurm.min_nodes > slurm.num_nodes:
+        raise ConfigError(
+            f"launch.slurm.min_nodes = {slurm.min_nodes} must be at most launch.slurm.num_nodes = {slurm.num_nodes}: "
+            f"it says how many must be left of them. Lower it, or set it to null."
         )
 
 

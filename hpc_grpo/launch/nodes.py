@@ -107,6 +107,10 @@ class Nodes:
         for link in self._links:
             link.ask_for_stacks()
 
+    def answering(self) -> list[str]:
+        """After `tear_down`: the nodes whose agent ended in order, so that another could be started there."""
+        return [link.node for link in self._links if link.gone is not None]
+
     def tear_down(self, deadline_s: float) -> list[str]:
         """End all leases and wait for the agents; gives the nodes that took too long and were killed."""
         if self._watch is not None:

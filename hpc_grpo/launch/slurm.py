@@ -57,6 +57,8 @@ def parameters(launch: LaunchConfig, run: RunDir) -> dict[str, Any]:
     given = {key: value for key, value in wanted.items() if value is not None}
     # submitit would have SIGUSR2 sent to the steps, which kills a node agent's Ray before the end.
     fixed = {"signal": f"B:USR1@{_USR1_BEFORE_END_S}", "no-requeue": True, **extra}
+    if slurm.min_nodes is not None and slurm.min_nodes < slurm.num_nodes:
+        fixed["no-kill"] = True  # else Slurm ends the job with the first node it loses
     return {**given, "additional_parameters": fixed}
 
 

@@ -31,6 +31,8 @@ from hpc_grpo.run_dir import RunDir, write_atomic
 
 _TEARDOWN_DEADLINE_S = 45.0
 _DRIVER_GRACE_S = 10.0
+_FORM_AGAIN_DEADLINE_S = 30.0
+"""A node whose agent has not ended in order by then is taken for lost."""
 _LOOK_S = 1.0
 _STACKS_S = 5.0
 """What processes get to write their stacks."""
@@ -51,15 +53,8 @@ class Supervisor:
         number = run.next_attempt_number()
         self._dir = run.attempt(number, topology.job_id)
         self._ray_address = self._dir / "ray_address"
-        self._nodes = Nodes(
-            topology,
-            config.launch,
-            run.secret,
-            self._dir,
-            tag=f"{topology.job_id}-{number}",
-            working_dir=working_dir,
-            contract=contract_environment(number, self._dir, self._ray_address, len(topology.nodes), topology.ends_at),
-        )
+        self._num_forms = 0
+        self._nodes = self._make_nodes(number)
         self._driver: Driver | None = None
         self._next_look = 0.0
         self._stop_at: float | None = None
@@ -112,16 +107,20 @@ class Supervisor:
     def _see_driver_through(self) -> int:
         """Start the driver again where it crashed and that may help; returns the exit code of the attempt."""
         begun = time.monotonic()
-        restarts = Restarts(self._config.launch.max_stalled_restarts if self._topology.source == "slurm" else 0)
+        max_stalled = self._config.launch.max_stalled_restarts if self._topology.source == "slurm" else 0
+        restarts: dict[ExitKind, Restarts] = {"crash": Restarts(max_stalled), "node_lost": Restarts(max_stalled)}
         while True:
             step = newest_step(self._run)
             kind, code, why = self._finish_driver()
-            may_help = kind == "crash" and not self._run.stop_marker.exists()
-            if not (may_help and restarts.allowed(newest_step(self._run) - step)):
+            may_help = kind in restarts and not self._signalled and not self._run.stop_marker.exists()
+            if not (may_help and restarts[kind].allowed(newest_step(self._run) - step)):
+                break
+            say(why)
+            if kind == "node_lost" and not self._form_again():
                 break
             self.record.restarts.append(why)
             self.record.save(self._dir)
-            say(f"{why}\nStarting it again on the same nodes, from the checkpoint of step {newest_step(self._run)}.")
+            say(f"Starting the driver again, from the checkpoint of step {newest_step(self._run)}.")
             self._driver = self._start_driver()
         if kind == "resumable" and self._run.stop_marker.exists():
             kind, why = "stopped", "Stopped and checkpointed, as the STOP file asks; hpc-grpo resume takes it up again."
@@ -129,12 +128,46 @@ class Supervisor:
         self.record.end(kind, code, why)
         return code
 
+    def _form_again(self) -> bool:
+        """Bring Ray up anew on the nodes that still answer; False when they are too few to go on with."""
+        if self._driver is not None:
+            self._driver.close(_DRIVER_GRACE_S)
+            self._driver = None
+        self._nodes.tear_down(_FORM_AGAIN_DEADLINE_S)
+        left = self._nodes.answering()
+        too_few = len(left) < (self._config.launch.slurm.min_nodes or len(self.record.nodes))
+        if too_few or self._topology.head not in left:
+            return False
+        # A node whose Ray died but which answers is not one for the next job to keep off.
+        self.record.lost_nodes = {node: why for node, why in self.record.lost_nodes.items() if node not in left}
+        self.record.ray_address = ""
+        self._ray_address.unlink(missing_ok=True)
+        self._num_forms += 1
+        (self._dir / "nodes").rename(self._dir / f"nodes-{self._num_forms}")
+        self._topology = self._topology.only(left)
+        self._nodes = self._make_nodes(self.record.attempt)
+        say(f"Bringing Ray up again on {', '.join(left)}.")
+        self._nodes.start()
+        return True
+
+    def _make_nodes(self, attempt: int) -> Nodes:
+        topology = self._topology
+        return Nodes(
+            topology,
+            self._config.launch,
+            self._run.secret,
+            self._dir,
+            tag=f"{topology.job_id}-{attempt}" + (f"-{self._num_forms}" if self._num_forms else ""),
+            working_dir=self._working_dir,
+            contract=contract_environment(attempt, self._dir, self._ray_address, len(topology.nodes), topology.ends_at),
+        )
+
     def _start_driver(self) -> Driver:
         if self._driver is not None:
             self._driver.close(_DRIVER_GRACE_S)
-            self._stop_at = None
-            self.record.stuck = ""
-            (self._dir / STUCK_NAME).unlink(missing_ok=True)
+        self._stop_at = None
+        self.record.stuck = ""
+        (self._dir / STUCK_NAME).unlink(missing_ok=True)
         log = self._dir / "driver.log"
         return Driver(self._driver_command, self._nodes.head_environment(), self._working_dir, log)
 
@@ -156,7 +189,8 @@ class Supervisor:
                 self._driver.forward(signal.SIGKILL)
         self._driver.pump()
         returncode = self._driver.process.returncode
-        kind, code, why = classify(returncode, self._run.is_complete(), self._signalled, self.record.lost_nodes)
+        lost = {node: why for node, why in self.record.lost_nodes.items() if node in self._topology.nodes}
+        kind, code, why = classify(returncode, self._run.is_complete(), self._signalled, lost)
         if kind == "crash" and self.record.stuck:
             why = f"{self.record.stuck} The stacks of its processes are in {self._dir / STACKS_NAME}."
         return kind, code, why
@@ -171,7 +205,7 @@ class Supervisor:
         say(f"Ray ready on {nodes}, {gpus} ({self._nodes.phases_s['ray']:.1f} s)")
 
     def _note_lost_nodes(self) -> None:
-        """Record nodes whose Ray is gone; without the head's nothing can go on, so the driver is ended."""
+        """Record nodes whose Ray is gone. Learners are there on all, so the driver cannot go on and is ended."""
         for node, why in self._nodes.lost().items():
             # Of a job that is cancelled all nodes end; of one that Slurm ends for a lost node, this one came first.
             if node in self.record.lost_nodes or (self._signalled and _NODE_FAILURE not in why.lower()):
@@ -179,9 +213,7 @@ class Supervisor:
             self.record.lost_nodes[node] = why
             self.record.save(self._dir)
             say(f"Lost node {node}: {why}")
-            if node == self._topology.head and self._driver is not None:
-                self._driver.forward(signal.SIGTERM)
-                self._stop_at = time.monotonic() + _DRIVER_GRACE_S
+            self._stop_at = self._stop_at or time.monotonic() + _DRIVER_GRACE_S
 
     def _turn(self) -> None:
         """Wait a moment for anything to happen, and take it in."""

@@ -12,8 +12,8 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpc_grpo.errors import LaunchError
@@ -37,6 +37,11 @@ class Topology:
     @property
     def head(self) -> str:
         return self.nodes[0]
+
+    def only(self, names: Sequence[str]) -> Topology:
+        """Those of the nodes that are among `names`."""
+        kept = [pair for pair in zip(self.nodes, self.num_cpus, strict=True) if pair[0] in names]
+        return replace(self, nodes=tuple(node for node, _ in kept), num_cpus=tuple(cpus for _, cpus in kept))
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Topology:

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from hpc_grpo.disk import when_there_is_space
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.run_dir import drop_torn_line, read_jsonl
 
@@ -27,7 +28,7 @@ class JsonlSink:
         values = {name: float(value) if math.isfinite(value) else None for name, value in record.metrics.items()}
         line = {"step": record.step, "attempt": record.attempt, "time": record.time_s, **values}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
-        self._file.flush()
+        when_there_is_space(self._file.flush, "metrics.jsonl")  # what did not fit stays in the buffer
 
     def close(self) -> None:
         self._file.close()

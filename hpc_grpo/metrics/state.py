@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from hpc_grpo.disk import when_there_is_space
 from hpc_grpo.run_dir import RunDir, write_json_atomic
 
 Phase = Literal["starting", "training", "stopped", "complete"]
@@ -32,7 +33,7 @@ class RunState:
 
 
 def write_state(run_dir: RunDir, state: RunState) -> None:
-    write_json_atomic(run_dir.state, asdict(state))
+    when_there_is_space(lambda: write_json_atomic(run_dir.state, asdict(state)), "state.json")
 
 
 def read_state(run_dir: RunDir) -> RunState | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.data import PromptStream, sampling_seed
+from hpc_grpo.disk import when_there_is_space
 from hpc_grpo.rewards.pass_at_k import pass_at_k
 from hpc_grpo.rollout.group_sampler import GradedGroup, GroupSampler
 from hpc_grpo.rollout.scheduler import check_failures
@@ -46,8 +47,8 @@ class Evaluation:
         # Else training would meet prefixes cached here, which a resumed run, without this eval, does not.
         self._sampler.forget_prefixes()
         check_failures([group.grades for group in groups], self._config.grading.max_failed_fraction)
-        lines = [line for group in groups for line in self._lines(group)]
-        write_atomic(self._run_dir.eval_rollouts(step), "".join(json.dumps(line) + "\n" for line in lines))
+        text = "".join(json.dumps(line) + "\n" for group in groups for line in self._lines(group))
+        when_there_is_space(lambda: write_atomic(self._run_dir.eval_rollouts(step), text), "the eval's completions")
         return self._metrics(groups)
 
     @property

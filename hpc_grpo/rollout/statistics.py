@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from hpc_grpo.disk import when_there_is_space
 from hpc_grpo.rollout.group_sampler import GradedGroup
 from hpc_grpo.run_dir import RunDir, write_atomic
 from hpc_grpo.types import GroupGrades
@@ -45,7 +46,8 @@ def write_rollouts(
         line for group, own in zip(groups, advantages, strict=True) if group.grades.texts for line in _lines(group, own)
     ]
     if lines:
-        write_atomic(run_dir.rollouts(step), "".join(json.dumps(line) + "\n" for line in lines))
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        when_there_is_space(lambda: write_atomic(run_dir.rollouts(step), text), "the step's rollouts")
 
 
 def _lines(group: GradedGroup, advantages: Sequence[float]) -> list[dict[str, Any]]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from scene import Outcome
 
 from hpc_grpo.launch.chain_record import read_chain
 from hpc_grpo.run_dir import RunDir
+from tools.virtual_slurm.layout import Layout
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NODES = 2
@@ -110,6 +114,12 @@ class SlurmCluster:
     def start_node(self, name: str) -> None:
         self._change(["start-node", name])
 
+    def unplug(self, name: str) -> None:
+        self._change(["unplug", name])
+
+    def plug(self, name: str) -> None:
+        self._change(["plug", name])
+
     def wait_until(self, condition: Callable[[], bool], deadline_s: float, what: str) -> None:
         end = time.monotonic() + deadline_s
         while not condition():
@@ -138,6 +148,36 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
         if not was_up:
             down = _virtual_slurm(["down"], _UP_DEADLINE_S)
             assert down.returncode == 0, down.stderr
+
+
+@pytest.fixture
+def small_disk(slurm_cluster: SlurmCluster) -> Iterator[Path]:
+    """A folder on a file system of a few MiB that all nodes share, empty."""
+    folder = Layout.from_environment().small_disk / "test"
+    folder.mkdir(mode=0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+_outcomes: list[tuple[str, Outcome]] = []
+
+
+@pytest.fixture
+def record(request: pytest.FixtureRequest) -> Callable[[Outcome], None]:
+    """Keep what became of a run for the table that is printed at the end."""
+    return lambda outcome: _outcomes.append((request.node.name.removeprefix("test_"), outcome))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not _outcomes:
+        return
+    terminalreporter.section("what became of the runs")
+    rows = [outcome.row(name) for name, outcome in _outcomes]
+    for cells in [Outcome.titles, *rows]:
+        widths = [max(len(row[i]) for row in [Outcome.titles, *rows]) for i in range(len(cells))]
+        terminalreporter.line("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+    for name, outcome in _outcomes:
+        terminalreporter.line(f"\n{name}\n{textwrap.indent(outcome.told, '  ')}")
 
 
 @pytest.fixture

@@ -1,100 +1,221 @@
-"""What dies in a job, and what becomes of the run: nothing is done by hand afterwards."""
+"""What happens to a run, and what becomes of it: nothing is done by hand afterwards but what a site does itself.
+
+The rows marked `chaos` take an hour; `make chaos` runs them all and prints the table.
+"""
 
 from __future__ import annotations
 
-import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from scene import HEAD, NUM_STEPS, WORKER, Outcome, Scene
 
 from hpc_grpo.launch.attempt_record import read_attempts
 from hpc_grpo.launch.chain_record import read_chain
-from hpc_grpo.ledger import check_ledger
-from hpc_grpo.metrics.state import read_state
-from hpc_grpo.run_dir import RunDir
-from tests.integration.training_runs import LETTERS, metrics_of, tiny_config, write_workspace
+from tests.integration.training_runs import metrics_of
 
 if TYPE_CHECKING:
     from conftest import SlurmCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("no_chain_outlives_its_test")]
 
-ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"}
-DEADLINE_S = 900.0
-NUM_STEPS = 24
-HEAD, WORKER = "nid001", "nid002"
+SUPERVISOR = r"\S*python\S* -u -m hpc_grpo.cli attempt"
+DRIVER = r"\S*python\S* -m hpc_grpo.train"
+ENGINE, LEARNER = "ray::Engine", "ray::LearnerActor"
+RAYLET, GCS = r"\S*/raylet/raylet ", r"\S*/gcs/gcs_server "
+TESTS = Path(__file__).resolve().parents[1]
+CRASHING = str(TESTS / "stand_ins" / "crashing.py")
+HUNGRY = f"{TESTS / 'integration' / 'hungry_reward.py'}:share_of_letters_hungry"
+
+Record = Callable[[Outcome], None]
 
 
-def hand_in(cluster: SlurmCluster, folder: Path, *, num_nodes: int) -> RunDir:
-    """A chain of ten-minute jobs; a checkpoint every two steps, each of which takes a second or more."""
-    workspace = write_workspace(folder)
-    config = tiny_config(
-        workspace,
-        "chaos",
-        train={"total_steps": NUM_STEPS, "lr": 1e-3},
-        rewards=[{"name": LETTERS, "args": {"delay_s": 0.2}}],
-        checkpoint={"every_steps": 2},
-        launch={"slurm": {"gpus_per_node": 2, "cpus_per_node": 4, "time_min": 10, "num_nodes": num_nodes}},
-    )
-    command = [sys.executable, "-m", "hpc_grpo.cli", "submit", str(config), "--until-complete"]
-    cluster.output(command, environment=ENVIRONMENT, cwd=workspace)  # type: ignore[arg-type]
-    return RunDir(workspace / "runs" / "chaos")
+def expect_complete(scene: Scene, record: Record, *, jobs: int, restarts: int) -> Outcome:
+    outcome = scene.see_it_through()
+    record(outcome)
+    assert outcome.state == "complete", outcome
+    assert list(metrics_of(scene.run)) == list(range(1, NUM_STEPS + 1))
+    assert (outcome.num_jobs, outcome.num_restarts) == (jobs, restarts), outcome
+    return outcome
 
 
-def wait_for_step(cluster: SlurmCluster, run: RunDir, step: int) -> None:
-    def is_there() -> bool:
-        state = read_state(run)
-        return state is not None and state.phase == "training" and state.step >= step
-
-    cluster.wait_until(is_there, DEADLINE_S, f"step {step} is done")
-
-
-def kill(cluster: SlurmCluster, node: str, title: str) -> None:
-    """SIGKILL the one process on the node whose command line begins with `title`."""
-    find = f"for p in /proc/[0-9]*; do [[ $(tr '\\0' ' ' < $p/cmdline) == {title}* ]] && echo ${{p#/proc/}}; done"
-    (pid,) = cluster.run(["bash", "-c", f"{{ {find}; }} 2>/dev/null; true"], on=node).stdout.split()
-    cluster.output(["kill", "-9", pid], on=node)
-
-
-def wait_for_complete(cluster: SlurmCluster, run: RunDir) -> None:
-    cluster.wait_until(lambda: read_chain(run).ended != "", DEADLINE_S, "the chain is over")
-    for output in sorted(run.slurm_logs.glob("*.out")):
-        print(output.name, output.read_text(), sep="\n")
-    assert run.is_complete()
-    assert check_ledger(run).is_sound
-    assert list(metrics_of(run)) == list(range(1, NUM_STEPS + 1))
-    assert read_chain(run).successor == ""
+@pytest.mark.parametrize(
+    ("pattern", "node", "restarts"),
+    [
+        pytest.param(DRIVER, HEAD, 1, id="driver"),
+        pytest.param(ENGINE, WORKER, 0, id="engine"),
+        pytest.param(LEARNER, WORKER, 1, id="learner", marks=pytest.mark.chaos),
+        pytest.param(RAYLET, WORKER, 1, id="raylet", marks=pytest.mark.chaos),
+        pytest.param(GCS, HEAD, 1, id="gcs", marks=pytest.mark.chaos),
+    ],
+)
+def test_a_process_that_is_killed_costs_no_job(
+    slurm_cluster: SlurmCluster, tmp_path: Path, record: Record, pattern: str, node: str, restarts: int
+) -> None:
+    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
+    scene.strike(lambda: scene.kill(node, pattern))
+    expect_complete(scene, record, jobs=1, restarts=restarts)
 
 
-def test_a_driver_and_an_engine_that_are_killed_cost_no_job(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    run = hand_in(slurm_cluster, tmp_path, num_nodes=1)
-    wait_for_step(slurm_cluster, run, 4)
-    kill(slurm_cluster, HEAD, f"'{sys.executable} -m hpc_grpo.train'")
-    slurm_cluster.wait_until(lambda: len(read_attempts(run)[0].restarts) == 1, 60.0, "the driver was started again")
-    wait_for_step(slurm_cluster, run, 10)
-    kill(slurm_cluster, HEAD, "ray::Engine")
-    wait_for_complete(slurm_cluster, run)
-    (attempt,) = read_attempts(run)
-    assert attempt.exit_kind == "complete"
-    (killed,) = attempt.restarts
-    assert "killed by SIGKILL" in killed
-    assert "An engine on" in (run.attempt(attempt.attempt, attempt.job_id) / "driver.log").read_text()
+@pytest.mark.chaos
+def test_a_supervisor_that_is_killed_costs_one_job(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
+    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
+    scene.strike(lambda: scene.kill(HEAD, SUPERVISOR))
+    expect_complete(scene, record, jobs=2, restarts=0)
 
 
-def test_a_node_that_is_lost_costs_one_job(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    run = hand_in(slurm_cluster, tmp_path, num_nodes=2)
-    wait_for_step(slurm_cluster, run, 4)
-    slurm_cluster.kill_node(WORKER)
+def test_a_lost_node_is_done_without(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
+    """`min_nodes` is 1: the survivor goes on, with half the learners."""
+    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2, slurm={"min_nodes": 1})
+    scene.strike(lambda: slurm_cluster.kill_node(WORKER))
     try:
-        end = slurm_cluster.wait_for_job(int(read_chain(run).links[0].job_id), DEADLINE_S)
+        expect_complete(scene, record, jobs=1, restarts=1)
     finally:
         slurm_cluster.start_node(WORKER)
-    wait_for_complete(slurm_cluster, run)
-    lost, last = read_attempts(run)
-    # Ray and Slurm take their time to notice, and Slurm may kill the supervisor before it has written its end: how the
-    # attempt is told differs, but never as something that would end the chain.
-    assert end.state in ("NODE_FAIL", "FAILED")
-    assert lost.exit_kind in ("node_lost", "running", "crash")
-    assert last.exit_kind == "complete"
-    assert last.first_step >= 4
+    (attempt,) = read_attempts(scene.run)
+    assert list(attempt.lost_nodes) == [WORKER]
+
+
+@pytest.mark.chaos
+def test_a_node_that_is_lost_costs_one_job(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
+    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
+    scene.strike(lambda: slurm_cluster.kill_node(WORKER))
+    slurm_cluster.wait_for_job(int(scene.jobs[0]), 300.0)
+    slurm_cluster.start_node(WORKER)
+    expect_complete(scene, record, jobs=2, restarts=0)
+
+
+@pytest.mark.chaos
+def test_a_lost_head_node_costs_one_job(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
+    """The successor starts on the other node."""
+    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=1)
+    scene.strike(lambda: slurm_cluster.kill_node(HEAD))
+    try:
+        expect_complete(scene, record, jobs=2, restarts=0)
+    finally:
+        slurm_cluster.start_node(HEAD)
+    assert [attempt.nodes for attempt in read_attempts(scene.run)] == [[HEAD], [WORKER]]
+
+
+@pytest.mark.chaos
+def test_a_slurmd_that_is_killed(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
+    """To Slurm the node is lost, while what runs there runs on; its site starts slurmd again."""
+    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
+    scene.strike(lambda: scene.kill(WORKER, r"slurmd"))
+    slurm_cluster.wait_for_job(int(scene.jobs[0]), 300.0)
+    slurm_cluster.output(["slurmd"], on=WORKER)
+    expect_complete(scene, record, jobs=2, restarts=0)
+
+
+@pytest.mark.chaos
+def test_a_job_that_needs_too_much_memory(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
+    """Slurm kills the step that holds too much; with it go Ray, learner and engines of that node."""
+    meal = tmp_path / "meal"
+    reward = {"name": HUNGRY, "args": {"meal": str(meal), "delay_s": 0.2}}
+    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2, rewards=[reward], eval={"reward": HUNGRY})
+    scene.strike(meal.touch)
+    outcome = scene.see_it_through()
+    record(outcome)
+    assert outcome.state == "complete"
+
+
+@pytest.mark.chaos
+def test_scancel_of_a_link_ends_the_chain(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
+    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
+    scene.strike(lambda: slurm_cluster.output(["scancel", scene.jobs[0]]))
+    outcome = scene.see_it_through()
+    record(outcome)
+    assert (outcome.state, outcome.num_jobs) == ("cancelled", 1)
+    assert "cancelled by the user" in read_chain(scene.run).ended
+
+
+@pytest.mark.chaos
+def test_scancel_of_the_successor_alone(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
+    """The run needs two jobs: the link queues another when it ends."""
+    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=1, slurm={"time_min": 2}, train={"total_steps": 60})
+    scene.strike(lambda: slurm_cluster.output(["scancel", read_chain(scene.run).successor]))
+    outcome = scene.see_it_through()
+    record(outcome)
+    assert outcome.state == "complete"
+    assert list(metrics_of(scene.run)) == list(range(1, 61))
+
+
+@pytest.mark.chaos
+def test_hpc_grpo_cancel(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
+    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
+    scene.strike(lambda: scene.command("cancel", str(scene.run.path)))
+    outcome = scene.see_it_through()
+    record(outcome)
+    assert outcome.num_jobs == 1
+    assert outcome.state != "complete"
+
+
+@pytest.mark.chaos
+def test_slurmctld_down_for_a_minute(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
+    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
+
+    def blow() -> None:
+        scene.kill("slurmctl", "slurmctld")
+        time.sleep(60.0)
+        slurm_cluster.output(["slurmctld"], on="slurmctl")
+
+    scene.strike(blow)
+    expect_complete(scene, record, jobs=1, restarts=0)
+
+
+@pytest.mark.chaos
+def test_a_full_disk(slurm_cluster: SlurmCluster, small_disk: Path, tmp_path: Path, record: Record) -> None:
+    """The disk of the run directory, for 40 seconds."""
+    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2, run={"root": str(small_disk)})
+    filler = small_disk / "filler"
+
+    def blow() -> None:
+        with filler.open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(bytes(1 << 16)):
+                pass
+        time.sleep(40.0)
+        filler.unlink()
+
+    scene.strike(blow)
+    expect_complete(scene, record, jobs=1, restarts=0)
+
+
+@pytest.mark.chaos
+def test_a_network_that_is_cut_for_20_s(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
+    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2, slurm={"min_nodes": 1})
+
+    def blow() -> None:
+        slurm_cluster.unplug(WORKER)
+        time.sleep(20.0)
+        slurm_cluster.plug(WORKER)
+
+    scene.strike(blow)
+    outcome = scene.see_it_through()
+    record(outcome)
+    assert outcome.state == "complete"
+
+
+@pytest.mark.chaos
+def test_a_network_that_is_cut_for_good(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
+    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2, slurm={"min_nodes": 1})
+    scene.strike(lambda: slurm_cluster.unplug(WORKER))
+    try:
+        outcome = scene.see_it_through()
+    finally:
+        slurm_cluster.plug(WORKER)
+    record(outcome)
+    assert outcome.state == "complete"
+
+
+@pytest.mark.chaos
+def test_a_bug_that_crashes_every_start(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
+    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=1, driver=CRASHING)
+    outcome = scene.see_it_through()
+    record(outcome)
+    assert (outcome.state, outcome.num_jobs) == ("crash", 2)
+    assert "No new checkpoint in 2 attempts" in read_chain(scene.run).ended
+    assert "RuntimeError: a bug that every start meets" in outcome.told

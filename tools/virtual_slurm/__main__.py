@@ -53,6 +53,8 @@ def _parser() -> argparse.ArgumentParser:
         "--cut-network", action="store_true", help="unplug it first: peers see silence, no closed connection"
     )
     commands.add_parser("start-node", help="bring a killed node back").add_argument("node")
+    commands.add_parser("unplug", help="cut a node's network; what runs on it runs on").add_argument("node")
+    commands.add_parser("plug", help="give it its network back").add_argument("node")
     return parser
 
 
@@ -91,6 +93,9 @@ def _run(arguments: argparse.Namespace) -> int:
         case "start-node":
             cluster.start_node(layout, arguments.node)
             print(f"{arguments.node} is back")
+        case "plug" | "unplug":
+            cluster.set_cable(layout, arguments.node, plugged=arguments.command == "plug")
+            print(f"{arguments.node} {arguments.command}ged")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Up, down, kill-node, start-node, status."""
+"""Up, down, kill-node, start-node, plug, unplug, status."""
 
 from __future__ import annotations
 
@@ -182,6 +182,12 @@ def kill_node(layout: Layout, name: str, cut_network: bool = False) -> None:
         if cut_network:
             network.set_cable(layout, name, plugged=False)
         machine.kill(layout, name)
+
+
+def set_cable(layout: Layout, name: str, plugged: bool) -> None:
+    _require_node(layout, name)
+    with _alone(layout):
+        network.set_cable(layout, name, plugged)
 
 
 def start_node(layout: Layout, name: str) -> None:

@@ -1,0 +1,152 @@
+"""A run in a chain of jobs to which something happens, for the chaos table: what is done to it, what became of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hpc_grpo.launch import DEFAULT_DRIVER
+from hpc_grpo.launch.attempt_record import read_attempts
+from hpc_grpo.launch.chain_record import read_chain
+from hpc_grpo.ledger import check_ledger
+from hpc_grpo.metrics.state import read_state
+from hpc_grpo.run_dir import RunDir, read_jsonl
+from tests.integration.training_runs import LETTERS, tiny_config, write_workspace
+
+if TYPE_CHECKING:
+    from conftest import SlurmCluster
+
+ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"}
+DEADLINE_S = 900.0
+NUM_STEPS = 24
+STRUCK_AT_STEP = 5
+HEAD, WORKER = "nid001", "nid002"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the run. `lost_s`: from the blow until a step was done that had not been; None if none was.
+
+    `lost_steps` were trained twice. `told` is what `status` and `explain` said.
+    """
+
+    state: str
+    num_jobs: int
+    num_restarts: int
+    lost_s: float | None
+    lost_steps: int
+    told: str
+
+    titles: ClassVar = ("what happened", "ended", "jobs", "restarts", "seconds lost", "steps lost")
+
+    def row(self, name: str) -> tuple[str, ...]:
+        lost = "-" if self.lost_s is None else f"{self.lost_s:.0f}"
+        return name, self.state, str(self.num_jobs), str(self.num_restarts), lost, str(self.lost_steps)
+
+
+class Scene:
+    """A run that was handed in with `hpc-grpo submit --until-complete`; nothing is done for it afterwards."""
+
+    def __init__(self, cluster: SlurmCluster, run: RunDir) -> None:
+        self.cluster, self.run = cluster, run
+        self._struck_at = 0.0
+        self._struck_after = 0
+        self._lost_s: float | None = None
+
+    @classmethod
+    def hand_in(
+        cls, cluster: SlurmCluster, folder: Path, *, num_nodes: int, driver: str = DEFAULT_DRIVER, **sections: Any
+    ) -> Scene:
+        """A chain of ten-minute jobs; a checkpoint every two steps, each of which takes a second or more."""
+        workspace = write_workspace(folder)
+        slurm = {"gpus_per_node": 2, "cpus_per_node": 4, "time_min": 10, "num_nodes": num_nodes}
+        slurm |= sections.pop("slurm", {})
+        settings: dict[str, Any] = {
+            "train": {"total_steps": NUM_STEPS, "lr": 1e-3},
+            "rewards": [{"name": LETTERS, "args": {"delay_s": 0.2}}],
+            "checkpoint": {"every_steps": 2},
+            **sections,
+        }
+        config = tiny_config(workspace, "chaos", **settings, launch={"slurm": slurm, "max_stalled_attempts": 2})
+        scene = cls(cluster, RunDir(Path(settings.get("run", {}).get("root", workspace / "runs")) / "chaos"))
+        scene.command("submit", str(config), "--until-complete", "--driver", driver, cwd=workspace)
+        return scene
+
+    def command(self, *words: str, cwd: Path | None = None) -> str:
+        """`hpc-grpo` on the login node."""
+        done = self.cluster.run(
+            [sys.executable, "-m", "hpc_grpo.cli", *words],
+            environment=ENVIRONMENT,
+            cwd=cwd or self.run.path.parent,
+        )
+        assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def wait_for_step(self, step: int) -> None:
+        def is_there() -> bool:
+            state = read_state(self.run)
+            return state is not None and state.phase == "training" and state.step >= step
+
+        self.cluster.wait_until(is_there, DEADLINE_S, f"step {step} is done")
+
+    @property
+    def step(self) -> int:
+        return max((line["step"] for line in read_jsonl(self.run.ledger)), default=0)
+
+    @property
+    def jobs(self) -> list[str]:
+        return [link.job_id for link in read_chain(self.run).links]
+
+    def kill(self, node: str, pattern: str) -> None:
+        """SIGKILL one process on the node whose command line `pattern` matches."""
+        self.cluster.output(["kill", "-9", self.pids(node, pattern)[0]], on=node)
+
+    def pids(self, node: str, pattern: str) -> list[str]:
+        lines = "for p in /proc/[0-9]*; do echo ${p#/proc/} $(tr '\\0' ' ' < $p/cmdline); done 2>/dev/null; true"
+        listed = self.cluster.output(["bash", "-c", lines], on=node).splitlines()
+        found = [line.split(" ", 1) for line in listed if " " in line]
+        matching = [pid for pid, command in found if re.match(pattern, command)]
+        assert matching, f"no process {pattern} on {node}:\n" + "\n".join(listed)
+        return matching
+
+    def strike(self, blow: Callable[[], object]) -> None:
+        """Once the run is well under way."""
+        self.wait_for_step(STRUCK_AT_STEP)
+        blow()
+        self._struck_at, self._struck_after = time.monotonic(), self.step
+
+    def see_it_through(self) -> Outcome:
+        """Wait until the chain is over and none of its jobs is left."""
+        self.cluster.wait_until(self._is_over, DEADLINE_S, "the chain is over")
+        ledger = check_ledger(self.run)
+        assert ledger.is_sound, ledger
+        assert read_chain(self.run).successor == ""
+        attempts = read_attempts(self.run)
+        return Outcome(
+            state="complete" if self.run.is_complete() else attempts[-1].exit_kind,
+            num_jobs=len(attempts),
+            num_restarts=sum(len(attempt.restarts) for attempt in attempts),
+            lost_s=self._lost_s,
+            lost_steps=ledger.undone,
+            told=self._told(),
+        )
+
+    def _is_over(self) -> bool:
+        if self._lost_s is None and self._struck_at and self.step > self._struck_after:
+            self._lost_s = time.monotonic() - self._struck_at
+        if read_chain(self.run).ended == "":
+            return False
+        return not self.cluster.run(["squeue", "-h", "-j", ",".join(self.jobs)]).stdout.strip()
+
+    def _told(self) -> str:
+        (status,) = json.loads(self.command("status", "--json", str(self.run.path)))
+        wanted = ("Attempt", "  ended", "  why", "  lost node", "  restarted", "  said", "  cause", "  what to do")
+        lines = self.command("explain", str(self.run.path)).splitlines()
+        kept = [line for line in lines if line.startswith((*wanted, "   "))]
+        return "\n".join([f"status: {status['state']}; {status['problem']}", *kept])
