@@ -42,7 +42,7 @@ slurm-test: setup slurm-install ## The tests on real Slurm (root)
 	@$(PYTHON_BIN) -m pytest tests/slurm -m 'slurm and not chaos' -rs
 
 chaos: setup slurm-install ## All that can happen to a run on real Slurm, as a table; about an hour (root)
-	@$(PYTHON_BIN) -m pytest tests/slurm/test_chaos.py -m slurm -v
+	@$(PYTHON_BIN) -m pytest tests/slurm/test_chaos.py tests/slurm/test_four_links.py -m slurm -v
 
 clean:           ## Remove the demo and caches; .venv and runs/ stay
 	@rm -rf demo .pytest_cache .mypy_cache .ruff_cache

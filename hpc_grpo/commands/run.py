@@ -142,10 +142,13 @@ def hand_in(run: RunDir, launch: LaunchConfig, driver: str, *, parsable: bool = 
     from hpc_grpo.launch.slurm_job import cancel_jobs
 
     if waiting := read_chain(run).successor:
-        cancel_jobs([waiting])  # of an earlier chain: two jobs would take turns at one run
+        # Of an earlier chain: two jobs would take turns at one run.
+        cancel_jobs([waiting, *read_chain(run).followers(waiting)])
     job_id = slurm.submit(launch, run, slurm.attempt_command(run, driver))
     remove_stop(run)
     write_chain(run, replace(read_chain(run).with_link(job_id), successor="", ended=""))
+    if not launch.slurm.jobs_can_submit:
+        _queue_followers(run, launch, driver, job_id)
     if parsable:
         click.echo(job_id)
         return
@@ -154,6 +157,17 @@ def hand_in(run: RunDir, launch: LaunchConfig, driver: str, *, parsable: bool = 
     click.echo(f"  its log:          hpc-grpo logs -f {run.path}")
     click.echo(f"  Slurm's output:   {slurm.log_path(run, job_id)}")
     click.echo(f"  end it:           hpc-grpo stop {run.path}    (or cancel, without a checkpoint)")
+
+
+def _queue_followers(run: RunDir, launch: LaunchConfig, driver: str, job_id: str) -> None:
+    """Submit the follow-on jobs that a job cannot submit itself, each behind the one before."""
+    from hpc_grpo.launch import slurm
+    from hpc_grpo.launch.chain_record import read_chain, write_chain
+
+    for _ in range(launch.slurm.max_job_chains or 0):
+        before, command = job_id, slurm.attempt_command(run, driver, successor_of=job_id)
+        job_id = slurm.submit(launch, run, command, after=before)
+        write_chain(run, read_chain(run).with_link(job_id, before))
 
 
 def _as_overrides(options: dict[str, Any]) -> list[str]:

@@ -38,6 +38,11 @@ def _nodes(config: Config) -> None:
             f"launch.slurm.min_nodes = {slurm.min_nodes} must be at most launch.slurm.num_nodes = {slurm.num_nodes}: "
             f"it says how many must be left of them. Lower it, or set it to null."
         )
+    if slurm.max_job_chains is None and not slurm.jobs_can_submit:
+        raise ConfigError(
+            "launch.slurm.jobs_can_submit = false, so all follow-on jobs are queued at the start, and "
+            "launch.slurm.max_job_chains = null does not say how many. Give a number (submit --chain N)."
+        )
 
 
 def _lag_and_minibatches(config: Config) -> None:

@@ -6,6 +6,7 @@ Consumes the run directory and Slurm's record of the link before; produces at mo
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import takewhile
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import LaunchError
@@ -66,6 +67,8 @@ class ChainLink:
             launch = job.launch(self._config.launch) if job else self._config.launch
             successor = "" if record.successor == self._job_id else record.successor
             asked = launch.slurm.model_dump(mode="json")
+            if not launch.slurm.jobs_can_submit:
+                successor = next(iter(record.followers(self._job_id)), "")
             write_chain(self._run, replace(record, successor=successor, ended="", slurm=asked))
             self._queue_successor()
 
@@ -84,7 +87,7 @@ class ChainLink:
         successor = self._own_successor()
         job = show_job(successor) if successor else None
         if successor and (job is None or job.state not in WAITING_STATES):
-            say(f"Job {successor}, which was to carry on, is gone; queueing another.")
+            say(f"Job {successor}, which was to carry on, is gone.")
             successor = ""
             write_chain(self._run, replace(read_chain(self._run), successor=""))
         if not successor:
@@ -96,7 +99,7 @@ class ChainLink:
         record = read_chain(self._run)
         max_chains = self._config.launch.slurm.max_job_chains
         may_have_one = max_chains is None or len(self._links_before()) < max_chains
-        if self._own_successor() or not may_have_one:
+        if self._own_successor() or not may_have_one or not self._config.launch.slurm.jobs_can_submit:
             return
         command = slurm.attempt_command(self._run, self._driver, successor_of=self._job_id)
         launch = record.launch(self._config.launch)
@@ -111,17 +114,14 @@ class ChainLink:
             self._end("The STOP file asks the run to end.")
 
     def _end(self, why: str) -> None:
-        """Cancel the successor of this link and write down why there is none."""
-        if successor := self._own_successor():
-            cancel_jobs([successor])
+        """Cancel what waits behind this link and write down why nothing does."""
         record = read_chain(self._run)
-        if self._is_last(keep_out=successor):
+        if waiting := record.followers(self._job_id):
+            cancel_jobs(waiting)
+        # Unless the user has handed in another job since.
+        others = [link.job_id for link in record.links if link.job_id not in waiting]
+        if not others or others[-1] == self._job_id:
             write_chain(self._run, replace(record, successor="", ended=why))
-
-    def _is_last(self, keep_out: str) -> bool:
-        """Whether no job was handed in or queued after this one, but for its own successor `keep_out`."""
-        later = [link.job_id for link in read_chain(self._run).links if link.job_id != keep_out]
-        return not later or later[-1] == self._job_id
 
     def _own_successor(self) -> str:
         record = read_chain(self._run)
@@ -132,7 +132,8 @@ class ChainLink:
         """The chain's links before this one, since the user last handed the run in."""
         if not self._successor_of:
             return []
-        return [link for link in read_chain(self._run).since_the_user() if link.job_id != self._job_id]
+        links = read_chain(self._run).since_the_user()
+        return list(takewhile(lambda link: link.job_id != self._job_id, links))
 
     def _show_own_job(self) -> SlurmJob | None:
         try:

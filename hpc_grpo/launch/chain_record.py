@@ -60,6 +60,11 @@ class ChainRecord:
         updated = replace(known, successor_of=successor_of, first_step=first_step)
         return replace(self, links=tuple(updated if link is known else link for link in self.links))
 
+    def followers(self, job_id: str) -> tuple[str, ...]:
+        """The jobs queued behind one: its successor, that one's, and so on; several where all were queued at once."""
+        behind = next((link.job_id for link in reversed(self.links) if link.successor_of == job_id), "")
+        return (behind, *self.followers(behind)) if behind else ()
+
     def since_the_user(self) -> tuple[Link, ...]:
         """The links from the last one on that the user handed in: limits count from there."""
         handed_in = [index for index, link in enumerate(self.links) if not link.successor_of]

@@ -127,3 +127,22 @@ def test_cancel_ends_everything_and_resume_takes_it_up(slurm_cluster: SlurmClust
     wait_for_the_end(slurm_cluster, run)
     assert not run.stop_marker.exists()
     assert read_chain(run).successor == ""
+
+
+def test_where_jobs_cannot_submit_all_links_are_queued_at_once(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    config = [
+        "local/debug",
+        f"run.root={tmp_path}",
+        "launch.slurm.cpus_per_node=2",
+        "launch.slurm.jobs_can_submit=false",
+    ]
+    command = [sys.executable, "-m", "hpc_grpo.cli", "submit", *config, "--driver", STAND_IN, "--time", "5"]
+    exits = {**ENVIRONMENT, "HPC_GRPO_STAND_IN_EXIT": "75"}
+    slurm_cluster.output([*command, "--chain", "2"], environment=exits, cwd=tmp_path)  # type: ignore[arg-type]
+    run = RunDir(tmp_path / "debug")
+    jobs = [link.job_id for link in read_chain(run).links]
+    assert [link.successor_of for link in read_chain(run).links] == ["", *jobs[:2]]
+    queued = lambda: slurm_cluster.run(["squeue", "-h", "-j", ",".join(jobs)]).stdout.strip()  # noqa: E731
+    slurm_cluster.wait_until(lambda: not queued(), DEADLINE_S, "all three jobs have run")
+    assert [attempt.job_id for attempt in read_attempts(run)] == jobs
+    assert [link.job_id for link in read_chain(run).links] == jobs

@@ -70,13 +70,16 @@ def run(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path)
 
 
-def config(max_job_chains: int | None = None) -> Config:
+def config(max_job_chains: int | None = None, jobs_can_submit: bool = True) -> Config:
     values: dict[str, Any] = {
         "run": {"name": "r"},
         "model": {"path": "m"},
         "data": {"train": {"path": "d"}},
         "train": {"total_steps": 1, "max_tokens_per_microbatch": 8192},
-        "launch": {"slurm": {"max_job_chains": max_job_chains}, "max_stalled_attempts": 3},
+        "launch": {
+            "slurm": {"max_job_chains": max_job_chains, "jobs_can_submit": jobs_can_submit},
+            "max_stalled_attempts": 3,
+        },
     }
     return Config.model_validate(values)
 
@@ -203,3 +206,32 @@ def test_a_node_that_slurm_lost_sight_of_may_still_hold_the_run(run: RunDir, fak
     for state, trusted in (("TIMEOUT", "7"), ("NODE_FAIL", None), ("", None)):
         fake.final["7"] = state
         assert link(run, "100", "7").ended_job == trusted
+
+
+def test_where_jobs_cannot_submit_each_link_takes_the_one_queued_behind_it(run: RunDir, fake: FakeSlurm) -> None:
+    """Three jobs were queued at once; the first is interrupted, the second completes the run."""
+    record = ChainRecord().with_link("7").with_link("8", "7").with_link("9", "8")
+    write_chain(run, record)
+    fake.jobs |= {"8": {"JobState": "PENDING"}, "9": {"JobState": "PENDING"}}
+    first = ChainLink(run, config(2, jobs_can_submit=False), "7", "", "hpc_grpo.train")
+    first.start()
+    assert read_chain(run).successor == "8"
+    first.finish(ended("resumable"), was_signalled=False)
+    assert (fake.submitted, fake.cancelled) == ([], [])
+    fake.final["7"] = "TIMEOUT"
+    second = ChainLink(run, config(2, jobs_can_submit=False), "8", "7", "hpc_grpo.train")
+    assert second.decide().goes_on
+    second.start()
+    assert read_chain(run).successor == "9"
+    second.finish(ended("complete"), was_signalled=False)
+    assert (fake.submitted, fake.cancelled) == ([], ["9"])
+    assert (read_chain(run).successor, read_chain(run).ended) == ("", "It ended as complete.")
+
+
+def test_all_that_wait_are_cancelled_when_the_first_link_completes_the_run(run: RunDir, fake: FakeSlurm) -> None:
+    write_chain(run, ChainRecord().with_link("7").with_link("8", "7").with_link("9", "8"))
+    first = ChainLink(run, config(2, jobs_can_submit=False), "7", "", "hpc_grpo.train")
+    first.start()
+    first.finish(ended("complete"), was_signalled=False)
+    assert fake.cancelled == ["8", "9"]
+    assert read_chain(run).ended == "It ended as complete."

@@ -1,0 +1,90 @@
+"""A run of four jobs of three minutes beside the same run in one job: some twenty minutes."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from scene import ENVIRONMENT
+
+from hpc_grpo.launch.attempt_record import AttemptRecord, read_attempts
+from hpc_grpo.launch.chain_record import read_chain
+from hpc_grpo.ledger import check_ledger
+from hpc_grpo.run_dir import RunDir, read_jsonl
+from tests.integration.training_runs import LETTERS, exported_weights, metrics_of, tiny_config, write_workspace
+
+if TYPE_CHECKING:
+    from conftest import SlurmCluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.chaos, pytest.mark.usefixtures("no_chain_outlives_its_test")]
+
+NUM_STEPS = 230
+STEP_S = 1.5
+"""What the rewards make a step take at least: four links of some two minutes of training."""
+DEADLINE_S = 1800.0
+
+
+def hand_in(cluster: SlurmCluster, workspace: Path, name: str, time_min: int) -> RunDir:
+    config = tiny_config(
+        workspace,
+        name,
+        train={"total_steps": NUM_STEPS, "lr": 1e-3},
+        rewards=[{"name": LETTERS, "args": {"delay_s": STEP_S / 6}}],
+        checkpoint={"every_steps": 20},
+        launch={"slurm": {"gpus_per_node": 2, "cpus_per_node": 4, "time_min": time_min}},
+    )
+    offline = {**ENVIRONMENT, "WANDB_MODE": "offline", "WANDB_API_KEY": "0" * 40}
+    command = [sys.executable, "-m", "hpc_grpo.cli", "submit", str(config), "--until-complete"]
+    cluster.output(command, environment=offline, cwd=workspace)  # type: ignore[arg-type]
+    return RunDir(workspace / "runs" / name)
+
+
+def wait_for_the_end(cluster: SlurmCluster, run: RunDir) -> None:
+    def is_over() -> bool:
+        jobs = ",".join(link.job_id for link in read_chain(run).links)
+        return read_chain(run).ended != "" and not cluster.run(["squeue", "-h", "-j", jobs]).stdout.strip()
+
+    cluster.wait_until(is_over, DEADLINE_S, f"the chain of {run.path.name} is over")
+
+
+def walltime_shares(run: RunDir, attempts: list[AttemptRecord]) -> dict[int, float]:
+    """By attempt: the part of its job's time that went into steps."""
+    spent: dict[int, float] = defaultdict(float)
+    for line in read_jsonl(run.metrics):
+        spent[line["attempt"]] += line.get("time/step_s", 0.0)
+    ended = {attempt.attempt: (attempt.ended_at or attempt.started_at) - attempt.started_at for attempt in attempts}
+    return {number: spent[number] / ended[number] for number in ended}
+
+
+def wandb_ids(run: RunDir) -> set[str]:
+    return {path.name.rsplit("-", 1)[1] for path in run.path.glob("**/offline-run-*")}
+
+
+def test_four_links_give_what_one_job_gives(slurm_cluster: SlurmCluster, tmp_path: Path, show: Any) -> None:
+    workspace = write_workspace(tmp_path)
+    chained = hand_in(slurm_cluster, workspace, "chained", time_min=3)
+    wait_for_the_end(slurm_cluster, chained)
+    whole = hand_in(slurm_cluster, workspace, "whole", time_min=20)
+    wait_for_the_end(slurm_cluster, whole)
+    assert chained.is_complete()
+    assert whole.is_complete()
+    attempts = read_attempts(chained)
+    lines = [line["step"] for line in read_jsonl(chained.metrics)]
+    for attempt, share in walltime_shares(chained, attempts).items():
+        steps = [line["step"] for line in read_jsonl(chained.ledger) if line["attempt"] == attempt]
+        show(f"link {attempt}: steps {steps[0]} to {steps[-1]}, {share:.0%} of its walltime in steps")
+    show(f"one job: {walltime_shares(whole, read_attempts(whole))[1]:.0%} of its walltime in steps")
+    show(f"ledger: {check_ledger(chained)}; lines in metrics.jsonl: {len(lines)}; W&B ids: {wandb_ids(chained)}")
+    assert len(attempts) >= 4
+    assert lines == list(metrics_of(chained)) == list(range(1, NUM_STEPS + 1))
+    assert check_ledger(chained).is_sound
+    assert len(wandb_ids(chained)) == 1
+    assert read_chain(chained).successor == ""
+    ours, theirs = exported_weights(chained), exported_weights(whole)
+    differing = [name for name in theirs if not np.array_equal(ours[name], theirs[name])]
+    show(f"weights that differ from the run in one job: {differing or 'none, bit for bit'}")
+    assert differing == []
