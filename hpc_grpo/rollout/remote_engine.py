@@ -38,6 +38,7 @@ class RemoteEngine:
                 f"An engine on {self._address} died, and engine.max_restarts = {self._max_restarts} were used up. "
                 f"The logs in the attempt's folder say of what."
             )
+        ray.kill(self.actor)  # it may only be out of reach, and hold the place that the next one needs
         self._num_restarts += 1
         print(f"An engine on {self._address} died; starting another (restart {self._num_restarts}).", flush=True)
         self.actor = self._start()
