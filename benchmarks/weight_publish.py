@@ -27,7 +27,7 @@ from hpc_grpo.types import ParameterSpec
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership, NodeGroup
 from hpc_grpo.weights.plan import Bucket, BucketPlan, make_plan
 from hpc_grpo.weights.publisher import WeightPublisher
-from hpc_grpo.weights.store import WeightStore
+from hpc_grpo.weights.store import StoreSpec, WeightStore
 
 _KEY = 7
 _DEADLINE_S = 120.0
@@ -138,10 +138,10 @@ class Store(Method):
         self._plan = plan
         is_learner = member.rank == PUBLISHER_RANK
         if is_learner:
-            self._store = store_class(member.folder, plan, _NUM_BUFFERS, _KEY, create=True)
+            self._store = store_class(member.folder, StoreSpec(plan, _NUM_BUFFERS, _KEY), create=True)
         dist.barrier()
         if not is_learner:
-            self._store = store_class(member.folder, plan, _NUM_BUFFERS, _KEY, create=False)
+            self._store = store_class(member.folder, StoreSpec(plan, _NUM_BUFFERS, _KEY), create=False)
         self._group = NodeGroup(member)
         self._publisher = WeightPublisher(plan, lambda names: nullcontext(self._tensors), self._store)
         self._publisher.join(self._group)
