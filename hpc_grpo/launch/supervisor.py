@@ -19,7 +19,8 @@ from hpc_grpo.config.schema import Config
 from hpc_grpo.contract import STACKS_NAME, STACKS_SIGNAL, STUCK_NAME
 from hpc_grpo.errors import EXIT_CRASH, HpcGrpoError, LaunchError, NodesUnavailableError
 from hpc_grpo.launch.attempt_record import AttemptRecord, ExitKind, classify
-from hpc_grpo.launch.driver import Driver, contract_environment
+from hpc_grpo.launch.driver import Driver
+from hpc_grpo.launch.formation import Formation
 from hpc_grpo.launch.nodes import Nodes
 from hpc_grpo.launch.processes import adopt_orphans, descendants, end_processes, reap_adopted
 from hpc_grpo.launch.restarts import Restarts
@@ -31,8 +32,6 @@ from hpc_grpo.run_dir import RunDir, write_atomic
 
 _TEARDOWN_DEADLINE_S = 45.0
 _DRIVER_GRACE_S = 10.0
-_FORM_AGAIN_DEADLINE_S = 30.0
-"""A node whose agent has not ended in order by then is taken for lost."""
 _LOOK_S = 1.0
 _STACKS_S = 5.0
 """What processes get to write their stacks."""
@@ -47,14 +46,11 @@ class Supervisor:
     def __init__(
         self, run: RunDir, config: Config, topology: Topology, driver_command: Sequence[str], working_dir: Path
     ) -> None:
-        self._run, self._config, self._topology = run, config, topology
-        self._driver_command = driver_command
-        self._working_dir = working_dir
+        self._run, self._driver_command, self._working_dir = run, driver_command, working_dir
+        self._max_stalled_restarts = config.launch.max_stalled_restarts if topology.source == "slurm" else 0
         number = run.next_attempt_number()
         self._dir = run.attempt(number, topology.job_id)
-        self._ray_address = self._dir / "ray_address"
-        self._num_forms = 0
-        self._nodes = self._make_nodes(number)
+        self._formation = Formation(run, config.launch, topology, number, working_dir)
         self._driver: Driver | None = None
         self._next_look = 0.0
         self._stop_at: float | None = None
@@ -71,6 +67,10 @@ class Supervisor:
         )
 
     @property
+    def _nodes(self) -> Nodes:
+        return self._formation.nodes
+
+    @property
     def was_signalled(self) -> bool:
         """Whether somebody asked the attempt to end: Slurm at the time limit, or a user."""
         return bool(self._signalled)
@@ -80,8 +80,7 @@ class Supervisor:
         adopt_orphans()
         self._dir.mkdir(parents=True)
         self.record.save(self._dir)
-        nodes = _count(len(self._topology.nodes), "node")
-        say(f"Attempt {self.record.attempt} of run {self._run.path.name} on {nodes}")
+        say(f"Attempt {self.record.attempt} of run {self._run.path.name} on {_count(len(self.record.nodes), 'node')}")
         with Signals() as self._signals:
             try:
                 self._nodes.start()
@@ -107,8 +106,8 @@ class Supervisor:
     def _see_driver_through(self) -> int:
         """Start the driver again where it crashed and that may help; returns the exit code of the attempt."""
         begun = time.monotonic()
-        max_stalled = self._config.launch.max_stalled_restarts if self._topology.source == "slurm" else 0
-        restarts: dict[ExitKind, Restarts] = {"crash": Restarts(max_stalled), "node_lost": Restarts(max_stalled)}
+        curable: tuple[ExitKind, ...] = ("crash", "node_lost")
+        restarts = {kind: Restarts(self._max_stalled_restarts) for kind in curable}
         while True:
             step = newest_step(self._run)
             kind, code, why = self._finish_driver()
@@ -133,34 +132,14 @@ class Supervisor:
         if self._driver is not None:
             self._driver.close(_DRIVER_GRACE_S)
             self._driver = None
-        self._nodes.tear_down(_FORM_AGAIN_DEADLINE_S)
-        left = self._nodes.answering()
-        too_few = len(left) < (self._config.launch.slurm.min_nodes or len(self.record.nodes))
-        if too_few or self._topology.head not in left:
+        if not self._formation.form_again():
             return False
+        left = self._formation.topology.nodes
         # A node whose Ray died but which answers is not one for the next job to keep off.
         self.record.lost_nodes = {node: why for node, why in self.record.lost_nodes.items() if node not in left}
         self.record.ray_address = ""
-        self._ray_address.unlink(missing_ok=True)
-        self._num_forms += 1
-        (self._dir / "nodes").rename(self._dir / f"nodes-{self._num_forms}")
-        self._topology = self._topology.only(left)
-        self._nodes = self._make_nodes(self.record.attempt)
         say(f"Bringing Ray up again on {', '.join(left)}.")
-        self._nodes.start()
         return True
-
-    def _make_nodes(self, attempt: int) -> Nodes:
-        topology = self._topology
-        return Nodes(
-            topology,
-            self._config.launch,
-            self._run.secret,
-            self._dir,
-            tag=f"{topology.job_id}-{attempt}" + (f"-{self._num_forms}" if self._num_forms else ""),
-            working_dir=self._working_dir,
-            contract=contract_environment(attempt, self._dir, self._ray_address, len(topology.nodes), topology.ends_at),
-        )
 
     def _start_driver(self) -> Driver:
         if self._driver is not None:
@@ -189,7 +168,7 @@ class Supervisor:
                 self._driver.forward(signal.SIGKILL)
         self._driver.pump()
         returncode = self._driver.process.returncode
-        lost = {node: why for node, why in self.record.lost_nodes.items() if node in self._topology.nodes}
+        lost = {node: why for node, why in self.record.lost_nodes.items() if node in self._formation.topology.nodes}
         kind, code, why = classify(returncode, self._run.is_complete(), self._signalled, lost)
         if kind == "crash" and self.record.stuck:
             why = f"{self.record.stuck} The stacks of its processes are in {self._dir / STACKS_NAME}."
@@ -200,8 +179,8 @@ class Supervisor:
         self.record.phases_s |= self._nodes.phases_s
         self.record.ray_address, self.record.num_gpus = self._nodes.ray_address, self._nodes.num_gpus
         self.record.save(self._dir)
-        write_atomic(self._ray_address, self._nodes.ray_address)
-        nodes, gpus = _count(len(self._topology.nodes), "node"), _count(self._nodes.num_gpus, "GPU")
+        write_atomic(self._formation.ray_address_file, self._nodes.ray_address)
+        nodes, gpus = _count(len(self._formation.topology.nodes), "node"), _count(self._nodes.num_gpus, "GPU")
         say(f"Ray ready on {nodes}, {gpus} ({self._nodes.phases_s['ray']:.1f} s)")
 
     def _note_lost_nodes(self) -> None:
