@@ -19,6 +19,8 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.environment import is_secret
 from hpc_grpo.run_dir import RunDir, write_atomic, write_json_atomic
 
+_SECRET_LENGTH = 16
+
 CHANGEABLE: dict[str, str] = {
     "train.total_steps": "extends or shortens the run",
     "train.total_episodes": "extends or shortens the run",
@@ -49,6 +51,12 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Fro
 
     Raises ConfigError when it cannot be written, or belongs to another config.
     """
+    arguments = {name: value for reward in config.rewards for name, value in reward.args.items()}
+    if secret := [name for name, value in arguments.items() if is_secret(name) and _is_long_word(value)]:
+        raise ConfigError(
+            f"The arguments of a reward must not hold secrets ({', '.join(secret)}): config.yaml is kept and shared. "
+            f"Have the reward read them from the environment, let through by launch.pass_env."
+        )
     if secret := [name for name in config.launch.env if is_secret(name)]:
         raise ConfigError(
             f"launch.env must not hold secrets ({', '.join(secret)}): config.yaml is kept and shared. Export them in "
@@ -93,6 +101,11 @@ def working_dir(run: RunDir) -> Path:
         return Path(json.loads(run.source.read_text())["working_dir"])
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{run.path} is not a run directory: {run.source.name} cannot be read ({error}).") from error
+
+
+def _is_long_word(value: Any) -> bool:
+    """Whether a value may be a key or a password: not so `stop_token: </s>`."""
+    return isinstance(value, str) and len(value) >= _SECRET_LENGTH and not any(char.isspace() for char in value)
 
 
 def _with_absolute_root(config: Config) -> Config:

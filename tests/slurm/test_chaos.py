@@ -5,6 +5,7 @@ The rows marked `chaos` take an hour; `make chaos` runs them all and prints the 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +31,8 @@ RAYLET, GCS = r"\S*/raylet/raylet ", r"\S*/gcs/gcs_server "
 TESTS = Path(__file__).resolve().parents[1]
 CRASHING = str(TESTS / "stand_ins" / "crashing.py")
 HUNGRY = f"{TESTS / 'integration' / 'hungry_reward.py'}:share_of_letters_hungry"
+
+FULL_S = 40.0
 
 Record = Callable[[Outcome], None]
 
@@ -171,7 +174,7 @@ def test_slurmctld_down_for_a_minute(slurm_cluster: SlurmCluster, tmp_path: Path
 
 @pytest.mark.chaos
 def test_a_full_disk(slurm_cluster: SlurmCluster, small_disk: Path, tmp_path: Path, record: Record) -> None:
-    """The disk of the run directory, for 40 seconds."""
+    """The disk of the run directory, for `FULL_S`."""
     scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2, run={"root": str(small_disk)})
     filler = small_disk / "filler"
 
@@ -179,11 +182,13 @@ def test_a_full_disk(slurm_cluster: SlurmCluster, small_disk: Path, tmp_path: Pa
         with filler.open("wb", buffering=0) as file, suppress(OSError):
             while file.write(bytes(1 << 16)):
                 pass
-        time.sleep(40.0)
+        time.sleep(FULL_S)
         filler.unlink()
 
     scene.strike(blow)
     expect_complete(scene, record, jobs=1, max_restarts=0)
+    times = [values["time"] for values in metrics_of(scene.run).values()]
+    assert max(later - earlier for earlier, later in itertools.pairwise(times)) > FULL_S / 2, "it did not wait"
 
 
 @pytest.mark.chaos

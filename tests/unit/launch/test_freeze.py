@@ -83,3 +83,14 @@ def test_changeable_keys_exist_and_have_reasons() -> None:
     assert may_change("train.total_steps")
     assert not may_change("train.lr")
     assert not may_change("rollout.group_size")
+
+
+def test_a_key_in_the_arguments_of_a_reward_is_refused(tmp_path: Path) -> None:
+    key = "sk-0123456789abcdef0123"
+    judged = f'rewards=[{{"name": "correctness", "args": {{"judge_api_key": "{key}"}}}}]'
+    with pytest.raises(ConfigError, match="must not hold secrets") as caught:
+        freeze(config(tmp_path, judged), [], [])
+    assert "judge_api_key" in str(caught.value)
+    assert key not in str(caught.value)
+    harmless = 'rewards=[{"name": "correctness", "args": {"stop_token": "</s>"}}]'
+    freeze(config(tmp_path, harmless), [], [])
