@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hpc_grpo.config.schema import Config
 from hpc_grpo.contract import STACKS_NAME, STACKS_SIGNAL, STUCK_NAME
-from hpc_grpo.errors import EXIT_CRASH, HpcGrpoError, LaunchError, NodesUnavailableError
+from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, HpcGrpoError, LaunchError, NodesUnavailableError
 from hpc_grpo.launch.attempt_record import AttemptRecord, ExitKind, classify
 from hpc_grpo.launch.driver import Driver
 from hpc_grpo.launch.formation import Formation
@@ -32,6 +32,8 @@ from hpc_grpo.run_dir import RunDir, write_atomic
 
 _TEARDOWN_DEADLINE_S = 45.0
 _DRIVER_GRACE_S = 10.0
+_SETTLE_S = 3.0
+"""What ends a driver may be the end of a node, whose agent needs a moment to tell."""
 _LOOK_S = 1.0
 _STACKS_S = 5.0
 """What processes get to write their stacks."""
@@ -69,6 +71,11 @@ class Supervisor:
     @property
     def _nodes(self) -> Nodes:
         return self._formation.nodes
+
+    @property
+    def _lost(self) -> dict[str, str]:
+        """Of the present nodes those that are gone -> why."""
+        return {node: why for node, why in self.record.lost_nodes.items() if node in self._formation.topology.nodes}
 
     @property
     def was_signalled(self) -> bool:
@@ -168,8 +175,11 @@ class Supervisor:
                 self._driver.forward(signal.SIGKILL)
         self._driver.pump()
         returncode = self._driver.process.returncode
-        lost = {node: why for node, why in self.record.lost_nodes.items() if node in self._formation.topology.nodes}
-        kind, code, why = classify(returncode, self._run.is_complete(), self._signalled, lost)
+        settled_at = time.monotonic() + (0.0 if returncode in (EXIT_COMPLETE, EXIT_RESUMABLE) else _SETTLE_S)
+        while self.record.ray_address and not self._lost and time.monotonic() < settled_at:
+            self._turn()
+            self._note_lost_nodes()
+        kind, code, why = classify(returncode, self._run.is_complete(), self._signalled, self._lost)
         if kind == "crash" and self.record.stuck:
             why = f"{self.record.stuck} The stacks of its processes are in {self._dir / STACKS_NAME}."
         return kind, code, why
