@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config
@@ -48,6 +49,17 @@ def stop_token_ids(config: Config, tokenizer: Any) -> tuple[int, ...]:
             f"end token. Set eos_token in tokenizer_config.json."
         )
     return found
+
+
+def model_folder(path: str) -> Path:
+    """The folder of `model.path`: itself, or where the local Hugging Face cache keeps that name."""
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import hf_hub_download
+
+    # By one file: of a whole snapshot the cache would ask for every file of the repository, needed or not.
+    return Path(hf_hub_download(path, "config.json", local_files_only=True)).parent
 
 
 def _load(kind: Any, config: Config, what: str) -> Any:
