@@ -69,5 +69,6 @@ def _load(kind: Any, config: Config, what: str) -> Any:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
             f"model.path = {config.model.path!r}: no {what} can be loaded from it ({reason}). "
-            f"Give the folder of a Hugging Face model, or fetch a named one into the local cache first."
+            f"Give the folder of a Hugging Face model, or fetch a named one first, on a login node: "
+            f"hpc-grpo prefetch CONFIG."
         ) from error

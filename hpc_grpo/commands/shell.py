@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 @click.option("--gpus-per-node", type=click.IntRange(0), metavar="N")
 @click.option("--cpus-per-node", type=click.IntRange(1), metavar="N")
 @click.option("--sbatch", multiple=True, metavar="KEY=VALUE", help="A further option of Slurm, such as qos=debug.")
-@click.option("--config", "config_name", metavar="CONFIG", help="Take what is not given from its launch section.")
-def shell(run_name: str | None, node: str | None, config_name: str | None, **options: Any) -> None:
+@click.option("--config", "optional_config", metavar="CONFIG", help="Take what is not given from its launch section.")
+def shell(run_name: str | None, node: str | None, optional_config: str | None, **options: Any) -> None:
     """Get a shell on a compute node: of new nodes, or of the job that trains RUN.
 
     Without RUN: allocates nodes for interactive use, with modules and set-up lines of --config. There,
@@ -39,21 +39,21 @@ def shell(run_name: str | None, node: str | None, config_name: str | None, **opt
     if run_name is None:
         if node is not None:
             raise ConfigError("--node names a node of a running job: give RUN too. To allocate nodes, use --nodes N.")
-        become(allocation_command(_launch(config_name, words)), os.environ)
-    if words or config_name:
+        become(allocation_command(_launch(optional_config, words)), os.environ)
+    if words or optional_config:
         raise ConfigError("RUN has its nodes already: options for an allocation do not go with it. Give RUN or those.")
     attempt = _running_attempt(run_name)
     become(attach_command(attempt.job_id, _node_of(attempt, node)), os.environ)
 
 
-def _launch(config_name: str | None, words: list[str]) -> LaunchConfig:
+def _launch(optional_config: str | None, words: list[str]) -> LaunchConfig:
     """The launch section of a config, which may hold nothing else, or that of none at all."""
     from hpc_grpo.config.loading import load_launch
     from hpc_grpo.launch.request import load_request
 
-    if config_name is None or not config_name.endswith(".sh"):
-        return load_launch(config_name, words)
-    request = load_request(config_name, words)
+    if optional_config is None or not optional_config.endswith(".sh"):
+        return load_launch(optional_config, words)
+    request = load_request(optional_config, words)
     os.environ.update(request.environment)
     return request.config.launch
 
