@@ -77,9 +77,9 @@ def _query(job_ids: Sequence[str]) -> QueueAnswer:
     now = time.time()
     command = ["squeue", "--noheader", f"--format={_FORMAT}", f"--jobs={','.join(job_ids)}", "--states=all"]
     # The user's own settings of squeue would filter jobs or print times in another form.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     try:
-        printed = output_of(command, {**environ, "SLURM_TIME_FORMAT": "standard"})
+        printed = output_of(command, {**kept, "SLURM_TIME_FORMAT": "standard"})
     except LaunchError as error:
         if _UNKNOWN_JOB not in str(error):
             return QueueAnswer(now, error=str(error))
