@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from hpc_grpo.demo.model import ModelSize, write_model
+from hpc_grpo.run_dir import RunDir
+from tests.integration.training_runs import tiny_config, write_workspace
 from tests.stand_ins.hub import HubRepo, StandInHub
 
 SUMS = b"".join(json.dumps({"question": f"{n}+1?", "answer": str(n + 1)}).encode() + b"\n" for n in range(3))
@@ -167,3 +169,26 @@ def test_a_cache_that_only_the_job_can_name_is_refused(call: Call, hub: StandInH
     assert done.returncode == 78
     assert "launch.env.HF_HOME = $JOB_TMP/hf cannot be resolved here" in done.stderr
     assert hub.requests == []
+
+
+def test_a_run_trains_offline_on_what_was_prefetched(tmp_path: Path) -> None:
+    launch = {"object_store_gib": 0.1, "env": {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}}
+    config = tiny_config(write_workspace(tmp_path), "by-name", train={"total_steps": 2}, launch=launch)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "tied").iterdir()}
+    data = {"train.jsonl": (tmp_path / "train.jsonl").read_bytes()}
+    repos = [
+        HubRepo("models", "org/tied", {**files, "README.md": b"not needed"}),
+        HubRepo("datasets", "org/sums", data),
+    ]
+    words = [str(config), "model.path=org/tied", "data.train.path=org/sums"]
+    with StandInHub(repos) as hub:
+        environ = {**os.environ, "HF_ENDPOINT": hub.url}
+        for command in ("prefetch", "train"):
+            asked = len(hub.requests)
+            argv = [sys.executable, "-m", "hpc_grpo.cli", command, *words]
+            done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, env=environ)
+            assert done.returncode == 0, done.stdout + done.stderr
+        assert len(hub.requests) == asked
+    run = RunDir(tmp_path / "runs" / "by-name")
+    assert run.is_complete()
+    assert (run.export(2) / "tokenizer.json").read_bytes() == files["tokenizer.json"]
