@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hpc_grpo import __version__
-from hpc_grpo.commands import control, prepare, run, see, show
+from hpc_grpo.commands import control, prefetch, prepare, run, see, shell, show
 from hpc_grpo.errors import HpcGrpoError
 
 
@@ -28,8 +28,9 @@ def main() -> None:
     """GRPO post-training of language models as a Slurm job that survives."""
 
 
-for _command in (*run.COMMANDS, *control.COMMANDS, *see.COMMANDS, *prepare.COMMANDS, *show.COMMANDS):
-    main.add_command(_command)
+for _module in (run, shell, control, see, prepare, prefetch, show):
+    for _command in _module.COMMANDS:
+        main.add_command(_command)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config
@@ -50,6 +51,17 @@ def stop_token_ids(config: Config, tokenizer: Any) -> tuple[int, ...]:
     return found
 
 
+def model_folder(path: str) -> Path:
+    """The folder of `model.path`: itself, or where the local Hugging Face cache keeps that name."""
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import hf_hub_download
+
+    # By one file: of a whole snapshot the cache would ask for every file of the repository, needed or not.
+    return Path(hf_hub_download(path, "config.json", local_files_only=True)).parent
+
+
 def _load(kind: Any, config: Config, what: str) -> Any:
     try:
         return kind.from_pretrained(config.model.path)
@@ -57,5 +69,6 @@ def _load(kind: Any, config: Config, what: str) -> Any:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
             f"model.path = {config.model.path!r}: no {what} can be loaded from it ({reason}). "
-            f"Give the folder of a Hugging Face model, or fetch a named one into the local cache first."
+            f"Give the folder of a Hugging Face model, or fetch a named one first, on a login node: "
+            f"hpc-grpo prefetch CONFIG."
         ) from error

@@ -1,10 +1,11 @@
 #!/bin/bash
-# One-time set-up on an Isambard-AI login node, from the repository:   bash configs/isambard/setup_env.sh [MODEL ...]
-# Makes .venv with the GPU libraries (aarch64 wheels) and fetches models to $SCRATCHDIR, since jobs run offline.
+# One-time set-up on an Isambard-AI login node, from the repository:   bash configs/isambard/setup_env.sh [CONFIG ...]
+# Makes .venv with the GPU libraries (aarch64 wheels) and fetches what the configs name to $SCRATCHDIR, since jobs run
+# offline.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-models=("${@:-Qwen/Qwen2.5-0.5B}")
+configs=("${@:-isambard/grpo_debug_single_node}")
 
 # reset, not purge: purge removes the site's own default modules
 if type module > /dev/null 2>&1; then
@@ -24,12 +25,6 @@ pip install --upgrade pip
 pip install -e '.[gpu]'
 python -c 'import torch; print("torch", torch.__version__, "for CUDA", torch.version.cuda)'
 
-export HF_HOME=${SCRATCHDIR:?}/huggingface  # as in site.yaml
-for model in "${models[@]}"; do
-  python -c 'import sys; from huggingface_hub import snapshot_download; print(snapshot_download(sys.argv[1]))' "$model"
-done
-python -c 'from datasets import load_dataset; print(load_dataset("openai/gsm8k", "main"))'
-
-hpc-grpo config isambard/grpo_debug_single_node > /dev/null
+for config in "${configs[@]}"; do hpc-grpo prefetch "$config"; done
 echo "Ready. Put your account in configs/isambard/site.yaml (account: brics.PROJECT), then:"
 echo "  sbatch --account=ACCOUNT --time=1:00:00 sbatch/grpo_rlzero.sbatch configs/isambard/grpo_debug_single_node.sh"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from hpc_grpo.launch import DEFAULT_DRIVER
@@ -12,3 +16,26 @@ SET = click.option(
     "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a key of the config, such as train.lr=1e-6."
 )
 DRIVER = click.option("--driver", hidden=True, default=DEFAULT_DRIVER, help="Module or .py file; for tests.")
+
+
+def slurm_overrides(options: Mapping[str, Any]) -> list[str]:
+    """Options of a command as overrides of the config; those not given are left out."""
+    keys = {
+        "name": "run.name",
+        "nodes": "launch.slurm.num_nodes",
+        "time": "launch.slurm.time_min",
+        "partition": "launch.slurm.partition",
+        "account": "launch.slurm.account",
+        "gpus_per_node": "launch.slurm.gpus_per_node",
+        "cpus_per_node": "launch.slurm.cpus_per_node",
+        "chain": "launch.slurm.max_job_chains",
+    }
+    words = [f"{key}={json.dumps(options[name])}" for name, key in keys.items() if options.get(name) is not None]
+    for pair in options.get("sbatch", ()):
+        key, separator, value = pair.partition("=")
+        words.append(f"launch.slurm.extra.{key.replace('-', '_')}={json.dumps(value if separator else True)}")
+    if options.get("setup"):
+        words.append(f"launch.setup_lines={json.dumps(list(options['setup']))}")
+    if options.get("until_complete"):
+        words.append("launch.slurm.max_job_chains=null")
+    return words

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_grpo.commands.options import CONFIG, DRIVER, OVERRIDES, SET
+from hpc_grpo.commands.options import CONFIG, DRIVER, OVERRIDES, SET, slurm_overrides
 
 if TYPE_CHECKING:
     from hpc_grpo.config.launch_schema import LaunchConfig
@@ -84,7 +83,7 @@ def submit(
     from hpc_grpo.launch.request import load_request
     from hpc_grpo.run_dir import RunDir
 
-    request = load_request(config_name, [*sets, *overrides, *_as_overrides(options)])
+    request = load_request(config_name, [*sets, *overrides, *slurm_overrides(options)])
     run = RunDir(request.config.run_path.absolute())
     script = slurm.render(request.config.launch, run, slurm.attempt_command(run, driver))
     if dry_run or test_only:
@@ -168,27 +167,6 @@ def _queue_followers(run: RunDir, launch: LaunchConfig, driver: str, job_id: str
         before, command = job_id, slurm.attempt_command(run, driver, successor_of=job_id)
         job_id = slurm.submit(launch, run, command, after=before)
         write_chain(run, read_chain(run).with_link(job_id, before))
-
-
-def _as_overrides(options: dict[str, Any]) -> list[str]:
-    """The options of `submit` as overrides of the config; those not given are left out."""
-    keys = {
-        "name": "run.name",
-        "nodes": "launch.slurm.num_nodes",
-        "time": "launch.slurm.time_min",
-        "partition": "launch.slurm.partition",
-        "account": "launch.slurm.account",
-        "chain": "launch.slurm.max_job_chains",
-    }
-    words = [f"{key}={json.dumps(options[name])}" for name, key in keys.items() if options[name] is not None]
-    for pair in options["sbatch"]:
-        key, separator, value = pair.partition("=")
-        words.append(f"launch.slurm.extra.{key.replace('-', '_')}={json.dumps(value if separator else True)}")
-    if options["setup"]:
-        words.append(f"launch.setup_lines={json.dumps(list(options['setup']))}")
-    if options["until_complete"]:
-        words.append("launch.slurm.max_job_chains=null")
-    return words
 
 
 COMMANDS = (train, submit, attempt, job_setup)

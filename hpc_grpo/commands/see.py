@@ -28,11 +28,15 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print a JSON list,
 @click.argument("run_names", nargs=-1, metavar="[RUN]...")
 @_ROOT
 @_JSON
-def status(run_names: tuple[str, ...], root: Path | None, as_json: bool) -> None:
-    """Say where runs stand: all of them, or those named. Does not ask the scheduler."""
+@click.option("--slurm", "asks_slurm", is_flag=True, help="Ask the scheduler too: once, and at most once a minute.")
+def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, asks_slurm: bool) -> None:
+    """Say where runs stand: all of them, or those named. Asks the scheduler only with --slurm."""
     from hpc_grpo.see import views
 
     runs = [find_run(name, root) for name in run_names] if run_names else runs_below(root or runs_root())
+    if asks_slurm and (runs or as_json):
+        click.echo(_with_queue(runs, as_json))
+        return
     summaries = _summaries(runs)
     if as_json:
         click.echo(views.as_json(summaries))
@@ -133,6 +137,24 @@ def _summaries(runs: list[RunDir]) -> list[RunSummary]:
     from hpc_grpo.see.summary import summarize
 
     return [summarize(*_records(run)) for run in runs]
+
+
+def _with_queue(runs: list[RunDir], as_json: bool) -> str:
+    """The status of runs with what Slurm says about their jobs."""
+    import time
+
+    from hpc_grpo.see import queue, views
+    from hpc_grpo.see.words import duration
+
+    records = [_records(run)[0] for run in runs]
+    answer = queue.ask_about(records)
+    told = [queue.told_of(one, answer) for one in records]
+    summaries = [queue.with_problem(summary, jobs) for summary, jobs in zip(_summaries(runs), told, strict=True)]
+    if as_json:
+        return views.as_json(summaries, [queue.as_values(jobs, answer) for jobs in told])
+    table = views.status_table(summaries, _terminal_width(), [queue.in_words(jobs) for jobs in told])
+    when = f"Slurm was asked {duration(time.time() - answer.asked_at)} ago." if answer.asked else "No job to ask about."
+    return f"{table}\n{when}"
 
 
 def _told_there_are_some(runs: list[RunDir], root: Path | None) -> bool:

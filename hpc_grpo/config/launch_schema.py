@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class SlurmConfig(BaseModel):
@@ -55,3 +55,6 @@ class LaunchConfig(BaseModel):
         1, description="Restarts in a row of a crashed driver inside one job without a new checkpoint."
     )
     bringup_deadline_s: PositiveFloat = Field(300.0, description="All nodes and GPUs must have joined by then.")
+    scheduler_query_min_s: NonNegativeFloat = Field(
+        60.0, description="`status --slurm` asks the scheduler no more often than this."
+    )

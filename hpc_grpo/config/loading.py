@@ -11,6 +11,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.config.rules import check_rules
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
@@ -43,6 +44,20 @@ def load_config(name: str, overrides: Iterable[str] = ()) -> Config:
     for override in overrides:
         _apply_override(values, override)
     return _validated(values, str(path))
+
+
+def load_launch(name: str | None, overrides: Iterable[str] = ()) -> LaunchConfig:
+    """The `launch` section of a config that may lack all the others, such as a site's; None: its defaults.
+
+    Raises ConfigError as `load_config` does.
+    """
+    values = {} if name is None else _read_layers(find_config(name))
+    for override in overrides:
+        _apply_override(values, override)
+    try:
+        return LaunchConfig.model_validate(values.get("launch", {}))
+    except ValidationError as error:
+        raise ConfigError(f"{name or 'This'} is not a valid config:\n{_problems(error, 'launch')}") from None
 
 
 def load_resolved(path: Path) -> Config:
@@ -136,10 +151,14 @@ def _validated(values: Mapping[str, Any], origin: str) -> Config:
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        problems = "\n".join(f"  {_explain(dict(detail))}" for detail in error.errors())
-        raise ConfigError(f"{origin} is not a valid config:\n{problems}") from None
+        raise ConfigError(f"{origin} is not a valid config:\n{_problems(error)}") from None
     check_rules(config)
     return config
+
+
+def _problems(error: ValidationError, *above: str) -> str:
+    """One line for each; `above` are the keys of the section that was validated."""
+    return "\n".join(f"  {_explain({**detail, 'loc': (*above, *detail['loc'])})}" for detail in error.errors())
 
 
 def _explain(detail: dict[str, Any]) -> str:

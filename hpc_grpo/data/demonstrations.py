@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from hpc_grpo.config.schema import Config
 from hpc_grpo.data.lengths import LengthRule, fitting_items
-from hpc_grpo.data.sources import Items
+from hpc_grpo.data.sources import Item, Items
 from hpc_grpo.data.stream import EpochOrder
 from hpc_grpo.data.templates import PromptTemplate, Tokenizer, encode_completions
 from hpc_grpo.errors import ConfigError
@@ -26,12 +24,11 @@ class DemonstrationStream:
     def __init__(self, config: Config, items: Items, tokenizer: Tokenizer, seed: int) -> None:
         self._items = items
         self._tokenizer = tokenizer
-        self._path = config.data.train.path
-        self._field = config.sft.completion_field
+        self._config = config
         self._template = PromptTemplate(config.data, config.data.train, tokenizer)
-        drop = config.data.drop_long_prompts
-        prompt_rule = LengthRule("data.max_prompt_tokens", config.data.max_prompt_tokens, self._path)
-        whole_rule = LengthRule("train.max_tokens_per_microbatch", config.train.max_tokens_per_microbatch, self._path)
+        path, drop = config.data.train.path, config.data.drop_long_prompts
+        prompt_rule = LengthRule("data.max_prompt_tokens", config.data.max_prompt_tokens, path)
+        whole_rule = LengthRule("train.max_tokens_per_microbatch", config.train.max_tokens_per_microbatch, path)
         every_item = np.arange(len(items), dtype=np.int64)
         fitting = fitting_items(every_item, self._num_prompt_tokens, prompt_rule, drop)
         self._kept = fitting_items(fitting, self._num_tokens, whole_rule, drop)
@@ -70,16 +67,20 @@ class DemonstrationStream:
         return encode_completions(self._tokenizer, [self._completion(number) for number in numbers])
 
     def _completion(self, number: int) -> str:
-        item: dict[str, Any] = self._items[number]
-        if self._field not in item:
-            raise ConfigError(
-                f"Item {number} of {self._path}: there is no field {self._field!r} (sft.completion_field). "
-                f"Fields: {', '.join(item)}. Set sft.completion_field to one of them."
-            )
-        text = item[self._field]
-        if not isinstance(text, str) or not text:
-            raise ConfigError(
-                f"Item {number} of {self._path}: {self._field!r} (sft.completion_field) must be text that "
-                f"is not empty, not {text!r}."
-            )
-        return text
+        return completion_text(self._config, self._items[number], number)
+
+
+def completion_text(config: Config, item: Item, number: int) -> str:
+    """The text to imitate of item `number`. Raises ConfigError for a missing or empty one."""
+    path, field = config.data.train.path, config.sft.completion_field
+    if field not in item:
+        raise ConfigError(
+            f"Item {number} of {path}: there is no field {field!r} (sft.completion_field). "
+            f"Fields: {', '.join(item)}. Set sft.completion_field to one of them."
+        )
+    text = item[field]
+    if not isinstance(text, str) or not text:
+        raise ConfigError(
+            f"Item {number} of {path}: {field!r} (sft.completion_field) must be text that is not empty, not {text!r}."
+        )
+    return text

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hpc_grpo.config.launch_schema import LaunchConfig
+from hpc_grpo.config.launch_schema import LaunchConfig, SlurmConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch import DEFAULT_DRIVER
 from hpc_grpo.launch.topology import submission_environment
@@ -36,10 +36,7 @@ def render(launch: LaunchConfig, run: RunDir, command: str) -> str:
 def parameters(launch: LaunchConfig, run: RunDir) -> dict[str, Any]:
     """submitit's parameters for a run."""
     slurm = launch.slurm
-    extra = {key.replace("_", "-"): value for key, value in slurm.extra.items()}
-    if owned := sorted(extra.keys() & _OWNED.keys()):
-        told = "; ".join(f"{key}: {_OWNED[key]}" for key in owned)
-        raise ConfigError(f"launch.slurm.extra must not hold {', '.join(owned)} ({told}).")
+    extra = extra_options(slurm)
     wanted: dict[str, Any] = {
         "job_name": run.path.name,
         "nodes": slurm.num_nodes,
@@ -60,6 +57,15 @@ def parameters(launch: LaunchConfig, run: RunDir) -> dict[str, Any]:
     if slurm.min_nodes is not None and slurm.min_nodes < slurm.num_nodes:
         fixed["no-kill"] = True  # else Slurm ends the job with the first node it loses
     return {**given, "additional_parameters": fixed}
+
+
+def extra_options(slurm: SlurmConfig) -> dict[str, Any]:
+    """`launch.slurm.extra` under Slurm's names. Raises ConfigError for options that have a key of their own."""
+    extra = {key.replace("_", "-"): value for key, value in slurm.extra.items()}
+    if owned := sorted(extra.keys() & _OWNED.keys()):
+        told = "; ".join(f"{key}: {_OWNED[key]}" for key in owned)
+        raise ConfigError(f"launch.slurm.extra must not hold {', '.join(owned)} ({told}).")
+    return extra
 
 
 _OWNED: dict[str, str] = {

@@ -103,7 +103,7 @@ def show_job(job_id: str) -> SlurmJob | None:
     Raises LaunchError when Slurm does not answer.
     """
     try:
-        text = _output(["scontrol", "show", "job", job_id])
+        text = output_of(["scontrol", "show", "job", job_id])
     except LaunchError as error:
         if "Invalid job id" in str(error):
             return None
@@ -116,7 +116,7 @@ def show_job(job_id: str) -> SlurmJob | None:
 def final_state(job_id: str) -> str:
     """How a job ended, as sacct says it ("CANCELLED by 1000"), else as scontrol does; "" where neither knows."""
     try:
-        state = _output(["sacct", "-X", "-n", "-P", "-j", job_id, "-o", "State"]).partition("\n")[0].strip()
+        state = output_of(["sacct", "-X", "-n", "-P", "-j", job_id, "-o", "State"]).partition("\n")[0].strip()
         if state.partition(" ")[0] in _FINAL_STATES:
             return state
     except LaunchError:
@@ -139,18 +139,19 @@ def is_users_cancel(state: str, uid: int | None = None) -> bool:
 
 def cancel_jobs(job_ids: Sequence[str]) -> None:
     """scancel; a job that is over already is no error. Raises LaunchError when Slurm does not answer."""
-    _output(["scancel", "--quiet", *job_ids])
+    output_of(["scancel", "--quiet", *job_ids])
 
 
 def exclude_nodes(job: SlurmJob, nodes: Sequence[str]) -> None:
     """Keep a pending job off further nodes. Raises LaunchError when Slurm refuses (too few nodes would be left)."""
     already = [job.fields["ExcNodeList"]] if "ExcNodeList" in job.fields else []
-    _output(["scontrol", "update", f"JobId={job.job_id}", f"ExcNodeList={','.join([*already, *nodes])}"])
+    output_of(["scontrol", "update", f"JobId={job.job_id}", f"ExcNodeList={','.join([*already, *nodes])}"])
 
 
-def _output(argv: Sequence[str]) -> str:
+def output_of(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+    """What one command of Slurm prints; `environ` instead of this process's. Raises LaunchError with its own words."""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environ, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{' '.join(argv)} failed: {error}") from error
     if done.returncode:

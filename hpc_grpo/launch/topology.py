@@ -58,25 +58,24 @@ def local() -> Topology:
 
 def from_slurm(environ: Mapping[str, str]) -> Topology:
     job_id = environ["SLURM_JOB_ID"]
-    node_list = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
-    if not node_list:
-        raise LaunchError(
-            f"SLURM_JOB_ID is {job_id}, but SLURM_JOB_NODELIST is not set: is this shell in an allocation?"
-        )
-    nodes = tuple(_scontrol("show", "hostnames", node_list).split())
     shown = _scontrol("show", "job", job_id)
+    # Not SLURM_JOB_NODELIST: in a shell that srun attached to the job it names the nodes of that step alone.
+    node_list = _field("NodeList", shown)
+    if not node_list:
+        raise LaunchError(f"Job {job_id} has no nodes now (state {_field('JobState', shown)}): is it over?")
+    nodes = tuple(_scontrol("show", "hostnames", node_list).split())
     # A step of srun --pty lacks the variable.
-    counts = environ.get("SLURM_JOB_CPUS_PER_NODE") or str(max(1, _num_cpus(shown) // len(nodes)))
+    counts = environ.get("SLURM_JOB_CPUS_PER_NODE") or str(max(1, int(_field("NumCPUs", shown) or 0) // len(nodes)))
     cpus = expand_counts(counts, len(nodes))
     this_node = environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
     on_node = this_node if this_node in nodes else None
     return Topology("slurm", job_id, nodes, cpus, on_node, parse_end_time(shown))
 
 
-def _num_cpus(job_text: str) -> int:
-    """CPUs of the whole job in the output of `scontrol show job`; 0 if it does not say."""
-    match = re.search(r"\bNumCPUs=(\d+)", job_text)
-    return int(match[1]) if match else 0
+def _field(name: str, job_text: str) -> str:
+    """One field in the output of `scontrol show job`; "" if it is not there or "(null)"."""
+    match = re.search(rf"\b{name}=(\S+)", job_text)
+    return match[1] if match and match[1] != "(null)" else ""
 
 
 def expand_counts(text: str, num_nodes: int) -> tuple[int, ...]:

@@ -88,16 +88,6 @@ def load_policy(config: Config, use_gradient_checkpointing: bool) -> PolicyModel
     return PolicyModel(language_model, temperature, config.train.logprob_chunk_tokens)
 
 
-def model_folder(path: str) -> Path:
-    """The folder of `model.path`: itself, or where the local Hugging Face cache keeps that name."""
-    folder = Path(path)
-    if folder.is_dir():
-        return folder
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(path, local_files_only=True))
-
-
 def _from_pretrained(path: str, **kwargs: Any) -> Any:
     from transformers import AutoModelForCausalLM
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from hpc_grpo.see.summary import RunSummary
 from hpc_grpo.see.words import UNKNOWN, decimal, duration, moment, one_line, share, short, table
@@ -22,16 +23,26 @@ _TITLES = (
     "heartbeat",
     "last problem",
 )
+_QUEUE_TITLES = ("Slurm", "estimated start")
 
 
-def status_table(summaries: Sequence[RunSummary], width: int | None = None) -> str:
-    """One line per run; the last problem is cut to fit `width` characters."""
-    rows = [_cells(summary) for summary in summaries]
-    text = table(_TITLES, rows)
+def status_table(
+    summaries: Sequence[RunSummary], width: int | None = None, queue: Sequence[tuple[str, str]] | None = None
+) -> str:
+    """One line per run; the last problem is cut to fit `width` characters.
+
+    `queue` has what Slurm says of each run's jobs, and when it expects to start them.
+    """
+    titles, rows = list(_TITLES), [_cells(summary) for summary in summaries]
+    if queue is not None:
+        titles[-1:-1] = _QUEUE_TITLES
+        for row, told in zip(rows, queue, strict=True):
+            row[-1:-1] = told
+    text = table(titles, rows)
     if width is None or not rows:
         return text
-    left = max(_NARROWEST_PROBLEM, width - text.splitlines()[0].index(_TITLES[-1]))
-    return table(_TITLES, [[*row[:-1], one_line(row[-1], left)] for row in rows])
+    left = max(_NARROWEST_PROBLEM, width - text.splitlines()[0].index(titles[-1]))
+    return table(titles, [[*row[:-1], one_line(row[-1], left)] for row in rows])
 
 
 def list_table(summaries: Sequence[RunSummary]) -> str:
@@ -39,9 +50,12 @@ def list_table(summaries: Sequence[RunSummary]) -> str:
     return table(("run", "created", "state"), rows)
 
 
-def as_json(summaries: Sequence[RunSummary]) -> str:
-    """A list with one object per run: the fields of RunSummary, null where unknown."""
-    return json.dumps([asdict(summary) for summary in summaries], indent=2, allow_nan=False)
+def as_json(summaries: Sequence[RunSummary], queue: Sequence[dict[str, Any]] | None = None) -> str:
+    """A list with one object per run: the fields of RunSummary, null where unknown; with `queue`, `slurm` too."""
+    entries = [asdict(summary) for summary in summaries]
+    for entry, told in zip(entries, queue or (), strict=queue is not None):
+        entry["slurm"] = told
+    return json.dumps(entries, indent=2, allow_nan=False)
 
 
 def card(summary: RunSummary) -> list[str]:

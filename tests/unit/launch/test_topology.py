@@ -16,8 +16,9 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tool = tmp_path / "scontrol"
     tool.write_text(
         "#!/bin/bash\n"
-        'if [[ $2 == hostnames ]]; then printf "nid001\\nnid002\\n"; exit; fi\n'
-        'echo "JobId=$3 JobName=x NumNodes=2 NumCPUs=144 CPUs/Task=1"\n'
+        'if [[ "$2 $3" == "hostnames nid[001-002]" ]]; then printf "nid001\\nnid002\\n"; exit; fi\n'
+        'echo "JobId=$3 JobName=x JobState=RUNNING NumNodes=2 NumCPUs=144 CPUs/Task=1"\n'
+        'echo "   ReqNodeList=nid009 ExcNodeList=(null) NodeList=nid[001-002]"\n'
         'echo "   StartTime=2026-01-02T03:00:00 EndTime=2026-01-02T03:30:00 Deadline=N/A"\n'
     )
     tool.chmod(0o755)
@@ -46,6 +47,18 @@ def test_a_shell_outside_the_nodes_is_on_none_of_them(scontrol: Path) -> None:
 
 def test_a_step_without_the_counts_asks_slurm_for_them(scontrol: Path) -> None:
     assert topology.detect({"SLURM_JOB_ID": "17", "SLURM_NODELIST": "nid[001-002]"}).num_cpus == (72, 72)
+
+
+def test_a_shell_attached_to_one_node_finds_all_of_the_job(scontrol: Path) -> None:
+    environ = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "nid002", "SLURMD_NODENAME": "nid002"}
+    found = topology.detect(environ)
+    assert (found.nodes, found.num_cpus, found.this_node) == (("nid001", "nid002"), (72, 72), "nid002")
+
+
+def test_a_job_that_is_over_is_said(scontrol: Path) -> None:
+    scontrol.write_text('#!/bin/bash\necho "JobId=17 JobState=COMPLETED NodeList=(null)"\n')
+    with pytest.raises(LaunchError, match=r"has no nodes now \(state COMPLETED\)"):
+        topology.detect({"SLURM_JOB_ID": "17"})
 
 
 def test_scontrols_own_words_are_in_the_error(scontrol: Path) -> None:
