@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hpc_grpo import __version__
-from hpc_grpo.commands import control, prepare, run, see, show
+from hpc_grpo.commands import control, doctor, prepare, run, see, show
 from hpc_grpo.errors import HpcGrpoError
 
 
@@ -28,7 +28,14 @@ def main() -> None:
     """GRPO post-training of language models as a Slurm job that survives."""
 
 
-for _command in (*run.COMMANDS, *control.COMMANDS, *see.COMMANDS, *prepare.COMMANDS, *show.COMMANDS):
+for _command in (
+    *run.COMMANDS,
+    *control.COMMANDS,
+    *see.COMMANDS,
+    *prepare.COMMANDS,
+    *doctor.COMMANDS,
+    *show.COMMANDS,
+):
     main.add_command(_command)
 
 
