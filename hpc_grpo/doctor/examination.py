@@ -88,6 +88,7 @@ class _Examination:
             return failure("canary", f"{first} cannot write in {self._folder}: {written.error}", fix)
         read = {"ask": "read_canary", **file, "wait_s": _CANARY_S / 2}
         seen = self._ask(dict.fromkeys(others, read), _CANARY_S)
+        self._ask({first: {"ask": "remove_canary", "path": file["path"]}}, _CANARY_S)
         return between_judging.canary(first, str(self._context.root), {n: r.value is True for n, r in seen.items()})
 
     def _clocks(self, nodes: Sequence[str]) -> Finding:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.doctor.facts import gather
+from hpc_grpo.doctor.folders import remove_own_folder
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.launch.environment import filtered
 from hpc_grpo.launch.processes import die_with_parent
@@ -47,6 +48,11 @@ def read_canary(path: str, text: str, wait_s: float) -> bool:
             return True
         time.sleep(_SEE_AGAIN_S)
     return False
+
+
+def remove_canary(path: str) -> None:
+    """Take away the file and its folder: on this node, where a folder that is not shared lies."""
+    remove_own_folder(Path(path).parent)
 
 
 def measure(
@@ -82,7 +88,7 @@ def measure(
 
 
 _ANSWERS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (clock, facts, write_canary, read_canary, measure)
+    function.__name__: function for function in (clock, facts, write_canary, read_canary, remove_canary, measure)
 }
 
 
