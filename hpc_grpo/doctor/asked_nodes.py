@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,8 @@ from typing import IO, Any
 
 from hpc_grpo.launch.node_link import LineReader
 from hpc_grpo.launch.topology import Topology, step_command, step_environment
+
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,17 @@ class AskedNodes:
         return {node: replies[node] for node in requests}
 
     def close(self, grace_s: float) -> None:
-        """Let the processes end, and end the steps of those that do not."""
+        """Let the processes end; those that do not get SIGTERM, then SIGKILL, all of them side by side."""
         for link in self._links.values():
             link.close_stdin()
-        deadline = time.monotonic() + grace_s
-        for link in self._links.values():
-            link.end(deadline)
+        for sig in (None, signal.SIGTERM, signal.SIGKILL):
+            living = [link.process for link in self._links.values() if link.process.poll() is None]
+            for process in living:
+                if sig is not None:
+                    process.send_signal(sig)
+            deadline = time.monotonic() + grace_s
+            while any(process.poll() is None for process in living) and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
 
 
 class _Link:
@@ -68,8 +76,8 @@ class _Link:
     def __init__(self, command: Sequence[str]) -> None:
         self.failed = ""
         self._sent = 0.0
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 closed by end()
-        self._process = subprocess.Popen(
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 as long as the process
+        self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -77,10 +85,10 @@ class _Link:
             env=step_environment(os.environ),
             start_new_session=True,
         )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._stdin = self._process.stdin
-        self._reader = LineReader(self._process.stdout)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._stdin = self.process.stdin
+        self._reader = LineReader(self.process.stdout)
 
     def fileno(self) -> int:
         return self._reader.fileno()
@@ -98,7 +106,7 @@ class _Link:
         for line in self._reader.lines():
             if line.startswith((b'{"value"', b'{"error"')):  # srun and modules print too
                 return Reply(**json.loads(line), sent=self._sent, received=time.time())
-        return None if self._process.poll() is None else self.fail(f"it ended with {self._process.returncode}")
+        return None if self.process.poll() is None else self.fail(f"it ended with {self.process.returncode}")
 
     def fail(self, why: str) -> Reply:
         self._errors.seek(0)
@@ -111,15 +119,3 @@ class _Link:
             self._stdin.close()
         except BrokenPipeError:
             return  # it ended before
-
-    def end(self, deadline: float) -> None:
-        try:
-            self._process.wait(timeout=max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._process.terminate()
-            try:
-                self._process.wait(timeout=5.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._errors.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hpc_grpo.doctor.facts import NodeFacts
 from hpc_grpo.doctor.finding import Finding, failure, ok, skipped, warning
@@ -24,8 +24,8 @@ class Measured:
     sees_gpus: int = 0
     gloo_gb_per_s: float | None = None
     nccl_gb_per_s: float | None = None
+    nccl_network: str = ""
     error: str = ""
-    nccl_log: list[str] = field(default_factory=list)
 
 
 def canary(written_by: str, root: str, sees: Mapping[str, bool]) -> Finding:
@@ -65,6 +65,8 @@ def versions(facts: Sequence[NodeFacts]) -> Finding:
 def gloo(measured: Mapping[str, Measured]) -> Finding:
     """Bandwidth of an all-reduce over Gloo; the slowest node counts."""
     check, fix = "gloo", "check launch.interface, and the site's firewall between nodes"
+    if len(measured) == 1:
+        return skipped(check, "one node")
     if broken := [f"{node}: {found.error or 'it measured nothing'}" for node, found in _without_gloo(measured)]:
         return failure(check, "; ".join(broken[:4]), fix)
     slowest = min(found.gloo_gb_per_s or 0.0 for found in measured.values())
@@ -72,18 +74,35 @@ def gloo(measured: Mapping[str, Measured]) -> Finding:
     return warning(check, says, fix) if slowest < _LEAST_GLOO_GB_PER_S else ok(check, says)
 
 
+def torch_gpus(measured: Mapping[str, Measured], num_gpus: Mapping[str, int]) -> Finding:
+    """Whether torch can use the GPUs that nvidia-smi lists: `num_gpus` of each node."""
+    check, fix = (
+        "torch gpus",
+        "see the check of cuda; python -c 'import torch; torch.cuda.init()' on the node says more",
+    )
+    if not any(num_gpus.values()):
+        return skipped(check, "no GPU was seen")
+    blind = [node for node, found in measured.items() if found.sees_gpus < num_gpus[node]]
+    if blind:
+        told = [f"{node}: torch sees {measured[node].sees_gpus} of {num_gpus[node]} GPUs" for node in blind[:4]]
+        return failure(check, "; ".join(told), fix)
+    return ok(check, "torch sees all of them")
+
+
 def nccl(measured: Mapping[str, Measured], wanted_network: str | None) -> Finding:
     """Bandwidth of NCCL on one GPU a node, and the network it chose; `wanted_network` is NCCL_NET of launch.env."""
     check = "nccl"
     if not any(found.sees_gpus for found in measured.values()):
         return skipped(check, "torch sees no GPU")
+    if len(measured) == 1:
+        return skipped(check, "one node")
     if broken := [
         f"{node}: {found.error or 'no result'}" for node, found in measured.items() if not found.nccl_gb_per_s
     ]:
         return failure(
             check, "; ".join(broken[:4]), "load the site's NCCL modules (launch.modules); see NCCL_DEBUG=INFO"
         )
-    networks = {nccl_network(found.nccl_log) for found in measured.values()}
+    networks = {found.nccl_network or "an unknown network" for found in measured.values()}
     slowest = min(found.nccl_gb_per_s or 0.0 for found in measured.values())
     says = f"all-reduce at {slowest:.1f} GB/s over {', '.join(sorted(networks))} with one GPU of each node"
     plugin = "load the site's NCCL plugin (launch.modules) and name it in launch.env as NCCL_NET"
@@ -96,13 +115,13 @@ def nccl(measured: Mapping[str, Measured], wanted_network: str | None) -> Findin
 
 
 def nccl_network(log: Sequence[str]) -> str:
-    """The network in NCCL's log; "unknown" if it names none.
+    """The network in NCCL's log; "" if it names none.
 
     >>> nccl_network(["n1:7:9 [0] NCCL INFO Using network AWS Libfabric"])
     'AWS Libfabric'
     """
     found = [match[1] for line in log if (match := _NETWORK_LINE.search(line))]
-    return found[-1] if found else "unknown"
+    return found[-1] if found else ""
 
 
 def _without_gloo(measured: Mapping[str, Measured]) -> list[tuple[str, Measured]]:

@@ -68,7 +68,11 @@ def diagnose_in_job(wishes: Wishes, environ: Mapping[str, str]) -> list[Group]:
 
 
 def examine_here(topology: Topology, context: Context) -> list[Group]:
-    return examine(topology, context, own_folder(context.root))
+    try:
+        return examine(topology, context, own_folder(context.root))
+    except OSError as error:
+        fix = "look at the allocation by hand: srun --overlap hostname"
+        return [Group(NODES, (failure("answers", f"no process could be started on the nodes: {error}", fix),))]
 
 
 def _first(topology: Topology, num_nodes: int | None) -> Topology:

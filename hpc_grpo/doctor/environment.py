@@ -30,6 +30,9 @@ def variables_finding(context: Context) -> Finding:
     if early := [name for name in _REACH_LAUNCHING if context.environ.get(name)]:
         fix = f"unset {' '.join(early)} before submitting; hpc-grpo env shows what reaches training"
         return warning(check, f"{', '.join(early)} would change the Python of the supervisor", fix)
+    if str(launch.slurm.extra.get("export", "ALL")).partition(",")[0].upper() != "ALL":
+        says = f"launch.slurm.extra.export = {launch.slurm.extra['export']} keeps your PATH and tokens out of the job"
+        return warning(check, says, "take it out: training gets only what hpc-grpo lets through anyway")
     report = environment_report(context.environ, launch)
     dropped = [v.name for v in report if v.outcome == "dropped" and is_denied(v.name) and not _is_slurms(v.name)]
     return ok(check, f"kept out of training: {', '.join(dropped)}" if dropped else "none that must be kept out")

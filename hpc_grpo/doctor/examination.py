@@ -25,6 +25,9 @@ from hpc_grpo.doctor.torch_probe import ProbeSpec
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.protocol import NodeSpec
 from hpc_grpo.launch.topology import Topology
+from hpc_grpo.plan import node as planned
+from hpc_grpo.plan.memory import DTYPE_BYTES, GIB
+from hpc_grpo.plan.model_source import read_model
 
 NODES, BETWEEN = "nodes", "between nodes"
 _WHOLE_S = 50.0
@@ -33,7 +36,6 @@ _CLOCK_S = 5.0
 _CANARY_S = 8.0
 _MEASURE_S = 30.0
 _CLOSE_S = 3.0
-_CHECKS_BETWEEN = ("canary", "clocks", "versions", "gloo", "nccl")
 _PROBE_BYTES = 32 * 2**20
 
 
@@ -68,13 +70,14 @@ class _Examination:
 
     def _between(self, facts: Sequence[NodeFacts]) -> list[Finding]:
         if len(self._topology.nodes) == 1:
-            return [skipped(check, "one node") for check in _CHECKS_BETWEEN]
+            rest = self._measured(facts) if facts and facts[0].gpus else [skipped("gloo", "one node")]
+            return [*(skipped(check, "one node") for check in ("canary", "clocks", "versions")), *rest]
         if len(facts) < 2:
-            return [skipped(check, "fewer than two nodes answered") for check in _CHECKS_BETWEEN]
+            return [skipped("network", "fewer than two nodes answered")]
         names = [node.node for node in facts]
         return [
-            guarded("canary", lambda: self._canary(names)),
-            guarded("clocks", lambda: self._clocks(names)),
+            guarded("canary", lambda: self._canary(names), _WHOLE_S),
+            guarded("clocks", lambda: self._clocks(names), _WHOLE_S),
             guarded("versions", lambda: between_judging.versions(facts)),
             *self._measured(facts),
         ]
@@ -100,17 +103,18 @@ class _Examination:
 
     def _measured(self, facts: Sequence[NodeFacts]) -> list[Finding]:
         if broken := [node.node for node in facts if not node.address or not node.free_port]:
-            why = f"no address or port on {', '.join(broken)}, see above"
-            return [skipped("gloo", why), skipped("nccl", why)]
+            return [skipped("gloo", f"no address or port on {', '.join(broken)}, see above")]
         if missing := [node.node for node in facts if "torch" not in node.versions]:
-            return [skipped(check, f"no torch on {', '.join(missing)}") for check in ("gloo", "nccl")]
+            return [skipped("gloo", f"no torch on {', '.join(missing)}")]
         left_s = min(_MEASURE_S, self._deadline - time.monotonic())
         requests = {node.node: self._measure_request(rank, facts, left_s) for rank, node in enumerate(facts)}
         replies = self._ask(requests, left_s)
         measured = {node: _measured_of(reply) for node, reply in replies.items()}
         wanted = self._context.launch.env.get("NCCL_NET")
+        num_gpus = {node.node: len(node.gpus) for node in facts}
         return [
             guarded("gloo", lambda: between_judging.gloo(measured)),
+            guarded("torch gpus", lambda: between_judging.torch_gpus(measured, num_gpus)),
             guarded("nccl", lambda: between_judging.nccl(measured, wanted)),
         ]
 
@@ -153,17 +157,19 @@ def needs_of(context: Context, *, is_job: bool) -> Needs:
     launch, config = context.launch, context.config
     if config is None:
         return Needs(object_store_gib=launch.object_store_gib)
+    placement = config.placement
     return Needs(
         gpus_per_node=launch.slurm.gpus_per_node if is_job else 0,
         wants_cuda=config.model.device == "cuda",
+        worker_cpus=placement.learners_per_node * placement.cpus_per_learner
+        + planned.num_engines(config) * placement.cpus_per_engine,
+        worker_gpus=planned.gpus_per_node(config),
         store_gib=_store_gib(context),
         object_store_gib=launch.object_store_gib,
     )
 
 
 def _store_gib(context: Context) -> float | None:
-    from hpc_grpo.plan.model_source import read_model
-
     config = context.config
     assert config is not None
     if config.task == "sft":
@@ -172,8 +178,7 @@ def _store_gib(context: Context) -> float | None:
         model = read_model(config.model.path, context.job_environ)
     except ConfigError:
         return None  # the check of the model says so
-    num_bytes = 4 if config.model.dtype == "float32" else 2
-    return model.num_parameters * num_bytes * config.weights.num_buffers / 2**30
+    return DTYPE_BYTES[config.model.dtype] * model.num_parameters * config.weights.num_buffers / GIB
 
 
 def _answered(replies: dict[str, Reply]) -> Finding:

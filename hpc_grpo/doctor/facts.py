@@ -96,7 +96,7 @@ def gather(spec: NodeSpec) -> NodeFacts:
         limits={name: resource.getrlimit(limit)[1] for name, limit in LIMITS.items()},
         versions=_versions(),
         num_gpus=node_resources().num_gpus,
-        gpus=tuple(gpus.parse_gpus(listed.text)),
+        gpus=gpus.visible(gpus.parse_gpus(listed.text), os.environ),
         gpus_error=listed.error,
         driver_cuda="" if listed.error else gpus.driver_cuda(),
         wheel_cuda=gpus.wheel_cuda(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -46,8 +47,20 @@ def skipped(check: str, why: str) -> Finding:
     return Finding(check, "skipped", why)
 
 
-def guarded(check: str, run: Callable[[], Finding]) -> Finding:
-    """The finding of `run`; a failure with the error's words where it could not be made."""
+def guarded(check: str, run: Callable[[], Finding], deadline_s: float = 12.0) -> Finding:
+    """The finding of `run`; a failure where it could not be made, with the error's words, or takes too long."""
+    found: list[Finding] = []
+    # A thread, since a look at a file system that hangs cannot be broken off.
+    worker = threading.Thread(target=lambda: found.append(_caught(check, run)), daemon=True)
+    worker.start()
+    worker.join(deadline_s)
+    if not found:
+        fix = "look by hand whether a file system it looks at hangs (df), then whether the scheduler answers"
+        return failure(check, f"the check did not end within {deadline_s:.0f} s", fix)
+    return found[0]
+
+
+def _caught(check: str, run: Callable[[], Finding]) -> Finding:
     try:
         return run()
     except (HpcGrpoError, OSError, ValueError, LookupError, subprocess.SubprocessError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ class Gpu:
 
 
 def list_gpus() -> Answer:
-    return ask(["nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"], deadline_s=15.0)
+    return ask(["nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"])
 
 
 def parse_gpus(text: str) -> list[Gpu]:
@@ -39,9 +40,15 @@ def parse_gpus(text: str) -> list[Gpu]:
     ]
 
 
+def visible(found: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Those of the job: where Slurm hides no device, nvidia-smi lists the GPUs of other jobs too."""
+    named = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return tuple(gpu for gpu in found if str(gpu.index) in named or not all(name.isdigit() for name in named))
+
+
 def driver_cuda() -> str:
     """The newest CUDA that the driver can run, such as "12.7"; "" if nvidia-smi does not say."""
-    return parse_driver_cuda(ask(["nvidia-smi"], deadline_s=15.0).text)
+    return parse_driver_cuda(ask(["nvidia-smi"]).text)
 
 
 def parse_driver_cuda(text: str) -> str:

@@ -15,6 +15,7 @@ from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.run_dir import RunDir
 
 NAME = "login"
+_SBATCH_DEADLINE_S = 10.0
 NEEDED_BY_A_JOB = ("config", "partition", "account", "walltime", "submit options", "run folder")
 
 
@@ -71,7 +72,7 @@ def _submit_options(context: Context, num_nodes: int) -> Finding:
     launch = launch.model_copy(update={"slurm": launch.slurm.model_copy(update={"num_nodes": num_nodes})})
     run = RunDir(context.root / (context.config.run.name if context.config else "doctor"))
     try:
-        estimate = slurm.start_estimate(slurm.render(launch, run, slurm.attempt_command(run)))
+        estimate = slurm.start_estimate(slurm.render(launch, run, slurm.attempt_command(run)), _SBATCH_DEADLINE_S)
     except ConfigError as error:
         return failure(check, str(error), "take it out of launch.slurm.extra")
     except LaunchError as error:

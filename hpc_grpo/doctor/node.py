@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hpc_grpo.doctor.between_judging import nccl_network
 from hpc_grpo.doctor.facts import gather
 from hpc_grpo.doctor.folders import remove_own_folder
 from hpc_grpo.errors import HpcGrpoError
@@ -58,7 +59,7 @@ def remove_canary(path: str) -> None:
 def measure(
     probe: dict[str, Any], interface: str, deadline_s: float, env: dict[str, str], pass_env: list[str]
 ) -> dict[str, Any]:
-    """Run the torch probe as a learner would run here; what it measured, and NCCL's own log or what went wrong."""
+    """Run the torch probe as a learner would run here; what it measured, and what went wrong."""
     environ = filtered(os.environ, pass_env, env)
     environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -83,7 +84,7 @@ def measure(
     return {
         **(found[-1] if found else {}),
         "error": error,
-        "nccl_log": [s for s in printed.splitlines() if "NCCL" in s],
+        "nccl_network": nccl_network(printed.splitlines()),
     }
 
 

@@ -12,9 +12,12 @@ from hpc_grpo.doctor.folders import NETWORK
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run needs of each node. `store_gib`: its weights in /dev/shm, None where the model is not known."""
+    """What a run needs of each node: `gpus_per_node` is asked of Slurm, learners and engines reserve `worker_cpus` and
+    `worker_gpus`. `store_gib` is the size of the weights in /dev/shm, None where the model is not known."""
 
     gpus_per_node: int = 0
+    worker_cpus: float = 0.0
+    worker_gpus: int = 0
     wants_cuda: bool = False
     store_gib: float | None = None
     object_store_gib: float = 1.0
@@ -108,6 +111,18 @@ def cpus(node: NodeFacts, _needs: Needs) -> Finding:
     return ok("cpus", f"{expected} usable")
 
 
+def placement(node: NodeFacts, needs: Needs) -> Finding:
+    """Whether learners and engines fit on what the job has of the node."""
+    check, fewer = "placement", "fewer engine.engines_per_node, or more of launch.slurm"
+    if needs.worker_cpus > node.num_cpus:
+        says = f"learners and engines reserve {needs.worker_cpus:g} CPUs, the job has {node.num_cpus}"
+        return failure(check, says, f"{fewer}.cpus_per_node; Slurm gives one CPU where nothing is asked for")
+    if node.num_gpus and needs.worker_gpus > node.num_gpus:
+        says = f"learners and engines reserve {needs.worker_gpus} GPUs, the job has {node.num_gpus}"
+        return failure(check, says, f"{fewer}.gpus_per_node")
+    return ok(check, f"learners and engines fit on {node.num_cpus} CPUs and {node.num_gpus} GPUs")
+
+
 def gpus(node: NodeFacts, needs: Needs) -> Finding:
     """Visible, as many as asked for, and idle."""
     check = "gpus"
@@ -173,6 +188,7 @@ CHECKS: dict[str, Callable[[NodeFacts, Needs], Finding]] = {
     "/dev/shm": shared_memory,
     "limits": limits,
     "cpus": cpus,
+    "placement": placement,
     "gpus": gpus,
     "cuda": cuda,
     "compile caches": compile_caches,

@@ -43,7 +43,9 @@ def main(spec: ProbeSpec) -> None:
     else:
         store = connect_store(spec.host, spec.port, spec.timeout_s)
     found: dict[str, Any] = {"sees_gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0}
-    for backend in ("gloo", "nccl") if found["sees_gpus"] else ("gloo",):
+    print(json.dumps(found), flush=True)
+    backends = ("gloo", "nccl") if found["sees_gpus"] else ("gloo",)
+    for backend in backends if spec.world_size > 1 else ():
         group: dict[str, Any] = {"rank": spec.rank, "world_size": spec.world_size}
         group |= {"store": dist.PrefixStore(backend, store), "timeout": timedelta(seconds=spec.timeout_s)}
         dist.init_process_group(backend, **group)

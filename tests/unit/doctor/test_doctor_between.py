@@ -8,14 +8,7 @@ from hpc_grpo.doctor import between_judging as judge
 from hpc_grpo.doctor.between_judging import Measured
 from hpc_grpo.doctor.facts import NodeFacts
 
-LOG = [
-    "nid001:7:9 [0] NCCL INFO NET/Plugin: Loaded net plugin AWS Libfabric (v8)",
-    "nid001:7:9 [0] NCCL INFO Using network AWS Libfabric",
-]
-TCP_LOG = [
-    "nid001:7:9 [0] NCCL INFO NET/Socket : Using [0]hsn0:10.1.2.3<0>",
-    "n:7:9 [0] NCCL INFO Using network Socket",
-]
+OFI = "AWS Libfabric"
 
 
 def both(found: Measured) -> dict[str, Measured]:
@@ -58,7 +51,7 @@ def test_gloo_reports_the_slowest_node_and_what_broke() -> None:
 
 
 def test_nccl_over_its_plugin_is_ok_and_names_it() -> None:
-    found = judge.nccl(both(Measured(4, 1.0, 22.0, nccl_log=LOG)), "AWS Libfabric")
+    found = judge.nccl(both(Measured(4, 1.0, 22.0, nccl_network=OFI)), "AWS Libfabric")
     assert (found.status, found.says) == (
         "ok",
         "all-reduce at 22.0 GB/s over AWS Libfabric with one GPU of each node",
@@ -68,10 +61,10 @@ def test_nccl_over_its_plugin_is_ok_and_names_it() -> None:
 @pytest.mark.parametrize(
     ("measured", "wanted", "status", "told"),
     [
-        (Measured(4, 1.0, 22.0, nccl_log=TCP_LOG), "AWS Libfabric", "failure", "but NCCL_NET is AWS Libfabric"),
-        (Measured(4, 1.0, 3.0, nccl_log=TCP_LOG), None, "warning", "silent fall-back to TCP"),
-        (Measured(4, 1.0, 3.0, nccl_log=LOG), None, "warning", "3.0 GB/s"),
-        (Measured(4, 1.0, None, "unhandled system error", LOG), None, "failure", "unhandled system error"),
+        (Measured(4, 1.0, 22.0, nccl_network="Socket"), "AWS Libfabric", "failure", "but NCCL_NET is AWS Libfabric"),
+        (Measured(4, 1.0, 3.0, nccl_network="Socket"), None, "warning", "silent fall-back to TCP"),
+        (Measured(4, 1.0, 3.0, nccl_network=OFI), None, "warning", "3.0 GB/s"),
+        (Measured(4, 1.0, None, OFI, "unhandled system error"), None, "failure", "unhandled system error"),
         (Measured(0, 1.0), None, "skipped", "no GPU"),
     ],
 )
@@ -83,6 +76,30 @@ def test_nccl_without_its_plugin_is_found(measured: Measured, wanted: str | None
 
 
 def test_nodes_on_different_networks_are_a_failure() -> None:
-    found = judge.nccl({"a": Measured(4, 1.0, 9.0, "", LOG), "b": Measured(4, 1.0, 9.0, "", TCP_LOG)}, None)
+    found = judge.nccl({"a": Measured(4, 1.0, 9.0, OFI), "b": Measured(4, 1.0, 9.0, "Socket")}, None)
     assert found.status == "failure"
     assert "AWS Libfabric, Socket" in found.says
+
+
+def test_torch_must_see_the_gpus_that_are_listed() -> None:
+    assert judge.torch_gpus(both(Measured(0)), {"nid001": 0, "nid002": 0}).status == "skipped"
+    assert judge.torch_gpus(both(Measured(4)), {"nid001": 4, "nid002": 4}).status == "ok"
+    found = judge.torch_gpus({"nid001": Measured(4), "nid002": Measured(0)}, {"nid001": 4, "nid002": 4})
+    assert (found.status, found.says) == ("failure", "nid002: torch sees 0 of 4 GPUs")
+    assert found.fix
+
+
+def test_one_node_has_nothing_between() -> None:
+    alone = {"nid001": Measured(4)}
+    assert (judge.gloo(alone).status, judge.nccl(alone, None).status) == ("skipped", "skipped")
+
+
+def test_the_network_is_read_from_nccls_log() -> None:
+    log = [
+        "nid001:7:9 [0] NCCL INFO NET/Plugin: Loaded net plugin AWS Libfabric (v8)",
+        "nid001:7:9 [0] NCCL INFO Using network AWS Libfabric",
+    ]
+    assert judge.nccl_network(log) == "AWS Libfabric"
+    socket = ["n:7:9 [0] NCCL INFO NET/Socket : Using [0]hsn0:10.1.2.3<0>", "n:7:9 [0] NCCL INFO Using network Socket"]
+    assert judge.nccl_network(socket) == "Socket"
+    assert judge.nccl_network([]) == ""

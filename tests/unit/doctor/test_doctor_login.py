@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,9 @@ def test_variables_that_leak_are_named_without_their_values() -> None:
     assert secret.status == "failure"
     assert "WANDB_API_KEY" in secret.says
     assert "hunter2" not in secret.says + secret.fix
+    closed = variables_finding(shell({}, slurm={"extra": {"export": "NONE"}}))
+    assert (closed.status, "export = NONE" in closed.says) == ("warning", True)
+    assert variables_finding(shell({}, slurm={"extra": {"export": "ALL,A=1"}})).status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -164,3 +168,16 @@ def test_a_check_that_breaks_is_a_failure_that_names_the_error() -> None:
     assert found.fix
     assert guarded("model", lambda: ok("model", "fine")).status == "ok"
     assert guarded("model", lambda: failure("model", "gone", "fetch it")).fix == "fetch it"
+
+
+def test_a_check_that_hangs_is_given_up() -> None:
+    go_on = threading.Event()
+
+    def hanging() -> Finding:
+        go_on.wait()
+        return ok("run folder", "too late")
+
+    found = guarded("run folder", hanging, deadline_s=0.2)
+    go_on.set()
+    assert (found.status, "did not end within" in found.says) == ("failure", True)
+    assert found.fix

@@ -9,7 +9,7 @@ import pytest
 
 from hpc_grpo.doctor.facts import NodeFacts
 from hpc_grpo.doctor.finding import merged, ok
-from hpc_grpo.doctor.gpus import Gpu, parse_driver_cuda, parse_gpus, parse_wheel_cuda
+from hpc_grpo.doctor.gpus import Gpu, parse_driver_cuda, parse_gpus, parse_wheel_cuda, visible
 from hpc_grpo.doctor.node_judging import CHECKS, Needs, node_findings
 
 GPU = Gpu(0, "NVIDIA GH200 120GB", 12, 97871, 0, "565.57.01")
@@ -36,7 +36,7 @@ GOOD = NodeFacts(
     has_slingshot=True,
     match_mode="software",
 )
-NEEDS = Needs(gpus_per_node=2, store_gib=15.0, object_store_gib=16.0)
+NEEDS = Needs(gpus_per_node=2, worker_cpus=1.0, worker_gpus=2, store_gib=15.0, object_store_gib=16.0)
 
 
 def test_a_good_node_gives_ok_everywhere() -> None:
@@ -69,6 +69,8 @@ def test_a_good_node_gives_ok_everywhere() -> None:
         ("limits", "failure", "address space", {"limits": {"as": 2**33}}),
         ("limits", "warning", "locked memory", {"limits": {"memlock": 65536}}),
         ("cpus", "failure", "pinned to 1 of 288", {"num_usable_cpus": 1}),
+        ("placement", "failure", "reserve 1 CPUs, the job has 0", {"num_cpus": 0}),
+        ("placement", "failure", "reserve 2 GPUs, the job has 1", {"num_gpus": 1}),
         ("gpus", "failure", "no nvidia-smi", {"gpus": (), "gpus_error": "no nvidia-smi on PATH"}),
         ("gpus", "failure", "1 of 2 GPUs", {"gpus": (GPU,)}),
         ("gpus", "failure", "GPU 0 holds 70000 MiB", {"gpus": (replace(GPU, used_mib=70000), GPU)}),
@@ -137,3 +139,10 @@ def test_the_cuda_of_a_wheel_is_read_without_importing_it() -> None:
     assert (
         parse_wheel_cuda("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\nhip: Optional[str] = '6.2'\n") == ""
     )
+
+
+def test_gpus_of_other_jobs_do_not_count() -> None:
+    four = [replace(GPU, index=index) for index in range(4)]
+    assert [gpu.index for gpu in visible(four, {"CUDA_VISIBLE_DEVICES": "2,3"})] == [2, 3]
+    assert len(visible(four, {})) == 4
+    assert len(visible(four, {"CUDA_VISIBLE_DEVICES": "GPU-5f3c,GPU-77"})) == 4  # named by UUID
