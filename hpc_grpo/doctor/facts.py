@@ -14,6 +14,7 @@ from typing import Any
 
 from hpc_grpo import __version__
 from hpc_grpo.doctor import gpus
+from hpc_grpo.doctor.asking import ask
 from hpc_grpo.doctor.folders import existing, file_system, free_gib, write_error
 from hpc_grpo.doctor.gpus import Gpu
 from hpc_grpo.errors import LaunchError
@@ -136,11 +137,9 @@ def _temp_dir(spec: NodeSpec) -> dict[str, Any]:
 
 
 def _host_address() -> str:
-    """What the node's own name resolves to; "" if nothing."""
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return ""
+    """What the node's own name resolves to; "" if nothing, or where the resolver does not answer."""
+    answer = ask(["getent", "ahostsv4", socket.gethostname()], deadline_s=5.0)
+    return answer.text.partition(" ")[0]
 
 
 def _versions() -> dict[str, str]:

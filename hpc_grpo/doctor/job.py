@@ -36,7 +36,8 @@ def examine_in_job(context: Context, num_nodes: int, wait_min: float, tell: Call
         remove_own_folder(run.path)
         return _job_failure(str(error), "correct what it names: launch.slurm.*, run.root")
     log = slurm.log_path(run, job_id)
-    tell(f"Job {job_id} examines {num_nodes} nodes; waiting up to {wait_min:g} min for it, then this ends without it.")
+    nodes = "1 node" if num_nodes == 1 else f"{num_nodes} nodes"
+    tell(f"Job {job_id} examines {nodes}; waiting up to {wait_min:g} min for it, then this ends without it.")
     deadline = time.monotonic() + wait_min * 60
     while time.monotonic() < deadline:
         was_over = ended.exists()

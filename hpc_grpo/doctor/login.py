@@ -16,7 +16,7 @@ from hpc_grpo.run_dir import RunDir
 
 NAME = "login"
 _SBATCH_DEADLINE_S = 10.0
-NEEDED_BY_A_JOB = ("config", "partition", "account", "walltime", "submit options", "run folder")
+NEEDED_BY_A_JOB = ("config", "partition", "account", "walltime", "submit options", "run folder", "variables")
 
 
 def login_group(context: Context, num_nodes: int, partitions: Answer | None) -> Group:

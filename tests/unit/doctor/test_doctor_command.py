@@ -139,7 +139,7 @@ def test_the_findings_of_the_job_are_those_of_the_command(place: Path) -> None:
     found = findings(result)
     assert found["answers"]["group"] == "nodes"
     assert found["model"]["group"] == "login"
-    assert "Job 77 examines 1 nodes" in result.stderr
+    assert "Job 77 examines 1 node;" in result.stderr
     assert not (place / "runs" / ".doctor").exists()
 
 
@@ -150,6 +150,23 @@ def test_nothing_is_submitted_when_it_cannot_work(place: Path) -> None:
     assert findings(result)["partition"]["fix"].endswith("one of: workq")
     assert findings(result)["nodes"]["says"] == "no job was submitted; first mend: partition"
     assert not (place / "runs").exists()
+
+
+def test_a_secret_in_the_config_is_written_nowhere(place: Path) -> None:
+    slurm_of_scripts(place)
+    result = doctor("local/debug", "launch.env.MY_TOKEN=hunter2-hunter2", "--nodes", "1")
+    assert result.exit_code == 78
+    assert "no job was submitted; first mend: variables" in result.stdout
+    assert "hunter2" not in result.output
+    assert not (place / "runs").exists()
+
+
+def test_an_allocation_whose_slurm_does_not_answer_is_a_finding(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "nid[001-002]")
+    result = doctor("local/debug", "--json")
+    assert result.exit_code == 78
+    assert "scontrol show hostnames" in findings(result)["allocation"]["says"]
 
 
 def test_a_job_that_dies_is_not_waited_for(place: Path) -> None:
