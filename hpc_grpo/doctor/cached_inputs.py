@@ -47,10 +47,11 @@ def data_finding(context: Context) -> Finding:
         path = Path(dataset.path).expanduser()
         if path.suffix in (".json", ".jsonl") and not path.is_file():
             return failure(check, f"{path.absolute()} is no file", "set data.train.path and data.eval.path")
-        if not path.exists() and not any(cached.is_dir() for cached in data_caches(dataset.path, environ)):
-            load = f"datasets.load_dataset({dataset.path!r}, {dataset.subset!r}, split={dataset.split!r})"
-            fetch = f"on a login node, with HF_HOME as in the job: python -c {f'import datasets; {load}'!r}"
-            return _missing(check, dataset.path, datasets_cache(environ), fetch, environ)
+    missing = [dataset for dataset in data_sets(config) if not _is_here(dataset, environ)]
+    if missing:
+        loads = "; ".join(f"datasets.load_dataset({d.path!r}, {d.subset!r}, split={d.split!r})" for d in missing)
+        fetch = f"on a login node, with HF_HOME as in the job: python -c {f'import datasets; {loads}'!r}"
+        return _missing(check, " and ".join(d.path for d in missing), datasets_cache(environ), fetch, environ)
     return ok(check, ", ".join(dict.fromkeys(dataset.path for dataset in data_sets(config))))
 
 
@@ -77,8 +78,13 @@ def data_caches(name: str, environ: Mapping[str, str]) -> tuple[Path, Path]:
     return prepared, hub_cache(environ) / f"datasets--{name.replace('/', '--')}"
 
 
+def _is_here(dataset: DatasetConfig, environ: Mapping[str, str]) -> bool:
+    cached = data_caches(dataset.path, environ)
+    return Path(dataset.path).expanduser().exists() or any(folder.is_dir() for folder in cached)
+
+
 def _missing(check: str, name: str, cache: Path, fetch: str, environ: Mapping[str, str]) -> Finding:
-    says = f"{name} is neither a path nor in the cache {cache}"
+    says = f"no such path, and not in the cache {cache}: {name}"
     if is_offline(environ):
         return failure(check, f"{says}, and the job is offline", fetch)
     return warning(check, f"{says}: the job will download it", fetch)

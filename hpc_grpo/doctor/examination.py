@@ -131,13 +131,18 @@ class _Examination:
             log_dir="",
             working_dir="",
             interface=launch.interface,
-            loopback=len(self._topology.nodes) == 1 and launch.interface is None,
+            loopback=self._is_alone(),
             local_dir=launch.local_dir,
             object_store_gib=launch.object_store_gib,
             env=launch.env,
             pass_env=launch.pass_env,
         )
         return {"ask": "facts", "spec": asdict(spec)}
+
+    def _is_alone(self) -> bool:
+        """Whether the run, too, would have one node: its Ray listens on loopback then."""
+        one_job_node = self._context.launch.slurm.num_nodes == 1
+        return len(self._topology.nodes) == 1 and (one_job_node or self._topology.source == "local")
 
     def _measure_request(self, rank: int, facts: Sequence[NodeFacts], left_s: float) -> dict[str, Any]:
         head, launch = facts[0], self._context.launch

@@ -82,7 +82,11 @@ def shared_memory(node: NodeFacts, needs: Needs) -> Finding:
     if need > free:
         fix = "remove your leftovers in /dev/shm, a smaller launch.object_store_gib, weights.num_buffers=1, more memory"
         return failure(check, f"{free:.1f} GiB free, the run needs {need:.1f}", fix)
-    whole = f"the run needs {need:.1f}" if needs.store_gib is not None else f"Ray takes {objects:.1f} and weights more"
+    whole = (
+        f"the run needs {need:.1f}"
+        if needs.store_gib is not None
+        else f"Ray takes {objects:.1f}, the size of the weights is not known"
+    )
     return ok(check, f"{_rounded(free)} GiB free; {whole}")
 
 

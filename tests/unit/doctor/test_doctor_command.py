@@ -88,6 +88,11 @@ def test_a_failure_ends_with_78_and_its_fix_is_below_it(place: Path) -> None:
     assert " 1 failure, " in lines[-1]
 
 
+def test_a_single_machine_needs_no_interface_between_nodes(place: Path) -> None:
+    result = doctor("local/debug", "launch.interface=hsn9", "launch.slurm.num_nodes=2", "--json")
+    assert (result.exit_code, findings(result)["interface"]["says"]) == (0, "lo has 127.0.0.2")
+
+
 def test_json_is_a_list_of_findings_with_their_groups(place: Path) -> None:
     result = doctor("local/debug", "--json", "data.eval.path=gone.jsonl")
     assert result.exit_code == 78

@@ -101,6 +101,9 @@ def test_data_are_found_as_files_and_in_the_cache(tmp_path: Path) -> None:
     found = data_finding(context(offline, *named))
     assert found.status == "failure"
     assert "load_dataset('some/set', 'main', split='train')" in found.fix
+    both = data_finding(context(offline, *named, "data.train.path=other/set", "data.train.split=all"))
+    assert "other/set and some/set" in both.says
+    assert "load_dataset('other/set', None, split='all'); datasets.load_dataset('some/set', " in both.fix
     cached(tmp_path, "datasets", "some/set")
     assert data_finding(context(offline, *named)).status == "ok"
 
