@@ -66,6 +66,7 @@ class NodeFacts:
     temp_dir_free_gib: float = 0.0
     shm_free_gib: float = 0.0
     limits: dict[str, int] = field(default_factory=dict)
+    soft_nofile: int = -1
     versions: dict[str, str] = field(default_factory=dict)
     num_gpus: int = 0
     gpus: tuple[Gpu, ...] = ()
@@ -95,6 +96,7 @@ def gather(spec: NodeSpec) -> NodeFacts:
         **_temp_dir(spec),
         shm_free_gib=free_gib(SHM),
         limits={name: resource.getrlimit(limit)[1] for name, limit in LIMITS.items()},
+        soft_nofile=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         versions=_versions(),
         num_gpus=node_resources().num_gpus,
         gpus=gpus.visible(gpus.parse_gpus(listed.text), os.environ),

@@ -91,7 +91,7 @@ def shared_memory(node: NodeFacts, needs: Needs) -> Finding:
 
 
 def limits(node: NodeFacts, needs: Needs) -> Finding:
-    """Hard limits: Ray raises its soft ones itself."""
+    """Hard limits, and the soft one of open files, which Ray's own processes live with."""
     check, found = "limits", node.limits
     for name, least in (("nofile", _LEAST_FILES), ("nproc", _LEAST_PROCESSES)):
         if 0 <= found.get(name, -1) < least:
@@ -101,6 +101,9 @@ def limits(node: NodeFacts, needs: Needs) -> Finding:
             )
     if found.get("as", -1) >= 0:
         return failure(check, f"address space is limited to {found['as']} bytes", "ulimit -v unlimited before sbatch")
+    if 0 <= node.soft_nofile < _LEAST_FILES:
+        says = f"ulimit -n is {node.soft_nofile} open files, Ray wants at least {_LEAST_FILES}"
+        return warning(check, says, f"launch.setup_lines: [ulimit -n {_LEAST_FILES}]")
     if node.num_gpus and node.wheel_cuda and found.get("memlock", -1) >= 0:
         says = f"locked memory is limited to {found['memlock']} bytes: RDMA and pinned memory may fail"
         return warning(check, says, "ulimit -l unlimited in launch.setup_lines, or ask your site")

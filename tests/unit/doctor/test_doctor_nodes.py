@@ -67,6 +67,7 @@ def test_a_good_node_gives_ok_everywhere() -> None:
         ("limits", "failure", "nofile is 1024", {"limits": {"nofile": 1024}}),
         ("limits", "failure", "nproc is 100", {"limits": {"nofile": -1, "nproc": 100}}),
         ("limits", "failure", "address space", {"limits": {"as": 2**33}}),
+        ("limits", "warning", "ulimit -n is 1024", {"soft_nofile": 1024}),
         ("limits", "warning", "locked memory", {"limits": {"memlock": 65536}}),
         ("cpus", "failure", "pinned to 1 of 288", {"num_usable_cpus": 1}),
         ("placement", "failure", "reserve 1 CPUs, the job has 0", {"num_cpus": 0}),
