@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hpc_grpo import __version__
-from hpc_grpo.commands import control, prefetch, prepare, run, see, shell, show
+from hpc_grpo.commands import control, doctor, prefetch, prepare, run, see, shell, show
 from hpc_grpo.errors import HpcGrpoError
 
 
@@ -28,7 +28,7 @@ def main() -> None:
     """GRPO post-training of language models as a Slurm job that survives."""
 
 
-for _module in (run, shell, control, see, prepare, prefetch, show):
+for _module in (run, shell, control, see, prepare, doctor, prefetch, show):
     for _command in _module.COMMANDS:
         main.add_command(_command)
 

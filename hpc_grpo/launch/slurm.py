@@ -131,7 +131,7 @@ def submit(launch: LaunchConfig, run: RunDir, command: str, *, after: str | None
     return str(job.job_id)
 
 
-def start_estimate(script: str) -> str:
+def start_estimate(script: str, deadline_s: float = _SBATCH_TIMEOUT_S) -> str:
     """When Slurm would start the job, in its own words; submits nothing. Raises LaunchError."""
     try:
         done = subprocess.run(
@@ -140,7 +140,7 @@ def start_estimate(script: str) -> str:
             env=submission_environment(os.environ),
             capture_output=True,
             text=True,
-            timeout=_SBATCH_TIMEOUT_S,
+            timeout=deadline_s,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

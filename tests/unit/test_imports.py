@@ -13,7 +13,9 @@ import hpc_grpo
 
 PACKAGE = Path(hpc_grpo.__file__).parent
 HEAVY = {"torch", "vllm", "deepspeed", "transformers", "ray", "datasets"}
-LAUNCHING = sorted([*(PACKAGE / "launch").glob("*.py"), *(PACKAGE / "config").glob("*.py"), PACKAGE / "cli.py"])
+LAUNCHING = sorted(
+    [*(path for name in ("launch", "doctor", "config") for path in (PACKAGE / name).glob("*.py")), PACKAGE / "cli.py"]
+)
 
 
 def imported_on_import(path: Path) -> set[str]:
@@ -52,7 +54,7 @@ def test_launching_uses_nothing_of_training(path: Path) -> None:
 
 
 def test_training_uses_nothing_of_launching_and_reads_no_scheduler() -> None:
-    front_end = {"launch", "commands", "see", "plan", "prefetch"}
+    front_end = {"launch", "commands", "see", "plan", "prefetch", "doctor"}
     training = [path for path in PACKAGE.rglob("*.py") if front_end.isdisjoint(path.parts) and path.name != "cli.py"]
     assert len(training) > 20
     for path in training:
@@ -68,6 +70,7 @@ def test_importing_the_command_loads_nothing_heavy() -> None:
     assert done.stdout == "[]\n"
     program = (
         "import sys, hpc_grpo.launch.attempt, hpc_grpo.launch.slurm, hpc_grpo.launch.node\n"
+        "import hpc_grpo.doctor.diagnosis, hpc_grpo.doctor.node\n"
         f"print(sorted(set(sys.modules) & {HEAVY!r}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -1,0 +1,90 @@
+"""Whether model and data are where an offline job finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hpc_grpo.config import Config
+from hpc_grpo.config.schema import DatasetConfig
+from hpc_grpo.doctor.context import Context
+from hpc_grpo.doctor.finding import Finding, failure, ok, skipped, warning
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.plan.model_source import find_folder, hub_cache
+
+_TRUE = ("1", "on", "yes", "true")
+_OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+
+def is_offline(environ: Mapping[str, str]) -> bool:
+    return any(environ.get(name, "").lower() in _TRUE for name in _OFFLINE)
+
+
+def model_finding(context: Context) -> Finding:
+    """Whether `model.path` is a model's folder, or in the cache that the job will use."""
+    check, config = "model", context.config
+    if config is None:
+        return skipped(check, context.why_no_config)
+    environ = context.job_environ
+    try:
+        folder = find_folder(config.model.path, environ)
+    except ConfigError:
+        fetch = f"hf download {config.model.path}   (on a login node, with HF_HOME as in the job)"
+        return _missing(check, config.model.path, hub_cache(environ), fetch, environ)
+    has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
+    if not has_weights:
+        return failure(check, f"{folder} has a config.json but no weights", f"hf download {config.model.path}")
+    return ok(check, f"{config.model.path} is in {folder}" if str(folder) != config.model.path else f"{folder}")
+
+
+def data_finding(context: Context) -> Finding:
+    """Whether the data sets of the config are files, folders, or in the cache that the job will use."""
+    check, config = "data", context.config
+    if config is None:
+        return skipped(check, context.why_no_config)
+    environ = context.job_environ
+    for dataset in data_sets(config):
+        path = Path(dataset.path).expanduser()
+        if path.suffix in (".json", ".jsonl") and not path.is_file():
+            return failure(check, f"{path.absolute()} is no file", "set data.train.path and data.eval.path")
+    missing = [dataset for dataset in data_sets(config) if not _is_here(dataset, environ)]
+    if missing:
+        loads = "; ".join(f"datasets.load_dataset({d.path!r}, {d.subset!r}, split={d.split!r})" for d in missing)
+        fetch = f"on a login node, with HF_HOME as in the job: python -c {f'import datasets; {loads}'!r}"
+        return _missing(check, " and ".join(d.path for d in missing), datasets_cache(environ), fetch, environ)
+    return ok(check, ", ".join(dict.fromkeys(dataset.path for dataset in data_sets(config))))
+
+
+def data_sets(config: Config) -> Iterator[DatasetConfig]:
+    yield config.data.train
+    if config.data.eval is not None:
+        yield config.data.eval
+
+
+def datasets_cache(environ: Mapping[str, str]) -> Path:
+    """Where `datasets` keeps what it prepared: $HF_DATASETS_CACHE, else beside the hub's cache."""
+    named = environ.get("HF_DATASETS_CACHE")
+    home = environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    return Path(named or f"{home}/datasets").expanduser()
+
+
+def data_caches(name: str, environ: Mapping[str, str]) -> tuple[Path, Path]:
+    """The folders that a data set of the hub leaves: prepared tables, and downloaded files.
+
+    >>> [str(path) for path in data_caches("openai/gsm8k", {"HF_HOME": "/c"})]
+    ['/c/datasets/openai___gsm8k', '/c/hub/datasets--openai--gsm8k']
+    """
+    prepared = datasets_cache(environ) / name.replace("/", "___").lower()
+    return prepared, hub_cache(environ) / f"datasets--{name.replace('/', '--')}"
+
+
+def _is_here(dataset: DatasetConfig, environ: Mapping[str, str]) -> bool:
+    cached = data_caches(dataset.path, environ)
+    return Path(dataset.path).expanduser().exists() or any(folder.is_dir() for folder in cached)
+
+
+def _missing(check: str, name: str, cache: Path, fetch: str, environ: Mapping[str, str]) -> Finding:
+    says = f"no such path, and not in the cache {cache}: {name}"
+    if is_offline(environ):
+        return failure(check, f"{says}, and the job is offline", fetch)
+    return warning(check, f"{says}: the job will download it", fetch)
