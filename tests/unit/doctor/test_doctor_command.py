@@ -171,7 +171,7 @@ def test_an_allocation_whose_slurm_does_not_answer_is_a_finding(place: Path, mon
     monkeypatch.setenv("SLURM_JOB_NODELIST", "nid[001-002]")
     result = doctor("local/debug", "--json")
     assert result.exit_code == 78
-    assert "scontrol show hostnames" in findings(result)["allocation"]["says"]
+    assert "scontrol show job" in findings(result)["allocation"]["says"]
 
 
 def test_a_job_that_dies_is_not_waited_for(place: Path) -> None:
