@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test style quality slurm-install slurm-up slurm-down slurm-shell slurm-test chaos clean
+.PHONY: help setup demo test style quality slurm-install slurm-up slurm-down slurm-shell slurm-test long chaos clean
 
 PYTHON_BIN := .venv/bin/python
 NODES ?= 2
@@ -15,7 +15,7 @@ demo: setup      ## Train a small model from nothing: SFT warm start, then GRPO 
 	@$(PYTHON_BIN) -m hpc_grpo.demo.run --seed $(SEED)
 
 test: setup      ## Unit and integration tests
-	@$(PYTHON_BIN) -m pytest
+	@$(PYTHON_BIN) -m pytest -n 2 --dist loadgroup
 
 style: setup     ## Format the code and mend what ruff can
 	@$(PYTHON_BIN) -m ruff format .
@@ -39,7 +39,10 @@ slurm-shell:     ## A shell on its login node
 	@python3 -m tools.virtual_slurm exec -- bash
 
 slurm-test: setup slurm-install ## The tests on real Slurm (root)
-	@$(PYTHON_BIN) -m pytest tests/slurm -m 'slurm and not chaos' -rs
+	@$(PYTHON_BIN) -m pytest tests/slurm -m 'slurm and not long' -rs
+
+long: setup      ## Tests that `make test` leaves out for their time
+	@$(PYTHON_BIN) -m pytest -m 'long and not slurm'
 
 chaos: setup slurm-install ## All that can happen to a run on real Slurm, as a table; about an hour (root)
 	@$(PYTHON_BIN) -m pytest tests/slurm/test_chaos.py tests/slurm/test_four_links.py -m slurm -v

@@ -1,6 +1,6 @@
 """What happens to a run, and what becomes of it: nothing is done by hand afterwards but what a site does itself.
 
-The rows marked `chaos` take an hour; `make chaos` runs them all and prints the table.
+The rows marked `long` take an hour; `make chaos` runs them all and prints the table.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def expect_complete(scene: Scene, record: Record, *, jobs: int, max_restarts: in
     [
         pytest.param(DRIVER, HEAD, 1, id="driver"),
         pytest.param(ENGINE, WORKER, 0, id="engine"),
-        pytest.param(LEARNER, WORKER, 1, id="learner", marks=pytest.mark.chaos),
-        pytest.param(RAYLET, WORKER, 1, id="raylet", marks=pytest.mark.chaos),
-        pytest.param(GCS, HEAD, 1, id="gcs", marks=pytest.mark.chaos),
+        pytest.param(LEARNER, WORKER, 1, id="learner", marks=pytest.mark.long),
+        pytest.param(RAYLET, WORKER, 1, id="raylet", marks=pytest.mark.long),
+        pytest.param(GCS, HEAD, 1, id="gcs", marks=pytest.mark.long),
     ],
 )
 def test_a_process_that_is_killed_costs_no_job(
@@ -65,7 +65,7 @@ def test_a_process_that_is_killed_costs_no_job(
     expect_complete(scene, record, jobs=1, max_restarts=restarts)
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_supervisor_that_is_killed_costs_one_job(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
     scene.strike(lambda: scene.kill(HEAD, SUPERVISOR))
@@ -85,7 +85,7 @@ def test_a_lost_node_is_done_without(slurm_cluster: SlurmCluster, tmp_path: Path
     assert list(attempt.lost_nodes) == [WORKER]
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_node_that_is_lost_costs_one_job(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
     scene.strike(lambda: slurm_cluster.kill_node(WORKER))
@@ -94,7 +94,7 @@ def test_a_node_that_is_lost_costs_one_job(slurm_cluster: SlurmCluster, tmp_path
     expect_complete(scene, record, jobs=2, max_restarts=0)
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_lost_head_node_costs_one_job(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     """The successor starts on the other node."""
     scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=1)
@@ -106,7 +106,7 @@ def test_a_lost_head_node_costs_one_job(slurm_cluster: SlurmCluster, tmp_path: P
     assert [attempt.nodes for attempt in read_attempts(scene.run)] == [[HEAD], [WORKER]]
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_slurmd_that_is_killed(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     """To Slurm the node is lost, while what runs there runs on; its site starts slurmd again."""
     scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
@@ -116,7 +116,7 @@ def test_a_slurmd_that_is_killed(slurm_cluster: SlurmCluster, tmp_path: Path, re
     expect_complete(scene, record, jobs=2, max_restarts=0)
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_job_that_needs_too_much_memory(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     """Slurm kills the step that holds too much; with it go Ray, learner and engines of that node."""
     meal = tmp_path / "meal"
@@ -128,7 +128,7 @@ def test_a_job_that_needs_too_much_memory(slurm_cluster: SlurmCluster, tmp_path:
     assert outcome.state == "complete"
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_scancel_of_a_link_ends_the_chain(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
     scene.strike(lambda: slurm_cluster.output(["scancel", scene.jobs[0]]))
@@ -138,7 +138,7 @@ def test_scancel_of_a_link_ends_the_chain(slurm_cluster: SlurmCluster, tmp_path:
     assert "cancelled by the user" in read_chain(scene.run).ended
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_scancel_of_the_successor_alone(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     """The run needs two jobs: the link queues another when it ends."""
     scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=1, slurm={"time_min": 2}, train={"total_steps": 60})
@@ -149,7 +149,7 @@ def test_scancel_of_the_successor_alone(slurm_cluster: SlurmCluster, tmp_path: P
     assert list(metrics_of(scene.run)) == list(range(1, 61))
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_hpc_grpo_cancel(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
     scene.strike(lambda: scene.command("cancel", str(scene.run.path)))
@@ -159,7 +159,7 @@ def test_hpc_grpo_cancel(slurm_cluster: SlurmCluster, tmp_path: Path, record: Re
     assert outcome.state != "complete"
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_slurmctld_down_for_a_minute(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
 
@@ -172,7 +172,7 @@ def test_slurmctld_down_for_a_minute(slurm_cluster: SlurmCluster, tmp_path: Path
     expect_complete(scene, record, jobs=1, max_restarts=0)
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_full_disk(slurm_cluster: SlurmCluster, small_disk: Path, tmp_path: Path, record: Record) -> None:
     """The disk of the run directory, for `FULL_S`."""
     scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2, run={"root": str(small_disk)})
@@ -191,7 +191,7 @@ def test_a_full_disk(slurm_cluster: SlurmCluster, small_disk: Path, tmp_path: Pa
     assert max(later - earlier for earlier, later in itertools.pairwise(times)) > FULL_S / 2, "it did not wait"
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_network_that_is_cut_for_20_s(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2, slurm={"min_nodes": 1})
 
@@ -206,7 +206,7 @@ def test_a_network_that_is_cut_for_20_s(slurm_cluster: SlurmCluster, tmp_path: P
     assert outcome.state == "complete"
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_network_that_is_cut_for_good(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2, slurm={"min_nodes": 1})
     scene.strike(lambda: slurm_cluster.unplug(WORKER))
@@ -218,7 +218,7 @@ def test_a_network_that_is_cut_for_good(slurm_cluster: SlurmCluster, tmp_path: P
     assert outcome.state == "complete"
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_bug_that_crashes_every_start(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=1, driver=CRASHING)
     outcome = scene.see_it_through()

@@ -20,7 +20,7 @@ from tests.integration.training_runs import LETTERS, exported_weights, metrics_o
 if TYPE_CHECKING:
     from conftest import SlurmCluster
 
-pytestmark = [pytest.mark.slurm, pytest.mark.chaos, pytest.mark.usefixtures("no_chain_outlives_its_test")]
+pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.usefixtures("no_chain_outlives_its_test")]
 
 NUM_STEPS = 230
 STEP_S = 1.5
