@@ -7,6 +7,7 @@ the seconds an all-reduce took over Gloo, and over NCCL where torch sees a GPU.
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import time
 from dataclasses import dataclass
@@ -35,13 +36,8 @@ def main(spec: ProbeSpec) -> None:
     import torch
     import torch.distributed as dist
 
-    from hpc_grpo.learner.process_group import connect_store, serve_store
-
     torch.set_num_threads(1)
-    if spec.rank == 0:
-        store = serve_store(spec.host, spec.timeout_s, port=spec.port)
-    else:
-        store = connect_store(spec.host, spec.port, spec.timeout_s)
+    store = _rendezvous(spec)
     found: dict[str, Any] = {"sees_gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0}
     print(json.dumps(found), flush=True)
     backends = ("gloo", "nccl") if found["sees_gpus"] else ("gloo",)
@@ -57,6 +53,22 @@ def main(spec: ProbeSpec) -> None:
         print(json.dumps(found), flush=True)
         dist.barrier()  # the store is rank 0's; it must outlive the others
         dist.destroy_process_group()
+
+
+def _rendezvous(spec: ProbeSpec) -> Any:
+    """The store of rank 0, for as long as the probe takes; it listens on the named address alone."""
+    import torch.distributed as dist
+
+    timeout = timedelta(seconds=spec.timeout_s)
+    if spec.rank:
+        return dist.TCPStore(spec.host, spec.port, is_master=False, timeout=timeout)
+    family = socket.AF_INET6 if ":" in spec.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.bind((spec.host, spec.port))
+        listener.listen()
+        # The store takes the descriptor over, so the socket object must not close it.
+        options = {"wait_for_workers": False, "timeout": timeout, "master_listen_fd": listener.detach()}
+        return dist.TCPStore(spec.host, spec.port, is_master=True, **options)
 
 
 def bus_gb_per_s(num_bytes: int, world_size: int, seconds: float) -> float:

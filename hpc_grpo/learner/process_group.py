@@ -17,14 +17,14 @@ import torch.distributed as dist
 _LOOPBACK = "lo"
 
 
-def serve_store(host: str, timeout_s: float = 600.0, port: int = 0) -> Any:
-    """Start the rendezvous store of a group on `host`, an address of this machine; `.port` is its port (0: any free).
+def serve_store(host: str, timeout_s: float = 600.0) -> Any:
+    """Start the rendezvous store of a group on `host`, an address of this machine; `.port` is its port.
 
     It listens on that address alone: torch's default would take connections on every interface.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.bind((host, port))
+        listener.bind((host, 0))
         listener.listen()
         port = listener.getsockname()[1]
         return dist.TCPStore(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("no_chain_outlives_its_test")]
 
-SUPERVISOR = r"\S*python\S* -u -m hpc_grpo.cli attempt"
+SUPERVISOR = r"\S*python\S* (-E )?-u -m hpc_grpo.cli attempt"
 DRIVER = r"\S*python\S* -m hpc_grpo.train"
 ENGINE, LEARNER = "ray::Engine", "ray::LearnerActor"
 RAYLET, GCS = r"\S*/raylet/raylet ", r"\S*/gcs/gcs_server "
