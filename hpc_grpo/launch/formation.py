@@ -37,8 +37,6 @@ class Formation:
         if len(left) < self._least or self.topology.head not in left:
             return False
         self._number += 1
-        # What the next agents write must not mix with what these did.
-        (self._dir / "nodes").rename(self._dir / f"nodes-{self._number}")
         self.ray_address_file.unlink(missing_ok=True)
         self.topology = self.topology.only(left)
         self.nodes = self._make_nodes()

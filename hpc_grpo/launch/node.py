@@ -200,7 +200,8 @@ class NodeAgent:
         for owned in reversed(self._dirs):
             logs = owned.path / ray_cluster.TEMP_DIR_NAME / "session_latest" / "logs"
             if logs.is_dir():
-                copy_logs(logs, self._log_dir / "ray")
+                before = len(list(self._log_dir.glob("ray*/")))  # of a Ray that was formed anew since
+                copy_logs(logs, self._log_dir / (f"ray-{before + 1}" if before else "ray"))
             owned.remove()
         return num_killed
 

@@ -48,7 +48,7 @@ class NodeLink:
         self.gone: NodeReport | None = None
         log_dir.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "hpc_grpo.launch.node"]
-        with self.agent_log.open("wb") as log:
+        with self.agent_log.open("ab") as log:
             self.process = subprocess.Popen(
                 step_command(topology, index, command),
                 stdin=subprocess.PIPE,

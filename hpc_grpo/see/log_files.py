@@ -49,8 +49,8 @@ def log_files(attempt: Path, node: str | None) -> list[Path]:
 
 def ray_logs(attempt: Path, node: str) -> list[Path]:
     """What was kept of Ray's own logs of a node; they are copied when the attempt ends."""
-    folder = attempt / "nodes" / node / "ray"
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    folders = (attempt / "nodes" / node).glob("ray*/")
+    return sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
 
 
 def slurm_output(run: RunDir, job_id: str) -> Path:
