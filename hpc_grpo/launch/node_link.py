@@ -14,6 +14,11 @@ from hpc_grpo.launch.protocol import STACKS_REQUEST, NodeReport, NodeSpec, repor
 from hpc_grpo.launch.topology import Topology, step_command, step_environment
 
 
+def tells_node_failure(why: str) -> bool:
+    """Whether srun's last words say that the node itself is gone."""
+    return "node failure" in why.lower()
+
+
 class LineReader:
     """Whole lines from a non-blocking pipe."""
 
@@ -46,6 +51,7 @@ class NodeLink:
         self.up: NodeReport | None = None
         self.failure = ""
         self.gone: NodeReport | None = None
+        self._was_killed = False
         log_dir.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "hpc_grpo.launch.node"]
         with self.agent_log.open("ab") as log:
@@ -109,13 +115,17 @@ class NodeLink:
         if not self._stdin.closed:
             self._stdin.close()
 
+    def node_answers(self) -> bool:
+        """After `wait`: whether the node is there still. Its agent may have been killed, for want of memory say."""
+        return self.gone is not None or not (self._was_killed or tells_node_failure(self.why_ended()))
+
     def wait(self, deadline: float) -> bool:
         """Wait until the agent is gone or `deadline` (monotonic); kills its step after that. False if killed."""
         while self.process.poll() is None and time.monotonic() < deadline:
             self.read_reports()
             time.sleep(0.05)
-        in_time = self.process.poll() is not None
-        if not in_time:
+        if self.process.poll() is None:
+            self._was_killed = True
             self.process.terminate()
             try:
                 self.process.wait(timeout=10.0)
@@ -123,7 +133,7 @@ class NodeLink:
                 self.process.kill()
                 self.process.wait()
         self.read_reports()
-        return in_time
+        return not self._was_killed
 
     def _write(self, data: bytes) -> None:
         try:

@@ -108,8 +108,8 @@ class Nodes:
             link.ask_for_stacks()
 
     def answering(self) -> list[str]:
-        """After `tear_down`: the nodes whose agent ended in order, so that another could be started there."""
-        return [link.node for link in self._links if link.gone is not None]
+        """After `tear_down`: the nodes on which another agent could be started."""
+        return [link.node for link in self._links if link.node_answers()]
 
     def tear_down(self, deadline_s: float) -> list[str]:
         """End all leases and wait for the agents; gives the nodes that took too long and were killed."""

@@ -143,9 +143,22 @@ def cancel_jobs(job_ids: Sequence[str]) -> None:
 
 
 def exclude_nodes(job: SlurmJob, nodes: Sequence[str]) -> None:
-    """Keep a pending job off further nodes. Raises LaunchError when Slurm refuses (too few nodes would be left)."""
-    already = [job.fields["ExcNodeList"]] if "ExcNodeList" in job.fields else []
-    output_of(["scontrol", "update", f"JobId={job.job_id}", f"ExcNodeList={','.join([*already, *nodes])}"])
+    """Keep a pending job off further nodes.
+
+    Raises LaunchError when its partition would have too few left, for which Slurm would let it wait for ever.
+    """
+    excluded = [*([job.fields["ExcNodeList"]] if "ExcNodeList" in job.fields else []), *nodes]
+    partition = output_of(["scontrol", "show", "partition", job.fields.get("Partition", "")])
+    total = re.search(r"\bTotalNodes=(\d+)", partition)
+    num_left = int(total[1] if total else 0) - len(_hostnames(",".join(excluded)))
+    needed = int(job.fields.get("NumNodes", "1").partition("-")[0])
+    if num_left < needed:
+        raise LaunchError(f"without {', '.join(nodes)} its partition has fewer than {needed} nodes")
+    output_of(["scontrol", "update", f"JobId={job.job_id}", f"ExcNodeList={','.join(excluded)}"])
+
+
+def _hostnames(node_list: str) -> list[str]:
+    return output_of(["scontrol", "show", "hostnames", node_list]).split()
 
 
 def output_of(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str:

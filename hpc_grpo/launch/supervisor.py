@@ -21,6 +21,7 @@ from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, HpcGrpoEr
 from hpc_grpo.launch.attempt_record import AttemptRecord, ExitKind, classify
 from hpc_grpo.launch.driver import Driver
 from hpc_grpo.launch.formation import Formation
+from hpc_grpo.launch.node_link import tells_node_failure
 from hpc_grpo.launch.nodes import Nodes
 from hpc_grpo.launch.processes import adopt_orphans, descendants, end_processes, reap_adopted
 from hpc_grpo.launch.restarts import Restarts
@@ -37,8 +38,6 @@ _SETTLE_S = 3.0
 _LOOK_S = 1.0
 _STACKS_S = 5.0
 """What processes get to write their stacks."""
-_NODE_FAILURE = "node failure"
-"""In the last words of srun when a node is gone."""
 _STOP_GRACE_S = 60.0
 """After SIGTERM, behind which Slurm's SIGKILL waits, the driver may take so long to checkpoint. After Ctrl+C it may
 take as long as it needs; a second signal ends it at once."""
@@ -141,12 +140,14 @@ class Supervisor:
             self._driver = None
         if not self._formation.form_again():
             return False
-        left = self._formation.topology.nodes
-        # A node whose Ray died but which answers is not one for the next job to keep off.
-        self.record.lost_nodes = {node: why for node, why in self.record.lost_nodes.items() if node not in left}
+        self._acquit_nodes(self._formation.topology.nodes)
         self.record.ray_address = ""
-        say(f"Bringing Ray up again on {', '.join(left)}.")
+        say(f"Bringing Ray up again on {', '.join(self._formation.topology.nodes)}.")
         return True
+
+    def _acquit_nodes(self, answering: Sequence[str]) -> None:
+        """A node that answers, although its Ray or its agent died, is none for the next job to keep off."""
+        self.record.lost_nodes = {node: why for node, why in self.record.lost_nodes.items() if node not in answering}
 
     def _start_driver(self) -> Driver:
         if self._driver is not None:
@@ -197,7 +198,7 @@ class Supervisor:
         """Record nodes whose Ray is gone. Learners are there on all, so the driver cannot go on and is ended."""
         for node, why in self._nodes.lost().items():
             # Of a job that is cancelled all nodes end; of one that Slurm ends for a lost node, this one came first.
-            if node in self.record.lost_nodes or (self._signalled and _NODE_FAILURE not in why.lower()):
+            if node in self.record.lost_nodes or (self._signalled and not tells_node_failure(why)):
                 continue
             self.record.lost_nodes[node] = why
             self.record.save(self._dir)
@@ -250,6 +251,8 @@ class Supervisor:
             self._driver.close(_DRIVER_GRACE_S)
         for node in self._nodes.tear_down(_TEARDOWN_DEADLINE_S):
             say(f"Node {node} did not tear down in {_TEARDOWN_DEADLINE_S:.0f} s; its step was killed.")
+        if self.record.exit_kind == "node_lost":
+            self._acquit_nodes(self._nodes.answering())
         end_processes(lambda: descendants(os.getpid()), _DRIVER_GRACE_S)
         reap_adopted(keep=[])
         self.record.phases_s["teardown"] = round(time.monotonic() - begun, 2)

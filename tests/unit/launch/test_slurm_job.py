@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from hpc_grpo.config.launch_schema import LaunchConfig
-from hpc_grpo.launch.slurm_job import SlurmJob, minutes
+from hpc_grpo.errors import LaunchError
+from hpc_grpo.launch import slurm_job
+from hpc_grpo.launch.slurm_job import SlurmJob, exclude_nodes, minutes
 
 # `scontrol show job` of Slurm 22.05, shortened.
 SHOWN = """JobId=6 JobName=grpo_rlzero
@@ -61,3 +65,24 @@ def test_what_slurm_does_not_say_stays_as_configured() -> None:
 def test_time_limits() -> None:
     limits = ("00:03:00", "23:59:59", "2-00:00:00", "UNLIMITED", "")
     assert [minutes(limit) for limit in limits] == [3, 1440, 2880, None, None]
+
+
+@pytest.mark.parametrize(("needed", "excludes"), [("1-1", True), ("2", False)])
+def test_nodes_are_excluded_only_where_enough_are_left(
+    needed: str, excludes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def output_of(argv: Sequence[str]) -> str:
+        asked.append(" ".join(argv))
+        return "nid001\nnid002\n" if "hostnames" in argv else "State=UP TotalCPUs=24 TotalNodes=3"
+
+    monkeypatch.setattr(slurm_job, "output_of", output_of)
+    job = SlurmJob("8", {"Partition": "workq", "NumNodes": needed, "ExcNodeList": "nid001"})
+    if excludes:
+        exclude_nodes(job, ["nid002"])
+        assert asked[-1] == "scontrol update JobId=8 ExcNodeList=nid001,nid002"
+    else:
+        with pytest.raises(LaunchError, match="without nid002 its partition has fewer than 2 nodes"):
+            exclude_nodes(job, ["nid002"])
+        assert not any("update" in call for call in asked)
