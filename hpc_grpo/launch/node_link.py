@@ -47,7 +47,7 @@ class NodeLink:
         self.failure = ""
         self.gone: NodeReport | None = None
         log_dir.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "hpc_grpo.launch.node"]
+        command = [sys.executable, "-E", "-m", "hpc_grpo.launch.node"]
         with self.agent_log.open("wb") as log:
             self.process = subprocess.Popen(
                 step_command(topology, index, command),
