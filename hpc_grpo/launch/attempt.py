@@ -71,7 +71,7 @@ def _driver_command(driver: str) -> list[str]:
 
 def _again(run: RunDir, driver: str, role: JobRole) -> list[str]:
     words = ["attempt", str(run.path), "--driver", driver, "--link" if role.is_link else "--no-link"]
-    return [sys.executable, "-m", "hpc_grpo.cli", *words, "--successor-of", role.successor_of]
+    return [sys.executable, "-E", "-m", "hpc_grpo.cli", *words, "--successor-of", role.successor_of]
 
 
 def _move_to_head(command: list[str]) -> None:

@@ -28,7 +28,7 @@ class OwnedDir:
         os.write(self._lock, socket.gethostname().encode())
 
     def remove(self) -> None:
-        shutil.rmtree(self.path)
+        _remove(self.path)
         os.close(self._lock)
 
 
@@ -45,9 +45,16 @@ def sweep(parent: Path) -> list[Path]:
         lock = path / _LOCK_NAME
         # Another node's folder, where /tmp is shared after all: its lock may not be seen from here.
         if lock.exists() and lock.read_text() == socket.gethostname() and not _is_locked(lock):
-            shutil.rmtree(path)
+            _remove(path)
             removed.append(path)
     return removed
+
+
+def _remove(folder: Path) -> None:
+    """The folder, and the semaphores named after it: a killed process leaves those, and they cannot lie inside it."""
+    shutil.rmtree(folder)
+    for semaphore in folder.parent.glob(f"sem.{folder.name}-*"):
+        semaphore.unlink(missing_ok=True)
 
 
 def _is_locked(lock: Path) -> bool:

@@ -53,7 +53,7 @@ class NodeLink:
         self.gone: NodeReport | None = None
         self._was_killed = False
         log_dir.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "hpc_grpo.launch.node"]
+        command = [sys.executable, "-E", "-m", "hpc_grpo.launch.node"]
         with self.agent_log.open("ab") as log:
             self.process = subprocess.Popen(
                 step_command(topology, index, command),

@@ -92,7 +92,8 @@ def setup_lines(launch: LaunchConfig) -> list[str]:
 
 def attempt_command(run: RunDir, driver: str = DEFAULT_DRIVER, successor_of: str = "") -> str:
     """The shell line that a job ends with; `successor_of` is the job that queues it, if not the user does."""
-    words = [sys.executable, "-u", "-m", "hpc_grpo.cli", "attempt", str(run.path)]
+    # -E: a PYTHONPATH of the submitting shell or of a module reaches neither training nor what starts it
+    words = [sys.executable, "-E", "-u", "-m", "hpc_grpo.cli", "attempt", str(run.path)]
     if successor_of:
         words += ["--successor-of", successor_of]
     if driver != DEFAULT_DRIVER:

@@ -55,27 +55,15 @@ class LearnerActor:
         self._rank = rank
         self._world_size = world_size
         self._total_optimizer_steps = total_optimizer_steps
-        self._store: Any = None
         self._publisher: WeightPublisher | None = None
 
-    def serve_rendezvous(self) -> tuple[str, int]:
-        """Rank 0: open the store where the learners meet, on this node's address alone."""
-        from hpc_grpo.learner.process_group import serve_store
-
-        address = ray.util.get_node_ip_address()
-        self._store = serve_store(address)
-        return address, self._store.port
-
-    def start(self, rendezvous: tuple[str, int] | None) -> None:
-        """Join the other learners and load the model."""
+    def start(self, rendezvous: Any) -> None:
+        """Join the other learners, who meet at the actor `rendezvous` (None for a single one), and load the model."""
         from hpc_grpo.learner.learner import Learner
-        from hpc_grpo.learner.process_group import connect_store
+        from hpc_grpo.learner.rendezvous_store import RendezvousStore
 
-        if rendezvous is not None and self._store is None:
-            self._store = connect_store(*rendezvous)
-        self._learner: Learner = Learner(
-            self._config, self._rank, self._world_size, self._store, self._total_optimizer_steps
-        )
+        store = RendezvousStore(rendezvous) if rendezvous is not None else None
+        self._learner: Learner = Learner(self._config, self._rank, self._world_size, store, self._total_optimizer_steps)
 
     def train_on_groups(self, minibatches: Sequence[RemoteMinibatch]) -> dict[str, Reduction]:
         return self._learner.train_step([_fetch(minibatch) for minibatch in minibatches])

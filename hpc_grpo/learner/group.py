@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import ray
+
 from hpc_grpo.algorithm.advantage import group_advantages
 from hpc_grpo.config import Config
 from hpc_grpo.learner.actor import RemoteGroup, RemoteMinibatch
+from hpc_grpo.learner.rendezvous import Rendezvous
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.remote import get_all
 from hpc_grpo.rollout.group_sampler import GradedGroup
@@ -27,13 +30,13 @@ class LearnerGroup:
     def __init__(self, config: Config, learners: Sequence[Any]) -> None:
         self._config = config
         self._learners = learners
+        self._rendezvous: Any = None  # an actor lives as long as its creator holds it
 
     def start(self) -> None:
         """Let the learners meet, load the model and build their optimizers."""
-        rendezvous = None
         if len(self._learners) > 1:
-            rendezvous = get_all([self._learners[0].serve_rendezvous.remote()], None, "the learners' rendezvous")[0]
-        self._on_all("start", rendezvous, waiting_for="the learners")
+            self._rendezvous = ray.remote(Rendezvous).options(num_cpus=0).remote()
+        self._on_all("start", self._rendezvous, waiting_for="the learners")
 
     def train_on_groups(self, groups: Sequence[GradedGroup]) -> dict[str, float]:
         """One step of `train.num_minibatches` optimizer steps."""

@@ -50,7 +50,7 @@ class Learner:
     ) -> None:
         """Join the group, load the model and build the engine.
 
-        `store` is the rendezvous of process_group.serve_store and connect_store; not needed for one rank.
+        `store` is where the ranks meet, any store of torch.distributed; not needed for one rank.
         `total_optimizer_steps` shapes the linear and cosine schedules; by default train.total_steps decides.
         """
         self.config = config

@@ -17,32 +17,6 @@ import torch.distributed as dist
 _LOOPBACK = "lo"
 
 
-def serve_store(host: str, timeout_s: float = 600.0) -> Any:
-    """Start the rendezvous store of a group on `host`, an address of this machine; `.port` is its port.
-
-    It listens on that address alone: torch's default would take connections on every interface.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.bind((host, 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        return dist.TCPStore(
-            host,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout_s),
-            # The store takes the descriptor over, so the socket object must not close it.
-            master_listen_fd=listener.detach(),
-        )
-
-
-def connect_store(host: str, port: int, timeout_s: float = 600.0) -> Any:
-    """Join the store another learner serves."""
-    return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
-
-
 def init_process_group(rank: int, world_size: int, device: Any, store: Any = None, timeout_s: float = 1800.0) -> None:
     """Create the default group (Gloo on CPU, NCCL on a GPU) and make DeepSpeed use it.
 

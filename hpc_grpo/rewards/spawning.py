@@ -7,18 +7,29 @@ start instead of a tenth of one, and rewards never live in `__main__`.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import popen_spawn_posix, spawn
 from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.process import current_process
+from pathlib import Path
 from typing import Any
+
+from hpc_grpo.contract import SHM_DIR_VARIABLE
 
 _patching = threading.Lock()
 
 
 class LightSpawnContext(SpawnContext):
-    """Use as any multiprocessing context."""
+    """Use as any multiprocessing context. Its semaphores bear the name of the attempt's folder in shared memory, with
+    which the node's agent removes those of killed processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if folder := os.environ.get(SHM_DIR_VARIABLE):
+            vars(current_process())["_config"]["semprefix"] = f"/{Path(folder).name}"
 
 
 class _LightProcess(SpawnProcess):

@@ -20,6 +20,8 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
+    # An engine's workers share a node: vLLM's Gloo groups, which know no password, need no other network.
+    "GLOO_SOCKET_IFNAME": "lo",
 }
 
 

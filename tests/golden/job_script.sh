@@ -24,4 +24,4 @@ ulimit -l unlimited
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec /env/bin/python -u -m hpc_grpo.cli attempt '/scratch/my runs/demo'
+exec /env/bin/python -E -u -m hpc_grpo.cli attempt '/scratch/my runs/demo'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from hpc_grpo.config import Config
 from hpc_grpo.types import Minibatch, TrainSequence
 
 VOCABULARY = 200
-LOOPBACK = "127.0.0.1"
 
 
 def make_config(model: Path, root: Path, **train: Any) -> Config:
@@ -64,40 +64,35 @@ def weights_of(learner: Any) -> dict[str, Any]:
 def run_ranks(world_size: int, scenario: Callable[..., Any], *args: Any) -> list[Any]:
     """Run `scenario(rank, world_size, store, *args)` in spawned processes; their results, by rank."""
     context = multiprocessing.get_context("spawn")
-    ports, results = context.Queue(), context.Queue()
-    processes = [
-        context.Process(target=_run_rank, args=(rank, world_size, ports, results, scenario, args))
-        for rank in range(world_size)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        answers = dict(results.get(timeout=180) for _ in processes)
-    finally:
+    results = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            context.Process(target=_run_rank, args=(rank, world_size, Path(folder), results, scenario, args))
+            for rank in range(world_size)
+        ]
         for process in processes:
-            process.join(timeout=20)
-            if process.is_alive():
-                process.kill()
+            process.start()
+        try:
+            answers = dict(results.get(timeout=180) for _ in processes)
+        finally:
+            for process in processes:
+                process.join(timeout=20)
+                if process.is_alive():
+                    process.kill()
     for answer in answers.values():
         if isinstance(answer, Exception):
             raise answer
     return [answers[rank] for rank in range(world_size)]
 
 
-def _run_rank(rank: int, world_size: int, ports: Any, results: Any, scenario: Any, args: tuple[Any, ...]) -> None:
+def _run_rank(rank: int, world_size: int, folder: Path, results: Any, scenario: Any, args: tuple[Any, ...]) -> None:
     import os
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    from hpc_grpo.learner.process_group import connect_store, serve_store
+    import torch.distributed as dist
 
     try:
-        store = None
-        if world_size > 1 and rank == 0:
-            store = serve_store(LOOPBACK)
-            for _ in range(world_size - 1):
-                ports.put(store.port)
-        elif world_size > 1:
-            store = connect_store(LOOPBACK, ports.get(timeout=60))
+        store = dist.FileStore(str(folder / "store"), world_size) if world_size > 1 else None
         results.put((rank, scenario(rank, world_size, store, *args)))
     except Exception as error:  # noqa: BLE001 - carried to the test that started this process
         results.put((rank, error))

@@ -301,11 +301,14 @@ if __name__ == "__main__":
 def test_workers_die_with_a_killed_parent_and_never_run_its_main(tmp_path: Path, file: Path) -> None:
     script, marker = tmp_path / "script.py", tmp_path / "pid"
     script.write_text(SCRIPT)
-    parent = subprocess.Popen([sys.executable, str(script), str(file), str(marker)])
+    folder = Path(f"/dev/shm/hg-of-test-{os.getpid()}-0")
+    environment = {**os.environ, "HPC_GRPO_SHM_DIR": str(folder)}
+    parent = subprocess.Popen([sys.executable, str(script), str(file), str(marker)], env=environment)
     try:
         wait_for(lambda: marker.exists() and marker.read_text() != "")
         worker = int(marker.read_text())
         assert is_running(worker)
+        assert list(folder.parent.glob(f"sem.{folder.name}-*"))  # where the node's agent finds them
     finally:
         parent.kill()
         parent.wait()
@@ -314,4 +317,7 @@ def test_workers_die_with_a_killed_parent_and_never_run_its_main(tmp_path: Path,
     except AssertionError:
         os.kill(worker, signal.SIGKILL)
         raise
+    finally:
+        for semaphore in folder.parent.glob(f"sem.{folder.name}-*"):
+            semaphore.unlink(missing_ok=True)
     assert not script.with_suffix(".imported").exists()

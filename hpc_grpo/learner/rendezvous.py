@@ -1,0 +1,57 @@
+"""Where the learners meet: a store of keys and values that they reach through Ray calls, which ask for the run's token.
+
+Consumes what torch.distributed writes (addresses of its members, counters); produces it for the others. torch's own
+`TCPStore` takes any stranger's connection, who could then write, delete and shut it down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+
+class Rendezvous:
+    """Turned into a Ray actor by the learner group. Numbers are kept as decimal text, as torch's stores do."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = asyncio.Condition()
+
+    async def set(self, values: dict[str, bytes]) -> None:
+        self._values.update(values)  # at once, so that nobody comes between the reading and the writing of `add`
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def get(self, keys: Sequence[str], timeout_s: float) -> list[bytes] | None:
+        """The values, once all keys have one; None when they have not within the time."""
+        async with self._changed:
+            waiting = self._changed.wait_for(lambda: self._values.keys() >= set(keys))
+            try:
+                await asyncio.wait_for(waiting, timeout_s)
+            except TimeoutError:
+                return None
+            return [self._values[key] for key in keys]
+
+    async def add(self, key: str, amount: int) -> int:
+        """Add to the number at `key` (0 without one); its new value."""
+        total = int(self._values.get(key, b"0")) + amount
+        await self.set({key: str(total).encode()})
+        return total
+
+    async def append(self, key: str, value: bytes) -> None:
+        await self.set({key: self._values.get(key, b"") + value})
+
+    async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Set `desired` if `key` holds `expected`, or if it has no value and b"" is expected; what it holds then."""
+        if self._values.get(key, b"") == expected:
+            await self.set({key: desired})
+        return self._values.get(key, expected)
+
+    async def has(self, keys: Sequence[str]) -> bool:
+        return self._values.keys() >= set(keys)
+
+    async def delete(self, key: str) -> bool:
+        return self._values.pop(key, None) is not None
+
+    async def size(self) -> int:
+        return len(self._values)

@@ -1,0 +1,91 @@
+"""Tiny runs on two nodes, handed in to the virtual cluster and looked at from outside."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_grpo.metrics.state import read_state
+from hpc_grpo.run_dir import RunDir
+from tests.integration.training_runs import LETTERS, tiny_config
+
+if TYPE_CHECKING:
+    from conftest import JobEnd, SlurmCluster
+
+ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"}
+_DEADLINE_S = 420.0
+_NODE_STATE = Path(__file__).with_name("node_state.py")
+
+
+def two_node_config(workspace: Path, name: str, num_steps: int, **sections: Any) -> Path:
+    """Half of two nodes for ten minutes: a learner and an engine on each; a step takes a second or so."""
+    slurm = {"num_nodes": 2, "gpus_per_node": 2, "cpus_per_node": 4, "time_min": 10}
+    launch = {"object_store_gib": 0.1, "slurm": slurm, **sections.pop("launch", {})}
+    return tiny_config(
+        workspace,
+        name,
+        train={"total_steps": num_steps, "lr": 1e-3, "zero_stage": 2},
+        rewards=[{"name": LETTERS, "args": {"delay_s": 0.2}}],
+        checkpoint={"every_steps": None},
+        launch=launch,
+        **sections,
+    )
+
+
+@dataclass
+class SmallRun:
+    """A job of the run in `run`; use as a context, which cancels it."""
+
+    cluster: SlurmCluster
+    run: RunDir
+    job_id: int
+
+    def __enter__(self) -> SmallRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cluster.run(["scancel", "--quiet", str(self.job_id)])
+
+    @property
+    def step(self) -> int:
+        state = read_state(self.run)
+        return state.step if state is not None and state.phase == "training" else 0
+
+    def wait_for_step(self, step: int) -> None:
+        self.cluster.wait_until(lambda: self.step >= step, _DEADLINE_S, f"{self.run.path.name} has done step {step}")
+
+    def wait(self) -> JobEnd:
+        return self.cluster.wait_for_job(self.job_id, _DEADLINE_S)
+
+    def node_states(self, needles: Sequence[str] = ()) -> dict[str, Node]:
+        """What the job has on each node; `needles` are words that are looked for in its files and arguments."""
+        lines = "".join(f"{needle}\n" for needle in needles)
+        command = f"{shlex.join([sys.executable, str(_NODE_STATE), str(self.job_id)])} <<< {shlex.quote(lines)}"
+        # Through a file: the needles must not be arguments of the search itself.
+        script = self.run.path.parent / "look.sh"
+        script.write_text(command)
+        try:
+            answers = {name: self.cluster.output(["bash", str(script)], on=name) for name in self.cluster.node_names}
+        finally:
+            script.unlink()
+        return {name: Node(**json.loads(answer)) for name, answer in answers.items()}
+
+
+@dataclass(frozen=True)
+class Node:
+    """See node_state.py."""
+
+    processes: list[str]
+    listening: list[dict[str, Any]]
+    folders: list[str]
+    shared_memory: list[str]
+    needles: list[str] = field(default_factory=list)
+
+
+def run_of(workspace: Path, name: str) -> RunDir:
+    return RunDir(workspace / "runs" / name)
