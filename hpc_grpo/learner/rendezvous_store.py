@@ -56,6 +56,10 @@ class RendezvousStore(dist.Store):  # type: ignore[misc]
     def num_keys(self) -> int:
         return int(ray.get(self._rendezvous.size.remote()))
 
+    def clone(self) -> RendezvousStore:
+        """Another view of the same rendezvous: torch takes one where it splits a group."""
+        return RendezvousStore(self._rendezvous)
+
     def has_extended_api(self) -> bool:
         """That append, multi_get and multi_set are there."""
         return True
