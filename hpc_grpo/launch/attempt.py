@@ -31,15 +31,16 @@ def run_attempt(run: RunDir, driver: str, role: JobRole) -> int:
 
     `driver` is a module or a .py file; it is run with the run directory as its argument.
     """
-    if run.is_complete():
-        say(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
-        return EXIT_COMPLETE
     config = load_resolved(run.config)
     topology = detect()
+    is_link = role.is_link and topology.source == "slurm"
+    if run.is_complete() and not is_link:  # a link also has to say that its chain is over
+        say(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
+        return EXIT_COMPLETE
     if topology.this_node != topology.head:
         _move_to_head(step_command(topology, 0, _again(run, driver, role)))
     command = [*_driver_command(driver), str(run.path)]
-    if not (role.is_link and topology.source == "slurm"):
+    if not is_link:
         return _supervise(Supervisor(run, config, topology, command, working_dir(run)), run, topology, None)
     link = ChainLink(run, config, topology.job_id, role.successor_of, driver)
     decision = link.decide()

@@ -168,6 +168,7 @@ def test_slurmctld_down_for_a_minute(slurm_cluster: SlurmCluster, tmp_path: Path
         time.sleep(60.0)
         slurm_cluster.output(["slurmctld"], on="slurmctl")
 
+    # The run is over before Slurm is back: its successor finds it complete and says so.
     scene.strike(blow)
     expect_complete(scene, record, jobs=1, max_restarts=0)
 
