@@ -14,6 +14,9 @@ from hpc_grpo.manifest import newest_valid_checkpoint, prune_checkpoints, valid_
 from hpc_grpo.pace import Durations
 from hpc_grpo.run_dir import RunDir
 
+_MIN_COPIES_OF_WEIGHTS = 3
+"""In a checkpoint: AdamW's two moments lie beside the weights."""
+
 
 @dataclass(frozen=True)
 class DriverState:
@@ -41,7 +44,7 @@ class Checkpoints:
         found = newest_valid_checkpoint(self._run_dir)
         if found is None:
             return DriverState()
-        self._learners.load_checkpoint(found.path)
+        self._learners.load_checkpoint(found)
         state = DriverState(**found.driver_state)
         self._saved_step = state.step
         return state
@@ -70,7 +73,7 @@ class Checkpoints:
         An export that is there already may be of steps that a crash undid, so it is replaced.
         """
         if state.step != self._exported_step:
-            wait_for_space(self._run_dir.path, self._num_bytes(), "An export, at most as large as a checkpoint,")
+            wait_for_space(self._run_dir.path, self._num_bytes() // _MIN_COPIES_OF_WEIGHTS, "An export")
             self._learners.export(self._run_dir.export(state.step))
             self._exported_step = state.step
 

@@ -40,6 +40,7 @@ class GrpoLoop:
             with timer.phase("generate_wait"):
                 groups = self._take_step(state, policy_version)
             metrics = rollout_metrics(groups, policy_version)
+            metrics["engine/restarts"] = self.rollouts.num_engine_restarts
             with timer.phase("train"):
                 metrics |= self.learners.train_on_groups(groups)
             state = DriverState(state.step + 1, groups[-1].prompt.ordinal + 1)

@@ -16,21 +16,26 @@ echo "Installing hpc-grpo[$extras] into .venv (a few minutes the first time)"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 
-# uv unpacks torch and vLLM five times faster than pip, but asks other indexes unless told those that pip is set to.
-indexes() {
-    local names='index-url|extra-index-url|find-links'
-    pip config list | sed -nE "s/^[^=]*\\.($names)='(.*)'\$/\\1 \\2/p" | while read -r name values; do
-        for value in $values; do echo "--$name=$value"; done
-    done
+# What pip is told by its environment, else by its configuration files.
+setting() {
+    local variable=PIP_${1^^}
+    variable=${variable//-/_}
+    echo "${!variable:-$(pip config get "global.$1" 2>/dev/null)}" | tr '\n' ' '
 }
+# uv unpacks torch and vLLM five times faster than pip. It is told pip's indexes in its environment: they may hold a
+# password. Where it fails or is not to be had, pip does it; bytecode is made below, for what a run imports.
 install() {
-    if pip install --quiet uv 2>/dev/null; then
-        mapfile -t options < <(indexes)
-        .venv/bin/uv pip install --quiet --no-cache --python .venv/bin/python --index-strategy unsafe-best-match \
-            "${options[@]}" "$@"
-    else
-        pip install --quiet --no-compile "$@" # bytecode is made below, for what a run imports
+    local found cert
+    read -ra found <<<"$(setting find-links)"
+    cert=$(setting cert)
+    if pip install --quiet uv 2>/dev/null &&
+        UV_DEFAULT_INDEX=$(setting index-url | xargs) UV_INDEX=$(setting extra-index-url) \
+            UV_FIND_LINKS=$(IFS=,; echo "${found[*]}") SSL_CERT_FILE=${SSL_CERT_FILE:-${cert%% }} \
+            .venv/bin/uv pip install --quiet --no-cache --python .venv/bin/python \
+            --index-strategy unsafe-best-match "$@" 2>/dev/null; then
+        return
     fi
+    pip install --quiet --no-compile "$@"
 }
 if ! install -e ".[$extras]" 2>.venv/install.log; then
     grep -v '^WARNING: Location' .venv/install.log >&2

@@ -133,40 +133,20 @@ def remove_stop(run: RunDir) -> None:
 
 
 def hand_in(run: RunDir, launch: LaunchConfig, driver: str, *, parsable: bool = False) -> None:
-    """Submit a frozen run, write the job down and say how to follow it. Raises LaunchError."""
-    from dataclasses import replace
+    """Submit a frozen run and say how to follow it. Raises LaunchError."""
+    from hpc_grpo.launch import handing_in
+    from hpc_grpo.launch.slurm import log_path
 
-    from hpc_grpo.launch import slurm
-    from hpc_grpo.launch.chain_record import read_chain, write_chain
-    from hpc_grpo.launch.slurm_job import cancel_jobs
-
-    if waiting := read_chain(run).successor:
-        # Of an earlier chain: two jobs would take turns at one run.
-        cancel_jobs([waiting, *read_chain(run).followers(waiting)])
-    job_id = slurm.submit(launch, run, slurm.attempt_command(run, driver))
+    job_id = handing_in.hand_in(run, launch, driver)
     remove_stop(run)
-    write_chain(run, replace(read_chain(run).with_link(job_id), successor="", ended=""))
-    if not launch.slurm.jobs_can_submit:
-        _queue_followers(run, launch, driver, job_id)
     if parsable:
         click.echo(job_id)
         return
     click.echo(f"Submitted job {job_id} for run {run.path}")
     click.echo(f"  where it stands:  hpc-grpo status {run.path}")
     click.echo(f"  its log:          hpc-grpo logs -f {run.path}")
-    click.echo(f"  Slurm's output:   {slurm.log_path(run, job_id)}")
+    click.echo(f"  Slurm's output:   {log_path(run, job_id)}")
     click.echo(f"  end it:           hpc-grpo stop {run.path}    (or cancel, without a checkpoint)")
-
-
-def _queue_followers(run: RunDir, launch: LaunchConfig, driver: str, job_id: str) -> None:
-    """Submit the follow-on jobs that a job cannot submit itself, each behind the one before."""
-    from hpc_grpo.launch import slurm
-    from hpc_grpo.launch.chain_record import read_chain, write_chain
-
-    for _ in range(launch.slurm.max_job_chains or 0):
-        before, command = job_id, slurm.attempt_command(run, driver, successor_of=job_id)
-        job_id = slurm.submit(launch, run, command, after=before)
-        write_chain(run, read_chain(run).with_link(job_id, before))
 
 
 COMMANDS = (train, submit, attempt, job_setup)

@@ -30,6 +30,10 @@ class Formation:
         self.ray_address_file = self._dir / "ray_address"
         self.nodes = self._make_nodes()
 
+    @property
+    def was_formed_again(self) -> bool:
+        return self._number > 0
+
     def form_again(self) -> bool:
         """End every agent and start anew on the nodes that still answer; False when they are too few."""
         self.nodes.tear_down(_TEARDOWN_DEADLINE_S)

@@ -138,7 +138,8 @@ class NodeAgent:
         temp_dir = own_dir / ray_cluster.TEMP_DIR_NAME
         environment = ray_cluster.ray_environment(os.environ, spec, ip, interface, str(shm_dir))
         self._log_dir.mkdir(parents=True, exist_ok=True)
-        with self._ray_log.open("wb") as log:
+        with self._ray_log.open("ab") as log:
+            begin = log.tell()
             self._ray = subprocess.Popen(
                 ray_cluster.start_command(spec, ip, ports, temp_dir, resources),
                 stdin=subprocess.DEVNULL,
@@ -148,7 +149,7 @@ class NodeAgent:
                 start_new_session=True,
                 preexec_fn=die_with_parent(),
             )
-        while ray_cluster.STARTED_LINE not in self._ray_log.read_text(errors="replace"):
+        while ray_cluster.STARTED_LINE.encode() not in self._ray_log.read_bytes()[begin:]:
             if self._ray.poll() is not None or not self._goes_on():
                 return self._ray.poll() or 0
         self._report(

@@ -102,8 +102,10 @@ def attempt_command(run: RunDir, driver: str = DEFAULT_DRIVER, successor_of: str
     return f"exec {shlex.join(words)}"
 
 
-def submit(launch: LaunchConfig, run: RunDir, command: str, *, after: str | None = None) -> str:
+def submit(launch: LaunchConfig, run: RunDir, command: str, *, after: str | None = None, hold: bool = False) -> str:
     """Hand the run to sbatch and return the job id; `after` is a job that must have ended, however it did.
+
+    With `hold` the job waits until it is released.
 
     Raises LaunchError with sbatch's own words.
     """
@@ -120,6 +122,8 @@ def submit(launch: LaunchConfig, run: RunDir, command: str, *, after: str | None
     wanted = parameters(launch, run)
     if after is not None:
         wanted["additional_parameters"]["dependency"] = f"afterany:{after}"
+    if hold:
+        wanted["additional_parameters"]["hold"] = True
     executor.update_parameters(**wanted)
     with _environment(submission_environment(os.environ)):
         try:

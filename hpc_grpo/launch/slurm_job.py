@@ -142,19 +142,29 @@ def cancel_jobs(job_ids: Sequence[str]) -> None:
     output_of(["scancel", "--quiet", *job_ids])
 
 
+def release_job(job_id: str) -> None:
+    """Let a job go that was submitted on hold. Raises LaunchError when Slurm does not answer."""
+    output_of(["scontrol", "release", job_id])
+
+
 def exclude_nodes(job: SlurmJob, nodes: Sequence[str]) -> None:
     """Keep a pending job off further nodes.
 
     Raises LaunchError when its partition would have too few left, for which Slurm would let it wait for ever.
     """
     excluded = [*([job.fields["ExcNodeList"]] if "ExcNodeList" in job.fields else []), *nodes]
-    partition = output_of(["scontrol", "show", "partition", job.fields.get("Partition", "")])
-    total = re.search(r"\bTotalNodes=(\d+)", partition)
-    num_left = int(total[1] if total else 0) - len(_hostnames(",".join(excluded)))
+    partitions = [output_of(["scontrol", "show", "partition", name]) for name in job.fields["Partition"].split(",")]
+    members = {node for text in partitions for node in _members(text)}
     needed = int(job.fields.get("NumNodes", "1").partition("-")[0])
-    if num_left < needed:
+    if len(members - set(_hostnames(",".join(excluded)))) < needed:
         raise LaunchError(f"without {', '.join(nodes)} its partition has fewer than {needed} nodes")
     output_of(["scontrol", "update", f"JobId={job.job_id}", f"ExcNodeList={','.join(excluded)}"])
+
+
+def _members(partition: str) -> list[str]:
+    """The nodes of a partition, of the text that Slurm shows of it."""
+    listed = re.search(r"^\s*Nodes=(\S+)", partition, re.MULTILINE)
+    return _hostnames(listed[1]) if listed else []
 
 
 def _hostnames(node_list: str) -> list[str]:

@@ -95,7 +95,7 @@ class Supervisor:
                 code = self._see_driver_through()
             except HpcGrpoError as error:
                 if isinstance(error, NodesUnavailableError):
-                    self.record.lost_nodes = dict.fromkeys(error.nodes, str(error))
+                    self.record.lost_nodes |= dict.fromkeys(error.nodes, str(error))
                 kind: ExitKind = "cancelled" if self._signalled else "bringup_failed"
                 self.record.end(kind, error.exit_code, str(error))
                 raise
@@ -116,7 +116,7 @@ class Supervisor:
         restarts = {kind: Restarts(self._max_stalled_restarts) for kind in curable}
         while True:
             step = newest_step(self._run)
-            kind, code, why = self._finish_driver()
+            kind, code, why = self._finish_driver_or_forming()
             may_help = kind in restarts and not self._signalled and not self._run.stop_marker.exists()
             if not (may_help and restarts[kind].allowed(newest_step(self._run) - step)):
                 break
@@ -132,6 +132,16 @@ class Supervisor:
         self.record.phases_s["driver"] = round(time.monotonic() - begun, 2)
         self.record.end(kind, code, why)
         return code
+
+    def _finish_driver_or_forming(self) -> tuple[ExitKind, int, str]:
+        """As `_finish_driver`; nodes that do not come up once more are lost ones, and others may be left."""
+        try:
+            return self._finish_driver()
+        except NodesUnavailableError as error:
+            if not self._formation.was_formed_again:
+                raise
+            self.record.lost_nodes |= dict.fromkeys(error.nodes, str(error))
+            return "node_lost", EXIT_CRASH, str(error)
 
     def _form_again(self) -> bool:
         """Bring Ray up anew on the nodes that still answer; False when they are too few to go on with."""

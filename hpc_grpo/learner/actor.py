@@ -62,8 +62,11 @@ class LearnerActor:
         from hpc_grpo.learner.learner import Learner
         from hpc_grpo.learner.rendezvous_store import RendezvousStore
 
-        store = RendezvousStore(rendezvous) if rendezvous is not None else None
-        self._learner: Learner = Learner(self._config, self._rank, self._world_size, store, self._total_optimizer_steps)
+        # Held here: torch keeps only the part of it that is not Python.
+        self._store = RendezvousStore(rendezvous) if rendezvous is not None else None
+        self._learner: Learner = Learner(
+            self._config, self._rank, self._world_size, self._store, self._total_optimizer_steps
+        )
 
     def train_on_groups(self, minibatches: Sequence[RemoteMinibatch]) -> dict[str, Reduction]:
         return self._learner.train_step([_fetch(minibatch) for minibatch in minibatches])
@@ -75,6 +78,13 @@ class LearnerActor:
         from hpc_grpo.learner.checkpoint import save_checkpoint
 
         save_checkpoint(self._learner, path, driver_state)
+
+    def write_universal(self, path: Path) -> None:
+        """Write the checkpoint's form for another number of learners."""
+        from hpc_grpo.learner.checkpoint import TAG
+        from hpc_grpo.learner.reshard import write_universal
+
+        write_universal(path, TAG)
 
     def load_checkpoint(self, path: Path) -> None:
         from hpc_grpo.learner.checkpoint import load_checkpoint

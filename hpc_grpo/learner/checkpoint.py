@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.publish_dir import publish, staging_path, start_staging
-from hpc_grpo.learner.reshard import resharded
+from hpc_grpo.learner.reshard import universal_folder, universal_loading
 from hpc_grpo.manifest import (
     FileEntry,
     Manifest,
@@ -31,7 +31,8 @@ from hpc_grpo.manifest import (
 if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
 
-_TAG = "deepspeed"
+TAG = "deepspeed"
+"""DeepSpeed's folder in a checkpoint."""
 
 
 def save_checkpoint(learner: Learner, directory: Path, driver_state: dict[str, Any]) -> None:
@@ -44,7 +45,7 @@ def save_checkpoint(learner: Learner, directory: Path, driver_state: dict[str, A
         start_staging(directory)
     dist.barrier()
     staging = staging_path(directory)
-    engine.save_checkpoint(str(staging), tag=_TAG, save_latest=False)
+    engine.save_checkpoint(str(staging), tag=TAG, save_latest=False)
     torch.save(_rng_state(), staging / f"rng_rank_{rank}.pt")
     dist.barrier()
     files = _hash_together(staging, rank, world_size)
@@ -58,8 +59,8 @@ def save_checkpoint(learner: Learner, directory: Path, driver_state: dict[str, A
 def load_checkpoint(learner: Learner, directory: Path) -> dict[str, Any]:
     """Restore `directory`; gives the driver state stored with it.
 
-    One that another number of learners wrote is resharded, and equal to rounding. Raises ConfigError if it is no whole
-    checkpoint, was written under another ZeRO stage, or cannot be resharded for want of disk space.
+    Of one that another number of learners wrote, `write_universal` must have been called. Raises ConfigError if it is
+    no whole checkpoint, or was written under another ZeRO stage.
     """
     rank, world_size, engine = learner.rank, learner.world_size, learner.engine
     manifest = read_manifest(directory)
@@ -72,9 +73,9 @@ def load_checkpoint(learner: Learner, directory: Path) -> dict[str, Any]:
             f"Checkpoint {directory} was written with train.zero_stage = {manifest.zero_stage}; set it so again."
         )
     is_resharded = manifest.world_size != world_size
-    with resharded(directory, _TAG, rank) if is_resharded else nullcontext(directory) as folder:
-        engine._config.load_universal_checkpoint = is_resharded
-        loaded, _ = engine.load_checkpoint(str(folder), tag=_TAG)
+    with universal_loading(engine) if is_resharded else nullcontext():
+        folder = universal_folder(directory) if is_resharded else directory
+        loaded, _ = engine.load_checkpoint(str(folder), tag=TAG)
     if loaded is None:
         raise ConfigError(f"DeepSpeed found no state in {directory}.")
     # Written by this project and verified above; weights_only still refuses anything but tensors and numbers.

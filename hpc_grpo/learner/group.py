@@ -15,7 +15,9 @@ import ray
 from hpc_grpo.algorithm.advantage import group_advantages
 from hpc_grpo.config import Config
 from hpc_grpo.learner.actor import RemoteGroup, RemoteMinibatch
+from hpc_grpo.learner.publish_dir import recover
 from hpc_grpo.learner.rendezvous import Rendezvous
+from hpc_grpo.manifest import Checkpoint
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.remote import get_all
 from hpc_grpo.rollout.group_sampler import GradedGroup
@@ -64,8 +66,18 @@ class LearnerGroup:
     def save_checkpoint(self, path: Path, driver_state: dict[str, Any]) -> None:
         self._on_all("save_checkpoint", path, driver_state, waiting_for="the checkpoint")
 
-    def load_checkpoint(self, path: Path) -> None:
-        self._on_all("load_checkpoint", path, waiting_for="loading the checkpoint")
+    def load_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Restore a checkpoint, of as many learners or of another number.
+
+        Raises ConfigError if it does not fit the config, LaunchError if there is no space to rewrite it.
+        """
+        is_resharded = checkpoint.manifest.world_size != len(self._learners)
+        if is_resharded:
+            print(f"Rewriting {checkpoint.path.name} for {len(self._learners)} learners.", flush=True)
+            get_all([self._learners[0].write_universal.remote(checkpoint.path)], None, "rewriting the checkpoint")
+        self._on_all("load_checkpoint", checkpoint.path, waiting_for="loading the checkpoint")
+        if is_resharded:
+            recover(checkpoint.path.parent)
 
     def export(self, path: Path) -> None:
         self._on_all("export", path, waiting_for="the export")

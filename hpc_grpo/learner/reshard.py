@@ -12,10 +12,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import torch.distributed as dist
-
-from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.errors import LaunchError
 from hpc_grpo.learner.publish_dir import staging_path, start_staging
 
 _WORKERS = 2
@@ -27,38 +26,24 @@ _COPIES = 2
 _SHOWN_LINES = 5
 
 
-@contextmanager
-def resharded(checkpoint: Path, tag: str, rank: int) -> Iterator[Path]:
-    """A folder whose `tag` is the universal form of `checkpoint / tag`. A collective: rank 0 converts.
+def universal_folder(checkpoint: Path) -> Path:
+    """Where the universal form of a checkpoint lies: named as one cut short, so that it is swept like those."""
+    return staging_path(_beside(checkpoint))
 
-    Raises ConfigError without the disk space for it, LaunchError when DeepSpeed's conversion fails.
+
+def write_universal(checkpoint: Path, tag: str) -> None:
+    """Write the universal form of `checkpoint / tag`. Long for a large model: let no learner wait in a collective.
+
+    Raises LaunchError without the disk space for it, or when DeepSpeed's conversion fails.
     """
-    # Named as a checkpoint that was cut short, so that one left by a kill is swept as such.
-    folder = staging_path(checkpoint.with_name(f"{checkpoint.name}_universal"))
-    failure: list[ConfigError | LaunchError | None] = [None]
-    if rank == 0:
-        try:
-            _convert(checkpoint / tag, start_staging(checkpoint.with_name(f"{checkpoint.name}_universal")) / tag)
-        except (ConfigError, LaunchError) as error:
-            failure = [error]
-    dist.broadcast_object_list(failure)
-    if failure[0] is not None:
-        raise failure[0]
-    yield folder
-    dist.barrier()
-    if rank == 0:
-        shutil.rmtree(folder)
-
-
-def _convert(source: Path, target: Path) -> None:
+    source, target = checkpoint / tag, start_staging(_beside(checkpoint)) / tag
     needed = _COPIES * sum(file.stat().st_size for file in source.rglob("*") if file.is_file())
     free = shutil.disk_usage(target.parent).free
     if free < needed:
-        raise ConfigError(
+        raise LaunchError(
             f"Resuming with another number of learners rewrites the checkpoint, for which {needed / 2**30:.1f} GiB are "
-            f"needed beside {source.parent}; {free / 2**30:.1f} are free. Free some, or use as many learners as before."
+            f"needed beside {checkpoint}; {free / 2**30:.1f} are free. Free some, or use as many learners as before."
         )
-    print(f"Rewriting {source.parent.name} for another number of learners.", flush=True)
     # A process of its own: it forks workers, which a learner with its threads must not.
     command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
     command += ["--input_folder", str(source), "--output_folder", str(target)]
@@ -66,4 +51,28 @@ def _convert(source: Path, target: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = "\n  ".join(done.stderr.strip().splitlines()[-_SHOWN_LINES:])
-        raise LaunchError(f"DeepSpeed could not rewrite {source} for another number of learners:\n  {last}")
+        raise LaunchError(f"DeepSpeed could not rewrite {checkpoint} for another number of learners:\n  {last}")
+
+
+@contextmanager
+def universal_loading(engine: Any) -> Iterator[None]:
+    """Have the engine load a universal form, and put right what DeepSpeed 0.19 makes of the optimizer under ZeRO-3.
+
+    It gives all parameter groups the settings of the first one, and all their states one and the same step counter,
+    on the CPU: every group would then advance it, and a fused optimizer read it on the wrong device.
+    """
+    groups = engine.optimizer.optimizer.param_groups
+    settings = [{name: group[name] for name in group if name not in ("params", "lr")} for group in groups]
+    engine._config.load_universal_checkpoint = True
+    try:
+        yield
+    finally:
+        engine._config.load_universal_checkpoint = False
+    for group, own in zip(groups, settings, strict=True):
+        group.update(own)
+    for parameter, state in engine.optimizer.optimizer.state.items():
+        state["step"] = state["step"].clone().to(parameter.device)
+
+
+def _beside(checkpoint: Path) -> Path:
+    return checkpoint.with_name(f"{checkpoint.name}_universal")

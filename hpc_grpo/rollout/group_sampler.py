@@ -82,6 +82,11 @@ class GroupSampler:
                     GradedGroup(group.prompt, group.samples, own) for group, own in zip(started, grades, strict=True)
                 ]
 
+    @property
+    def num_engine_restarts(self) -> int:
+        """Engines that were replaced, in this driver's time."""
+        return sum(engine.num_restarts for engine in self._engines)
+
     def forget_prefixes(self) -> None:
         """Empty the engines' prefix caches."""
         get_all([engine.actor.forget_prefixes.remote() for engine in self._engines], None, "the engines")

@@ -6,20 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
+from ray.exceptions import RayTaskError
 
 from hpc_grpo.errors import LaunchError, NodesUnavailableError
 from hpc_grpo.remote import ActorLostError, get_all
 
 
 class RemoteEngine:
-    """`actor` is the engine's Ray actor; another one after `replace`."""
+    """`actor` is the engine's Ray actor; another one after `replace`, which `num_restarts` counts."""
 
     def __init__(self, start: Callable[[], Any], address: str, max_restarts: int) -> None:
         """`start` creates the actor in the engine's own place on the node at `address`."""
         self._start = start
         self._address = address
         self._max_restarts = max_restarts
-        self._num_restarts = 0
+        self.num_restarts = 0
         self.actor = start()
 
     def has_died(self, error: ActorLostError) -> bool:
@@ -33,13 +34,17 @@ class RemoteEngine:
         """
         if not any(node["Alive"] and node["NodeManagerAddress"] == self._address for node in ray.nodes()):
             raise NodesUnavailableError(f"An engine died with its node {self._address}.")
-        if self._num_restarts == self._max_restarts:
+        if self.num_restarts == self._max_restarts:
             raise LaunchError(
                 f"An engine on {self._address} died, and engine.max_restarts = {self._max_restarts} were used up. "
                 f"The logs in the attempt's folder say of what."
             )
         ray.kill(self.actor)  # it may only be out of reach, and hold the place that the next one needs
-        self._num_restarts += 1
-        print(f"An engine on {self._address} died; starting another (restart {self._num_restarts}).", flush=True)
+        self.num_restarts += 1
+        print(f"An engine on {self._address} died; starting another (restart {self.num_restarts}).", flush=True)
         self.actor = self._start()
-        get_all([self.actor.ready.remote()], deadline_s, "an engine that was started again")
+        try:
+            get_all([self.actor.ready.remote()], deadline_s, "an engine that was started again")
+        except (LaunchError, RayTaskError) as error:
+            print(f"It did not come up: {error}", flush=True)
+            self.replace(deadline_s)

@@ -59,6 +59,10 @@ class RolloutScheduler:
             )
         return groups
 
+    @property
+    def num_engine_restarts(self) -> int:
+        return self._sampler.num_engine_restarts
+
     def _start_step(self, step: int, policy_version: int) -> list[StartedGroup]:
         size = self._config.rollout.prompts_per_step
         prompts = [self._stream.prompt(ordinal) for ordinal in range(step * size, (step + 1) * size)]

@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError, HpcGrpoError, WeightSyncError
-from hpc_grpo.remote import first_error, get_all
+from hpc_grpo.remote import ActorLostError, first_error, get_all
 from hpc_grpo.rollout.remote_engine import RemoteEngine
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership
 from hpc_grpo.weights.plan import BucketPlan, make_plan
@@ -64,9 +64,9 @@ class WeightSync:
 
     def revive(self, engine: RemoteEngine) -> None:
         """Replace a dead engine by one that holds the version last published, read from its node's store."""
-        self._replace([engine])
-        loading = [engine.actor.load_stored_weights.remote()]
-        get_all(loading, self._config.weights.deadline_s, "the weights of an engine that was started again")
+        for replaced in self._replace([engine]):
+            loading = [replaced.actor.load_stored_weights.remote()]
+            get_all(loading, self._config.weights.deadline_s, "the weights of an engine that was started again")
 
     def _announce(self, version: int) -> list[RemoteEngine]:
         """Have every engine load what was staged; the engines that died over it, none once all hold the version."""
@@ -87,11 +87,25 @@ class WeightSync:
             raise WeightSyncError(f"Publishing weight version {version} failed: {cause}") from cause
         return []
 
-    def _replace(self, lost: Sequence[RemoteEngine]) -> None:
-        """A death breaks its node's group: all members join a new one."""
-        for engine in lost:
+    def _replace(self, lost: Sequence[RemoteEngine]) -> list[RemoteEngine]:
+        """A death breaks its node's group: all members join a new one. Gives all that were replaced.
+
+        Of engines that die together only one may have been seen yet: the others show when they are to join.
+        """
+        replaced = list(lost)
+        for engine in replaced:
             engine.replace(self._config.deadlines.start_s)
-        self._join([node for node in self._nodes if any(engine in lost for engine in node.engines)])
+        while True:
+            try:
+                self._join([node for node in self._nodes if any(engine in replaced for engine in node.engines)])
+            except ActorLostError as error:
+                also = next((engine for engine in self._engines if engine.has_died(error)), None)
+                if also is None:
+                    raise
+                also.replace(self._config.deadlines.start_s)
+                replaced += [] if also in replaced else [also]
+            else:
+                return replaced
 
     def _open_stores(self) -> list[Path]:
         """The folder of each node's store, which the node's first learner creates."""

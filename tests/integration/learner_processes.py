@@ -18,7 +18,7 @@ VOCABULARY = 200
 
 def make_config(model: Path, root: Path, **train: Any) -> Config:
     """A config of a tiny CPU model; `train` overrides the training section."""
-    defaults = {"total_steps": 10, "lr": 1e-3, "eps": 1e-4, "max_tokens_per_microbatch": 64}
+    defaults = {"total_steps": 10, "lr": 1e-3, "eps": 1e-4, "weight_decay": 0.1, "max_tokens_per_microbatch": 64}
     return Config.model_validate(
         {
             "run": {"name": "test", "root": str(root)},

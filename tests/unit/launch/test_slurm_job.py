@@ -75,7 +75,9 @@ def test_nodes_are_excluded_only_where_enough_are_left(
 
     def output_of(argv: Sequence[str]) -> str:
         asked.append(" ".join(argv))
-        return "nid001\nnid002\n" if "hostnames" in argv else "State=UP TotalCPUs=24 TotalNodes=3"
+        if "hostnames" in argv:
+            return {"nid[001-003]": "nid001\nnid002\nnid003\n"}.get(argv[-1], argv[-1].replace(",", "\n"))
+        return "PartitionName=workq\n   Nodes=nid[001-003]\n   State=UP TotalCPUs=24 TotalNodes=3"
 
     monkeypatch.setattr(slurm_job, "output_of", output_of)
     job = SlurmJob("8", {"Partition": "workq", "NumNodes": needed, "ExcNodeList": "nid001"})
