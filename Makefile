@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test style quality slurm-install slurm-up slurm-down slurm-shell slurm-test long chaos clean
+.PHONY: help setup demo test test-unit test-integration style quality slurm-install slurm-up slurm-down slurm-shell slurm-test long chaos clean
 
 PYTHON_BIN := .venv/bin/python
 NODES ?= 2
@@ -15,7 +15,10 @@ demo: setup      ## Train a small model from nothing: SFT warm start, then GRPO 
 	@$(PYTHON_BIN) -m hpc_grpo.demo.run --seed $(SEED)
 
 test: setup      ## Unit and integration tests
-	@$(PYTHON_BIN) -m pytest -n 2 --dist loadgroup
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-unit test-integration
+
+test-unit test-integration: test-%:
+	@$(PYTHON_BIN) -m pytest tests/$*
 
 style: setup     ## Format the code and mend what ruff can
 	@$(PYTHON_BIN) -m ruff format .
