@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-integration style quality slurm-install slurm-up slurm-down slurm-shell slurm-test long chaos clean
+.PHONY: help setup demo test test-runs test-parts test-unit style quality slurm-install slurm-up slurm-down slurm-shell slurm-test long chaos clean
 
 PYTHON_BIN := .venv/bin/python
 NODES ?= 2
@@ -15,10 +15,16 @@ demo: setup      ## Train a small model from nothing: SFT warm start, then GRPO 
 	@$(PYTHON_BIN) -m hpc_grpo.demo.run --seed $(SEED)
 
 test: setup      ## Unit and integration tests
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-unit test-integration
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-runs test-parts test-unit
 
-test-unit test-integration: test-%:
-	@$(PYTHON_BIN) -m pytest tests/$*
+test-runs:
+	@$(PYTHON_BIN) -m pytest tests/integration -m 'cluster and not long'
+
+test-parts:
+	@$(PYTHON_BIN) -m pytest tests/integration -m 'not cluster and not long'
+
+test-unit:
+	@$(PYTHON_BIN) -m pytest tests/unit
 
 style: setup     ## Format the code and mend what ruff can
 	@$(PYTHON_BIN) -m ruff format .

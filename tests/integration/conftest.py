@@ -18,6 +18,13 @@ HERE = Path(__file__).parent
 SFT_STEPS, SYNC_STEPS = 40, 12
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that share a cluster, so that `make test` can run the others beside them."""
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.cluster)
+
+
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_workspace(tmp_path_factory.mktemp("runs"))
