@@ -186,7 +186,8 @@ class Supervisor:
                 self._driver.forward(signal.SIGKILL)
         self._driver.pump()
         returncode = self._driver.process.returncode
-        settled_at = time.monotonic() + (0.0 if returncode in (EXIT_COMPLETE, EXIT_RESUMABLE) else _SETTLE_S)
+        is_plain = self._signalled or returncode in (EXIT_COMPLETE, EXIT_RESUMABLE)
+        settled_at = time.monotonic() + (0.0 if is_plain else _SETTLE_S)
         while self.record.ray_address and not self._lost and time.monotonic() < settled_at:
             self._turn()
             self._note_lost_nodes()
