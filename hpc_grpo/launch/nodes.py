@@ -107,6 +107,10 @@ class Nodes:
         for link in self._links:
             link.ask_for_stacks()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._topology.nodes
+
     def answering(self) -> list[str]:
         """After `tear_down`: the nodes on which another agent could be started."""
         return [link.node for link in self._links if link.node_answers()]

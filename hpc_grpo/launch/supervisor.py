@@ -148,16 +148,22 @@ class Supervisor:
         if self._driver is not None:
             self._driver.close(_DRIVER_GRACE_S)
             self._driver = None
-        if not self._formation.form_again():
+        before = self._nodes
+        is_formed = self._formation.form_again()
+        self._judge(before)
+        if not is_formed:
             return False
-        self._acquit_nodes(self._formation.topology.nodes)
         self.record.ray_address = ""
         say(f"Bringing Ray up again on {', '.join(self._formation.topology.nodes)}.")
         return True
 
-    def _acquit_nodes(self, answering: Sequence[str]) -> None:
-        """A node that answers, although its Ray or its agent died, is none for the next job to keep off."""
-        self.record.lost_nodes = {node: why for node, why in self.record.lost_nodes.items() if node not in answering}
+    def _judge(self, nodes: Nodes) -> None:
+        """After their teardown: lost are those that do not answer, for the next job to keep off, and no others."""
+        for node in nodes.names:
+            if node in nodes.answering():
+                self.record.lost_nodes.pop(node, None)
+            else:
+                self.record.lost_nodes.setdefault(node, "it does not answer")
 
     def _start_driver(self) -> Driver:
         if self._driver is not None:
@@ -263,7 +269,7 @@ class Supervisor:
         for node in self._nodes.tear_down(_TEARDOWN_DEADLINE_S):
             say(f"Node {node} did not tear down in {_TEARDOWN_DEADLINE_S:.0f} s; its step was killed.")
         if self.record.exit_kind == "node_lost":
-            self._acquit_nodes(self._nodes.answering())
+            self._judge(self._nodes)
         end_processes(lambda: descendants(os.getpid()), _DRIVER_GRACE_S)
         reap_adopted(keep=[])
         self.record.phases_s["teardown"] = round(time.monotonic() - begun, 2)
