@@ -23,7 +23,9 @@ python=$(command -v python3.12 || command -v python3.11) || {
 source .venv/bin/activate
 pip install --upgrade pip
 pip install -e '.[gpu]'
-python -c 'import torch; print("torch", torch.__version__, "for CUDA", torch.version.cuda)'
+python -c 'import sys, torch
+print("torch", torch.__version__, "for CUDA", torch.version.cuda)
+sys.exit(None if torch.version.cuda else "error: this torch is a CPU build: set PIP_EXTRA_INDEX_URL to the CUDA wheel index")'
 
 for config in "${configs[@]}"; do hpc-grpo prefetch "$config"; done
 echo "Ready. Put your account in configs/isambard/site.yaml (account: brics.PROJECT), then:"

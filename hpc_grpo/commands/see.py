@@ -143,11 +143,16 @@ def _with_queue(runs: list[RunDir], as_json: bool) -> str:
     """The status of runs with what Slurm says about their jobs."""
     import time
 
+    from hpc_grpo.errors import LaunchError
     from hpc_grpo.see import queue, views
     from hpc_grpo.see.words import duration
 
     records = [_records(run)[0] for run in runs]
-    answer = queue.ask_about(records)
+    try:
+        answer = queue.ask_about(records)
+    except LaunchError as error:
+        click.echo(f"Without Slurm's word: {error}", err=True)
+        return views.as_json(_summaries(runs)) if as_json else views.status_table(_summaries(runs), _terminal_width())
     told = [queue.told_of(one, answer) for one in records]
     summaries = [queue.with_problem(summary, jobs) for summary, jobs in zip(_summaries(runs), told, strict=True)]
     if as_json:

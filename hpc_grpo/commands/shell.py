@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from hpc_grpo.launch.attempt_record import AttemptRecord
 
 
+_FOR_A_SHELL = ("launch.slurm.time_min=60", "launch.slurm.num_nodes=1")
+
+
 @click.command()
 @click.argument("run_name", metavar="[RUN]", required=False)
 @click.option("--node", metavar="NAME", help="A node of RUN's job; default: its first.")
@@ -37,6 +40,7 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
 
     words = slurm_overrides(options)
     if run_name is None:
+        words = [*_FOR_A_SHELL, *words]  # not what the config asks for training
         if node is not None:
             raise ConfigError("--node names a node of a running job: give RUN too. To allocate nodes, use --nodes N.")
         become(allocation_command(_launch(optional_config, words)), os.environ)

@@ -35,7 +35,7 @@ class AskedNodes:
 
     def __init__(self, topology: Topology) -> None:
         self._links = {
-            node: _Link(step_command(topology, index, [sys.executable, "-m", "hpc_grpo.doctor.node"]))
+            node: _Link(step_command(topology, index, [sys.executable, "-E", "-m", "hpc_grpo.doctor.node"]))
             for index, node in enumerate(topology.nodes)
         }
 

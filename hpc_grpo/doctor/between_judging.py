@@ -84,7 +84,8 @@ def torch_gpus(measured: Mapping[str, Measured], num_gpus: Mapping[str, int]) ->
         return skipped(check, "no GPU was seen")
     blind = [node for node, found in measured.items() if found.sees_gpus < num_gpus[node]]
     if blind:
-        told = [f"{node}: torch sees {measured[node].sees_gpus} of {num_gpus[node]} GPUs" for node in blind[:4]]
+        seen = {node: f"torch sees {measured[node].sees_gpus} of {num_gpus[node]} GPUs" for node in blind[:4]}
+        told = [f"{node}: {measured[node].error or what}" for node, what in seen.items()]
         return failure(check, "; ".join(told), fix)
     return ok(check, "torch sees all of them")
 

@@ -16,6 +16,9 @@ _TRUE = ("1", "on", "yes", "true")
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
+_PREFETCH = "hpc-grpo prefetch CONFIG, on a login node"
+
+
 def is_offline(environ: Mapping[str, str]) -> bool:
     return any(environ.get(name, "").lower() in _TRUE for name in _OFFLINE)
 
@@ -29,11 +32,10 @@ def model_finding(context: Context) -> Finding:
     try:
         folder = find_folder(config.model.path, environ)
     except ConfigError:
-        fetch = f"hf download {config.model.path}   (on a login node, with HF_HOME as in the job)"
-        return _missing(check, config.model.path, hub_cache(environ), fetch, environ)
+        return _missing(check, config.model.path, hub_cache(environ), environ)
     has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
     if not has_weights:
-        return failure(check, f"{folder} has a config.json but no weights", f"hf download {config.model.path}")
+        return failure(check, f"{folder} has a config.json but no weights", _PREFETCH)
     return ok(check, f"{config.model.path} is in {folder}" if str(folder) != config.model.path else f"{folder}")
 
 
@@ -44,14 +46,12 @@ def data_finding(context: Context) -> Finding:
         return skipped(check, context.why_no_config)
     environ = context.job_environ
     for dataset in data_sets(config):
-        path = Path(dataset.path).expanduser()
+        path = Path(dataset.path)
         if path.suffix in (".json", ".jsonl") and not path.is_file():
             return failure(check, f"{path.absolute()} is no file", "set data.train.path and data.eval.path")
     missing = [dataset for dataset in data_sets(config) if not _is_here(dataset, environ)]
     if missing:
-        loads = "; ".join(f"datasets.load_dataset({d.path!r}, {d.subset!r}, split={d.split!r})" for d in missing)
-        fetch = f"on a login node, with HF_HOME as in the job: python -c {f'import datasets; {loads}'!r}"
-        return _missing(check, " and ".join(d.path for d in missing), datasets_cache(environ), fetch, environ)
+        return _missing(check, " and ".join(d.path for d in missing), datasets_cache(environ), environ)
     return ok(check, ", ".join(dict.fromkeys(dataset.path for dataset in data_sets(config))))
 
 
@@ -80,11 +80,11 @@ def data_caches(name: str, environ: Mapping[str, str]) -> tuple[Path, Path]:
 
 def _is_here(dataset: DatasetConfig, environ: Mapping[str, str]) -> bool:
     cached = data_caches(dataset.path, environ)
-    return Path(dataset.path).expanduser().exists() or any(folder.is_dir() for folder in cached)
+    return Path(dataset.path).exists() or any(folder.is_dir() for folder in cached)
 
 
-def _missing(check: str, name: str, cache: Path, fetch: str, environ: Mapping[str, str]) -> Finding:
+def _missing(check: str, name: str, cache: Path, environ: Mapping[str, str]) -> Finding:
     says = f"no such path, and not in the cache {cache}: {name}"
     if is_offline(environ):
-        return failure(check, f"{says}, and the job is offline", fetch)
-    return warning(check, f"{says}: the job will download it", fetch)
+        return failure(check, f"{says}, and the job is offline", _PREFETCH)
+    return warning(check, f"{says}: the job will download it", _PREFETCH)

@@ -13,7 +13,7 @@ from hpc_grpo.launch.environment import is_denied, is_secret
 from hpc_grpo.launch.environment_report import environment_report
 
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-_REACH_LAUNCHING = ("LD_PRELOAD", "PYTHONHOME", "PYTHONPATH")
+_REACH_LAUNCHING = ("LD_PRELOAD",)
 """Training is spared them; the supervisor and the node agents, which start first, are not."""
 
 _PRIVATE = stat.S_IRWXG | stat.S_IRWXO

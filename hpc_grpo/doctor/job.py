@@ -17,47 +17,65 @@ from hpc_grpo.doctor.examination import NODES
 from hpc_grpo.doctor.finding import Group, failure, has_failure
 from hpc_grpo.doctor.folders import own_folder, remove_own_folder
 from hpc_grpo.doctor.report import from_json
-from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.errors import HpcGrpoError, LaunchError
 from hpc_grpo.launch import slurm
+from hpc_grpo.launch.slurm_job import cancel_jobs
 from hpc_grpo.run_dir import RunDir, write_atomic
 
 _TIME_MIN = 5
 _LOOK_S = 1.0
 _LAST_LINES = 3
+_RESULT, _ENDED = "result.json", "ended"
 
 
 def examine_in_job(context: Context, num_nodes: int, wait_min: float, tell: Callable[[str], None]) -> list[Group]:
     """Submit the job, wait for its findings and give them; a failure that says how to go on where none come."""
     run = RunDir(own_folder(context.root))
-    result, ended = run.path / "result.json", run.path / "ended"
     try:
-        job_id = _submit(context, run, num_nodes, result, ended)
+        job_id = _submit(context, run, num_nodes, run.path / _RESULT, run.path / _ENDED)
     except (HpcGrpoError, OSError) as error:
         remove_own_folder(run.path)
         return _job_failure(str(error), "correct what it names: launch.slurm.*, run.root")
     log = slurm.log_path(run, job_id)
     nodes = "1 node" if num_nodes == 1 else f"{num_nodes} nodes"
     tell(f"Job {job_id} examines {nodes}; waiting up to {wait_min:g} min for it, then this ends without it.")
+    try:
+        return _findings(run.path, log, job_id, wait_min)
+    except KeyboardInterrupt:  # a job that nobody waits for is none to leave behind
+        tell(_call_off(job_id))
+        raise
+
+
+def _findings(folder: Path, log: Path, job_id: str, wait_min: float) -> list[Group]:
+    result, ended = folder / _RESULT, folder / _ENDED
     deadline = time.monotonic() + wait_min * 60
     while time.monotonic() < deadline:
         was_over = ended.exists()
         if result.exists():
             groups = from_json(result.read_text())
             if not has_failure(groups):  # else its log may tell more
-                remove_own_folder(run.path)
+                remove_own_folder(folder)
             return groups
         if was_over:
             return _job_failure(f"job {job_id} ended without findings: {_tail(log)}", f"its output is in {log}")
         time.sleep(_LOOK_S)
-    by_hand = f"see it with squeue -j {job_id} and in {log}; cancel it with scancel {job_id}; --wait-min waits longer"
     return _job_failure(
-        f"job {job_id} left no findings in {run.path} within {wait_min:g} min: it waits, or its nodes do not share it",
-        by_hand,
+        f"job {job_id} left no findings in {folder} within {wait_min:g} min: it waited in the queue, or its nodes do "
+        f"not share that folder. {_call_off(job_id)}",
+        f"--wait-min waits longer; its output, if it ran, is in {log}",
     )
 
 
+def _call_off(job_id: str) -> str:
+    try:
+        cancel_jobs([job_id])
+    except LaunchError as error:
+        return f"It may still run ({error}): scancel {job_id}"
+    return f"Job {job_id} was cancelled."
+
+
 def _submit(context: Context, run: RunDir, num_nodes: int, result: Path, ended: Path) -> str:
-    words = [sys.executable, "-u", "-m", "hpc_grpo.cli", "doctor", "--result", str(result)]
+    words = [sys.executable, "-E", "-u", "-m", "hpc_grpo.cli", "doctor", "--result", str(result)]
     if context.config is not None:
         absolute = context.config.run.model_copy(update={"root": context.root})
         write_atomic(run.config, to_yaml(context.config.model_copy(update={"run": absolute})))

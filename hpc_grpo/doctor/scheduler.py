@@ -29,10 +29,10 @@ class Partition:
         return int(self.fields.get("TotalNodes", "0"))
 
     @property
-    def gpus_per_node(self) -> int:
-        """GPUs of its nodes on average, rounded up; 0 without any."""
+    def gpus_per_node(self) -> int | None:
+        """GPUs of its nodes on average, rounded up; None where Slurm does not account for them."""
         total = re.search(r"gres/gpu=(\d+)", self.fields.get("TRES", ""))
-        return -(-int(total[1]) // max(1, self.num_nodes)) if total else 0
+        return -(-int(total[1]) // max(1, self.num_nodes)) if total else None
 
     @property
     def max_minutes(self) -> int | None:
@@ -99,6 +99,8 @@ def partition_finding(launch: LaunchConfig, answer: Answer, num_nodes: int) -> F
     check, slurm = "partition", launch.slurm
     if answer.error:
         return _unanswered(check, answer)
+    if slurm.partition and "," in slurm.partition:
+        return skipped(check, f"{slurm.partition} are several: the submit options say whether one takes the job")
     partitions = parse_partitions(answer.text)
     chosen, names = chosen_partition(slurm, partitions), ", ".join(p.name for p in partitions) or "none"
     choose = f"set launch.slurm.partition to one of: {names}"
@@ -110,13 +112,16 @@ def partition_finding(launch: LaunchConfig, answer: Answer, num_nodes: int) -> F
     if num_nodes > chosen.num_nodes:
         fewer = f"ask for fewer (launch.slurm.num_nodes), or {choose}"
         return failure(check, f"{chosen.name} has {chosen.num_nodes} nodes, {num_nodes} are asked for", fewer)
-    if slurm.gpus_per_node > chosen.gpus_per_node:
-        says = f"{chosen.name} has {chosen.gpus_per_node} GPUs a node, {slurm.gpus_per_node} are asked for"
+    gpus = chosen.gpus_per_node
+    if gpus is None:
+        return ok(check, f"{chosen.name} is up: {chosen.num_nodes} nodes")
+    if slurm.gpus_per_node > gpus:
+        says = f"{chosen.name} has {gpus} GPUs a node, {slurm.gpus_per_node} are asked for"
         return failure(check, says, f"lower launch.slurm.gpus_per_node, or {choose}")
-    if chosen.gpus_per_node and not slurm.gpus_per_node:
-        says = f"{chosen.name} has {chosen.gpus_per_node} GPUs a node, none is asked for"
+    if not slurm.gpus_per_node:
+        says = f"{chosen.name} has {gpus} GPUs a node, none is asked for"
         return warning(check, says, "set launch.slurm.gpus_per_node; some sites refuse jobs without a GPU")
-    return ok(check, f"{chosen.name} is up: {chosen.num_nodes} nodes, {chosen.gpus_per_node} GPUs each")
+    return ok(check, f"{chosen.name} is up: {chosen.num_nodes} nodes, {gpus} GPUs each")
 
 
 def account_finding(launch: LaunchConfig, associations: Answer, partitions: Answer) -> Finding:

@@ -112,7 +112,13 @@ def _read(cache: Path) -> QueueAnswer | None:
 @contextmanager
 def _locked(cache: Path) -> Iterator[None]:
     """One at a time: who waits here finds the answer of who went first."""
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    with cache.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with cache.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise LaunchError(
+            f"{cache.parent}, which says when Slurm was asked last, cannot be used ({error.strerror}); set "
+            f"XDG_CACHE_HOME to a folder you can write to."
+        ) from error

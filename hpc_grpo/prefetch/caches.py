@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.errors import ConfigError
@@ -33,7 +34,10 @@ def fetching_environment(environ: Mapping[str, str], launch: LaunchConfig) -> di
                 f"launch.env.{name} = {launch.env[name]} cannot be resolved here: it names a variable that is not set "
                 f"on this machine. Export it as it is in the job, or name a folder that all nodes share."
             )
-    return {name: value for name, value in {**environ, **caches}.items() if name not in OFFLINE}
+    # `hf auth login` in the user's shell wrote there, wherever the job keeps its cache.
+    own = environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    token = {"HF_TOKEN_PATH": environ.get("HF_TOKEN_PATH") or str(Path(own).expanduser() / "token")}
+    return {name: value for name, value in {**environ, **caches, **token}.items() if name not in OFFLINE}
 
 
 def verifying_environment(fetching: Mapping[str, str]) -> dict[str, str]:

@@ -33,6 +33,9 @@ def problem(item: Item, error: BaseException) -> str:
             f"{item}: the hub has nothing of this name, or not for you, and there is no such folder here. "
             f"Check the spelling; for a private one, {_TOKEN}."
         )
+    if (status := _http_status(chain)) is not None:
+        todo = _TOKEN if status in (401, 403) else "try again later"
+        return f"{item}: the hub answered with HTTP {status} ({_first_line(chain[-1])}); {todo}."
     if (cause := _network_error(chain)) is not None:
         return (
             f"{item}: no network, the hub cannot be reached from this machine ({_first_line(cause)}). "
@@ -61,6 +64,12 @@ def _is_unknown(chain: list[BaseException]) -> bool:
 def _is_full(chain: list[BaseException]) -> bool:
     in_words = any(isinstance(error, OSError) and "Not enough disk space" in str(error) for error in chain)
     return in_words or any(isinstance(error, OSError) and error.errno in _FULL for error in chain)
+
+
+def _http_status(chain: list[BaseException]) -> int | None:
+    """What the hub answered, where it did: a refusal is no lack of a network."""
+    responses = (getattr(error, "response", None) for error in chain)
+    return next((int(answer.status_code) for answer in responses if answer is not None), None)
 
 
 def _network_error(chain: list[BaseException]) -> BaseException | None:

@@ -132,7 +132,7 @@ def test_broken_commands_give_findings_and_no_traceback(place: Path, script: str
 def test_on_a_login_node_nodes_are_examined_when_asked_for(place: Path) -> None:
     slurm_of_scripts(place)
     found = findings(doctor("local/debug", "--json"))
-    assert found["partition"]["says"] == "workq is up: 2 nodes, 0 GPUs each"
+    assert found["partition"]["says"] == "workq is up: 2 nodes"
     assert found["submit options"]["says"] == "Job 7 to start at 2026-01-01T00:00:00"
     assert (found["nodes"]["status"], "--nodes N" in found["nodes"]["says"]) == ("skipped", True)
 
@@ -181,13 +181,12 @@ def test_a_job_that_dies_is_not_waited_for(place: Path) -> None:
     assert "job 77 ended without findings" in findings(result)["job"]["says"]
 
 
-def test_a_job_that_does_not_start_in_time_can_be_seen_and_cancelled(place: Path) -> None:
+def test_a_job_that_does_not_start_in_time_is_called_off(place: Path) -> None:
     slurm_of_scripts(place, SBATCH_RUNS_IT.replace('bash "$last" > /dev/null 2>&1 &', ""))
     result = doctor("local/debug", "--nodes", "1", "--wait-min", "0.02", "--json")
     assert result.exit_code == 78
     assert "within 0.02 min" in findings(result)["job"]["says"]
-    assert "squeue -j 77" in findings(result)["job"]["fix"]
-    assert "scancel 77" in findings(result)["job"]["fix"]
+    assert "scancel 77" in findings(result)["job"]["says"], "this Slurm has no scancel: it is left to the user"
 
 
 def test_what_sbatch_says_is_passed_on(place: Path) -> None:

@@ -29,8 +29,8 @@ def test_partitions_are_read_with_their_nodes_gpus_and_limits() -> None:
     found = scheduler.parse_partitions(PARTITIONS.text)
     assert [(p.name, p.num_nodes, p.gpus_per_node, p.max_minutes, p.is_default) for p in found] == [
         ("workq", 2, 4, 1440, True),
-        ("closed", 2, 0, None, False),
-        ("cpu", 2, 0, 30, False),
+        ("closed", 2, None, None, False),
+        ("cpu", 2, None, 30, False),
     ]
     assert scheduler.parse_partitions("") == []
 
