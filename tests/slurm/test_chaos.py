@@ -52,17 +52,33 @@ def expect_complete(scene: Scene, record: Record, *, jobs: int, max_restarts: in
     [
         pytest.param(DRIVER, HEAD, 1, id="driver"),
         pytest.param(ENGINE, WORKER, 0, id="engine"),
-        pytest.param(LEARNER, WORKER, 1, id="learner", marks=pytest.mark.long),
-        pytest.param(RAYLET, WORKER, 1, id="raylet", marks=pytest.mark.long),
-        pytest.param(GCS, HEAD, 1, id="gcs", marks=pytest.mark.long),
+        pytest.param(LEARNER, WORKER, 1, id="learner"),
+        pytest.param(RAYLET, WORKER, 1, id="raylet"),
+        pytest.param(GCS, HEAD, 1, id="gcs"),
     ],
 )
+@pytest.mark.long
 def test_a_process_that_is_killed_costs_no_job(
     slurm_cluster: SlurmCluster, tmp_path: Path, record: Record, pattern: str, node: str, restarts: int
 ) -> None:
     scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
     scene.strike(lambda: scene.kill(node, pattern))
     expect_complete(scene, record, jobs=1, max_restarts=restarts)
+
+
+def test_a_driver_and_then_an_engine_that_are_killed_cost_no_job(
+    slurm_cluster: SlurmCluster, tmp_path: Path, record: Record
+) -> None:
+    """Two rows in one run, for CI."""
+    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=1)
+    scene.strike(lambda: scene.kill(HEAD, DRIVER))
+    slurm_cluster.wait_until(lambda: scene.step >= 10, 300.0, "the driver was started again")
+    scene.strike(lambda: scene.kill(HEAD, ENGINE))
+    expect_complete(scene, record, jobs=1, max_restarts=1)
+    (attempt,) = read_attempts(scene.run)
+    assert "killed by SIGKILL" in attempt.restarts[0]
+    log = scene.run.attempt(attempt.attempt, attempt.job_id) / "driver.log"
+    assert "died; starting another (restart 1)" in log.read_text()
 
 
 @pytest.mark.long
