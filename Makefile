@@ -53,8 +53,8 @@ slurm-test: setup slurm-install ## The tests on real Slurm (root)
 long: setup      ## Tests that `make test` leaves out for their time
 	@$(PYTHON_BIN) -m pytest -m 'long and not slurm'
 
-chaos: setup slurm-install ## All that can happen to a run on real Slurm, as a table; about an hour (root)
-	@$(PYTHON_BIN) -m pytest tests/slurm/test_chaos.py tests/slurm/test_four_links.py -m slurm -v
+chaos: setup slurm-install ## What can happen to a run on real Slurm, as a table; over an hour (root)
+	@$(PYTHON_BIN) -m pytest tests/slurm -m 'slurm and long' -v
 
 clean:           ## Remove the demo and caches; .venv and runs/ stay
 	@rm -rf demo .pytest_cache .mypy_cache .ruff_cache

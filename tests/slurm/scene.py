@@ -118,8 +118,9 @@ class Scene:
     def strike(self, blow: Callable[[], object]) -> None:
         """Once the run is well under way."""
         self.wait_for_step(STRUCK_AT_STEP)
-        self._struck_at, self._struck_after = time.monotonic(), self.step
+        self._struck_at = time.monotonic()
         blow()
+        self._struck_after = self.step
 
     def see_it_through(self) -> Outcome:
         """Wait until the chain is over and none of its jobs is left."""

@@ -129,6 +129,7 @@ def test_cancel_ends_everything_and_resume_takes_it_up(slurm_cluster: SlurmClust
     assert read_chain(run).successor == ""
 
 
+@pytest.mark.long
 def test_where_jobs_cannot_submit_all_links_are_queued_at_once(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     config = [
         "local/debug",

@@ -98,6 +98,7 @@ def test_ctrl_c_checkpoints_and_the_nodes_stay_usable(
     assert_nothing_left(slurm_cluster, job_id)
 
 
+@pytest.mark.long
 def test_shells_on_nodes_and_a_second_ctrl_c(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     run = make_run(tmp_path, delay_s=5.0)  # a step takes 15 s at least
     options = ["--nodes=2", "--time=20", "--gpus-per-node=4", "--cpus-per-node=4"]

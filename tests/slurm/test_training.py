@@ -94,6 +94,7 @@ def test_sbatch_of_a_shell_config_with_zero_2(
     assert_same_training(RunDir(workspace / "runs" / "zero2"), one_learner)
 
 
+@pytest.mark.long
 def test_submit_with_zero_3(slurm_cluster: SlurmCluster, workspace: Path, one_learner: RunDir) -> None:
     config = config_of(workspace, "zero3", zero_stage=3, engines_per_node=1)
     command: list[Any] = [sys.executable, "-m", "hpc_grpo.cli", "submit", str(config), "--nodes", "2"]
