@@ -76,7 +76,8 @@ def test_four_links_give_what_one_job_gives(slurm_cluster: SlurmCluster, tmp_pat
     lines = [line["step"] for line in read_jsonl(chained.metrics)]
     for attempt, share in walltime_shares(chained, attempts).items():
         steps = [line["step"] for line in read_jsonl(chained.ledger) if line["attempt"] == attempt]
-        show(f"link {attempt}: steps {steps[0]} to {steps[-1]}, {share:.0%} of its walltime in steps")
+        span = f"steps {steps[0]} to {steps[-1]}" if steps else "no step"
+        show(f"link {attempt}: {span}, {share:.0%} of its walltime in steps")
     show(f"one job: {walltime_shares(whole, read_attempts(whole))[1]:.0%} of its walltime in steps")
     show(f"ledger: {check_ledger(chained)}; lines in metrics.jsonl: {len(lines)}; W&B ids: {wandb_ids(chained)}")
     assert len(attempts) >= 4
