@@ -53,7 +53,7 @@ slurm-test: setup slurm-install ## The tests on real Slurm (root)
 long: setup      ## Tests that `make test` leaves out for their time
 	@$(PYTHON_BIN) -m pytest -m 'long and not slurm'
 
-chaos: setup slurm-install ## What can happen to a run on real Slurm, as a table; over an hour (root)
+chaos: setup slurm-install ## What can happen to a run on real Slurm, as a table; minutes a row (root)
 	@$(PYTHON_BIN) -m pytest tests/slurm -m 'slurm and long' -v
 
 clean:           ## Remove the demo and caches; .venv and runs/ stay

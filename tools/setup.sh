@@ -22,7 +22,7 @@ setting() {
     variable=${variable//-/_}
     echo "${!variable:-$(pip config get "global.$1" 2>/dev/null)}" | tr '\n' ' '
 }
-# uv unpacks torch and vLLM five times faster than pip. It is told pip's indexes in its environment: they may hold a
+# uv unpacks torch and vLLM much faster than pip. It is told pip's indexes in its environment: they may hold a
 # password. Where it fails or is not to be had, pip does it; bytecode is made below, for what a run imports.
 install() {
     local found cert

@@ -76,9 +76,11 @@ def secret_files(context: Context) -> Iterator[Path]:
     home = Path(environ.get("HOME") or Path.home())
     yield Path(environ.get("NETRC") or home / ".netrc")
     caches = environ.get("XDG_CACHE_HOME") or f"{home}/.cache"
-    hub = Path(context.job_environ.get("HF_HOME") or f"{caches}/huggingface")
-    yield Path(environ.get("HF_TOKEN_PATH") or hub / "token")
-    yield hub / "stored_tokens"
+    own = environ.get("HF_HOME") or f"{caches}/huggingface"  # where `hf auth login` writes; the job's may be elsewhere
+    if "HF_TOKEN_PATH" in environ:
+        yield Path(environ["HF_TOKEN_PATH"])
+    for hub in dict.fromkeys((own, context.job_environ.get("HF_HOME") or own)):
+        yield from (Path(hub) / name for name in ("token", "stored_tokens"))
     if context.config is not None:
         from hpc_grpo.run_dir import RunDir
 

@@ -38,7 +38,7 @@ def examine_in_job(context: Context, num_nodes: int, wait_min: float, tell: Call
         return _job_failure(str(error), "correct what it names: launch.slurm.*, run.root")
     log = slurm.log_path(run, job_id)
     nodes = "1 node" if num_nodes == 1 else f"{num_nodes} nodes"
-    tell(f"Job {job_id} examines {nodes}; waiting up to {wait_min:g} min for it, then this ends without it.")
+    tell(f"Job {job_id} examines {nodes}; waiting up to {wait_min:g} min for it, then it is called off.")
     try:
         return _findings(run.path, log, job_id, wait_min)
     except KeyboardInterrupt:  # a job that nobody waits for is none to leave behind

@@ -67,7 +67,7 @@ class ChainLink:
             launch = job.launch(self._config.launch) if job else self._config.launch
             successor = "" if record.successor == self._job_id else record.successor
             asked = launch.slurm.model_dump(mode="json")
-            if not launch.slurm.jobs_can_submit:
+            if not self._config.launch.slurm.jobs_can_submit:
                 successor = next(iter(record.followers(self._job_id)), "")
             write_chain(self._run, replace(record, successor=successor, ended="", slurm=asked))
             self._queue_successor()

@@ -201,7 +201,7 @@ class NodeAgent:
         for owned in reversed(self._dirs):
             logs = owned.path / ray_cluster.TEMP_DIR_NAME / "session_latest" / "logs"
             if logs.is_dir():
-                before = len(list(self._log_dir.glob("ray*/")))  # of a Ray that was formed anew since
+                before = len(list(self._log_dir.glob("ray*/")))  # of Rays before this one, in the same attempt
                 copy_logs(logs, self._log_dir / (f"ray-{before + 1}" if before else "ray"))
             owned.remove()
         return num_killed

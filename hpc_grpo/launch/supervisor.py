@@ -120,12 +120,11 @@ class Supervisor:
             may_help = kind in restarts and not self._signalled and not self._run.stop_marker.exists()
             if not (may_help and restarts[kind].allowed(newest_step(self._run) - step)):
                 break
-            say(why)
             if kind == "node_lost" and not self._form_again():
                 break
             self.record.restarts.append(why)
             self.record.save(self._dir)
-            say(f"Starting the driver again, from the checkpoint of step {newest_step(self._run)}.")
+            say(f"{why}\nStarting the driver again, from the checkpoint of step {newest_step(self._run)}.")
             self._driver = self._start_driver()
         if kind == "resumable" and self._run.stop_marker.exists():
             kind, why = "stopped", "Stopped and checkpointed, as the STOP file asks; hpc-grpo resume takes it up again."
@@ -159,8 +158,9 @@ class Supervisor:
 
     def _judge(self, nodes: Nodes) -> None:
         """After their teardown: lost are those that do not answer, for the next job to keep off, and no others."""
+        answering = nodes.answering()
         for node in nodes.names:
-            if node in nodes.answering():
+            if node in answering:
                 self.record.lost_nodes.pop(node, None)
             else:
                 self.record.lost_nodes.setdefault(node, "it does not answer")

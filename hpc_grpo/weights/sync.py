@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError, HpcGrpoError, WeightSyncError
-from hpc_grpo.remote import ActorLostError, first_error, get_all
+from hpc_grpo.remote import ActorLostError, all_errors, first_error, get_all
 from hpc_grpo.rollout.remote_engine import RemoteEngine
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership
 from hpc_grpo.weights.plan import BucketPlan, make_plan
@@ -64,9 +64,8 @@ class WeightSync:
 
     def revive(self, engine: RemoteEngine) -> None:
         """Replace a dead engine by one that holds the version last published, read from its node's store."""
-        for replaced in self._replace([engine]):
-            loading = [replaced.actor.load_stored_weights.remote()]
-            get_all(loading, self._config.weights.deadline_s, "the weights of an engine that was started again")
+        loading = [replaced.actor.load_stored_weights.remote() for replaced in self._replace([engine])]
+        get_all(loading, self._config.weights.deadline_s, "the weights of an engine that was started again")
 
     def _announce(self, version: int) -> list[RemoteEngine]:
         """Have every engine load what was staged; the engines that died over it, none once all hold the version."""
@@ -78,11 +77,9 @@ class WeightSync:
         except (HpcGrpoError, RayTaskError) as error:
             # A publisher only sees that a worker failed, and often answers first: the engine knows why.
             cause = first_error(loading, _ENGINE_ERROR_GRACE_S) or error
-            if lost := [
-                engine
-                for engine, reference in zip(self._engines, loading, strict=True)
-                if isinstance(first_error([reference], _ENGINE_ERROR_GRACE_S), RayActorError)
-            ]:
+            errors = all_errors(loading, _ENGINE_ERROR_GRACE_S)
+            engines = zip(self._engines, errors, strict=True)
+            if lost := [engine for engine, own in engines if isinstance(own, RayActorError)]:
                 return lost
             raise WeightSyncError(f"Publishing weight version {version} failed: {cause}") from cause
         return []
@@ -136,9 +133,8 @@ class WeightSync:
         return [node.learners[0].join_weight_group.remote(publisher), *joins]
 
     def _check_contract(self, plan: BucketPlan) -> None:
-        differences = get_all([self._engines[0].actor.contract_differences.remote(plan)], None, "the weight contract")[
-            0
-        ]
+        comparing = [self._engines[0].actor.contract_differences.remote(plan)]
+        (differences,) = get_all(comparing, None, "the weight contract")
         if differences:
             raise ConfigError(
                 "Learner and engine disagree on the model's parameters, so weights cannot be published:\n  "

@@ -50,6 +50,13 @@ class Outcome:
         return name, self.state, str(self.num_jobs), str(self.num_restarts), lost, str(self.lost_steps)
 
 
+def chain_is_over(cluster: SlurmCluster, run: RunDir) -> bool:
+    """Whether no further link is to come, and none of its jobs is left."""
+    record = read_chain(run)
+    jobs = ",".join(link.job_id for link in record.links)
+    return record.ended != "" and not cluster.run(["squeue", "-h", "-j", jobs]).stdout.strip()
+
+
 class Scene:
     """A run that was handed in with `hpc-grpo submit --until-complete`; nothing is done for it afterwards."""
 
@@ -141,9 +148,7 @@ class Scene:
     def _is_over(self) -> bool:
         if self._lost_s is None and self._struck_at and self.step > self._struck_after:
             self._lost_s = time.monotonic() - self._struck_at
-        if read_chain(self.run).ended == "":
-            return False
-        return not self.cluster.run(["squeue", "-h", "-j", ",".join(self.jobs)]).stdout.strip()
+        return chain_is_over(self.cluster, self.run)
 
     def _told(self) -> str:
         (status,) = json.loads(self.command("status", "--json", str(self.run.path)))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from scene import ENVIRONMENT, chain_is_over
 
 from hpc_grpo.launch.attempt_record import read_attempts
 from hpc_grpo.launch.chain_record import read_chain
@@ -22,7 +23,6 @@ pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("no_chain_outlives_its_
 REPOSITORY = Path(__file__).resolve().parents[2]
 SBATCH = str(REPOSITORY / "sbatch" / "grpo_rlzero.sbatch")
 STAND_IN = str(REPOSITORY / "tests" / "stand_ins" / "driver.py")
-ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"}
 DEADLINE_S = 1200.0
 
 
@@ -32,12 +32,7 @@ def hpc_grpo(cluster: SlurmCluster, cwd: Path, *words: str) -> str:
 
 def wait_for_the_end(cluster: SlurmCluster, run: RunDir, deadline_s: float = DEADLINE_S) -> None:
     """Until the chain has ended and none of its jobs is left."""
-    jobs = lambda: ",".join(link.job_id for link in read_chain(run).links)  # noqa: E731
-
-    def is_over() -> bool:
-        return read_chain(run).ended != "" and not cluster.run(["squeue", "-h", "-j", jobs()]).stdout.strip()
-
-    cluster.wait_until(is_over, deadline_s, f"the chain of {run.path.name} is over")
+    cluster.wait_until(lambda: chain_is_over(cluster, run), deadline_s, f"the chain of {run.path.name} is over")
     for output in sorted(run.slurm_logs.glob("*.out")):
         print(output.name, output.read_text(), sep="\n")
 

@@ -1,6 +1,6 @@
 """What happens to a run, and what becomes of it: nothing is done by hand afterwards but what a site does itself.
 
-The rows marked `long` take an hour; `make chaos` runs them all and prints the table.
+The rows marked `long` take minutes each; `make chaos` runs them and prints the table.
 """
 
 from __future__ import annotations
