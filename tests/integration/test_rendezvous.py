@@ -41,7 +41,7 @@ class Member:
 def rendezvous() -> Iterator[Any]:
     here = str(Path(__file__).parent)  # workers import Member from this file
     variables = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": here}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": variables})
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": variables})
     try:
         yield ray.remote(Rendezvous).options(num_cpus=0).remote()
     finally:
