@@ -80,6 +80,7 @@ def submit(
     from hpc_grpo.launch import slurm
     from hpc_grpo.launch.freeze import freeze
     from hpc_grpo.launch.holder import refuse_if_held
+    from hpc_grpo.launch.partition import refuse_what_cannot_start
     from hpc_grpo.launch.request import load_request
     from hpc_grpo.run_dir import RunDir
 
@@ -91,6 +92,7 @@ def submit(
         return
     os.environ.update(request.environment)
     refuse_if_held(run)
+    refuse_what_cannot_start(request.config.launch.slurm)
     frozen = freeze(request.config, sys.argv, request.overrides)
     if frozen.run.is_complete():
         click.echo(f"The run in {frozen.run.path} is already complete; raise train.total_* to extend it.")

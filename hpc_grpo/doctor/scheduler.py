@@ -3,47 +3,13 @@
 from __future__ import annotations
 
 import getpass
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hpc_grpo.config.launch_schema import LaunchConfig, SlurmConfig
+from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.doctor.asking import Answer, ask
 from hpc_grpo.doctor.finding import Finding, failure, ok, skipped, warning
+from hpc_grpo.launch.partition import SHOW_PARTITIONS, chosen_partition, parse_partitions
 from hpc_grpo.launch.slurm_job import minutes
-
-
-@dataclass(frozen=True)
-class Partition:
-    """A partition in Slurm's own fields, of `scontrol show partition`."""
-
-    name: str
-    fields: Mapping[str, str]
-
-    @property
-    def is_default(self) -> bool:
-        return self.fields.get("Default") == "YES"
-
-    @property
-    def num_nodes(self) -> int:
-        return int(self.fields.get("TotalNodes", "0"))
-
-    @property
-    def gpus_per_node(self) -> int | None:
-        """GPUs of its nodes on average, rounded up; None where Slurm does not account for them."""
-        total = re.search(r"gres/gpu=(\d+)", self.fields.get("TRES", ""))
-        return -(-int(total[1]) // max(1, self.num_nodes)) if total else None
-
-    @property
-    def max_minutes(self) -> int | None:
-        """The longest walltime; None: no limit."""
-        return minutes(self.fields.get("MaxTime", ""))
-
-    def admits(self, account: str) -> bool:
-        allowed, denied = self.fields.get("AllowAccounts", "ALL"), self.fields.get("DenyAccounts", "")
-        return (allowed == "ALL" or account.lower() in allowed.lower().split(",")) and (
-            account.lower() not in denied.lower().split(",")
-        )
 
 
 @dataclass(frozen=True)
@@ -57,7 +23,7 @@ class Association:
 
 def ask_partitions() -> Answer:
     """All partitions; absent also where Slurm's tools are installed and belong to no cluster."""
-    answer = ask(["scontrol", "--all", "show", "partition", "--oneliner"])
+    answer = ask(SHOW_PARTITIONS)
     return replace(answer, is_absent=answer.is_absent or _NO_CLUSTER in answer.error)
 
 
@@ -69,16 +35,6 @@ def ask_associations() -> Answer:
 _NO_CLUSTER = "Could not establish a configuration source"
 
 
-def parse_partitions(text: str) -> list[Partition]:
-    """
-    >>> [(p.name, p.max_minutes) for p in parse_partitions("PartitionName=workq MaxTime=1-00:00:00 State=UP")]
-    [('workq', 1440)]
-    """
-    records = re.split(r"\n(?=PartitionName=)", text.strip())
-    found = (dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", record)) for record in records)
-    return [Partition(fields["PartitionName"], fields) for fields in found if "PartitionName" in fields]
-
-
 def parse_associations(text: str) -> list[Association]:
     """
     >>> parse_associations("proj.a|workq|1-00:00:00\\nproj.b||\\n")[0]
@@ -86,12 +42,6 @@ def parse_associations(text: str) -> list[Association]:
     """
     rows = [line.split("|") for line in text.splitlines() if line.count("|") >= 2]
     return [Association(account, partition, minutes(wall)) for account, partition, wall, *_ in rows]
-
-
-def chosen_partition(slurm: SlurmConfig, partitions: Sequence[Partition]) -> Partition | None:
-    """The partition of the config, else the site's default."""
-    wanted = [p for p in partitions if (p.name == slurm.partition if slurm.partition else p.is_default)]
-    return wanted[0] if wanted else None
 
 
 def partition_finding(launch: LaunchConfig, answer: Answer, num_nodes: int) -> Finding:
@@ -109,9 +59,10 @@ def partition_finding(launch: LaunchConfig, answer: Answer, num_nodes: int) -> F
         return failure(check, what, choose)
     if chosen.fields.get("State", "UP") != "UP":
         return failure(check, f"{chosen.name} is {chosen.fields['State']}", f"wait, or {choose}")
-    if num_nodes > chosen.num_nodes:
+    if num_nodes > chosen.max_nodes:
         fewer = f"ask for fewer (launch.slurm.num_nodes), or {choose}"
-        return failure(check, f"{chosen.name} has {chosen.num_nodes} nodes, {num_nodes} are asked for", fewer)
+        says = f"{chosen.name} has {chosen.num_nodes} nodes, {chosen.max_nodes} a job; {num_nodes} are asked for"
+        return failure(check, says, fewer)
     gpus = chosen.gpus_per_node
     if gpus is None:
         return ok(check, f"{chosen.name} is up: {chosen.num_nodes} nodes")

@@ -140,6 +140,13 @@ def test_a_wrong_config_fails_at_once_and_in_words(slurm_cluster: SlurmCluster, 
     assert "did you mean 'lr'?" in output.read_text()
 
 
+def test_submit_refuses_what_the_partition_would_never_start(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "hpc_grpo.cli", "submit", *arguments(tmp_path), "--nodes", "3"]
+    done = slurm_cluster.run(argv, environment=ENVIRONMENT, cwd=tmp_path)
+    assert done.returncode == 78
+    assert "launch.slurm.num_nodes (--nodes) = 3, but a job of partition workq has at most 2" in done.stderr
+
+
 def test_a_wrong_interface_is_named_with_the_node_and_those_it_has(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     argv = ["sbatch", "--parsable", "--nodes=2", "--time=2", SBATCH, *arguments(tmp_path), "launch.interface=hsn9"]
     done = slurm_cluster.run(argv, environment=ENVIRONMENT, cwd=tmp_path)

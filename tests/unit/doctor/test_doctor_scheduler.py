@@ -42,7 +42,7 @@ def test_partitions_are_read_with_their_nodes_gpus_and_limits() -> None:
         ({"gpus_per_node": 1}, 1, "ok", "workq is up"),
         ({"partition": "nope"}, 1, "failure", "there is no partition nope"),
         ({"partition": "closed"}, 1, "failure", "closed is DOWN"),
-        ({"gpus_per_node": 4}, 3, "failure", "workq has 2 nodes, 3 are asked for"),
+        ({"gpus_per_node": 4}, 3, "failure", "workq has 2 nodes, 2 a job; 3 are asked for"),
         ({"gpus_per_node": 5}, 1, "failure", "workq has 4 GPUs a node, 5 are asked for"),
         ({}, 1, "warning", "none is asked for"),
     ],
