@@ -26,6 +26,9 @@ class SlurmConfig(BaseModel):
     max_job_chains: NonNegativeInt | None = Field(
         0, description="Follow-on jobs the run may use; null: until it is complete (MAX_JOB_CHAINS)."
     )
+    max_node_hours: PositiveFloat | None = Field(
+        None, description="Node-hours that the run's jobs may take together; null: no ceiling."
+    )
     jobs_can_submit: bool = Field(
         True, description="Compute nodes have sbatch. false: submit queues all max_job_chains follow-on jobs at once."
     )

@@ -5,15 +5,17 @@ Consumes the run directory and Slurm's record of the link before; produces at mo
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from itertools import takewhile
 
 from hpc_grpo.config import Config
-from hpc_grpo.errors import LaunchError
+from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch import slurm
 from hpc_grpo.launch.attempt_record import AttemptRecord, read_attempts
-from hpc_grpo.launch.chain_record import Link, read_chain, stalled, write_chain
+from hpc_grpo.launch.chain_record import ChainRecord, Link, read_chain, stalled, write_chain
 from hpc_grpo.launch.decision import Decision, Facts, PreviousLink, decide
+from hpc_grpo.launch.node_hours import node_hours_asked, node_hours_used, within_node_hours
 from hpc_grpo.launch.slurm_job import WAITING_STATES, SlurmJob, cancel_jobs, exclude_nodes, final_state, show_job
 from hpc_grpo.launch.telling import not_worth_the_run, say
 from hpc_grpo.manifest import newest_step
@@ -39,7 +41,7 @@ class ChainLink:
         return self._successor_of if is_known else None
 
     def decide(self) -> Decision:
-        launch = self._config.launch
+        launch, attempts = self._config.launch, read_attempts(self._run)
         before = self._links_before()
         decision = decide(
             Facts(
@@ -50,6 +52,8 @@ class ChainLink:
                 max_attempts=None if launch.slurm.max_job_chains is None else launch.slurm.max_job_chains + 1,
                 stalled=stalled([link.first_step for link in before], newest_step(self._run)),
                 max_stalled=launch.max_stalled_attempts,
+                node_hours=node_hours_used(attempts, time.time()),
+                max_node_hours=launch.slurm.max_node_hours,
             )
         )
         if not decision.goes_on:
@@ -70,7 +74,10 @@ class ChainLink:
             if not self._config.launch.slurm.jobs_can_submit:
                 successor = next(iter(record.followers(self._job_id)), "")
             write_chain(self._run, replace(record, successor=successor, ended="", slurm=asked))
-            self._queue_successor()
+            try:
+                self._queue_successor()
+            except ConfigError as error:
+                say(f"No successor waits while this job runs: {error}")
 
     def finish(self, attempt: AttemptRecord, *, was_signalled: bool) -> None:
         """After the attempt: cancel the successor, or see to it that one waits and keeps off bad nodes."""
@@ -91,19 +98,23 @@ class ChainLink:
             successor = ""
             write_chain(self._run, replace(read_chain(self._run), successor=""))
         if not successor:
-            self._queue_successor()
+            try:
+                self._queue_successor()
+            except ConfigError as error:
+                self._end(str(error))
         elif job is not None and attempt.lost_nodes:
             exclude_nodes(job, list(attempt.lost_nodes))
 
     def _queue_successor(self) -> None:
+        """Raises ConfigError where the run's node-hours are used up."""
         record = read_chain(self._run)
         max_chains = self._config.launch.slurm.max_job_chains
         may_have_one = max_chains is None or len(self._links_before()) < max_chains
         if self._own_successor() or not may_have_one or not self._config.launch.slurm.jobs_can_submit:
             return
         command = slurm.attempt_command(self._run, self._driver, successor_of=self._job_id)
-        launch = record.launch(self._config.launch)
         try:
+            launch = within_node_hours(record.launch(self._config.launch), self._node_hours_in_the_end(record))
             successor = slurm.submit(launch, self._run, command, after=self._job_id)
         except LaunchError as error:
             say(f"No successor was queued, and it is tried again at the end: {error}")
@@ -122,6 +133,13 @@ class ChainLink:
         others = [link.job_id for link in record.links if link.job_id not in waiting]
         if not others or others[-1] == self._job_id:
             write_chain(self._run, replace(record, successor="", ended=why))
+
+    def _node_hours_in_the_end(self, record: ChainRecord) -> float:
+        """All of the run's when this job is over: until then it counts to its time limit."""
+        over = [attempt for attempt in read_attempts(self._run) if attempt.ended_at or attempt.job_id != self._job_id]
+        is_over = any(attempt.job_id == self._job_id for attempt in over)
+        own = 0.0 if is_over else node_hours_asked(record.launch(self._config.launch).slurm)
+        return node_hours_used(over, time.time()) + own
 
     def _own_successor(self) -> str:
         record = read_chain(self._run)

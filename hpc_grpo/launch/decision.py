@@ -26,7 +26,8 @@ class PreviousLink:
 @dataclass(frozen=True)
 class Facts:
     """What a link finds when it starts. `attempts` and `stalled` count since the user last handed the run in;
-    `stalled` are the latest attempts in a row without a new checkpoint. `previous`: None in the user's own link.
+    `stalled` are the latest attempts in a row without a new checkpoint. `node_hours` are all of the run's so far.
+    `previous`: None in the user's own link.
     """
 
     is_complete: bool
@@ -36,6 +37,8 @@ class Facts:
     max_attempts: int | None
     stalled: int
     max_stalled: int
+    node_hours: float = 0.0
+    max_node_hours: float | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,11 @@ def decide(facts: Facts) -> Decision:
         return Decision(False, "The run is complete.")
     if facts.stop_asked:
         return Decision(False, "The STOP file asks the run to end; hpc-grpo resume takes it up again.")
+    if facts.max_node_hours is not None and facts.node_hours >= facts.max_node_hours:
+        why = (
+            f"{facts.node_hours:.1f} node-hours have been used; launch.slurm.max_node_hours = {facts.max_node_hours:g}."
+        )
+        return Decision(False, why, gave_up=True)
     if facts.previous is None:
         return Decision(True, "Handed in by the user.")
     previous = facts.previous

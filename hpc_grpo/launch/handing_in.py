@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from hpc_grpo.config.launch_schema import LaunchConfig
-from hpc_grpo.errors import LaunchError
+from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch import slurm
+from hpc_grpo.launch.attempt_record import read_attempts
 from hpc_grpo.launch.chain_record import read_chain, write_chain
+from hpc_grpo.launch.node_hours import node_hours_asked, node_hours_used, within_node_hours
 from hpc_grpo.launch.slurm_job import cancel_jobs, release_job
 from hpc_grpo.run_dir import RunDir
 
 
 def hand_in(run: RunDir, launch: LaunchConfig, driver: str) -> str:
-    """Submit a run that nothing trains and write its jobs down; gives the first one's id. Raises LaunchError."""
+    """Submit a run that nothing trains and write its jobs down; gives the first one's id.
+
+    Raises LaunchError, and ConfigError where the run has used its node-hours.
+    """
+    first, *further = _what_each_asks_for(launch, node_hours_used(read_attempts(run), time.time()))
     if earlier := [link.job_id for link in read_chain(run).since_the_user()]:
         cancel_jobs(earlier)  # what still waits of an earlier chain would take turns with this one
-    jobs = [slurm.submit(launch, run, slurm.attempt_command(run, driver), hold=not launch.slurm.jobs_can_submit)]
+    jobs = [slurm.submit(first, run, slurm.attempt_command(run, driver), hold=not launch.slurm.jobs_can_submit)]
     try:
-        for _ in range(0 if launch.slurm.jobs_can_submit else launch.slurm.max_job_chains or 0):
+        for follower in further:
             command = slurm.attempt_command(run, driver, successor_of=jobs[-1])
-            jobs.append(slurm.submit(launch, run, command, after=jobs[-1]))
+            jobs.append(slurm.submit(follower, run, command, after=jobs[-1]))
     except LaunchError as error:
         cancel_jobs(jobs)
         raise LaunchError(f"{error} It was follow-on job {len(jobs)}; the jobs before it were cancelled.") from error
@@ -31,3 +38,15 @@ def hand_in(run: RunDir, launch: LaunchConfig, driver: str) -> str:
     if not launch.slurm.jobs_can_submit:
         release_job(jobs[0])  # held until now: a link may write the record as well
     return jobs[0]
+
+
+def _what_each_asks_for(launch: LaunchConfig, used_node_hours: float) -> list[LaunchConfig]:
+    """The first job, and where jobs cannot submit others all that may follow it. Raises ConfigError for none at all."""
+    asked = [within_node_hours(launch, used_node_hours)]
+    for _ in range(0 if launch.slurm.jobs_can_submit else launch.slurm.max_job_chains or 0):
+        used_node_hours += node_hours_asked(asked[-1].slurm)
+        try:
+            asked.append(within_node_hours(launch, used_node_hours))
+        except ConfigError:
+            break  # as many as the ceiling allows
+    return asked

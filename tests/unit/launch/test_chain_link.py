@@ -70,14 +70,20 @@ def run(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path)
 
 
-def config(max_job_chains: int | None = None, jobs_can_submit: bool = True) -> Config:
+def config(
+    max_job_chains: int | None = None, jobs_can_submit: bool = True, max_node_hours: float | None = None
+) -> Config:
     values: dict[str, Any] = {
         "run": {"name": "r"},
         "model": {"path": "m"},
         "data": {"train": {"path": "d"}},
         "train": {"total_steps": 1, "max_tokens_per_microbatch": 8192},
         "launch": {
-            "slurm": {"max_job_chains": max_job_chains, "jobs_can_submit": jobs_can_submit},
+            "slurm": {
+                "max_job_chains": max_job_chains,
+                "jobs_can_submit": jobs_can_submit,
+                "max_node_hours": max_node_hours,
+            },
             "max_stalled_attempts": 3,
         },
     }
@@ -235,3 +241,34 @@ def test_all_that_wait_are_cancelled_when_the_first_link_completes_the_run(run: 
     first.finish(ended("complete"), was_signalled=False)
     assert fake.cancelled == ["8", "9"]
     assert read_chain(run).ended == "It ended as complete."
+
+
+def test_a_successor_asks_for_what_is_left_of_the_node_hours(run: RunDir, fake: FakeSlurm) -> None:
+    """Of 3 node-hours this job of 2 nodes may take 2, so 30 minutes of 2 nodes are left."""
+    ChainLink(run, config(max_node_hours=3.0), "7", "", "hpc_grpo.train").start()
+    assert [launch.slurm.time_min for _, _, launch in fake.submitted] == [30]
+
+
+def test_where_the_node_hours_are_used_up_the_chain_ends_in_words(run: RunDir, fake: FakeSlurm) -> None:
+    own = ChainLink(run, config(max_node_hours=2.0), "7", "", "hpc_grpo.train")
+    own.start()
+    attempt = AttemptRecord(1, "7", "slurm", ["nid001", "nid002"], time.time() - 3600, None, 1)
+    attempt.end("resumable", 75, "Checkpointed.")
+    folder = run.attempt(1, "7")
+    folder.mkdir(parents=True)
+    attempt.save(folder)
+    own.finish(attempt, was_signalled=False)
+    assert fake.submitted == []
+    assert read_chain(run).ended.startswith("The jobs of this run have taken 2.0 of launch.slurm.max_node_hours = 2: ")
+
+
+def test_a_job_that_crashes_early_leaves_its_hours_to_the_next(run: RunDir, fake: FakeSlurm) -> None:
+    own = ChainLink(run, config(max_node_hours=2.0), "7", "", "hpc_grpo.train")
+    own.start()
+    attempt = AttemptRecord(1, "7", "slurm", ["nid001", "nid002"], time.time() - 350, None, 1)
+    attempt.end("crash", 1, "A bug.")
+    folder = run.attempt(1, "7")
+    folder.mkdir(parents=True)
+    attempt.save(folder)
+    own.finish(attempt, was_signalled=False)
+    assert [launch.slurm.time_min for _, _, launch in fake.submitted] == [54]

@@ -44,6 +44,7 @@ GOES_ON = {
     "cancelled by an administrator": facts(previous("cancelled", f"CANCELLED by {USER + 1}")),
     "unknown to Slurm, told to end near its limit": facts(previous("cancelled", "", left_s=20.0)),
     "unknown to Slurm and killed": facts(previous("running", "")),
+    "node-hours left": facts(previous("resumable"), node_hours=7.9, max_node_hours=8.0),
     "one attempt left": facts(previous("resumable"), attempts=4, max_attempts=5),
 }
 ENDS = {
@@ -56,6 +57,11 @@ ENDS = {
     "told to end hours before its limit": (facts(previous("cancelled", "", left_s=3e4)), "cancelled", False),
     "rejected configuration": (facts(previous("config")), "configuration", True),
     "no progress": (facts(previous("crash"), stalled=3), "No new checkpoint in 3 attempts", True),
+    "node-hours used": (
+        facts(previous("resumable"), node_hours=8.2, max_node_hours=8.0),
+        "8.2 node-hours have been used; launch.slurm.max_node_hours = 8",
+        True,
+    ),
     "all jobs used": (facts(previous("resumable"), attempts=5, max_attempts=5), "max_job_chains", True),
 }
 

@@ -16,10 +16,11 @@ from hpc_grpo.run_dir import RunDir
 
 
 class FakeSlurm:
-    """`asked` is what was asked of it, in order. Refuses the job number `refused`."""
+    """`asked` is what was asked of it, in order; `minutes` the jobs' walltimes. Refuses the job number `refused`."""
 
     def __init__(self, refused: int = 0) -> None:
         self.asked: list[str] = []
+        self.minutes: list[int] = []
         self._refused = refused
         self._num_jobs = 0
 
@@ -28,6 +29,7 @@ class FakeSlurm:
         if self._num_jobs == self._refused:
             raise LaunchError("sbatch refused the job: too many jobs.")
         self.asked.append(f"submit after={options.get('after')} hold={options.get('hold', False)}")
+        self.minutes.append(launch.slurm.time_min)
         return str(self._num_jobs)
 
     def cancel_jobs(self, job_ids: Any) -> None:
@@ -44,8 +46,8 @@ def use(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return fake
 
 
-def launch(jobs_can_submit: bool, max_job_chains: int | None) -> LaunchConfig:
-    slurm = {"jobs_can_submit": jobs_can_submit, "max_job_chains": max_job_chains}
+def launch(jobs_can_submit: bool, max_job_chains: int | None, max_node_hours: float | None = None) -> LaunchConfig:
+    slurm = {"jobs_can_submit": jobs_can_submit, "max_job_chains": max_job_chains, "max_node_hours": max_node_hours}
     return LaunchConfig.model_validate({"slurm": slurm})
 
 
@@ -81,3 +83,9 @@ def test_a_follow_on_job_that_is_refused_leaves_nothing_behind(tmp_path: Path, m
         hand_in(RunDir(tmp_path), launch(False, 5), "driver")
     assert fake.asked[-1] == "cancel 1,2"
     assert read_chain(RunDir(tmp_path)).links == ()
+
+
+def test_all_that_are_queued_at_once_share_the_node_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = use(FakeSlurm(), monkeypatch)
+    hand_in(RunDir(tmp_path), launch(False, 9, max_node_hours=2.5), "driver")
+    assert fake.minutes == [60, 60, 30]
