@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from hpc_grpo.commands.options import OVERRIDES, SET
-from hpc_grpo.errors import EXIT_CONFIG
+from hpc_grpo.errors import EXIT_CONFIG, ConfigError
 
 
 @click.command()
@@ -47,6 +47,8 @@ def doctor(
     from hpc_grpo.doctor.finding import has_failure
     from hpc_grpo.run_dir import write_atomic
 
+    if sets and optional_config is None:
+        raise ConfigError("--set changes a key of CONFIG: name one, such as local/demo_grpo.")
     begun = time.monotonic()
     wishes = diagnosis.Wishes(optional_config, [*sets, *overrides], nodes, wait_min)
     if result is not None:

@@ -101,6 +101,7 @@ def test_engines_that_die_are_replaced_and_the_run_goes_on(workspace: Path, clus
     assert max(values["mismatch/logprob_abs_diff_max"] for values in metrics_of(run_dir).values()) <= TOLERANCE
 
 
+@pytest.mark.long
 def test_an_engine_that_dies_too_often_ends_the_driver(workspace: Path, cluster: dict[str, str]) -> None:
     config = tiny_config(workspace, "frail", engine={"max_restarts": 0}, train={"total_steps": 6})
     with Attempt.in_cluster(cluster, config, str(HERE / "mortal_driver.py")) as attempt:

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from hpc_grpo.cli import main
 from hpc_grpo.doctor.finding import Finding, Group
 from hpc_grpo.doctor.report import from_json, report_text, to_json
+from hpc_grpo.errors import EXIT_CONFIG
 
 PARTITION = "PartitionName=workq AllowAccounts=ALL Default=YES MaxTime=UNLIMITED State=UP TotalNodes=2 TRES=cpu=16"
 SBATCH_RUNS_IT = """for last; do :; done
@@ -107,6 +108,11 @@ def test_without_a_config_the_checks_that_need_one_say_so(place: Path) -> None:
     assert result.exit_code == 0
     needing = {check for check, finding in findings(result).items() if finding["says"] == "give a CONFIG"}
     assert needing == {"config", "model", "data"}
+
+
+def test_an_override_needs_a_config_to_change(place: Path) -> None:
+    done = CliRunner().invoke(main, ["doctor", "--set", "launch.interface=lo"])
+    assert (done.exit_code, "name one" in done.output) == (EXIT_CONFIG, True)
 
 
 def test_a_config_that_does_not_load_is_a_finding(place: Path) -> None:
