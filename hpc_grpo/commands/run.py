@@ -139,8 +139,8 @@ def hand_in(run: RunDir, launch: LaunchConfig, driver: str, *, parsable: bool = 
     from hpc_grpo.launch import handing_in
     from hpc_grpo.launch.slurm import log_path
 
+    remove_stop(run)  # first: the job may start at once
     job_id = handing_in.hand_in(run, launch, driver)
-    remove_stop(run)
     if parsable:
         click.echo(job_id)
         return

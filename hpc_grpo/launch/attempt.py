@@ -52,8 +52,7 @@ def run_attempt(run: RunDir, driver: str, role: JobRole) -> int:
 
 
 def _supervise(supervisor: Supervisor, run: RunDir, topology: Topology, link: ChainLink | None) -> int:
-    ended_job = link.ended_job if link else None
-    hold = Hold.take(run, topology.job_id, supervisor.record.attempt, ended_job=ended_job)
+    hold = Hold.take(run, topology.job_id, supervisor.record.attempt, before=link.before if link else None)
     try:
         if link is None:
             return supervisor.run()

@@ -6,6 +6,7 @@ Consumes the run directory and Slurm's record of the link before; produces at mo
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
@@ -15,6 +16,7 @@ from hpc_grpo.launch import slurm
 from hpc_grpo.launch.attempt_record import AttemptRecord, read_attempts
 from hpc_grpo.launch.chain_record import ChainRecord, Link, read_chain, stalled, write_chain
 from hpc_grpo.launch.decision import Decision, Facts, PreviousLink, decide
+from hpc_grpo.launch.holder import EndedJob
 from hpc_grpo.launch.node_hours import node_hours_asked, node_hours_used, within_node_hours
 from hpc_grpo.launch.slurm_job import WAITING_STATES, SlurmJob, cancel_jobs, exclude_nodes, final_state, show_job
 from hpc_grpo.launch.telling import not_worth_the_run, say
@@ -35,10 +37,11 @@ class ChainLink:
         self._previous_state = final_state(successor_of) if successor_of else ""
 
     @property
-    def ended_job(self) -> str | None:
-        """The job before this one, if Slurm knows that its processes are gone: not so of a node it lost sight of."""
-        is_known = self._previous_state and not self._previous_state.startswith("NODE_FAIL")
-        return self._successor_of if is_known else None
+    def before(self) -> EndedJob | None:
+        """The job before this one, if Slurm knows that it is over."""
+        if not self._previous_state:
+            return None
+        return EndedJob(self._successor_of, is_gone=not self._previous_state.startswith("NODE_FAIL"))
 
     def decide(self) -> Decision:
         launch, attempts = self._config.launch, read_attempts(self._run)
@@ -85,8 +88,10 @@ class ChainLink:
             with not_worth_the_run("The chain's record could not be written"):
                 if attempt.exit_kind in _DONE or self._run.stop_marker.exists():
                     self._end(attempt.why)
-                elif not was_signalled:  # else the successor learns from Slurm who ended this job
+                elif not was_signalled:
                     self._see_to_successor(attempt)
+                elif attempt.lost_nodes:  # for which Slurm ended the job; else the successor learns from it who did
+                    self._keep_off(list(attempt.lost_nodes))
         except LaunchError as error:
             say(f"The successor of this job is left as it is: {error}")
 
@@ -104,6 +109,12 @@ class ChainLink:
                 self._end(str(error))
         elif job is not None and attempt.lost_nodes:
             exclude_nodes(job, list(attempt.lost_nodes))
+
+    def _keep_off(self, nodes: Sequence[str]) -> None:
+        successor = self._own_successor()
+        job = show_job(successor) if successor else None
+        if job is not None and job.state in WAITING_STATES:
+            exclude_nodes(job, nodes)
 
     def _queue_successor(self) -> None:
         """Raises ConfigError where the run's node-hours are used up."""
@@ -128,7 +139,10 @@ class ChainLink:
         """Cancel what waits behind this link and write down why nothing does."""
         record = read_chain(self._run)
         if waiting := record.followers(self._job_id):
-            cancel_jobs(waiting)
+            try:
+                cancel_jobs(waiting)
+            except LaunchError as error:
+                say(f"What waits behind this job ends when it starts: {error}")
         # Unless the user has handed in another job since.
         others = [link.job_id for link in record.links if link.job_id not in waiting]
         if not others or others[-1] == self._job_id:

@@ -16,8 +16,10 @@ from typing import Any
 from hpc_grpo import __version__
 from hpc_grpo.config import Config, load_resolved, to_yaml
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.chain_record import read_chain
 from hpc_grpo.launch.environment import is_secret
-from hpc_grpo.run_dir import RunDir, write_atomic, write_json_atomic
+from hpc_grpo.manifest import newest_step
+from hpc_grpo.run_dir import RunDir, read_jsonl, write_atomic, write_json_atomic
 
 _SECRET_LENGTH = 16
 
@@ -47,7 +49,7 @@ class Frozen:
 
 
 def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Frozen:
-    """Create the run directory, or take up the one that is there.
+    """Create the run directory, or take up the one that is there. One that was refused takes another config.
 
     Raises ConfigError when it cannot be written, or belongs to another config.
     """
@@ -70,7 +72,7 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Fro
         write_json_atomic(run.source, _source(argv, overrides))
         return Frozen(run, config, True, {})
     changed = differences(load_resolved(run.config), config)
-    forbidden = [key for key in changed if not may_change(key)]
+    forbidden = [] if _never_trained(run) else [key for key in changed if not may_change(key)]
     if forbidden:
         listed = "\n".join(f"  {key}: {changed[key][0]!r} there, {changed[key][1]!r} now" for key in forbidden)
         raise ConfigError(
@@ -101,6 +103,13 @@ def working_dir(run: RunDir) -> Path:
         return Path(json.loads(run.source.read_text())["working_dir"])
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{run.path} is not a run directory: {run.source.name} cannot be read ({error}).") from error
+
+
+def _never_trained(run: RunDir) -> bool:
+    """Whether nothing depends on the config: Slurm or the driver refused it, so no job waits and no step was done."""
+    chain = read_chain(run)
+    is_queued = bool(chain.links) and not chain.ended
+    return not is_queued and next(read_jsonl(run.ledger), None) is None and newest_step(run) == 0
 
 
 def _is_long_word(value: Any) -> bool:

@@ -29,6 +29,17 @@ _SILENT_S = 4 * BEAT_S
 
 _RECENT_S = 60.0
 
+_YIELD_S = 90.0
+"""A holder that finds another's name has ended after so long: a beat, its driver's last checkpoint, its teardown."""
+
+
+@dataclass(frozen=True)
+class EndedJob:
+    """The job before, which Slurm says is over. `is_gone`: its processes too; not so of a node it lost sight of."""
+
+    job_id: str
+    is_gone: bool
+
 
 @dataclass(frozen=True)
 class Holder:
@@ -77,21 +88,33 @@ class Hold:
         job_id: str,
         attempt: int,
         *,
-        ended_job: str | None = None,
+        before: EndedJob | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Hold:
-        """Become the run's holder. `ended_job` is a job that Slurm says is over: its hold is worth nothing.
+        """Become the run's holder.
 
-        Waits up to 20 s to see whether a holder on another host still beats. Raises RunHeldError if it does.
+        Waits up to 20 s to see whether a holder on another host still beats. One of the job `before` then has 90 s to
+        end itself; for any other one this raises RunHeldError.
         """
         pid = os.getpid()
         mine = Holder(socket.gethostname(), pid, start_time(pid), job_id, attempt, time.time())
+        survivor: Holder | None = None
         while not _create(run.holder, mine):
             other = read_holder(run)
-            if other is not None and other.job_id != ended_job and _is_alive(run, other, sleep):
-                raise _held(run, other)
+            is_before = other is not None and before is not None and other.job_id == before.job_id
+            is_gone = is_before and before is not None and before.is_gone
+            if other is not None and not is_gone and _is_alive(run, other, sleep):
+                if not is_before:
+                    raise _held(run, other)
+                survivor = other
             _retire(run.holder, other)
-        return Hold(run, mine)
+        hold = Hold(run, mine)
+        if survivor is not None:
+            say(
+                f"Slurm has ended job {survivor.job_id}, but it lives on {survivor.host}: {_YIELD_S:.0f} s for its end."
+            )
+            sleep(_YIELD_S)
+        return hold
 
     def release(self) -> None:
         self._released.set()

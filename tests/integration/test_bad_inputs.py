@@ -101,11 +101,10 @@ def test_missing_config_names_the_shipped_ones(mistakes: Path) -> None:
 
 def test_run_name_taken_by_another_config(mistakes: Path) -> None:
     config = tiny_config(mistakes, "taken")
-    values = yaml.safe_load(config.read_text())
     run = RunDir(mistakes / "runs" / "taken")
     run.create()
     assert command(["hpc_grpo.cli", "config", str(config), "--yaml"], mistakes).returncode == 0
-    values["rollout"]["group_size"] = 6
+    run.ledger.write_text('{"step": 1, "attempt": 1, "ordinals": [0]}\n')
     other = command(["hpc_grpo.cli", "config", str(config), "rollout.group_size=6", "--yaml"], mistakes)
     run.config.write_text(other.stdout)
     finished = command(["hpc_grpo.cli", "train", str(config)], mistakes)

@@ -17,6 +17,7 @@ from hpc_grpo.launch import chain
 from hpc_grpo.launch.attempt_record import AttemptRecord, ExitKind
 from hpc_grpo.launch.chain import ChainLink
 from hpc_grpo.launch.chain_record import ChainRecord, read_chain, write_chain
+from hpc_grpo.launch.holder import EndedJob
 from hpc_grpo.launch.slurm_job import SlurmJob
 from hpc_grpo.run_dir import RunDir
 
@@ -49,6 +50,8 @@ class FakeSlurm:
         return SlurmJob(job_id, self.jobs[job_id]) if job_id in self.jobs else None
 
     def cancel_jobs(self, job_ids: list[str]) -> None:
+        if self.is_silent:
+            raise LaunchError("scancel failed: no scancel")
         self.cancelled += job_ids
 
     def exclude_nodes(self, job: SlurmJob, nodes: list[str]) -> None:
@@ -131,6 +134,22 @@ def test_an_interrupted_link_leaves_its_successor(run: RunDir, fake: FakeSlurm) 
     assert fake.excluded == {"100": ["nid002"]}
 
 
+def test_when_slurm_ends_the_job_for_a_lost_node_its_successor_keeps_off_it(run: RunDir, fake: FakeSlurm) -> None:
+    own = link(run, "7")
+    own.start()
+    own.finish(ended("node_lost", {"nid002": "power"}), was_signalled=True)
+    assert (fake.cancelled, len(fake.submitted)) == ([], 1)
+    assert fake.excluded == {"100": ["nid002"]}
+
+
+def test_a_slurm_that_cancels_nothing_from_a_node_leaves_the_record_closed(run: RunDir, fake: FakeSlurm) -> None:
+    own = link(run, "7")
+    own.start()
+    fake.is_silent = True
+    own.finish(ended("complete"), was_signalled=False)
+    assert read_chain(run).ended == "It ended as complete."
+
+
 def test_a_successor_that_somebody_cancelled_is_replaced(run: RunDir, fake: FakeSlurm) -> None:
     own = link(run, "7")
     own.start()
@@ -209,9 +228,10 @@ def test_jobs_that_die_before_they_begin_end_the_chain_too(run: RunDir, fake: Fa
 
 
 def test_a_node_that_slurm_lost_sight_of_may_still_hold_the_run(run: RunDir, fake: FakeSlurm) -> None:
-    for state, trusted in (("TIMEOUT", "7"), ("NODE_FAIL", None), ("", None)):
+    known = {"TIMEOUT": EndedJob("7", is_gone=True), "NODE_FAIL": EndedJob("7", is_gone=False), "": None}
+    for state, before in known.items():
         fake.final["7"] = state
-        assert link(run, "100", "7").ended_job == trusted
+        assert link(run, "100", "7").before == before
 
 
 def test_where_jobs_cannot_submit_each_link_takes_the_one_queued_behind_it(run: RunDir, fake: FakeSlurm) -> None:

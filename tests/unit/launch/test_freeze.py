@@ -7,7 +7,9 @@ import pytest
 
 from hpc_grpo.config import Config, load_config, load_resolved
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.chain_record import ChainRecord, write_chain
 from hpc_grpo.launch.freeze import CHANGEABLE, freeze, may_change, working_dir
+from hpc_grpo.run_dir import RunDir
 
 
 def config(root: Path, *overrides: str) -> Config:
@@ -38,8 +40,13 @@ def test_the_same_config_resumes(tmp_path: Path) -> None:
     assert json.loads(again.run.source.read_text())["resumed"][0]["argv"] == ["again"]
 
 
+def leave_a_step(run: RunDir) -> None:
+    run.ledger.write_text('{"step": 1, "attempt": 1, "ordinals": [0]}\n')
+
+
 def test_another_config_may_not_take_the_name(tmp_path: Path) -> None:
     frozen = freeze(config(tmp_path), [], [])
+    leave_a_step(frozen.run)
     before = frozen.run.config.read_text()
     with pytest.raises(ConfigError) as caught:
         freeze(config(tmp_path, "train.lr=1e-3", "checkpoint.every_steps=7"), [], [])
@@ -47,6 +54,18 @@ def test_another_config_may_not_take_the_name(tmp_path: Path) -> None:
     assert "train.lr: 0.0001 there, 0.001 now" in str(caught.value)
     assert "checkpoint" not in str(caught.value)
     assert frozen.run.config.read_text() == before
+
+
+def test_a_run_that_was_refused_takes_the_corrected_config(tmp_path: Path) -> None:
+    run = freeze(config(tmp_path, "train.lr=1e-3"), [], []).run
+    frozen = freeze(config(tmp_path, "train.lr=1e-4"), [], [])
+    assert frozen.changed == {"train.lr": (1e-3, 1e-4)}
+    assert load_resolved(run.config).train.lr == 1e-4
+    write_chain(run, ChainRecord().with_link("7"))
+    with pytest.raises(ConfigError, match="taken by another config"):
+        freeze(config(tmp_path, "train.lr=1e-3"), [], [])  # job 7 waits to train with the other
+    write_chain(run, ChainRecord(ended="The configuration must be changed first.").with_link("7"))
+    assert freeze(config(tmp_path, "train.lr=1e-3"), [], []).changed
 
 
 def test_keys_that_do_not_change_what_is_learned_may_differ(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.errors import RunHeldError
-from hpc_grpo.launch.holder import Hold, Holder, _retire, read_holder, refuse_if_held
+from hpc_grpo.launch.holder import EndedJob, Hold, Holder, _retire, read_holder, refuse_if_held
 from hpc_grpo.launch.processes import start_time
 from hpc_grpo.run_dir import RunDir, write_json_atomic
 
@@ -67,7 +67,25 @@ def test_on_another_host_the_beat_decides(tmp_path: Path) -> None:
 def test_a_job_that_slurm_says_is_over_is_not_waited_for(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     write_json_atomic(run.holder, asdict(holder("nid007", 1, 1)))
-    Hold.take(run, "18", 4, ended_job="17", sleep=lambda _: pytest.fail("it waited")).release()
+    Hold.take(run, "18", 4, before=EndedJob("17", is_gone=True), sleep=lambda _: pytest.fail("it waited")).release()
+
+
+def test_a_job_that_slurm_lost_sight_of_is_told_to_end_and_waited_for(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_json_atomic(run.holder, asdict(holder("nid007", 1, 1)))
+    slept: list[float] = []
+
+    def beats(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            write_json_atomic(run.holder, asdict(holder("nid007", 1, 1, beat_at=2.0)))
+
+    hold = Hold.take(run, "18", 4, before=EndedJob("17", is_gone=False), sleep=beats)
+    assert slept == [1.0, 1.0, 1.0, 90.0]
+    held = read_holder(run)
+    assert held is not None
+    assert held.job_id == "18"  # which the one on nid007 finds, and ends
+    hold.release()
 
 
 def test_submitting_is_refused_while_the_holder_gives_signs_of_life(tmp_path: Path) -> None:
