@@ -48,7 +48,7 @@ slurm-shell:     ## A shell on its login node
 	@python3 -m tools.virtual_slurm exec -- bash
 
 slurm-test: setup slurm-install ## The tests on real Slurm (root)
-	@$(PYTHON_BIN) -m pytest tests/slurm -m 'slurm and not long' -rs
+	@$(PYTHON_BIN) -m pytest tests/slurm -m 'slurm and not long' -rs --durations=12
 
 long: setup      ## Tests that `make test` leaves out for their time
 	@$(PYTHON_BIN) -m pytest -m 'long and not slurm'

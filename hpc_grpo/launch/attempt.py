@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import dataclass
 
 from hpc_grpo.config import load_resolved
-from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE
+from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchError
 from hpc_grpo.launch.chain import ChainLink
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.holder import Hold
@@ -15,6 +16,8 @@ from hpc_grpo.launch.supervisor import Supervisor
 from hpc_grpo.launch.telling import say
 from hpc_grpo.launch.topology import Topology, detect, step_command, step_environment
 from hpc_grpo.run_dir import RunDir
+
+_ASK_AGAIN_S = (2.0, 10.0, 30.0, 60.0)
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ def run_attempt(run: RunDir, driver: str, role: JobRole) -> int:
     `driver` is a module or a .py file; it is run with the run directory as its argument.
     """
     config = load_resolved(run.config)
-    topology = detect()
+    topology = _patiently_detected() if role.is_link else detect()
     is_link = role.is_link and topology.source == "slurm"
     if run.is_complete() and not is_link:  # a link also has to say that its chain is over
         say(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
@@ -49,6 +52,17 @@ def run_attempt(run: RunDir, driver: str, role: JobRole) -> int:
     if not decision.goes_on:
         return EXIT_COMPLETE if run.is_complete() else EXIT_CRASH if decision.gave_up else EXIT_RESUMABLE
     return _supervise(Supervisor(run, config, topology, command, working_dir(run)), run, topology, link)
+
+
+def _patiently_detected() -> Topology:
+    """As `detect`, asking a Slurm that does not answer again: a link that ends here would end its chain."""
+    for pause_s in _ASK_AGAIN_S:
+        try:
+            return detect()
+        except LaunchError as error:
+            say(f"{error} Asking again in {pause_s:.0f} s.")
+            time.sleep(pause_s)
+    return detect()
 
 
 def _supervise(supervisor: Supervisor, run: RunDir, topology: Topology, link: ChainLink | None) -> int:

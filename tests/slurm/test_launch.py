@@ -96,7 +96,7 @@ def test_sbatch_brings_up_two_nodes_and_leaves_nothing(slurm_cluster: SlurmClust
 
 def test_submit_hands_in_a_frozen_run_and_returns(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     # A driver with more to do: its exit code 75 must become the job's.
-    words = ["submit", *arguments(tmp_path), "--nodes", "2", "--time", "5", "--partition", "workq"]
+    words = ["submit", *arguments(tmp_path), "--nodes", "2", "--time", "5", "--partition", "nodefmem"]
     words += ["launch.slurm.gpus_per_node=4", "launch.slurm.cpus_per_node=2", "launch.setup_lines=[export MINE=set]"]
     command = [sys.executable, "-m", "hpc_grpo.cli", *words]
     done = slurm_cluster.run(command, environment={**ENVIRONMENT, "HPC_GRPO_STAND_IN_EXIT": "75"}, cwd=tmp_path)

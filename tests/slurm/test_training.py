@@ -98,6 +98,7 @@ def test_sbatch_of_a_shell_config_with_zero_2(
 def test_submit_with_zero_3(slurm_cluster: SlurmCluster, workspace: Path, one_learner: RunDir) -> None:
     config = config_of(workspace, "zero3", zero_stage=3, engines_per_node=1)
     command: list[Any] = [sys.executable, "-m", "hpc_grpo.cli", "submit", str(config), "--nodes", "2"]
+    command += ["--partition", "nodefmem"]
     done = slurm_cluster.run(command, environment=ENVIRONMENT, cwd=workspace)
     assert done.returncode == 0, done.stderr
     end = slurm_cluster.wait_for_job(int(done.stdout.split()[2]), DEADLINE_S)

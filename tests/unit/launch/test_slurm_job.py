@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -88,3 +88,34 @@ def test_nodes_are_excluded_only_where_enough_are_left(
         with pytest.raises(LaunchError, match="without nid002 its partition has fewer than 2 nodes"):
             exclude_nodes(job, ["nid002"])
         assert not any("update" in call for call in asked)
+
+
+def asked(answers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Slurm whose commands answer so; one that is not named fails."""
+
+    def output_of(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+        if argv[0] not in answers:
+            raise LaunchError(f"{argv[0]} failed: no such command")
+        return answers[argv[0]]
+
+    monkeypatch.setattr(slurm_job, "output_of", output_of)
+
+
+RUNNING, TIMED_OUT = "JobId=7 JobState=RUNNING", "JobId=7 JobState=TIMEOUT"
+
+
+@pytest.mark.parametrize(
+    ("answers", "state"),
+    [
+        ({"sacct": "CANCELLED by 1000\n"}, "CANCELLED by 1000"),
+        ({"scontrol": TIMED_OUT}, "TIMEOUT"),  # no accounting on this site
+        ({"sacct": "RUNNING\n", "scontrol": TIMED_OUT}, "TIMEOUT"),  # accounting is behind
+        ({"sacct": "", "scontrol": RUNNING}, ""),
+        ({}, ""),
+    ],
+)
+def test_how_a_job_ended_with_and_without_accounting(
+    answers: dict[str, str], state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked(answers, monkeypatch)
+    assert slurm_job.final_state("7") == state
