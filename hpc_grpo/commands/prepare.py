@@ -110,7 +110,7 @@ def _pace(config: Config) -> MeasuredPace | None:
     from hpc_grpo.plan.pace import measured_pace
     from hpc_grpo.run_dir import RunDir
 
-    run = RunDir(config.run_path.expanduser().absolute())
+    run = RunDir(config.run_path)
     state = read_state(run)
     is_known = config.train.total_epochs is None
     total_steps = make_budget(config, 1).total_steps if is_known else state.total_steps if state else None

@@ -85,7 +85,7 @@ def submit(
     from hpc_grpo.run_dir import RunDir
 
     request = load_request(config_name, [*sets, *overrides, *slurm_overrides(options)])
-    run = RunDir(request.config.run_path.absolute())
+    run = RunDir(request.config.run_path)
     script = slurm.render(request.config.launch, run, slurm.attempt_command(run, driver))
     if dry_run or test_only:
         click.echo(slurm.start_estimate(script) if test_only else script, nl=False)

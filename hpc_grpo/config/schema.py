@@ -13,6 +13,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    field_validator,
 )
 
 from hpc_grpo.config.launch_schema import LaunchConfig
@@ -26,8 +27,18 @@ class Section(BaseModel):
 
 class RunConfig(Section):
     name: str = Field(description="Name of the run; its folder below `root`.")
-    root: Path = Field(Path("runs"), description="Folder that holds the run directories; shared by all nodes.")
+    root: Path = Field(
+        Path("runs"), description="Folder that holds the run directories, made absolute; shared by all nodes."
+    )
     seed: NonNegativeInt = Field(0, description="Decides the shuffle, the sampling and the initial RNG state.")
+
+    @field_validator("root")
+    @classmethod
+    def _absolute(cls, root: Path) -> Path:
+        try:
+            return root.expanduser().absolute()
+        except RuntimeError as error:  # ~name of nobody
+            raise ValueError(f"{error} Give the whole path") from error
 
 
 class ModelConfig(Section):
@@ -229,6 +240,7 @@ class Config(Section):
 
     @property
     def run_path(self) -> Path:
+        """The run directory, absolute."""
         return self.run.root / self.run.name
 
     @property

@@ -32,7 +32,7 @@ class Context:
     @property
     def root(self) -> Path:
         """Where run directories are made, absolute."""
-        return (self.config.run.root if self.config else DEFAULT_ROOT).expanduser().absolute()
+        return self.config.run.root if self.config else DEFAULT_ROOT.absolute()
 
     @property
     def job_environ(self) -> Mapping[str, str]:

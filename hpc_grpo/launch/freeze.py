@@ -64,7 +64,6 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Fro
             f"launch.env must not hold secrets ({', '.join(secret)}): config.yaml is kept and shared. Export them in "
             f"the environment and, unless their prefix is let through already, name them in launch.pass_env."
         )
-    config = _with_absolute_root(config)
     run = RunDir(config.run_path)
     run.create()
     if not run.config.exists():
@@ -115,11 +114,6 @@ def _never_trained(run: RunDir) -> bool:
 def _is_long_word(value: Any) -> bool:
     """Whether a value may be a key or a password: not so `stop_token: </s>`."""
     return isinstance(value, str) and len(value) >= _SECRET_LENGTH and not any(char.isspace() for char in value)
-
-
-def _with_absolute_root(config: Config) -> Config:
-    root = config.run.root.expanduser().absolute()
-    return config.model_copy(update={"run": config.run.model_copy(update={"root": root})})
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:

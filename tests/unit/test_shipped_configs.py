@@ -18,7 +18,7 @@ RUNS = sorted({*CONFIGS_DIR.rglob("*.yaml"), *CONFIGS_DIR.rglob("*.sh")} - {*SIT
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_it_loads_and_gives_a_job_script(path: Path) -> None:
     config = load_request(str(path), []).config
-    run = RunDir(config.run_path.absolute())
+    run = RunDir(config.run_path)
     script = render(config.launch, run, attempt_command(run))
     assert script.startswith("#!/bin/bash\n")
 

@@ -43,8 +43,22 @@ def test_minimal_config_has_the_documented_defaults(minimal: Path) -> None:
     config = load(minimal)
     assert (config.task, config.engine.engines_per_node, config.rollout.max_policy_lag) == ("grpo", 3, 0)
     assert [reward.name for reward in config.rewards] == ["correctness"]
-    assert config.run_path == Path("runs/tiny")
+    assert config.run_path == Path.cwd() / "runs" / "tiny"
     assert config.max_model_len == 512 + 256
+
+
+@pytest.mark.parametrize(("root", "below"), [("~/my runs", "/home/me/my runs"), ("/a/runs", "/a/runs"), ("b", None)])
+def test_the_root_of_runs_is_absolute_from_the_start(
+    root: str, below: str | None, minimal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert load(minimal, f"run.root={root}").run_path == Path(below or Path.cwd() / "b") / "tiny"
+
+
+def test_the_home_of_nobody_is_one_error(minimal: Path) -> None:
+    error = error_of(minimal, "run.root=~nobody-of-this-name/runs")
+    assert "run.root = '~nobody-of-this-name/runs'" in error
+    assert "Give the whole path" in error
 
 
 def test_overrides_take_types_from_yaml(minimal: Path) -> None:
