@@ -33,7 +33,9 @@ class Journal:
 
     def record_eval(self, step: int, metrics: Mapping[str, float]) -> None:
         """The eval before the first step; later ones are part of their step's record."""
-        self._write(step, {**metrics, **self.timer.finish_step()})
+        times = self.timer.finish_step()
+        self._pace.evals.add(times["time/eval_s"])
+        self._write(step, {**metrics, **times})
 
     def record_step(self, state: DriverState, metrics: Mapping[str, float], ordinals: Sequence[int]) -> None:
         """Publish a finished step, and which ordinals it trained on."""
@@ -42,7 +44,7 @@ class Journal:
         tokens_per_s = metrics["tokens/completion_total"] / times["time/step_s"]
         eta_s = self.timer.eta_s(self._budget.total_steps - step)
         self._ledger.append(step, ordinals)
-        self._pace.steps.add(times["time/step_s"])
+        self._pace.add_step(times)
         self._metrics = {**metrics, **times, "throughput/tokens_per_s": tokens_per_s, "time/eta_s": eta_s or 0.0}
         self._write(step, self._metrics)
         self.publish_state(step, "training")
@@ -58,6 +60,7 @@ class Journal:
             tokens_per_s=self._metrics.get("throughput/tokens_per_s"),
             eta_s=self._metrics.get("time/eta_s"),
             step_p95_s=self._pace.steps.p95_s,
+            eval_p95_s=self._pace.evals.p95_s,
             save_p95_s=self._pace.saves.p95_s,
         )
         write_state(self._run_dir, state)
