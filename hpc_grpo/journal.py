@@ -21,7 +21,7 @@ from hpc_grpo.run_dir import RunDir
 class Journal:
     """Times the phases of a step and publishes its metrics when it ends."""
 
-    def __init__(self, config: Config, run_dir: RunDir, budget: Budget, pace: Pace) -> None:
+    def __init__(self, config: Config, run_dir: RunDir, budget: Budget, pace: Pace, timer: StepTimer) -> None:
         self._run_dir = run_dir
         self._budget = budget
         self._pace = pace
@@ -29,7 +29,7 @@ class Journal:
         self._attempt = int(os.environ.get(ATTEMPT_VARIABLE, "1"))
         self._sinks = make_sinks(config, run_dir)
         self._ledger = Ledger(run_dir, self._attempt)
-        self.timer = StepTimer()
+        self.timer = timer
 
     def record_eval(self, step: int, metrics: Mapping[str, float]) -> None:
         """The eval before the first step; later ones are part of their step's record."""

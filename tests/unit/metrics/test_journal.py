@@ -7,6 +7,7 @@ from hpc_grpo.checkpoints import DriverState
 from hpc_grpo.config import Config
 from hpc_grpo.journal import Journal
 from hpc_grpo.metrics.state import read_state
+from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.pace import Pace
 from hpc_grpo.run_dir import RunDir
 
@@ -15,7 +16,8 @@ def test_the_eval_before_the_first_step_is_known_to_the_next_attempt(
     config: Config, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pace = Pace.after(None)
-    journal = Journal(config, run_dir, Budget(total_steps=95, items_per_step=1, items_per_epoch=95), pace)
+    budget = Budget(total_steps=95, items_per_step=1, items_per_epoch=95)
+    journal = Journal(config, run_dir, budget, pace, StepTimer())
     times = [{"time/start_s": 500.0, "time/eval_s": 300.0, "time/step_s": 800.0}, {"time/step_s": 10.0}]
     monkeypatch.setattr(journal.timer, "finish_step", lambda: times.pop(0))
     journal.record_eval(0, {"eval/pass@1": 0.25})
