@@ -36,7 +36,7 @@ class GrpoLoop:
             session.journal.record_eval(state.step, metrics)
         self.rollouts.start_prompts(policy_version)
         timer.start_over()
-        while session.should_go_on(state):
+        while session.should_go_on(state, evaluates=self._evaluates_at(state.step + 1)):
             with timer.phase("generate_wait"):
                 groups = self._take_step(state, policy_version)
             metrics = rollout_metrics(groups, policy_version)
@@ -71,8 +71,11 @@ class GrpoLoop:
             self.weights.publish(policy_version)
         return policy_version
 
+    def _evaluates_at(self, step: int) -> bool:
+        return self.evaluation is not None and self.evaluation.is_due(step, self.session.budget.total_steps)
+
     def _evaluate(self, state: DriverState) -> dict[str, float]:
-        if self.evaluation is None or not self.evaluation.is_due(state.step, self.session.budget.total_steps):
+        if self.evaluation is None or not self._evaluates_at(state.step):
             return {}
         with self.session.journal.timer.phase("eval"):
             return self.evaluation.run(state.step)

@@ -21,7 +21,7 @@ from hpc_grpo.run_dir import RunDir
 class Journal:
     """Times the phases of a step and publishes its metrics when it ends."""
 
-    def __init__(self, config: Config, run_dir: RunDir, budget: Budget, pace: Pace) -> None:
+    def __init__(self, config: Config, run_dir: RunDir, budget: Budget, pace: Pace, timer: StepTimer) -> None:
         self._run_dir = run_dir
         self._budget = budget
         self._pace = pace
@@ -29,11 +29,13 @@ class Journal:
         self._attempt = int(os.environ.get(ATTEMPT_VARIABLE, "1"))
         self._sinks = make_sinks(config, run_dir)
         self._ledger = Ledger(run_dir, self._attempt)
-        self.timer = StepTimer()
+        self.timer = timer
 
     def record_eval(self, step: int, metrics: Mapping[str, float]) -> None:
         """The eval before the first step; later ones are part of their step's record."""
-        self._write(step, {**metrics, **self.timer.finish_step()})
+        times = self.timer.finish_step()
+        self._pace.evals.add(times["time/eval_s"])
+        self._write(step, {**metrics, **times})
 
     def record_step(self, state: DriverState, metrics: Mapping[str, float], ordinals: Sequence[int]) -> None:
         """Publish a finished step, and which ordinals it trained on."""
@@ -42,7 +44,7 @@ class Journal:
         tokens_per_s = metrics["tokens/completion_total"] / times["time/step_s"]
         eta_s = self.timer.eta_s(self._budget.total_steps - step)
         self._ledger.append(step, ordinals)
-        self._pace.steps.add(times["time/step_s"])
+        self._pace.add_step(times)
         self._metrics = {**metrics, **times, "throughput/tokens_per_s": tokens_per_s, "time/eta_s": eta_s or 0.0}
         self._write(step, self._metrics)
         self.publish_state(step, "training")
@@ -58,6 +60,7 @@ class Journal:
             tokens_per_s=self._metrics.get("throughput/tokens_per_s"),
             eta_s=self._metrics.get("time/eta_s"),
             step_p95_s=self._pace.steps.p95_s,
+            eval_p95_s=self._pace.evals.p95_s,
             save_p95_s=self._pace.saves.p95_s,
         )
         write_state(self._run_dir, state)

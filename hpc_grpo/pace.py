@@ -1,4 +1,4 @@
-"""How long steps and saves take in this run, so that a driver can stop in time for the last of each.
+"""How long steps, evals and saves take in this run, so that a driver can stop in time for the last of each.
 
 Kept across attempts in state.json: a new attempt knows the 95th percentiles of the one before.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpc_grpo.metrics.state import RunState
@@ -48,23 +49,36 @@ class Durations:
 
 @dataclass(frozen=True)
 class Pace:
+    """Each of the three apart: one eval in twenty steps would vanish behind the 95th percentile of them all."""
+
     steps: Durations
+    """Without the evals and saves that fell into them."""
+    evals: Durations
     saves: Durations
 
     @staticmethod
     def after(state: RunState | None) -> Pace:
         """The pace that an attempt starts with, from the last state of the one before."""
         if state is None:
-            return Pace(Durations(), Durations())
-        return Pace(Durations(state.step_p95_s), Durations(state.save_p95_s))
+            return Pace(Durations(), Durations(), Durations())
+        return Pace(Durations(state.step_p95_s), Durations(state.eval_p95_s), Durations(state.save_p95_s))
 
-    @property
-    def step_and_save_s(self) -> float:
-        """Seconds that one more step and a save may take: p95 of each.
+    def add_step(self, times: Mapping[str, float]) -> None:
+        """Take in a finished step's times, as `StepTimer.finish_step` has them."""
+        if "time/eval_s" in times:
+            self.evals.add(times["time/eval_s"])
+        apart_s = times.get("time/eval_s", 0.0) + times.get("time/checkpoint_s", 0.0)
+        self.steps.add(times["time/step_s"] - apart_s)
+
+    def step_and_save_s(self, *, evaluates: bool) -> float:
+        """Seconds that one more step and a save may take: p95 of each, and of an eval if the step `evaluates`.
 
         An attempt's first step counts as nothing: one slow step in the past must not keep all later attempts from
         ever taking another.
         """
         step_s = self.steps.p95_s or 0.0
         save_s = max(step_s, _SAVE_BEFORE_MEASURED_S) if self.saves.p95_s is None else self.saves.p95_s
-        return (step_s if self.steps.is_measured else 0.0) + save_s
+        if not self.steps.is_measured:
+            return save_s
+        eval_s = step_s if self.evals.p95_s is None else self.evals.p95_s
+        return step_s + (eval_s if evaluates else 0.0) + save_s

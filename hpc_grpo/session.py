@@ -28,10 +28,11 @@ class Session:
     def is_complete(self, state: DriverState) -> bool:
         return state.step >= self.budget.total_steps
 
-    def should_go_on(self, state: DriverState) -> bool:
+    def should_go_on(self, state: DriverState, *, evaluates: bool = False) -> bool:
+        """Whether to take one more step; `evaluates`: whether an eval is part of it."""
         if self.is_complete(state):
             return False
-        reason = self.stop.reason(self.pace.step_and_save_s)
+        reason = self.stop.reason(self.pace.step_and_save_s(evaluates=evaluates))
         if reason is None:
             return True
         print(f"Stopping after step {state.step}: {reason}.", flush=True)

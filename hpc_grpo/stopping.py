@@ -35,7 +35,7 @@ class StopRequest:
             return "the STOP file"
         needed_s = step_and_save_s + _MARGIN_S
         if self._ends_at is not None and self._ends_at - time.time() < needed_s:
-            return f"the end of the allocation ({needed_s:.0f} s kept for a step and a checkpoint)"
+            return f"the end of the allocation ({needed_s:.0f} s kept for the next step and a checkpoint)"
         return None
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:

@@ -7,19 +7,21 @@ Its exit code says how it ended (see errors.py). It knows Ray and the run direct
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import ray
 
 from hpc_grpo.budget import make_budget
 from hpc_grpo.checkpoints import Checkpoints, DriverState
-from hpc_grpo.config import load_resolved
+from hpc_grpo.config import Config, load_resolved
 from hpc_grpo.data import DemonstrationStream
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, HpcGrpoError
 from hpc_grpo.grpo import GrpoLoop
 from hpc_grpo.inputs import Inputs, load_inputs
 from hpc_grpo.journal import Journal
 from hpc_grpo.metrics.state import read_state
+from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.pace import Pace
 from hpc_grpo.placement import reserve_nodes
 from hpc_grpo.ray_address import wait_for_ray
@@ -38,35 +40,40 @@ def train(run_dir: RunDir) -> bool:
 
     Raises HpcGrpoError for whatever the user can act on.
     """
-    config = load_resolved(run_dir.config)
-    inputs = load_inputs(config)
+    config, timer = load_resolved(run_dir.config), StepTimer()
+    with closing(Watchdog(timer, {key.removesuffix("_s"): value for key, value in config.deadlines})):
+        return _train(config, run_dir, timer)
+
+
+def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
+    with timer.phase("start"):
+        inputs = load_inputs(config)
     budget = make_budget(config, len(inputs.stream))
     stop = StopRequest(run_dir)
     address = wait_for_ray(lambda: stop.reason(0.0) is not None)
     if address is None:
         return False
-    ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="hpc-grpo")
+    with timer.phase("start"):
+        ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="hpc-grpo")
     stop.listen()
     pace = Pace.after(read_state(run_dir))
-    journal = Journal(config, run_dir, budget, pace)
-    watchdog = Watchdog(journal.timer, {key.removesuffix("_s"): value for key, value in config.deadlines})
+    journal = Journal(config, run_dir, budget, pace, timer)
     try:
-        with journal.timer.phase("start"):
+        with timer.phase("start"):
             workers = Workers(config, reserve_nodes(config), inputs, budget.total_steps * config.train.num_minibatches)
             workers.start()
         checkpoints = Checkpoints(config, run_dir, workers.learners, pace.saves)
         session = Session(config, run_dir, budget, journal, checkpoints, stop, pace)
         state = _run_loop(session, workers, inputs)
-        with journal.timer.phase("checkpoint"):
+        with timer.phase("checkpoint"):
             checkpoints.save(state)
         if not session.is_complete(state):
             journal.publish_state(state.step, "stopped")
             return False
-        with journal.timer.phase("checkpoint"):
+        with timer.phase("checkpoint"):
             checkpoints.export(state)
         journal.publish_state(state.step, "complete")
     finally:
-        watchdog.close()
         journal.close()
     write_atomic(run_dir.complete_marker, f"step {state.step}\n")
     print(f"COMPLETE after {state.step} steps. Model: {run_dir.export(state.step)}", flush=True)
@@ -74,13 +81,17 @@ def train(run_dir: RunDir) -> bool:
 
 
 def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState:
-    state = session.checkpoints.resume()
+    timer = session.journal.timer
+    with timer.phase("resume"):
+        state = session.checkpoints.resume()
     session.journal.publish_state(state.step, "starting")
     if state.step:
         print(f"Resuming after step {state.step} of {session.budget.total_steps}.", flush=True)
     if isinstance(inputs.stream, DemonstrationStream):
         return SftLoop(session, inputs.stream, workers.learners).run(state)
-    config, weights = session.config, workers.connect_weights()
+    with timer.phase("start"):
+        weights = workers.connect_weights()
+    config = session.config
     sampler = workers.group_sampler(weights)
     rollouts = RolloutScheduler(config, inputs.stream, sampler, state.step, session.budget.total_steps)
     evaluation = None

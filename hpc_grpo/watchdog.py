@@ -1,11 +1,13 @@
 """A phase that makes no progress ends the driver, with the stacks of every process of the run kept.
 
 The driver only says that it is stuck, in a file of the attempt: the supervisor reads it, has every node agent ask
-its processes for their Python stacks (`dump_stacks_on_signal`), and then kills the driver.
+its processes for their Python stacks (`dump_stacks_on_signal`), and then kills the driver. Where the file cannot be
+written (a checkpoint that waits on a full disk is such a phase) the driver prints its own stacks and ends itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import socket
@@ -15,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpc_grpo.contract import ATTEMPT_DIR_VARIABLE, STACKS_NAME, STACKS_SIGNAL, STUCK_NAME
+from hpc_grpo.errors import EXIT_CRASH
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run_dir import write_atomic
 
@@ -44,10 +47,15 @@ class Watchdog:
 
 
 def say_stuck(why: str) -> None:
-    """Tell the supervisor, which ends this process."""
-    print(f"error: {why}", flush=True)
+    """Tell the supervisor, which ends this process; where it cannot be told, this process ends at once."""
+    with contextlib.suppress(OSError):
+        print(f"error: {why}", flush=True)
     if folder := os.environ.get(ATTEMPT_DIR_VARIABLE):
-        write_atomic(Path(folder) / STUCK_NAME, why)
+        try:
+            write_atomic(Path(folder) / STUCK_NAME, why)
+        except OSError:
+            faulthandler.dump_traceback(all_threads=True)
+            os._exit(EXIT_CRASH)  # from a thread, and past whatever is stuck
 
 
 def dump_stacks_on_signal(role: str) -> None:

@@ -174,7 +174,12 @@ class WeightsConfig(Section):
 
 
 class DeadlinesConfig(Section):
-    start_s: PositiveFloat = Field(1800.0, description="Learners and engines must be up by then.")
+    start_s: PositiveFloat = Field(
+        1800.0, description="Reading the inputs; learners and engines coming up; comparing their parameters: each."
+    )
+    resume_s: PositiveFloat = Field(
+        14400.0, description="Checking and loading a checkpoint, rewriting it for another number of learners included."
+    )
     generate_wait_s: PositiveFloat = Field(7200.0, description="A step's rollouts, grading included.")
     train_s: PositiveFloat = Field(7200.0, description="The optimizer steps of one step.")
     checkpoint_s: PositiveFloat = Field(3600.0, description="A checkpoint and an export.")

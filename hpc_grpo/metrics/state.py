@@ -17,7 +17,8 @@ Phase = Literal["starting", "training", "stopped", "complete"]
 class RunState:
     """`reward`, `tokens_per_s` and `eta_s` are None until a step has ended; times are Unix seconds.
 
-    `step_p95_s` and `save_p95_s` are the 95th percentiles of what a step and a checkpoint take (see pace.py).
+    `step_p95_s`, `eval_p95_s` and `save_p95_s` are the 95th percentiles of what a step, without what follows, an eval
+    and a checkpoint take (see pace.py).
     """
 
     step: int
@@ -28,6 +29,7 @@ class RunState:
     tokens_per_s: float | None = None
     eta_s: float | None = None
     step_p95_s: float | None = None
+    eval_p95_s: float | None = None
     save_p95_s: float | None = None
     heartbeat: float = field(default_factory=time.time)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.contract import ATTEMPT_DIR_VARIABLE, STACKS_NAME, STACKS_SIGNAL, STUCK_NAME
+from hpc_grpo.errors import EXIT_CRASH
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.watchdog import Watchdog
 
@@ -33,6 +34,25 @@ def test_a_phase_past_its_deadline_is_told_in_words(tmp_path: Path, monkeypatch:
         wait_until(stuck.exists)
     watchdog.close()
     assert stuck.read_text() == "The driver was in 'train' for more than deadlines.train_s = 0.1."
+
+
+def test_on_a_full_disk_a_stuck_driver_prints_its_stacks_and_ends(tmp_path: Path) -> None:
+    program = (
+        "import errno, time\n"
+        "from hpc_grpo import watchdog\n"
+        "from hpc_grpo.metrics.timing import StepTimer\n"
+        "def refuse(path, text): raise OSError(errno.ENOSPC, 'No space left on device')\n"
+        "def hang_here(): time.sleep(600)\n"
+        "watchdog.write_atomic = refuse\n"
+        "timer = StepTimer()\n"
+        "watchdog.Watchdog(timer, {'checkpoint': 0.1})\n"
+        "with timer.phase('checkpoint'): hang_here()\n"
+    )
+    env = {**os.environ, ATTEMPT_DIR_VARIABLE: str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == EXIT_CRASH
+    assert done.stdout == "error: The driver was in 'checkpoint' for more than deadlines.checkpoint_s = 0.1.\n"
+    assert "hang_here" in done.stderr
 
 
 def test_a_process_answers_the_signal_with_the_stacks_of_all_threads(tmp_path: Path) -> None:
