@@ -80,7 +80,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeAgent
     (tmp_path / "full").touch()
     handlers = {sig: signal.getsignal(sig) for sig in (signal.SIGTERM, signal.SIGINT)}
     reader, writer = os.pipe()
-    with open(writer, "wb") as reports:
+    with os.fdopen(writer, "wb") as reports:
         yield NodeAgent(replace(SPEC, log_dir=str(tmp_path / "full" / "logs")), Lease(reader), reports)
     os.close(reader)
     for sig, handler in handlers.items():
