@@ -57,7 +57,7 @@ def host_name(node: NodeFacts, _needs: Needs) -> Finding:
 def free_ports(node: NodeFacts, _needs: Needs) -> Finding:
     if node.ports_error:
         return failure("free ports", node.ports_error, "end what holds them on the node, or exclude the node")
-    return ok("free ports", "a block below the ephemeral range is free")
+    return ok("free ports", "a block of them is free")
 
 
 def temp_dir(node: NodeFacts, _needs: Needs) -> Finding:

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import socket
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ LOOPBACK_IP = "127.0.0.2"
 """Ray replaces 127.0.0.1 by an address it finds by a probe of 8.8.8.8; the rest of 127/8 it leaves alone."""
 
 _LOWEST_PORT = 10240
+_HIGHEST_PORT = 65535
 
 
 def address_of(interface: str) -> str | None:
@@ -84,17 +86,14 @@ _NUM_FIXED_PORTS = 7
 
 
 def choose_ports(tag: str, num_cpus: int, skip: int = 0) -> RayPorts:
-    """A free block of ports below the ephemeral range, at a place that follows from the attempt's tag.
+    """A free block of ports, at a place that follows from the attempt's tag and outside the ephemeral range if it can.
 
     Two jobs on one node start looking at different places. `skip` passes over so many free blocks, for a
     retry after losing a race. Raises LaunchError when no block is free.
     """
     num_workers = 64 + 2 * num_cpus
     stride = _NUM_FIXED_PORTS + num_workers
-    num_slots = (_first_ephemeral_port() - _LOWEST_PORT) // stride
-    first = int.from_bytes(hashlib.sha256(tag.encode()).digest()[:4], "big") % num_slots
-    for step in range(num_slots):
-        base = _LOWEST_PORT + (first + step) % num_slots * stride
+    for base in block_starts(tag, stride, _ephemeral_ports()):
         if not all(_is_free(port) for port in range(base, base + stride)):
             continue
         if skip:
@@ -103,11 +102,29 @@ def choose_ports(tag: str, num_cpus: int, skip: int = 0) -> RayPorts:
         gcs, objects, nodes, http, grpc, env, dashboard = range(base, base + _NUM_FIXED_PORTS)
         first_worker, last_worker = base + _NUM_FIXED_PORTS, base + stride - 1
         return RayPorts(gcs, objects, nodes, http, grpc, env, dashboard, first_worker, last_worker)
-    raise LaunchError(f"No {stride} consecutive free ports from {_LOWEST_PORT} to {_first_ephemeral_port()}.")
+    raise LaunchError(f"No {stride} consecutive free ports from {_LOWEST_PORT} to {_HIGHEST_PORT}.")
 
 
-def _first_ephemeral_port() -> int:
-    return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+def block_starts(tag: str, stride: int, ephemeral: range) -> Iterator[int]:
+    """Where to look for a block of `stride` ports: below the ephemeral ports, then above them, among them last.
+
+    Any program's outgoing connection may take one of those, also after it was found free.
+    """
+    turn = int.from_bytes(hashlib.sha256(tag.encode()).digest()[:4], "big")
+    below = range(_LOWEST_PORT, ephemeral.start)
+    above = range(max(ephemeral.stop, _LOWEST_PORT), _HIGHEST_PORT + 1)
+    among = range(max(ephemeral.start, _LOWEST_PORT), ephemeral.stop)
+    for room in (below, above, among):
+        starts = range(room.start, room.stop - stride + 1, stride)
+        first = turn % max(1, len(starts))
+        yield from starts[first:]
+        yield from starts[:first]
+
+
+def _ephemeral_ports() -> range:
+    """The ports that the kernel gives to connections which ask for none."""
+    first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    return range(int(first), int(last) + 1)
 
 
 def _is_free(port: int) -> bool:

@@ -7,6 +7,7 @@ ends its own descendants only, copies the logs and removes the folders it made.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
@@ -19,7 +20,7 @@ from types import FrameType
 from typing import IO
 
 from hpc_grpo.contract import STACKS_SIGNAL
-from hpc_grpo.errors import LaunchError
+from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.launch import ray_cluster
 from hpc_grpo.launch.network import choose_ports, node_address
 from hpc_grpo.launch.node_dirs import OwnedDir, shm_dir_path, sweep
@@ -32,6 +33,7 @@ from hpc_grpo.launch.processes import (
     reap_adopted,
 )
 from hpc_grpo.launch.protocol import STACKS_REQUEST, NodeReport, NodeSpec, spec_from_line
+from hpc_grpo.launch.telling import not_worth_the_run, say
 from hpc_grpo.launch.topology import node_resources
 
 _POLL_S = 0.25
@@ -106,9 +108,10 @@ class NodeAgent:
         """Serve until the end; returns 0 when asked to end, 1 when Ray failed."""
         try:
             failure = self._serve()
-        except LaunchError as error:
+        except (HpcGrpoError, OSError) as error:
             failure = str(error)
-        num_killed = self._tear_down()
+        finally:
+            num_killed = self._tear_down()
         if failure:
             self._report(NodeReport("failed", self._spec.node, why=failure))
         self._report(NodeReport("gone", self._spec.node, num_killed=num_killed))
@@ -124,7 +127,7 @@ class NodeAgent:
             if self._terminated or self._lease.ended_by:
                 return ""
             # A port can be lost between the test and the start: once more elsewhere.
-            print(f"ray start ended with {ended}, try {tries + 1} of {_MAX_RAY_STARTS}", file=sys.stderr)
+            say(f"ray start ended with {ended}, try {tries + 1} of {_MAX_RAY_STARTS}", sys.stderr)
             self._end_ray()
         return f"ray start failed {_MAX_RAY_STARTS} times; see {self._ray_log}. Its last lines:\n{self._tail()}"
 
@@ -181,7 +184,8 @@ class NodeAgent:
         """Signal those of our processes that answer it; it would kill the others."""
         for pid in descendants(os.getpid()):
             if catches(pid, STACKS_SIGNAL):
-                os.kill(pid, STACKS_SIGNAL)
+                with contextlib.suppress(ProcessLookupError):  # it has ended since
+                    os.kill(pid, STACKS_SIGNAL)
 
     def _goes_on(self) -> bool:
         return not self._terminated and self._lease.check(self._spec.lease_s, _POLL_S)
@@ -191,7 +195,7 @@ class NodeAgent:
         if not self._dirs:
             for path in paths:
                 for leftover in sweep(path.parent):
-                    print(f"removed {leftover}: its agent is dead", file=sys.stderr)
+                    say(f"removed {leftover}: its agent is dead", sys.stderr)
                 self._dirs.append(OwnedDir(path))
         return paths
 
@@ -201,9 +205,11 @@ class NodeAgent:
         for owned in reversed(self._dirs):
             logs = owned.path / ray_cluster.TEMP_DIR_NAME / "session_latest" / "logs"
             if logs.is_dir():
-                before = len(list(self._log_dir.glob("ray*/")))  # of Rays before this one, in the same attempt
-                copy_logs(logs, self._log_dir / (f"ray-{before + 1}" if before else "ray"))
-            owned.remove()
+                with not_worth_the_run("Ray's logs were not copied", sys.stderr):
+                    before = len(list(self._log_dir.glob("ray*/")))  # of Rays before this one, in the same attempt
+                    copy_logs(logs, self._log_dir / (f"ray-{before + 1}" if before else "ray"))
+            with not_worth_the_run(f"{owned.path} was not removed", sys.stderr):
+                owned.remove()
         return num_killed
 
     def _end_ray(self) -> int:
@@ -215,7 +221,7 @@ class NodeAgent:
             while self._ray.poll() is None and time.monotonic() - begun < self._end_grace_s:
                 time.sleep(0.05)
             if self._ray.poll() is None:
-                print(f"ray start did not end within {self._end_grace_s:.1f} s of SIGTERM", file=sys.stderr)
+                say(f"ray start did not end within {self._end_grace_s:.1f} s of SIGTERM", sys.stderr)
         leftover_s = _URGENT_GRACE_S if self._terminated else _LEFTOVER_GRACE_S
         killed = end_processes(lambda: descendants(os.getpid()), leftover_s)
         reap_adopted(keep=[])  # pid 1 of a container may never do it

@@ -23,9 +23,13 @@ class OwnedDir:
     def __init__(self, path: Path) -> None:
         path.mkdir(mode=0o700, parents=True)
         self.path = path
-        self._lock = os.open(path / _LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        os.write(self._lock, socket.gethostname().encode())
+        try:
+            self._lock = os.open(path / _LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            os.write(self._lock, socket.gethostname().encode())
+        except OSError:
+            shutil.rmtree(path)  # a full disk: no later agent would know it for a leftover
+            raise
 
     def remove(self) -> None:
         _remove(self.path)

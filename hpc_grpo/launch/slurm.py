@@ -80,6 +80,7 @@ _OWNED: dict[str, str] = {
     "output": "logs belong to the run directory",
     "error": "logs belong to the run directory",
     "wrap": "the job runs the supervisor",
+    "array": "a run is a chain of jobs, one after the other; the tasks of an array would fight for it",
     "dependency": "links of a chain depend on each other",
 }
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import TextIO
 
 
-def say(text: str) -> None:
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print to `stream`, which is stdout where none is named."""
     with contextlib.suppress(OSError):
-        print(text, flush=True)
+        print(text, file=stream, flush=True)
 
 
 @contextlib.contextmanager
-def not_worth_the_run(what: str) -> Iterator[None]:
+def not_worth_the_run(what: str, stream: TextIO | None = None) -> Iterator[None]:
     """Go on after an OSError in the block, and say what could not be done."""
     try:
         yield
     except OSError as error:
-        say(f"{what}: {error}")
+        say(f"{what}: {error}", stream)

@@ -13,7 +13,7 @@ def test_ports_are_distinct_free_and_below_the_ephemeral_range() -> None:
     ports = network.choose_ports("job-1-0", 4)
     *fixed, first, last = astuple(ports)
     assert len({*fixed, *range(first, last + 1)}) == 7 + 64 + 2 * 4
-    assert last < network._first_ephemeral_port()
+    assert last < network._ephemeral_ports().start
     assert ports == network.choose_ports("job-1-0", 4)
 
 
@@ -32,6 +32,38 @@ def test_skip_passes_over_free_blocks() -> None:
 
 def test_different_jobs_look_at_different_places() -> None:
     assert len({network.choose_ports(f"{job}-1-0", 4).gcs for job in range(8)}) > 4
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "lowest", "highest"),
+    [
+        (32768, 60999, 10240, 32767),  # Linux as it comes
+        (1024, 65535, 10240, 65535),  # nothing is left outside: among them
+        (1024, 60999, 61000, 65535),
+        (10300, 60999, 61000, 65535),  # less than a block is left below
+        (10240, 65500, 10240, 65500),
+        (1024, 4999, 10240, 65535),
+        (32768, 65535, 10240, 32767),
+    ],
+)
+def test_blocks_keep_off_the_ephemeral_range_where_there_is_room(
+    first: int, last: int, lowest: int, highest: int
+) -> None:
+    stride, ephemeral = 100, range(first, last + 1)
+    starts = list(network.block_starts("job-4-0", stride, ephemeral))
+    blocks = [range(start, start + stride) for start in starts]
+    room = (highest + 1 - lowest) // stride
+    assert sorted(starts[:room]) == list(range(lowest, highest - stride + 2, stride))
+    assert all(block.start >= 10240 and block.stop <= 65536 for block in blocks)
+    assert len({port for block in blocks for port in block}) == len(blocks) * stride
+    among = [block[0] in ephemeral or block[-1] in ephemeral for block in blocks]
+    assert among == sorted(among), "those outside come first"
+
+
+def test_ports_are_found_where_every_port_is_ephemeral(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_ephemeral_ports", lambda: range(1024, 65536))
+    ports = network.choose_ports("job-5-0", 4)
+    assert 10240 <= ports.gcs < ports.last_worker <= 65535
 
 
 def test_an_unknown_interface_is_named_with_those_that_exist() -> None:

@@ -1,11 +1,20 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
 
 from hpc_grpo.launch import node
-from hpc_grpo.launch.node import Lease, copy_logs
+from hpc_grpo.launch.node import Lease, NodeAgent, copy_logs
+from hpc_grpo.launch.node_dirs import OwnedDir, shm_dir_path
 from hpc_grpo.launch.protocol import NodeReport, NodeSpec, report_from_line
 
 SPEC = NodeSpec("n1", "17-1-0", "", "/token", "/logs", "/work", None, True, None, 1.0, env={"A": "b"})
@@ -62,3 +71,64 @@ def test_logs_are_copied_without_empty_ones_and_huge_ones_from_their_end(tmp_pat
     copy_logs(source, tmp_path / "copy")
     copied = {p.relative_to(tmp_path / "copy").as_posix(): p.read_text() for p in (tmp_path / "copy").rglob("*.*")}
     assert copied == {"raylet.out": "6789", "events/e.log": "ab"}
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeAgent]:
+    """One whose logs cannot be written, and which ends no process of this test."""
+    monkeypatch.setattr(node, "end_processes", lambda *_: 0)
+    (tmp_path / "full").touch()
+    handlers = {sig: signal.getsignal(sig) for sig in (signal.SIGTERM, signal.SIGINT)}
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as reports:
+        yield NodeAgent(replace(SPEC, log_dir=str(tmp_path / "full" / "logs")), Lease(reader), reports)
+    os.close(reader)
+    for sig, handler in handlers.items():
+        signal.signal(sig, handler)
+
+
+def test_an_agent_that_cannot_write_its_logs_says_so_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "full").touch()
+    with TemporaryDirectory(dir="/tmp", prefix="hgt") as short:
+        tag = f"t{os.getpid()}-1-0"
+        log_dir = str(tmp_path / "full" / "logs")
+        spec = replace(SPEC, tag=tag, local_dir=short, working_dir=str(tmp_path), log_dir=log_dir, interface=None)
+        command = [sys.executable, "-m", "hpc_grpo.launch.node"]
+        done = subprocess.run(command, input=spec.to_line(), capture_output=True, timeout=60, check=False)
+        reports = [report for line in done.stdout.splitlines() if (report := report_from_line(line))]
+        assert [report.event for report in reports] == ["failed", "gone"], done.stderr.decode()
+        assert log_dir in reports[0].why
+        assert done.returncode == 1
+        assert list(Path(short).iterdir()) == []
+        assert not shm_dir_path(tag).exists()
+
+
+def test_folders_go_though_the_logs_cannot_be_copied(
+    agent: NodeAgent, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    temp_dir, shm_dir = tmp_path / "hg-temp", tmp_path / "hg-shm"
+    agent._dirs = [OwnedDir(temp_dir), OwnedDir(shm_dir)]
+    logs = temp_dir / "r" / "session_latest" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "raylet.out").write_text("said something")
+    assert agent._tear_down() == 0
+    assert not temp_dir.exists()
+    assert not shm_dir.exists()
+    assert "Ray's logs were not copied" in capfd.readouterr().err
+
+
+def test_a_process_that_has_just_ended_does_not_keep_the_others_from_their_stacks(
+    agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def kill(pid: int, _sig: int) -> None:
+        if pid == 11:
+            raise ProcessLookupError
+        asked.append(pid)
+
+    monkeypatch.setattr(node, "descendants", lambda _root: [11, 12])
+    monkeypatch.setattr(node, "catches", lambda *_: True)
+    monkeypatch.setattr(node.os, "kill", kill)
+    agent._dump_stacks()
+    assert asked == [12]

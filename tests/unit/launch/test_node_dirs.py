@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from hpc_grpo.launch import node_dirs
 from hpc_grpo.launch.node_dirs import OwnedDir, sweep
 
 
@@ -15,6 +17,18 @@ def test_a_folder_is_private_and_survives_a_sweep_while_owned(tmp_path: Path) ->
     assert sweep(tmp_path) == []
     owned.remove()
     assert not owned.path.exists()
+
+
+def test_a_folder_whose_lock_does_not_fit_on_the_disk_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(_descriptor: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(node_dirs.os, "write", write)
+    with pytest.raises(OSError, match="No space left"):
+        OwnedDir(tmp_path / "hg-1-1-0")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_folder_of_a_killed_agent_is_swept(tmp_path: Path) -> None:

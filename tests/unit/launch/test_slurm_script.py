@@ -35,7 +35,7 @@ def test_the_script_is_valid_bash() -> None:
     subprocess.run(["bash", "-n", str(GOLDEN)], check=True)
 
 
-@pytest.mark.parametrize("key", ["nodes", "gpus-per-node", "gpus_per_node", "signal", "output"])
+@pytest.mark.parametrize("key", ["nodes", "gpus-per-node", "gpus_per_node", "signal", "output", "array"])
 def test_options_that_belong_elsewhere_are_refused_with_the_place(key: str) -> None:
     with pytest.raises(ConfigError, match=r"launch\.slurm\.extra must not hold"):
         slurm.parameters(launch(extra={key: "1"}), RUN)
