@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ from hpc_grpo.manifest import (
 
 if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
+
+T = TypeVar("T")
 
 TAG = "deepspeed"
 """DeepSpeed's folder in a checkpoint."""
@@ -85,10 +87,18 @@ def load_checkpoint(learner: Learner, directory: Path) -> dict[str, Any]:
 
 def _hash_together(staging: Path, rank: int, world_size: int) -> tuple[FileEntry, ...]:
     """Every rank hashes its share of the files; all of them are known on every rank afterwards."""
-    names = sorted(str(file.relative_to(staging)) for file in staging.rglob("*") if file.is_file())
-    shares: list[list[FileEntry]] = [[] for _ in range(world_size)]
-    dist.all_gather_object(shares, hash_files(staging, names[rank::world_size]))
+    # One list for all: a network file system may show a rank the folder without what others have just written there.
+    own_names = [str(file.relative_to(staging)) for file in staging.rglob("*") if file.is_file()]
+    names = sorted({name for seen in _gather(own_names, world_size) for name in seen})
+    shares = _gather(hash_files(staging, names[rank::world_size]), world_size)
     return tuple(sorted((entry for share in shares for entry in share), key=lambda entry: entry.name))
+
+
+def _gather(own: list[T], world_size: int) -> list[list[T]]:
+    """Every rank's list, by rank."""
+    lists: list[list[T]] = [[] for _ in range(world_size)]
+    dist.all_gather_object(lists, own)
+    return lists
 
 
 def _rng_state() -> dict[str, Any]:

@@ -100,10 +100,11 @@ def _eval_steps(run_dir: RunDir) -> list[int]:
 
 
 def _first_samples(path: Path) -> dict[int, dict[str, Any]]:
-    """The first completion of every prompt, by ordinal."""
+    """The first completion of every prompt whose reward did not fail, by ordinal."""
     samples: dict[int, dict[str, Any]] = {}
     for line in read_jsonl(path):
-        samples.setdefault(line["ordinal"], line)
+        if line["solved"] is not None:
+            samples.setdefault(line["ordinal"], line)
     return samples
 
 

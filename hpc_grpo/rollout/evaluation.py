@@ -37,7 +37,11 @@ class Evaluation:
         return every is not None and (step % every == 0 or step == total_steps)
 
     def run(self, step: int) -> dict[str, float]:
-        """Metrics `eval/pass@k`, `eval/reward_mean` and `eval/tokens_mean` at `step`."""
+        """Metrics `eval/pass@k`, `eval/reward_mean`, `eval/failed_fraction` and `eval/tokens_mean` at `step`.
+
+        The first two leave out the prompts whose reward failed, and are absent where none is left;
+        `eval/failed_fraction` is their share. Raises RewardError when more failed than allowed.
+        """
         prompts = [self._stream.prompt(ordinal) for ordinal in range(len(self._stream))]
         requests = [
             GroupRequest(prompt.ordinal, prompt.token_ids, self._seeds(prompt.ordinal), self._sampling)
@@ -65,6 +69,16 @@ class Evaluation:
         return [reward >= self._config.eval.solved_at for reward in rewards]
 
     def _metrics(self, groups: Sequence[GradedGroup]) -> dict[str, float]:
+        # Not by `valid`: a completion that rollout.mask_truncated masks was graded all the same.
+        graded = [group for group in groups if not group.grades.errors]
+        tokens = [count for group in groups for count in group.grades.num_completion_tokens]
+        return {
+            **(self._metrics_of_graded(graded) if graded else {}),
+            "eval/failed_fraction": 1.0 - len(graded) / len(groups),
+            "eval/tokens_mean": sum(tokens) / len(tokens),
+        }
+
+    def _metrics_of_graded(self, groups: Sequence[GradedGroup]) -> dict[str, float]:
         num_samples = self._config.eval.num_samples
         solved = [sum(self._solved(group)) for group in groups]
         metrics = {
@@ -72,12 +86,10 @@ class Evaluation:
             for k in sorted({1, *self._config.eval.pass_k})
         }
         rewards = [reward for group in groups for reward in group.grades.rewards]
-        tokens = [count for group in groups for count in group.grades.num_completion_tokens]
-        metrics["eval/reward_mean"] = sum(rewards) / len(rewards)
-        metrics["eval/tokens_mean"] = sum(tokens) / len(tokens)
-        return metrics
+        return {**metrics, "eval/reward_mean": sum(rewards) / len(rewards)}
 
     def _lines(self, group: GradedGroup) -> list[dict[str, Any]]:
+        """One for each completion; reward and solved are None where the reward failed."""
         grades = group.grades
         return [
             {
@@ -86,8 +98,8 @@ class Evaluation:
                 "prompt": group.prompt.text,
                 "answer": group.prompt.fields.get("answer"),
                 "completion": text,
-                "reward": reward,
-                "solved": solved,
+                "reward": None if grades.errors else reward,
+                "solved": None if grades.errors else solved,
             }
             for index, (text, reward, solved) in enumerate(
                 zip(grades.texts, grades.rewards, self._solved(group), strict=True)

@@ -86,7 +86,7 @@ def _unsharded_shape(module: Any, name: str, shape: tuple[int, ...], vllm_config
     if world_size == 1:
         return shape
     sizes = {
-        "output": (getattr(module, "output_size", None), 0),
+        "output": (_output_size(module), 0),
         "input": (getattr(module, "input_size", None), 1),
     }
     unsharded = list(shape)
@@ -94,6 +94,16 @@ def _unsharded_shape(module: Any, name: str, shape: tuple[int, ...], vllm_config
         if full is not None and dimension < len(shape):
             unsharded[dimension] = full
     return tuple(unsharded)
+
+
+def _output_size(module: Any) -> int | None:
+    """Rows of a linear layer's weight in the model's files; None for other modules."""
+    size: int | None = getattr(module, "output_size", None)
+    num_kv_heads = getattr(module, "total_num_kv_heads", None)
+    if num_kv_heads is not None:
+        # vLLM's own counts a head of keys and values once for each rank that holds a copy of it.
+        size = module.total_num_heads * module.head_size + num_kv_heads * (module.head_size + module.v_head_size)
+    return size
 
 
 def _source_names(name: str, packed_modules: Mapping[str, Sequence[str]]) -> list[str]:

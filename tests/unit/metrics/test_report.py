@@ -25,7 +25,7 @@ def finished_run(run_dir: RunDir) -> RunDir:
     return run_dir
 
 
-def write_eval(path: Path, completions: list[tuple[int, str, bool]]) -> None:
+def write_eval(path: Path, completions: list[tuple[int, str, bool | None]]) -> None:
     path.parent.mkdir(exist_ok=True)
     lines = (
         {
@@ -66,6 +66,17 @@ def test_before_and_after_shows_newly_solved_prompts_first(
     assert shown.index("What is 7+1?") < shown.index("What is 0+1?")
     assert "in between" not in shown
     assert "second" not in shown
+
+
+def test_what_could_not_be_graded_is_not_shown_as_wrong(
+    finished_run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_eval(finished_run.eval_rollouts(0), [(0, "#### 1", True), (7, "#### 8", None)])
+    write_eval(finished_run.eval_rollouts(20), [(0, "#### 1", True), (7, "#### 8", True)])
+    report(finished_run)
+    shown = capsys.readouterr().out
+    assert "What is 0+1?" in shown
+    assert "What is 7+1?" not in shown
 
 
 def test_run_without_metrics_is_refused_in_words(run_dir: RunDir) -> None:

@@ -114,3 +114,12 @@ def test_sharded_linears_are_compared_whole() -> None:
     assert _unsharded_shape(column, "weight", (8, 8), vllm_config) == (16, 8)
     assert _unsharded_shape(column, "bias", (8,), vllm_config) == (16,)
     assert _unsharded_shape(SimpleNamespace(), "weight", (8,), vllm_config) == (8,)
+
+
+def test_kv_heads_that_ranks_hold_copies_of_count_once() -> None:
+    """12 query heads and 2 of keys and values on 4 ranks, as Qwen2.5-1.5B has: each rank holds 3 + 1 + 1 heads."""
+    vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(tensor_parallel_size=4))
+    heads = {"total_num_heads": 12, "total_num_kv_heads": 2, "head_size": 4, "v_head_size": 4}
+    qkv = SimpleNamespace(output_size=(12 + 4 + 4) * 4, input_size=8, **heads)
+    assert _unsharded_shape(qkv, "weight", (5 * 4, 8), vllm_config) == ((12 + 2 + 2) * 4, 8)
+    assert _unsharded_shape(qkv, "bias", (5 * 4,), vllm_config) == ((12 + 2 + 2) * 4,)
