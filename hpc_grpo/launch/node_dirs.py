@@ -6,6 +6,7 @@ an unlocked folder is a leftover: the next agent on the node removes it (a store
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -41,17 +42,31 @@ def shm_dir_path(tag: str) -> Path:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Remove folders below `parent` whose agent of this user is dead; returns them."""
+    """Remove folders below `parent` whose agent of this user is dead, and that no other agent removes; returns them."""
     removed: list[Path] = []
     for path in parent.glob(f"{_PREFIX}*"):
-        if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
-            continue
-        lock = path / _LOCK_NAME
-        # Another node's folder, where /tmp is shared after all: its lock may not be seen from here.
-        if lock.exists() and lock.read_text() == socket.gethostname() and not _is_locked(lock):
-            _remove(path)
-            removed.append(path)
+        with contextlib.suppress(FileNotFoundError):  # gone meanwhile: its own agent, or another sweep
+            if _sweep_one(path):
+                removed.append(path)
     return removed
+
+
+def _sweep_one(path: Path) -> bool:
+    if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
+        return False
+    lock = path / _LOCK_NAME
+    # Another node's folder, where /tmp is shared after all: its lock may not be seen from here.
+    if not lock.exists() or lock.read_text() != socket.gethostname():
+        return False
+    descriptor = os.open(lock, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # kept while removing: no two sweeps do it
+        _remove(path)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def _remove(folder: Path) -> None:
@@ -59,14 +74,3 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder)
     for semaphore in folder.parent.glob(f"sem.{folder.name}-*"):
         semaphore.unlink(missing_ok=True)
-
-
-def _is_locked(lock: Path) -> bool:
-    descriptor = os.open(lock, os.O_RDWR)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False

@@ -84,23 +84,21 @@ def end_processes(find: Callable[[], list[int]], grace_s: float) -> int:
 
 
 def start_time(pid: int) -> int:
-    """When the process was started, in clock ticks since boot: with its id, a name no later process has; 0 if gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+    """When the process was started, in clock ticks since boot: with its id, a name no later process has.
+
+    0 if it is gone, or another user's that the kernel hides.
+    """
+    stat = _read(Path(f"/proc/{pid}/stat"))
+    if not stat:
         return 0
-    state, *fields = stat.rpartition(")")[2].split()
-    return 0 if state == "Z" else int(fields[18])
+    state, *fields = stat.rpartition(b")")[2].split()
+    return 0 if state == b"Z" else int(fields[18])
 
 
 def catches(pid: int, sig: int) -> bool:
     """Whether the process has a handler for `sig`; without one the signal would kill it."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
-    return bool(int(mask, 16) >> (sig - 1) & 1)
+    masks = [line.split()[1] for line in _read(Path(f"/proc/{pid}/status")).splitlines() if line.startswith(b"SigCgt:")]
+    return any(int(mask, 16) >> (sig - 1) & 1 for mask in masks)
 
 
 def _signal_all(pids: Iterable[int], sig: int) -> None:
@@ -112,16 +110,26 @@ def _signal_all(pids: Iterable[int], sig: int) -> None:
 
 
 def _table(with_zombies: bool = False) -> dict[int, tuple[int, int]]:
-    """pid -> (parent, session) of every process."""
+    """pid -> (parent, session) of every process that this user may see."""
     table: dict[int, tuple[int, int]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        try:
-            stat = (entry / "stat").read_text()
-        except (FileNotFoundError, ProcessLookupError):
+        stat = _read(entry / "stat")
+        if not stat:
             continue
-        state, parent, _group, session = stat.rpartition(")")[2].split()[:4]
-        if with_zombies or state != "Z":
+        state, parent, _group, session = stat.rpartition(b")")[2].split()[:4]
+        if with_zombies or state != b"Z":
             table[int(entry.name)] = (int(parent), int(session))
     return table
+
+
+def _read(path: Path) -> bytes:
+    """A file of /proc; empty for a process that is gone, or that a site's hidepid hides.
+
+    Bytes, because the kernel cuts a process's name at 15 of them, also in the middle of a character.
+    """
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return b""

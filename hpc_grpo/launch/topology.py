@@ -114,6 +114,7 @@ def step_command(topology: Topology, index: int, command: list[str]) -> list[str
         "--export=ALL",
         "--cpu-bind=none",
         "--unbuffered",
+        "--disable-status",  # else a first Ctrl+C only prints the step's state
         "--job-name=hpc-grpo-node",
         *command,
     ]

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import errno
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,3 +58,45 @@ def test_folders_that_may_be_somebody_elses_stay(tmp_path: Path, lock: str | Non
         (other / ".agent").write_text(lock)
     assert sweep(tmp_path) == []
     assert other.exists()
+
+
+def leftover(parent: Path) -> Path:
+    """The folder of an agent of this node that was killed."""
+    folder = parent / "hg-1-1-0"
+    folder.mkdir()
+    (folder / ".agent").write_text(socket.gethostname())
+    (folder / "buffer_0").touch()
+    return folder
+
+
+def test_of_two_agents_that_sweep_at_once_one_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = leftover(tmp_path)
+    remove, swept_meanwhile = shutil.rmtree, []
+
+    def rmtree(path: Path) -> None:
+        if not swept_meanwhile:
+            swept_meanwhile.append([])
+            swept_meanwhile[0] = sweep(tmp_path)  # what the other agent finds while this one removes
+        remove(path)
+
+    monkeypatch.setattr(node_dirs.shutil, "rmtree", rmtree)
+    assert sweep(tmp_path) == [left]
+    assert swept_meanwhile == [[]]
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("when", ["os.open", "fcntl.flock"])
+def test_a_folder_that_another_agent_removes_under_our_eyes_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    left = leftover(tmp_path)
+    module, name = when.split(".")
+    wrapped = getattr(getattr(node_dirs, module), name)
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        if arguments[0] == left / ".agent" or name == "flock":
+            shutil.rmtree(left)
+        return wrapped(*arguments, **options)
+
+    monkeypatch.setattr(getattr(node_dirs, module), name, late)
+    assert sweep(tmp_path) == []

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from hpc_grpo.launch.processes import catches, descendants, end_processes, session_members
+import pytest
+
+from hpc_grpo.launch.processes import catches, descendants, end_processes, session_members, start_time
 
 
 def start(program: str) -> subprocess.Popen[str]:
@@ -68,5 +71,37 @@ def test_catches_tells_a_handler_from_the_default() -> None:
     child = start("import signal, time; signal.signal(10, print); print('ready', flush=True); time.sleep(100)")
     assert catches(child.pid, signal.SIGUSR1)
     assert not catches(child.pid, signal.SIGUSR2)
+    child.kill()
+    child.wait()
+
+
+def test_a_strangers_process_with_a_name_cut_in_mid_character_is_no_error() -> None:
+    child = start(
+        "import ctypes, time\n"
+        "ctypes.CDLL(None).prctl(15, b'caf\\xc3')\n"  # PR_SET_NAME
+        "print('ready', flush=True); time.sleep(100)"
+    )
+    try:
+        assert b"(caf\xc3)" in Path(f"/proc/{child.pid}/stat").read_bytes()
+        assert child.pid in descendants(os.getpid())
+        assert start_time(child.pid) > start_time(os.getpid())
+        assert not catches(child.pid, signal.SIGUSR1)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_processes_that_the_kernel_hides_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = start("import time; print('ready', flush=True); time.sleep(100)")
+    read = Path.read_bytes
+
+    def read_own(path: Path) -> bytes:
+        if path.parent.name not in (str(os.getpid()), str(child.pid)):
+            raise PermissionError(1, "Operation not permitted", str(path))  # as /proc does with hidepid
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_own)
+    assert descendants(os.getpid()) == [child.pid]
+    assert start_time(1) == 0
     child.kill()
     child.wait()

@@ -96,6 +96,13 @@ def test_a_step_overlaps_takes_no_memory_and_names_its_cpus() -> None:
     assert topology.step_command(local, 0, ["agent"]) == ["agent"]
 
 
+def test_ctrl_c_reaches_what_a_step_runs_at_the_first_time() -> None:
+    """A shell that salloc left on the login node runs the supervisor in such a step."""
+    allocation = topology.Topology("slurm", "17", ("a", "b"), (8, 16), None)
+    command = topology.step_command(allocation, 0, ["hpc-grpo", "attempt"])
+    assert "--disable-status" in command[: command.index("hpc-grpo")]
+
+
 def test_a_step_does_not_inherit_what_contradicts_its_options() -> None:
     environ = {"SLURM_MEM_PER_CPU": "100", "SLURM_CPU_BIND_LIST": "0x1", "SLURM_JOB_ID": "17", "PATH": "/bin"}
     assert topology.step_environment(environ) == {"SLURM_JOB_ID": "17", "PATH": "/bin"}

@@ -1,0 +1,44 @@
+"""An attempt of a link, before its nodes are started."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_grpo.errors import LaunchError
+from hpc_grpo.launch import attempt
+from hpc_grpo.launch.topology import Topology
+
+HERE = Topology("slurm", "17", ("nid001",), (4,), "nid001")
+
+
+class SilentSlurm:
+    """Answers from the call number `answers_at` on."""
+
+    def __init__(self, answers_at: int) -> None:
+        self._calls_left = answers_at
+
+    def detect(self) -> Topology:
+        self._calls_left -= 1
+        if self._calls_left > 0:
+            raise LaunchError("scontrol show job 17 failed: Unable to contact slurm controller.")
+        return HERE
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    slept: list[float] = []
+    monkeypatch.setattr(attempt.time, "sleep", slept.append)
+    return slept
+
+
+def test_a_slurm_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch, slept: list[float]) -> None:
+    monkeypatch.setattr(attempt, "detect", SilentSlurm(answers_at=4).detect)
+    assert attempt._patiently_detected() == HERE
+    assert slept == [2.0, 10.0, 30.0]
+
+
+def test_one_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch, slept: list[float]) -> None:
+    monkeypatch.setattr(attempt, "detect", SilentSlurm(answers_at=99).detect)
+    with pytest.raises(LaunchError, match="Unable to contact"):
+        attempt._patiently_detected()
+    assert sum(slept) == 102.0
