@@ -107,7 +107,7 @@ def test_a_node_that_is_lost_costs_one_job(slurm_cluster: SlurmCluster, tmp_path
     scene.strike(lambda: slurm_cluster.kill_node(WORKER))
     slurm_cluster.wait_for_job(int(scene.jobs[0]), 300.0)
     slurm_cluster.start_node(WORKER)
-    expect_complete(scene, record, jobs=2, max_restarts=0)
+    expect_complete(scene, record, jobs=2, max_restarts=1)  # the driver's, where it notices before Slurm does
 
 
 @pytest.mark.long
@@ -129,7 +129,7 @@ def test_a_slurmd_that_is_killed(slurm_cluster: SlurmCluster, tmp_path: Path, re
     scene.strike(lambda: scene.kill(WORKER, r"slurmd"))
     slurm_cluster.wait_for_job(int(scene.jobs[0]), 300.0)
     slurm_cluster.output(["slurmd"], on=WORKER)
-    expect_complete(scene, record, jobs=2, max_restarts=0)
+    expect_complete(scene, record, jobs=2, max_restarts=1)
 
 
 @pytest.mark.long
