@@ -18,6 +18,9 @@ NUM_NODES_VARIABLE = "HPC_GRPO_NUM_NODES"
 ENDS_AT_VARIABLE = "HPC_GRPO_ENDS_AT"
 """Unix time at which the allocation ends; absent where there is no limit."""
 
+WARNING_BEFORE_END_S = 120
+"""A job asks Slurm for SIGUSR1 so long before its end. It comes up to a minute earlier than that."""
+
 SHM_DIR_VARIABLE = "HPC_GRPO_SHM_DIR"
 """The run's own folder in the node's shared memory, which the node's agent removes."""
 

@@ -7,10 +7,11 @@ import signal
 import time
 from types import FrameType
 
-from hpc_grpo.contract import ENDS_AT_VARIABLE
+from hpc_grpo.contract import ENDS_AT_VARIABLE, WARNING_BEFORE_END_S
 from hpc_grpo.run_dir import RunDir
 
 _MARGIN_S = 30.0
+_EARLIEST_WARNING_S = WARNING_BEFORE_END_S + 60.0
 
 
 class StopRequest:
@@ -41,6 +42,13 @@ class StopRequest:
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self._asked and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if number == signal.SIGUSR1 and self._ends_at is not None:
-            return  # Slurm's warning comes up to a minute early; where the end is known the clock is exact
+        if number == signal.SIGUSR1 and self._expects_warning():
+            return
         self._asked = f"signal {signal.Signals(number).name}"
+
+    def _expects_warning(self) -> bool:
+        """Whether Slurm's warning says nothing new: up to a minute early, it is less exact than the end as known.
+
+        One that comes much earlier means another end: the time limit was shortened, or a clock is wrong.
+        """
+        return self._ends_at is not None and self._ends_at - time.time() <= _EARLIEST_WARNING_S + _MARGIN_S

@@ -12,6 +12,7 @@ from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchErr
 from hpc_grpo.launch.chain import ChainLink
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.holder import Hold
+from hpc_grpo.launch.signals import outliving_the_warning
 from hpc_grpo.launch.supervisor import Supervisor
 from hpc_grpo.launch.telling import say
 from hpc_grpo.launch.topology import Topology, detect, step_command, step_environment
@@ -71,10 +72,11 @@ def _supervise(supervisor: Supervisor, run: RunDir, topology: Topology, link: Ch
         if link is None:
             return supervisor.run()
         link.start()
-        try:
-            return supervisor.run()
-        finally:
-            link.finish(supervisor.record, was_signalled=supervisor.was_signalled)
+        with outliving_the_warning():  # it may come after the driver's end, while the link looks after its successor
+            try:
+                return supervisor.run()
+            finally:
+                link.finish(supervisor.record, was_signalled=supervisor.was_signalled)
     finally:
         hold.release()
 

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import signal
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+@contextmanager
+def outliving_the_warning() -> Iterator[None]:
+    """Slurm's SIGUSR1, of which this process would die by default, does nothing in the block.
+
+    A handler, since children would inherit that it is ignored.
+    """
+    old = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, old)
 
 
 class Signals(AbstractContextManager["Signals"]):

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config.launch_schema import LaunchConfig, SlurmConfig
+from hpc_grpo.contract import WARNING_BEFORE_END_S
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch import DEFAULT_DRIVER
 from hpc_grpo.launch.topology import submission_environment
 from hpc_grpo.run_dir import RunDir
 
-_USR1_BEFORE_END_S = 120
 _SBATCH_TIMEOUT_S = 60.0
 
 
@@ -53,7 +53,7 @@ def parameters(launch: LaunchConfig, run: RunDir) -> dict[str, Any]:
     }
     given = {key: value for key, value in wanted.items() if value is not None}
     # submitit would have SIGUSR2 sent to the steps, which kills a node agent's Ray before the end.
-    fixed = {"signal": f"B:USR1@{_USR1_BEFORE_END_S}", "no-requeue": True, **extra}
+    fixed = {"signal": f"B:USR1@{WARNING_BEFORE_END_S}", "no-requeue": True, **extra}
     if slurm.min_nodes is not None and slurm.min_nodes < slurm.num_nodes:
         fixed["no-kill"] = True  # else Slurm ends the job with the first node it loses
     return {**given, "additional_parameters": fixed}

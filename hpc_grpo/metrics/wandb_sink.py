@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 from collections.abc import Mapping
@@ -12,14 +11,13 @@ from hpc_grpo.config.schema import Config, MetricsConfig
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.run_dir import RunDir, write_atomic
 
-_log = logging.getLogger(__name__)
 _INIT_TIMEOUT_S = 60.0
 
 Mode = Literal["online", "offline"]
 
 
 def wandb_mode(metrics: MetricsConfig, environ: Mapping[str, str] = os.environ) -> Mode | None:
-    """How to run W&B; None for not at all. Off by default, it logs which variable would turn it on."""
+    """How to run W&B; None for not at all. Off by default, it prints which variable would turn it on."""
     wished = environ.get("WANDB_MODE", "")
     if metrics.wandb_mode == "disabled" or wished == "disabled":
         return None
@@ -27,7 +25,7 @@ def wandb_mode(metrics: MetricsConfig, environ: Mapping[str, str] = os.environ) 
         return "offline"
     if environ.get("WANDB_API_KEY"):
         return "online"
-    _log.info("W&B is off: WANDB_API_KEY is not set. metrics.wandb_mode = offline logs to the run directory.")
+    print("W&B is off: WANDB_API_KEY is not set. metrics.wandb_mode = offline logs to the run directory.", flush=True)
     return None
 
 
@@ -61,7 +59,7 @@ class WandbSink:
             self._give_up(error)
             return
         where = self._run.url if mode == "online" else f"offline, below {run_dir.path / 'wandb'}"
-        _log.info("W&B run %s: %s", self._run.id, where)
+        print(f"W&B run {self._run.id}: {where}", flush=True)
 
     def write(self, record: StepRecord) -> None:
         if self._run is None:
@@ -82,7 +80,7 @@ class WandbSink:
     def _give_up(self, error: Exception) -> None:
         """Said once: after it, the sink is silent. Training goes on; metrics.jsonl holds everything."""
         self._run = None
-        _log.warning("W&B failed and is off for the rest of this attempt (metrics.jsonl goes on): %s", error)
+        print(f"W&B failed and is off for the rest of this attempt (metrics.jsonl goes on): {error}", flush=True)
 
 
 def wandb_run_id(run_dir: RunDir) -> str:

@@ -66,7 +66,8 @@ _BY_PATTERN: tuple[tuple[str, Advice], ...] = (
         ),
     ),
     (
-        r"No space left on device|Disk quota exceeded|ENOSPC|EDQUOT",
+        r"No space left on device|Disk quota exceeded|ENOSPC|EDQUOT"
+        r"|inline_container\.cc[^\n]*unexpected pos|basic_ios::clear: iostream error",  # torch.save, without the errno
         Advice(
             "disk full",
             "Free space where the run directory is, or raise your quota; lower checkpoint.keep_last. "

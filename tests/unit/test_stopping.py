@@ -38,10 +38,19 @@ def test_signal_ends_the_run_after_the_step(tmp_path: Path, number: signal.Signa
 def test_slurms_early_warning_does_not_count_where_the_end_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(ENDS_AT_VARIABLE, str(time.time() + 3600))
+    monkeypatch.setenv(ENDS_AT_VARIABLE, str(time.time() + 180))
     stop = StopRequest(RunDir(tmp_path))
     os.kill(os.getpid(), signal.SIGUSR1)
     assert stop.reason(1.0) is None
+
+
+def test_slurms_warning_counts_where_it_means_an_end_sooner_than_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENDS_AT_VARIABLE, str(time.time() + 3600))
+    stop = StopRequest(RunDir(tmp_path))
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert stop.reason(1.0) == "signal SIGUSR1"
 
 
 def test_listens_again_after_another_library_took_the_signal(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.config.launch_schema import LaunchConfig
+from hpc_grpo.contract import WARNING_BEFORE_END_S
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch import slurm
 from hpc_grpo.run_dir import RunDir
@@ -29,6 +30,11 @@ def test_the_script_is_the_golden_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/env/bin/python")
     command = slurm.attempt_command(RUN)
     assert slurm.render(launch(extra={"exclusive": True, "mail_user": "a@b"}), RUN, command) == GOLDEN.read_text()
+
+
+def test_both_ways_into_a_job_ask_for_the_same_warning() -> None:
+    by_hand = Path(__file__).parents[3] / "sbatch" / "grpo_rlzero.sbatch"
+    assert f"--signal=B:USR1@{WARNING_BEFORE_END_S}\n" in by_hand.read_text()
 
 
 def test_the_script_is_valid_bash() -> None:

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import logging
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -29,13 +29,12 @@ def no_wandb_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_default_sinks_and_one_line_that_names_the_variable(
-    config: Config, run_dir: RunDir, caplog: pytest.LogCaptureFixture
+    config: Config, run_dir: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with caplog.at_level(logging.INFO):
-        sinks = make_sinks(config, run_dir)
+    sinks = make_sinks(config, run_dir)
     assert [type(sink) for sink in sinks] == [JsonlSink, ConsoleSink]
-    assert len(caplog.messages) == 1
-    assert "WANDB_API_KEY" in caplog.messages[0]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "W&B is off: WANDB_API_KEY is not set" in line
 
 
 @pytest.mark.parametrize(
@@ -51,15 +50,18 @@ def test_default_sinks_and_one_line_that_names_the_variable(
     ],
 )
 def test_wandb_mode(
-    config: Config, configured: str, environ: dict[str, str], expected: str | None, caplog: pytest.LogCaptureFixture
+    config: Config, configured: str, environ: dict[str, str], expected: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with caplog.at_level(logging.DEBUG):
-        assert wandb_mode(metrics_of(config, wandb_mode=configured).metrics, environ) == expected
-    assert KEY not in caplog.text
+    assert wandb_mode(metrics_of(config, wandb_mode=configured).metrics, environ) == expected
+    assert KEY not in "".join(capsys.readouterr())
 
 
 def test_wandb_offline_really_writes_and_a_resume_keeps_the_id(
-    config: Config, run_dir: RunDir, record: StepRecord, monkeypatch: pytest.MonkeyPatch
+    config: Config,
+    run_dir: RunDir,
+    record: StepRecord,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     for _ in range(2):
@@ -73,6 +75,8 @@ def test_wandb_offline_really_writes_and_a_resume_keeps_the_id(
         while int(time.time()) == ended_at:  # W&B names its folder after the second
             time.sleep(0.01)
     run_id = run_dir.wandb_id.read_text().strip()
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("W&B")]
+    assert told == [f"W&B run {run_id}: offline, below {run_dir.path / 'wandb'}"] * 2, "once an attempt"
     logs = sorted((run_dir.path / "wandb").glob("offline-run-*/run-*.wandb"))
     assert len(logs) == 2
     assert {log.name for log in logs} == {f"run-{run_id}.wandb"}
@@ -84,7 +88,7 @@ def test_failing_wandb_is_said_once_and_training_goes_on(
     run_dir: RunDir,
     record: StepRecord,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     import wandb
 
@@ -99,11 +103,22 @@ def test_failing_wandb_is_said_once_and_training_goes_on(
             sink.write(record)
     for sink in sinks:
         sink.close()
-    warnings = [message for message in caplog.messages if "W&B failed" in message]
-    assert len(warnings) == 1
-    assert "no such host" in warnings[0]
-    assert KEY not in caplog.text
+    told = "".join(capsys.readouterr())
+    (warning,) = [line for line in told.splitlines() if "W&B failed" in line]
+    assert "no such host" in warning
+    assert KEY not in told
     assert list(read_metrics(run_dir.metrics)) == [6]
+
+
+def test_the_address_of_an_online_run_is_told(
+    config: Config, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import wandb
+
+    online = MagicMock(id="ab12cd34", url="https://wandb.example/team/hpc-grpo/runs/ab12cd34")
+    monkeypatch.setattr(wandb, "init", lambda **_: online)
+    WandbSink(config, run_dir, "online")
+    assert capsys.readouterr().out == f"W&B run ab12cd34: {online.url}\n"
 
 
 def test_a_mistake_of_ours_is_not_taken_for_a_failure_of_wandb(

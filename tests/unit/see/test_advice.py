@@ -27,6 +27,8 @@ is killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop --forc
         ("crash", classify(-7, False, "", {})[2], "out of shared memory"),
         ("crash", "OSError: [Errno 28] No space left on device: 'checkpoints/step_5'", "disk full"),
         ("bringup_failed", "OSError: [Errno 122] Disk quota exceeded", "disk full"),
+        ("crash", "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534", "disk full"),
+        ("crash", "RuntimeError: basic_ios::clear: iostream error", "disk full"),
         ("crash", "checksum mismatch in bucket 3 of weight version 7 (a … b)", "damaged weights"),
         ("config", "error: The reward failed for 6 of 6 prompts, more than", "reward error"),
         ("config", "error: Reward 'x.py:nan' returned nan for completion 0", "reward error"),
