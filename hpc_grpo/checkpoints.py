@@ -50,7 +50,9 @@ class Checkpoints:
         return state
 
     def save_if_due(self, state: DriverState) -> None:
-        if self._config.every_steps and state.step % self._config.every_steps == 0:
+        """Also after a run's first step: how long the last save before the walltime takes must have been measured."""
+        is_measured = self._durations.p95_s is not None
+        if not is_measured or (self._config.every_steps and state.step % self._config.every_steps == 0):
             self.save(state)
         if self._config.export_every_steps and state.step % self._config.export_every_steps == 0:
             self.export(state)

@@ -196,7 +196,9 @@ class PlacementConfig(Section):
 
 
 class CheckpointConfig(Section):
-    every_steps: PositiveInt | None = Field(50, description="null: only at the end.")
+    every_steps: PositiveInt | None = Field(
+        50, description="Also after the first step and at the end; null: only then."
+    )
     keep_last: PositiveInt = Field(2, description="Older checkpoints are removed.")
     export_every_steps: PositiveInt | None = Field(None, description="Hugging Face export; null: at the end.")
 
