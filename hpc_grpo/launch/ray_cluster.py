@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpc_grpo.contract import SHM_DIR_VARIABLE
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.environment import expand, filtered
+from hpc_grpo.launch.environment import check_resolved, expand, filtered
 from hpc_grpo.launch.network import RayPorts
 from hpc_grpo.launch.protocol import NodeSpec
 from hpc_grpo.launch.topology import NodeResources
@@ -43,7 +43,11 @@ RAY_SETTINGS: dict[str, tuple[str, str]] = {
 def ray_environment(
     environ: Mapping[str, str], spec: NodeSpec, ip: str, interface: str, shm_dir: str
 ) -> dict[str, str]:
-    """The variables of Ray, of the actors and (on the head) of the driver on this node."""
+    """The variables of Ray, of the actors and (on the head) of the driver on this node.
+
+    Raises ConfigError for a value of launch.env with a variable that this node does not have.
+    """
+    check_resolved(spec.env, environ)
     kept = filtered(environ, spec.pass_env, spec.env, [ip, spec.head_address.partition(":")[0]])
     kept.setdefault("OMP_NUM_THREADS", "1")  # Ray copies it to actors; many processes share a node
     for name, (value, _reason) in RAY_SETTINGS.items():

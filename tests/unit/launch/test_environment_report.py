@@ -69,7 +69,7 @@ def test_the_longest_prefix_gives_the_reason() -> None:
 
 
 def test_it_agrees_with_what_ray_gets() -> None:
-    environ = {**ENVIRON, "OMP_PROC_BIND": "close", "GLOO_SOCKET_IFNAME": "eth9"}
+    environ = {**ENVIRON, "OMP_PROC_BIND": "close", "GLOO_SOCKET_IFNAME": "eth9", "NOT_HERE": "/on/nodes"}
     spec = NodeSpec("n", "t", "", "/token", "/log", "/w", None, True, None, 1.0, LAUNCH.env, LAUNCH.pass_env)
     real = ray_environment(environ, spec, "10.0.0.1", "hsn0", "/dev/shm/x")
     listed = report(environ)

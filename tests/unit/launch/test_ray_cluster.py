@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.errors import LaunchError
+from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch import ray_cluster
 from hpc_grpo.launch.network import RayPorts
 from hpc_grpo.launch.protocol import NodeSpec
@@ -65,6 +65,19 @@ def test_the_environment_authenticates_and_binds_to_this_node() -> None:
 
 def test_the_users_thread_count_wins() -> None:
     assert ray_cluster.ray_environment({"OMP_NUM_THREADS": "4"}, spec(), "ip", "lo", "/s")["OMP_NUM_THREADS"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("value", "expanded"), [("$LOCALDIR/triton", "/local/7/triton"), ("/disk${LOCALDIR}", "/disk/local/7")]
+)
+def test_a_variable_that_the_node_does_not_have_is_an_error_there(value: str, expanded: str) -> None:
+    node = spec(env={"HF_HOME": "$HOME/hf", "TRITON_CACHE_DIR": value})
+    environ = {"HOME": "/h", "LOCALDIR": "/local/7"}
+    env = ray_cluster.ray_environment(environ, node, "ip", "lo", "/s")
+    assert (env["HF_HOME"], env["TRITON_CACHE_DIR"]) == ("/h/hf", expanded)
+    del environ["LOCALDIR"]
+    with pytest.raises(ConfigError, match=r"launch\.env\.TRITON_CACHE_DIR = .*: LOCALDIR is not set on .*setup_lines"):
+        ray_cluster.ray_environment(environ, node, "ip", "lo", "/s")
 
 
 def test_the_object_store_is_capped_by_shared_memory(tmp_path: Path) -> None:
