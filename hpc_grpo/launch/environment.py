@@ -127,12 +127,12 @@ def filtered(
     environ: Mapping[str, str],
     pass_env: Iterable[str] = (),
     env: Mapping[str, str] | None = None,
-    node_ips: Iterable[str] = (),
+    nodes: Iterable[str] = (),
 ) -> dict[str, str]:
     """The environment of Ray, the driver and the actors on this node.
 
     `env` (launch.env) is set on top, with `$NAME` expanded from this node's own environment. Proxies stay
-    behind unless `pass_env` names them; then the nodes' addresses are put into no_proxy.
+    behind unless `pass_env` names them; then `nodes` (names, addresses, networks of the run) are put into no_proxy.
     """
     wanted = list(pass_env)
     kept = {name: value for name, value in environ.items() if is_allowed(name, wanted)}
@@ -140,7 +140,7 @@ def filtered(
         kept[name] = expand(value, environ)
     if any(name.lower() in _PROXIES[:3] for name in kept):
         direct = [part for part in environ.get("no_proxy", environ.get("NO_PROXY", "")).split(",") if part]
-        kept["no_proxy"] = kept["NO_PROXY"] = ",".join(dict.fromkeys([*direct, "localhost", "127.0.0.1", *node_ips]))
+        kept["no_proxy"] = kept["NO_PROXY"] = ",".join(dict.fromkeys([*direct, "localhost", "127.0.0.1", *nodes]))
     return kept
 
 

@@ -84,6 +84,7 @@ def test_a_proxy_that_is_asked_for_spares_the_nodes() -> None:
     listed = report(launch=LaunchConfig(pass_env=["https_proxy"]))
     assert listed["https_proxy"].value == f"http://{MASK}@proxy:3128"
     assert listed["no_proxy"].outcome == "set"
+    assert listed["no_proxy"].value == "localhost,127.0.0.1,(names and network of the run's nodes)"
     assert "no_proxy" in filtered(ENVIRON, ["https_proxy"])
 
 

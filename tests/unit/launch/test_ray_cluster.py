@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch import ray_cluster
 from hpc_grpo.launch.network import RayPorts
+from hpc_grpo.launch.nodes import Nodes
 from hpc_grpo.launch.protocol import NodeSpec
-from hpc_grpo.launch.topology import NodeResources
+from hpc_grpo.launch.topology import NodeResources, Topology
 
 PORTS = RayPorts(1, 2, 3, 4, 5, 6, 7, 8, 99)
 
@@ -61,6 +63,22 @@ def test_the_environment_authenticates_and_binds_to_this_node() -> None:
     assert (env["HPC_GRPO_ATTEMPT"], env["HPC_GRPO_SHM_DIR"]) == ("1", "/dev/shm/hg-17-1-0")
     assert "RAY_ADDRESS" not in env
     assert "SLURM_JOB_ID" not in env
+
+
+def test_a_proxy_that_gets_through_spares_every_node_on_every_node() -> None:
+    topology = Topology("slurm", "17", ("nid001", "nid002", "nid003"), (8, 8, 8), "nid001")
+    launch = LaunchConfig(pass_env=["http_proxy"])
+    paths = {"token_path": Path("/token"), "attempt_dir": Path("/attempt"), "working_dir": Path("/work")}
+    nodes = Nodes(topology, launch, **paths, tag="17-1", contract={})
+    environ = {"http_proxy": "http://proxy:3128", "no_proxy": ".site"}
+    for index, head_address in enumerate(["", "10.0.0.1:6379", "10.0.0.1:6379"]):
+        ip = f"10.0.0.{index + 1}"
+        env = ray_cluster.ray_environment(environ, nodes._spec(index, head_address), ip, "lo", "/s")
+        direct = env["no_proxy"].split(",")
+        assert {".site", "localhost", "127.0.0.1", "10.0.0.1", ip, *topology.nodes} <= set(direct)
+        assert "127.0.0.0/8" in direct, "the network of the interface"
+        assert "" not in direct
+        assert env["NO_PROXY"] == env["no_proxy"]
 
 
 def test_the_users_thread_count_wins() -> None:
