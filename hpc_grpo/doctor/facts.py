@@ -17,8 +17,8 @@ from hpc_grpo.doctor import gpus
 from hpc_grpo.doctor.asking import ask
 from hpc_grpo.doctor.folders import existing, file_system, free_gib, write_error
 from hpc_grpo.doctor.gpus import Gpu
-from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.environment import expand, filtered
+from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.launch.environment import check_resolved, expand, filtered
 from hpc_grpo.launch.network import choose_ports, node_address
 from hpc_grpo.launch.node_dirs import SHM
 from hpc_grpo.launch.protocol import NodeSpec
@@ -73,6 +73,7 @@ class NodeFacts:
     gpus_error: str = ""
     driver_cuda: str = ""
     wheel_cuda: str | None = None
+    env_error: str = ""
     caches: dict[str, str] = field(default_factory=dict)
     has_slingshot: bool = False
     match_mode: str = ""
@@ -103,6 +104,7 @@ def gather(spec: NodeSpec) -> NodeFacts:
         gpus_error=listed.error,
         driver_cuda="" if listed.error else gpus.driver_cuda(),
         wheel_cuda=gpus.wheel_cuda(),
+        env_error=_env_error(spec),
         caches=_caches(environ),
         has_slingshot=Path("/sys/class/cxi").is_dir(),
         match_mode=environ.get("FI_CXI_RX_MATCH_MODE", ""),
@@ -136,6 +138,14 @@ def _temp_dir(spec: NodeSpec) -> dict[str, Any]:
         "temp_dir_system": file_system(folder),
         "temp_dir_free_gib": free_gib(folder),
     }
+
+
+def _env_error(spec: NodeSpec) -> str:
+    try:
+        check_resolved(spec.env, os.environ)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _host_address() -> str:

@@ -74,6 +74,14 @@ def temp_dir(node: NodeFacts, _needs: Needs) -> Finding:
     return ok(check, f"{node.temp_dir} is node-local ({node.temp_dir_system}) and short enough")
 
 
+def variables(node: NodeFacts, _needs: Needs) -> Finding:
+    """Whether launch.env can be completed from the node's own variables."""
+    check = "launch.env"
+    if node.env_error:
+        return failure(check, node.env_error.rstrip("."), "set the variable in the job, or write out its value")
+    return ok(check, "every variable in it is set")
+
+
 def shared_memory(node: NodeFacts, needs: Needs) -> Finding:
     """The weight store and Ray's object store, which takes no more than 40% of what is free."""
     check, free = "/dev/shm", node.shm_free_gib
@@ -192,6 +200,7 @@ CHECKS: dict[str, Callable[[NodeFacts, Needs], Finding]] = {
     "host name": host_name,
     "free ports": free_ports,
     "temp folder": temp_dir,
+    "launch.env": variables,
     "/dev/shm": shared_memory,
     "limits": limits,
     "cpus": cpus,

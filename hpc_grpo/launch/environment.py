@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Iterable, Mapping
+
+from hpc_grpo.errors import ConfigError
 
 ALLOWED: dict[str, str] = {
     "PATH": "find python, ray and compilers",
@@ -97,6 +100,7 @@ DENIED_PREFIXES: dict[str, str] = {
 }
 """These win over everything but an explicit `launch.env`."""
 
+_VARIABLE = re.compile(r"\$(\w+)|\$\{(\w+)\}")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 _SECRET = re.compile(r"(^|_)(API_?)?(KEYS?|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
 
@@ -123,12 +127,12 @@ def filtered(
     environ: Mapping[str, str],
     pass_env: Iterable[str] = (),
     env: Mapping[str, str] | None = None,
-    node_ips: Iterable[str] = (),
+    nodes: Iterable[str] = (),
 ) -> dict[str, str]:
     """The environment of Ray, the driver and the actors on this node.
 
     `env` (launch.env) is set on top, with `$NAME` expanded from this node's own environment. Proxies stay
-    behind unless `pass_env` names them; then the nodes' addresses are put into no_proxy.
+    behind unless `pass_env` names them; then `nodes` (names, addresses, networks of the run) are put into no_proxy.
     """
     wanted = list(pass_env)
     kept = {name: value for name, value in environ.items() if is_allowed(name, wanted)}
@@ -136,10 +140,22 @@ def filtered(
         kept[name] = expand(value, environ)
     if any(name.lower() in _PROXIES[:3] for name in kept):
         direct = [part for part in environ.get("no_proxy", environ.get("NO_PROXY", "")).split(",") if part]
-        kept["no_proxy"] = kept["NO_PROXY"] = ",".join(dict.fromkeys([*direct, "localhost", "127.0.0.1", *node_ips]))
+        kept["no_proxy"] = kept["NO_PROXY"] = ",".join(dict.fromkeys([*direct, "localhost", "127.0.0.1", *nodes]))
     return kept
 
 
 def expand(text: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Replace `$NAME` and `${NAME}`; an unknown name stays as it is."""
-    return re.sub(r"\$(\w+)|\$\{(\w+)\}", lambda match: environ.get(match[1] or match[2], match[0]), text)
+    """Replace `$NAME` and `${NAME}`; an unknown name stays as it is, since a site's may exist in its jobs only."""
+    return _VARIABLE.sub(lambda match: environ.get(match[1] or match[2], match[0]), text)
+
+
+def check_resolved(env: Mapping[str, str], environ: Mapping[str, str]) -> None:
+    """Raises ConfigError for a value of launch.env that names a variable which this node does not have."""
+    for name, text in env.items():
+        if unknown := [
+            found[1] or found[2] for found in _VARIABLE.finditer(text) if (found[1] or found[2]) not in environ
+        ]:
+            raise ConfigError(
+                f"launch.env.{name} = {text}: {unknown[0]} is not set on {socket.gethostname()}, where training runs. "
+                f"Export it there (launch.setup_lines: ['export {unknown[0]}=...']), or write out what it stands for."
+            )

@@ -28,6 +28,7 @@ Outcome = Literal["passed", "set", "dropped"]
 
 MASK = "********"
 ON_NODE = "(chosen on each node)"
+ALL_NODES = "(names and network of the run's nodes)"
 
 NODE_VALUES: dict[str, str] = {
     "RAY_AUTH_TOKEN_PATH": "the run's own token, in a file of mode 0600",
@@ -68,7 +69,7 @@ def environment_report(
 
     `engine_settings` are variables that the engine actors set for themselves.
     """
-    kept = filtered(environ, launch.pass_env, launch.env)
+    kept = filtered(environ, launch.pass_env, launch.env, [ALL_NODES])
     kept |= {name: value for name, (value, _) in RAY_SETTINGS.items()} | dict.fromkeys(NODE_VALUES, ON_NODE)
     kept = {name: value for name, (value, _) in DEFAULTS.items()} | kept
     known = [*environ.items(), *launch.env.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import ipaddress
 import socket
 import struct
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from hpc_grpo.errors import LaunchError, NodesUnavailableError
 from hpc_grpo.launch.protocol import NodeSpec
 
 _SIOCGIFADDR = 0x8915
+_SIOCGIFNETMASK = 0x891B
 LOOPBACK_IP = "127.0.0.2"
 """Ray replaces 127.0.0.1 by an address it finds by a probe of 8.8.8.8; the rest of 127/8 it leaves alone."""
 
@@ -23,10 +25,20 @@ _HIGHEST_PORT = 65535
 
 def address_of(interface: str) -> str | None:
     """IPv4 address of an interface; None when it has none."""
+    return _asked(interface, _SIOCGIFADDR)
+
+
+def network_of(interface: str) -> str | None:
+    """The network that an interface is in, such as "10.253.0.0/16"; None without an IPv4 address."""
+    ip, mask = address_of(interface), _asked(interface, _SIOCGIFNETMASK)
+    return str(ipaddress.ip_network(f"{ip}/{mask}", strict=False)) if ip and mask else None
+
+
+def _asked(interface: str, request: int) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        request = struct.pack("256s", interface.encode()[:15])
+        named = struct.pack("256s", interface.encode()[:15])
         try:
-            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), request, named)[20:24])
         except OSError:
             return None
 

@@ -164,6 +164,7 @@ class Nodes:
             env=launch.env,
             pass_env=launch.pass_env,
             contract_env=self._contract,
+            nodes=list(self._topology.nodes),
         )
 
 

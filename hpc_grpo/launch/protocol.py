@@ -19,9 +19,9 @@ STACKS_REQUEST = b"stacks\n"
 class NodeSpec:
     """What a node agent does. No secret is in it: the token is read from `token_path`.
 
-    `tag` names the attempt on this node ("<job id>-<attempt number>-<node index>"). `head_address` is "ip:port",
-    empty on the head itself. `env` and `pass_env` are those of the `launch` section, `contract_env` the variables that
-    training is told; both reach Ray and the actors.
+    `tag` names the attempt on this node ("<job id>-<attempt number>-<node index>"). `head_address` is "ip:port", empty
+    on the head itself. `nodes` are the names of all nodes of the attempt. `env` and `pass_env` are those of the
+    `launch` section, `contract_env` the variables that training is told; both reach Ray and the actors.
     """
 
     node: str
@@ -37,6 +37,7 @@ class NodeSpec:
     env: dict[str, str] = field(default_factory=dict)
     pass_env: list[str] = field(default_factory=list)
     contract_env: dict[str, str] = field(default_factory=dict)
+    nodes: list[str] = field(default_factory=list)
     lease_s: float = 60.0
 
     def to_line(self) -> bytes:

@@ -1,7 +1,7 @@
 """How Ray is started on one node: its command line and its environment.
 
 Consumes a `NodeSpec`, the node's address, ports and resources; produces argv and variables. Pure, but for
-reading how much shared memory there is.
+reading how much shared memory there is and which network an interface is in.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from hpc_grpo.contract import SHM_DIR_VARIABLE
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.environment import expand, filtered
-from hpc_grpo.launch.network import RayPorts
+from hpc_grpo.launch.environment import check_resolved, expand, filtered
+from hpc_grpo.launch.network import RayPorts, network_of
 from hpc_grpo.launch.protocol import NodeSpec
 from hpc_grpo.launch.topology import NodeResources
 
@@ -43,8 +43,14 @@ RAY_SETTINGS: dict[str, tuple[str, str]] = {
 def ray_environment(
     environ: Mapping[str, str], spec: NodeSpec, ip: str, interface: str, shm_dir: str
 ) -> dict[str, str]:
-    """The variables of Ray, of the actors and (on the head) of the driver on this node."""
-    kept = filtered(environ, spec.pass_env, spec.env, [ip, spec.head_address.partition(":")[0]])
+    """The variables of Ray, of the actors and (on the head) of the driver on this node.
+
+    Raises ConfigError for a value of launch.env with a variable that this node does not have.
+    """
+    check_resolved(spec.env, environ)
+    # The others' addresses are not known yet: their names, and for who calls them by address the network they are in.
+    nodes = [ip, spec.head_address.partition(":")[0], network_of(interface), *spec.nodes]
+    kept = filtered(environ, spec.pass_env, spec.env, filter(None, nodes))
     kept.setdefault("OMP_NUM_THREADS", "1")  # Ray copies it to actors; many processes share a node
     for name, (value, _reason) in RAY_SETTINGS.items():
         kept[name] = value

@@ -17,7 +17,15 @@ from pathlib import Path
 
 from hpc_grpo.config.schema import Config
 from hpc_grpo.contract import STACKS_NAME, STACKS_SIGNAL, STUCK_NAME
-from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, HpcGrpoError, LaunchError, NodesUnavailableError
+from hpc_grpo.errors import (
+    EXIT_COMPLETE,
+    EXIT_CRASH,
+    EXIT_RESUMABLE,
+    ConfigError,
+    HpcGrpoError,
+    LaunchError,
+    NodesUnavailableError,
+)
 from hpc_grpo.launch.attempt_record import AttemptRecord, ExitKind, classify
 from hpc_grpo.launch.driver import Driver
 from hpc_grpo.launch.formation import Formation
@@ -96,7 +104,8 @@ class Supervisor:
             except HpcGrpoError as error:
                 if isinstance(error, NodesUnavailableError):
                     self.record.lost_nodes |= dict.fromkeys(error.nodes, str(error))
-                kind: ExitKind = "cancelled" if self._signalled else "bringup_failed"
+                failed: ExitKind = "config" if isinstance(error, ConfigError) else "bringup_failed"
+                kind: ExitKind = "cancelled" if self._signalled else failed
                 self.record.end(kind, error.exit_code, str(error))
                 raise
             except BaseException as error:

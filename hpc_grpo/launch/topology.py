@@ -24,7 +24,8 @@ class Topology:
     """The nodes of one attempt; `nodes[0]` is the head, where supervisor and driver run.
 
     `num_cpus[i]` belongs to `nodes[i]`. `this_node` is None when this process runs on none of them (a shell
-    left on the login node by salloc). `ends_at` is in unix seconds; None: no limit known.
+    left on the login node by salloc). `ends_at` is in unix seconds; None: no limit known. `gpus_per_node` is what a
+    step has to ask for; None: it inherits the right number.
     """
 
     source: Literal["slurm", "local"]
@@ -33,6 +34,7 @@ class Topology:
     num_cpus: tuple[int, ...]
     this_node: str | None
     ends_at: float | None = None
+    gpus_per_node: int | None = None
 
     @property
     def head(self) -> str:
@@ -69,7 +71,7 @@ def from_slurm(environ: Mapping[str, str]) -> Topology:
     cpus = expand_counts(counts, len(nodes))
     this_node = environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
     on_node = this_node if this_node in nodes else None
-    return Topology("slurm", job_id, nodes, cpus, on_node, parse_end_time(shown))
+    return Topology("slurm", job_id, nodes, cpus, on_node, parse_end_time(shown), gpus_of_a_step(shown, len(nodes)))
 
 
 def _field(name: str, job_text: str) -> str:
@@ -99,10 +101,24 @@ def parse_end_time(job_text: str) -> float | None:
     return time.mktime(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S")) if match else None
 
 
+def gpus_of_a_step(job_text: str, num_nodes: int) -> int | None:
+    """GPUs that a step on one node has to ask for, of `scontrol show job`; None where it inherits the right number.
+
+    A step inherits what the job asked for. Of a job that asked by node that is what we want; of one that asked for a
+    total (--gpus) it is the total, of one that asked by task the share of one task. Such a job's GPUs count as evenly
+    spread.
+    """
+    granted = re.search(r"\b(?:Alloc)?TRES=\S*\bgres/gpu=(\d+)", job_text)
+    if granted is None or not re.search(r"\bTresPer(?:Job|Task)=\S*gpu", job_text):
+        return None
+    return int(granted[1]) // num_nodes
+
+
 def step_command(topology: Topology, index: int, command: list[str]) -> list[str]:
     """Wrap `command` so that it runs on node `index`."""
     if topology.source == "local":
         return command
+    gpus = topology.gpus_per_node
     return [
         "srun",
         "--nodes=1",
@@ -111,6 +127,7 @@ def step_command(topology: Topology, index: int, command: list[str]) -> list[str
         "--overlap",  # without it the step waits until the batch step's CPUs are free: for ever
         "--mem=0",  # else a second step finds the job's memory taken
         f"--cpus-per-task={topology.num_cpus[index]}",  # srun has not inherited it since 22.05
+        *([f"--gpus-per-node={gpus}"] if gpus else []),
         "--export=ALL",
         "--cpu-bind=none",
         "--unbuffered",
@@ -120,13 +137,42 @@ def step_command(topology: Topology, index: int, command: list[str]) -> list[str
     ]
 
 
-_STEP_LEAKS = ("SLURM_CPU_BIND", "SLURM_MEM_PER_", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK")
-"""srun reads these as options: they contradict --mem=0 and --cpus-per-task or pin every process to one core."""
+_STEP_LEAKS: dict[str, str] = {
+    "SLURM_CPU_BIND": "pins every process to one core",
+    "SLURM_CPU_BIND_*": "pins every process to one core",
+    "SLURM_MEM_BIND": "binds all memory of the node's processes to one domain",
+    "SLURM_MEM_BIND_*": "binds all memory of the node's processes to one domain",
+    "SLURM_MEM_PER_*": "contradicts --mem=0",
+    "SLURM_CPUS_PER_*": "contradicts --cpus-per-task",
+    "SRUN_CPUS_PER_TASK": "contradicts --cpus-per-task",
+    "SLURM_TRES_PER_TASK": "contradicts --cpus-per-task",
+    "SLURM_THREADS_PER_CORE": "contradicts --cpus-per-task, which counts all threads of the allocation",
+    "SLURM_HINT": "contradicts --cpu-bind, and nomultithread --cpus-per-task",
+    "SLURM_NTASKS_PER_*": "contradicts --ntasks=1",
+    "SLURM_DISTRIBUTION": "spreads tasks; arbitrary wants a host file",
+    "SLURM_DIST_PLANESIZE": "spreads tasks",
+    "SLURM_GPUS": "of all nodes: a step on one node would ask for as many",
+    "SLURM_GPUS_PER_TASK": "of one of the job's tasks: ours has the whole node",
+    "SLURM_GPUS_PER_SOCKET": "asks beside --gpus-per-node",
+    "SLURM_GPU_BIND": "hides GPUs of the node from its one task",
+    "SLURM_GRES": "asks beside --gpus-per-node",
+    "SLURM_STEP_GRES": "asks beside --gpus-per-node",
+    "SLURM_EXCLUSIVE": "contradicts --overlap",
+    "SLURM_TIMELIMIT": "ends the step before the job",
+    "SLURM_LABELIO": "writes a task's number before every line of its reports",
+    "SLURM_STDINMODE": "takes away the pipe that the step is told through",
+    "SLURM_STDOUTMODE": "takes away the pipe that the step reports through",
+}
+"""What srun reads as options, from the job's environment -> why a step of ours must not have it.
+
+A name that ends in `*` is a prefix. The command line wins over a variable of the same option, not over the others.
+"""
 
 
 def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment srun itself needs, without what would change the step."""
-    return {key: value for key, value in environ.items() if not key.startswith(_STEP_LEAKS)}
+    prefixes = tuple(name[:-1] for name in _STEP_LEAKS if name.endswith("*"))
+    return {key: value for key, value in environ.items() if key not in _STEP_LEAKS and not key.startswith(prefixes)}
 
 
 def submission_environment(environ: Mapping[str, str]) -> dict[str, str]:

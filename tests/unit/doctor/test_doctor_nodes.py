@@ -54,6 +54,12 @@ def test_a_good_node_gives_ok_everywhere() -> None:
         ),
         ("host name", "warning", "127.0.1.1", {"host_address": "127.0.1.1"}),
         ("host name", "warning", "does not resolve", {"host_address": ""}),
+        (
+            "launch.env",
+            "failure",
+            "LOCALDIR is not set",
+            {"env_error": "launch.env.A = $LOCALDIR: LOCALDIR is not set."},
+        ),
         ("free ports", "failure", "No 80 consecutive", {"ports_error": "No 80 consecutive free ports"}),
         (
             "temp folder",

@@ -51,7 +51,7 @@ def test_env_is_set_on_top_with_this_nodes_variables() -> None:
 
 def test_a_proxy_that_is_asked_for_spares_the_nodes() -> None:
     environ = {"https_proxy": "http://proxy:3128", "no_proxy": ".site"}
-    env = filtered(environ, ["https_proxy"], node_ips=["10.0.0.1"])
+    env = filtered(environ, ["https_proxy"], nodes=["10.0.0.1"])
     assert env["https_proxy"] == "http://proxy:3128"
     assert env["no_proxy"] == env["NO_PROXY"] == ".site,localhost,127.0.0.1,10.0.0.1"
 

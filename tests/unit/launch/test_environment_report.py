@@ -79,7 +79,7 @@ def test_the_longest_prefix_gives_the_reason() -> None:
 
 
 def test_it_agrees_with_what_ray_gets() -> None:
-    environ = {**ENVIRON, "OMP_PROC_BIND": "close", "GLOO_SOCKET_IFNAME": "eth9"}
+    environ = {**ENVIRON, "OMP_PROC_BIND": "close", "GLOO_SOCKET_IFNAME": "eth9", "NOT_HERE": "/on/nodes"}
     spec = NodeSpec("n", "t", "", "/token", "/log", "/w", None, True, None, 1.0, LAUNCH.env, LAUNCH.pass_env)
     real = ray_environment(environ, spec, "10.0.0.1", "hsn0", "/dev/shm/x")
     listed = report(environ)
@@ -94,6 +94,7 @@ def test_a_proxy_that_is_asked_for_spares_the_nodes() -> None:
     listed = report(launch=LaunchConfig(pass_env=["https_proxy"]))
     assert listed["https_proxy"].value == f"http://{MASK}@proxy:3128"
     assert listed["no_proxy"].outcome == "set"
+    assert listed["no_proxy"].value == "localhost,127.0.0.1,(names and network of the run's nodes)"
     assert "no_proxy" in filtered(ENVIRON, ["https_proxy"])
 
 

@@ -76,6 +76,11 @@ def test_loopback_has_an_address() -> None:
     assert network.address_of("nope0") is None
 
 
+def test_an_interface_knows_its_network() -> None:
+    assert network.network_of("lo") == "127.0.0.0/8"
+    assert network.network_of("nope0") is None
+
+
 def test_the_default_route_with_the_lowest_metric_wins() -> None:
     table = (
         "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\n"

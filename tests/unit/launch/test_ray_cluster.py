@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.errors import LaunchError
+from hpc_grpo.config.launch_schema import LaunchConfig
+from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch import ray_cluster
 from hpc_grpo.launch.network import RayPorts
+from hpc_grpo.launch.nodes import Nodes
 from hpc_grpo.launch.protocol import NodeSpec
-from hpc_grpo.launch.topology import NodeResources
+from hpc_grpo.launch.topology import NodeResources, Topology
 
 PORTS = RayPorts(1, 2, 3, 4, 5, 6, 7, 8, 99)
 
@@ -72,8 +74,37 @@ def test_nccl_starts_on_the_interface_of_the_run_unless_the_user_says_otherwise(
     assert name({"NCCL_SOCKET_IFNAME": "ib"}, {"NCCL_SOCKET_IFNAME": "hsn"}) == "hsn"
 
 
+def test_a_proxy_that_gets_through_spares_every_node_on_every_node() -> None:
+    topology = Topology("slurm", "17", ("nid001", "nid002", "nid003"), (8, 8, 8), "nid001")
+    launch = LaunchConfig(pass_env=["http_proxy"])
+    paths = {"token_path": Path("/token"), "attempt_dir": Path("/attempt"), "working_dir": Path("/work")}
+    nodes = Nodes(topology, launch, **paths, tag="17-1", contract={})
+    environ = {"http_proxy": "http://proxy:3128", "no_proxy": ".site"}
+    for index, head_address in enumerate(["", "10.0.0.1:6379", "10.0.0.1:6379"]):
+        ip = f"10.0.0.{index + 1}"
+        env = ray_cluster.ray_environment(environ, nodes._spec(index, head_address), ip, "lo", "/s")
+        direct = env["no_proxy"].split(",")
+        assert {".site", "localhost", "127.0.0.1", "10.0.0.1", ip, *topology.nodes} <= set(direct)
+        assert "127.0.0.0/8" in direct, "the network of the interface"
+        assert "" not in direct
+        assert env["NO_PROXY"] == env["no_proxy"]
+
+
 def test_the_users_thread_count_wins() -> None:
     assert ray_cluster.ray_environment({"OMP_NUM_THREADS": "4"}, spec(), "ip", "lo", "/s")["OMP_NUM_THREADS"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("value", "expanded"), [("$LOCALDIR/triton", "/local/7/triton"), ("/disk${LOCALDIR}", "/disk/local/7")]
+)
+def test_a_variable_that_the_node_does_not_have_is_an_error_there(value: str, expanded: str) -> None:
+    node = spec(env={"HF_HOME": "$HOME/hf", "TRITON_CACHE_DIR": value})
+    environ = {"HOME": "/h", "LOCALDIR": "/local/7"}
+    env = ray_cluster.ray_environment(environ, node, "ip", "lo", "/s")
+    assert (env["HF_HOME"], env["TRITON_CACHE_DIR"]) == ("/h/hf", expanded)
+    del environ["LOCALDIR"]
+    with pytest.raises(ConfigError, match=r"launch\.env\.TRITON_CACHE_DIR = .*: LOCALDIR is not set on .*setup_lines"):
+        ray_cluster.ray_environment(environ, node, "ip", "lo", "/s")
 
 
 def test_the_object_store_is_capped_by_shared_memory(tmp_path: Path) -> None:

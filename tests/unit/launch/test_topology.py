@@ -104,8 +104,40 @@ def test_ctrl_c_reaches_what_a_step_runs_at_the_first_time() -> None:
 
 
 def test_a_step_does_not_inherit_what_contradicts_its_options() -> None:
-    environ = {"SLURM_MEM_PER_CPU": "100", "SLURM_CPU_BIND_LIST": "0x1", "SLURM_JOB_ID": "17", "PATH": "/bin"}
-    assert topology.step_environment(environ) == {"SLURM_JOB_ID": "17", "PATH": "/bin"}
+    inherited = ["SLURM_MEM_PER_CPU", "SLURM_CPU_BIND_LIST", "SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_HINT"]
+    inherited += ["SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_GPU", "SLURM_CPUS_PER_GPU", "SLURM_STEP_GRES"]
+    inherited += ["SLURM_THREADS_PER_CORE", "SLURM_LABELIO", "SLURM_TIMELIMIT"]
+    needed = ["SLURM_JOB_ID", "SLURM_JOB_CPUS_PER_NODE", "SLURM_CPUS_ON_NODE", "SLURM_GPUS_ON_NODE", "SLURMD_NODENAME"]
+    needed += ["SLURM_GPUS_PER_NODE", "SLURM_CONF", "SLURM_NTASKS", "PATH"]
+    assert list(topology.step_environment(dict.fromkeys([*inherited, *needed], "1"))) == needed
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus"),
+    [
+        ("TresPerNode=gres:gpu:4", None),  # --gpus-per-node: steps inherit it
+        ("TresPerNode=gres/gpu:gh200:4", None),
+        ("TresPerJob=gres:gpu:8", 4),  # --gpus
+        ("TresPerJob=gres:gpu:8 TresPerNode=gres:gpu:4", 4),  # --gpus beside the script's --gpus-per-node
+        ("TresPerTask=gres/gpu=1", 4),  # --ntasks-per-node=4 --gpus-per-task=1
+        ("TresPerTask=cpu=2", None),
+        ("", None),
+    ],
+)
+def test_a_step_asks_for_its_nodes_gpus_where_it_would_inherit_others(asked: str, gpus: int | None) -> None:
+    for shown in ("TRES=cpu=16,node=2,gres/gpu=8", "ReqTRES=node=2 AllocTRES=node=2,gres/gpu=8,gres/gpu:gh200=8"):
+        assert topology.gpus_of_a_step(f"JobId=17 {shown}\n   {asked}\n", 2) == gpus
+    allocation = topology.Topology("slurm", "17", ("a", "b"), (8, 16), "a", gpus_per_node=gpus)
+    words = [word for word in topology.step_command(allocation, 1, ["agent"]) if "gpus" in word]
+    assert words == ([f"--gpus-per-node={gpus}"] if gpus else [])
+
+
+def test_a_job_without_gpus_asks_for_none() -> None:
+    assert topology.gpus_of_a_step("JobId=17 TRES=cpu=16,node=2 TresPerJob=license:gpu_tool:1", 2) is None
+
+
+def test_every_leak_has_a_reason() -> None:
+    assert all(reason.strip() for reason in topology._STEP_LEAKS.values())
 
 
 def test_a_submission_from_inside_a_job_carries_nothing_of_it() -> None:
