@@ -22,7 +22,7 @@ def test_a_warning_while_a_link_ends_does_not_keep_it_from_its_successor(tmp_pat
     finished = []
 
     class Link:
-        ended_job = None
+        before = None
 
         def start(self) -> None: ...
 
