@@ -77,8 +77,9 @@ def submit(
     With --chain or --until-complete each job queues the next one when it starts, and calls it off when the run
     is complete.
     """
+    from hpc_grpo.doctor.local_inputs import refuse_missing_inputs
     from hpc_grpo.launch import slurm
-    from hpc_grpo.launch.freeze import freeze
+    from hpc_grpo.launch.freeze import freeze, working_dir
     from hpc_grpo.launch.holder import refuse_if_held
     from hpc_grpo.launch.partition import refuse_what_cannot_start
     from hpc_grpo.launch.request import load_request
@@ -92,6 +93,7 @@ def submit(
         return
     os.environ.update(request.environment)
     refuse_if_held(run)
+    refuse_missing_inputs(request.config, working_dir(run) if run.config.exists() else Path.cwd())
     refuse_what_cannot_start(request.config.launch.slurm)
     frozen = freeze(request.config, sys.argv, request.overrides)
     if frozen.run.is_complete():
