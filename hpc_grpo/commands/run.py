@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_grpo.commands.options import CONFIG, DRIVER, OVERRIDES, SET, slurm_overrides
+from hpc_grpo.commands.options import CONFIG, DRIVER, OVERRIDES, SET, slurm_overrides, slurm_time
 
 if TYPE_CHECKING:
     from hpc_grpo.config.launch_schema import LaunchConfig
@@ -51,7 +51,12 @@ def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], l
 @SET
 @click.option("--name", help="run.name")
 @click.option("--nodes", type=click.IntRange(1), help="launch.slurm.num_nodes")
-@click.option("--time", type=click.IntRange(1), metavar="MIN", help="launch.slurm.time_min")
+@click.option(
+    "--time",
+    type=slurm_time,
+    metavar="TIME",
+    help="launch.slurm.time_min: 90 (minutes), 24:00:00, 1-12:30, as for sbatch.",
+)
 @click.option("--partition", help="launch.slurm.partition")
 @click.option("--account", help="launch.slurm.account")
 @click.option("--sbatch", multiple=True, metavar="KEY=VALUE", help="A further option for sbatch, such as qos=long.")

@@ -134,3 +134,19 @@ def test_the_shipped_shell_configs_of_a_site_are_handed_in(path: Path, handed_in
     result = call("submit", str(path))
     assert result.exit_code == 0, result.stderr
     assert len(handed_in) == 1
+
+
+@pytest.mark.parametrize(
+    ("time", "minutes"),
+    [("30", 30), ("90:30", 91), ("24:00:00", 1440), ("1-0", 1440), ("1-12:30", 2190), ("1-00:00:01", 1441)],
+)
+def test_time_is_given_as_to_slurm(time: str, minutes: int) -> None:
+    assert f"#SBATCH --time={minutes}\n" in call("submit", "local/debug", "--time", time, "--dry-run").output
+
+
+@pytest.mark.parametrize("time", ["0", "0:00", "UNLIMITED", "1h", "1-", "1:2:3:4", "-5", "1.5", ""])
+def test_a_time_that_slurm_does_not_know_is_one_error(time: str) -> None:
+    result = call("submit", "local/debug", "--time", time, "--dry-run")
+    assert (result.exit_code, result.stdout) == (EXIT_CONFIG, "")
+    assert f"--time = {time!r} must be" in result.stderr
+    assert "24:00:00" in result.stderr
