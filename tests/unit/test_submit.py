@@ -10,10 +10,13 @@ from click.testing import CliRunner, Result
 from hpc_grpo.cli import main
 from hpc_grpo.config import load_config
 from hpc_grpo.config.loading import CONFIGS_DIR
+from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.errors import EXIT_CONFIG
 from hpc_grpo.launch import handing_in, partition
 from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.launch.holder import Hold
+from hpc_grpo.launch.request import load_request
+from hpc_grpo.launch.slurm import attempt_command, render
 from hpc_grpo.run_dir import RunDir
 
 SHELL_CONFIGS = sorted(set((CONFIGS_DIR / "isambard").glob("*.sh")) - set(CONFIGS_DIR.rglob("setup_*.sh")))
@@ -150,3 +153,52 @@ def test_a_time_that_slurm_does_not_know_is_one_error(time: str) -> None:
     assert (result.exit_code, result.stdout) == (EXIT_CONFIG, "")
     assert f"--time = {time!r} must be" in result.stderr
     assert "24:00:00" in result.stderr
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    write_model(tmp_path / "model", ModelSize(hidden_size=64, num_heads=2), seed=0)
+    return f"model.path={tmp_path}/model"
+
+
+def dry_run(*words: str) -> tuple[str, str]:
+    """The script that sbatch would get, and what is said below it."""
+    result = submit("--dry-run", *words)
+    assert result.exit_code == 0, result.stderr
+    request = load_request("local/debug", [word for word in words if "=" in word])
+    run = RunDir(request.config.run_path)
+    script = render(request.config.launch, run, attempt_command(run))
+    assert result.stdout.startswith(script)
+    below = result.stdout.removeprefix(script)
+    assert all(line == "" or line.startswith("#") for line in below.splitlines())
+    assert "#SBATCH" not in below
+    return script, below
+
+
+def test_a_dry_run_ends_with_the_plan(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, below = dry_run(model)
+    plan = call("plan", "local/debug", model, "data.train.path=org/rows", "eval.every_steps=null").output
+    assert "It fits." in plan
+    assert plan in below.replace("\n# ", "\n").replace("\n#\n", "\n\n")
+    assert "assuming 96 GiB on each GPU and 460 GiB" in below
+    assert "refuse" not in below
+
+
+def test_a_plan_that_does_not_fit_is_said_and_no_error(model: str) -> None:
+    _, below = dry_run(model, "launch.object_store_gib=900")
+    assert "# It does not fit:\n" in below
+
+
+def test_a_dry_run_without_the_model_says_why_there_is_no_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    _, below = dry_run("model.path=org/not-here")
+    assert below.startswith("\n# No plan: model.path = org/not-here is not on this machine")
+    assert len(below.splitlines()) == 2
+
+
+def test_a_dry_run_says_what_submit_would_refuse() -> None:
+    _, below = dry_run("model.path=./not-here")
+    assert "# submit would refuse this. The job would not find" in below
+    assert "#   model.path = ./not-here: there is no " in below
