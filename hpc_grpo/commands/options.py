@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch import DEFAULT_DRIVER
 
 CONFIG = click.argument("config_name", metavar="CONFIG")
@@ -16,6 +17,18 @@ SET = click.option(
     "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a key of the config, such as train.lr=1e-6."
 )
 DRIVER = click.option("--driver", hidden=True, default=DEFAULT_DRIVER, help="Module or .py file; for tests.")
+
+
+def slurm_time(value: str) -> int:
+    """The type of a --time option: a walltime as Slurm's own takes it, in minutes. Raises ConfigError."""
+    from hpc_grpo.launch.slurm_job import minutes
+
+    if time_min := minutes(value):
+        return time_min
+    raise ConfigError(
+        f"--time = {value!r} must be a time in one of Slurm's formats, and more than 0: 90 (minutes), 90:00, 24:00:00, "
+        f"1-12 (days-hours), 1-12:30 or 1-12:30:00."
+    )
 
 
 def slurm_overrides(options: Mapping[str, Any]) -> list[str]:

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_grpo.commands.options import CONFIG, DRIVER, OVERRIDES, SET, slurm_overrides
+from hpc_grpo.commands.options import CONFIG, DRIVER, OVERRIDES, SET, slurm_overrides, slurm_time
+from hpc_grpo.errors import ConfigError
 
 if TYPE_CHECKING:
+    from hpc_grpo.config import Config
     from hpc_grpo.config.launch_schema import LaunchConfig
+    from hpc_grpo.launch.request import Request
     from hpc_grpo.run_dir import RunDir
 
 
@@ -51,7 +54,12 @@ def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], l
 @SET
 @click.option("--name", help="run.name")
 @click.option("--nodes", type=click.IntRange(1), help="launch.slurm.num_nodes")
-@click.option("--time", type=click.IntRange(1), metavar="MIN", help="launch.slurm.time_min")
+@click.option(
+    "--time",
+    type=slurm_time,
+    metavar="TIME",
+    help="launch.slurm.time_min: 90 (minutes), 24:00:00, 1-12:30, as for sbatch.",
+)
 @click.option("--partition", help="launch.slurm.partition")
 @click.option("--account", help="launch.slurm.account")
 @click.option("--sbatch", multiple=True, metavar="KEY=VALUE", help="A further option for sbatch, such as qos=long.")
@@ -59,7 +67,7 @@ def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], l
 @click.option("--chain", type=click.IntRange(0), metavar="N", help="Follow-on jobs: launch.slurm.max_job_chains")
 @click.option("--until-complete", is_flag=True, help="As many follow-on jobs as it takes.")
 @click.option("--parsable", is_flag=True, help="Print the job id only.")
-@click.option("--dry-run", is_flag=True, help="Print the job script and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the job script and, in comments, the plan; do nothing.")
 @click.option("--test-only", is_flag=True, help="Ask Slurm when the job would start, and do nothing.")
 @DRIVER
 def submit(
@@ -88,10 +96,11 @@ def submit(
     run = RunDir(request.config.run_path)
     script = slurm.render(request.config.launch, run, slurm.attempt_command(run, driver))
     if dry_run or test_only:
-        click.echo(slurm.start_estimate(script) if test_only else script, nl=False)
+        click.echo(slurm.start_estimate(script) if test_only else script + _comments(request), nl=False)
         return
     os.environ.update(request.environment)
     refuse_if_held(run)
+    _refuse_missing_inputs(request.config)
     refuse_what_cannot_start(request.config.launch.slurm)
     frozen = freeze(request.config, sys.argv, request.overrides)
     if frozen.run.is_complete():
@@ -125,6 +134,28 @@ def job_setup(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...
 
     for line in setup_lines(load_request(config_name, [*sets, *overrides]).config.launch):
         click.echo(line)
+
+
+def _refuse_missing_inputs(config: Config) -> None:
+    """Raises ConfigError for paths that the job would not find from where it will run."""
+    from hpc_grpo.doctor.local_inputs import refuse_missing_inputs
+    from hpc_grpo.launch.freeze import working_dir
+    from hpc_grpo.run_dir import RunDir
+
+    run = RunDir(config.run_path)
+    refuse_missing_inputs(config, working_dir(run) if run.config.exists() else Path.cwd())
+
+
+def _comments(request: Request) -> str:
+    """What is to be said below a job script, as comments of the shell: the script stays what sbatch takes."""
+    from hpc_grpo.commands.planning import plan_or_reason
+
+    told = plan_or_reason(request)
+    try:
+        _refuse_missing_inputs(request.config)
+    except ConfigError as error:
+        told = f"submit would refuse this. {error}\n\n{told}"
+    return "\n" + "".join(f"# {line}".rstrip() + "\n" for line in told.splitlines())
 
 
 def remove_stop(run: RunDir) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_grpo.commands.options import slurm_overrides
+from hpc_grpo.commands.options import slurm_overrides, slurm_time
 from hpc_grpo.commands.run_argument import find_run
 from hpc_grpo.errors import ConfigError
 
@@ -23,7 +23,9 @@ _FOR_A_SHELL = ("launch.slurm.time_min=60", "launch.slurm.num_nodes=1")
 @click.argument("run_name", metavar="[RUN]", required=False)
 @click.option("--node", metavar="NAME", help="A node of RUN's job; default: its first.")
 @click.option("--nodes", type=click.IntRange(1), metavar="N", help="Nodes to allocate; default: 1.")
-@click.option("--time", type=click.IntRange(1), metavar="MIN", help="Default: 60.")
+@click.option(
+    "--time", type=slurm_time, metavar="TIME", help="90 (minutes), 24:00:00, 1-12:30, as for salloc. Default: 60."
+)
 @click.option("--partition")
 @click.option("--account")
 @click.option("--gpus-per-node", type=click.IntRange(0), metavar="N")

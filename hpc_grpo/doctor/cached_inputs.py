@@ -9,6 +9,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.config.schema import DatasetConfig
 from hpc_grpo.doctor.context import Context
 from hpc_grpo.doctor.finding import Finding, failure, ok, skipped, warning
+from hpc_grpo.doctor.local_inputs import missing_inputs
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.model_source import find_folder, hub_cache
 
@@ -29,6 +30,8 @@ def model_finding(context: Context) -> Finding:
     if config is None:
         return skipped(check, context.why_no_config)
     environ = context.job_environ
+    if missing := _missing_paths(config, "model."):
+        return failure(check, missing, "set model.path to the folder of a model")
     try:
         folder = find_folder(config.model.path, environ)
     except ConfigError:
@@ -45,13 +48,11 @@ def data_finding(context: Context) -> Finding:
     if config is None:
         return skipped(check, context.why_no_config)
     environ = context.job_environ
-    for dataset in data_sets(config):
-        path = Path(dataset.path)
-        if path.suffix in (".json", ".jsonl") and not path.is_file():
-            return failure(check, f"{path.absolute()} is no file", "set data.train.path and data.eval.path")
-    missing = [dataset for dataset in data_sets(config) if not _is_here(dataset, environ)]
-    if missing:
-        return _missing(check, " and ".join(d.path for d in missing), datasets_cache(environ), environ)
+    if missing := _missing_paths(config, "data."):
+        return failure(check, missing, "set data.train.path and data.eval.path")
+    to_fetch = [dataset for dataset in data_sets(config) if not _is_here(dataset, environ)]
+    if to_fetch:
+        return _missing(check, " and ".join(d.path for d in to_fetch), datasets_cache(environ), environ)
     return ok(check, ", ".join(dict.fromkeys(dataset.path for dataset in data_sets(config))))
 
 
@@ -76,6 +77,11 @@ def data_caches(name: str, environ: Mapping[str, str]) -> tuple[Path, Path]:
     """
     prepared = datasets_cache(environ) / name.replace("/", "___").lower()
     return prepared, hub_cache(environ) / f"datasets--{name.replace('/', '--')}"
+
+
+def _missing_paths(config: Config, section: str) -> str:
+    """Those that do not exist, in words; "" if all do."""
+    return "; ".join(str(one) for one in missing_inputs(config, Path.cwd()) if one.key.startswith(section))
 
 
 def _is_here(dataset: DatasetConfig, environ: Mapping[str, str]) -> bool:

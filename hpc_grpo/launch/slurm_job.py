@@ -85,16 +85,20 @@ class SlurmJob:
 
 
 def minutes(limit: str) -> int | None:
-    """Slurm's time limit in minutes, rounded up; None for "UNLIMITED" and the like.
+    """A time limit in any of Slurm's formats in minutes, rounded up; None for "UNLIMITED" and the like.
 
-    >>> minutes("1-02:00:30")
-    1561
+    >>> [minutes(limit) for limit in ("30", "90:30", "2:00:00", "1-2", "1-2:30", "1-02:00:30")]
+    [30, 91, 120, 1560, 1590, 1561]
     """
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", limit)
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit)
     if match is None:
         return None
-    days, hours, mins, secs = (int(part or 0) for part in match.groups())
-    return (days * 24 + hours) * 60 + mins + (secs > 0)
+    days, *given = match.groups()
+    parts = [int(part) for part in given if part is not None]
+    if days is None and len(parts) < 3:
+        parts = [0, *parts]  # without days, hours come with seconds only
+    hours, mins, secs = [*parts, 0, 0][:3]
+    return (int(days or 0) * 24 + hours) * 60 + mins + -(-secs // 60)
 
 
 def show_job(job_id: str) -> SlurmJob | None:

@@ -43,5 +43,9 @@ class Hardware:
     host_bytes: int
 
 
+GH200 = Hardware(gpu_bytes=96 * GIB, host_bytes=460 * GIB)
+"""What is assumed where nothing else is said."""
+
+
 def nonzero(*parts: Part) -> tuple[Part, ...]:
     return tuple(part for part in parts if part.num_bytes)

@@ -42,9 +42,13 @@ def dataset_of(config: Config, item: Item) -> DatasetConfig:
 
 
 def _is_local_model(path: str) -> bool:
-    return path.startswith((".", "/", "~")) or Path(path).is_dir()
+    return _is_no_hub_name(path) or Path(path).is_dir()
 
 
 def _is_local_dataset(dataset: DatasetConfig) -> bool:
-    path = dataset.path
-    return path.startswith((".", "/", "~")) or path.endswith(_DATA_FILES) or Path(path).exists()
+    return _is_no_hub_name(dataset.path) or dataset.path.endswith(_DATA_FILES) or Path(dataset.path).exists()
+
+
+def _is_no_hub_name(path: str) -> bool:
+    """Names of the hub are NAME or ORGANISATION/NAME."""
+    return path.startswith((".", "/", "~")) or (path.count("/") > 1 and "://" not in path)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from conftest import SlurmCluster
 
 ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"}
+STAND_IN_CONFIG = ("local/debug", "data.train.path=org/rows", "eval.every_steps=null")
+"""For a driver that reads no data: names no file, which `submit` would look for."""
+
 DEADLINE_S = 900.0
 NUM_STEPS = 24
 STRUCK_AT_STEP = 5

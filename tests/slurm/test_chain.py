@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from scene import ENVIRONMENT, chain_is_over
+from scene import ENVIRONMENT, STAND_IN_CONFIG, chain_is_over
 
 from hpc_grpo.launch.attempt_record import read_attempts
 from hpc_grpo.launch.chain_record import read_chain
@@ -39,7 +39,7 @@ def wait_for_the_end(cluster: SlurmCluster, run: RunDir, deadline_s: float = DEA
 
 def stand_in(cluster: SlurmCluster, tmp_path: Path, environment: dict[str, str], *words: str) -> RunDir:
     """Hand in a run of the stand-in driver, which saves no checkpoint; the commands differ in `words`."""
-    config = ["local/debug", f"run.root={tmp_path}", "launch.slurm.cpus_per_node=2", "--partition", "workq"]
+    config = [*STAND_IN_CONFIG, f"run.root={tmp_path}", "launch.slurm.cpus_per_node=2", "--partition", "workq"]
     options = ["--driver", STAND_IN, "--time", "5", "--until-complete", *words]
     command = [sys.executable, "-m", "hpc_grpo.cli", "submit", *config, *options]
     cluster.output(command, environment={**ENVIRONMENT, **environment}, cwd=tmp_path)  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ def test_cancel_ends_everything_and_resume_takes_it_up(slurm_cluster: SlurmClust
 @pytest.mark.long
 def test_where_jobs_cannot_submit_all_links_are_queued_at_once(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     config = [
-        "local/debug",
+        *STAND_IN_CONFIG,
         f"run.root={tmp_path}",
         "launch.slurm.cpus_per_node=2",
         "launch.slurm.jobs_can_submit=false",

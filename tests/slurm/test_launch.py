@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from scene import STAND_IN_CONFIG
 
 if TYPE_CHECKING:
     from conftest import JobEnd, SlurmCluster
@@ -30,7 +31,7 @@ _DEADLINE_S = 240.0
 
 
 def arguments(root: Path) -> list[str]:
-    return ["local/debug", f"run.root={root}", "launch.pass_env=[MINE]", *DRIVER]
+    return [*STAND_IN_CONFIG, f"run.root={root}", "launch.pass_env=[MINE]", *DRIVER]
 
 
 def submit_sbatch(cluster: SlurmCluster, root: Path, driver_env: dict[str, str] | None = None) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from scene import STAND_IN_CONFIG
 
 from hpc_grpo.launch.attempt_record import read_attempts
 from hpc_grpo.launch.chain_record import read_chain
@@ -44,7 +45,7 @@ def test_a_link_asks_little_and_looking_on_asks_nothing(
     path = f"{calls.parent / 'bin'}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
     environment = {"PATH": path, "HPC_GRPO_STAND_IN_EXIT": "75", "HPC_GRPO_STAND_IN_SLEEP_S": "5"}
     command = [sys.executable, "-m", "hpc_grpo.cli"]
-    config = ["local/debug", f"run.root={tmp_path}", "launch.slurm.cpus_per_node=2", "--driver", STAND_IN]
+    config = [*STAND_IN_CONFIG, f"run.root={tmp_path}", "launch.slurm.cpus_per_node=2", "--driver", STAND_IN]
     options = {"environment": environment, "cwd": tmp_path}
     slurm_cluster.output([*command, "submit", *config, "--time", "5", "--chain", "2"], **options)  # type: ignore[arg-type]
     run = RunDir(tmp_path / "debug")

@@ -9,8 +9,17 @@ from click.testing import CliRunner, Result
 
 from hpc_grpo.cli import main
 from hpc_grpo.config import load_config
+from hpc_grpo.config.loading import CONFIGS_DIR
+from hpc_grpo.demo.model import ModelSize, write_model
+from hpc_grpo.errors import EXIT_CONFIG
+from hpc_grpo.launch import handing_in, partition
 from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.launch.holder import Hold
+from hpc_grpo.launch.request import load_request
+from hpc_grpo.launch.slurm import attempt_command, render
+from hpc_grpo.run_dir import RunDir
+
+SHELL_CONFIGS = sorted(set((CONFIGS_DIR / "isambard").glob("*.sh")) - set(CONFIGS_DIR.rglob("setup_*.sh")))
 
 
 def call(*words: str) -> Result:
@@ -34,3 +43,162 @@ def test_a_run_below_home_that_is_held_stays_as_it_is(
 def test_a_dry_run_shows_the_run_directory_below_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert f"attempt {tmp_path}/runs/debug\n" in call("submit", "local/debug", "run.root=~/runs", "--dry-run").output
+
+
+@pytest.fixture
+def handed_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[RunDir]:
+    """The runs that would have become jobs; Slurm is not asked. The working directory holds no data."""
+    runs: list[RunDir] = []
+
+    def hand_in(run: RunDir, *_more: object) -> str:
+        runs.append(run)
+        return "77"
+
+    monkeypatch.setattr(handing_in, "hand_in", hand_in)
+    monkeypatch.setattr(partition, "refuse_what_cannot_start", lambda _slurm: None)
+    monkeypatch.chdir(tmp_path)
+    return runs
+
+
+def submit(*words: str) -> Result:
+    """Of a run that names nothing on this machine but what `words` say."""
+    return call("submit", "local/debug", "data.train.path=org/rows", "eval.every_steps=null", *words)
+
+
+MISSING = [
+    ("model.path=./qwen", ["model.path = ./qwen: ", "{here}/qwen/config.json"]),
+    ("model.path=/no/such/model", ["model.path = /no/such/model: ", "/no/such/model/config.json"]),
+    ("model.path=models/of/mine", ["model.path = models/of/mine: "]),
+    ("model.path=.", ["model.path = .: ", "config.json"]),
+    ("data.train.path=rows.jsonl", ["data.train.path = rows.jsonl: ", "{here}/rows.jsonl"]),
+    ("data.train.path=../saved", ["data.train.path = ../saved: "]),
+    ("data.train.path=~/rows.json", ["data.train.path = ~/rows.json: ", "~ is not expanded"]),
+    (
+        "rewards.0.name=my/rewards.py:shows_work",
+        ["rewards.0.name = my/rewards.py:shows_work: ", "{here}/my/rewards.py"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("word", "told"), MISSING, ids=[word for word, _ in MISSING])
+def test_a_path_that_does_not_exist_is_refused(
+    word: str, told: list[str], handed_in: list[RunDir], tmp_path: Path
+) -> None:
+    result = submit("rewards=[{name: correctness}]", word)
+    assert result.exit_code == EXIT_CONFIG
+    for text in told:
+        assert text.format(here=tmp_path) in result.stderr
+    assert (handed_in, list(tmp_path.iterdir())) == ([], [])
+
+
+def test_all_that_is_missing_is_said_at_once(handed_in: list[RunDir]) -> None:
+    said = submit("model.path=./m", "data.train.path=a.json", "data.eval.path=b.json", "eval.every_steps=2").stderr
+    assert [line.split(" = ")[0].strip() for line in said.splitlines() if " = " in line] == [
+        "model.path",
+        "data.train.path",
+        "data.eval.path",
+    ]
+    assert said.count("error: ") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model.path=Qwen/Qwen2.5-7B", "data.train.path=openai/gsm8k"],
+        ["model.path=$SCRATCHDIR/models/qwen", "data.train.path=${SCRATCH}/rows.jsonl"],
+        ["data.eval.path=gone.jsonl"],  # without eval nobody reads it
+        ["rewards.0.name=my_rewards:shows_work"],
+        ["task=sft", "rewards.0.name=gone.py:shows_work"],
+    ],
+    ids=["of the hub", "with a job's variables", "eval that is off", "reward of a module", "reward that sft ignores"],
+)
+def test_what_the_job_may_find_is_left_to_it(words: list[str], handed_in: list[RunDir]) -> None:
+    result = submit("rewards=[{name: correctness}]", *words)
+    assert result.exit_code == 0, result.stderr
+    assert len(handed_in) == 1
+
+
+def test_paths_are_relative_to_the_folder_the_run_was_started_in(
+    handed_in: list[RunDir], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my" / "rows.jsonl").touch()
+    (tmp_path / "my" / "rewards.py").touch()
+    words = ["data.train.path=my/rows.jsonl", "rewards=[{name: 'my/rewards.py:f'}]", f"run.root={tmp_path}/runs"]
+    assert submit(*words).exit_code == 0
+    monkeypatch.chdir(tmp_path / "runs")
+    assert submit(*words).exit_code == 0
+    (tmp_path / "my" / "rewards.py").unlink()
+    assert f"there is no {tmp_path}/my/rewards.py" in submit(*words).stderr
+
+
+@pytest.mark.parametrize("path", SHELL_CONFIGS, ids=lambda path: path.stem)
+def test_the_shipped_shell_configs_of_a_site_are_handed_in(path: Path, handed_in: list[RunDir]) -> None:
+    result = call("submit", str(path))
+    assert result.exit_code == 0, result.stderr
+    assert len(handed_in) == 1
+
+
+@pytest.mark.parametrize(
+    ("time", "minutes"),
+    [("30", 30), ("90:30", 91), ("24:00:00", 1440), ("1-0", 1440), ("1-12:30", 2190), ("1-00:00:01", 1441)],
+)
+def test_time_is_given_as_to_slurm(time: str, minutes: int) -> None:
+    assert f"#SBATCH --time={minutes}\n" in call("submit", "local/debug", "--time", time, "--dry-run").output
+
+
+@pytest.mark.parametrize("time", ["0", "0:00", "UNLIMITED", "1h", "1-", "1:2:3:4", "-5", "1.5", ""])
+def test_a_time_that_slurm_does_not_know_is_one_error(time: str) -> None:
+    result = call("submit", "local/debug", "--time", time, "--dry-run")
+    assert (result.exit_code, result.stdout) == (EXIT_CONFIG, "")
+    assert f"--time = {time!r} must be" in result.stderr
+    assert "24:00:00" in result.stderr
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    write_model(tmp_path / "model", ModelSize(hidden_size=64, num_heads=2), seed=0)
+    return f"model.path={tmp_path}/model"
+
+
+def dry_run(*words: str) -> tuple[str, str]:
+    """The script that sbatch would get, and what is said below it."""
+    result = submit("--dry-run", *words)
+    assert result.exit_code == 0, result.stderr
+    request = load_request("local/debug", [word for word in words if "=" in word])
+    run = RunDir(request.config.run_path)
+    script = render(request.config.launch, run, attempt_command(run))
+    assert result.stdout.startswith(script)
+    below = result.stdout.removeprefix(script)
+    assert all(line == "" or line.startswith("#") for line in below.splitlines())
+    assert "#SBATCH" not in below
+    return script, below
+
+
+def test_a_dry_run_ends_with_the_plan(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, below = dry_run(model)
+    plan = call("plan", "local/debug", model, "data.train.path=org/rows", "eval.every_steps=null").output
+    assert "It fits." in plan
+    assert plan in below.replace("\n# ", "\n").replace("\n#\n", "\n\n")
+    assert "assuming 96 GiB on each GPU and 460 GiB" in below
+    assert "refuse" not in below
+
+
+def test_a_plan_that_does_not_fit_is_said_and_no_error(model: str) -> None:
+    _, below = dry_run(model, "launch.object_store_gib=900")
+    assert "# It does not fit:\n" in below
+
+
+def test_a_dry_run_without_the_model_says_why_there_is_no_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    _, below = dry_run("model.path=org/not-here")
+    assert below.startswith("\n# No plan: model.path = org/not-here is not on this machine")
+    assert len(below.splitlines()) == 2
+
+
+def test_a_dry_run_says_what_submit_would_refuse() -> None:
+    _, below = dry_run("model.path=./not-here")
+    assert "# submit would refuse this. The job would not find" in below
+    assert "#   model.path = ./not-here: there is no " in below

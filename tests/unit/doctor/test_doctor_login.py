@@ -107,6 +107,12 @@ def test_data_are_found_as_files_and_in_the_cache(tmp_path: Path) -> None:
     assert data_finding(context(offline, *named)).status == "ok"
 
 
+def test_a_path_that_does_not_exist_is_a_failure_online_too(tmp_path: Path) -> None:
+    found = model_finding(context({}, f"model.path={tmp_path}/gone"))
+    assert (found.status, f"{tmp_path}/gone/config.json" in found.says) == ("failure", True)
+    assert data_finding(context({}, f"data.train.path={tmp_path}/gone")).status == "failure"
+
+
 def test_secret_files_must_be_the_users_alone(tmp_path: Path) -> None:
     token = tmp_path / "token"
     here = context({"HOME": str(tmp_path), "HF_TOKEN_PATH": str(token)}, f"run.root={tmp_path}")

@@ -68,6 +68,13 @@ def test_a_config_gives_what_the_options_do_not(became: list[Any], tmp_path: Pat
     assert argv[-1].splitlines()[:2] == ["module reset", "module load cuda"]
 
 
+def test_the_time_is_given_as_to_slurm(became: list[Any]) -> None:
+    shell("--time", "1-02:30")
+    assert "--time=1590" in became[0][0]
+    result = shell("--time", "soon")
+    assert (result.exit_code, "--time = 'soon' must be" in result.stderr, len(became)) == (78, True, 1)
+
+
 def test_another_allocations_settings_stay_behind(became: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_MEM_PER_CPU", "1000")
     monkeypatch.setenv("SLURM_CPU_BIND", "quiet,mask_cpu:0x1")

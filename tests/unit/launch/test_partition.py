@@ -75,6 +75,8 @@ def test_a_slurm_that_does_not_answer_is_left_to_sbatch(monkeypatch: pytest.Monk
 
 
 def test_submit_refuses_and_leaves_no_run(tmp_path: Path, asked: list[Any]) -> None:
-    done = CliRunner().invoke(main, ["submit", "local/debug", f"run.root={tmp_path}", "--nodes", "3"])
+    without_data = ["data.train.path=org/rows", "eval.every_steps=null"]
+    done = CliRunner().invoke(main, ["submit", "local/debug", *without_data, f"run.root={tmp_path}", "--nodes", "3"])
     assert done.exit_code == EXIT_CONFIG
+    assert "launch.slurm.num_nodes (--nodes) = 3" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -65,6 +65,8 @@ def test_what_slurm_does_not_say_stays_as_configured() -> None:
 def test_time_limits() -> None:
     limits = ("00:03:00", "23:59:59", "2-00:00:00", "UNLIMITED", "")
     assert [minutes(limit) for limit in limits] == [3, 1440, 2880, None, None]
+    given = ("30", "90:30", "0:01", "1-0", "1-2", "1-2:30", "1-2:30:01", "0:90:00", "1-", ":30", "1:2:3:4")
+    assert [minutes(limit) for limit in given] == [30, 91, 1, 1440, 1560, 1590, 1591, 90, None, None, None]
 
 
 @pytest.mark.parametrize(("needed", "excludes"), [("1-1", True), ("2", False)])

@@ -1,0 +1,63 @@
+"""Whether the files and folders that a config names are where its job will look for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_grpo.config.schema import Config
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.prefetch.items import items_of
+
+
+@dataclass(frozen=True)
+class MissingInput:
+    """A path that is not there: the config's `key` with its value, and the `place` that was looked at."""
+
+    key: str
+    name: str
+    place: Path
+
+    def __str__(self) -> str:
+        hint = " (~ is not expanded here: write the folder out)" if self.name.startswith("~") else ""
+        return f"{self.key} = {self.name}: there is no {self.place}{hint}"
+
+
+def refuse_missing_inputs(config: Config, working_dir: Path) -> None:
+    """Raise ConfigError for what `missing_inputs` finds: the job would queue for hours to say the same."""
+    if missing := list(missing_inputs(config, working_dir)):
+        listed = "\n".join(f"  {one}" for one in missing)
+        raise ConfigError(
+            f"The job would not find what its config names:\n{listed}\n"
+            f"Give paths that exist; relative ones are relative to {working_dir}."
+        )
+
+
+def missing_inputs(config: Config, working_dir: Path) -> Iterator[MissingInput]:
+    """The paths that the run would read and that do not exist; relative ones are relative to `working_dir`.
+
+    Not judged: names of the Hugging Face hub, and paths with a `$`, whose variable may be one of the job's.
+    """
+    for key, name, path in _local_paths(config):
+        place = working_dir / path
+        if "$" not in name and not _exists(place):
+            yield MissingInput(key, name, place)
+
+
+def _local_paths(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Key and value in the config, and the path that must exist."""
+    for item in items_of(config):
+        if item.is_local and not (item.key == "data.eval.path" and config.eval.every_steps is None):
+            yield item.key, item.name, f"{item.name}/config.json" if item.key == "model.path" else item.name
+    for position, reward in enumerate(config.rewards if config.task == "grpo" else []):
+        file, _, _ = reward.name.rpartition(":")
+        if file.endswith(".py"):
+            yield f"rewards.{position}.name", reward.name, file
+
+
+def _exists(place: Path) -> bool:
+    try:
+        return place.exists()
+    except OSError:  # not ours to look into, and so not the job's
+        return False
