@@ -40,7 +40,7 @@ class LaunchConfig(BaseModel):
     slurm: SlurmConfig = SlurmConfig()
     interface: str | None = Field(
         None,
-        description="Network interface between nodes (Isambard: hsn0); null: the one of the default route.",
+        description="Interface between nodes, of Ray, Gloo and NCCL (Isambard: hsn0); null: that of the default route.",
     )
     modules: list[str] = Field(default_factory=list, description="Environment modules the job loads.")
     setup_lines: list[str] = Field(default_factory=list, description="Shell lines run before the supervisor.")

@@ -23,6 +23,7 @@ from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.launch.environment import filtered
 from hpc_grpo.launch.processes import die_with_parent
 from hpc_grpo.launch.protocol import NodeSpec
+from hpc_grpo.launch.ray_cluster import collective_interfaces
 from hpc_grpo.run_dir import write_atomic
 
 _SEE_AGAIN_S = 0.2
@@ -61,7 +62,7 @@ def measure(
 ) -> dict[str, Any]:
     """Run the torch probe as a learner would run here; what it measured, and what went wrong."""
     environ = filtered(os.environ, pass_env, env)
-    environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
+    environ |= {**collective_interfaces(interface, environ), "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "hpc_grpo.doctor.torch_probe", json.dumps(probe)],
         stdin=subprocess.DEVNULL,

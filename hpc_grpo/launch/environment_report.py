@@ -38,6 +38,12 @@ NODE_VALUES: dict[str, str] = {
 }
 """Set by ray_environment on every node, whatever the environment says, and why."""
 
+DEFAULTS: dict[str, tuple[str, str]] = {
+    "OMP_NUM_THREADS": ("1", "many processes share a node"),
+    "NCCL_SOCKET_IFNAME": (ON_NODE, "the interface between nodes, as for Gloo: else NCCL may start on another"),
+}
+"""Variable -> (value, reason): set by ray_environment unless the environment or launch.env has it."""
+
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _LEAST_SECRET_LENGTH = 4
 _URL_CREDENTIALS = re.compile(r"://[^/@\s]+@")
@@ -64,7 +70,7 @@ def environment_report(
     """
     kept = filtered(environ, launch.pass_env, launch.env)
     kept |= {name: value for name, (value, _) in RAY_SETTINGS.items()} | dict.fromkeys(NODE_VALUES, ON_NODE)
-    kept.setdefault("OMP_NUM_THREADS", "1")
+    kept = {name: value for name, (value, _) in DEFAULTS.items()} | kept
     known = [*environ.items(), *launch.env.items()]
     secrets = [value for name, value in known if is_secret(name) and name not in NODE_VALUES]
     variables: list[Variable] = []
@@ -137,8 +143,8 @@ def _fate(name: str, is_kept: bool, is_in_environ: bool, launch: LaunchConfig) -
     outcome, reason = why(name, launch)
     if outcome == "dropped" and is_kept:
         return "set", "spares the nodes of the run, since a proxy gets through"
-    if name == "OMP_NUM_THREADS" and not is_in_environ and outcome == "passed":
-        return "set", "many processes share a node"
+    if name in DEFAULTS and not is_in_environ and outcome == "passed":
+        return "set", DEFAULTS[name][1]
     return outcome, reason
 
 

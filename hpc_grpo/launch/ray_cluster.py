@@ -50,11 +50,17 @@ def ray_environment(
         kept[name] = value
     kept["RAY_AUTH_TOKEN_PATH"] = spec.token_path
     kept["VLLM_HOST_IP"] = ip
-    kept["GLOO_SOCKET_IFNAME"] = interface
+    kept |= collective_interfaces(interface, kept)
     kept[SHM_DIR_VARIABLE] = shm_dir
     kept["TMPDIR"] = str(temp_dir_path(spec, environ))  # vLLM leaves files in it; this one goes with the attempt
     kept.update(spec.contract_env)
     return kept
+
+
+def collective_interfaces(interface: str, given: Mapping[str, str]) -> dict[str, str]:
+    """What keeps collectives on the interface of the run. For NCCL, which may use several, what the user gave wins."""
+    only = f"={interface}"  # without "=" NCCL takes all whose names begin so
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": given.get("NCCL_SOCKET_IFNAME", only)}
 
 
 def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, resources: NodeResources) -> list[str]:

@@ -7,6 +7,7 @@ from hpc_grpo.launch.environment import ALLOWED, DENIED, filtered
 from hpc_grpo.launch.environment_report import (
     MASK,
     NODE_VALUES,
+    ON_NODE,
     Variable,
     environment_report,
     redacted,
@@ -61,6 +62,15 @@ def report(environ: dict[str, str] = ENVIRON, launch: LaunchConfig = LAUNCH) -> 
 def test_every_variable_has_its_reason(name: str, outcome: str, reason: str) -> None:
     found = report()[name]
     assert (found.outcome, found.reason) == (outcome, reason)
+
+
+def test_a_default_is_set_and_what_the_user_gave_is_passed_on() -> None:
+    found = report()["NCCL_SOCKET_IFNAME"]
+    assert (found.outcome, found.value) == ("set", ON_NODE)
+    given = report({"NCCL_SOCKET_IFNAME": "ib"})["NCCL_SOCKET_IFNAME"]
+    assert (given.outcome, given.value, given.reason) == ("passed", "ib", "GPU collectives")
+    in_config = report(launch=LaunchConfig(env={"NCCL_SOCKET_IFNAME": "hsn"}))["NCCL_SOCKET_IFNAME"]
+    assert (in_config.outcome, in_config.value, in_config.reason) == ("set", "hsn", "launch.env")
 
 
 def test_the_longest_prefix_gives_the_reason() -> None:

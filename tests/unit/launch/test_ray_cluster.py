@@ -63,6 +63,15 @@ def test_the_environment_authenticates_and_binds_to_this_node() -> None:
     assert "SLURM_JOB_ID" not in env
 
 
+def test_nccl_starts_on_the_interface_of_the_run_unless_the_user_says_otherwise() -> None:
+    def name(environ: dict[str, str], env: dict[str, str]) -> str:
+        return ray_cluster.ray_environment(environ, spec(env=env), "10.0.0.1", "hsn0", "/s")["NCCL_SOCKET_IFNAME"]
+
+    assert name({}, {}) == "=hsn0"
+    assert name({"NCCL_SOCKET_IFNAME": "ib"}, {}) == "ib"
+    assert name({"NCCL_SOCKET_IFNAME": "ib"}, {"NCCL_SOCKET_IFNAME": "hsn"}) == "hsn"
+
+
 def test_the_users_thread_count_wins() -> None:
     assert ray_cluster.ray_environment({"OMP_NUM_THREADS": "4"}, spec(), "ip", "lo", "/s")["OMP_NUM_THREADS"] == "4"
 
