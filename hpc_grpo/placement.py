@@ -87,6 +87,8 @@ def reserve_nodes(config: Config) -> list[NodeSlots]:
 
 def _reserve(config: Config, address: str, resources: Mapping[str, float]) -> NodeSlots:
     with_gpus = config.placement.gpus == "auto" and resources.get("GPU", 0) > 0
+    if uses_cuda(config) and not with_gpus:
+        raise ConfigError(_no_gpus(config, address))
     learners, engines = node_bundles(config, with_gpus=with_gpus)
     check_fits(config, address, resources, [*learners, *engines])
     pinned = [{**bundle, f"node:{address}": _PIN} for bundle in (*learners, *engines)]
@@ -104,6 +106,19 @@ def node_bundles(config: Config, *, with_gpus: bool) -> tuple[tuple[Bundle, ...]
         sampler["GPU"] = engine.tensor_parallel
     num_engines = engine.engines_per_node if config.task == "grpo" else 0
     return (learner,) * placement.learners_per_node, (sampler,) * num_engines
+
+
+def _no_gpus(config: Config, address: str) -> str:
+    wanted = f"model.device = {config.model.device}"
+    if config.model.device == "auto":
+        wanted += " means cuda here, because there is an NVIDIA driver,"
+    if config.placement.gpus == "none":
+        return f"{wanted} but placement.gpus = none reserves no GPUs. Set placement.gpus=auto, or model.device=cpu."
+    return (
+        f"{wanted} but this job has no GPUs on node {address}. With submit, set launch.slurm.gpus_per_node; in an "
+        f"allocation of your own, ask Slurm for GPUs; on a machine, see CUDA_VISIBLE_DEVICES. To train on CPUs, set "
+        f"model.device=cpu."
+    )
 
 
 def check_fits(config: Config, address: str, resources: Mapping[str, float], bundles: list[Bundle]) -> None:

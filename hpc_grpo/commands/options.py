@@ -32,7 +32,14 @@ def slurm_time(value: str) -> int:
 
 
 def slurm_overrides(options: Mapping[str, Any]) -> list[str]:
-    """Options of a command as overrides of the config; those not given are left out."""
+    """Options of a command as overrides of the config; those not given are left out.
+
+    Raises UsageError for two that contradict each other.
+    """
+    if options.get("chain") is not None and options.get("until_complete"):
+        raise click.UsageError(
+            "--chain N and --until-complete each say how many follow-on jobs there may be: give one."
+        )
     keys = {
         "name": "run.name",
         "nodes": "launch.slurm.num_nodes",
@@ -48,7 +55,7 @@ def slurm_overrides(options: Mapping[str, Any]) -> list[str]:
         key, separator, value = pair.partition("=")
         words.append(f"launch.slurm.extra.{key.replace('-', '_')}={json.dumps(value if separator else True)}")
     if options.get("setup"):
-        words.append(f"launch.setup_lines={json.dumps(list(options['setup']))}")
+        words.append(f"launch.setup_lines+={json.dumps(list(options['setup']))}")
     if options.get("until_complete"):
         words.append("launch.slurm.max_job_chains=null")
     return words

@@ -37,6 +37,8 @@ for _kind in (_Loader, _Dumper):
 def load_config(name: str, overrides: Iterable[str] = ()) -> Config:
     """Load a config by path or by name below `configs/`, apply `key.path=value` overrides and check it.
 
+    `key.path+=[value]` adds to the list that the files and the overrides before it give.
+
     Raises ConfigError with the rule, the value, the valid choices and the fix.
     """
     path = find_config(name)
@@ -122,7 +124,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise ConfigError(f"Override {override!r} must have the form key.path=value, such as train.lr=1e-6.")
-    *parents, last = key.split(".")
+    *parents, last = key.removesuffix("+").split(".")
     target: Any = values
     for depth, parent in enumerate(parents):
         if isinstance(target, list):
@@ -135,10 +137,18 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         value = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"Override {override!r}: the value is not valid YAML: {error}") from error
+    if key.endswith("+"):
+        value = _extended(target.get(last, []) if isinstance(target, dict) else None, value, override)
     if isinstance(target, list):
         target[_position(target, last, key)] = value
     else:
         target[last] = value
+
+
+def _extended(items: Any, further: Any, override: str) -> list[Any]:
+    if not isinstance(items, list) or not isinstance(further, list):
+        raise ConfigError(f"Override {override!r}: += adds a list to a list, such as launch.setup_lines+=[ulimit -l].")
+    return [*items, *further]
 
 
 def _position(items: list[Any], index: str, key: str) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +45,10 @@ class LineReader:
 
 
 class NodeLink:
-    """A running (or ended) node agent. `up` is its report once Ray runs there."""
+    """A running (or ended) node agent. `up` is its report once Ray runs there.
+
+    All but `heartbeat` is for the main thread.
+    """
 
     def __init__(self, topology: Topology, index: int, log_dir: Path) -> None:
         self.node = topology.nodes[index]
@@ -52,6 +57,7 @@ class NodeLink:
         self.failure = ""
         self.gone: NodeReport | None = None
         self._was_killed = False
+        self._writing = threading.Lock()
         log_dir.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-E", "-m", "hpc_grpo.launch.node"]
         with self.agent_log.open("ab") as log:
@@ -77,16 +83,25 @@ class NodeLink:
         return self._reader.fileno()
 
     def send_spec(self, spec: NodeSpec) -> None:
-        os.set_blocking(self._stdin.fileno(), True)
-        self._write(spec.to_line())
-        os.set_blocking(self._stdin.fileno(), False)
+        rest, stdin = spec.to_line(), self._stdin.fileno()
+        with self._writing, contextlib.suppress(BrokenPipeError):
+            os.set_blocking(stdin, True)
+            while rest:  # a signal may cut a write of more than the pipe holds short
+                rest = rest[os.write(stdin, rest) :]
+            os.set_blocking(stdin, False)
 
     def heartbeat(self) -> None:
-        self._write(b"\n")
+        """A sign of life. Never waits, and never falls into a spec: that is a sign of life too."""
+        if self._writing.acquire(blocking=False):
+            try:
+                self._write(b"\n")
+            finally:
+                self._writing.release()
 
     def ask_for_stacks(self) -> None:
         """Have every process of the node write its Python stacks into the attempt's folder."""
-        self._write(STACKS_REQUEST)
+        with self._writing:
+            self._write(STACKS_REQUEST)
 
     def read_reports(self) -> None:
         """Take in what the agent has reported since the last call."""
@@ -136,6 +151,7 @@ class NodeLink:
         return not self._was_killed
 
     def _write(self, data: bytes) -> None:
+        """Write a few bytes: to a pipe all of them go, or none."""
         try:
             os.write(self._stdin.fileno(), data)
         except (BrokenPipeError, BlockingIOError):

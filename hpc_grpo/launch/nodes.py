@@ -2,6 +2,7 @@
 
 Consumes the topology and the config; produces a Ray whose every node and GPU has joined. Never waits: `advance`
 takes in what has happened and does the next step whose time has come, so that one loop can serve driver and nodes.
+Only heartbeats have a thread of their own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.errors import NodesUnavailableError
 from hpc_grpo.launch.bringup import RayWatch
+from hpc_grpo.launch.heartbeats import Heartbeats
 from hpc_grpo.launch.network import node_address
 from hpc_grpo.launch.node_dirs import shm_dir_path
 from hpc_grpo.launch.node_link import NodeLink
@@ -22,8 +24,6 @@ from hpc_grpo.launch.protocol import NodeSpec
 from hpc_grpo.launch.ray_cluster import ray_environment
 from hpc_grpo.launch.topology import Topology
 from hpc_grpo.run_dir import write_atomic
-
-_HEARTBEAT_S = 5.0
 
 
 class Nodes:
@@ -47,7 +47,7 @@ class Nodes:
         self._links: list[NodeLink] = []
         self._watch: RayWatch | None = None
         self._begun = 0.0
-        self._next_heartbeat = 0.0
+        self._heartbeats: Heartbeats | None = None
         self.is_ready = False
         self.ray_address = ""
         self.num_gpus = 0
@@ -60,6 +60,7 @@ class Nodes:
         for index, node in enumerate(self._topology.nodes):
             self._links.append(NodeLink(self._topology, index, self._dir / "nodes" / node))
         self._links[0].send_spec(self._spec(0, ""))
+        self._heartbeats = Heartbeats(self._links)
 
     def sources(self) -> list[int]:
         """File descriptors that become readable when there is something to take in."""
@@ -69,14 +70,9 @@ class Nodes:
         return found
 
     def advance(self) -> None:
-        """Take in reports, keep the leases up, and go on with bringing Ray up."""
+        """Take in reports, and go on with bringing Ray up."""
         for link in self._links:
             link.read_reports()
-        if time.monotonic() >= self._next_heartbeat:
-            self._next_heartbeat = time.monotonic() + _HEARTBEAT_S
-            for link in self._links:
-                if link.process.poll() is None:
-                    link.heartbeat()
         if self._watch is not None:
             self._watch.read()
             if not self.is_ready and self._watch.sees([link.up for link in self._links]):
@@ -119,6 +115,8 @@ class Nodes:
         """End all leases and wait for the agents; gives the nodes that took too long and were killed."""
         if self._watch is not None:
             self._watch.close()
+        if self._heartbeats is not None:
+            self._heartbeats.stop()
         for link in self._links:
             link.release()
         deadline = time.monotonic() + deadline_s

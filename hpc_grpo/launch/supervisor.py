@@ -3,7 +3,8 @@
 Consumes a frozen run directory and a `Topology`; has Ray brought up on the nodes, runs the driver, again where it
 crashed and that may help, tears down what it started, and records the attempt. Waits in one place, `_turn`, on
 everything at once: nodes, the driver's output, signals. Runs in the main thread only, because the kernel ties a
-child's parent-death signal to the thread that started it.
+child's parent-death signal to the thread that started it. Where the run directory stalls it waits for that too; only
+the heartbeats of the nodes go on.
 """
 
 from __future__ import annotations

@@ -78,6 +78,19 @@ def test_a_dry_run_prints_the_script_and_makes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_setup_lines_of_the_command_come_after_those_of_the_site(tmp_path: Path) -> None:
+    site = "launch.setup_lines=[module load cuda]"
+    options = ["--setup", "export A='x y'", "--setup", "ulimit -n 9", "--dry-run"]
+    script = call("submit", "local/debug", f"run.root={tmp_path}", site, *options).output
+    assert "# setup\nmodule load cuda\nexport A='x y'\nulimit -n 9\n" in script
+
+
+def test_a_chain_of_so_many_jobs_and_of_as_many_as_it_takes_is_a_usage_error(tmp_path: Path) -> None:
+    result = call("submit", "local/debug", f"run.root={tmp_path}", "--chain", "2", "--until-complete", "--dry-run")
+    assert (result.exit_code, "--chain N and --until-complete" in result.stderr) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_complete_run_is_not_started_again(tmp_path: Path) -> None:
     from hpc_grpo.launch.freeze import freeze
 

@@ -77,6 +77,20 @@ def test_overrides_take_types_from_yaml(minimal: Path) -> None:
     assert config.run.name == "a=b"
 
 
+def test_a_list_is_added_to_what_the_files_and_earlier_overrides_give(tmp_path: Path, minimal: Path) -> None:
+    write(tmp_path / "site.yaml", {"launch": {"setup_lines": ["ulimit -l unlimited"]}})
+    run = write(tmp_path / "run.yaml", {**MINIMAL, "base": "site.yaml"})
+    added = "launch.setup_lines+=['export A=1', 'export B=2']"
+    assert load(run, added).launch.setup_lines == ["ulimit -l unlimited", "export A=1", "export B=2"]
+    assert load(run, "launch.setup_lines=[echo]", added).launch.setup_lines == ["echo", "export A=1", "export B=2"]
+    assert load(minimal, added).launch.setup_lines == ["export A=1", "export B=2"]
+
+
+@pytest.mark.parametrize("override", ["launch.setup_lines+=one", "train.lr+=[1]", "run.name+=[x]"])
+def test_only_a_list_is_added_to_a_list(minimal: Path, override: str) -> None:
+    assert f"Override {override!r}: += adds a list to a list" in error_of(minimal, "train.lr=1", override)
+
+
 @pytest.mark.parametrize("text", ["1e-6", "1E-6", "1.0e-6", ".000001", "0.000001"])
 def test_every_way_to_write_a_learning_rate_is_a_number(minimal: Path, text: str) -> None:
     assert load(minimal, f"train.lr={text}").train.lr == 1e-6
