@@ -163,7 +163,7 @@ class WeightsConfig(Section):
 
 
 class DeadlinesConfig(Section):
-    start_s: PositiveFloat = Field(1800.0, description="Learners and engines must be up by then.")
+    start_s: PositiveFloat = Field(1800.0, description="Learners, engines and weight stores must be up by then.")
     generate_wait_s: PositiveFloat = Field(7200.0, description="A step's rollouts, grading included.")
     train_s: PositiveFloat = Field(7200.0, description="The optimizer steps of one step.")
     checkpoint_s: PositiveFloat = Field(3600.0, description="A checkpoint and an export.")
