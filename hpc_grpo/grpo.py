@@ -7,6 +7,9 @@ the next steps' prompts while the learners train; with 0 they wait, and every ro
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hpc_grpo.checkpoints import DriverState
@@ -37,32 +40,44 @@ class GrpoLoop:
         self.rollouts.start_prompts(policy_version)
         timer.start_over()
         while session.should_go_on(state, evaluates=self._evaluates_at(state.step + 1)):
-            with timer.phase("generate_wait"):
-                groups = self._take_step(state, policy_version)
+            with self._saved_if_it_fails(state), timer.phase("generate_wait"):
+                groups = self.rollouts.take_step(policy_version)
             metrics = rollout_metrics(groups, policy_version)
             metrics["engine/restarts"] = self.rollouts.num_engine_restarts
             with timer.phase("train"):
                 metrics |= self.learners.train_on_groups(groups)
             state = DriverState(state.step + 1, groups[-1].prompt.ordinal + 1)
+            record = functools.partial(self._record, state, groups, metrics)
             policy_version = self._publish(state)
             # Before new prompts start: in synchronous mode a resumed run must meet the same batches.
-            metrics |= self._evaluate(state)
+            with self._saved_if_it_fails(state, record):
+                metrics |= self._evaluate(state)
             self.rollouts.start_prompts(policy_version)
-            advantages = [self.learners.advantages(group) for group in groups]
-            write_rollouts(session.run_dir, state.step, groups, advantages)
             # Before the checkpoint: a run killed between the two must not resume past a step without a record.
-            session.journal.record_step(state, metrics, [group.prompt.ordinal for group in groups])
+            record()
             with timer.phase("checkpoint"):
                 session.checkpoints.save_if_due(state)
         return state
 
-    def _take_step(self, state: DriverState, policy_version: int) -> list[GradedGroup]:
-        """The groups of the next step. A reward that fails loses nothing: it is mended and the run resumed."""
+    @contextmanager
+    def _saved_if_it_fails(self, state: DriverState, record: Callable[[], None] | None = None) -> Iterator[None]:
+        """A reward that fails loses no step: it is mended and the run resumed.
+
+        `record` puts the last step on record, where that is still to be done.
+        """
         try:
-            return self.rollouts.take_step(policy_version)
+            yield
         except RewardError:
-            self.session.checkpoints.save(state)
+            if record:
+                record()
+            with self.session.journal.timer.phase("checkpoint"):
+                self.session.checkpoints.save(state)
             raise
+
+    def _record(self, state: DriverState, groups: Sequence[GradedGroup], metrics: Mapping[str, float]) -> None:
+        advantages = [self.learners.advantages(group) for group in groups]
+        write_rollouts(self.session.run_dir, state.step, groups, advantages)
+        self.session.journal.record_step(state, metrics, [group.prompt.ordinal for group in groups])
 
     def _publish(self, state: DriverState) -> int:
         """Give the engines the learners' weights; the version counts the optimizer steps they have taken."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -20,20 +21,29 @@ class ActorLostError(LaunchError):
         self.actor_id = actor_id
 
 
-def get_all(references: Sequence[Any], deadline_s: float | None, waiting_for: str) -> list[Any]:
+@dataclass(frozen=True)
+class Deadline:
+    """How long to wait; `key` is the setting that says so."""
+
+    seconds: float
+    key: str
+
+
+def get_all(references: Sequence[Any], deadline: Deadline | None, waiting_for: str) -> list[Any]:
     """All values in order.
 
     A failed call raises at once even while others still hang, since a collective's other members wait for the
     one that failed. Raises the actor's own HpcGrpoError, ActorLostError when an actor died, its own or one whose result
     it needed, or LaunchError when time ran out.
     """
-    ends_at = None if deadline_s is None else time.monotonic() + deadline_s
+    ends_at = None if deadline is None else time.monotonic() + deadline.seconds
     pending = list(references)
     while pending:
         left = None if ends_at is None else max(ends_at - time.monotonic(), 0.0)
         done, pending = ray.wait(pending, num_returns=1, timeout=left)
-        if not done:
-            raise LaunchError(f"Waited {deadline_s:.0f} s for {waiting_for}; {len(pending)} did not answer.")
+        if not done and deadline is not None:
+            waited = f"Waited {deadline.seconds:.0f} s ({deadline.key}) for {waiting_for}"
+            raise LaunchError(f"{waited}; {len(pending)} did not answer.")
         _raise_failure(done[0], waiting_for)
     return [ray.get(reference) for reference in references]
 

@@ -175,7 +175,7 @@ class WeightsConfig(Section):
 
 class DeadlinesConfig(Section):
     start_s: PositiveFloat = Field(
-        1800.0, description="Reading the inputs; learners and engines coming up; comparing their parameters: each."
+        1800.0, description="Reading the inputs; learners, engines and weight stores coming up; the contract: each."
     )
     resume_s: PositiveFloat = Field(
         14400.0, description="Checking and loading a checkpoint, rewriting it for another number of learners included."

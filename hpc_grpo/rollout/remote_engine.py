@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import RayTaskError
 
 from hpc_grpo.errors import LaunchError, NodesUnavailableError
-from hpc_grpo.remote import ActorLostError, get_all
+from hpc_grpo.remote import ActorLostError, Deadline, get_all
 
 
 class RemoteEngine:
@@ -27,7 +27,7 @@ class RemoteEngine:
         """Whether the actor that `error` tells of is this engine's present one."""
         return bool(self.actor._actor_id.hex() == error.actor_id)
 
-    def replace(self, deadline_s: float) -> None:
+    def replace(self, deadline: Deadline) -> None:
         """Start another actor where the dead one was and wait until vLLM is up.
 
         Raises NodesUnavailableError when its node is gone too, LaunchError when it has died too often.
@@ -44,7 +44,7 @@ class RemoteEngine:
         print(f"An engine on {self._address} died; starting another (restart {self.num_restarts}).", flush=True)
         self.actor = self._start()
         try:
-            get_all([self.actor.ready.remote()], deadline_s, "an engine that was started again")
+            get_all([self.actor.ready.remote()], deadline, "an engine that was started again")
         except (LaunchError, RayTaskError) as error:
             print(f"It did not come up: {error}", flush=True)
-            self.replace(deadline_s)
+            self.replace(deadline)

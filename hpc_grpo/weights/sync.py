@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError, HpcGrpoError, WeightSyncError
-from hpc_grpo.remote import ActorLostError, all_errors, first_error, get_all
+from hpc_grpo.remote import ActorLostError, Deadline, all_errors, first_error, get_all
 from hpc_grpo.rollout.remote_engine import RemoteEngine
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership
 from hpc_grpo.weights.plan import BucketPlan, make_plan
@@ -43,6 +43,8 @@ class WeightSync:
         Raises ConfigError with the difference listed when learner and engine mean different parameters.
         """
         self._config = config
+        self._deadline = Deadline(config.weights.deadline_s, "weights.deadline_s")
+        self._start_deadline = Deadline(config.deadlines.start_s, "deadlines.start_s")
         self._nodes = nodes
         self._learners = [learner for node in nodes for learner in node.learners]
         self._engines = [engine for node in nodes for engine in node.engines]
@@ -58,14 +60,14 @@ class WeightSync:
     def publish(self, version: int) -> None:
         """Stage on the learners while engines generate, then have every engine load the version."""
         staging = [learner.stage_weights.remote(version) for learner in self._learners]
-        get_all(staging, self._config.weights.deadline_s, "staging weights")
+        get_all(staging, self._deadline, "staging weights")
         while lost := self._announce(version):
             self._replace(lost)
 
     def revive(self, engine: RemoteEngine) -> None:
         """Replace a dead engine by one that holds the version last published, read from its node's store."""
         loading = [replaced.actor.load_stored_weights.remote() for replaced in self._replace([engine])]
-        get_all(loading, self._config.weights.deadline_s, "the weights of an engine that was started again")
+        get_all(loading, self._deadline, "the weights of an engine that was started again")
 
     def _announce(self, version: int) -> list[RemoteEngine]:
         """Have every engine load what was staged; the engines that died over it, none once all hold the version."""
@@ -73,7 +75,7 @@ class WeightSync:
         announcing = [learner.announce_weights.remote() for learner in self._learners]
         waiting_for = f"the publish of weight version {version}"
         try:
-            get_all([*loading, *announcing], self._config.weights.deadline_s, waiting_for)
+            get_all([*loading, *announcing], self._deadline, waiting_for)
         except (HpcGrpoError, RayTaskError) as error:
             # A publisher only sees that a worker failed, and often answers first: the engine knows why.
             cause = first_error(loading, _ENGINE_ERROR_GRACE_S) or error
@@ -91,7 +93,7 @@ class WeightSync:
         """
         replaced = list(lost)
         for engine in replaced:
-            engine.replace(self._config.deadlines.start_s)
+            engine.replace(self._start_deadline)
         while True:
             try:
                 self._join([node for node in self._nodes if any(engine in replaced for engine in node.engines)])
@@ -99,19 +101,19 @@ class WeightSync:
                 also = next((engine for engine in self._engines if engine.has_died(error)), None)
                 if also is None:
                     raise
-                also.replace(self._config.deadlines.start_s)
+                also.replace(self._start_deadline)
                 replaced += [] if also in replaced else [also]
             else:
                 return replaced
 
     def _open_stores(self) -> list[Path]:
-        """The folder of each node's store, which the node's first learner creates."""
+        """The folder of each node's store, which the node's first learner creates at some seconds a GiB."""
         opening = [
             learner.open_weight_store.remote(self._store, writes=index == 0)
             for node in self._nodes
             for index, learner in enumerate(node.learners)
         ]
-        folders = get_all(opening, self._config.weights.deadline_s, "the weight stores")
+        folders = get_all(opening, self._start_deadline, "the weight stores")
         return [folder for folder in folders if folder is not None]
 
     def _join(self, nodes: Sequence[NodeMembers]) -> None:
@@ -120,7 +122,7 @@ class WeightSync:
         for node, folder in zip(self._nodes, self._folders, strict=True):
             if node in nodes:
                 joins += self._join_node(node, folder, generation)
-        get_all(joins, self._config.weights.deadline_s, "the weight groups")
+        get_all(joins, self._deadline, "the weight groups")
 
     def _join_node(self, node: NodeMembers, folder: Path, generation: int) -> list[Any]:
         ranks_per_engine = self._config.engine.tensor_parallel

@@ -14,9 +14,10 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from hpc_grpo import remote
 from hpc_grpo.errors import LaunchError, RewardError, WeightSyncError
-from hpc_grpo.remote import first_error, get_all
+from hpc_grpo.remote import Deadline, first_error, get_all
 
 Reference = Future[Any]
+TEN_SECONDS = Deadline(10.0, "weights.deadline_s")
 
 
 def fake_wait(references: Sequence[Reference], num_returns: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
@@ -58,8 +59,8 @@ def later(reference: Reference, error: Exception, delay_s: float) -> Reference:
 def test_values_come_in_the_order_of_the_calls() -> None:
     slow: Reference = Future()
     threading.Timer(0.05, slow.set_result, ["slow"]).start()
-    assert get_all([slow, value("fast")], 10.0, "both") == ["slow", "fast"]
-    assert get_all([], 10.0, "nothing") == []
+    assert get_all([slow, value("fast")], TEN_SECONDS, "both") == ["slow", "fast"]
+    assert get_all([], TEN_SECONDS, "nothing") == []
 
 
 def test_failure_ends_the_wait_while_others_hang() -> None:
@@ -71,25 +72,25 @@ def test_failure_ends_the_wait_while_others_hang() -> None:
 
 def test_error_keeps_its_kind_and_so_its_exit_code() -> None:
     with pytest.raises(RewardError) as caught:
-        get_all([failure(RewardError("sympy broke"))], 10.0, "rollouts")
+        get_all([failure(RewardError("sympy broke"))], TEN_SECONDS, "rollouts")
     assert caught.value.exit_code == 78
 
 
 def test_other_errors_arrive_with_their_traceback() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
-        get_all([failure(ZeroDivisionError("division by zero"))], 10.0, "training")
+        get_all([failure(ZeroDivisionError("division by zero"))], TEN_SECONDS, "training")
     assert isinstance(caught.value, RayTaskError)
 
 
 def test_death_is_told_with_what_was_waited_for() -> None:
     with pytest.raises(LaunchError, match="A process died during the training step"):
-        get_all([death()], 10.0, "the training step")
+        get_all([death()], TEN_SECONDS, "the training step")
 
 
 def test_deadline_covers_all_calls_together() -> None:
     begun = time.monotonic()
-    with pytest.raises(LaunchError, match="for the publish; 2 did not answer"):
-        get_all([value(1), Future(), Future()], 0.2, "the publish")
+    with pytest.raises(LaunchError, match=r"\(weights.deadline_s\) for the publish; 2 did not answer"):
+        get_all([value(1), Future(), Future()], Deadline(0.2, "weights.deadline_s"), "the publish")
     assert time.monotonic() - begun < 5.0
 
 
