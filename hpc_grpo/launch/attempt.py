@@ -72,6 +72,7 @@ def _supervise(supervisor: Supervisor, run: RunDir, topology: Topology, link: Ch
         if link is None:
             return supervisor.run()
         link.start()
+        supervisor.chore = link.queue_again
         with outliving_the_warning():  # it may come after the driver's end, while the link looks after its successor
             try:
                 return supervisor.run()

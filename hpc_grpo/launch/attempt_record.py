@@ -80,7 +80,7 @@ def classify(
 
     `signalled` names the signal that the supervisor was sent, if any.
     """
-    if returncode == EXIT_COMPLETE and is_complete:
+    if is_complete:  # whatever became of its driver after that
         return "complete", EXIT_COMPLETE, "The run is complete."
     if returncode == EXIT_RESUMABLE:
         return "resumable", EXIT_RESUMABLE, "Checkpointed with more to do; start it again to carry on."

@@ -25,6 +25,7 @@ from hpc_grpo.run_dir import RunDir
 
 _DONE = ("complete", "config", "stopped")
 """After these another job could do nothing."""
+_TRY_AGAIN_S = 300.0
 
 
 class ChainLink:
@@ -34,6 +35,7 @@ class ChainLink:
         """`successor_of` is the job that queued this one, "" when the user handed it in."""
         self._run, self._config, self._job_id, self._driver = run, config, job_id, driver
         self._successor_of = successor_of
+        self._try_again_at: float | None = None
         self._previous_state = final_state(successor_of) if successor_of else ""
 
     @property
@@ -77,10 +79,16 @@ class ChainLink:
             if not self._config.launch.slurm.jobs_can_submit:
                 successor = next(iter(record.followers(self._job_id)), "")
             write_chain(self._run, replace(record, successor=successor, ended="", slurm=asked))
-            try:
-                self._queue_successor()
-            except ConfigError as error:
-                say(f"No successor waits while this job runs: {error}")
+            self._queue_or_say()
+
+    def queue_again(self) -> None:
+        """To be called now and then: where sbatch failed before, tries again every few minutes.
+
+        Not at the end alone, which a job that is killed does not see.
+        """
+        if self._try_again_at is not None and time.monotonic() >= self._try_again_at:
+            with not_worth_the_run("The chain's record could not be written"):
+                self._queue_or_say()
 
     def finish(self, attempt: AttemptRecord, *, was_signalled: bool) -> None:
         """After the attempt: cancel the successor, or see to it that one waits and keeps off bad nodes."""
@@ -116,8 +124,15 @@ class ChainLink:
         if job is not None and job.state in WAITING_STATES:
             exclude_nodes(job, nodes)
 
+    def _queue_or_say(self) -> None:
+        try:
+            self._queue_successor()
+        except ConfigError as error:
+            say(f"No successor waits while this job runs: {error}")
+
     def _queue_successor(self) -> None:
         """Raises ConfigError where the run's node-hours are used up."""
+        self._try_again_at = None
         record = read_chain(self._run)
         max_chains = self._config.launch.slurm.max_job_chains
         may_have_one = max_chains is None or len(self._links_before()) < max_chains
@@ -128,7 +143,8 @@ class ChainLink:
             launch = within_node_hours(record.launch(self._config.launch), self._node_hours_in_the_end(record))
             successor = slurm.submit(launch, self._run, command, after=self._job_id)
         except LaunchError as error:
-            say(f"No successor was queued, and it is tried again at the end: {error}")
+            say(f"No successor was queued, and it is tried again later: {error}")
+            self._try_again_at = time.monotonic() + _TRY_AGAIN_S
             return
         write_chain(self._run, replace(record.with_link(successor, self._job_id), successor=successor))
         say(f"Queued job {successor}, which carries on if this one does not finish the run.")

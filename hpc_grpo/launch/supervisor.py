@@ -13,7 +13,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpc_grpo.config.schema import Config
@@ -65,6 +65,8 @@ class Supervisor:
         self._next_look = 0.0
         self._stop_at: float | None = None
         self._signalled = ""
+        self.chore: Callable[[], None] = lambda: None
+        """Called every second while the driver runs."""
         self.record = AttemptRecord(
             attempt=number,
             job_id=topology.job_id,
@@ -140,6 +142,7 @@ class Supervisor:
             kind, why = "stopped", "Stopped and checkpointed, as the STOP file asks; hpc-grpo resume takes it up again."
         self.record.phases_s["driver"] = round(time.monotonic() - begun, 2)
         self.record.end(kind, code, why)
+        self.record.save(self._dir)  # before the teardown, over which Slurm's SIGKILL may come
         return code
 
     def _finish_driver_or_forming(self) -> tuple[ExitKind, int, str]:
@@ -243,6 +246,7 @@ class Supervisor:
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_S
             self._look_after_driver()
+            self.chore()
         self._handle_signals()
 
     def _look_after_driver(self) -> None:

@@ -12,6 +12,7 @@ from hpc_grpo.launch.attempt_record import AttemptRecord, classify
     ("returncode", "complete", "signalled", "lost", "kind", "code"),
     [
         (0, True, "", {}, "complete", 0),
+        (-9, True, "", {"n2": "Ray ended"}, "complete", 0),
         (0, False, "", {}, "crash", 1),
         (75, False, "", {}, "resumable", 75),
         (75, False, "SIGTERM", {}, "resumable", 75),

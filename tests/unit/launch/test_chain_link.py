@@ -178,6 +178,24 @@ def test_a_slurm_that_does_not_answer_costs_the_attempt_nothing(run: RunDir, fak
     assert read_chain(run).successor == "100"
 
 
+def test_a_successor_that_sbatch_refused_is_tried_again_while_the_link_runs(
+    run: RunDir, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(chain.time, "monotonic", lambda: now[0])
+    fake.is_silent = True
+    own = link(run, "7")
+    own.start()
+    fake.is_silent = False
+    own.queue_again()
+    assert fake.submitted == []
+    now[0] += 300.0
+    own.queue_again()
+    own.queue_again()
+    assert len(fake.submitted) == 1
+    assert read_chain(run).successor == "100"
+
+
 def test_a_stop_written_while_the_link_starts_cancels_the_successor(run: RunDir, fake: FakeSlurm) -> None:
     run.stop_marker.touch()
     link(run, "7").start()

@@ -26,6 +26,8 @@ def test_a_warning_while_a_link_ends_does_not_keep_it_from_its_successor(tmp_pat
 
         def start(self) -> None: ...
 
+        def queue_again(self) -> None: ...
+
         def finish(self, record: Any, *, was_signalled: bool) -> None:
             warn_this_process()
             finished.append(was_signalled)
