@@ -7,8 +7,9 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
-from hpc_grpo.launch.chain_record import read_chain
+from hpc_grpo.launch.chain_record import read_chain, write_chain
 from hpc_grpo.launch.holder import Holder, read_holder
 from hpc_grpo.launch.processes import start_time
 from hpc_grpo.launch.slurm_job import cancel_jobs
@@ -25,6 +26,8 @@ def cancel_run(run: RunDir) -> Iterator[str]:
     holder = read_holder(run)
     if jobs:
         cancel_jobs(list(reversed(jobs)))  # what waits before what runs
+        # The running link may be killed before it can say so.
+        write_chain(run, replace(read_chain(run), successor="", ended="Cancelled by hpc-grpo cancel."))
         yield f"Cancelled what is left of {_count(len(jobs))}: {', '.join(jobs)}."
     if holder is not None and holder.job_id not in jobs:
         yield _end_process(holder)

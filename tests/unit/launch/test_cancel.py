@@ -1,0 +1,73 @@
+"""Ending a run from outside: STOP first, then what waits, then what runs, and the record closed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.launch import cancel
+from hpc_grpo.launch.cancel import cancel_run
+from hpc_grpo.launch.chain_record import ChainRecord, read_chain, write_chain
+from hpc_grpo.launch.holder import Holder
+from hpc_grpo.launch.processes import start_time
+from hpc_grpo.run_dir import RunDir, write_json_atomic
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path)
+
+
+@pytest.fixture
+def cancelled(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    jobs: list[str] = []
+
+    def cancel_jobs(job_ids: Sequence[str]) -> None:
+        assert run.stop_marker.exists(), "a link that starts now would train"
+        jobs.extend(job_ids)
+
+    monkeypatch.setattr(cancel, "cancel_jobs", cancel_jobs)
+    return jobs
+
+
+def test_the_jobs_of_a_chain_end_and_its_record_says_so(run: RunDir, cancelled: list[str]) -> None:
+    write_chain(run, ChainRecord(successor="8").with_link("7").with_link("8", "7"))
+    for _ in range(2):  # a second time does no harm
+        assert list(cancel_run(run)) == ["Cancelled what is left of 2 jobs: 7, 8."]
+    assert cancelled == ["8", "7"] * 2
+    record = read_chain(run)
+    assert (record.successor, record.ended) == ("", "Cancelled by hpc-grpo cancel.")
+    assert [link.job_id for link in record.links] == ["7", "8"]
+
+
+def test_a_run_that_nothing_trains_has_only_its_stop(run: RunDir, cancelled: list[str]) -> None:
+    assert list(cancel_run(run)) == ["Nothing of the run is waiting or running."]
+    assert (cancelled, run.chain.exists()) == ([], False)
+
+
+def test_a_process_on_this_machine_is_told_twice(run: RunDir, cancelled: list[str]) -> None:
+    script = "import signal,time\nsignal.signal(15, lambda *_: print('told', flush=True))\nprint('up', flush=True)\n"
+    child = subprocess.Popen(
+        [sys.executable, "-c", script + "while True: time.sleep(9)"], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "up\n"
+    holder = Holder(socket.gethostname(), child.pid, start_time(child.pid), "local1", 1, 0.0)
+    write_json_atomic(run.holder, asdict(holder))
+    assert list(cancel_run(run)) == [f"Told process {child.pid} to end."]
+    assert [child.stdout.readline() for _ in range(2)] == ["told\n"] * 2
+    os.kill(child.pid, signal.SIGKILL)
+    child.communicate()
+
+
+def test_a_process_elsewhere_finds_the_stop(run: RunDir, cancelled: list[str]) -> None:
+    write_json_atomic(run.holder, asdict(Holder("nid007", 1, 1, "17", 1, 0.0)))
+    assert list(cancel_run(run)) == ["It was started by hand on nid007: the STOP file ends it there after its step."]
