@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
@@ -61,6 +62,7 @@ class StepLoop:
             try:
                 engine.step()
             except BaseException as error:  # noqa: BLE001 - handed to every waiting caller
+                traceback.print_exception(error)  # callers are told the cause alone
                 engine.fail(error)
 
     def _run_commands(self, *, wait: bool) -> bool:
