@@ -44,6 +44,10 @@ class LaunchError(HpcGrpoError):
     """Nodes, Ray or a process of the run did not come up, or died."""
 
 
+class EngineLostError(LaunchError):
+    """An engine failed more often than `engine.max_restarts` allows. The learners are as they were."""
+
+
 class RunHeldError(LaunchError):
     """Another attempt is training this run."""
 

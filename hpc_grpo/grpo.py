@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hpc_grpo.checkpoints import DriverState
-from hpc_grpo.errors import RewardError
+from hpc_grpo.errors import EngineLostError, RewardError
 from hpc_grpo.learner.group import LearnerGroup
 from hpc_grpo.rollout.evaluation import Evaluation
 from hpc_grpo.rollout.group_sampler import GradedGroup
@@ -48,9 +48,9 @@ class GrpoLoop:
                 metrics |= self.learners.train_on_groups(groups)
             state = DriverState(state.step + 1, groups[-1].prompt.ordinal + 1)
             record = functools.partial(self._record, state, groups, metrics)
-            policy_version = self._publish(state)
-            # Before new prompts start: in synchronous mode a resumed run must meet the same batches.
             with self._saved_if_it_fails(state, record):
+                policy_version = self._publish(state)
+                # Before new prompts start: in synchronous mode a resumed run must meet the same batches.
                 metrics |= self._evaluate(state)
             self.rollouts.start_prompts(policy_version)
             # Before the checkpoint: a run killed between the two must not resume past a step without a record.
@@ -61,13 +61,14 @@ class GrpoLoop:
 
     @contextmanager
     def _saved_if_it_fails(self, state: DriverState, record: Callable[[], None] | None = None) -> Iterator[None]:
-        """A reward that fails loses no step: it is mended and the run resumed.
+        """Rewards or engines that fail lose no step: the learners are well, and the run is resumed from here.
 
+        Not so after a WeightSyncError: it may be the learners' own memory that is damaged, or they that do not answer.
         `record` puts the last step on record, where that is still to be done.
         """
         try:
             yield
-        except RewardError:
+        except (RewardError, EngineLostError):
             if record:
                 record()
             with self.session.journal.timer.phase("checkpoint"):

@@ -60,7 +60,7 @@ def first_error(references: Sequence[Any], timeout_s: float | None) -> Exception
         try:
             ray.get(done[0])
         except (RayTaskError, RayActorError) as error:
-            return _as_raised(error)
+            return as_raised(error)
     return None
 
 
@@ -74,7 +74,7 @@ def _raise_failure(reference: Any, waiting_for: str) -> None:
     try:
         ray.get(reference)
     except (RayTaskError, RayActorError) as error:
-        cause = _as_raised(error)
+        cause = as_raised(error)
         if isinstance(cause, HpcGrpoError):
             raise cause from error
         if isinstance(cause, RayActorError):
@@ -82,7 +82,7 @@ def _raise_failure(reference: Any, waiting_for: str) -> None:
         raise
 
 
-def _as_raised(error: Exception) -> Exception:
+def as_raised(error: Exception) -> Exception:
     """What the actor raised; Ray wraps it, also where it was a call's argument that failed."""
     cause: Exception = error.cause if isinstance(error, RayTaskError) else error
     return cause

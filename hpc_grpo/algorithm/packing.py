@@ -6,8 +6,7 @@ Letters: `T` tokens of the microbatch, `N` documents, `C` completion tokens.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -44,8 +43,6 @@ class PackedBatch:
     """`[C]` float32."""
     document_lengths: tuple[int, ...]
     """N lengths in tokens; on the host, since kernels are chosen by them."""
-    completion_lengths: tuple[int, ...]
-    """N lengths in tokens."""
 
     def to(self, device: Any) -> PackedBatch:
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -96,7 +93,6 @@ def pack(sequences: Sequence[TrainSequence]) -> PackedBatch:
         engine_logprobs=torch.from_numpy(np.concatenate([_engine_logprobs(s) for s in sequences])),
         mask=torch.ones(len(targets)),
         document_lengths=tuple(lengths.tolist()),
-        completion_lengths=tuple(completions.tolist()),
     )
 
 
@@ -137,10 +133,3 @@ def _ranges(starts: Any, lengths: Any) -> Any:
     """[starts[0] .. starts[0] + lengths[0]), then the next, concatenated `[sum(lengths)]`."""
     ends = np.cumsum(lengths)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
-
-
-def split_by_sequence(values: Any, batch: PackedBatch) -> Iterator[Any]:
-    """Cut a `[C]` array into the completions of the microbatch's sequences, in its order."""
-    offsets = np.cumsum((0, *batch.completion_lengths))
-    for start, end in itertools.pairwise(offsets):
-        yield values[start:end]

@@ -116,7 +116,7 @@ class EngineConfig(Section):
     prefix_caching: bool = Field(True, description="Share the prefill of a group's common prompt.")
     num_threads: PositiveInt = Field(1, description="OpenMP threads of one engine on CPU.")
     max_restarts: NonNegativeInt = Field(
-        3, description="Times that an engine which died is started anew before the driver ends."
+        3, description="Times that an engine which died or failed is started anew before the driver ends."
     )
 
 

@@ -13,19 +13,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hpc_grpo.algorithm.losses import LossInputs, find_loss
-from hpc_grpo.algorithm.packing import (
-    PackedBatch,
-    pack,
-    split_by_sequence,
-    split_microbatches,
-    zero_weight_batch,
-)
+from hpc_grpo.algorithm.packing import PackedBatch, pack, split_microbatches, zero_weight_batch
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.learner import parameters
@@ -93,19 +86,6 @@ class Learner:
             for name, value in (("grad_norm", grad_norm), ("lr", learning_rate)):
                 metrics[name] = Mean(value) if name not in metrics else metrics[name].merged(Mean(value))  # type: ignore[arg-type]
         return {**accumulator.reductions(), **metrics}
-
-    def learner_logprobs(self, sequences: Sequence[TrainSequence]) -> list[Any]:
-        """Log-probabilities of the current weights, one float32 array `[C]` for each sequence, in their order.
-
-        A collective under ZeRO-3; ranks may hand in different numbers of sequences, or none.
-        """
-        groups = split_microbatches(sequences, self.config.train.max_tokens_per_microbatch)
-        by_sequence: dict[int, Any] = {}
-        for index, batch in enumerate(self._pack_equalised([sequences])[0]):
-            logprobs = self._logprobs(self.model, batch).cpu().numpy()
-            if index < len(groups):
-                by_sequence.update(zip(map(id, groups[index]), split_by_sequence(logprobs, batch), strict=True))
-        return [np.array(by_sequence[id(sequence)]) for sequence in sequences]
 
     def parameter_specs(self) -> list[ParameterSpec]:
         """The weight contract: what `gathered` can give, in a fixed order."""

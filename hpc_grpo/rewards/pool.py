@@ -62,10 +62,6 @@ class RewardPool:
         if result.failure is not None:
             raise ConfigError(result.failure)
 
-    def grade(self, prompt: str, completions: Sequence[str], fields: Mapping[str, Any]) -> RewardOutcome:
-        """Grade one group and wait for it. Raises as the future of `submit` does."""
-        return self.submit(prompt, completions, fields).result()
-
     def submit(self, prompt: str, completions: Sequence[str], fields: Mapping[str, Any]) -> Future[RewardOutcome]:
         """Grade one group. The future raises RewardError when a reward breaks its contract."""
         group = _Group(self._rewards, len(completions))

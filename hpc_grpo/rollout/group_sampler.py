@@ -1,4 +1,4 @@
-"""Groups on their way through an engine and a grader, and once more where the engine died under them.
+"""Groups on their way through an engine and a grader, and once more where the engine failed under them.
 
 Consumes prompts and their requests; produces graded groups. Which engine and grader a group meets follows from its
 position alone, so that a resumed run forms the same batches.
@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ray.exceptions import RayActorError
+from ray.exceptions import RayTaskError
 
 from hpc_grpo.remote import ActorLostError, first_error, get_all
-from hpc_grpo.rollout.remote_engine import RemoteEngine
+from hpc_grpo.rollout.remote_engine import RemoteEngine, is_engine_failure
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
 
 
@@ -39,18 +39,27 @@ class StartedGroup:
     samples: Any = field(default=None, repr=False)
     grades: Any = field(default=None, repr=False)
 
-    def has_lost_its_engine(self) -> bool:
-        """Whether its engine died before the samples were there; waits for grading that is under way."""
-        return self.actor is not self.engine.actor and isinstance(first_error([self.grades], None), RayActorError)
+    @property
+    def is_with_its_engine(self) -> bool:
+        """Whether it was asked of the engine's present actor."""
+        return self.actor is self.engine.actor
+
+    def engine_failure(self, timeout_s: float | None) -> Exception | None:
+        """What its engine failed with in the place of samples; None where it did not, or not within the time."""
+        # Only where grading failed: the driver would fetch samples that are there.
+        if first_error([self.grades], timeout_s) is None:
+            return None
+        error = first_error([self.samples], 0.0)
+        return error if is_engine_failure(error) else None
 
 
 class GroupSampler:
-    """Sends groups through the engines. An engine that dies is replaced, and what it was asked is asked again."""
+    """Sends groups through the engines. One that fails is replaced, and what it was asked is asked again."""
 
     def __init__(
-        self, engines: Sequence[RemoteEngine], graders: Sequence[Any], revive: Callable[[RemoteEngine], None]
+        self, engines: Sequence[RemoteEngine], graders: Sequence[Any], revive: Callable[[RemoteEngine, Exception], None]
     ) -> None:
-        """`revive` replaces a dead engine by one that holds the published weights."""
+        """`revive` replaces an engine, given its error, by one that holds the published weights."""
         self._engines = engines
         self._graders = graders
         self._revive = revive
@@ -71,12 +80,13 @@ class GroupSampler:
         return groups
 
     def wait(self, started: Sequence[StartedGroup], waiting_for: str) -> list[GradedGroup]:
-        """All groups' grades. Raises what a grader raised, LaunchError when an engine dies too often."""
+        """All groups' grades. Raises what a grader raised, EngineLostError when an engine fails too often."""
         while True:
             try:
                 grades = get_all([group.grades for group in started], None, waiting_for)
-            except ActorLostError as error:
-                self._recover(started, error)
+            except (ActorLostError, RayTaskError):
+                if not self._recover(started):
+                    raise
             else:
                 return [
                     GradedGroup(group.prompt, group.samples, own) for group, own in zip(started, grades, strict=True)
@@ -104,12 +114,15 @@ class GroupSampler:
                 group.actor, group.samples = engine.actor, samples
                 group.grades = group.grader.grade.remote(samples, group.prompt, group.with_texts)
 
-    def _recover(self, started: Sequence[StartedGroup], error: ActorLostError) -> None:
-        """Revive the engine that died, or that died while another step was waited for; ask again for what was lost."""
+    def _recover(self, started: Sequence[StartedGroup]) -> bool:
+        """Revive the engines that failed, and ask again for what was lost with them or with one revived before.
+
+        False where no engine failed: nothing here would mend it.
+        """
         for engine in self._engines:
-            if engine.has_died(error):
-                self._revive(engine)
-        lost = [group for group in started if group.has_lost_its_engine()]
-        if not lost:
-            raise error  # no engine's death: nothing here would mend it
+            asked = [group for group in started if group.engine is engine and group.is_with_its_engine]
+            if error := next(filter(None, (group.engine_failure(0.0) for group in asked)), None):
+                self._revive(engine, error)
+        lost = [group for group in started if not group.is_with_its_engine and group.engine_failure(None)]
         self._send(lost)
+        return bool(lost)

@@ -6,10 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
-from hpc_grpo.errors import LaunchError, NodesUnavailableError
-from hpc_grpo.remote import ActorLostError, Deadline, get_all
+from hpc_grpo.errors import EngineLostError, HpcGrpoError, LaunchError, NodesUnavailableError
+from hpc_grpo.remote import ActorLostError, Deadline, as_raised, get_all
+
+
+def is_engine_failure(error: Exception | None) -> bool:
+    """Whether this error of an engine's call is the engine's own, dead or out of memory, and another may do better.
+
+    One meant for the user is not: a wrong setting or damaged weights are the next engine's too.
+    """
+    return error is not None and not isinstance(error, HpcGrpoError)
 
 
 class RemoteEngine:
@@ -27,24 +35,36 @@ class RemoteEngine:
         """Whether the actor that `error` tells of is this engine's present one."""
         return bool(self.actor._actor_id.hex() == error.actor_id)
 
-    def replace(self, deadline: Deadline) -> None:
-        """Start another actor where the dead one was and wait until vLLM is up.
+    def replace(self, deadline: Deadline, error: Exception) -> None:
+        """Start another actor where the one that failed with `error` was, and wait until vLLM is up.
 
-        Raises NodesUnavailableError when its node is gone too, LaunchError when it has died too often.
+        Raises NodesUnavailableError when its node is gone too, EngineLostError when it has failed too often.
         """
         if not any(node["Alive"] and node["NodeManagerAddress"] == self._address for node in ray.nodes()):
             raise NodesUnavailableError(f"An engine died with its node {self._address}.")
         if self.num_restarts == self._max_restarts:
-            raise LaunchError(
-                f"An engine on {self._address} died, and engine.max_restarts = {self._max_restarts} were used up. "
-                f"The logs in the attempt's folder say of what."
+            raise EngineLostError(
+                f"An engine on {self._address} {_end(error)}, and engine.max_restarts = {self._max_restarts} were used "
+                f"up. The logs in the attempt's folder say more."
             )
-        ray.kill(self.actor)  # it may only be out of reach, and hold the place that the next one needs
+        # Alive after an error, or only out of reach, it would hold the place that the next one needs.
+        ray.kill(self.actor)
         self.num_restarts += 1
-        print(f"An engine on {self._address} died; starting another (restart {self.num_restarts}).", flush=True)
+        print(
+            f"An engine on {self._address} {_end(error)}; starting another (restart {self.num_restarts}).", flush=True
+        )
         self.actor = self._start()
         try:
             get_all([self.actor.ready.remote()], deadline, "an engine that was started again")
-        except (LaunchError, RayTaskError) as error:
-            print(f"It did not come up: {error}", flush=True)
-            self.replace(deadline)
+        except (LaunchError, RayTaskError) as next_error:
+            print(f"It did not come up: {next_error}", flush=True)
+            self.replace(deadline, next_error)
+
+
+def _end(error: Exception) -> str:
+    """What became of an engine, on one line."""
+    cause = as_raised(error)
+    if isinstance(cause, RayActorError | ActorLostError):
+        return "died"
+    first_line, _, _ = str(cause).strip().partition("\n")
+    return f"raised {type(cause).__name__}: {first_line}"

@@ -19,6 +19,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from hpc_grpo.types import Completion, GroupRequest, GroupSamples, SamplingSpec
 from hpc_grpo.weights.node_group import GroupMembership
 from hpc_grpo.weights.plan import BucketPlan
+from hpc_grpo.weights.refusal import unrefused
 from hpc_grpo.weights.store import StoreSpec
 
 if TYPE_CHECKING:
@@ -90,8 +91,7 @@ class Sampler:
         self._engine.reset_prefix_cache(reset_running_requests=True)
 
     def _on_workers(self, method: str, *args: Any) -> list[Any]:
-        results: list[Any] = self._engine.collective_rpc(method, args=args)
-        return results
+        return unrefused(self._engine.collective_rpc(method, args=args))
 
     def _switch_to(self, version: int) -> None:
         running = self._engine.output_processor.request_states

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
@@ -30,10 +31,9 @@ class StepLoop:
     """Runs `make()` and then its product's steps on a thread of its own."""
 
     def __init__(self, make: Callable[[], Steppable]) -> None:
-        self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._ready: Future[Steppable] = Future()
-        self._thread = threading.Thread(target=self._run, args=(make,), name="engine-steps", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, args=(make,), name="engine-steps", daemon=True).start()
 
     def wait_ready(self) -> Steppable:
         return self._ready.result()
@@ -44,10 +44,6 @@ class StepLoop:
         self._commands.put((function, future))
         return future
 
-    def stop(self) -> None:
-        self._commands.put(None)
-        self._thread.join()
-
     def _run(self, make: Callable[[], Steppable]) -> None:
         try:
             engine = make()
@@ -55,25 +51,24 @@ class StepLoop:
             self._ready.set_exception(error)
             return
         self._ready.set_result(engine)
-        while self._run_commands(wait=not engine.has_work()):
+        while True:
+            self._run_commands(wait=not engine.has_work())
             if not engine.has_work():
                 continue
             try:
                 engine.step()
             except BaseException as error:  # noqa: BLE001 - handed to every waiting caller
+                traceback.print_exception(error)  # callers are told the cause alone
                 engine.fail(error)
 
-    def _run_commands(self, *, wait: bool) -> bool:
-        """Run what was asked for; False when asked to stop."""
+    def _run_commands(self, *, wait: bool) -> None:
+        """Run all that was asked for; `wait` for the first of it."""
         while True:
             try:
-                command = self._commands.get(block=wait)
+                function, future = self._commands.get(block=wait)
             except queue.Empty:
-                return True
-            if command is None:
-                return False
+                return
             wait = False
-            function, future = command
             try:
                 future.set_result(function())
             except BaseException as error:  # noqa: BLE001 - handed to the caller

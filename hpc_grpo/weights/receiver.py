@@ -16,6 +16,7 @@ from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.weights.contract import contract_differences, engine_parameters
 from hpc_grpo.weights.node_group import GroupMembership, NodeGroup
 from hpc_grpo.weights.plan import BucketPlan
+from hpc_grpo.weights.refusal import refusing
 from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore
 
 _FAILED = -1
@@ -32,11 +33,13 @@ class WeightReceiver:
         parameters = engine_parameters(self._hg_model, self.vllm_config)
         return contract_differences(plan.specs, parameters, self._hg_packed_modules)
 
+    @refusing
     def hg_join(self, engine: GroupMembership, spec: StoreSpec) -> None:
         """Open the node's store and join its group, as the engine's rank plus the tensor-parallel rank."""
         self._hg_store = WeightStore(engine.folder, spec, create=False)
         self._hg_group = NodeGroup(replace(engine, rank=engine.rank + self.vllm_config.parallel_config.rank))
 
+    @refusing
     def hg_receive(self, version: int) -> None:
         """Load the announced version; every member learns of a failure through the acknowledgement.
 
@@ -56,6 +59,7 @@ class WeightReceiver:
             raise
         self._hg_group.acknowledge(stored.version)
 
+    @refusing
     def hg_load_stored(self) -> int:
         """Load the version that the node's engines hold, without its announcement; gives its number."""
         stored = self._hg_store.current()

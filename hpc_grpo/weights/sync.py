@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayTaskError
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError, HpcGrpoError, WeightSyncError
 from hpc_grpo.remote import ActorLostError, Deadline, all_errors, first_error, get_all
-from hpc_grpo.rollout.remote_engine import RemoteEngine
+from hpc_grpo.rollout.remote_engine import RemoteEngine, is_engine_failure
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership
 from hpc_grpo.weights.plan import BucketPlan, make_plan
 from hpc_grpo.weights.store import StoreSpec
@@ -35,7 +35,7 @@ class NodeMembers:
 
 
 class WeightSync:
-    """Publishes the learners' weights to the engines of all nodes. An engine that dies is replaced."""
+    """Publishes the learners' weights to the engines of all nodes. An engine that fails is replaced."""
 
     def __init__(self, config: Config, nodes: Sequence[NodeMembers]) -> None:
         """Check the contract, create the stores and join the groups.
@@ -61,16 +61,19 @@ class WeightSync:
         """Stage on the learners while engines generate, then have every engine load the version."""
         staging = [learner.stage_weights.remote(version) for learner in self._learners]
         get_all(staging, self._deadline, "staging weights")
-        while lost := self._announce(version):
-            self._replace(lost)
+        while failures := self._announce(version):
+            self._replace(failures)
 
-    def revive(self, engine: RemoteEngine) -> None:
-        """Replace a dead engine by one that holds the version last published, read from its node's store."""
-        loading = [replaced.actor.load_stored_weights.remote() for replaced in self._replace([engine])]
+    def revive(self, engine: RemoteEngine, error: Exception) -> None:
+        """Replace an engine that failed with `error` by one that holds the version last published.
+
+        It reads that from its node's store.
+        """
+        loading = [replaced.actor.load_stored_weights.remote() for replaced in self._replace({engine: error})]
         get_all(loading, self._deadline, "the weights of an engine that was started again")
 
-    def _announce(self, version: int) -> list[RemoteEngine]:
-        """Have every engine load what was staged; the engines that died over it, none once all hold the version."""
+    def _announce(self, version: int) -> dict[RemoteEngine, Exception]:
+        """Have every engine load what was staged; the engines that failed over it, none once all hold the version."""
         loading = [engine.actor.receive_weights.remote(version) for engine in self._engines]
         announcing = [learner.announce_weights.remote() for learner in self._learners]
         waiting_for = f"the publish of weight version {version}"
@@ -81,27 +84,27 @@ class WeightSync:
             cause = first_error(loading, _ENGINE_ERROR_GRACE_S) or error
             errors = all_errors(loading, _ENGINE_ERROR_GRACE_S)
             engines = zip(self._engines, errors, strict=True)
-            if lost := [engine for engine, own in engines if isinstance(own, RayActorError)]:
-                return lost
+            if failures := {engine: own for engine, own in engines if own is not None and is_engine_failure(own)}:
+                return failures
             raise WeightSyncError(f"Publishing weight version {version} failed: {cause}") from cause
-        return []
+        return {}
 
-    def _replace(self, lost: Sequence[RemoteEngine]) -> list[RemoteEngine]:
+    def _replace(self, failures: Mapping[RemoteEngine, Exception]) -> list[RemoteEngine]:
         """A death breaks its node's group: all members join a new one. Gives all that were replaced.
 
         Of engines that die together only one may have been seen yet: the others show when they are to join.
         """
-        replaced = list(lost)
-        for engine in replaced:
-            engine.replace(self._start_deadline)
+        replaced = list(failures)
+        for engine, error in failures.items():
+            engine.replace(self._start_deadline, error)
         while True:
             try:
                 self._join([node for node in self._nodes if any(engine in replaced for engine in node.engines)])
-            except ActorLostError as error:
-                also = next((engine for engine in self._engines if engine.has_died(error)), None)
+            except ActorLostError as lost:
+                also = next((engine for engine in self._engines if engine.has_died(lost)), None)
                 if also is None:
                     raise
-                also.replace(self._start_deadline)
+                also.replace(self._start_deadline, lost)
                 replaced += [] if also in replaced else [also]
             else:
                 return replaced

@@ -1,4 +1,4 @@
-"""The driver, but one engine dies while it samples, and one while it receives weights: each once."""
+"""The driver, but one engine dies and one raises while it samples, and one dies as it receives weights: each once."""
 
 from __future__ import annotations
 
@@ -24,21 +24,24 @@ class MortalEngine(Engine):
     async def generate(self, requests: Sequence[Any]) -> Any:
         sampling = super().generate(requests)
         self._num_calls += 1
-        if self._num_calls == 2:
-            self._die_once("sampling")
+        if self._num_calls == 2 and self._is_first("sampling"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._num_calls == 3 and self._is_first("raising"):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return await sampling
 
     async def receive_weights(self, version: int) -> None:
-        if version == DIES_RECEIVING:
-            self._die_once("receiving")
+        if version == DIES_RECEIVING and self._is_first("receiving"):
+            os.kill(os.getpid(), signal.SIGKILL)
         await super().receive_weights(version)
 
-    def _die_once(self, doing: str) -> None:
+    def _is_first(self, doing: str) -> bool:
+        """Whether no engine has failed at this before."""
         try:
-            (self._folder / f"died-{doing}").touch(exist_ok=False)
+            (self._folder / f"failed-{doing}").touch(exist_ok=False)
         except FileExistsError:
-            return
-        os.kill(os.getpid(), signal.SIGKILL)
+            return False
+        return True
 
 
 if __name__ == "__main__":

@@ -86,13 +86,18 @@ def test_run_that_samples_ahead_survives_a_signal(workspace: Path, cluster: dict
 
 
 def test_engines_that_die_are_replaced_and_the_run_goes_on(workspace: Path, cluster: dict[str, str]) -> None:
-    """One dies over its requests, one over a publish; the others' samples and steps are kept."""
+    """One dies over its requests, one raises over them, one dies over a publish; all else is kept."""
     config = tiny_config(workspace, "mortal", engine={"engines_per_node": 2}, train={"total_steps": 6})
     with Attempt.in_cluster(cluster, config, str(HERE / "mortal_driver.py")) as attempt:
         run_dir = attempt.wait_to_end()
-    deaths = [line for line in attempt.text.splitlines() if "died; starting another" in line]
-    assert len(deaths) == 2
-    assert {path.name for path in run_dir.path.glob("died-*")} == {"died-sampling", "died-receiving"}
+    ends = [line.split(maxsplit=4)[4] for line in attempt.text.splitlines() if "; starting another" in line]
+    assert sum(end.startswith("died;") for end in ends) == 2
+    assert sum(end.startswith("raised RuntimeError: CUDA error: an illegal memory access") for end in ends) == 1
+    assert {path.name for path in run_dir.path.glob("failed-*")} == {
+        "failed-sampling",
+        "failed-raising",
+        "failed-receiving",
+    }
     verdict = check_ledger(run_dir)
     assert verdict.is_sound, verdict
     assert (verdict.steps, verdict.undone) == (6, 0)

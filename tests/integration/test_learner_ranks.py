@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from learner_processes import make_config, make_sequences, make_step, run_ranks, weights_of
+from learner_processes import make_config, make_step, run_ranks, weights_of
 from naive_grpo import naive_training
 
 from hpc_grpo.demo.model import ModelSize, write_model
@@ -36,8 +36,7 @@ def train_all_stages(rank: int, world_size: int, store: Any, model: Path, root: 
         metrics = [learner.train_step(make_step(seed, rank, world_size)) for seed in range(NUM_STEPS - 1)]
         metrics.append(learner.train_step(make_step(NUM_STEPS, rank, world_size, num_minibatches=2)))
         weights = weights_of(learner)
-        logprobs = learner.learner_logprobs(make_sequences(99)[rank : rank + 5])
-        results[stage] = {"metrics": metrics, "weights": weights, "logprobs": logprobs}
+        results[stage] = {"metrics": metrics, "weights": weights}
         results[stage]["resumed"] = resume(learner, config, rank, world_size, root)
         if world_size == 1:
             results[stage]["complaints"] = broken_steps(learner)
@@ -169,17 +168,6 @@ def test_weights_moved(alone: Any, workspace: Path) -> None:
     assert list(after) == [name for name, _ in before.named_parameters()]
     moved = [np.abs(after[name] - tensor.detach().numpy()).max() for name, tensor in before.named_parameters()]
     assert max(moved) > 1e-3
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_logprobs_come_back_in_the_order_given(stage: int, alone: Any, together: Any) -> None:
-    for shift, rank in enumerate(together):
-        sequences = make_sequences(99)[shift : shift + 5]
-        assert [len(array) for array in rank[stage]["logprobs"]] == [s.num_completion_tokens for s in sequences]
-    for first, second in zip(together[0][stage]["logprobs"][1:], together[1][stage]["logprobs"][:-1], strict=True):
-        np.testing.assert_allclose(first, second, atol=1e-5)
-    for first, second in zip(alone[stage]["logprobs"], together[0][stage]["logprobs"], strict=True):
-        np.testing.assert_allclose(first, second, atol=2e-5)
 
 
 @pytest.mark.parametrize("stage", STAGES)

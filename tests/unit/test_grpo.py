@@ -11,7 +11,7 @@ import pytest
 
 from hpc_grpo import grpo
 from hpc_grpo.checkpoints import DriverState
-from hpc_grpo.errors import RewardError
+from hpc_grpo.errors import EngineLostError, RewardError, WeightSyncError
 from hpc_grpo.grpo import GrpoLoop
 
 TOTAL_STEPS = 3
@@ -90,6 +90,23 @@ def test_reward_that_fails_over_an_eval_loses_no_step() -> None:
     with pytest.raises(RewardError, match="sympy is gone"):
         run.loop.run(DriverState())
     assert run.done[-3:] == ["eval 2", "record 2 engine/restarts loss", "save 2 20"]
+
+
+@pytest.mark.parametrize(("over", "saved"), [("take 3", "save 2 20"), ("publish 3", "save 3 30")])
+def test_engine_that_fails_for_good_loses_no_step(over: str, saved: str) -> None:
+    run = FakeRun({over: EngineLostError("an engine died")})
+    with pytest.raises(EngineLostError):
+        run.loop.run(DriverState())
+    assert run.done[-1] == saved
+    recorded = [line.split()[1] for line in run.done if line.startswith("record")]
+    assert recorded == [str(step) for step in range(1, int(saved.split()[1]) + 1)]
+
+
+def test_weights_that_may_be_damaged_are_not_saved() -> None:
+    run = FakeRun({"publish 2": WeightSyncError("checksum mismatch in bucket 0")})
+    with pytest.raises(WeightSyncError):
+        run.loop.run(DriverState())
+    assert run.done[-1] == "publish 2"
 
 
 def test_error_of_the_learners_saves_nothing() -> None:

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from hpc_grpo.algorithm.packing import pack, split_by_sequence, split_microbatches, zero_weight_batch
+from hpc_grpo.algorithm.packing import pack, split_microbatches, zero_weight_batch
 from hpc_grpo.types import TrainSequence
 
 
@@ -24,7 +24,7 @@ def test_hand_laid_batch() -> None:
     assert batch.advantages.tolist() == [0.5, 0.5, -1.0]
     assert batch.engine_logprobs.tolist() == [-1.0, -2.0, -1.0]
     assert batch.mask.tolist() == [1.0, 1.0, 1.0]
-    assert (batch.document_lengths, batch.completion_lengths) == ((4, 3), (2, 1))
+    assert batch.document_lengths == (4, 3)
 
 
 def test_split_keeps_order_and_budget_whatever_order_came_in() -> None:
@@ -44,12 +44,6 @@ def test_a_sequence_beyond_the_budget_is_alone() -> None:
     long, short = sequence(0, 0, [1] * 50, 1), sequence(0, 1, [1] * 5, 1)
     assert split_microbatches([short, long], 20) == [[long], [short]]
     assert split_microbatches([], 20) == []
-
-
-def test_completions_come_apart_again() -> None:
-    batch = pack([sequence(0, 0, [1, 2, 3, 4], 3), sequence(0, 1, [5, 6], 1)])
-    parts = list(split_by_sequence(batch.target_ids.numpy(), batch))
-    assert [part.tolist() for part in parts] == [[2, 3, 4], [6]]
 
 
 def test_zero_weight_batch_has_no_weight() -> None:

@@ -123,7 +123,7 @@ def test_weighted_sum_of_parts() -> None:
     pool = RewardPool(rewards, num_workers=2)
     try:
         pool.check()
-        outcome = pool.grade("1+1", ["so 2", "so 3", "2", "no"], {"answer": "#### 2", "level": 1})
+        outcome = pool.submit("1+1", ["so 2", "so 3", "2", "no"], {"answer": "#### 2", "level": 1}).result()
     finally:
         pool.close()
     assert outcome.parts == {
@@ -138,21 +138,21 @@ def test_weighted_sum_of_parts() -> None:
 
 def test_fields_are_lists_and_args_are_as_given(open_pool: Callable[..., RewardPool]) -> None:
     pool = open_pool("echo", args={"scale": 10})
-    assert pool.grade("p", ["a", "b"], {"level": 3, "answer": "x"}).rewards == (30.0, 30.0)
+    assert pool.submit("p", ["a", "b"], {"level": 3, "answer": "x"}).result().rewards == (30.0, 30.0)
 
 
 def test_function_without_fields_parameter_gets_what_it_names(open_pool: Callable[..., RewardPool]) -> None:
-    assert open_pool("pid").grade("p", ["a", "b"], {"level": 3}).valid == (True, True)
+    assert open_pool("pid").submit("p", ["a", "b"], {"level": 3}).result().valid == (True, True)
 
 
 def test_column_that_the_function_needs_and_the_data_lack(open_pool: Callable[..., RewardPool]) -> None:
     pool = open_pool("echo", args={"scale": 10})
     with pytest.raises(RewardError, match=r"missing a required argument: 'level'.*Columns.*answer"):
-        pool.grade("p", ["a"], {"answer": "x"})
+        pool.submit("p", ["a"], {"answer": "x"}).result()
 
 
 def test_workers_import_nothing_heavy(open_pool: Callable[..., RewardPool]) -> None:
-    outcome = open_pool("heavy").grade("p", ["a"], {})
+    outcome = open_pool("heavy").submit("p", ["a"], {}).result()
     assert outcome.errors == ()
 
 
@@ -172,7 +172,7 @@ def test_workers_import_nothing_heavy(open_pool: Callable[..., RewardPool]) -> N
 def test_broken_contract_stops_the_run(open_pool: Callable[..., RewardPool], returned: str, words: str) -> None:
     pool = open_pool("returns")
     with pytest.raises(RewardError) as caught:
-        pool.grade("p", [returned, "b"], {})
+        pool.submit("p", [returned, "b"], {}).result()
     assert words in str(caught.value)
     assert "pool_rewards.py:returns" in str(caught.value)
     assert "must return one finite number for each of the 2 completions" in str(caught.value)
@@ -180,7 +180,7 @@ def test_broken_contract_stops_the_run(open_pool: Callable[..., RewardPool], ret
 
 
 def test_array_like_results_and_booleans_are_numbers(open_pool: Callable[..., RewardPool]) -> None:
-    assert open_pool("array").grade("p", ["a", "b"], {}).rewards == (1.0, 2.0)
+    assert open_pool("array").submit("p", ["a", "b"], {}).result().rewards == (1.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_failed_call_masks_its_group_and_the_pool_goes_on(
     open_pool: Callable[..., RewardPool], act: str, words: str
 ) -> None:
     pool = open_pool("length", "act")
-    outcome = pool.grade("p", [act, "b"], {})
+    outcome = pool.submit("p", [act, "b"], {}).result()
     assert outcome.valid == (False, False)
     assert outcome.rewards == (0.0, 0.0)
     [error] = outcome.errors
@@ -205,7 +205,7 @@ def test_failed_call_masks_its_group_and_the_pool_goes_on(
     assert words in error or "died before they took the call" in error
     if act == "raise":
         assert "pool_rewards.py:" in error.rpartition("(")[2]
-    assert pool.grade("p", ["fine", "b"], {}).rewards == (5.0, 2.0)
+    assert pool.submit("p", ["fine", "b"], {}).result().rewards == (5.0, 2.0)
 
 
 @pytest.mark.parametrize("act", ["loop", "hold the interpreter", "stubborn"])
@@ -239,9 +239,9 @@ def test_other_workers_go_on_while_one_is_stuck(open_pool: Callable[..., RewardP
 def test_idle_worker_that_dies_is_replaced(open_pool: Callable[..., RewardPool]) -> None:
     pool = open_pool("pid")
     for _ in range(3):
-        first = int(pool.grade("p", ["a"], {}).rewards[0])
+        first = int(pool.submit("p", ["a"], {}).result().rewards[0])
         os.kill(first, signal.SIGKILL)
-        outcome = pool.grade("p", ["a"], {})
+        outcome = pool.submit("p", ["a"], {}).result()
         assert outcome.errors == ()
         assert outcome.rewards[0] not in (0.0, first)
 
@@ -251,7 +251,7 @@ def test_slow_import_does_not_count_against_the_calls(tmp_path: Path) -> None:
     path.write_text("import time\ntime.sleep(1.5)\ndef f(prompts, completions): return [1.0]\n")
     pool = RewardPool([RewardConfig(name=f"{path}:f", timeout_s=1.0)], num_workers=1)
     try:
-        assert pool.grade("p", ["a"], {}).errors == ()
+        assert pool.submit("p", ["a"], {}).result().errors == ()
     finally:
         pool.close()
 
@@ -294,7 +294,7 @@ if __name__ == "__main__":
     from hpc_grpo.config.schema import RewardConfig
     from hpc_grpo.rewards.pool import RewardPool
     rewards = [RewardConfig(name=sys.argv[1] + ":act", timeout_s=600, args={"marker": sys.argv[2]})]
-    RewardPool(rewards, num_workers=1).grade("p", ["loop"], {})
+    RewardPool(rewards, num_workers=1).submit("p", ["loop"], {}).result()
 """
 
 

@@ -60,7 +60,6 @@ def test_steps_until_the_work_is_done() -> None:
     loop = started(counter)
     future = loop.call(lambda: counter.add(5)).result(DEADLINE_S)
     assert future.result(DEADLINE_S) == 5
-    loop.stop()
     assert counter.num_steps == 5
 
 
@@ -77,7 +76,6 @@ def test_calls_run_between_steps_and_work_in_flight_goes_on() -> None:
     assert thread == "engine-steps"
     assert not finished
     assert job.result(DEADLINE_S) == 3
-    loop.stop()
 
 
 def test_calls_run_in_the_order_given() -> None:
@@ -87,7 +85,6 @@ def test_calls_run_in_the_order_given() -> None:
     for call in calls:
         call.result(DEADLINE_S)
     assert seen == list(range(20))
-    loop.stop()
 
 
 def test_failing_step_fails_all_who_wait_and_the_loop_lives_on() -> None:
@@ -99,7 +96,6 @@ def test_failing_step_fails_all_who_wait_and_the_loop_lives_on() -> None:
         with pytest.raises(RuntimeError, match="out of blocks"):
             job.result(DEADLINE_S)
     assert loop.call(lambda: "alive").result(DEADLINE_S) == "alive"
-    loop.stop()
 
 
 def test_failing_call_fails_its_caller_alone() -> None:
@@ -112,7 +108,6 @@ def test_failing_call_fails_its_caller_alone() -> None:
     with pytest.raises(ValueError, match="bad weights"):
         loop.call(fail).result(DEADLINE_S)
     assert loop.call(lambda: counter.add(1)).result(DEADLINE_S).result(DEADLINE_S) == 1
-    loop.stop()
 
 
 def test_failure_to_make_the_engine_reaches_those_who_wait_for_it() -> None:
@@ -121,17 +116,3 @@ def test_failure_to_make_the_engine_reaches_those_who_wait_for_it() -> None:
 
     with pytest.raises(OSError, match="no such model"):
         StepLoop(fail).wait_ready()
-
-
-def test_stop_ends_the_thread_after_the_step_in_progress() -> None:
-    counter = Counter(gated=True)
-    loop = started(counter)
-    loop.call(lambda: counter.add(100)).result(DEADLINE_S)
-    assert counter.in_step.wait(DEADLINE_S)
-    stopper = threading.Thread(target=loop.stop)
-    stopper.start()
-    counter.gate.set()
-    stopper.join(DEADLINE_S)
-    assert not stopper.is_alive()
-    assert 1 <= counter.num_steps < 100
-    assert not counter.stepping

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayTaskError
 
 from hpc_grpo.config import Config
+from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.remote import Deadline
 from hpc_grpo.types import ParameterSpec
 from hpc_grpo.weights import sync
@@ -38,8 +40,9 @@ class FakeActor:
         return SimpleNamespace(remote=answer if callable(answer) else lambda *_, **__: answer)
 
 
-def make_learner() -> FakeActor:
-    return FakeActor(parameter_specs=[ParameterSpec("a", (4,), "float32")], open_weight_store=Path("/dev/shm/x"))
+def make_learner(**answers: Any) -> FakeActor:
+    specs = [ParameterSpec("a", (4,), "float32")]
+    return FakeActor(parameter_specs=specs, open_weight_store=Path("/dev/shm/x"), **answers)
 
 
 @pytest.fixture
@@ -49,9 +52,15 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> dict[str, Deadline | None]:
 
     def get_all(values: Sequence[Any], deadline: Deadline | None, waiting_for: str) -> list[Any]:
         waits[waiting_for] = deadline
+        if errors := [value for value in values if isinstance(value, Exception)]:
+            raise RayTaskError("call", "traceback", errors[-1])
         return list(values)
 
     monkeypatch.setattr(sync, "get_all", get_all)
+    monkeypatch.setattr(sync, "all_errors", lambda values, _: [v if isinstance(v, Exception) else None for v in values])
+    monkeypatch.setattr(
+        sync, "first_error", lambda values, _: next((v for v in values if isinstance(v, Exception)), None)
+    )
     return waits
 
 
@@ -62,3 +71,44 @@ def test_stores_have_the_time_of_the_start_and_a_publish_its_own(waits: dict[str
     assert waits["the weight stores"] == Deadline(900.0, "deadlines.start_s")
     weights.publish(0)
     assert waits["the publish of weight version 0"] == Deadline(20.0, "weights.deadline_s")
+
+
+class FakeEngine:
+    """A RemoteEngine that answers a publish with `outcome` until it is replaced."""
+
+    def __init__(self, outcome: Exception | None = None) -> None:
+        self.failures: list[Exception] = []
+        self.joined = 0
+        self.actor = self._make_actor(outcome)
+
+    def replace(self, deadline: Deadline, error: Exception) -> None:
+        self.failures.append(error)
+        self.actor = self._make_actor(None)
+
+    def _make_actor(self, outcome: Exception | None) -> FakeActor:
+        return FakeActor(contract_differences=[], receive_weights=outcome, join_weight_group=self._join)
+
+    def _join(self, *_: Any) -> None:
+        self.joined += 1
+
+
+@pytest.mark.usefixtures("waits")
+def test_engine_that_raises_over_a_publish_is_replaced_and_its_node_joins_anew() -> None:
+    error = RuntimeError("CUDA out of memory")
+    engines = [FakeEngine(), FakeEngine(error), FakeEngine()]
+    # The learner hears of it as well, and only that a worker failed.
+    failed = iter([WeightSyncError("engine workers [2] did not load weight version 0"), None])
+    learner = make_learner(announce_weights=lambda: next(failed))
+    nodes = [NodeMembers([learner], engines[:2]), NodeMembers([make_learner()], engines[2:])]  # type: ignore[arg-type]
+    WeightSync(CONFIG, nodes).publish(0)
+    assert [engine.failures for engine in engines] == [[], [error], []]
+    assert [engine.joined for engine in engines] == [2, 2, 1]
+
+
+@pytest.mark.usefixtures("waits")
+def test_damaged_weights_end_the_publish_with_the_engines_own_words() -> None:
+    engines = [FakeEngine(), FakeEngine(WeightSyncError("checksum mismatch in bucket 0"))]
+    weights = WeightSync(CONFIG, [NodeMembers([make_learner()], engines)])  # type: ignore[arg-type]
+    with pytest.raises(WeightSyncError, match="Publishing weight version 4 failed: checksum mismatch in bucket 0"):
+        weights.publish(4)
+    assert [engine.failures for engine in engines] == [[], []]
