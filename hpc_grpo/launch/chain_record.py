@@ -1,6 +1,7 @@
 """`chain.json`: the Slurm jobs of a run, as its own jobs and commands wrote them down.
 
-Written by `hpc-grpo submit`, `resume` and `cancel`, and by a link that holds the run; read by every command that must not ask the scheduler.
+Written by `hpc-grpo submit`, `resume` and `cancel`, and by a link that holds the run; read by every command, which must
+not ask the scheduler.
 """
 
 from __future__ import annotations
