@@ -42,6 +42,9 @@ class LaunchConfig(BaseModel):
         None,
         description="Network interface between nodes: Ray, Gloo, NCCL (Isambard: hsn0); null: the default route's.",
     )
+    python: str | None = Field(
+        None, description="Python of the jobs, with hpc-grpo and Ray installed; null: the one that submits."
+    )
     modules: list[str] = Field(default_factory=list, description="Environment modules the job loads.")
     setup_lines: list[str] = Field(default_factory=list, description="Shell lines run before the supervisor.")
     env: dict[str, str] = Field(default_factory=dict, description="Variables set for Ray and the actors.")

@@ -6,7 +6,6 @@ The scheduler is asked once, by sbatch. Waiting looks at the folder below run.ro
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +34,7 @@ def examine_in_job(context: Context, num_nodes: int, wait_min: float, tell: Call
         job_id = _submit(context, run, num_nodes, run.path / _RESULT, run.path / _ENDED)
     except (HpcGrpoError, OSError) as error:
         remove_own_folder(run.path)
-        return _job_failure(str(error), "correct what it names: launch.slurm.*, run.root")
+        return _job_failure(str(error), "correct what it names: launch.*, run.root")
     log = slurm.log_path(run, job_id)
     nodes = "1 node" if num_nodes == 1 else f"{num_nodes} nodes"
     tell(f"Job {job_id} examines {nodes}; waiting up to {wait_min:g} min for it, then it is called off.")
@@ -75,16 +74,16 @@ def _call_off(job_id: str) -> str:
 
 
 def _submit(context: Context, run: RunDir, num_nodes: int, result: Path, ended: Path) -> str:
-    words = [sys.executable, "-E", "-u", "-m", "hpc_grpo.cli", "doctor", "--result", str(result)]
+    words = ["doctor", "--result", str(result)]
     if context.config is not None:
         absolute = context.config.run.model_copy(update={"root": context.root})
         write_atomic(run.config, to_yaml(context.config.model_copy(update={"run": absolute})))
-        words.insert(-2, str(run.config))
+        words.insert(1, str(run.config))
     launch = context.launch
     asked = launch.slurm.model_copy(update={"num_nodes": num_nodes, "time_min": _TIME_MIN})
     trap = f"trap {shlex.quote(f'touch {shlex.quote(str(ended))}')} EXIT"
     launch = launch.model_copy(update={"slurm": asked, "setup_lines": [trap, *launch.setup_lines]})
-    return slurm.submit(launch, run, shlex.join(words))
+    return slurm.submit(launch, run, shlex.join(words), keep_shell=True)
 
 
 def _job_failure(says: str, fix: str) -> list[Group]:

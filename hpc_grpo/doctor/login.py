@@ -74,7 +74,7 @@ def _submit_options(context: Context, num_nodes: int) -> Finding:
     try:
         estimate = slurm.start_estimate(slurm.render(launch, run, slurm.attempt_command(run)), _SBATCH_DEADLINE_S)
     except ConfigError as error:
-        return failure(check, str(error), "take it out of launch.slurm.extra")
+        return failure(check, str(error), "correct what it names: launch.slurm.extra, launch.python")
     except LaunchError as error:
         return failure(check, str(error), "change what Slurm names: launch.slurm.*, launch.slurm.extra")
     lines = [line for line in estimate.splitlines() if "to start at" in line]

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,15 @@ _SBATCH_TIMEOUT_S = 60.0
 
 
 def render(launch: LaunchConfig, run: RunDir, command: str) -> str:
-    """The job script of a run. Raises ConfigError for options that submitit or the schema owns."""
+    """The job script of a run that ends with `hpc-grpo COMMAND`.
+
+    Raises ConfigError for options that submitit or the schema owns, and where the job would have no Ray.
+    """
     from submitit.slurm.slurm import _make_sbatch_string
 
-    script: str = _make_sbatch_string(command=command, folder=run.slurm_logs, **parameters(launch, run))
+    script: str = _make_sbatch_string(
+        command=_last_line(launch, command), folder=run.slurm_logs, **parameters(launch, run)
+    )
     return script
 
 
@@ -92,23 +98,49 @@ def setup_lines(launch: LaunchConfig) -> list[str]:
 
 
 def attempt_command(run: RunDir, driver: str = DEFAULT_DRIVER, successor_of: str = "") -> str:
-    """The shell line that a job ends with; `successor_of` is the job that queues it, if not the user does."""
-    # -E: a PYTHONPATH of the submitting shell or of a module reaches neither training nor what starts it
-    words = [sys.executable, "-E", "-u", "-m", "hpc_grpo.cli", "attempt", str(run.path)]
+    """What hpc-grpo is told in the job; `successor_of` is the job that queues it, if not the user does."""
+    words = ["attempt", str(run.path)]
     if successor_of:
         words += ["--successor-of", successor_of]
     if driver != DEFAULT_DRIVER:
         words += ["--driver", driver]
+    return shlex.join(words)
+
+
+def job_python(launch: LaunchConfig) -> str:
+    """The Python of the jobs: `launch.python`, else the one that submits. Raises ConfigError if that has no Ray."""
+    if launch.python is not None:
+        return launch.python
+    if find_spec("ray") is None:
+        raise ConfigError(
+            f"This Python has no Ray, and jobs would run it: {sys.executable}. Set launch.python to that of an "
+            f"installation with Ray (pip install -e '.[gpu]') on a file system that the nodes see."
+        )
+    return sys.executable
+
+
+def _last_line(launch: LaunchConfig, command: str, *, keep_shell: bool = False) -> str:
+    # -E: a PYTHONPATH of the submitting shell or of a module reaches neither training nor what starts it
+    line = f"{shlex.quote(job_python(launch))} -E -u -m hpc_grpo.cli {command}"
     # exec: Slurm signals the batch shell, and a shell would pass nothing on
-    return f"exec {shlex.join(words)}"
+    return line if keep_shell else f"exec {line}"
 
 
-def submit(launch: LaunchConfig, run: RunDir, command: str, *, after: str | None = None, hold: bool = False) -> str:
-    """Hand the run to sbatch and return the job id; `after` is a job that must have ended, however it did.
+def submit(
+    launch: LaunchConfig,
+    run: RunDir,
+    command: str,
+    *,
+    after: str | None = None,
+    hold: bool = False,
+    keep_shell: bool = False,
+) -> str:
+    """Hand `hpc-grpo COMMAND` to sbatch and return the job id; `after` is a job that must have ended, however it did.
 
-    With `hold` the job waits until it is released.
+    With `hold` the job waits until it is released. With `keep_shell` the traps of its set-up lines run at its end,
+    but signals of Slurm do not reach the command.
 
-    Raises LaunchError with sbatch's own words.
+    Raises LaunchError with sbatch's own words, ConfigError as `render` does.
     """
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -120,7 +152,7 @@ def submit(launch: LaunchConfig, run: RunDir, command: str, *, after: str | None
         raise LaunchError(
             f"This machine has no Slurm (no srun on PATH); run `hpc-grpo train` instead. ({error})"
         ) from error
-    wanted = parameters(launch, run)
+    wanted, line = parameters(launch, run), _last_line(launch, command, keep_shell=keep_shell)
     if after is not None:
         wanted["additional_parameters"]["dependency"] = f"afterany:{after}"
     if hold:
@@ -129,7 +161,7 @@ def submit(launch: LaunchConfig, run: RunDir, command: str, *, after: str | None
     with _environment(submission_environment(os.environ)):
         try:
             # Not executor.submit: that pickles a function, and asking its Job for anything starts a watcher.
-            job = executor._submit_command(command)
+            job = executor._submit_command(line)
         except (FailedJobError, FailedSubmissionError) as error:
             raise LaunchError(f"sbatch refused the job: {error}") from error
         except OSError as error:

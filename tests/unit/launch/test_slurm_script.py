@@ -37,6 +37,27 @@ def test_both_ways_into_a_job_ask_for_the_same_warning() -> None:
     assert f"--signal=B:USR1@{WARNING_BEFORE_END_S}\n" in by_hand.read_text()
 
 
+def last_line(launch: LaunchConfig) -> str:
+    return slurm.render(launch, RUN, slurm.attempt_command(RUN)).splitlines()[-1]
+
+
+def test_the_job_runs_the_python_that_the_config_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "find_spec", lambda _name: None)  # a light installation on a login node
+    expected = "exec '/proj/my env/bin/python' -E -u -m hpc_grpo.cli attempt '/scratch/my runs/demo'"
+    assert last_line(LaunchConfig(python="/proj/my env/bin/python")) == expected
+
+
+def test_an_installation_without_ray_submits_no_job_that_would_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = fake_sbatch(tmp_path, monkeypatch, f"touch {tmp_path}/submitted; echo Submitted batch job 42\n")
+    monkeypatch.setattr(slurm, "find_spec", lambda name: None if name == "ray" else name)
+    for hand_over in (slurm.render, slurm.submit):
+        with pytest.raises(ConfigError, match=r"This Python has no Ray.*Set launch\.python"):
+            hand_over(launch(), run, slurm.attempt_command(run))
+    assert not (tmp_path / "submitted").exists()
+
+
 def test_the_script_is_valid_bash() -> None:
     subprocess.run(["bash", "-n", str(GOLDEN)], check=True)
 
