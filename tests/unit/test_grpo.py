@@ -31,7 +31,7 @@ class FakeRun:
             run_dir=Path(),
             journal=SimpleNamespace(timer=timer, record_step=self._record_step, record_eval=lambda *_: None),
             checkpoints=SimpleNamespace(save=self._save, save_if_due=lambda state: None),
-            should_go_on=lambda state: state.step < total_steps,
+            should_go_on=lambda state, evaluates: state.step < total_steps,
         )
         rollouts = SimpleNamespace(take_step=self._take_step, start_prompts=lambda _: None, num_engine_restarts=0)
         learners = SimpleNamespace(train_on_groups=self._train, advantages=lambda group: ())
