@@ -63,7 +63,7 @@ def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], l
 @click.option("--partition", help="launch.slurm.partition")
 @click.option("--account", help="launch.slurm.account")
 @click.option("--sbatch", multiple=True, metavar="KEY=VALUE", help="A further option for sbatch, such as qos=long.")
-@click.option("--setup", multiple=True, metavar="LINE", help="A shell line to run first in the job.")
+@click.option("--setup", multiple=True, metavar="LINE", help="A shell line to run in the job, after the site's.")
 @click.option("--chain", type=click.IntRange(0), metavar="N", help="Follow-on jobs: launch.slurm.max_job_chains")
 @click.option("--until-complete", is_flag=True, help="As many follow-on jobs as it takes.")
 @click.option("--parsable", is_flag=True, help="Print the job id only.")

@@ -22,8 +22,12 @@ _SHORT_FLOAT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
 """YAML 1.1 reads 1e-6 as text (it wants 1.0e-6); everybody who writes it means the number, as in YAML 1.2."""
 
 
+_CLOCK = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?$")
+"""YAML 1.1 reads 24:00:00 as 86400, in base 60; nobody who writes it as a walltime means so many minutes."""
+
+
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-6 as a number and '1e-6' as text."""
+    """Reads 1e-6 as a number, and '1e-6' and 24:00:00 as text."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -32,6 +36,8 @@ class _Dumper(yaml.SafeDumper):
 
 for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver("tag:yaml.org,2002:float", _SHORT_FLOAT, list("-+0123456789"))
+    for _first in "-+0123456789":  # before YAML's own
+        _kind.yaml_implicit_resolvers[_first].insert(0, ("tag:yaml.org,2002:str", _CLOCK))
 
 
 def load_config(name: str, overrides: Iterable[str] = ()) -> Config:

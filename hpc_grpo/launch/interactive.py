@@ -44,12 +44,12 @@ def allocation_command(launch: LaunchConfig) -> list[str]:
     }
     options = [f"--{key}" if value is True else f"--{key}={value}" for key, value in wanted.items() if value]
     # Sites differ in where salloc leaves its shell: a step of our own is on the first node everywhere.
-    return ["salloc", *options, *_STEP, "--relative=0", "--pty", *_shell(setup_lines(launch))]
+    return ["salloc", *options, *_STEP, "--relative=0", "--pty", *_shell(setup_lines(launch), launch.python)]
 
 
 def attach_command(job_id: str, node: str) -> list[str]:
     """A shell on one node of a job that runs, beside what runs there."""
-    return [*_STEP, f"--jobid={job_id}", f"--nodelist={node}", "--pty", *_shell([])]
+    return [*_STEP, f"--jobid={job_id}", f"--nodelist={node}", "--pty", *_shell([], None)]
 
 
 def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
@@ -65,7 +65,8 @@ def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
         ) from error
 
 
-def _shell(setup: Sequence[str]) -> list[str]:
-    """A login shell, because modules are defined there; hpc-grpo is found in it although its profile resets PATH."""
-    path = f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH"
+def _shell(setup: Sequence[str], python: str | None) -> list[str]:
+    """A login shell, because modules are defined there; the hpc-grpo of `python`, or this one, is found in it although
+    its profile resets PATH."""
+    path = f"export PATH={shlex.quote(str(Path(python or sys.executable).parent))}:$PATH"
     return ["bash", "-lc", "\n".join([*setup, path, "exec bash"])]

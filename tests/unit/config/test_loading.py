@@ -91,6 +91,13 @@ def test_only_a_list_is_added_to_a_list(minimal: Path, override: str) -> None:
     assert f"Override {override!r}: += adds a list to a list" in error_of(minimal, "train.lr=1", override)
 
 
+def test_a_walltime_is_no_number_in_base_60(minimal: Path) -> None:
+    assert load(minimal, "launch.slurm.extra.begin=24:00:00").launch.slurm.extra == {"begin": "24:00:00"}
+    with pytest.raises(ConfigError, match=r"launch\.slurm\.time_min.*24:00:00"):
+        load(minimal, "launch.slurm.time_min=24:00:00")
+    assert load(minimal, "launch.slurm.time_min=1440").launch.slurm.time_min == 1440
+
+
 @pytest.mark.parametrize("text", ["1e-6", "1E-6", "1.0e-6", ".000001", "0.000001"])
 def test_every_way_to_write_a_learning_rate_is_a_number(minimal: Path, text: str) -> None:
     assert load(minimal, f"train.lr={text}").train.lr == 1e-6

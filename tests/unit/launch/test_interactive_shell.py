@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hpc_grpo.cli import main
+from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.config.loading import load_launch
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch import interactive
@@ -80,6 +81,11 @@ def test_another_allocations_settings_stay_behind(became: list[Any], monkeypatch
     monkeypatch.setenv("SLURM_CPU_BIND", "quiet,mask_cpu:0x1")
     shell("--nodes", "1")
     assert [name for name in became[0][1] if name.startswith("SLURM_")] == []
+
+
+def test_a_light_installation_gives_a_shell_with_the_one_of_the_jobs() -> None:
+    command = interactive.allocation_command(LaunchConfig(python="/proj/env/bin/python"))
+    assert "export PATH=/proj/env/bin:$PATH" in command[-1].splitlines()
 
 
 def test_a_shell_on_a_node_of_a_run(became: list[Any], tmp_path: Path) -> None:
