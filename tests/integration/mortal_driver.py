@@ -1,4 +1,4 @@
-"""The driver, but one engine dies and one raises while it samples, and one dies as it receives weights: each once."""
+"""The driver, but one engine raises while it samples, and one dies as it receives weights: each once."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ class MortalEngine(Engine):
     async def generate(self, requests: Sequence[Any]) -> Any:
         sampling = super().generate(requests)
         self._num_calls += 1
-        if self._num_calls == 2 and self._is_first("sampling"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self._num_calls == 3 and self._is_first("raising"):
+        if self._num_calls == 2 and self._is_first("raising"):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return await sampling
 
