@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from hpc_grpo.launch.node_link import LineReader
-from hpc_grpo.launch.topology import Topology, step_command, step_environment
+from hpc_grpo.launch.steps import step_command, step_environment
+from hpc_grpo.launch.topology import Topology
 
 _POLL_S = 0.05
 

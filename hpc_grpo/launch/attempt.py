@@ -13,9 +13,10 @@ from hpc_grpo.launch.chain import ChainLink
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.holder import Hold
 from hpc_grpo.launch.signals import outliving_the_warning
+from hpc_grpo.launch.steps import step_command, step_environment
 from hpc_grpo.launch.supervisor import Supervisor
 from hpc_grpo.launch.telling import say
-from hpc_grpo.launch.topology import Topology, detect, step_command, step_environment
+from hpc_grpo.launch.topology import Topology, detect
 from hpc_grpo.run_dir import RunDir
 
 _ASK_AGAIN_S = (2.0, 10.0, 30.0, 60.0)

@@ -12,7 +12,7 @@ from typing import NoReturn
 from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.slurm import extra_options, setup_lines
-from hpc_grpo.launch.topology import submission_environment
+from hpc_grpo.launch.steps import submission_environment
 
 _STEP = [
     "srun",

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import IO
 
 from hpc_grpo.launch.protocol import STACKS_REQUEST, NodeReport, NodeSpec, report_from_line
-from hpc_grpo.launch.topology import Topology, step_command, step_environment
+from hpc_grpo.launch.steps import step_command, step_environment
+from hpc_grpo.launch.topology import Topology
 
 
 def tells_node_failure(why: str) -> bool:

@@ -20,7 +20,7 @@ from hpc_grpo.config.launch_schema import LaunchConfig, SlurmConfig
 from hpc_grpo.contract import WARNING_BEFORE_END_S
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch import DEFAULT_DRIVER
-from hpc_grpo.launch.topology import submission_environment
+from hpc_grpo.launch.steps import submission_environment
 from hpc_grpo.run_dir import RunDir
 
 _SBATCH_TIMEOUT_S = 60.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch import topology
+from hpc_grpo.launch import steps, topology
 
 
 @pytest.fixture
@@ -86,32 +86,6 @@ def test_an_unlimited_job_has_no_end() -> None:
     assert topology.parse_end_time("EndTime=Unknown Deadline=N/A") is None
 
 
-def test_a_step_overlaps_takes_no_memory_and_names_its_cpus() -> None:
-    allocation = topology.Topology("slurm", "17", ("a", "b"), (8, 16), "a")
-    command = topology.step_command(allocation, 1, ["agent"])
-    assert command[0] == "srun"
-    assert {"--nodelist=b", "--overlap", "--mem=0", "--cpus-per-task=16", "--cpu-bind=none"} <= set(command)
-    assert command[-1] == "agent"
-    local = topology.Topology("local", "l", ("a",), (8,), "a")
-    assert topology.step_command(local, 0, ["agent"]) == ["agent"]
-
-
-def test_ctrl_c_reaches_what_a_step_runs_at_the_first_time() -> None:
-    """A shell that salloc left on the login node runs the supervisor in such a step."""
-    allocation = topology.Topology("slurm", "17", ("a", "b"), (8, 16), None)
-    command = topology.step_command(allocation, 0, ["hpc-grpo", "attempt"])
-    assert "--disable-status" in command[: command.index("hpc-grpo")]
-
-
-def test_a_step_does_not_inherit_what_contradicts_its_options() -> None:
-    inherited = ["SLURM_MEM_PER_CPU", "SLURM_CPU_BIND_LIST", "SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_HINT"]
-    inherited += ["SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_GPU", "SLURM_CPUS_PER_GPU", "SLURM_STEP_GRES"]
-    inherited += ["SLURM_THREADS_PER_CORE", "SLURM_LABELIO", "SLURM_TIMELIMIT"]
-    needed = ["SLURM_JOB_ID", "SLURM_JOB_CPUS_PER_NODE", "SLURM_CPUS_ON_NODE", "SLURM_GPUS_ON_NODE", "SLURMD_NODENAME"]
-    needed += ["SLURM_GPUS_PER_NODE", "SLURM_CONF", "SLURM_NTASKS", "PATH"]
-    assert list(topology.step_environment(dict.fromkeys([*inherited, *needed], "1"))) == needed
-
-
 @pytest.mark.parametrize(
     ("asked", "gpus"),
     [
@@ -128,21 +102,12 @@ def test_a_step_asks_for_its_nodes_gpus_where_it_would_inherit_others(asked: str
     for shown in ("TRES=cpu=16,node=2,gres/gpu=8", "ReqTRES=node=2 AllocTRES=node=2,gres/gpu=8,gres/gpu:gh200=8"):
         assert topology.gpus_of_a_step(f"JobId=17 {shown}\n   {asked}\n", 2) == gpus
     allocation = topology.Topology("slurm", "17", ("a", "b"), (8, 16), "a", gpus_per_node=gpus)
-    words = [word for word in topology.step_command(allocation, 1, ["agent"]) if "gpus" in word]
+    words = [word for word in steps.step_command(allocation, 1, ["agent"]) if "gpus" in word]
     assert words == ([f"--gpus-per-node={gpus}"] if gpus else [])
 
 
 def test_a_job_without_gpus_asks_for_none() -> None:
     assert topology.gpus_of_a_step("JobId=17 TRES=cpu=16,node=2 TresPerJob=license:gpu_tool:1", 2) is None
-
-
-def test_every_leak_has_a_reason() -> None:
-    assert all(reason.strip() for reason in topology._STEP_LEAKS.values())
-
-
-def test_a_submission_from_inside_a_job_carries_nothing_of_it() -> None:
-    environ = {"SLURM_MEM_PER_CPU": "100", "SBATCH_X": "1", "SRUN_X": "1", "SLURM_CONF": "/c", "PATH": "/bin"}
-    assert topology.submission_environment(environ) == {"SLURM_CONF": "/c", "PATH": "/bin"}
 
 
 def test_resources_are_those_of_the_allocation() -> None:
