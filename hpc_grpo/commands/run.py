@@ -170,8 +170,9 @@ def hand_in(run: RunDir, launch: LaunchConfig, driver: str, *, parsable: bool = 
     from hpc_grpo.launch import handing_in
     from hpc_grpo.launch.slurm import log_path
 
+    asked = handing_in.what_each_asks_for(run, launch)
     remove_stop(run)  # first: the job may start at once
-    job_id = handing_in.hand_in(run, launch, driver)
+    job_id = handing_in.hand_in(run, asked, driver)
     if parsable:
         click.echo(job_id)
         return

@@ -27,7 +27,8 @@ def cancel_run(run: RunDir) -> Iterator[str]:
     if jobs:
         cancel_jobs(list(reversed(jobs)))  # what waits before what runs
         # The running link may be killed before it can say so.
-        write_chain(run, replace(read_chain(run), successor="", ended="Cancelled by hpc-grpo cancel."))
+        record = read_chain(run)
+        write_chain(run, replace(record, successor="", ended=record.ended or "Cancelled by hpc-grpo cancel."))
         yield f"Cancelled what is left of {_count(len(jobs))}: {', '.join(jobs)}."
     if holder is not None and holder.job_id not in jobs:
         yield _end_process(holder)

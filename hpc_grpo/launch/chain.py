@@ -14,7 +14,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch import slurm
 from hpc_grpo.launch.attempt_record import AttemptRecord, read_attempts
-from hpc_grpo.launch.chain_record import ChainRecord, Link, read_chain, stalled, write_chain
+from hpc_grpo.launch.chain_record import Link, read_chain, stalled, write_chain
 from hpc_grpo.launch.decision import Decision, Facts, PreviousLink, decide
 from hpc_grpo.launch.holder import EndedJob
 from hpc_grpo.launch.node_hours import node_hours_asked, node_hours_used, within_node_hours
@@ -36,6 +36,7 @@ class ChainLink:
         self._run, self._config, self._job_id, self._driver = run, config, job_id, driver
         self._successor_of = successor_of
         self._try_again_at: float | None = None
+        self._own_node_hours = 0.0
         self._previous_state = final_state(successor_of) if successor_of else ""
 
     @property
@@ -75,7 +76,10 @@ class ChainLink:
             job = self._show_own_job()
             launch = job.launch(self._config.launch) if job else self._config.launch
             successor = "" if record.successor == self._job_id else record.successor
+            self._own_node_hours = node_hours_asked(launch.slurm)
             asked = launch.slurm.model_dump(mode="json")
+            if self._config.launch.slurm.max_node_hours is not None:  # may have cut this job short, not those after it
+                asked["time_min"] = max(launch.slurm.time_min, self._config.launch.slurm.time_min)
             if not self._config.launch.slurm.jobs_can_submit:
                 successor = next(iter(record.followers(self._job_id)), "")
             write_chain(self._run, replace(record, successor=successor, ended="", slurm=asked))
@@ -140,7 +144,7 @@ class ChainLink:
             return
         command = slurm.attempt_command(self._run, self._driver, successor_of=self._job_id)
         try:
-            launch = within_node_hours(record.launch(self._config.launch), self._node_hours_in_the_end(record))
+            launch = within_node_hours(record.launch(self._config.launch), self._node_hours_in_the_end())
             successor = slurm.submit(launch, self._run, command, after=self._job_id)
         except LaunchError as error:
             say(f"No successor was queued, and it is tried again later: {error}")
@@ -164,12 +168,11 @@ class ChainLink:
         if not others or others[-1] == self._job_id:
             write_chain(self._run, replace(record, successor="", ended=why))
 
-    def _node_hours_in_the_end(self, record: ChainRecord) -> float:
+    def _node_hours_in_the_end(self) -> float:
         """All of the run's when this job is over: until then it counts to its time limit."""
         over = [attempt for attempt in read_attempts(self._run) if attempt.ended_at or attempt.job_id != self._job_id]
         is_over = any(attempt.job_id == self._job_id for attempt in over)
-        own = 0.0 if is_over else node_hours_asked(record.launch(self._config.launch).slurm)
-        return node_hours_used(over, time.time()) + own
+        return node_hours_used(over, time.time()) + (0.0 if is_over else self._own_node_hours)
 
     def _own_successor(self) -> str:
         record = read_chain(self._run)

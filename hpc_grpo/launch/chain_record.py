@@ -17,6 +17,9 @@ from hpc_grpo.run_dir import RunDir, write_json_atomic
 if TYPE_CHECKING:
     from hpc_grpo.config.launch_schema import LaunchConfig
 
+_OF_A_JOB = ("num_nodes", "time_min", "partition", "account", "gpus_per_node", "cpus_per_node", "extra")
+"""Of `launch.slurm` what a job has; the rest says how its chain goes on, as the config has it now."""
+
 
 @dataclass(frozen=True)
 class Link:
@@ -48,7 +51,9 @@ class ChainRecord:
         """`configured`, asking Slurm for what the last link had."""
         if not self.slurm:
             return configured
-        return configured.model_copy(update={"slurm": type(configured.slurm).model_validate(self.slurm)})
+        had = {key: value for key, value in self.slurm.items() if key in _OF_A_JOB}
+        slurm = type(configured.slurm).model_validate({**configured.slurm.model_dump(), **had})
+        return configured.model_copy(update={"slurm": slurm})
 
     def link(self, job_id: str) -> Link | None:
         return next((link for link in self.links if link.job_id == job_id), None)

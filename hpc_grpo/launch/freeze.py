@@ -18,7 +18,7 @@ from hpc_grpo.config import Config, load_resolved, to_yaml
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.chain_record import read_chain
 from hpc_grpo.launch.environment import is_secret
-from hpc_grpo.manifest import newest_step
+from hpc_grpo.manifest import valid_checkpoints
 from hpc_grpo.run_dir import RunDir, read_jsonl, write_atomic, write_json_atomic
 
 _SECRET_LENGTH = 16
@@ -108,7 +108,9 @@ def _never_trained(run: RunDir) -> bool:
     """Whether nothing depends on the config: Slurm or the driver refused it, so no job waits and no step was done."""
     chain = read_chain(run)
     is_queued = bool(chain.links) and not chain.ended
-    return not is_queued and next(read_jsonl(run.ledger), None) is None and newest_step(run) == 0
+    has_steps = next(read_jsonl(run.ledger), None) is not None
+    has_checkpoint = next(valid_checkpoints(run, check_hashes=False), None) is not None  # also one of step 0
+    return not (is_queued or has_steps or has_checkpoint)
 
 
 def _is_long_word(value: Any) -> bool:

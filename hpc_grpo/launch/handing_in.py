@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hpc_grpo.config.launch_schema import LaunchConfig
@@ -15,15 +16,16 @@ from hpc_grpo.launch.slurm_job import cancel_jobs, release_job
 from hpc_grpo.run_dir import RunDir
 
 
-def hand_in(run: RunDir, launch: LaunchConfig, driver: str) -> str:
-    """Submit a run that nothing trains and write its jobs down; gives the first one's id.
+def hand_in(run: RunDir, asked: Sequence[LaunchConfig], driver: str) -> str:
+    """Submit a run that nothing trains, with `what_each_asks_for`, and write its jobs down; gives the first one's id.
 
-    Raises LaunchError, and ConfigError where the run has used its node-hours.
+    Raises LaunchError.
     """
-    first, *further = _what_each_asks_for(launch, node_hours_used(read_attempts(run), time.time()))
+    first, *further = asked
+    at_once = not first.slurm.jobs_can_submit
     if earlier := [link.job_id for link in read_chain(run).since_the_user()]:
         cancel_jobs(earlier)  # what still waits of an earlier chain would take turns with this one
-    jobs = [slurm.submit(first, run, slurm.attempt_command(run, driver), hold=not launch.slurm.jobs_can_submit)]
+    jobs = [slurm.submit(first, run, slurm.attempt_command(run, driver), hold=at_once)]
     try:
         for follower in further:
             command = slurm.attempt_command(run, driver, successor_of=jobs[-1])
@@ -35,13 +37,17 @@ def hand_in(run: RunDir, launch: LaunchConfig, driver: str) -> str:
     for job_id, before in zip(jobs, ["", *jobs], strict=False):
         record = record.with_link(job_id, before)
     write_chain(run, record)
-    if not launch.slurm.jobs_can_submit:
+    if at_once:
         release_job(jobs[0])  # held until now: a link may write the record as well
     return jobs[0]
 
 
-def _what_each_asks_for(launch: LaunchConfig, used_node_hours: float) -> list[LaunchConfig]:
-    """The first job, and where jobs cannot submit others all that may follow it. Raises ConfigError for none at all."""
+def what_each_asks_for(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
+    """Of the first job, and where jobs cannot submit others of all that may follow it.
+
+    Raises ConfigError where the run has used its node-hours.
+    """
+    used_node_hours = node_hours_used(read_attempts(run), time.time())
     asked = [within_node_hours(launch, used_node_hours)]
     for _ in range(0 if launch.slurm.jobs_can_submit else launch.slurm.max_job_chains or 0):
         used_node_hours += node_hours_asked(asked[-1].slurm)

@@ -16,15 +16,15 @@ def node_hours_asked(slurm: SlurmConfig) -> float:
 
 
 def node_hours_used(attempts: Sequence[AttemptRecord], now: float) -> float:
-    """What the attempts of a run, in order, have used until `now` (unix seconds).
+    """What those attempts of a run, in order, that were Slurm jobs have used until `now` (unix seconds).
 
     One that was killed without a word counts until the next began, or its allocation ended: never too little.
     """
-    if not attempts:
-        return 0.0
-    ends = [_end(attempt, following.started_at) for attempt, following in pairwise(attempts)]
-    ends.append(_end(attempts[-1], now))
-    seconds = (len(a.nodes) * max(0.0, end - a.started_at) for a, end in zip(attempts, ends, strict=True))
+    jobs = [attempt for attempt in attempts if attempt.source == "slurm"]
+    latest = [*(following.started_at for _, following in pairwise(jobs)), now]
+    seconds = (
+        len(job.nodes) * max(0.0, _end(job, end) - job.started_at) for job, end in zip(jobs, latest, strict=False)
+    )
     return sum(seconds) / 3600
 
 

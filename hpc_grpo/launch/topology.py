@@ -108,9 +108,11 @@ def gpus_of_a_step(job_text: str, num_nodes: int) -> int | None:
     total (--gpus) it is the total, of one that asked by task the share of one task. Such a job's GPUs count as evenly
     spread.
     """
-    granted = re.search(r"\b(?:Alloc)?TRES=\S*\bgres/gpu=(\d+)", job_text)
+    granted = re.search(r"\b(?:Alloc)?TRES=\S*\bgres/gpu(?::[^=,\s]+)?=(\d+)", job_text)
     if granted is None or not re.search(r"\bTresPer(?:Job|Task)=\S*gpu", job_text):
         return None
+    if int(granted[1]) < num_nodes:
+        raise LaunchError(f"The job has {granted[1]} GPUs on {num_nodes} nodes; ask by node, with --gpus-per-node.")
     return int(granted[1]) // num_nodes
 
 

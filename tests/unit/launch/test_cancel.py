@@ -48,6 +48,12 @@ def test_the_jobs_of_a_chain_end_and_its_record_says_so(run: RunDir, cancelled: 
     assert [link.job_id for link in record.links] == ["7", "8"]
 
 
+def test_why_a_chain_gave_up_is_kept(run: RunDir, cancelled: list[str]) -> None:
+    write_chain(run, ChainRecord(ended="No new checkpoint in 3 attempts.").with_link("7"))
+    list(cancel_run(run))
+    assert read_chain(run).ended == "No new checkpoint in 3 attempts."
+
+
 def test_a_run_that_nothing_trains_has_only_its_stop(run: RunDir, cancelled: list[str]) -> None:
     assert list(cancel_run(run)) == ["Nothing of the run is waiting or running."]
     assert (cancelled, run.chain.exists()) == ([], False)

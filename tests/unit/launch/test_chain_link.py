@@ -310,3 +310,16 @@ def test_a_job_that_crashes_early_leaves_its_hours_to_the_next(run: RunDir, fake
     attempt.save(folder)
     own.finish(attempt, was_signalled=False)
     assert [launch.slurm.time_min for _, _, launch in fake.submitted] == [54]
+
+
+def test_a_walltime_that_the_ceiling_cut_short_is_not_handed_on(run: RunDir, fake: FakeSlurm) -> None:
+    """The job before took 1 of 3 node-hours at most and crashed at once; this one was queued with 30 minutes."""
+    fake.jobs["7"] |= {"TimeLimit": "00:30:00"}
+    ChainLink(run, config(max_node_hours=4.0), "7", "", "hpc_grpo.train").start()
+    assert [launch.slurm.time_min for _, _, launch in fake.submitted] == [60]
+
+
+def test_how_a_chain_goes_on_is_as_the_config_says_now(run: RunDir, fake: FakeSlurm) -> None:
+    ChainLink(run, config(max_node_hours=4.0), "7", "", "hpc_grpo.train").start()
+    slurm = read_chain(run).launch(config(max_job_chains=3, max_node_hours=9.0).launch).slurm
+    assert (slurm.max_node_hours, slurm.max_job_chains, slurm.num_nodes) == (9.0, 3, 2)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hpc_grpo.config import Config, load_config, load_resolved
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.chain_record import ChainRecord, write_chain
 from hpc_grpo.launch.freeze import CHANGEABLE, freeze, may_change, working_dir
+from hpc_grpo.manifest import Manifest, write_manifest
 from hpc_grpo.run_dir import RunDir
 
 
@@ -61,6 +63,11 @@ def test_a_run_that_was_refused_takes_the_corrected_config(tmp_path: Path) -> No
     frozen = freeze(config(tmp_path, "train.lr=1e-4"), [], [])
     assert frozen.changed == {"train.lr": (1e-3, 1e-4)}
     assert load_resolved(run.config).train.lr == 1e-4
+    run.checkpoint(0).mkdir(parents=True)
+    write_manifest(run.checkpoint(0), Manifest(policy_version=0, world_size=1, zero_stage=2, files=()))
+    with pytest.raises(ConfigError, match="taken by another config"):
+        freeze(config(tmp_path, "train.lr=1e-3"), [], [])  # it would go on with that checkpoint's weights
+    shutil.rmtree(run.checkpoint(0))
     write_chain(run, ChainRecord().with_link("7"))
     with pytest.raises(ConfigError, match="taken by another config"):
         freeze(config(tmp_path, "train.lr=1e-3"), [], [])  # job 7 waits to train with the other

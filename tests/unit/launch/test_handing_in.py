@@ -11,7 +11,7 @@ from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch import handing_in
 from hpc_grpo.launch.chain_record import read_chain
-from hpc_grpo.launch.handing_in import hand_in
+from hpc_grpo.launch.handing_in import hand_in, what_each_asks_for
 from hpc_grpo.run_dir import RunDir
 
 
@@ -51,16 +51,20 @@ def launch(jobs_can_submit: bool, max_job_chains: int | None, max_node_hours: fl
     return LaunchConfig.model_validate({"slurm": slurm})
 
 
+def handed_in(run: RunDir, launch: LaunchConfig) -> str:
+    return hand_in(run, what_each_asks_for(run, launch), "driver")
+
+
 def test_one_job_is_submitted_where_it_can_submit_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = use(FakeSlurm(), monkeypatch)
-    assert hand_in(RunDir(tmp_path), launch(True, None), "driver") == "1"
+    assert handed_in(RunDir(tmp_path), launch(True, None)) == "1"
     assert fake.asked == ["submit after=None hold=False"]
     assert [(link.job_id, link.successor_of) for link in read_chain(RunDir(tmp_path)).links] == [("1", "")]
 
 
 def test_else_all_are_queued_before_the_first_may_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = use(FakeSlurm(), monkeypatch)
-    hand_in(RunDir(tmp_path), launch(False, 2), "driver")
+    handed_in(RunDir(tmp_path), launch(False, 2))
     first, *others, last = fake.asked
     assert first == "submit after=None hold=True"
     assert others == ["submit after=1 hold=False", "submit after=2 hold=False"]
@@ -71,21 +75,21 @@ def test_else_all_are_queued_before_the_first_may_start(tmp_path: Path, monkeypa
 
 def test_handing_in_again_cancels_what_waits_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(FakeSlurm(), monkeypatch)
-    hand_in(RunDir(tmp_path), launch(False, 1), "driver")
+    handed_in(RunDir(tmp_path), launch(False, 1))
     fake = use(FakeSlurm(), monkeypatch)
-    hand_in(RunDir(tmp_path), launch(True, 0), "driver")
+    handed_in(RunDir(tmp_path), launch(True, 0))
     assert fake.asked[0] == "cancel 1,2"
 
 
 def test_a_follow_on_job_that_is_refused_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = use(FakeSlurm(refused=3), monkeypatch)
     with pytest.raises(LaunchError, match=r"too many jobs\. It was follow-on job 2; the jobs before it were cancelled"):
-        hand_in(RunDir(tmp_path), launch(False, 5), "driver")
+        handed_in(RunDir(tmp_path), launch(False, 5))
     assert fake.asked[-1] == "cancel 1,2"
     assert read_chain(RunDir(tmp_path)).links == ()
 
 
 def test_all_that_are_queued_at_once_share_the_node_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = use(FakeSlurm(), monkeypatch)
-    hand_in(RunDir(tmp_path), launch(False, 9, max_node_hours=2.5), "driver")
+    handed_in(RunDir(tmp_path), launch(False, 9, max_node_hours=2.5))
     assert fake.minutes == [60, 60, 30]

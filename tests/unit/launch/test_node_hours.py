@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hpc_grpo.config.launch_schema import LaunchConfig, SlurmConfig
@@ -28,6 +30,7 @@ def attempt(nodes: int, started_h: float, ended_h: float | None, ends_h: float |
         ([attempt(2, 0, None, ends_h=8)], 8.0),  # still going on, or so it seems, for four hours
         ([attempt(2, 0, None, ends_h=3)], 6.0),  # killed without a word: no longer than its allocation
         ([attempt(2, 0, None, ends_h=3), attempt(1, 1, 2)], 3.0),  # and the next began before that
+        ([replace(attempt(2, 0, None), source="local"), attempt(1, 1, 2)], 1.0),  # a workstation's hours are no job's
         ([attempt(1, 9, None)], 0.0),  # a clock that is behind takes nothing off
     ],
 )

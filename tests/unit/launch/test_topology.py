@@ -99,11 +99,17 @@ def test_an_unlimited_job_has_no_end() -> None:
     ],
 )
 def test_a_step_asks_for_its_nodes_gpus_where_it_would_inherit_others(asked: str, gpus: int | None) -> None:
-    for shown in ("TRES=cpu=16,node=2,gres/gpu=8", "ReqTRES=node=2 AllocTRES=node=2,gres/gpu=8,gres/gpu:gh200=8"):
+    untyped, both = "TRES=cpu=16,node=2,gres/gpu=8", "ReqTRES=node=2 AllocTRES=node=2,gres/gpu=8,gres/gpu:gh200=8"
+    for shown in (untyped, both, "TRES=cpu=16,node=2,gres/gpu:gh200=8"):
         assert topology.gpus_of_a_step(f"JobId=17 {shown}\n   {asked}\n", 2) == gpus
     allocation = topology.Topology("slurm", "17", ("a", "b"), (8, 16), "a", gpus_per_node=gpus)
     words = [word for word in steps.step_command(allocation, 1, ["agent"]) if "gpus" in word]
     assert words == ([f"--gpus-per-node={gpus}"] if gpus else [])
+
+
+def test_fewer_gpus_than_nodes_are_refused_in_words() -> None:
+    with pytest.raises(LaunchError, match=r"1 GPUs on 2 nodes; ask by node, with --gpus-per-node"):
+        topology.gpus_of_a_step("JobId=17 TRES=cpu=16,node=2,gres/gpu=1 TresPerJob=gres:gpu:1", 2)
 
 
 def test_a_job_without_gpus_asks_for_none() -> None:
