@@ -84,8 +84,9 @@ def test_ctrl_c_checkpoints_and_the_nodes_stay_usable(
         assert terminal.expect(r"^it ended with (\d+)$", _RUN_DEADLINE_S)[1] == "75"
         stopped = read_attempts(run)[-1]
         assert (stopped.exit_kind, stopped.nodes) == ("resumable", ["nid001", "nid002"])
-        (checkpoint,) = run.checkpoints.iterdir()
-        assert (checkpoint / "manifest.json").is_file()
+        checkpoint = newest_valid_checkpoint(run)
+        assert checkpoint is not None
+        assert checkpoint.step == max(line["step"] for line in read_jsonl(run.ledger))
         assert not run.is_complete()
         assert_nothing_left(slurm_cluster, job_id)
 
@@ -94,7 +95,7 @@ def test_ctrl_c_checkpoints_and_the_nodes_stay_usable(
     assert run.is_complete()
     assert check_ledger(run).is_sound
     resumed = read_attempts(run)[-1]
-    assert (resumed.job_id, resumed.first_step) == (str(job_id), int(checkpoint.name.removeprefix("step_")))
+    assert (resumed.job_id, resumed.first_step) == (str(job_id), checkpoint.step)
     assert_nothing_left(slurm_cluster, job_id)
 
 
