@@ -15,6 +15,7 @@ from test_launch import left_behind
 
 from hpc_grpo.launch.attempt_record import read_attempts
 from hpc_grpo.ledger import check_ledger
+from hpc_grpo.manifest import newest_valid_checkpoint
 from hpc_grpo.run_dir import RunDir, read_jsonl
 from tests.integration.training_runs import LETTERS, tiny_config, write_workspace
 
