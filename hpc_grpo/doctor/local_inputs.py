@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.prefetch.items import items_of
@@ -31,6 +33,16 @@ def refuse_missing_inputs(config: Config, working_dir: Path) -> None:
         raise ConfigError(
             f"The job would not find what its config names:\n{listed}\n"
             f"Give paths that exist; relative ones are relative to {working_dir}."
+        )
+
+
+def refuse_missing_python(launch: LaunchConfig) -> None:
+    """Raise ConfigError where the job's shell could not start `launch.python`: the job would queue, then end at once
+    and without a successor."""
+    if launch.python is not None and shutil.which(launch.python) is None:
+        raise ConfigError(
+            f"launch.python = {launch.python}: must be a file that can be executed, and here it is none. "
+            f"Give the Python of an installation on a file system that this machine and the nodes see."
         )
 
 
