@@ -10,7 +10,7 @@ from pathlib import Path
 from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.prefetch.items import items_of
+from hpc_grpo.prefetch.items import is_there, items_of
 
 
 @dataclass(frozen=True)
@@ -51,25 +51,18 @@ def missing_inputs(config: Config, working_dir: Path) -> Iterator[MissingInput]:
 
     Not judged: names of the Hugging Face hub, and paths with a `$`, whose variable may be one of the job's.
     """
-    for key, name, path in _local_paths(config):
+    for key, name, path in _local_paths(config, working_dir):
         place = working_dir / path
-        if "$" not in name and not _exists(place):
+        if "$" not in name and not is_there(place):
             yield MissingInput(key, name, place)
 
 
-def _local_paths(config: Config) -> Iterator[tuple[str, str, str]]:
+def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, str]]:
     """Key and value in the config, and the path that must exist."""
-    for item in items_of(config):
+    for item in items_of(config, working_dir):
         if item.is_local and not (item.key == "data.eval.path" and config.eval.every_steps is None):
             yield item.key, item.name, f"{item.name}/config.json" if item.key == "model.path" else item.name
     for position, reward in enumerate(config.rewards if config.task == "grpo" else []):
         file, _, _ = reward.name.rpartition(":")
         if file.endswith(".py"):
             yield f"rewards.{position}.name", reward.name, file
-
-
-def _exists(place: Path) -> bool:
-    try:
-        return place.exists()
-    except OSError:  # not ours to look into, and so not the job's
-        return False

@@ -132,6 +132,31 @@ def test_paths_are_relative_to_the_folder_the_run_was_started_in(
     assert f"there is no {tmp_path}/my/rewards.py" in submit(*words).stderr
 
 
+def test_a_name_of_the_hub_is_one_although_another_folder_holds_a_clone(
+    handed_in: list[RunDir], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["model.path=org/m", f"run.root={tmp_path}/runs"]
+    assert submit(*words).exit_code == 0
+    (tmp_path / "other" / "org" / "m").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "other")
+    assert submit(*words).exit_code == 0
+    assert len(handed_in) == 2
+
+
+def test_a_folder_of_the_run_is_checked_from_everywhere(
+    handed_in: list[RunDir], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models" / "x").mkdir(parents=True)
+    (tmp_path / "models" / "x" / "config.json").touch()
+    (tmp_path / "other").mkdir()
+    words = ["model.path=models/x", f"run.root={tmp_path}/runs"]
+    assert submit(*words).exit_code == 0
+    (tmp_path / "models" / "x" / "config.json").unlink()
+    monkeypatch.chdir(tmp_path / "other")
+    assert f"model.path = models/x: there is no {tmp_path}/models/x/config.json" in submit(*words).stderr
+    assert len(handed_in) == 1
+
+
 def test_a_python_that_the_job_could_not_start_is_refused(handed_in: list[RunDir], tmp_path: Path) -> None:
     python = tmp_path / "python"
     words = ["model.path=org/m", f"launch.python={python}", f"run.root={tmp_path}/runs"]
