@@ -14,6 +14,7 @@ from hpc_grpo.errors import ConfigError
 if TYPE_CHECKING:
     from hpc_grpo.config.launch_schema import LaunchConfig
     from hpc_grpo.launch.attempt_record import AttemptRecord
+    from hpc_grpo.run_dir import RunDir
 
 
 _FOR_A_SHELL = ("launch.slurm.time_min=60", "launch.slurm.num_nodes=1")
@@ -48,8 +49,10 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
         become(allocation_command(_launch(optional_config, words)), os.environ)
     if words or optional_config:
         raise ConfigError("RUN has its nodes already: options for an allocation do not go with it. Give RUN or those.")
-    attempt = _running_attempt(run_name)
-    become(attach_command(attempt.job_id, _node_of(attempt, node)), os.environ)
+    run = find_run(run_name)
+    attempt = _running_attempt(run)
+    python = _launch(str(run.config), []).python
+    become(attach_command(attempt.job_id, _node_of(attempt, node), python), os.environ)
 
 
 def _launch(optional_config: str | None, words: list[str]) -> LaunchConfig:
@@ -64,21 +67,21 @@ def _launch(optional_config: str | None, words: list[str]) -> LaunchConfig:
     return request.config.launch
 
 
-def _running_attempt(run_name: str) -> AttemptRecord:
+def _running_attempt(run: RunDir) -> AttemptRecord:
     """Raises ConfigError where there is no job to attach to."""
     import time
 
     from hpc_grpo.see.records import read_records
 
-    records = read_records(find_run(run_name))
+    records = read_records(run)
     newest = records.newest
     if newest is None or not records.is_running(newest, time.time()):
         raise ConfigError(
-            f"No attempt of run {records.run.path.name} is running now, so it has no nodes. "
-            f"`hpc-grpo status {run_name}` says where it stands."
+            f"No attempt of run {run.path.name} is running now, so it has no nodes. "
+            f"`hpc-grpo status {run.path}` says where it stands."
         )
     if newest.source != "slurm":
-        raise ConfigError(f"Run {records.run.path.name} runs on {newest.nodes[0]} without Slurm: log in there instead.")
+        raise ConfigError(f"Run {run.path.name} runs on {newest.nodes[0]} without Slurm: log in there instead.")
     return newest
 
 

@@ -5,9 +5,19 @@ Site settings (configs/*/site.yaml) are values of this section; nothing about a 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+)
 
 
 class SlurmConfig(BaseModel):
@@ -43,7 +53,8 @@ class LaunchConfig(BaseModel):
         description="Network interface between nodes: Ray, Gloo, NCCL (Isambard: hsn0); null: the default route's.",
     )
     python: str | None = Field(
-        None, description="Python of the jobs, with hpc-grpo and Ray installed; null: the one that submits."
+        None,
+        description="Python of the jobs, with hpc-grpo and Ray: an absolute path; null: the one that submits.",
     )
     modules: list[str] = Field(default_factory=list, description="Environment modules the job loads.")
     setup_lines: list[str] = Field(default_factory=list, description="Shell lines run before the supervisor.")
@@ -64,3 +75,20 @@ class LaunchConfig(BaseModel):
     scheduler_query_min_s: NonNegativeFloat = Field(
         60.0, description="`status --slurm` asks the scheduler no more often than this."
     )
+
+    @field_validator("python")
+    @classmethod
+    def _whole_path(cls, python: str | None) -> str | None:
+        """Without ~: the job script quotes it."""
+        if python is None:
+            return None
+        try:
+            path = Path(python).expanduser()
+        except RuntimeError as error:  # ~name of nobody
+            raise ValueError(f"{error} Give the whole path") from error
+        if "$" in python or not path.is_absolute():
+            raise ValueError(
+                "must be an absolute path without variables, as the job takes it literally. Give the whole path of a "
+                "Python, such as /projects/me/env/bin/python"
+            )
+        return str(path)

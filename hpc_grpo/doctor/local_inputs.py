@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.prefetch.items import items_of
+from hpc_grpo.prefetch.items import is_there, items_of
 
 
 @dataclass(frozen=True)
@@ -34,30 +36,33 @@ def refuse_missing_inputs(config: Config, working_dir: Path) -> None:
         )
 
 
+def refuse_missing_python(launch: LaunchConfig) -> None:
+    """Raise ConfigError where the job's shell could not start `launch.python`: the job would queue, then end at once
+    and without a successor."""
+    if launch.python is not None and shutil.which(launch.python) is None:
+        raise ConfigError(
+            f"launch.python = {launch.python}: must be a file that can be executed, and here it is none. "
+            f"Give the Python of an installation on a file system that this machine and the nodes see."
+        )
+
+
 def missing_inputs(config: Config, working_dir: Path) -> Iterator[MissingInput]:
     """The paths that the run would read and that do not exist; relative ones are relative to `working_dir`.
 
     Not judged: names of the Hugging Face hub, and paths with a `$`, whose variable may be one of the job's.
     """
-    for key, name, path in _local_paths(config):
+    for key, name, path in _local_paths(config, working_dir):
         place = working_dir / path
-        if "$" not in name and not _exists(place):
+        if "$" not in name and not is_there(place):
             yield MissingInput(key, name, place)
 
 
-def _local_paths(config: Config) -> Iterator[tuple[str, str, str]]:
+def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, str]]:
     """Key and value in the config, and the path that must exist."""
-    for item in items_of(config):
+    for item in items_of(config, working_dir):
         if item.is_local and not (item.key == "data.eval.path" and config.eval.every_steps is None):
             yield item.key, item.name, f"{item.name}/config.json" if item.key == "model.path" else item.name
     for position, reward in enumerate(config.rewards if config.task == "grpo" else []):
         file, _, _ = reward.name.rpartition(":")
         if file.endswith(".py"):
             yield f"rewards.{position}.name", reward.name, file
-
-
-def _exists(place: Path) -> bool:
-    try:
-        return place.exists()
-    except OSError:  # not ours to look into, and so not the job's
-        return False

@@ -11,6 +11,7 @@ from hpc_grpo.doctor.context import Context
 from hpc_grpo.doctor.environment import proxies_finding, secret_files_finding, variables_finding
 from hpc_grpo.doctor.finding import Finding, Group, failure, guarded, ok, skipped
 from hpc_grpo.doctor.folders import run_folder_finding
+from hpc_grpo.doctor.local_inputs import refuse_missing_python
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.run_dir import RunDir
 
@@ -72,6 +73,7 @@ def _submit_options(context: Context, num_nodes: int) -> Finding:
     launch = launch.model_copy(update={"slurm": launch.slurm.model_copy(update={"num_nodes": num_nodes})})
     run = RunDir(context.root / (context.config.run.name if context.config else "doctor"))
     try:
+        refuse_missing_python(launch)
         estimate = slurm.start_estimate(slurm.render(launch, run, slurm.attempt_command(run)), _SBATCH_DEADLINE_S)
     except ConfigError as error:
         return failure(check, str(error), "correct what it names: launch.slurm.extra, launch.python")

@@ -8,11 +8,13 @@ import time
 from dataclasses import dataclass
 
 from hpc_grpo.config import load_resolved
+from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchError
 from hpc_grpo.launch.chain import ChainLink
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.holder import Hold
 from hpc_grpo.launch.signals import outliving_the_warning
+from hpc_grpo.launch.slurm import job_python
 from hpc_grpo.launch.steps import step_command, step_environment
 from hpc_grpo.launch.supervisor import Supervisor
 from hpc_grpo.launch.telling import say
@@ -43,7 +45,7 @@ def run_attempt(run: RunDir, driver: str, role: JobRole) -> int:
         say(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
         return EXIT_COMPLETE
     if topology.this_node != topology.head:
-        _move_to_head(step_command(topology, 0, _again(run, driver, role)))
+        _move_to_head(step_command(topology, 0, _again(config.launch, run, driver, role)))
     command = [*_driver_command(driver), str(run.path)]
     if not is_link:
         return _supervise(Supervisor(run, config, topology, command, working_dir(run)), run, topology, None)
@@ -87,9 +89,9 @@ def _driver_command(driver: str) -> list[str]:
     return [sys.executable, driver] if driver.endswith(".py") else [sys.executable, "-m", driver]
 
 
-def _again(run: RunDir, driver: str, role: JobRole) -> list[str]:
+def _again(launch: LaunchConfig, run: RunDir, driver: str, role: JobRole) -> list[str]:
     words = ["attempt", str(run.path), "--driver", driver, "--link" if role.is_link else "--no-link"]
-    return [sys.executable, "-E", "-m", "hpc_grpo.cli", *words, "--successor-of", role.successor_of]
+    return [job_python(launch), "-E", "-m", "hpc_grpo.cli", *words, "--successor-of", role.successor_of]
 
 
 def _move_to_head(command: list[str]) -> None:

@@ -47,9 +47,9 @@ def allocation_command(launch: LaunchConfig) -> list[str]:
     return ["salloc", *options, *_STEP, "--relative=0", "--pty", *_shell(setup_lines(launch), launch.python)]
 
 
-def attach_command(job_id: str, node: str) -> list[str]:
-    """A shell on one node of a job that runs, beside what runs there."""
-    return [*_STEP, f"--jobid={job_id}", f"--nodelist={node}", "--pty", *_shell([], None)]
+def attach_command(job_id: str, node: str, python: str | None) -> list[str]:
+    """A shell on one node of a job that runs, beside what runs there; `python` is the job's, None: this one."""
+    return [*_STEP, f"--jobid={job_id}", f"--nodelist={node}", "--pty", *_shell([], python)]
 
 
 def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:

@@ -25,13 +25,26 @@ class Item:
         return f"{self.key} = {self.name}"
 
 
-def items_of(config: Config) -> list[Item]:
-    """The model first: the first row of a data set is tokenized with it. The KL reference is the same model."""
-    items = [Item("model.path", config.model.path, _is_local_model(config.model.path))]
-    items.append(Item("data.train.path", config.data.train.path, _is_local_dataset(config.data.train)))
+def items_of(config: Config, working_dir: Path) -> list[Item]:
+    """The model first: the first row of a data set is tokenized with it. The KL reference is the same model.
+
+    `working_dir` is the folder that the run would read from: one named like ORGANISATION/NAME wins over the hub.
+    """
+    model, train = config.model.path, config.data.train.path
+    items = [Item("model.path", model, _is_local_model(model, working_dir))]
+    items.append(Item("data.train.path", train, _is_local_dataset(train, working_dir)))
     if config.data.eval is not None:
-        items.append(Item("data.eval.path", config.data.eval.path, _is_local_dataset(config.data.eval)))
+        evaluation = config.data.eval.path
+        items.append(Item("data.eval.path", evaluation, _is_local_dataset(evaluation, working_dir)))
     return items
+
+
+def is_there(place: Path) -> bool:
+    """Whether `place` exists, as far as this user may look."""
+    try:
+        return place.exists()
+    except OSError:  # not ours to look into, and so not the job's
+        return False
 
 
 def dataset_of(config: Config, item: Item) -> DatasetConfig:
@@ -41,12 +54,13 @@ def dataset_of(config: Config, item: Item) -> DatasetConfig:
     return dataset
 
 
-def _is_local_model(path: str) -> bool:
-    return _is_no_hub_name(path) or Path(path).is_dir()
+def _is_local_model(path: str, working_dir: Path) -> bool:
+    place = working_dir / path
+    return _is_no_hub_name(path) or (is_there(place) and place.is_dir())
 
 
-def _is_local_dataset(dataset: DatasetConfig) -> bool:
-    return _is_no_hub_name(dataset.path) or dataset.path.endswith(_DATA_FILES) or Path(dataset.path).exists()
+def _is_local_dataset(path: str, working_dir: Path) -> bool:
+    return _is_no_hub_name(path) or path.endswith(_DATA_FILES) or is_there(working_dir / path)
 
 
 def _is_no_hub_name(path: str) -> bool:

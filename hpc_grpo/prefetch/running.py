@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config, to_yaml
@@ -36,7 +37,7 @@ def prefetch(config: Config, environ: Mapping[str, str], *, verify_only: bool) -
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"prefetch needs {', '.join(missing)}: install hpc-grpo[train], [cpu] or [gpu] here.")
     fetching = fetching_environment(environ, config.launch)
-    items = {item.key: item for item in items_of(config)}
+    items = {item.key: item for item in items_of(config, Path.cwd())}
     named = [] if verify_only else [key for key, item in items.items() if not item.is_local]
     failed = set[str]()
     for told in _work("fetch", config, named, fetching):

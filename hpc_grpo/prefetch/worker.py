@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -26,7 +27,7 @@ def main(action: str, keys: list[str]) -> None:
         from hpc_grpo.prefetch.verify import shut_off_network
 
         shut_off_network()
-    for item in items_of(config):
+    for item in items_of(config, Path.cwd()):
         if item.key in keys:
             print(json.dumps({"key": item.key, "error": None, **work(config, item)}), flush=True)
 

@@ -132,6 +132,49 @@ def test_paths_are_relative_to_the_folder_the_run_was_started_in(
     assert f"there is no {tmp_path}/my/rewards.py" in submit(*words).stderr
 
 
+def test_a_name_of_the_hub_is_one_although_another_folder_holds_a_clone(
+    handed_in: list[RunDir], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["model.path=org/m", f"run.root={tmp_path}/runs"]
+    assert submit(*words).exit_code == 0
+    (tmp_path / "other" / "org" / "m").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "other")
+    assert submit(*words).exit_code == 0
+    assert len(handed_in) == 2
+
+
+def test_a_folder_of_the_run_is_checked_from_everywhere(
+    handed_in: list[RunDir], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models" / "x").mkdir(parents=True)
+    (tmp_path / "models" / "x" / "config.json").touch()
+    (tmp_path / "other").mkdir()
+    words = ["model.path=models/x", f"run.root={tmp_path}/runs"]
+    assert submit(*words).exit_code == 0
+    (tmp_path / "models" / "x" / "config.json").unlink()
+    monkeypatch.chdir(tmp_path / "other")
+    assert f"model.path = models/x: there is no {tmp_path}/models/x/config.json" in submit(*words).stderr
+    assert len(handed_in) == 1
+
+
+def test_a_python_that_the_job_could_not_start_is_refused(handed_in: list[RunDir], tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    words = ["model.path=org/m", f"launch.python={python}", f"run.root={tmp_path}/runs"]
+
+    def is_refused() -> bool:
+        result = submit(*words)
+        return result.exit_code == EXIT_CONFIG and f"launch.python = {python}: must be a file that can" in result.stderr
+
+    assert is_refused()
+    assert "# submit would refuse this. launch.python = " in submit(*words, "--dry-run").output
+    python.touch(0o644)
+    assert is_refused()
+    assert (handed_in, (tmp_path / "runs").exists()) == ([], False)
+    python.chmod(0o755)
+    assert submit(*words).exit_code == 0
+    assert len(handed_in) == 1
+
+
 @pytest.mark.parametrize("path", SHELL_CONFIGS, ids=lambda path: path.stem)
 def test_the_shipped_shell_configs_of_a_site_are_handed_in(path: Path, handed_in: list[RunDir]) -> None:
     result = call("submit", str(path))

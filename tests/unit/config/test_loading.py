@@ -61,6 +61,27 @@ def test_the_home_of_nobody_is_one_error(minimal: Path) -> None:
     assert "Give the whole path" in error
 
 
+def test_the_python_of_the_jobs_is_a_whole_path(minimal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert load(minimal).launch.python is None
+    assert load(minimal, "launch.python=~/my env/bin/python").launch.python == "/home/me/my env/bin/python"
+    assert load(minimal, "launch.python=/env/bin/python").launch.python == "/env/bin/python"
+
+
+@pytest.mark.parametrize("python", ["$PROJECT/env/bin/python", "/proj/$USER/python", "python3", "env/bin/python", "''"])
+def test_a_python_that_the_job_would_look_for_is_one_error(python: str, minimal: Path) -> None:
+    error = error_of(minimal, f"launch.python={python}")
+    assert f"launch.python = {python.strip(chr(39))!r}: " in error
+    assert "must be an absolute path without variables" in error
+    assert "Give the whole path of a Python, such as /" in error
+
+
+def test_a_python_below_the_home_of_nobody_is_one_error(minimal: Path) -> None:
+    error = error_of(minimal, "launch.python=~nobody-of-this-name/python")
+    assert "launch.python = '~nobody-of-this-name/python'" in error
+    assert "Give the whole path" in error
+
+
 def test_overrides_take_types_from_yaml(minimal: Path) -> None:
     config = load(
         minimal,

@@ -201,6 +201,8 @@ def test_what_sbatch_says_is_passed_on(place: Path) -> None:
     assert "Invalid qos specification" in found["submit options"]["says"]
     owned = findings(doctor("local/debug", "launch.slurm.extra.nodes=4", "--json"))
     assert "launch.slurm.num_nodes" in owned["submit options"]["says"]
+    absent = findings(doctor("local/debug", "launch.python=/no/such/python", "--json"))
+    assert "launch.python = /no/such/python: must be a file" in absent["submit options"]["says"]
 
 
 def test_the_table_and_json_hold_every_finding() -> None:

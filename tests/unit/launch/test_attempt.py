@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from hpc_grpo.config import load_config
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch import attempt
+from hpc_grpo.launch import attempt, slurm
+from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.launch.topology import Topology
 
 HERE = Topology("slurm", "17", ("nid001",), (4,), "nid001")
@@ -42,3 +46,26 @@ def test_one_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch, sle
     with pytest.raises(LaunchError, match="Unable to contact"):
         attempt._patiently_detected()
     assert sum(slept) == 102.0
+
+
+def test_a_light_installation_on_the_login_node_starts_that_of_the_jobs_on_the_head_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"run.root={tmp_path}", "launch.python=/proj/env/bin/python"]
+    run = freeze(load_config("local/debug", words), [], []).run
+    became: list[list[str]] = []
+
+    def execvpe(_file: str, argv: list[str], _environ: dict[str, str]) -> None:
+        became.append(argv)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(attempt, "detect", lambda: Topology("slurm", "17", ("nid001",), (4,), "login01"))
+    monkeypatch.setattr(attempt.os, "execvpe", execvpe)
+    monkeypatch.setattr(slurm, "find_spec", lambda _name: None)
+    with pytest.raises(SystemExit):
+        attempt.run_attempt(run, "hpc_grpo.train", attempt.JobRole())
+    [command] = became
+    assert command[0] == "srun"
+    assert "--nodelist=nid001" in command
+    inner = command[command.index("/proj/env/bin/python") :]
+    assert inner[1:6] == ["-E", "-m", "hpc_grpo.cli", "attempt", str(run.path)]

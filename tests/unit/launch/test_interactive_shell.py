@@ -96,6 +96,16 @@ def test_a_shell_on_a_node_of_a_run(became: list[Any], tmp_path: Path) -> None:
         assert argv[: len(STEP) + 3] == [*STEP, "--jobid=77", f"--nodelist={node}", "--pty"]
 
 
+def test_a_shell_on_a_node_of_a_run_has_the_python_of_its_jobs(became: list[Any], tmp_path: Path) -> None:
+    running(tmp_path / "r")
+    shell(str(tmp_path / "r"))
+    write_atomic(RunDir(tmp_path / "r").config, "launch: {python: /proj/my env/bin/python}\n")
+    shell(str(tmp_path / "r"))
+    this, named = (argv[-3:] for argv, _ in became)
+    assert this == ["bash", "-lc", f"export PATH={Path(sys.executable).parent}:$PATH\nexec bash"]
+    assert named == ["bash", "-lc", "export PATH='/proj/my env/bin':$PATH\nexec bash"]
+
+
 def test_what_cannot_be_entered_is_said(became: list[Any], tmp_path: Path) -> None:
     running(tmp_path / "r")
     running(tmp_path / "silent", beat_age_s=600.0)

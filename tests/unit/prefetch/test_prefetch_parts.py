@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from hpc_grpo.config import load_config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.prefetch.fetch import needed_files
-from hpc_grpo.prefetch.items import Item
+from hpc_grpo.prefetch.items import Item, items_of
 from hpc_grpo.prefetch.problems import problem
 from hpc_grpo.prefetch.weights import check_weights
 
@@ -35,6 +36,18 @@ def test_training_needs_one_form_of_the_weights(files: list[str], left_out: list
 def test_a_repository_of_conversions_is_refused() -> None:
     with pytest.raises(ConfigError, match="has no weights that training can load"):
         needed_files("m", ["config.json", "model-q4.gguf", "adapter_model.safetensors"])
+
+
+def test_what_lies_in_the_folder_of_the_run_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["model.path=org/m", "data.train.path=org/rows", f"data.eval.path={'x' * 300}"]
+    config = load_config("local/debug", words)
+    for name in ("org/m", "org/rows"):
+        (tmp_path / "of the run" / name).mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    for here in ("of the run", "elsewhere"):
+        monkeypatch.chdir(tmp_path / here)
+        assert [item.is_local for item in items_of(config, tmp_path / "of the run")] == [True, True, False]
+        assert [item.is_local for item in items_of(config, tmp_path / "elsewhere")] == [False, False, False]
 
 
 def safetensors(num_bytes: int, *, kept: int) -> bytes:
