@@ -64,7 +64,7 @@ def first_error(references: Sequence[Any], timeout_s: float | None) -> Exception
     return None
 
 
-def all_errors(references: Sequence[Any], timeout_s: float) -> list[Exception | None]:
+def all_errors(references: Sequence[Any], timeout_s: float | None) -> list[Exception | None]:
     """The error of each call, in order; None where there is none, or none yet after the time for all of them."""
     ray.wait(list(references), num_returns=len(references), timeout=timeout_s)
     return [first_error([reference], 0.0) for reference in references]
