@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ray.exceptions import RayActorError, RayTaskError
+
 from hpc_grpo.checkpoints import DriverState
-from hpc_grpo.errors import EngineLostError, RewardError
+from hpc_grpo.errors import EngineLostError, HpcGrpoError, RewardError
 from hpc_grpo.learner.group import LearnerGroup
 from hpc_grpo.rollout.evaluation import Evaluation
 from hpc_grpo.rollout.group_sampler import GradedGroup
@@ -64,15 +66,20 @@ class GrpoLoop:
         """Rewards or engines that fail lose no step: the learners are well, and the run is resumed from here.
 
         Not so after a WeightSyncError: it may be the learners' own memory that is damaged, or they that do not answer.
-        `record` puts the last step on record, where that is still to be done.
+        `record` puts the last step on record, where that is still to be done. A save that fails as well is only told:
+        the first error is the cause, and its exit code stands.
         """
         try:
             yield
-        except (RewardError, EngineLostError):
-            if record:
-                record()
-            with self.session.journal.timer.phase("checkpoint"):
-                self.session.checkpoints.save(state)
+        except (RewardError, EngineLostError) as error:
+            print(f"Saving before ending: {error}", flush=True)
+            try:
+                if record:
+                    record()
+                with self.session.journal.timer.phase("checkpoint"):
+                    self.session.checkpoints.save(state)
+            except (HpcGrpoError, RayTaskError, RayActorError) as save_error:
+                print(f"Step {state.step} could not be saved: {save_error}", flush=True)
             raise
 
     def _record(self, state: DriverState, groups: Sequence[GradedGroup], metrics: Mapping[str, float]) -> None:

@@ -14,11 +14,7 @@ from hpc_grpo.errors import HpcGrpoError, LaunchError
 
 
 class ActorLostError(LaunchError):
-    """An actor's process died; `actor_id` is Ray's, in hexadecimal."""
-
-    def __init__(self, message: str, actor_id: str) -> None:
-        super().__init__(message)
-        self.actor_id = actor_id
+    """An actor's process died."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ def first_error(references: Sequence[Any], timeout_s: float | None) -> Exception
     return None
 
 
-def all_errors(references: Sequence[Any], timeout_s: float) -> list[Exception | None]:
+def all_errors(references: Sequence[Any], timeout_s: float | None) -> list[Exception | None]:
     """The error of each call, in order; None where there is none, or none yet after the time for all of them."""
     ray.wait(list(references), num_returns=len(references), timeout=timeout_s)
     return [first_error([reference], 0.0) for reference in references]
@@ -78,7 +74,7 @@ def _raise_failure(reference: Any, waiting_for: str) -> None:
         if isinstance(cause, HpcGrpoError):
             raise cause from error
         if isinstance(cause, RayActorError):
-            raise ActorLostError(f"A process died during {waiting_for}: {cause}", cause.actor_id or "") from error
+            raise ActorLostError(f"A process died during {waiting_for}: {cause}") from error
         raise
 
 

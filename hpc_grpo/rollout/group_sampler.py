@@ -12,7 +12,7 @@ from typing import Any
 
 from ray.exceptions import RayTaskError
 
-from hpc_grpo.remote import ActorLostError, first_error, get_all
+from hpc_grpo.remote import ActorLostError, all_errors, first_error, get_all
 from hpc_grpo.rollout.remote_engine import RemoteEngine, is_engine_failure
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
 
@@ -98,8 +98,11 @@ class GroupSampler:
         return sum(engine.num_restarts for engine in self._engines)
 
     def forget_prefixes(self) -> None:
-        """Empty the engines' prefix caches."""
-        get_all([engine.actor.forget_prefixes.remote() for engine in self._engines], None, "the engines")
+        """Empty the engines' prefix caches. One that failed is left to the next wait or publish, which replaces it."""
+        forgetting = [engine.actor.forget_prefixes.remote() for engine in self._engines]
+        for error in all_errors(forgetting, None):
+            if error is not None and not is_engine_failure(error):
+                raise error
 
     def _send(self, groups: Sequence[StartedGroup]) -> None:
         """Each engine's share goes in one call, so that the order it runs in is fixed."""

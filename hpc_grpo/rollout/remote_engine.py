@@ -31,10 +31,6 @@ class RemoteEngine:
         self.num_restarts = 0
         self.actor = start()
 
-    def has_died(self, error: ActorLostError) -> bool:
-        """Whether the actor that `error` tells of is this engine's present one."""
-        return bool(self.actor._actor_id.hex() == error.actor_id)
-
     def replace(self, deadline: Deadline, error: Exception) -> None:
         """Start another actor where the one that failed with `error` was, and wait until vLLM is up.
 

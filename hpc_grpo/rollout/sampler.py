@@ -50,6 +50,7 @@ class Sampler:
         self._stop_token_ids = list(stop_token_ids)
         self._samples: dict[str, _PendingSample] = {}
         self._request_ids = itertools.count()
+        self._failure: BaseException | None = None
         self.policy_version = 0
 
     def has_work(self) -> bool:
@@ -57,6 +58,7 @@ class Sampler:
 
     def add_groups(self, requests: Sequence[GroupRequest]) -> list[Future[GroupSamples]]:
         """Queue groups in the order given; the order decides the batches and so the last bits of the numbers."""
+        self._check_well()
         return [self._add_group(request) for request in requests]
 
     def step(self) -> None:
@@ -65,6 +67,8 @@ class Sampler:
                 self._finish(output)
 
     def fail(self, error: BaseException) -> None:
+        """Give every group that waits this error, and later calls too: vLLM may be in any state now."""
+        self._failure = error
         waiting = {id(sample.group): sample.group for sample in self._samples.values()}
         self._samples.clear()
         for group in waiting.values():
@@ -78,7 +82,11 @@ class Sampler:
         self._on_workers("hg_join", membership, store)
 
     def receive_weights(self, version: int) -> None:
-        """Take part in the publish of `version`; requests in flight go on with the new weights."""
+        """Take part in the publish of `version`; requests in flight go on with the new weights.
+
+        Raises what a step before it raised.
+        """
+        self._check_well()
         self._on_workers("hg_receive", version)
         self._switch_to(version)
 
@@ -89,6 +97,10 @@ class Sampler:
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; requests in flight start over from their tokens."""
         self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    def _check_well(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _on_workers(self, method: str, *args: Any) -> list[Any]:
         return unrefused(self._engine.collective_rpc(method, args=args))

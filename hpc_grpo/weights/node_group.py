@@ -46,7 +46,10 @@ class NodeGroup:
         options._timeout = timeout
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         prefixed = dist.PrefixStore(f"weights-{membership.generation}", store)
-        self._group = dist.ProcessGroupGloo(prefixed, membership.rank, membership.size, options)
+        try:
+            self._group = dist.ProcessGroupGloo(prefixed, membership.rank, membership.size, options)
+        except RuntimeError as error:
+            raise WeightSyncError(f"the node's weight group did not form at rank {self._rank}: {error}") from error
 
     def announce(self, stored: StoredVersion) -> None:
         """Publisher: tell every worker which version is in the store, and where."""

@@ -17,7 +17,7 @@ from ray.exceptions import RayTaskError
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError, HpcGrpoError, WeightSyncError
-from hpc_grpo.remote import ActorLostError, Deadline, all_errors, first_error, get_all
+from hpc_grpo.remote import Deadline, all_errors, first_error, get_all
 from hpc_grpo.rollout.remote_engine import RemoteEngine, is_engine_failure
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership
 from hpc_grpo.weights.plan import BucketPlan, make_plan
@@ -55,7 +55,7 @@ class WeightSync:
         self._store = StoreSpec(plan, config.weights.num_buffers, secrets.randbits(63))
         self._folders = self._open_stores()
         self._generations = itertools.count()
-        self._join(nodes)
+        self._replace(self._join(nodes))
 
     def publish(self, version: int) -> None:
         """Stage on the learners while engines generate, then have every engine load the version."""
@@ -69,45 +69,54 @@ class WeightSync:
 
         It reads that from its node's store.
         """
-        loading = [replaced.actor.load_stored_weights.remote() for replaced in self._replace({engine: error})]
-        get_all(loading, self._deadline, "the weights of an engine that was started again")
+        waiting_for = "the weights of an engine that was started again"
+        failures = {engine: error}
+        replaced = set[RemoteEngine]()
+        while failures:
+            replaced |= self._replace(failures)
+            loading = {engine: engine.actor.load_stored_weights.remote() for engine in replaced}
+            failures = self._failures(loading, [], waiting_for)
 
     def _announce(self, version: int) -> dict[RemoteEngine, Exception]:
         """Have every engine load what was staged; the engines that failed over it, none once all hold the version."""
-        loading = [engine.actor.receive_weights.remote(version) for engine in self._engines]
+        loading = {engine: engine.actor.receive_weights.remote(version) for engine in self._engines}
         announcing = [learner.announce_weights.remote() for learner in self._learners]
-        waiting_for = f"the publish of weight version {version}"
         try:
-            get_all([*loading, *announcing], self._deadline, waiting_for)
+            return self._failures(loading, announcing, f"the publish of weight version {version}")
         except (HpcGrpoError, RayTaskError) as error:
             # A publisher only sees that a worker failed, and often answers first: the engine knows why.
-            cause = first_error(loading, _ENGINE_ERROR_GRACE_S) or error
-            errors = all_errors(loading, _ENGINE_ERROR_GRACE_S)
-            engines = zip(self._engines, errors, strict=True)
-            if failures := {engine: own for engine, own in engines if own is not None and is_engine_failure(own)}:
-                return failures
+            cause = first_error(list(loading.values()), _ENGINE_ERROR_GRACE_S) or error
             raise WeightSyncError(f"Publishing weight version {version} failed: {cause}") from cause
-        return {}
 
-    def _replace(self, failures: Mapping[RemoteEngine, Exception]) -> list[RemoteEngine]:
-        """A death breaks its node's group: all members join a new one. Gives all that were replaced.
+    def _replace(self, failures: Mapping[RemoteEngine, Exception]) -> set[RemoteEngine]:
+        """A failure breaks its node's group: all members join a new one. Gives all that were replaced.
 
-        Of engines that die together only one may have been seen yet: the others show when they are to join.
+        Of engines that fail together only one may have been seen yet: the others show when they are to join.
         """
-        replaced = list(failures)
-        for engine, error in failures.items():
-            engine.replace(self._start_deadline, error)
-        while True:
-            try:
-                self._join([node for node in self._nodes if any(engine in replaced for engine in node.engines)])
-            except ActorLostError as lost:
-                also = next((engine for engine in self._engines if engine.has_died(lost)), None)
-                if also is None:
-                    raise
-                also.replace(self._start_deadline, lost)
-                replaced += [] if also in replaced else [also]
-            else:
-                return replaced
+        replaced = set[RemoteEngine]()
+        while failures:
+            for engine, error in failures.items():
+                engine.replace(self._start_deadline, error)
+            replaced |= failures.keys()
+            failures = self._join([node for node in self._nodes if not replaced.isdisjoint(node.engines)])
+        return replaced
+
+    def _failures(
+        self, calls: Mapping[RemoteEngine, Any], others: Sequence[Any], waiting_for: str
+    ) -> dict[RemoteEngine, Exception]:
+        """Wait for the engines' `calls` and what `others` do with them; the engines that failed, each with its error.
+
+        Raises what ended the wait where no engine is to blame for it.
+        """
+        try:
+            get_all([*calls.values(), *others], self._deadline, waiting_for)
+        except (HpcGrpoError, RayTaskError):
+            errors = zip(calls, all_errors(list(calls.values()), _ENGINE_ERROR_GRACE_S), strict=True)
+            failures = {engine: own for engine, own in errors if own is not None and is_engine_failure(own)}
+            if not failures:
+                raise
+            return failures
+        return {}
 
     def _open_stores(self) -> list[Path]:
         """The folder of each node's store, which the node's first learner creates at some seconds a GiB."""
@@ -119,23 +128,24 @@ class WeightSync:
         folders = get_all(opening, self._start_deadline, "the weight stores")
         return [folder for folder in folders if folder is not None]
 
-    def _join(self, nodes: Sequence[NodeMembers]) -> None:
+    def _join(self, nodes: Sequence[NodeMembers]) -> dict[RemoteEngine, Exception]:
+        """Form the groups of `nodes`; the engines that failed over it."""
         generation = next(self._generations)
-        joins = []
+        joining: dict[RemoteEngine, Any] = {}
+        publishers = []
         for node, folder in zip(self._nodes, self._folders, strict=True):
             if node in nodes:
-                joins += self._join_node(node, folder, generation)
-        get_all(joins, self._deadline, "the weight groups")
+                publisher = self._membership(node, folder, generation)
+                publishers.append(node.learners[0].join_weight_group.remote(publisher))
+                for index, engine in enumerate(node.engines):
+                    own = replace(publisher, rank=1 + index * self._config.engine.tensor_parallel)
+                    joining[engine] = engine.actor.join_weight_group.remote(own, self._store)
+        return self._failures(joining, publishers, "the weight groups")
 
-    def _join_node(self, node: NodeMembers, folder: Path, generation: int) -> list[Any]:
-        ranks_per_engine = self._config.engine.tensor_parallel
-        size = 1 + len(node.engines) * ranks_per_engine
-        publisher = GroupMembership(folder, PUBLISHER_RANK, size, self._config.weights.deadline_s, generation)
-        joins = [
-            engine.actor.join_weight_group.remote(replace(publisher, rank=1 + index * ranks_per_engine), self._store)
-            for index, engine in enumerate(node.engines)
-        ]
-        return [node.learners[0].join_weight_group.remote(publisher), *joins]
+    def _membership(self, node: NodeMembers, folder: Path, generation: int) -> GroupMembership:
+        """The publisher's."""
+        size = 1 + len(node.engines) * self._config.engine.tensor_parallel
+        return GroupMembership(folder, PUBLISHER_RANK, size, self._config.weights.deadline_s, generation)
 
     def _check_contract(self, plan: BucketPlan) -> None:
         comparing = [self._engines[0].actor.contract_differences.remote(plan)]

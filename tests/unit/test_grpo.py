@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from hpc_grpo import grpo
 from hpc_grpo.checkpoints import DriverState
-from hpc_grpo.errors import EngineLostError, RewardError, WeightSyncError
+from hpc_grpo.errors import EngineLostError, LaunchError, RewardError, WeightSyncError
 from hpc_grpo.grpo import GrpoLoop
 
 TOTAL_STEPS = 3
@@ -100,6 +101,24 @@ def test_engine_that_fails_for_good_loses_no_step(over: str, saved: str) -> None
     assert run.done[-1] == saved
     recorded = [line.split()[1] for line in run.done if line.startswith("record")]
     assert recorded == [str(step) for step in range(1, int(saved.split()[1]) + 1)]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LaunchError("Waited 900 s for the checkpoint"),
+        RayTaskError("save_checkpoint", "traceback", OSError("disk quota exceeded")).as_instanceof_cause(),
+        ActorDiedError(),
+    ],
+    ids=type,
+)
+def test_save_that_fails_hides_no_cause(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    run = FakeRun({"take 3": RewardError("sympy is gone"), "save 2 20": error})
+    with pytest.raises(RewardError, match="sympy is gone"):
+        run.loop.run(DriverState())
+    cause, failed = capsys.readouterr().out.split("Step 2 could not be saved: ")
+    assert cause == "Saving before ending: sympy is gone\n"
+    assert failed == f"{error}\n"
 
 
 def test_weights_that_may_be_damaged_are_not_saved() -> None:

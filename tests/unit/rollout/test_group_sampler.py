@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +26,7 @@ class FakeRay:
         self.fetched: list[Any] = []
 
     def wait(self, references: Sequence[Reference], num_returns: int, timeout: float | None) -> Any:
-        done = wait(references, timeout, return_when=FIRST_COMPLETED).done
+        done = wait(references, timeout, return_when=FIRST_COMPLETED if num_returns == 1 else ALL_COMPLETED).done
         first = [reference for reference in references if reference in done][:num_returns]
         return first, [reference for reference in references if reference not in first]
 
@@ -68,6 +68,7 @@ class FakeEngine:
 
         return SimpleNamespace(
             generate=SimpleNamespace(options=lambda num_returns: SimpleNamespace(remote=generate)),
+            forget_prefixes=SimpleNamespace(remote=lambda: answered(outcome)),
         )
 
     def revive(self, error: Exception) -> None:
@@ -88,10 +89,14 @@ def make_grader(grade: Callable[[Prompt], Outcome]) -> Any:
     return SimpleNamespace(grade=SimpleNamespace(remote=call))
 
 
+def make_sampler(engines: Sequence[FakeEngine], *graders: Any) -> GroupSampler:
+    return GroupSampler(engines, graders, lambda engine, error: engine.revive(error))  # type: ignore[arg-type, attr-defined]
+
+
 def sample(engines: Sequence[FakeEngine], grade: Callable[[Prompt], Outcome] | None = None) -> list[Any]:
     """Four groups over the engines in turn; their grades."""
     grader = make_grader(grade or (lambda prompt: f"grades {prompt.ordinal}"))
-    sampler = GroupSampler(engines, [grader], lambda engine, error: engine.revive(error))  # type: ignore[arg-type, attr-defined]
+    sampler = make_sampler(engines, grader)
     prompts = [Prompt(ordinal, 0, (1,), "p", {}) for ordinal in range(4)]
     requests = [GroupRequest(ordinal, (1,), (0,), SamplingSpec(1, 0, 1.0, 1.0)) for ordinal in range(4)]
     return [group.grades for group in sampler.wait(sampler.start(prompts, requests, [False] * 4), "rollouts")]
@@ -133,3 +138,17 @@ def test_error_of_a_grader_is_not_the_engines(error: Exception) -> None:
 def test_samples_that_are_there_stay_where_they_are(fake_ray: FakeRay) -> None:
     sample([FakeEngine(RuntimeError("out of blocks")), FakeEngine("samples")])
     assert "samples" not in fake_ray.fetched
+
+
+@pytest.mark.parametrize("error", [ActorDiedError(), RuntimeError("CUDA out of memory")], ids=type)
+def test_engine_that_failed_has_no_prefixes_to_forget(error: Exception, fake_ray: FakeRay) -> None:
+    """The next wait or publish replaces it; the others have forgotten theirs by then."""
+    engines = [FakeEngine(error), FakeEngine("forgotten")]
+    make_sampler(engines).forget_prefixes()
+    assert fake_ray.fetched == ["forgotten"]
+    assert [engine.num_restarts for engine in engines] == [0, 0]
+
+
+def test_prefixes_that_a_well_engine_refuses_to_forget_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="no prefix cache"):
+        make_sampler([FakeEngine("forgotten"), FakeEngine(ConfigError("no prefix cache"))]).forget_prefixes()

@@ -166,6 +166,12 @@ def test_group_is_rebuilt_without_the_dead_one(results: dict[int, Any]) -> None:
     assert results[1][REBUILT] == [REBUILT + 1.0]
 
 
+def test_group_that_a_member_never_joins_is_an_error_within_the_deadline(tmp_path: Path) -> None:
+    """One of the kind that is not the waiting member's own failure."""
+    with pytest.raises(WeightSyncError, match="did not form at rank 1"):
+        NodeGroup(GroupMembership(tmp_path, 1, 2, deadline_s=0.5))
+
+
 def test_announce_needs_a_staged_version_and_a_group(tmp_path: Path) -> None:
     @contextmanager
     def gather(names: Sequence[str]) -> Iterator[Mapping[str, torch.Tensor]]:

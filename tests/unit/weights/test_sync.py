@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayTaskError
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import WeightSyncError
@@ -66,19 +66,29 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> dict[str, Deadline | None]:
 
 def test_stores_have_the_time_of_the_start_and_a_publish_its_own(waits: dict[str, Deadline | None]) -> None:
     """A store of 140 GiB takes minutes to allocate, once; a publish that takes so long is stuck."""
-    engine = SimpleNamespace(actor=FakeActor(contract_differences=[]))
-    weights = WeightSync(CONFIG, [NodeMembers([make_learner()], [engine])])  # type: ignore[list-item]
+    weights = make_weights([FakeEngine()])
     assert waits["the weight stores"] == Deadline(900.0, "deadlines.start_s")
     weights.publish(0)
     assert waits["the publish of weight version 0"] == Deadline(20.0, "weights.deadline_s")
 
 
 class FakeEngine:
-    """A RemoteEngine that answers a publish with `outcome` until it is replaced."""
+    """A RemoteEngine that answers a publish with `outcome` until it is replaced.
 
-    def __init__(self, outcome: Exception | None = None) -> None:
+    `joins` and `loads` are its answers to the calls to join a group and to load the store, in order; None after those.
+    """
+
+    def __init__(
+        self,
+        outcome: Exception | None = None,
+        joins: Sequence[Exception | None] = (),
+        loads: Sequence[Exception | None] = (),
+    ) -> None:
         self.failures: list[Exception] = []
         self.joined = 0
+        self.loaded = 0
+        self._joins = iter(joins)
+        self._loads = iter(loads)
         self.actor = self._make_actor(outcome)
 
     def replace(self, deadline: Deadline, error: Exception) -> None:
@@ -86,10 +96,20 @@ class FakeEngine:
         self.actor = self._make_actor(None)
 
     def _make_actor(self, outcome: Exception | None) -> FakeActor:
-        return FakeActor(contract_differences=[], receive_weights=outcome, join_weight_group=self._join)
+        return FakeActor(
+            contract_differences=[],
+            receive_weights=outcome,
+            join_weight_group=self._join,
+            load_stored_weights=self._load,
+        )
 
-    def _join(self, *_: Any) -> None:
+    def _join(self, *_: Any) -> Exception | None:
         self.joined += 1
+        return next(self._joins, None)
+
+    def _load(self) -> Exception | None:
+        self.loaded += 1
+        return next(self._loads, None)
 
 
 @pytest.mark.usefixtures("waits")
@@ -112,3 +132,47 @@ def test_damaged_weights_end_the_publish_with_the_engines_own_words() -> None:
     with pytest.raises(WeightSyncError, match="Publishing weight version 4 failed: checksum mismatch in bucket 0"):
         weights.publish(4)
     assert [engine.failures for engine in engines] == [[], []]
+
+
+def make_weights(engines: Sequence[FakeEngine]) -> WeightSync:
+    return WeightSync(CONFIG, [NodeMembers([make_learner()], engines)])  # type: ignore[arg-type]
+
+
+OUT_OF_MEMORY = RuntimeError("CUDA out of memory")
+DEAD = ActorDiedError()
+GROUP_BROKE = WeightSyncError("the node's weight group did not form at rank 2")
+
+
+@pytest.mark.usefixtures("waits")
+@pytest.mark.parametrize("error", [OUT_OF_MEMORY, DEAD], ids=type)
+def test_engine_that_fails_as_its_node_joins_is_replaced_and_the_others_are_not(error: Exception) -> None:
+    engines = [FakeEngine(OUT_OF_MEMORY), FakeEngine(joins=[None, error]), FakeEngine(joins=[None, GROUP_BROKE])]
+    make_weights(engines).publish(0)
+    assert [engine.failures for engine in engines] == [[OUT_OF_MEMORY], [error], []]
+    assert [engine.joined for engine in engines] == [3, 3, 3]
+
+
+@pytest.mark.usefixtures("waits")
+def test_engine_that_fails_at_the_first_join_is_replaced() -> None:
+    engines = [FakeEngine(), FakeEngine(joins=[DEAD])]
+    make_weights(engines)
+    assert [engine.failures for engine in engines] == [[], [DEAD]]
+
+
+@pytest.mark.usefixtures("waits")
+def test_group_that_does_not_form_for_no_engines_fault_is_an_error() -> None:
+    engines = [FakeEngine(joins=[GROUP_BROKE])]
+    with pytest.raises(RayTaskError) as raised:
+        make_weights(engines)
+    assert raised.value.cause is GROUP_BROKE
+    assert engines[0].failures == []
+
+
+@pytest.mark.usefixtures("waits")
+def test_engine_that_fails_as_it_loads_the_stored_version_is_replaced_again() -> None:
+    engines = [FakeEngine(loads=[OUT_OF_MEMORY]), FakeEngine()]
+    weights = make_weights(engines)
+    weights.revive(engines[0], DEAD)  # type: ignore[arg-type]
+    assert engines[0].failures == [DEAD, OUT_OF_MEMORY]
+    assert [engine.loaded for engine in engines] == [2, 0]
+    assert engines[1].failures == []
