@@ -177,7 +177,9 @@ def run_config(mistakes: Path, name: str, sections: dict[str, Any]) -> Path:
     return tiny_config(mistakes, name.replace(" ", "-"), **sections)
 
 
-@pytest.mark.parametrize("case", CLUSTER_CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.long] if "reward" in case else []) for case in CLUSTER_CASES]
+)
 def test_driver_ends_with_the_reason(case: str, mistakes: Path, cluster: dict[str, str]) -> None:
     sections, words = CLUSTER_CASES[case]
     with Attempt.in_cluster(cluster, run_config(mistakes, case, sections)) as attempt:
@@ -185,6 +187,7 @@ def test_driver_ends_with_the_reason(case: str, mistakes: Path, cluster: dict[st
     assert_one_clear_error(subprocess.CompletedProcess([], code, attempt.text, ""), words)
 
 
+@pytest.mark.long
 def test_run_ends_with_the_reason_where_a_reward_loops_forever(mistakes: Path) -> None:
     config = run_config(mistakes, "loops", {"rewards": "loops"})
     finished = command(["hpc_grpo.cli", "train", str(config)], mistakes)

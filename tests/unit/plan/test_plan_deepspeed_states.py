@@ -60,6 +60,7 @@ print(json.dumps([measure(sys.argv[1], *kind, kept) for kind in json.loads(sys.a
 """
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_a_learner_holds_as_many_bytes_a_parameter(tmp_path: Path) -> None:
     size = ModelSize(hidden_size=256, num_layers=6, num_heads=8, num_kv_heads=8, intermediate_size=512)
