@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from scene import HEAD, NUM_STEPS, WORKER, Outcome, Scene
+from scene import HEAD, WORKER, Outcome, Scene
 
 from hpc_grpo.launch.attempt_record import read_attempts
 from hpc_grpo.launch.chain_record import read_chain
+from hpc_grpo.metrics.state import read_state
 from tests.integration.training_runs import metrics_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ def expect_complete(scene: Scene, record: Record, *, jobs: int, max_restarts: in
     outcome = scene.see_it_through()
     record(outcome)
     assert outcome.state == "complete", outcome
-    assert list(metrics_of(scene.run)) == list(range(1, NUM_STEPS + 1))
+    state = read_state(scene.run)
+    assert state is not None
+    assert list(metrics_of(scene.run)) == list(range(1, state.total_steps + 1))
     assert outcome.num_jobs == jobs, outcome
     assert outcome.num_restarts <= max_restarts, outcome
     return outcome
