@@ -37,10 +37,15 @@ class MemoryBudget:
 
 @dataclass(frozen=True)
 class Hardware:
-    """A node's memory. `gpu_bytes` is one GPU's, `host_bytes` what a job may use of the node's."""
+    """A node. `gpu_bytes` is one GPU's memory, `host_bytes` what a job may use of the node's.
+
+    The other two are one GPU's peaks: dense bfloat16 arithmetic, and reading its memory.
+    """
 
     gpu_bytes: int
     host_bytes: int
+    gpu_flops_per_s: float = 989e12
+    gpu_bytes_per_s: float = 4.0e12
 
 
 GH200 = Hardware(gpu_bytes=96 * GIB, host_bytes=460 * GIB)

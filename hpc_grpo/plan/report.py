@@ -6,10 +6,11 @@ import textwrap
 from collections.abc import Iterator
 
 from hpc_grpo.plan.advice import changes_that_fit, largest_models, shortfall
+from hpc_grpo.plan.expected import DECODING_SHARE, TRAINING_SHARE, expected_step, num_steps
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.learner import is_checkpointed
 from hpc_grpo.plan.memory import GIB, MemoryBudget
-from hpc_grpo.plan.node import num_engines, runs_on_gpu
+from hpc_grpo.plan.node import gpus_per_node, num_engines, runs_on_gpu
 from hpc_grpo.plan.pace import MeasuredPace
 from hpc_grpo.plan.workload import workload
 
@@ -96,7 +97,7 @@ def _sizes(plan: Plan) -> Iterator[str]:
 
 def _time(plan: Plan, pace: MeasuredPace | None) -> Iterator[str]:
     if pace is None:
-        yield "Step time: not known until a step of this run was measured."
+        yield from _expected_time(plan)
         return
     where = f" on {_count(pace.num_nodes, 'node')}" if pace.num_nodes else ""
     yield (
@@ -108,8 +109,25 @@ def _time(plan: Plan, pace: MeasuredPace | None) -> Iterator[str]:
         yield "Node-hours left: not known, since the length of the run is not (train.total_epochs)."
         return
     yield f"Node-hours left: {left:.1f}, for {_count(pace.num_remaining_steps, 'step')}."
+    if runs_on_gpu(plan.config):
+        yield f"GPU-hours left: {left * gpus_per_node(plan.config):.1f}."
     if pace.num_nodes not in (None, plan.num_nodes):
         yield f"  (on {_count(pace.num_nodes or 0, 'node')}; how it changes with {plan.num_nodes} was not measured)"
+
+
+def _expected_time(plan: Plan) -> Iterator[str]:
+    expected, steps, hardware = expected_step(plan), num_steps(plan), plan.hardware
+    if expected is None:
+        yield "Step time: not known until a step of this run was measured."
+        return
+    yield from _wrapped(
+        f"Step time: about {expected.step_s:.0f} s (sampling {expected.sample_s:.0f} s, training "
+        f"{expected.train_s:.0f} s{', side by side' if expected.overlaps else ''}), expected and not measured: every "
+        f"sequence as long as it may be, at {TRAINING_SHARE:.0%} of {hardware.gpu_flops_per_s / 1e12:.0f} TFLOP/s and "
+        f"{DECODING_SHARE:.0%} of {hardware.gpu_bytes_per_s / 1e12:.1f} TB/s a GPU."
+    )
+    if steps is not None:
+        yield f"GPU-hours: about {expected.gpu_hours(steps):,.0f}, for {_count(steps, 'step')}."
 
 
 def _wrapped(text: str) -> list[str]:

@@ -46,7 +46,7 @@ def test_a_plan_that_fits_says_so() -> None:
     assert "\nIt fits.\n" in text
     assert "DOES NOT FIT" not in text
     assert "Largest model with these settings, of Qwen2.5's sizes: 7B\n" in text
-    assert "not known until a step of this run was measured" in text
+    assert "expected and not measured" in text
 
 
 def test_sizes_above_the_largest_say_what_lacks() -> None:
