@@ -12,6 +12,7 @@ from hpc_grpo.config.schema import Config
 from hpc_grpo.data.templates import Tokenizer
 from hpc_grpo.rewards.pool import RewardPool
 from hpc_grpo.types import GroupGrades, GroupSamples, Prompt
+from hpc_grpo.watchdog import dump_stacks_on_signal
 
 
 class Grader:
@@ -19,6 +20,7 @@ class Grader:
     processes."""
 
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
+        dump_stacks_on_signal("grader")
         self._tokenizer = tokenizer
         self._mask_truncated = config.rollout.mask_truncated
         self._pool = RewardPool(config.rewards, config.grading.num_workers)

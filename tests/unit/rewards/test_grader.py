@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 from hpc_grpo.config.schema import Config
+from hpc_grpo.contract import ATTEMPT_DIR_VARIABLE, STACKS_NAME, STACKS_SIGNAL
 from hpc_grpo.errors import ConfigError, RewardError
 from hpc_grpo.rewards.grader import Grader
 from hpc_grpo.types import Completion, FinishReason, GroupGrades, GroupSamples, Prompt
@@ -119,3 +122,17 @@ def test_many_groups_at_once_keep_their_own_grades(make_tokenizer: Callable[...,
         grader.close()
     assert [g.ordinal for g in grades] == list(range(30))
     assert [g.rewards[0] for g in grades] == [2.0 * (ordinal % 2 == 0) for ordinal in range(30)]
+
+
+def test_a_grader_that_is_asked_writes_its_stacks(
+    make_tokenizer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ATTEMPT_DIR_VARIABLE, str(tmp_path))
+    grader = Grader(make_config(), make_tokenizer())
+    try:
+        os.kill(os.getpid(), STACKS_SIGNAL)
+        (stacks,) = (tmp_path / STACKS_NAME).glob("*-grader.txt")
+        assert "test_a_grader_that_is_asked" in stacks.read_text()
+    finally:
+        faulthandler.unregister(STACKS_SIGNAL)
+        grader.close()
