@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,7 @@ def test_a_grader_that_is_asked_writes_its_stacks(
     monkeypatch.setenv(ATTEMPT_DIR_VARIABLE, str(tmp_path))
     grader = Grader(make_config(), make_tokenizer())
     try:
-        os.kill(os.getpid(), STACKS_SIGNAL)
+        signal.raise_signal(STACKS_SIGNAL)
         (stacks,) = (tmp_path / STACKS_NAME).glob("*-grader.txt")
         assert "test_a_grader_that_is_asked" in stacks.read_text()
     finally:
