@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -59,19 +57,16 @@ def test_a_run_that_nothing_trains_has_only_its_stop(run: RunDir, cancelled: lis
     assert (cancelled, run.chain.exists()) == ([], False)
 
 
-def test_a_process_on_this_machine_is_told_twice(run: RunDir, cancelled: list[str]) -> None:
-    script = "import signal,time\nsignal.signal(15, lambda *_: print('told', flush=True))\nprint('up', flush=True)\n"
-    child = subprocess.Popen(
-        [sys.executable, "-c", script + "while True: time.sleep(9)"], stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "up\n"
-    holder = Holder(socket.gethostname(), child.pid, start_time(child.pid), "local1", 1, 0.0)
-    write_json_atomic(run.holder, asdict(holder))
-    assert list(cancel_run(run)) == [f"Told process {child.pid} to end."]
-    assert [child.stdout.readline() for _ in range(2)] == ["told\n"] * 2
-    os.kill(child.pid, signal.SIGKILL)
-    child.communicate()
+def test_a_process_on_this_machine_is_told_twice(
+    run: RunDir, cancelled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(cancel.os, "kill", lambda pid, number: told.append((pid, number)))
+    monkeypatch.setattr(cancel, "_BETWEEN_SIGNALS_S", 0.0)
+    pid = os.getpid()
+    write_json_atomic(run.holder, asdict(Holder(socket.gethostname(), pid, start_time(pid), "local1", 1, 0.0)))
+    assert list(cancel_run(run)) == [f"Told process {pid} to end."]
+    assert told == [(pid, signal.SIGTERM)] * 2  # the second does not wait for a checkpoint
 
 
 def test_a_process_elsewhere_finds_the_stop(run: RunDir, cancelled: list[str]) -> None:
