@@ -66,7 +66,7 @@ class Supervisor:
         self._stop_at: float | None = None
         self._signalled = ""
         self.chore: Callable[[], None] = lambda: None
-        """Called every second while the driver runs."""
+        """Called about every second, from the driver's start to its end."""
         self.record = AttemptRecord(
             attempt=number,
             job_id=topology.job_id,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpc_grpo.errors import LaunchError
+from hpc_grpo.launch.slurm_job import output_of
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,12 @@ def local() -> Topology:
 
 def from_slurm(environ: Mapping[str, str]) -> Topology:
     job_id = environ["SLURM_JOB_ID"]
-    shown = _scontrol("show", "job", job_id)
+    shown = output_of(["scontrol", "show", "job", job_id])
     # Not SLURM_JOB_NODELIST: in a shell that srun attached to the job it names the nodes of that step alone.
     node_list = _field("NodeList", shown)
     if not node_list:
         raise LaunchError(f"Job {job_id} has no nodes now (state {_field('JobState', shown)}): is it over?")
-    nodes = tuple(_scontrol("show", "hostnames", node_list).split())
+    nodes = tuple(output_of(["scontrol", "show", "hostnames", node_list]).split())
     # A step of srun --pty lacks the variable.
     counts = environ.get("SLURM_JOB_CPUS_PER_NODE") or str(max(1, int(_field("NumCPUs", shown) or 0) // len(nodes)))
     cpus = expand_counts(counts, len(nodes))
@@ -138,13 +139,3 @@ def _count_nvidia_gpus() -> int:
         return 0
     listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60, check=False)
     return listed.stdout.count("GPU ") if listed.returncode == 0 else 0
-
-
-def _scontrol(*words: str) -> str:
-    try:
-        done = subprocess.run(["scontrol", *words], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"scontrol {' '.join(words)} failed: {error}") from error
-    if done.returncode:
-        raise LaunchError(f"scontrol {' '.join(words)} failed: {done.stderr.strip()}")
-    return done.stdout

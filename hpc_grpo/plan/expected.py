@@ -1,4 +1,4 @@
-"""How long a step should take on GPUs, from their peaks and a usual share of them: expected, not measured.
+"""How long a step should take on GPUs, from their peaks and an assumed share of them: expected, not measured.
 
 Training is bound by arithmetic, F P T / (W c): F FLOPs a parameter and token (6, or 8 where gradient checkpointing
 repeats the forward pass), P parameters, T tokens, W learners, c the FLOP/s one reaches (Kaplan et al. 2020, section

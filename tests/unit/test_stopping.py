@@ -35,22 +35,14 @@ def test_signal_ends_the_run_after_the_step(tmp_path: Path, number: signal.Signa
     assert stop.reason(0.0) == f"signal {number.name}"
 
 
-def test_slurms_early_warning_does_not_count_where_the_end_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("left_s", "reason"), [(180, None), (3600, "signal SIGUSR1")])
+def test_slurms_warning_counts_only_where_it_means_an_end_sooner_than_known(
+    left_s: int, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(ENDS_AT_VARIABLE, str(time.time() + 180))
+    monkeypatch.setenv(ENDS_AT_VARIABLE, str(time.time() + left_s))
     stop = StopRequest(RunDir(tmp_path))
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert stop.reason(1.0) is None
-
-
-def test_slurms_warning_counts_where_it_means_an_end_sooner_than_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(ENDS_AT_VARIABLE, str(time.time() + 3600))
-    stop = StopRequest(RunDir(tmp_path))
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert stop.reason(1.0) == "signal SIGUSR1"
+    assert stop.reason(1.0) == reason
 
 
 def test_listens_again_after_another_library_took_the_signal(tmp_path: Path) -> None:

@@ -126,18 +126,14 @@ def test_a_link_that_is_done_cancels_its_successor(run: RunDir, fake: FakeSlurm,
     assert (record.successor, record.ended) == ("", f"It ended as {kind}.")
 
 
-def test_an_interrupted_link_leaves_its_successor(run: RunDir, fake: FakeSlurm) -> None:
+@pytest.mark.parametrize("was_signalled", [False, True])
+def test_an_interrupted_link_leaves_its_successor_and_keeps_it_off_lost_nodes(
+    run: RunDir, fake: FakeSlurm, was_signalled: bool
+) -> None:
+    """Signalled: Slurm ended the job for the node."""
     own = link(run, "7")
     own.start()
-    own.finish(ended("node_lost", {"nid002": "power"}), was_signalled=False)
-    assert (fake.cancelled, len(fake.submitted)) == ([], 1)
-    assert fake.excluded == {"100": ["nid002"]}
-
-
-def test_when_slurm_ends_the_job_for_a_lost_node_its_successor_keeps_off_it(run: RunDir, fake: FakeSlurm) -> None:
-    own = link(run, "7")
-    own.start()
-    own.finish(ended("node_lost", {"nid002": "power"}), was_signalled=True)
+    own.finish(ended("node_lost", {"nid002": "power"}), was_signalled=was_signalled)
     assert (fake.cancelled, len(fake.submitted)) == ([], 1)
     assert fake.excluded == {"100": ["nid002"]}
 
