@@ -12,7 +12,7 @@ from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchError
 from hpc_grpo.launch.chain import ChainLink
 from hpc_grpo.launch.freeze import working_dir
-from hpc_grpo.launch.holder import Hold
+from hpc_grpo.launch.holder import Hold, clear_after
 from hpc_grpo.launch.signals import outliving_the_warning
 from hpc_grpo.launch.slurm import job_python
 from hpc_grpo.launch.steps import step_command, step_environment
@@ -54,6 +54,7 @@ def run_attempt(run: RunDir, driver: str, role: JobRole) -> int:
     if role.successor_of or not decision.goes_on:
         say(decision.why)
     if not decision.goes_on:
+        clear_after(run, link.before)
         return EXIT_COMPLETE if run.is_complete() else EXIT_CRASH if decision.gave_up else EXIT_RESUMABLE
     return _supervise(Supervisor(run, config, topology, command, working_dir(run)), run, topology, link)
 
@@ -80,7 +81,7 @@ def _supervise(supervisor: Supervisor, run: RunDir, topology: Topology, link: Ch
             try:
                 return supervisor.run()
             finally:
-                link.finish(supervisor.record, was_signalled=supervisor.was_signalled)
+                link.finish(supervisor.record)
     finally:
         hold.release()
 

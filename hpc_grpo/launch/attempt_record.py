@@ -27,7 +27,8 @@ class AttemptRecord:
     """The content of attempt.json. Times are unix seconds; `phases_s` are durations by phase name.
 
     `first_step` is the step of the checkpoint the attempt started from; `restarts` says why the driver was started
-    again in place, once for each time; `stuck` which phase made no progress.
+    again in place, once for each time; `stuck` which phase made no progress; `signalled` which signal first asked it
+    to end, "" if none did.
     """
 
     attempt: int
@@ -45,9 +46,18 @@ class AttemptRecord:
     exit_code: int | None = None
     why: str = ""
     stuck: str = ""
+    signalled: str = ""
     lost_nodes: dict[str, str] = field(default_factory=dict)
     phases_s: dict[str, float] = field(default_factory=dict)
     restarts: list[str] = field(default_factory=list)
+
+    @property
+    def was_killed_when_told_to_end(self) -> bool:
+        """Of an attempt that no longer runs: whether it was cancelled, and SIGKILL came before its teardown was over.
+
+        With a node lost it was not: of such a job Slurm ends the rest.
+        """
+        return self.exit_kind == "running" and self.signalled != "" and not self.lost_nodes
 
     def save(self, attempt_dir: Path) -> None:
         with not_worth_the_run("attempt.json could not be written"):

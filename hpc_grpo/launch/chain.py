@@ -94,13 +94,13 @@ class ChainLink:
             with not_worth_the_run("The chain's record could not be written"):
                 self._queue_or_say()
 
-    def finish(self, attempt: AttemptRecord, *, was_signalled: bool) -> None:
+    def finish(self, attempt: AttemptRecord) -> None:
         """After the attempt: cancel the successor, or see to it that one waits and keeps off bad nodes."""
         try:
             with not_worth_the_run("The chain's record could not be written"):
                 if attempt.exit_kind in _DONE or self._run.stop_marker.exists():
                     self._end(attempt.why)
-                elif not was_signalled:
+                elif not attempt.signalled:
                     self._see_to_successor(attempt)
                 elif attempt.lost_nodes:  # for which Slurm ended the job; else the successor learns from it who did
                     self._keep_off(list(attempt.lost_nodes))

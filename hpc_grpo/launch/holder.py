@@ -72,6 +72,13 @@ def refuse_if_held(run: RunDir) -> None:
         raise _held(run, holder)
 
 
+def clear_after(run: RunDir, before: EndedJob | None) -> None:
+    """Remove what a job that Slurm killed has left of its hold, where no other attempt takes the run over."""
+    holder = read_holder(run)
+    if holder is not None and before is not None and before.is_gone and holder.job_id == before.job_id:
+        _retire(run.holder, holder)
+
+
 class Hold:
     """Held, and kept beating by a thread, from `take` to `release`."""
 

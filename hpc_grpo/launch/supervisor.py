@@ -64,7 +64,6 @@ class Supervisor:
         self._driver: Driver | None = None
         self._next_look = 0.0
         self._stop_at: float | None = None
-        self._signalled = ""
         self.chore: Callable[[], None] = lambda: None
         """Called about every second, from the driver's start to its end."""
         self.record = AttemptRecord(
@@ -87,11 +86,6 @@ class Supervisor:
         """Of the present nodes those that are gone -> why."""
         return {node: why for node, why in self.record.lost_nodes.items() if node in self._formation.topology.nodes}
 
-    @property
-    def was_signalled(self) -> bool:
-        """Whether somebody asked the attempt to end: Slurm at the time limit, or a user."""
-        return bool(self._signalled)
-
     def run(self) -> int:
         """Run one attempt; returns the exit code to end with. Raises HpcGrpoError if Ray did not come up."""
         adopt_orphans()
@@ -108,7 +102,7 @@ class Supervisor:
                 if isinstance(error, NodesUnavailableError):
                     self.record.lost_nodes |= dict.fromkeys(error.nodes, str(error))
                 failed: ExitKind = "config" if isinstance(error, ConfigError) else "bringup_failed"
-                kind: ExitKind = "cancelled" if self._signalled else failed
+                kind: ExitKind = "cancelled" if self.record.signalled else failed
                 self.record.end(kind, error.exit_code, str(error))
                 raise
             except BaseException as error:
@@ -129,7 +123,7 @@ class Supervisor:
         while True:
             step = newest_step(self._run)
             kind, code, why = self._finish_driver_or_forming()
-            may_help = kind in restarts and not self._signalled and not self._run.stop_marker.exists()
+            may_help = kind in restarts and not self.record.signalled and not self._run.stop_marker.exists()
             if not (may_help and restarts[kind].allowed(newest_step(self._run) - step)):
                 break
             if kind == "node_lost" and not self._form_again():
@@ -196,8 +190,8 @@ class Supervisor:
                 self._note_lost_nodes()
             elif self._nodes.is_ready:
                 self._tell_driver()
-            elif self._signalled:
-                raise LaunchError(f"{self._signalled} while the nodes were coming up.")
+            elif self.record.signalled:
+                raise LaunchError(f"{self.record.signalled} while the nodes were coming up.")
             else:
                 self._nodes.check_bring_up()
             if self._stop_at is not None and time.monotonic() > self._stop_at:
@@ -205,12 +199,12 @@ class Supervisor:
                 self._driver.forward(signal.SIGKILL)
         self._driver.pump()
         returncode = self._driver.process.returncode
-        is_plain = self._signalled or returncode in (EXIT_COMPLETE, EXIT_RESUMABLE)
+        is_plain = self.record.signalled or returncode in (EXIT_COMPLETE, EXIT_RESUMABLE)
         settled_at = time.monotonic() + (0.0 if is_plain else _SETTLE_S)
         while self.record.ray_address and not self._lost and time.monotonic() < settled_at:
             self._turn()
             self._note_lost_nodes()
-        kind, code, why = classify(returncode, self._run.is_complete(), self._signalled, self._lost)
+        kind, code, why = classify(returncode, self._run.is_complete(), self.record.signalled, self._lost)
         if kind == "crash" and self.record.stuck:
             why = f"{self.record.stuck} The stacks of its processes are in {self._dir / STACKS_NAME}."
         return kind, code, why
@@ -228,7 +222,7 @@ class Supervisor:
         """Record nodes whose Ray is gone. Learners are there on all, so the driver cannot go on and is ended."""
         for node, why in self._nodes.lost().items():
             # Of a job that is cancelled all nodes end; of one that Slurm ends for a lost node, this one came first.
-            if node in self.record.lost_nodes or (self._signalled and not tells_node_failure(why)):
+            if node in self.record.lost_nodes or (self.record.signalled and not tells_node_failure(why)):
                 continue
             self.record.lost_nodes[node] = why
             self.record.save(self._dir)
@@ -267,12 +261,12 @@ class Supervisor:
         while self._signals.pending:
             sig = self._signals.pending.pop(0)
             if sig != signal.SIGUSR1:
-                again = bool(self._signalled)
-                self._signalled = signal.Signals(sig).name
-                if again:
+                if self.record.signalled:
                     self._stop_at = time.monotonic()
                 elif sig == signal.SIGTERM:
                     self._stop_at = time.monotonic() + _STOP_GRACE_S
+                self.record.signalled = signal.Signals(sig).name
+                self.record.save(self._dir)  # at once, since SIGKILL may follow before anything else is said
             if self._driver is not None:
                 self._driver.forward(sig)
 

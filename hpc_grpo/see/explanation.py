@@ -94,6 +94,8 @@ def _kind(records: RunRecords, record: AttemptRecord, now: float) -> str:
     sign = records.last_sign_of_life() if record is records.newest else None
     if record.exit_kind in ("running", "cancelled") and ended_by_time_limit(record, sign):
         return "walltime"
+    if record.was_killed_when_told_to_end:
+        return "cancelled"
     return "killed" if record.exit_kind == "running" else record.exit_kind
 
 

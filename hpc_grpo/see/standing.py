@@ -45,7 +45,8 @@ def standing(records: RunRecords, now: float) -> Standing:
     if records.is_held(now) and (newest is None or _is_underway(records, newest)):
         return _while_held(records)
     if records.stop_asked:
-        return "cancelled" if newest is not None and newest.exit_kind == "cancelled" else "stopped"
+        was_cancelled = newest is not None and (newest.exit_kind == "cancelled" or newest.was_killed_when_told_to_end)
+        return "cancelled" if was_cancelled else "stopped"
     if newest is not None and records.waiting_job and _is_carried_on(newest):
         return "waiting"
     if (link := records.unstarted_link) is not None and link.job_id != records.waiting_job:
@@ -54,6 +55,8 @@ def standing(records: RunRecords, now: float) -> Standing:
         return "submitted" if records.unstarted_link else "new"
     if newest.exit_kind == "running" and not records.chain.ended:
         return "lost"
+    if newest.was_killed_when_told_to_end and not ended_by_time_limit(newest, records.last_sign_of_life()):
+        return "cancelled"
     return _AFTER.get(newest.exit_kind, "failed")
 
 

@@ -85,6 +85,8 @@ def _went_wrong(attempt: AttemptRecord, is_running: bool) -> str:
     if attempt.exit_kind in _BAD:
         return attempt.why or f"It ended as {attempt.exit_kind} and does not say why."
     if attempt.exit_kind == "running" and not is_running:
+        if attempt.was_killed_when_told_to_end:
+            return f"{attempt.signalled} asked it to end, and it was killed before it had."
         return "It was killed before it could say why."
     if attempt.lost_nodes:
         return "Lost " + "; ".join(f"{node}: {why}" for node, why in attempt.lost_nodes.items())

@@ -34,9 +34,10 @@ HEAD, WORKER = "nid001", "nid002"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the run. `lost_s`: from the blow until a step was done that had not been; None if none was.
+    """What became of the run; `state` is the word of `status`.
 
-    `lost_steps` were trained twice. `told` is what `status` and `explain` said.
+    `lost_s`: from the blow until a step was done that had not been; None if none was. `lost_steps` were trained twice.
+    `told` is what `status` and `explain` said.
     """
 
     state: str
@@ -139,13 +140,14 @@ class Scene:
         assert ledger.is_sound, ledger
         assert read_chain(self.run).successor == ""
         attempts = read_attempts(self.run)
+        (status,) = json.loads(self.command("status", "--json", str(self.run.path)))
         return Outcome(
-            state="complete" if self.run.is_complete() else attempts[-1].exit_kind,
+            state=status["state"],
             num_jobs=len(attempts),
             num_restarts=sum(len(attempt.restarts) for attempt in attempts),
             lost_s=self._lost_s,
             lost_steps=ledger.undone,
-            told=self._told(),
+            told="\n".join([f"status: {status['state']}; {status['problem']}", *self._explained()]),
         )
 
     def _is_over(self) -> bool:
@@ -153,9 +155,7 @@ class Scene:
             self._lost_s = time.monotonic() - self._struck_at
         return chain_is_over(self.cluster, self.run)
 
-    def _told(self) -> str:
-        (status,) = json.loads(self.command("status", "--json", str(self.run.path)))
+    def _explained(self) -> list[str]:
         wanted = ("Attempt", "  ended", "  why", "  lost node", "  restarted", "  said", "  cause", "  what to do")
         lines = self.command("explain", str(self.run.path)).splitlines()
-        kept = [line for line in lines if line.startswith((*wanted, "   "))]
-        return "\n".join([f"status: {status['state']}; {status['problem']}", *kept])
+        return [line for line in lines if line.startswith((*wanted, "   "))]

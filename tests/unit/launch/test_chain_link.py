@@ -97,10 +97,10 @@ def link(run: RunDir, job_id: str, successor_of: str = "", max_job_chains: int |
     return ChainLink(run, config(max_job_chains), job_id, successor_of, "hpc_grpo.train")
 
 
-def ended(kind: ExitKind, lost: dict[str, str] | None = None) -> AttemptRecord:
+def ended(kind: ExitKind, lost: dict[str, str] | None = None, signalled: str = "") -> AttemptRecord:
     record = AttemptRecord(1, "7", "slurm", ["nid001"], time.time(), None, 1)
     record.end(kind, 1, f"It ended as {kind}.")
-    record.lost_nodes = lost or {}
+    record.lost_nodes, record.signalled = lost or {}, signalled
     return record
 
 
@@ -120,20 +120,20 @@ def test_a_link_queues_its_successor_with_what_it_has(run: RunDir, fake: FakeSlu
 def test_a_link_that_is_done_cancels_its_successor(run: RunDir, fake: FakeSlurm, kind: ExitKind) -> None:
     own = link(run, "7")
     own.start()
-    own.finish(ended(kind), was_signalled=False)
+    own.finish(ended(kind))
     assert fake.cancelled == ["100"]
     record = read_chain(run)
     assert (record.successor, record.ended) == ("", f"It ended as {kind}.")
 
 
-@pytest.mark.parametrize("was_signalled", [False, True])
+@pytest.mark.parametrize("signalled", ["", "SIGTERM"])
 def test_an_interrupted_link_leaves_its_successor_and_keeps_it_off_lost_nodes(
-    run: RunDir, fake: FakeSlurm, was_signalled: bool
+    run: RunDir, fake: FakeSlurm, signalled: str
 ) -> None:
     """Signalled: Slurm ended the job for the node."""
     own = link(run, "7")
     own.start()
-    own.finish(ended("node_lost", {"nid002": "power"}), was_signalled=was_signalled)
+    own.finish(ended("node_lost", {"nid002": "power"}, signalled))
     assert (fake.cancelled, len(fake.submitted)) == ([], 1)
     assert fake.excluded == {"100": ["nid002"]}
 
@@ -142,7 +142,7 @@ def test_a_slurm_that_cancels_nothing_from_a_node_leaves_the_record_closed(run: 
     own = link(run, "7")
     own.start()
     fake.is_silent = True
-    own.finish(ended("complete"), was_signalled=False)
+    own.finish(ended("complete"))
     assert read_chain(run).ended == "It ended as complete."
 
 
@@ -150,7 +150,7 @@ def test_a_successor_that_somebody_cancelled_is_replaced(run: RunDir, fake: Fake
     own = link(run, "7")
     own.start()
     fake.jobs["100"] = {"JobState": "CANCELLED"}
-    own.finish(ended("resumable"), was_signalled=False)
+    own.finish(ended("resumable"))
     assert [job for job, _, _ in fake.submitted] == ["100", "101"]
     assert read_chain(run).successor == "101"
 
@@ -159,7 +159,7 @@ def test_after_scancel_nothing_new_is_queued(run: RunDir, fake: FakeSlurm) -> No
     own = link(run, "7")
     own.start()
     fake.jobs["100"] = {"JobState": "CANCELLED"}
-    own.finish(ended("resumable"), was_signalled=True)
+    own.finish(ended("resumable", signalled="SIGTERM"))
     assert len(fake.submitted) == 1
 
 
@@ -167,10 +167,10 @@ def test_a_slurm_that_does_not_answer_costs_the_attempt_nothing(run: RunDir, fak
     fake.is_silent = True
     own = link(run, "7")
     own.start()
-    own.finish(ended("resumable"), was_signalled=False)
+    own.finish(ended("resumable"))
     assert read_chain(run).successor == ""
     fake.is_silent = False
-    own.finish(ended("resumable"), was_signalled=False)
+    own.finish(ended("resumable"))
     assert read_chain(run).successor == "100"
 
 
@@ -256,14 +256,14 @@ def test_where_jobs_cannot_submit_each_link_takes_the_one_queued_behind_it(run: 
     first = ChainLink(run, config(2, jobs_can_submit=False), "7", "", "hpc_grpo.train")
     first.start()
     assert read_chain(run).successor == "8"
-    first.finish(ended("resumable"), was_signalled=False)
+    first.finish(ended("resumable"))
     assert (fake.submitted, fake.cancelled) == ([], [])
     fake.final["7"] = "TIMEOUT"
     second = ChainLink(run, config(2, jobs_can_submit=False), "8", "7", "hpc_grpo.train")
     assert second.decide().goes_on
     second.start()
     assert read_chain(run).successor == "9"
-    second.finish(ended("complete"), was_signalled=False)
+    second.finish(ended("complete"))
     assert (fake.submitted, fake.cancelled) == ([], ["9"])
     assert (read_chain(run).successor, read_chain(run).ended) == ("", "It ended as complete.")
 
@@ -272,7 +272,7 @@ def test_all_that_wait_are_cancelled_when_the_first_link_completes_the_run(run: 
     write_chain(run, ChainRecord().with_link("7").with_link("8", "7").with_link("9", "8"))
     first = ChainLink(run, config(2, jobs_can_submit=False), "7", "", "hpc_grpo.train")
     first.start()
-    first.finish(ended("complete"), was_signalled=False)
+    first.finish(ended("complete"))
     assert fake.cancelled == ["8", "9"]
     assert read_chain(run).ended == "It ended as complete."
 
@@ -291,7 +291,7 @@ def test_where_the_node_hours_are_used_up_the_chain_ends_in_words(run: RunDir, f
     folder = run.attempt(1, "7")
     folder.mkdir(parents=True)
     attempt.save(folder)
-    own.finish(attempt, was_signalled=False)
+    own.finish(attempt)
     assert fake.submitted == []
     assert read_chain(run).ended.startswith("The jobs of this run have taken 2.0 of launch.slurm.max_node_hours = 2: ")
 
@@ -304,7 +304,7 @@ def test_a_job_that_crashes_early_leaves_its_hours_to_the_next(run: RunDir, fake
     folder = run.attempt(1, "7")
     folder.mkdir(parents=True)
     attempt.save(folder)
-    own.finish(attempt, was_signalled=False)
+    own.finish(attempt)
     assert [launch.slurm.time_min for _, _, launch in fake.submitted] == [54]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.errors import RunHeldError
-from hpc_grpo.launch.holder import EndedJob, Hold, Holder, _retire, read_holder, refuse_if_held
+from hpc_grpo.launch.holder import EndedJob, Hold, Holder, _retire, clear_after, read_holder, refuse_if_held
 from hpc_grpo.launch.processes import start_time
 from hpc_grpo.run_dir import RunDir, write_json_atomic
 
@@ -68,6 +68,17 @@ def test_a_job_that_slurm_says_is_over_is_not_waited_for(tmp_path: Path) -> None
     run = RunDir(tmp_path)
     write_json_atomic(run.holder, asdict(holder("nid007", 1, 1)))
     Hold.take(run, "18", 4, before=EndedJob("17", is_gone=True), sleep=lambda _: pytest.fail("it waited")).release()
+
+
+@pytest.mark.parametrize(("before", "is_cleared"), [("17", True), ("16", False)])
+def test_what_a_killed_job_left_is_cleared_where_nobody_goes_on(tmp_path: Path, before: str, is_cleared: bool) -> None:
+    run = RunDir(tmp_path)
+    write_json_atomic(run.holder, asdict(holder("nid007", 1, 1)))
+    clear_after(run, EndedJob(before, is_gone=False))
+    clear_after(run, None)
+    assert read_holder(run) is not None
+    clear_after(run, EndedJob(before, is_gone=True))
+    assert (read_holder(run) is None) == is_cleared
 
 
 def test_a_job_that_slurm_lost_sight_of_is_told_to_end_and_waited_for(tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ def test_a_warning_while_a_link_ends_does_not_keep_it_from_its_successor(tmp_pat
 
         def queue_again(self) -> None: ...
 
-        def finish(self, record: Any, *, was_signalled: bool) -> None:
+        def finish(self, record: Any) -> None:
             warn_this_process()
-            finished.append(was_signalled)
+            finished.append(record.attempt)
 
     def run() -> int:
         with Signals() as signals:
@@ -38,11 +38,11 @@ def test_a_warning_while_a_link_ends_does_not_keep_it_from_its_successor(tmp_pat
             assert signals.pending == [signal.SIGUSR1]
         return 75
 
-    supervisor: Any = SimpleNamespace(run=run, record=SimpleNamespace(attempt=1), was_signalled=False)
+    supervisor: Any = SimpleNamespace(run=run, record=SimpleNamespace(attempt=1))
     topology = Topology(source="slurm", job_id="7", nodes=("nid001",), num_cpus=(4,), this_node="nid001")
     link: Any = Link()
     assert attempt._supervise(supervisor, RunDir(tmp_path), topology, link) == 75
-    assert finished == [False]
+    assert finished == [1]
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from run_builder import RunBuilder
@@ -84,6 +85,17 @@ def killed(beat_age_s: float, successor: bool = False) -> Prepare:
     return prepare
 
 
+def killed_when_told_to_end(stop: bool = False, **fields: Any) -> Prepare:
+    def prepare(built: RunBuilder) -> None:
+        built.attempt(1, "running", **{"signalled": "SIGTERM", "why": "", **fields})
+        built.hold(1, 61.0)
+        built.chain("11", ended="Job 11 was cancelled by the user.")
+        if stop:
+            built.run.stop_marker.touch()
+
+    return prepare
+
+
 def cancelled_by_the_limit(built: RunBuilder) -> None:
     built.attempt(1, "cancelled", ends_at=time.time() - 490.0)
     built.chain("11", "12", successor="12")
@@ -123,6 +135,10 @@ def complete(built: RunBuilder) -> None:
         (after("bringup_failed"), "failed"),
         (after("node_lost"), "failed"),
         (after("running", ended="Gave up."), "failed"),
+        (killed_when_told_to_end(), "cancelled"),
+        (killed_when_told_to_end(stop=True), "cancelled"),
+        (killed_when_told_to_end(ends_at=time.time() - 60.0), "failed"),
+        (killed_when_told_to_end(lost_nodes={"n2": "power"}), "failed"),
         (after("cancelled"), "cancelled"),
         (after("cancelled", stop=True), "cancelled"),
         (killed(61.0), "lost"),
@@ -181,6 +197,10 @@ def test_a_damaged_file_is_named_and_hides_nothing_else(built: RunBuilder) -> No
         (after("crash"), "why 1"),
         (after("resumable"), None),
         (killed(61.0), "It was killed before it could say why."),
+        (
+            killed_when_told_to_end(),
+            "SIGTERM asked it to end, and it was killed before it had. Job 11 was cancelled by the user.",
+        ),
         (held_before_its_record, "why 1"),
         (after("crash", ended="2 jobs have been used."), "why 1 2 jobs have been used."),
         (after("crash", ended="No new checkpoint. The last one: why 1"), "No new checkpoint. The last one: why 1"),
