@@ -72,6 +72,11 @@ class LaunchConfig(BaseModel):
         1, description="Restarts in a row of a crashed driver inside one job without a new checkpoint."
     )
     bringup_deadline_s: PositiveFloat = Field(300.0, description="All nodes and GPUs must have joined by then.")
+    notify: list[str] = Field(
+        default_factory=list,
+        description="Command and arguments, run by the job when the run is complete, its chain is over, or an attempt "
+        "failed: HPC_GRPO_EVENT (complete, ended, retrying), HPC_GRPO_RUN and HPC_GRPO_WHY say what happened.",
+    )
     scheduler_query_min_s: NonNegativeFloat = Field(
         60.0, description="`status --slurm` asks the scheduler no more often than this."
     )

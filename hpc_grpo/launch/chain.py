@@ -18,6 +18,7 @@ from hpc_grpo.launch.chain_record import Link, read_chain, stalled, write_chain
 from hpc_grpo.launch.decision import Decision, Facts, PreviousLink, decide
 from hpc_grpo.launch.holder import EndedJob
 from hpc_grpo.launch.node_hours import node_hours_asked, node_hours_used, within_node_hours
+from hpc_grpo.launch.notification import Event, notify
 from hpc_grpo.launch.slurm_job import WAITING_STATES, SlurmJob, cancel_jobs, exclude_nodes, final_state, show_job
 from hpc_grpo.launch.telling import not_worth_the_run, say
 from hpc_grpo.manifest import newest_step
@@ -63,7 +64,10 @@ class ChainLink:
             )
         )
         if not decision.goes_on:
+            is_news = not read_chain(self._run).ended
             self._end(decision.why)
+            if is_news:
+                self._notify("ended", decision.why)
         return decision
 
     def start(self) -> None:
@@ -106,6 +110,14 @@ class ChainLink:
                     self._keep_off(list(attempt.lost_nodes))
         except LaunchError as error:
             say(f"The successor of this job is left as it is: {error}")
+        if attempt.exit_kind in _DONE or not attempt.signalled:  # else the successor learns how the job ended
+            is_carried_on = self._own_successor() != ""
+            if not (is_carried_on and attempt.exit_kind == "resumable"):  # which is as it should be
+                self._notify("retrying" if is_carried_on else "ended", attempt.why)
+
+    def _notify(self, event: Event, why: str) -> None:
+        event = "complete" if self._run.is_complete() else event
+        notify(self._config.launch.notify, self._run, event, read_chain(self._run).ended or why)
 
     def _see_to_successor(self, attempt: AttemptRecord) -> None:
         successor = self._own_successor()

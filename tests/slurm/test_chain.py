@@ -82,6 +82,8 @@ def test_a_bug_ends_the_chain_in_words(slurm_cluster: SlurmCluster, tmp_path: Pa
     settings = ["launch.slurm.max_job_chains=null", "launch.max_stalled_attempts=2"]
     given = ["sbatch", "--parsable", "--time=4", "--cpus-per-task=2", "--gpus-per-node=2", "--comment=mine"]
     argv = [*given, SBATCH, "local/debug", f"run.root={tmp_path}", *settings, "--driver", STAND_IN]
+    told = tmp_path / "told"
+    argv.append(f"launch.notify=[bash,-c,'echo $HPC_GRPO_EVENT $HPC_GRPO_RUN: $HPC_GRPO_WHY >> {told}']")
     crash = {**ENVIRONMENT, "HPC_GRPO_STAND_IN_EXIT": "1"}
     done = slurm_cluster.run(argv, environment=crash, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -95,6 +97,9 @@ def test_a_bug_ends_the_chain_in_words(slurm_cluster: SlurmCluster, tmp_path: Pa
     chain = read_chain(run)
     assert [link.successor_of for link in chain.links] == ["", *(link.job_id for link in chain.links[:2])]
     assert "No new checkpoint in 2 attempts" in chain.ended
+    *retrying, end = told.read_text().splitlines()
+    assert [line.startswith(f"retrying {run.path}: The driver crashed") for line in retrying] == [True, True]
+    assert end == f"ended {run.path}: {chain.ended}"
 
 
 def test_a_job_cancelled_by_hand_ends_the_chain(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:

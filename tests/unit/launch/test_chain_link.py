@@ -33,6 +33,7 @@ class FakeSlurm:
     submitted: list[tuple[str, str, LaunchConfig]] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     excluded: dict[str, list[str]] = field(default_factory=dict)
+    notified: list[tuple[str, str]] = field(default_factory=list)
     is_silent: bool = False
 
     def submit(self, launch: LaunchConfig, run: RunDir, command: str, *, after: str) -> str:
@@ -63,6 +64,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake = FakeSlurm(jobs={"7": {"JobState": "RUNNING", "NumNodes": "2", "Partition": "workq"}})
     monkeypatch.setattr(chain.slurm, "submit", fake.submit)
     monkeypatch.setattr(chain, "final_state", lambda job_id: fake.final.get(job_id, ""))
+    monkeypatch.setattr(chain, "notify", lambda command, run, event, why: fake.notified.append((event, why)))
     for name in ("show_job", "cancel_jobs", "exclude_nodes"):
         monkeypatch.setattr(chain, name, getattr(fake, name))
     return fake
@@ -319,3 +321,42 @@ def test_how_a_chain_goes_on_is_as_the_config_says_now(run: RunDir, fake: FakeSl
     ChainLink(run, config(max_node_hours=4.0), "7", "", "hpc_grpo.train").start()
     slurm = read_chain(run).launch(config(max_job_chains=3, max_node_hours=9.0).launch).slurm
     assert (slurm.max_node_hours, slurm.max_job_chains, slurm.num_nodes) == (9.0, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "max_job_chains", "expected"),
+    [
+        ("crash", None, [("retrying", "It ended as crash.")]),
+        ("crash", 0, [("ended", "It ended as crash.")]),
+        ("resumable", None, []),
+        ("resumable", 0, [("ended", "It ended as resumable.")]),
+        ("config", None, [("ended", "It ended as config.")]),
+    ],
+)
+def test_the_user_is_told_what_is_news(
+    run: RunDir, fake: FakeSlurm, kind: ExitKind, max_job_chains: int | None, expected: list[tuple[str, str]]
+) -> None:
+    own = link(run, "7", max_job_chains=max_job_chains)
+    own.start()
+    own.finish(ended(kind))
+    assert fake.notified == expected
+
+
+def test_the_user_is_told_once_that_the_run_is_complete(run: RunDir, fake: FakeSlurm) -> None:
+    own = link(run, "7")
+    own.start()
+    run.complete_marker.touch()
+    own.finish(ended("complete", signalled="SIGTERM"))
+    assert not link(run, "100", successor_of="7").decide().goes_on
+    assert fake.notified == [("complete", "It ended as complete.")]
+
+
+def test_of_a_job_that_somebody_ended_the_successor_tells(run: RunDir, fake: FakeSlurm) -> None:
+    own = link(run, "7")
+    own.start()
+    own.finish(ended("cancelled", signalled="SIGTERM"))
+    assert fake.notified == []
+    fake.final["7"] = CANCELLED
+    assert not link(run, "100", successor_of="7").decide().goes_on
+    assert [event for event, _ in fake.notified] == ["ended"]
+    assert "cancelled by the user" in fake.notified[0][1]
