@@ -138,13 +138,15 @@ def job_setup(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...
 
 def _refuse_missing_inputs(config: Config) -> None:
     """Raises ConfigError for paths that the job would not find from where it will run."""
-    from hpc_grpo.doctor.local_inputs import refuse_missing_inputs, refuse_missing_python
+    from hpc_grpo.doctor.local_inputs import refuse_missing_inputs, refuse_missing_notify, refuse_missing_python
     from hpc_grpo.launch.freeze import working_dir
     from hpc_grpo.run_dir import RunDir
 
     refuse_missing_python(config.launch)
     run = RunDir(config.run_path)
-    refuse_missing_inputs(config, working_dir(run) if run.config.exists() else Path.cwd())
+    start = working_dir(run) if run.config.exists() else Path.cwd()
+    refuse_missing_notify(config.launch, start)
+    refuse_missing_inputs(config, start)
 
 
 def _comments(request: Request) -> str:

@@ -46,6 +46,19 @@ def refuse_missing_python(launch: LaunchConfig) -> None:
         )
 
 
+def refuse_missing_notify(launch: LaunchConfig, working_dir: Path) -> None:
+    """Raise ConfigError where `launch.notify` names a file that is no program: it would be missed when it matters.
+
+    Not judged: a name without a folder, which the nodes may have and this machine not; `~`, which may be theirs.
+    """
+    program = launch.notify[0] if launch.notify else ""
+    if "/" in program and not program.startswith("~") and shutil.which(working_dir / program) is None:
+        raise ConfigError(
+            f"launch.notify = {launch.notify}: {working_dir / program} must be a file that can be executed, and it is "
+            f"none. Give a program on a file system that the nodes see, or a name that is on their PATH."
+        )
+
+
 def missing_inputs(config: Config, working_dir: Path) -> Iterator[MissingInput]:
     """The paths that the run would read and that do not exist; relative ones are relative to `working_dir`.
 

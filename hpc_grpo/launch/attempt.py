@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from hpc_grpo.config import load_resolved
 from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchError
+from hpc_grpo.launch.attempt_record import read_attempts
 from hpc_grpo.launch.chain import ChainLink
 from hpc_grpo.launch.freeze import working_dir
-from hpc_grpo.launch.holder import Hold, clear_after
+from hpc_grpo.launch.holder import Hold, Holder, clear_after
 from hpc_grpo.launch.signals import outliving_the_warning
 from hpc_grpo.launch.slurm import job_python
 from hpc_grpo.launch.steps import step_command, step_environment
@@ -54,7 +56,9 @@ def run_attempt(run: RunDir, driver: str, role: JobRole) -> int:
     if role.successor_of or not decision.goes_on:
         say(decision.why)
     if not decision.goes_on:
-        clear_after(run, link.before)
+        _close_record(run, clear_after(run, link.before))
+    link.tell()
+    if not decision.goes_on:
         return EXIT_COMPLETE if run.is_complete() else EXIT_CRASH if decision.gave_up else EXIT_RESUMABLE
     return _supervise(Supervisor(run, config, topology, command, working_dir(run)), run, topology, link)
 
@@ -70,20 +74,27 @@ def _patiently_detected() -> Topology:
     return detect()
 
 
+def _close_record(run: RunDir, cleared: Holder | None) -> None:
+    """Of an attempt that was killed, its last sign of life goes with the hold: keep it as its end."""
+    for record in read_attempts(run):
+        if cleared is not None and record.attempt == cleared.attempt and record.ended_at is None:
+            record.ended_at = cleared.beat_at
+            record.save(run.attempt(record.attempt, record.job_id))
+
+
 def _supervise(supervisor: Supervisor, run: RunDir, topology: Topology, link: ChainLink | None) -> int:
     hold = Hold.take(run, topology.job_id, supervisor.record.attempt, before=link.before if link else None)
-    try:
+    # The warning may come after the driver's end, while the link looks after its successor.
+    with outliving_the_warning(), ExitStack() as at_the_end:
         if link is None:
+            at_the_end.callback(hold.release)
             return supervisor.run()
+        at_the_end.callback(link.tell)  # last, since it may take its time
+        at_the_end.callback(hold.release)
         link.start()
         supervisor.chore = link.queue_again
-        with outliving_the_warning():  # it may come after the driver's end, while the link looks after its successor
-            try:
-                return supervisor.run()
-            finally:
-                link.finish(supervisor.record)
-    finally:
-        hold.release()
+        at_the_end.callback(link.finish, supervisor.record)
+        return supervisor.run()
 
 
 def _driver_command(driver: str) -> list[str]:

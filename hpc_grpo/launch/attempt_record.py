@@ -28,7 +28,7 @@ class AttemptRecord:
 
     `first_step` is the step of the checkpoint the attempt started from; `restarts` says why the driver was started
     again in place, once for each time; `stuck` which phase made no progress; `signalled` which signal first asked it
-    to end, "" if none did.
+    to end, "" if none did. Of an attempt that was killed, `ended_at` is the last sign of life, if a later job saw it.
     """
 
     attempt: int
@@ -47,6 +47,7 @@ class AttemptRecord:
     why: str = ""
     stuck: str = ""
     signalled: str = ""
+    signalled_at: float | None = None
     lost_nodes: dict[str, str] = field(default_factory=dict)
     phases_s: dict[str, float] = field(default_factory=dict)
     restarts: list[str] = field(default_factory=list)

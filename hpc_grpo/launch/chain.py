@@ -18,7 +18,7 @@ from hpc_grpo.launch.chain_record import Link, read_chain, stalled, write_chain
 from hpc_grpo.launch.decision import Decision, Facts, PreviousLink, decide
 from hpc_grpo.launch.holder import EndedJob
 from hpc_grpo.launch.node_hours import node_hours_asked, node_hours_used, within_node_hours
-from hpc_grpo.launch.notification import Event, notify
+from hpc_grpo.launch.notification import News, notify
 from hpc_grpo.launch.slurm_job import WAITING_STATES, SlurmJob, cancel_jobs, exclude_nodes, final_state, show_job
 from hpc_grpo.launch.telling import not_worth_the_run, say
 from hpc_grpo.manifest import newest_step
@@ -37,6 +37,7 @@ class ChainLink:
         self._run, self._config, self._job_id, self._driver = run, config, job_id, driver
         self._successor_of = successor_of
         self._try_again_at: float | None = None
+        self._news: News | None = None
         self._own_node_hours = 0.0
         self._previous_state = final_state(successor_of) if successor_of else ""
 
@@ -50,11 +51,12 @@ class ChainLink:
     def decide(self) -> Decision:
         launch, attempts = self._config.launch, read_attempts(self._run)
         before = self._links_before()
+        previous = self._previous_link() if self._successor_of else None
         decision = decide(
             Facts(
                 is_complete=self._run.is_complete(),
                 stop_asked=self._run.stop_marker.exists(),
-                previous=self._previous_link() if self._successor_of else None,
+                previous=previous,
                 attempts=len(before),
                 max_attempts=None if launch.slurm.max_job_chains is None else launch.slurm.max_job_chains + 1,
                 stalled=stalled([link.first_step for link in before], newest_step(self._run)),
@@ -64,10 +66,12 @@ class ChainLink:
             )
         )
         if not decision.goes_on:
-            is_news = not read_chain(self._run).ended
+            was_told = self._successor_of != "" and read_chain(self._run).ended != ""
             self._end(decision.why)
-            if is_news:
-                self._notify("ended", decision.why)
+            if not was_told:
+                self._news = News("complete" if self._run.is_complete() else "ended", decision.why)
+        elif previous is not None and previous.could_not_tell:
+            self._news = News("retrying", decision.why)
         return decision
 
     def start(self) -> None:
@@ -108,16 +112,23 @@ class ChainLink:
                     self._see_to_successor(attempt)
                 elif attempt.lost_nodes:  # for which Slurm ended the job; else the successor learns from it who did
                     self._keep_off(list(attempt.lost_nodes))
+                self._news = self._news_of(attempt)
         except LaunchError as error:
             say(f"The successor of this job is left as it is: {error}")
-        if attempt.exit_kind in _DONE or not attempt.signalled:  # else the successor learns how the job ended
-            is_carried_on = self._own_successor() != ""
-            if not (is_carried_on and attempt.exit_kind == "resumable"):  # which is as it should be
-                self._notify("retrying" if is_carried_on else "ended", attempt.why)
 
-    def _notify(self, event: Event, why: str) -> None:
-        event = "complete" if self._run.is_complete() else event
-        notify(self._config.launch.notify, self._run, event, read_chain(self._run).ended or why)
+    def tell(self) -> None:
+        """Have the user's command tell what has become of the run. While the run is not held, which it may look at."""
+        news, self._news = self._news, None
+        if news is not None and self._config.launch.notify:
+            notify(self._config.launch.notify, self._run, news)
+
+    def _news_of(self, attempt: AttemptRecord) -> News | None:
+        if self._run.is_complete():
+            return News("complete", attempt.why)
+        if not self._own_successor():
+            return News("ended", read_chain(self._run).ended or attempt.why)
+        # In time, as it should be; or cancelled, and the successor learns by whom.
+        return None if attempt.exit_kind in ("resumable", "cancelled") else News("retrying", attempt.why)
 
     def _see_to_successor(self, attempt: AttemptRecord) -> None:
         successor = self._own_successor()

@@ -22,6 +22,11 @@ class PreviousLink:
     slurm_state: str = ""
     left_s: float | None = None
 
+    @property
+    def could_not_tell(self) -> bool:
+        """Whether it came to grief without a chance to say so. The time limit is no grief."""
+        return self.exit_kind in ("running", "cancelled") and not self.slurm_state.startswith("TIMEOUT")
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -72,7 +77,9 @@ def decide(facts: Facts) -> Decision:
     if facts.max_attempts is not None and facts.attempts >= facts.max_attempts:
         why = f"{facts.attempts} jobs have been used, as many as launch.slurm.max_job_chains allows."
         return Decision(False, why, gave_up=True)
-    return Decision(True, f"Job {previous.job_id} ended as {previous.exit_kind}; carrying on.")
+    how = "ended without a word" if previous.exit_kind == "running" else f"ended as {previous.exit_kind}"
+    state = f" ({previous.slurm_state})" if previous.slurm_state else ""
+    return Decision(True, f"Job {previous.job_id} {how}{state}; carrying on.")
 
 
 def _was_cancelled(previous: PreviousLink) -> bool:

@@ -72,11 +72,13 @@ def refuse_if_held(run: RunDir) -> None:
         raise _held(run, holder)
 
 
-def clear_after(run: RunDir, before: EndedJob | None) -> None:
-    """Remove what a job that Slurm killed has left of its hold, where no other attempt takes the run over."""
+def clear_after(run: RunDir, before: EndedJob | None) -> Holder | None:
+    """Remove and return what a job that Slurm killed has left of its hold, where no attempt takes the run over."""
     holder = read_holder(run)
-    if holder is not None and before is not None and before.is_gone and holder.job_id == before.job_id:
-        _retire(run.holder, holder)
+    if holder is None or before is None or not before.is_gone or holder.job_id != before.job_id:
+        return None
+    _retire(run.holder, holder)
+    return holder
 
 
 class Hold:

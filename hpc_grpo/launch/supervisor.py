@@ -261,14 +261,18 @@ class Supervisor:
         while self._signals.pending:
             sig = self._signals.pending.pop(0)
             if sig != signal.SIGUSR1:
-                if self.record.signalled:
-                    self._stop_at = time.monotonic()
-                elif sig == signal.SIGTERM:
-                    self._stop_at = time.monotonic() + _STOP_GRACE_S
-                self.record.signalled = signal.Signals(sig).name
-                self.record.save(self._dir)  # at once, since SIGKILL may follow before anything else is said
+                self._note_end_asked(sig)
             if self._driver is not None:
                 self._driver.forward(sig)
+            self.record.save(self._dir)  # at once, since SIGKILL may follow before anything else is said
+
+    def _note_end_asked(self, sig: int) -> None:
+        if self.record.signalled:
+            self._stop_at = time.monotonic()
+            return
+        self.record.signalled, self.record.signalled_at = signal.Signals(sig).name, time.time()
+        if sig == signal.SIGTERM:
+            self._stop_at = time.monotonic() + _STOP_GRACE_S
 
     def _tear_down(self) -> None:
         begun = time.monotonic()

@@ -19,6 +19,9 @@ _READ_LINES = 400
 _END_LINES = 40
 """Lines at the end of a log in which a pattern counts, when no error message has one."""
 
+_DUE_TO = "DUE TO "
+"""In Slurm's line about a job that it cancelled by itself: the time limit, a node failure, preemption."""
+
 _NO_ERROR = ("complete", "stopped", "resumable")
 _WIDTH = 110
 
@@ -94,7 +97,7 @@ def _kind(records: RunRecords, record: AttemptRecord, now: float) -> str:
     sign = records.last_sign_of_life() if record is records.newest else None
     if record.exit_kind in ("running", "cancelled") and ended_by_time_limit(record, sign):
         return "walltime"
-    if record.was_killed_when_told_to_end:
+    if record.was_killed_when_told_to_end and _DUE_TO not in _slurm_said(records.run, record.job_id):
         return "cancelled"
     return "killed" if record.exit_kind == "running" else record.exit_kind
 

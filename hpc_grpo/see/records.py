@@ -102,7 +102,7 @@ def read_records(run: RunDir) -> RunRecords:
 
 def ended_by_time_limit(attempt: AttemptRecord, last_sign: float | None) -> bool:
     """Whether an attempt went on until its allocation ended; `last_sign` in unix seconds stands in for an end."""
-    end = attempt.ended_at if attempt.ended_at is not None else last_sign
+    end = next((at for at in (attempt.ended_at, attempt.signalled_at, last_sign) if at is not None), None)
     return attempt.ends_at is not None and end is not None and end >= attempt.ends_at - NEAR_THE_LIMIT_S
 
 

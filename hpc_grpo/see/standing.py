@@ -32,7 +32,6 @@ _AFTER: dict[str, Standing] = {
     "resumable": "stopped",
     "stopped": "stopped",
     "complete": "stopped",  # without COMPLETE: the run was extended since
-    "cancelled": "cancelled",
 }
 """Where an attempt leaves a run without a further job; the other kinds leave it failed."""
 
@@ -45,8 +44,7 @@ def standing(records: RunRecords, now: float) -> Standing:
     if records.is_held(now) and (newest is None or _is_underway(records, newest)):
         return _while_held(records)
     if records.stop_asked:
-        was_cancelled = newest is not None and (newest.exit_kind == "cancelled" or newest.was_killed_when_told_to_end)
-        return "cancelled" if was_cancelled else "stopped"
+        return "cancelled" if newest is not None and _was_cancelled(records, newest) else "stopped"
     if newest is not None and records.waiting_job and _is_carried_on(newest):
         return "waiting"
     if (link := records.unstarted_link) is not None and link.job_id != records.waiting_job:
@@ -55,9 +53,7 @@ def standing(records: RunRecords, now: float) -> Standing:
         return "submitted" if records.unstarted_link else "new"
     if newest.exit_kind == "running" and not records.chain.ended:
         return "lost"
-    if newest.was_killed_when_told_to_end and not ended_by_time_limit(newest, records.last_sign_of_life()):
-        return "cancelled"
-    return _AFTER.get(newest.exit_kind, "failed")
+    return "cancelled" if _was_cancelled(records, newest) else _AFTER.get(newest.exit_kind, "failed")
 
 
 def is_over(records: RunRecords, now: float) -> bool:
@@ -79,6 +75,12 @@ def _while_held(records: RunRecords) -> Standing:
     if state is None or state.attempt != records.holder.attempt or state.phase == "starting":
         return "starting"
     return "stopping" if state.phase == "stopped" else "training"
+
+
+def _was_cancelled(records: RunRecords, newest: AttemptRecord) -> bool:
+    if newest.was_killed_when_told_to_end:
+        return not ended_by_time_limit(newest, records.last_sign_of_life())
+    return newest.exit_kind == "cancelled"
 
 
 def _is_carried_on(newest: AttemptRecord) -> bool:

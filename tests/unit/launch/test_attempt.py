@@ -9,8 +9,11 @@ import pytest
 from hpc_grpo.config import load_config
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch import attempt, slurm
+from hpc_grpo.launch.attempt_record import AttemptRecord, read_attempts
 from hpc_grpo.launch.freeze import freeze
+from hpc_grpo.launch.holder import Holder
 from hpc_grpo.launch.topology import Topology
+from hpc_grpo.run_dir import RunDir
 
 HERE = Topology("slurm", "17", ("nid001",), (4,), "nid001")
 
@@ -39,6 +42,19 @@ def test_a_slurm_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(attempt, "detect", SilentSlurm(answers_at=4).detect)
     assert attempt._patiently_detected() == HERE
     assert slept == [2.0, 10.0, 30.0]
+
+
+def test_the_last_sign_of_life_of_a_killed_attempt_is_kept_as_its_end(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    killed, ended = (AttemptRecord(number, str(number), "slurm", [], 1.0, None, 1) for number in (1, 2))
+    ended.end("crash", 1, "It crashed.")
+    for record in (killed, ended):
+        folder = run.attempt(record.attempt, record.job_id)
+        folder.mkdir(parents=True)
+        record.save(folder)
+    for number in (1, 2):
+        attempt._close_record(run, Holder("nid001", 1, 1, str(number), number, beat_at=77.0))
+    assert [record.ended_at for record in read_attempts(run)] == [77.0, ended.ended_at]
 
 
 def test_one_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch, slept: list[float]) -> None:

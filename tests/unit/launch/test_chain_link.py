@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake = FakeSlurm(jobs={"7": {"JobState": "RUNNING", "NumNodes": "2", "Partition": "workq"}})
     monkeypatch.setattr(chain.slurm, "submit", fake.submit)
     monkeypatch.setattr(chain, "final_state", lambda job_id: fake.final.get(job_id, ""))
-    monkeypatch.setattr(chain, "notify", lambda command, run, event, why: fake.notified.append((event, why)))
+    monkeypatch.setattr(chain, "notify", lambda command, run, news: fake.notified.append((news.event, news.why)))
     for name in ("show_job", "cancel_jobs", "exclude_nodes"):
         monkeypatch.setattr(chain, name, getattr(fake, name))
     return fake
@@ -84,6 +84,7 @@ def config(
         "data": {"train": {"path": "d"}},
         "train": {"total_steps": 1, "max_tokens_per_microbatch": 8192},
         "launch": {
+            "notify": ["tell-me"],
             "slurm": {
                 "max_job_chains": max_job_chains,
                 "jobs_can_submit": jobs_can_submit,
@@ -339,6 +340,9 @@ def test_the_user_is_told_what_is_news(
     own = link(run, "7", max_job_chains=max_job_chains)
     own.start()
     own.finish(ended(kind))
+    assert fake.notified == []  # the run is still held
+    own.tell()
+    own.tell()
     assert fake.notified == expected
 
 
@@ -347,7 +351,10 @@ def test_the_user_is_told_once_that_the_run_is_complete(run: RunDir, fake: FakeS
     own.start()
     run.complete_marker.touch()
     own.finish(ended("complete", signalled="SIGTERM"))
-    assert not link(run, "100", successor_of="7").decide().goes_on
+    own.tell()
+    successor = link(run, "100", successor_of="7")
+    assert not successor.decide().goes_on
+    successor.tell()
     assert fake.notified == [("complete", "It ended as complete.")]
 
 
@@ -355,8 +362,31 @@ def test_of_a_job_that_somebody_ended_the_successor_tells(run: RunDir, fake: Fak
     own = link(run, "7")
     own.start()
     own.finish(ended("cancelled", signalled="SIGTERM"))
+    own.tell()
     assert fake.notified == []
     fake.final["7"] = CANCELLED
-    assert not link(run, "100", successor_of="7").decide().goes_on
+    successor = link(run, "100", successor_of="7")
+    assert not successor.decide().goes_on
+    successor.tell()
+    ((event, why),) = fake.notified
+    assert (event, "cancelled by the user" in why) == ("ended", True)
+
+
+@pytest.mark.parametrize(("state", "is_told"), [("OUT_OF_MEMORY", True), ("TIMEOUT", False)])
+def test_of_a_job_that_was_killed_the_successor_tells(run: RunDir, fake: FakeSlurm, state: str, is_told: bool) -> None:
+    link(run, "7").start()
+    fake.final["7"] = state
+    successor = link(run, "100", successor_of="7")
+    assert successor.decide().goes_on
+    successor.tell()
+    expected = ("retrying", "Job 7 ended without a word (OUT_OF_MEMORY); carrying on.")
+    assert fake.notified == ([expected] if is_told else [])
+
+
+def test_a_job_handed_in_again_that_cannot_go_on_is_news(run: RunDir, fake: FakeSlurm) -> None:
+    write_chain(run, replace(read_chain(run).with_link("6"), ended="Gave up."))
+    run.stop_marker.touch()
+    own = link(run, "7")
+    assert not own.decide().goes_on
+    own.tell()
     assert [event for event, _ in fake.notified] == ["ended"]
-    assert "cancelled by the user" in fake.notified[0][1]

@@ -74,10 +74,11 @@ def test_a_job_that_slurm_says_is_over_is_not_waited_for(tmp_path: Path) -> None
 def test_what_a_killed_job_left_is_cleared_where_nobody_goes_on(tmp_path: Path, before: str, is_cleared: bool) -> None:
     run = RunDir(tmp_path)
     write_json_atomic(run.holder, asdict(holder("nid007", 1, 1)))
-    clear_after(run, EndedJob(before, is_gone=False))
-    clear_after(run, None)
-    assert read_holder(run) is not None
-    clear_after(run, EndedJob(before, is_gone=True))
+    assert clear_after(run, EndedJob(before, is_gone=False)) is None
+    assert clear_after(run, None) is None
+    left = read_holder(run)
+    assert left is not None
+    assert clear_after(run, EndedJob(before, is_gone=True)) == (left if is_cleared else None)
     assert (read_holder(run) is None) == is_cleared
 
 

@@ -5,15 +5,23 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.launch import notification
-from hpc_grpo.launch.notification import notify
-from hpc_grpo.run_dir import RunDir
+from hpc_grpo.launch.notification import News, notify
+from hpc_grpo.run_dir import RunDir, write_json_atomic
 
 
-def test_the_command_finds_what_happened_in_its_environment(tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    line = 'echo "$1: $HPC_GRPO_EVENT $HPC_GRPO_RUN $HPC_GRPO_WHY" > "$2"'
-    notify(["sh", "-c", line, "sh", "me", str(told)], RunDir(tmp_path), "retrying", "Lost 1 node(s).")
-    assert told.read_text() == f"me: retrying {tmp_path} Lost 1 node(s).\n"
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Started in the folder that it lies in."""
+    run = RunDir(tmp_path / "run")
+    run.create()
+    write_json_atomic(run.source, {"working_dir": str(tmp_path)})
+    return run
+
+
+def test_the_command_runs_where_the_run_was_started_and_is_told_what_happened(run: RunDir, tmp_path: Path) -> None:
+    line = 'echo "$1: $HPC_GRPO_EVENT $HPC_GRPO_RUN $HPC_GRPO_WHY" > told'
+    notify(["sh", "-c", line, "sh", "me"], run, News("retrying", "Lost 1 node(s)."))
+    assert (tmp_path / "told").read_text() == f"me: retrying {run.path} Lost 1 node(s).\n"
 
 
 @pytest.mark.parametrize(
@@ -28,15 +36,10 @@ def test_the_command_finds_what_happened_in_its_environment(tmp_path: Path) -> N
 def test_a_command_that_fails_is_told_and_costs_nothing(
     command: list[str],
     expected: str,
-    tmp_path: Path,
+    run: RunDir,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(notification, "_DEADLINE_S", 0.2)
-    notify(command, RunDir(tmp_path), "ended", "why")
+    notify(command, run, News("ended", "why"))
     assert expected in capsys.readouterr().out
-
-
-def test_without_a_command_nothing_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    notify([], RunDir(tmp_path), "complete", "The run is complete.")
-    assert capsys.readouterr().out == ""

@@ -19,7 +19,7 @@ def warn_this_process() -> None:
 
 
 def test_a_warning_while_a_link_ends_does_not_keep_it_from_its_successor(tmp_path: Path) -> None:
-    finished = []
+    finished: list[Any] = []
 
     class Link:
         before = None
@@ -32,6 +32,9 @@ def test_a_warning_while_a_link_ends_does_not_keep_it_from_its_successor(tmp_pat
             warn_this_process()
             finished.append(record.attempt)
 
+        def tell(self) -> None:
+            finished.append("told")
+
     def run() -> int:
         with Signals() as signals:
             warn_this_process()
@@ -42,7 +45,7 @@ def test_a_warning_while_a_link_ends_does_not_keep_it_from_its_successor(tmp_pat
     topology = Topology(source="slurm", job_id="7", nodes=("nid001",), num_cpus=(4,), this_node="nid001")
     link: Any = Link()
     assert attempt._supervise(supervisor, RunDir(tmp_path), topology, link) == 75
-    assert finished == [1]
+    assert finished == [1, "told"]
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 

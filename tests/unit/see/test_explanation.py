@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from run_builder import RunBuilder
 
 from hpc_grpo.see.explanation import Explanation, as_text, explain
@@ -70,6 +71,22 @@ def test_slurms_own_words_are_heard(built: RunBuilder) -> None:
     (entry,) = explained(built)
     assert entry.error == said
     assert cause(entry) == "out of host memory (probably)"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("*** JOB 11 ON n1 CANCELLED AT 2026-11-22T00:00:00 ***", "cancelled"),
+        ("*** JOB 11 ON n1 CANCELLED AT 2026-11-22T00:00:00 DUE TO TIME LIMIT ***", "walltime"),
+        ("*** JOB 11 ON n1 CANCELLED AT 2026-11-22T00:00:00 DUE TO NODE FAILURE ***", "node lost"),
+    ],
+)
+def test_of_an_attempt_that_was_told_to_end_slurm_knows_why(built: RunBuilder, said: str, expected: str) -> None:
+    built.attempt(1, signalled="SIGTERM", signalled_at=time.time() - 500.0)
+    built.attempt(2, age_s=100.0)
+    built.run.slurm_logs.mkdir()
+    (built.run.slurm_logs / "11_0_log.out").write_text(f"slurmstepd: error: {said}\n")
+    assert cause(explained(built)[0]) == expected
 
 
 def test_the_end_of_the_log_counts_where_no_error_stands_out(built: RunBuilder) -> None:

@@ -87,8 +87,7 @@ def killed(beat_age_s: float, successor: bool = False) -> Prepare:
 
 def killed_when_told_to_end(stop: bool = False, **fields: Any) -> Prepare:
     def prepare(built: RunBuilder) -> None:
-        built.attempt(1, "running", **{"signalled": "SIGTERM", "why": "", **fields})
-        built.hold(1, 61.0)
+        built.attempt(1, "running", **{"signalled": "SIGTERM", "signalled_at": time.time() - 61.0, "why": "", **fields})
         built.chain("11", ended="Job 11 was cancelled by the user.")
         if stop:
             built.run.stop_marker.touch()
@@ -138,6 +137,7 @@ def complete(built: RunBuilder) -> None:
         (killed_when_told_to_end(), "cancelled"),
         (killed_when_told_to_end(stop=True), "cancelled"),
         (killed_when_told_to_end(ends_at=time.time() - 60.0), "failed"),
+        (killed_when_told_to_end(stop=True, ends_at=time.time() - 60.0), "stopped"),
         (killed_when_told_to_end(lost_nodes={"n2": "power"}), "failed"),
         (after("cancelled"), "cancelled"),
         (after("cancelled", stop=True), "cancelled"),
