@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], l
     click.echo(f"{'New run' if frozen.is_new else 'Resuming run'} in {frozen.run.path}")
     if not link:
         remove_stop(frozen.run)
+        _tell_missing_modules(frozen.config.launch.modules)
     sys.exit(run_attempt(frozen.run, driver, JobRole(is_link=link)))
 
 
@@ -147,6 +149,17 @@ def _refuse_missing_inputs(config: Config) -> None:
     start = working_dir(run) if run.config.exists() else Path.cwd()
     refuse_missing_notify(config.launch, start)
     refuse_missing_inputs(config, start)
+
+
+def _tell_missing_modules(modules: Sequence[str]) -> None:
+    """A job loads its modules; a shell that somebody trains from has those that were loaded in it."""
+    loaded = os.environ.get("LOADEDMODULES", "").split(":")
+    if missing := [name for name in modules if not any(f"{one}/".startswith(f"{name}/") for one in loaded)]:
+        click.echo(
+            f"Not loaded in this shell, of launch.modules: {', '.join(missing)}. "
+            f"`module load {' '.join(missing)}` does, and so does a shell of `hpc-grpo shell --config CONFIG`.",
+            err=True,
+        )
 
 
 def _comments(request: Request) -> str:

@@ -157,22 +157,35 @@ def test_a_folder_of_the_run_is_checked_from_everywhere(
     assert len(handed_in) == 1
 
 
-def test_a_python_that_the_job_could_not_start_is_refused(handed_in: list[RunDir], tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    words = ["model.path=org/m", f"launch.python={python}", f"run.root={tmp_path}/runs"]
+@pytest.mark.parametrize(("key", "value"), [("launch.python", "{}"), ("launch.notify", "[{}, me]")])
+def test_a_program_that_the_job_could_not_start_is_refused(
+    key: str, value: str, handed_in: list[RunDir], tmp_path: Path
+) -> None:
+    program = tmp_path / "program"
+    words = ["model.path=org/m", f"{key}={value.format(program)}", f"run.root={tmp_path}/runs"]
 
     def is_refused() -> bool:
         result = submit(*words)
-        return result.exit_code == EXIT_CONFIG and f"launch.python = {python}: must be a file that can" in result.stderr
+        said = all(part in result.stderr for part in (f"{key} = ", str(program), "must be a file that can be executed"))
+        return result.exit_code == EXIT_CONFIG and said
 
     assert is_refused()
-    assert "# submit would refuse this. launch.python = " in submit(*words, "--dry-run").output
-    python.touch(0o644)
+    assert f"# submit would refuse this. {key} = " in submit(*words, "--dry-run").output
+    program.touch(0o644)
     assert is_refused()
     assert (handed_in, (tmp_path / "runs").exists()) == ([], False)
-    python.chmod(0o755)
+    program.chmod(0o755)
     assert submit(*words).exit_code == 0
     assert len(handed_in) == 1
+
+
+def test_modules_that_a_shell_lacks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_grpo.launch.attempt.run_attempt", lambda *_: 0)
+    monkeypatch.setenv("LOADEDMODULES", "brics/userenv:brics/nccl/2.21")
+    words = ["local/debug", f"run.root={tmp_path}", "launch.modules=[brics/nccl, cudatoolkit]"]
+    result = call("train", *words)
+    assert "Not loaded in this shell, of launch.modules: cudatoolkit. `module load cudatoolkit`" in result.stderr
+    assert "Not loaded" not in call("train", *words, "--link").stderr
 
 
 @pytest.mark.parametrize("path", SHELL_CONFIGS, ids=lambda path: path.stem)
