@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from hpc_grpo.commands.options import DRIVER
+from hpc_grpo.commands.options import DRIVER, OVERRIDES
 
 if TYPE_CHECKING:
+    from hpc_grpo.config.launch_schema import LaunchConfig
     from hpc_grpo.run_dir import RunDir
 
 _RUN = click.argument("run", metavar="RUN")
@@ -46,18 +49,38 @@ def cancel(run: str) -> None:
 
 @click.command()
 @_RUN
+@OVERRIDES
 @DRIVER
-def resume(run: str, driver: str) -> None:
-    """Submit a run again with what its last job had: after stop, cancel, or a chain that gave up."""
+def resume(run: str, overrides: tuple[str, ...], driver: str) -> None:
+    """Submit a run again with what its last job had: after stop, cancel, or a chain that gave up.
+
+    KEY=VALUE changes its config first, such as launch.slurm.time_min=600: keys that do not change what is learned.
+    """
     from hpc_grpo.commands.run import hand_in
-    from hpc_grpo.config import load_resolved
-    from hpc_grpo.launch.chain_record import read_chain
     from hpc_grpo.launch.holder import refuse_if_held
 
     run_dir = _find(run)
-    if not _is_over(run_dir):
-        refuse_if_held(run_dir)
-        hand_in(run_dir, read_chain(run_dir).launch(load_resolved(run_dir.config).launch), driver)
+    if not overrides and _is_over(run_dir):
+        return
+    refuse_if_held(run_dir)
+    launch = _reconfigured(run_dir, overrides)
+    if not _is_over(run_dir):  # more steps reopen one that was
+        hand_in(run_dir, launch, driver)
+
+
+def _reconfigured(run: RunDir, overrides: Sequence[str]) -> LaunchConfig:
+    """What the next job asks for: what the last one had, and before it the overrides, which the run takes up."""
+    from hpc_grpo.config import load_resolved
+    from hpc_grpo.config.loading import with_overrides
+    from hpc_grpo.launch.chain_record import read_chain
+    from hpc_grpo.launch.freeze import reconfigure
+
+    config = load_resolved(run.config)
+    launch = read_chain(run).launch(config.launch)
+    if overrides:
+        launch = with_overrides(config.model_copy(update={"launch": launch}), overrides).launch
+        reconfigure(run, sys.argv, overrides)
+    return launch
 
 
 def _find(run: str) -> RunDir:

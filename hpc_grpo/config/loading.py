@@ -73,6 +73,14 @@ def load_resolved(path: Path) -> Config:
     return _validated(_read_yaml(path), str(path))
 
 
+def with_overrides(config: Config, overrides: Iterable[str]) -> Config:
+    """A resolved config with `overrides`, checked as by `load_config`. Raises ConfigError."""
+    values = config.model_dump(mode="json")
+    for override in overrides:
+        _apply_override(values, override)
+    return _validated(values, "With these overrides it")
+
+
 def to_yaml(config: Config) -> str:
     """The resolved config as YAML; loading it gives an equal config."""
     return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)

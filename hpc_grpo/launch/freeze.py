@@ -1,6 +1,6 @@
 """Freezing a run: the resolved config and where it came from, written into the run directory once.
 
-A run is resumed only with the config it was started with, but for keys that cannot change what is learned.
+A run is resumed only with the config it was started with, but for the keys of `changeable.py`.
 """
 
 from __future__ import annotations
@@ -15,27 +15,15 @@ from typing import Any
 
 from hpc_grpo import __version__
 from hpc_grpo.config import Config, load_resolved, to_yaml
+from hpc_grpo.config.loading import with_overrides
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.chain_record import read_chain
+from hpc_grpo.launch.changeable import CHANGEABLE, differences, may_change
 from hpc_grpo.launch.environment import is_secret
 from hpc_grpo.manifest import valid_checkpoints
 from hpc_grpo.run_dir import RunDir, read_jsonl, write_atomic, write_json_atomic
 
 _SECRET_LENGTH = 16
-
-CHANGEABLE: dict[str, str] = {
-    "train.total_steps": "extends or shortens the run",
-    "train.total_episodes": "extends or shortens the run",
-    "train.total_epochs": "extends or shortens the run",
-    "checkpoint.": "when state is saved, not what it is",
-    "metrics.": "where numbers are sent",
-    "launch.": "another partition, time or number of nodes carries on the same run",
-    "eval.": "looks at the policy without changing it",
-    "weights.": "how the same bytes travel",
-    "deadlines.": "when to give up, not what to do",
-    "engine.": "how the same policy is sampled from; fits another kind of node",
-}
-"""Keys (or, with a trailing dot, sections) that may differ on resume, and why."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +41,56 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Fro
 
     Raises ConfigError when it cannot be written, or belongs to another config.
     """
+    _refuse_secrets(config)
+    run = RunDir(config.run_path)
+    run.create()
+    if run.config.exists():
+        return _take_up(run, config, argv, overrides)
+    write_atomic(run.config, to_yaml(config))
+    write_json_atomic(run.source, _source(argv, overrides))
+    return Frozen(run, config, True, {})
+
+
+def reconfigure(run: RunDir, argv: Sequence[str], overrides: Sequence[str]) -> Frozen:
+    """Take up a run with overrides of the config it holds. Raises ConfigError for those it may not change."""
+    there = load_resolved(run.config)
+    config = with_overrides(there, overrides)
+    if config.run_path != there.run_path:
+        raise ConfigError(
+            f"run.name and run.root say which run it is, and cannot become {str(config.run_path)!r}. Leave them out, "
+            f"or start a new run: hpc-grpo submit CONFIG run.name=NAME."
+        )
+    _refuse_secrets(config)
+    return _take_up(run, config, argv, overrides)
+
+
+def working_dir(run: RunDir) -> Path:
+    """The folder the run was started in: relative paths of the config are relative to it."""
+    try:
+        return Path(json.loads(run.source.read_text())["working_dir"])
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{run.path} is not a run directory: {run.source.name} cannot be read ({error}).") from error
+
+
+def _take_up(run: RunDir, config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Frozen:
+    changed = differences(load_resolved(run.config), config)
+    forbidden = [] if _never_trained(run) else [key for key in changed if not may_change(key)]
+    if forbidden:
+        listed = "\n".join(f"  {key}: {changed[key][0]!r} there, {changed[key][1]!r} now" for key in forbidden)
+        raise ConfigError(
+            f"The run name {config.run.name!r} is taken by another config, in {run.path}:\n{listed}\n"
+            f"Choose another run.name, or give the values of that run to resume it. "
+            f"What may change in it: {', '.join(f'{key}*' if key.endswith('.') else key for key in CHANGEABLE)}."
+        )
+    if changed:
+        write_atomic(run.config, to_yaml(config))
+        if run.is_complete() and any(key.startswith("train.total_") for key in changed):
+            run.complete_marker.unlink()
+    _append_resume(run, argv, overrides, changed)
+    return Frozen(run, config, False, changed)
+
+
+def _refuse_secrets(config: Config) -> None:
     arguments = {name: value for reward in config.rewards for name, value in reward.args.items()}
     if secret := [name for name, value in arguments.items() if is_secret(name) and _is_long_word(value)]:
         raise ConfigError(
@@ -64,44 +102,6 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Fro
             f"launch.env must not hold secrets ({', '.join(secret)}): config.yaml is kept and shared. Export them in "
             f"the environment and, unless their prefix is let through already, name them in launch.pass_env."
         )
-    run = RunDir(config.run_path)
-    run.create()
-    if not run.config.exists():
-        write_atomic(run.config, to_yaml(config))
-        write_json_atomic(run.source, _source(argv, overrides))
-        return Frozen(run, config, True, {})
-    changed = differences(load_resolved(run.config), config)
-    forbidden = [] if _never_trained(run) else [key for key in changed if not may_change(key)]
-    if forbidden:
-        listed = "\n".join(f"  {key}: {changed[key][0]!r} there, {changed[key][1]!r} now" for key in forbidden)
-        raise ConfigError(
-            f"The run name {config.run.name!r} is taken by another config, in {run.path}:\n{listed}\n"
-            f"Choose another run.name, or give the values of that run to resume it."
-        )
-    if changed:
-        write_atomic(run.config, to_yaml(config))
-        if run.is_complete() and any(key.startswith("train.total_") for key in changed):
-            run.complete_marker.unlink()
-    _append_resume(run, argv, overrides, changed)
-    return Frozen(run, config, False, changed)
-
-
-def differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
-    """Dotted keys whose values differ -> (before, now)."""
-    old, new = _flat(before.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
-    return {key: (old.get(key), new.get(key)) for key in sorted({*old, *new}) if old.get(key) != new.get(key)}
-
-
-def may_change(key: str) -> bool:
-    return any(key == entry or (entry.endswith(".") and key.startswith(entry)) for entry in CHANGEABLE)
-
-
-def working_dir(run: RunDir) -> Path:
-    """The folder the run was started in: relative paths of the config are relative to it."""
-    try:
-        return Path(json.loads(run.source.read_text())["working_dir"])
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{run.path} is not a run directory: {run.source.name} cannot be read ({error}).") from error
 
 
 def _never_trained(run: RunDir) -> bool:
@@ -116,16 +116,6 @@ def _never_trained(run: RunDir) -> bool:
 def _is_long_word(value: Any) -> bool:
     """Whether a value may be a key or a password: not so `stop_token: </s>`."""
     return isinstance(value, str) and len(value) >= _SECRET_LENGTH and not any(char.isspace() for char in value)
-
-
-def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, dict) and item:
-            flat.update(_flat(item, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = item
-    return flat
 
 
 def _source(argv: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:

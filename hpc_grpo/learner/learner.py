@@ -135,7 +135,8 @@ class Learner:
         if not math.isfinite(grad_norm):
             raise HpcGrpoError(
                 f"The gradient of optimizer step {self.policy_version} is not finite ({grad_norm}). "
-                f"Lower train.lr, or look at that step's rollouts for broken logprobs or rewards."
+                f"Give a new run.name and a lower train.lr, or look at that step's rollouts for broken logprobs or "
+                f"rewards."
             )
         return grad_norm
 

@@ -27,12 +27,12 @@ _BY_KIND: dict[str, Advice] = {
     "walltime": Advice(
         "walltime",
         "The time limit came before the last checkpoint; steps since then are trained again. "
-        "Lower checkpoint.every_steps, or ask for more time: launch.slurm.time_min.",
+        "Save more often or ask for more time: hpc-grpo resume RUN checkpoint.every_steps=N launch.slurm.time_min=MIN.",
     ),
     "node_lost": Advice(
         "node lost",
         "A machine failed, not the run: hpc-grpo resume RUN, or the next job of its chain, carries on from the last "
-        "checkpoint. If it is the same node again, exclude it: launch.slurm.extra.exclude=NODE.",
+        "checkpoint. If it is the same node again: hpc-grpo resume RUN launch.slurm.extra.exclude=NODE.",
     ),
 }
 """Ends whose kind says it all: what the log shows besides is a consequence."""
@@ -43,16 +43,19 @@ _BY_PATTERN: tuple[tuple[str, Advice], ...] = (
         r"|No available memory for the cache blocks|less than desired GPU memory utilization",
         Advice(
             "out of GPU memory",
-            "Learner: lower train.max_tokens_per_microbatch or train.logprob_chunk_tokens, raise train.zero_stage to "
-            "3, or set train.offload_optimizer=cpu. Engine: lower engine.gpu_memory_utilization or "
-            "engine.max_num_seqs. More nodes shard the optimizer further.",
+            "Learner: lower train.max_tokens_per_microbatch or train.logprob_chunk_tokens; more nodes "
+            "(launch.slurm.num_nodes) shard the optimizer further. Engine: lower engine.gpu_memory_utilization or "
+            "engine.max_num_seqs. Then hpc-grpo resume RUN KEY=VALUE. If that is not enough, train.zero_stage=3 and "
+            "train.offload_optimizer=cpu hold less on the GPU; a run with a checkpoint keeps both, so that they "
+            "need a new run.name.",
         ),
     ),
     (
         r"weight store needs|SIGBUS|/dev/shm[^\n]*No space left|No space left[^\n]*/dev/shm",
         Advice(
             "out of shared memory",
-            "Less must fit in the node's /dev/shm: set weights.num_buffers=1, or lower launch.object_store_gib.",
+            "Less must fit in the node's /dev/shm: hpc-grpo resume RUN weights.num_buffers=1, or with a "
+            "smaller launch.object_store_gib.",
         ),
     ),
     (
@@ -62,7 +65,8 @@ _BY_PATTERN: tuple[tuple[str, Advice], ...] = (
             "out of host memory (probably)",
             "A process was killed, most often because the job used more memory than it asked for. Ask for more "
             "(launch.slurm.extra.mem=0: all of the node), or use less: launch.object_store_gib, weights.num_buffers=1, "
-            "fewer engine.engines_per_node, train.offload_optimizer=none if the GPU has room.",
+            "fewer engine.engines_per_node. Then hpc-grpo resume RUN KEY=VALUE. Without a checkpoint, or with a new "
+            "run.name, also train.offload_optimizer=none if the GPU has room.",
         ),
     ),
     (
@@ -70,8 +74,8 @@ _BY_PATTERN: tuple[tuple[str, Advice], ...] = (
         r"|inline_container\.cc[^\n]*unexpected pos|basic_ios::clear: iostream error",  # torch.save, without the errno
         Advice(
             "disk full",
-            "Free space where the run directory is, or raise your quota; lower checkpoint.keep_last. "
-            "Then hpc-grpo resume RUN carries on from the last whole checkpoint.",
+            "Free space where the run directory is, or raise your quota. Then hpc-grpo resume RUN, or with a lower "
+            "checkpoint.keep_last=N, carries on from the last whole checkpoint.",
         ),
     ),
     (
@@ -88,7 +92,16 @@ _BY_PATTERN: tuple[tuple[str, Advice], ...] = (
         Advice(
             "reward error",
             "The reward function failed; its own error is above. Mend it, raise rewards.N.timeout_s if it is only "
-            "slow, or allow more failures: grading.max_failed_fraction. Then hpc-grpo resume RUN.",
+            "slow, or allow more failures: grading.max_failed_fraction. Then hpc-grpo resume RUN, with KEY=VALUE for "
+            "what you raised.",
+        ),
+    ),
+    (
+        r"gradient of optimizer step \d+ is not finite",
+        Advice(
+            "diverged",
+            "A run with a checkpoint keeps its train.lr: give a new run.name and a lower train.lr or "
+            "train.max_grad_norm. It may start from an export of this one: model.path.",
         ),
     ),
     (
@@ -124,7 +137,8 @@ _BY_PATTERN: tuple[tuple[str, Advice], ...] = (
 _OTHERWISE: dict[str, Advice] = {
     "config": Advice(
         "configuration error",
-        "Trying again gives the same. Change what the message names; a key that may not change needs a new run.name.",
+        "Trying again gives the same. Change what the message names: hpc-grpo resume RUN KEY=VALUE, which says "
+        "whether a key may not change and needs a new run.name.",
     ),
     "bringup_failed": Advice(
         "nodes did not come up",

@@ -9,7 +9,7 @@ import pytest
 from hpc_grpo.config import Config, load_config, load_resolved
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.chain_record import ChainRecord, write_chain
-from hpc_grpo.launch.freeze import CHANGEABLE, freeze, may_change, working_dir
+from hpc_grpo.launch.freeze import freeze, reconfigure, working_dir
 from hpc_grpo.manifest import Manifest, write_manifest
 from hpc_grpo.run_dir import RunDir
 
@@ -54,7 +54,8 @@ def test_another_config_may_not_take_the_name(tmp_path: Path) -> None:
         freeze(config(tmp_path, "train.lr=1e-3", "checkpoint.every_steps=7"), [], [])
     assert "taken by another config" in str(caught.value)
     assert "train.lr: 0.0001 there, 0.001 now" in str(caught.value)
-    assert "checkpoint" not in str(caught.value)
+    assert "checkpoint.every_steps" not in str(caught.value)
+    assert "What may change in it: train.total_steps, " in str(caught.value)
     assert frozen.run.config.read_text() == before
 
 
@@ -103,12 +104,43 @@ def test_a_root_that_cannot_be_written_is_a_config_error(tmp_path: Path) -> None
         freeze(config(tmp_path / "file"), [], [])
 
 
-def test_changeable_keys_exist_and_have_reasons() -> None:
-    known = Config.model_fields
-    assert all(key.split(".")[0] in known and reason for key, reason in CHANGEABLE.items())
-    assert may_change("train.total_steps")
-    assert not may_change("train.lr")
-    assert not may_change("rollout.group_size")
+def test_a_run_that_trained_is_reconfigured_where_it_may_change(tmp_path: Path) -> None:
+    run = freeze(config(tmp_path), [], []).run
+    leave_a_step(run)
+    words = ["rewards.0.timeout_s=60", "grading.max_failed_fraction=0.5", "train.logprob_chunk_tokens=64"]
+    frozen = reconfigure(run, ["hpc-grpo", "resume"], words)
+    assert sorted(frozen.changed) == [
+        "grading.max_failed_fraction",
+        "rewards.0.timeout_s",
+        "train.logprob_chunk_tokens",
+    ]
+    there = load_resolved(run.config)
+    assert (there.rewards[0].timeout_s, there.train.logprob_chunk_tokens) == (60.0, 64)
+    assert json.loads(run.source.read_text())["resumed"][0]["overrides"] == words
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("train.lr=1", "train.lr: 0.0001 there, 1.0 now"),
+        ("rewards.0.weight=2", "rewards.0.weight: "),
+        ("rewards.0.args.timeout_s=3", "rewards.0.args.timeout_s: None there, 3 now"),
+        ("train.zero_stage=3", "train.zero_stage: "),
+        ("train.max_token_per_microbatch=3", "did you mean 'max_tokens_per_microbatch'?"),
+        ("train.max_tokens_per_microbatch=3", "must hold the longest sequence"),
+        ("run.name=other", "run.name and run.root say which run it is"),
+        ("run.root=/elsewhere", "run.name and run.root say which run it is"),
+        ("launch.env.WANDB_API_KEY=abc", "must not hold secrets"),
+    ],
+)
+def test_a_run_is_not_reconfigured_into_another(word: str, told: str, tmp_path: Path) -> None:
+    run = freeze(config(tmp_path), [], []).run
+    leave_a_step(run)
+    before = (run.config.read_text(), run.source.read_text())
+    with pytest.raises(ConfigError) as caught:
+        reconfigure(run, [], [word, "engine.max_num_seqs=9"])
+    assert told in str(caught.value)
+    assert (run.config.read_text(), run.source.read_text()) == before
 
 
 def test_a_key_in_the_arguments_of_a_reward_is_refused(tmp_path: Path) -> None:

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from hpc_grpo.config import Config, load_config
+from hpc_grpo.config.loading import with_overrides
 from hpc_grpo.launch.attempt_record import classify
+from hpc_grpo.launch.changeable import may_change
+from hpc_grpo.see import advice as tables
 from hpc_grpo.see.advice import advise
 from hpc_grpo.see.last_words import last_error, reason_to_stop
 
@@ -33,6 +39,7 @@ is killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop --forc
         ("config", "error: The reward failed for 6 of 6 prompts, more than", "reward error"),
         ("config", "error: Reward 'x.py:nan' returned nan for completion 0", "reward error"),
         ("config", "error: Reward 'x' does not exist. Built in: correctness", "reward error"),
+        ("crash", "error: The gradient of optimizer step 7 is not finite (nan).", "diverged"),
         ("config", "error: model.path = 'm': no tokenizer can be loaded from it", "configuration error"),
         ("crash", "Watchdog caught collective operation timeout: WorkNCCL(", "nodes stopped talking (NCCL or Gloo)"),
         ("crash", "NCCL error: unhandled system error", "nodes stopped talking (NCCL or Gloo)"),
@@ -109,3 +116,35 @@ def test_last_errors(log: str, shown: str) -> None:
 def test_why_a_driver_stopped() -> None:
     assert reason_to_stop("step\nStopping after step 3: signal SIGTERM.\n") == "Stopping after step 3: signal SIGTERM."
     assert reason_to_stop("step\n") == ""
+
+
+TODOS = [advice.todo for table in (tables._BY_KIND, tables._OTHERWISE) for advice in table.values()]
+TODOS += [advice.todo for _, advice in tables._BY_PATTERN] + [tables._UNKNOWN.todo]
+KEY = re.compile(rf"\b((?:{'|'.join(Config.model_fields)})\.\w+(?:\.\w+)*)")
+NEEDS_A_NEW_RUN = {
+    "model.path",
+    "run.name",
+    "train.lr",
+    "train.max_grad_norm",
+    "train.offload_optimizer",
+    "train.zero_stage",
+}
+
+
+@pytest.mark.parametrize("todo", [todo for todo in TODOS if KEY.search(todo)])
+def test_what_it_says_to_change_exists_and_may_change(todo: str) -> None:
+    keys = [key.replace(".N.", ".0.") for key in KEY.findall(todo)]
+    before = load_config("local/debug", ["rewards=[{name: correctness}]"])
+    for key in keys:
+        with_overrides(before, [f"{key}={value_of(before, key)}"])  # raises for a key that does not exist
+    kept = {key for key in keys if not may_change(key)}
+    assert kept <= NEEDS_A_NEW_RUN
+    assert not kept or "new run.name" in " ".join(todo.split())
+
+
+def value_of(config: Config, key: str) -> object:
+    """The value of a key; of one that a free-form section lacks, a word."""
+    value: object = config.model_dump(mode="json")
+    for part in key.split("."):
+        value = value[int(part)] if isinstance(value, list) else value.get(part, "x")  # type: ignore[attr-defined]
+    return "null" if value is None else value
