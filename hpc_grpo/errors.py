@@ -6,7 +6,8 @@ says whether running the same command again can help.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
 EXIT_COMPLETE = 0
 EXIT_CRASH = 1
@@ -62,3 +63,13 @@ class NodesUnavailableError(LaunchError):
         self.nodes = tuple(nodes)
 
     exit_code = EXIT_UNAVAILABLE
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the valid one that it may stand for, where there is one.
+
+    >>> nearest("corectness", ["correctness", "strict_format"])
+    "; did you mean 'correctness'?"
+    """
+    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else "."

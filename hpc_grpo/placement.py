@@ -16,6 +16,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from hpc_grpo.bundles import Bundle, check_fits, node_bundles
 from hpc_grpo.config import Config
 from hpc_grpo.contract import NUM_NODES_VARIABLE
 from hpc_grpo.errors import ConfigError, LaunchError, NodesUnavailableError
@@ -24,8 +25,6 @@ _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _RESERVE_DEADLINE_S = 60.0
 _PIN = 0.001
 """Of a node's own `node:IP` resource: ties a bundle to that node without using any of it up."""
-
-Bundle = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -90,22 +89,10 @@ def _reserve(config: Config, address: str, resources: Mapping[str, float]) -> No
     if uses_cuda(config) and not with_gpus:
         raise ConfigError(_no_gpus(config, address))
     learners, engines = node_bundles(config, with_gpus=with_gpus)
-    check_fits(config, address, resources, [*learners, *engines])
+    check_fits(config, f"Node {address}", resources, [*learners, *engines])
     pinned = [{**bundle, f"node:{address}": _PIN} for bundle in (*learners, *engines)]
     group = placement_group(pinned, strategy="STRICT_PACK")
     return NodeSlots(address, group, learners, engines)
-
-
-def node_bundles(config: Config, *, with_gpus: bool) -> tuple[tuple[Bundle, ...], tuple[Bundle, ...]]:
-    """The bundles of one node's learners and engines; SFT has no engines."""
-    placement, engine = config.placement, config.engine
-    learner: Bundle = {"CPU": placement.cpus_per_learner}
-    sampler: Bundle = {"CPU": placement.cpus_per_engine}
-    if with_gpus:
-        learner["GPU"] = 1
-        sampler["GPU"] = engine.tensor_parallel
-    num_engines = engine.engines_per_node if config.task == "grpo" else 0
-    return (learner,) * placement.learners_per_node, (sampler,) * num_engines
 
 
 def _no_gpus(config: Config, address: str) -> str:
@@ -119,18 +106,3 @@ def _no_gpus(config: Config, address: str) -> str:
         f"allocation of your own, ask Slurm for GPUs; on a machine, see CUDA_VISIBLE_DEVICES. To train on CPUs, set "
         f"model.device=cpu."
     )
-
-
-def check_fits(config: Config, address: str, resources: Mapping[str, float], bundles: list[Bundle]) -> None:
-    """Raise ConfigError with the sum when the bundles need more than the node has."""
-    for kind in ("GPU", "CPU"):
-        needed = sum(bundle.get(kind, 0) for bundle in bundles)
-        available = resources.get(kind, 0)
-        if needed > available:
-            raise ConfigError(
-                f"Node {address} has {available:g} {kind}s, but placement.learners_per_node = "
-                f"{config.placement.learners_per_node} and engine.engines_per_node = "
-                f"{config.engine.engines_per_node} (engine.tensor_parallel = {config.engine.tensor_parallel}) "
-                f"need {needed:g}. Ask for fewer engines, or for larger nodes"
-                + (", or lower placement.cpus_per_engine." if kind == "CPU" else ".")
-            )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpc_grpo.checkpoints import DriverState
-from hpc_grpo.data import DemonstrationStream
+from hpc_grpo.data.demonstrations import DemonstrationStream
 from hpc_grpo.learner.group import LearnerGroup
 from hpc_grpo.session import Session
 from hpc_grpo.types import Demonstration, TrainSequence

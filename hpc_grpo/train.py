@@ -15,7 +15,7 @@ import ray
 from hpc_grpo.budget import make_budget
 from hpc_grpo.checkpoints import Checkpoints, DriverState
 from hpc_grpo.config import Config, load_resolved
-from hpc_grpo.data import DemonstrationStream
+from hpc_grpo.data.demonstrations import DemonstrationStream
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, HpcGrpoError
 from hpc_grpo.grpo import GrpoLoop
 from hpc_grpo.inputs import Inputs, load_inputs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from hpc_grpo.commands.options import CONFIG, DRIVER, OVERRIDES, SET, slurm_over
 from hpc_grpo.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hpc_grpo.config import Config
     from hpc_grpo.config.launch_schema import LaunchConfig
     from hpc_grpo.launch.request import Request
@@ -90,7 +93,6 @@ def submit(
     from hpc_grpo.launch import slurm
     from hpc_grpo.launch.freeze import freeze
     from hpc_grpo.launch.holder import refuse_if_held
-    from hpc_grpo.launch.partition import refuse_what_cannot_start
     from hpc_grpo.launch.request import load_request
     from hpc_grpo.run_dir import RunDir
 
@@ -102,8 +104,8 @@ def submit(
         return
     os.environ.update(request.environment)
     refuse_if_held(run)
-    _refuse_missing_inputs(request.config)
-    refuse_what_cannot_start(request.config.launch.slurm)
+    for error in _refusals(request.config):
+        raise error
     frozen = freeze(request.config, sys.argv, request.overrides)
     if frozen.run.is_complete():
         click.echo(f"The run in {frozen.run.path} is already complete; raise train.total_* to extend it.")
@@ -138,17 +140,28 @@ def job_setup(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...
         click.echo(line)
 
 
-def _refuse_missing_inputs(config: Config) -> None:
-    """Raises ConfigError for paths that the job would not find from where it will run."""
-    from hpc_grpo.doctor.local_inputs import refuse_missing_inputs, refuse_missing_notify, refuse_missing_python
+def _refusals(config: Config) -> Iterator[ConfigError]:
+    """Why the job would fail as soon as it starts, or would never start, as far as a login node can tell."""
+    from hpc_grpo.doctor import local_inputs
+    from hpc_grpo.doctor.asked_gpus import refuse_too_few_gpus
     from hpc_grpo.launch.freeze import working_dir
+    from hpc_grpo.launch.partition import refuse_what_cannot_start
     from hpc_grpo.run_dir import RunDir
 
-    refuse_missing_python(config.launch)
     run = RunDir(config.run_path)
     start = working_dir(run) if run.config.exists() else Path.cwd()
-    refuse_missing_notify(config.launch, start)
-    refuse_missing_inputs(config, start)
+    for check in (
+        partial(local_inputs.refuse_missing_python, config.launch),
+        partial(local_inputs.refuse_missing_notify, config.launch, start),
+        partial(local_inputs.refuse_missing_inputs, config, start),
+        partial(local_inputs.refuse_unreadable_data, config, start),
+        partial(refuse_too_few_gpus, config),
+        partial(refuse_what_cannot_start, config.launch.slurm),
+    ):
+        try:
+            check()
+        except ConfigError as error:
+            yield error
 
 
 def _tell_missing_modules(modules: Sequence[str]) -> None:
@@ -166,11 +179,8 @@ def _comments(request: Request) -> str:
     """What is to be said below a job script, as comments of the shell: the script stays what sbatch takes."""
     from hpc_grpo.commands.planning import plan_or_reason
 
-    told = plan_or_reason(request)
-    try:
-        _refuse_missing_inputs(request.config)
-    except ConfigError as error:
-        told = f"submit would refuse this. {error}\n\n{told}"
+    refused = [f"submit would refuse this. {error}\n\n" for error in _refusals(request.config)]
+    told = "".join([*refused, plan_or_reason(request)])
     return "\n" + "".join(f"# {line}".rstrip() + "\n" for line in told.splitlines())
 
 

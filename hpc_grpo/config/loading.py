@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.config.rules import check_rules
 from hpc_grpo.config.schema import Config
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.errors import ConfigError, nearest
 
 CONFIGS_DIR = Path(__file__).resolve().parents[2] / "configs"
 
@@ -96,7 +95,7 @@ def find_config(name: str) -> Path:
             return candidate
     shipped = sorted(str(p.relative_to(CONFIGS_DIR).with_suffix("")) for p in CONFIGS_DIR.rglob("*.yaml"))
     raise ConfigError(
-        f"No config {name!r}: no such file, and none of the shipped names matches{_nearest(name, shipped)} "
+        f"No config {name!r}: no such file, and none of the shipped names matches{nearest(name, shipped)} "
         f"Shipped configs: {', '.join(shipped)}."
     )
 
@@ -190,7 +189,7 @@ def _explain(detail: dict[str, Any]) -> str:
     key = ".".join(location)
     if detail["type"] == "extra_forbidden":
         valid = _valid_keys(location[:-1])
-        return f"{key}: unknown key{_nearest(location[-1], valid)} Valid here: {', '.join(valid)}."
+        return f"{key}: unknown key{nearest(location[-1], valid)} Valid here: {', '.join(valid)}."
     if detail["type"] == "missing":
         return f"{key}: must be set."
     return f"{key} = {detail['input']!r}: {detail['msg']}."
@@ -205,8 +204,3 @@ def _valid_keys(location: list[str]) -> list[str]:
         models = [m for m in (annotation, *get_args(annotation)) if isinstance(m, type) and issubclass(m, BaseModel)]
         model = models[0]
     return list(model.model_fields)
-
-
-def _nearest(name: str, valid: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else "."

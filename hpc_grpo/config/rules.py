@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.rewards.registry import check_builtin
 
 
 def check_rules(config: Config) -> None:
-    for rule in (_run_name, _one_budget, _nodes, _lag_and_minibatches, _eval_data, _token_budget, _stages, _nucleus):
+    for rule in _RULES:
         rule(config)
 
 
@@ -59,6 +60,14 @@ def _lag_and_minibatches(config: Config) -> None:
         )
 
 
+def _rewards(config: Config) -> None:
+    """Built-in ones alone: a module of the user's is the job's to import."""
+    if config.task == "grpo":
+        for reward in config.rewards:
+            if ":" not in reward.name:
+                check_builtin(reward.name)
+
+
 def _eval_data(config: Config) -> None:
     if config.eval.every_steps is None:
         return
@@ -101,3 +110,16 @@ def _nucleus(config: Config) -> None:
             f"rollout.top_p = {config.rollout.top_p:g}: engines renormalise over the nucleus and the learner does not, "
             f"so the importance weights would be wrong. Set rollout.top_p=1, or loss.importance_correction=none."
         )
+
+
+_RULES = (
+    _run_name,
+    _one_budget,
+    _nodes,
+    _lag_and_minibatches,
+    _rewards,
+    _eval_data,
+    _token_budget,
+    _stages,
+    _nucleus,
+)

@@ -6,10 +6,9 @@ import numpy as np
 
 from hpc_grpo.config.schema import Config
 from hpc_grpo.data.lengths import LengthRule, fitting_items
-from hpc_grpo.data.sources import Item, Items
+from hpc_grpo.data.sources import Items, completion_text
 from hpc_grpo.data.stream import EpochOrder
 from hpc_grpo.data.templates import PromptTemplate, Tokenizer, encode_completions
-from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import Demonstration
 
 
@@ -68,19 +67,3 @@ class DemonstrationStream:
 
     def _completion(self, number: int) -> str:
         return completion_text(self._config, self._items[number], number)
-
-
-def completion_text(config: Config, item: Item, number: int) -> str:
-    """The text to imitate of item `number`. Raises ConfigError for a missing or empty one."""
-    path, field = config.data.train.path, config.sft.completion_field
-    if field not in item:
-        raise ConfigError(
-            f"Item {number} of {path}: there is no field {field!r} (sft.completion_field). "
-            f"Fields: {', '.join(item)}. Set sft.completion_field to one of them."
-        )
-    text = item[field]
-    if not isinstance(text, str) or not text:
-        raise ConfigError(
-            f"Item {number} of {path}: {field!r} (sft.completion_field) must be text that is not empty, not {text!r}."
-        )
-    return text

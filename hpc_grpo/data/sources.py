@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hpc_grpo.config.schema import DatasetConfig
+from hpc_grpo.config.schema import Config, DatasetConfig
 from hpc_grpo.errors import ConfigError
 
 Item = dict[str, Any]
@@ -39,6 +39,22 @@ def load_items(config: DatasetConfig) -> Items:
         )
     saved = path.is_dir() and any((path / marker).exists() for marker in _SAVED_MARKERS)
     return _checked_table(config, _read_saved(config) if saved else _read_named(config))
+
+
+def completion_text(config: Config, item: Item, number: int) -> str:
+    """The text to imitate of item `number`. Raises ConfigError for a missing or empty one."""
+    path, field = config.data.train.path, config.sft.completion_field
+    if field not in item:
+        raise ConfigError(
+            f"Item {number} of {path}: there is no field {field!r} (sft.completion_field). "
+            f"Fields: {', '.join(item)}. Set sft.completion_field to one of them."
+        )
+    text = item[field]
+    if not isinstance(text, str) or not text:
+        raise ConfigError(
+            f"Item {number} of {path}: {field!r} (sft.completion_field) must be text that is not empty, not {text!r}."
+        )
+    return text
 
 
 def _read_jsonl(path: Path) -> Iterator[Item]:

@@ -1,4 +1,4 @@
-"""Whether the files and folders that a config names are where its job will look for them."""
+"""Whether the files and folders that a config names are where its job will look for them, and begin as it expects."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 
 from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.config.schema import Config
+from hpc_grpo.data.sources import completion_text, load_items
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.prefetch.items import is_there, items_of
+from hpc_grpo.prefetch.items import Item, dataset_of, is_there, items_of
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,18 @@ def refuse_missing_notify(launch: LaunchConfig, working_dir: Path) -> None:
         )
 
 
+def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
+    """Raise ConfigError, in the job's words, where a .jsonl file that is there does not begin with a row that has the
+    configured fields. The first row alone is read: the rest is the job's to check."""
+    for item in _items(config, working_dir):
+        place = working_dir / item.name
+        if place.suffix == ".jsonl" and is_there(place):
+            dataset = dataset_of(config, item).model_copy(update={"path": str(place), "max_items": 1})
+            [row] = load_items(dataset)
+            if config.task == "sft" and item.key == "data.train.path":
+                completion_text(config, row, 0)
+
+
 def missing_inputs(config: Config, working_dir: Path) -> Iterator[MissingInput]:
     """The paths that the run would read and that do not exist; relative ones are relative to `working_dir`.
 
@@ -72,10 +85,17 @@ def missing_inputs(config: Config, working_dir: Path) -> Iterator[MissingInput]:
 
 def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, str]]:
     """Key and value in the config, and the path that must exist."""
-    for item in items_of(config, working_dir):
-        if item.is_local and not (item.key == "data.eval.path" and config.eval.every_steps is None):
+    for item in _items(config, working_dir):
+        if item.is_local:
             yield item.key, item.name, f"{item.name}/config.json" if item.key == "model.path" else item.name
     for position, reward in enumerate(config.rewards if config.task == "grpo" else []):
         file, _, _ = reward.name.rpartition(":")
         if file.endswith(".py"):
             yield f"rewards.{position}.name", reward.name, file
+
+
+def _items(config: Config, working_dir: Path) -> Iterator[Item]:
+    """Model and data that the run would read: without eval nobody reads its data."""
+    for item in items_of(config, working_dir):
+        if item.key != "data.eval.path" or config.eval.every_steps is not None:
+            yield item

@@ -11,6 +11,8 @@ from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.slurm_job import minutes, output_of
 
 SHOW_PARTITIONS = ("scontrol", "--all", "show", "partition", "--oneliner")
+_DEADLINE_S = 10.0
+"""For an answer that sbatch gives in any case."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def refuse_what_cannot_start(slurm: SlurmConfig) -> None:
     if "," in (slurm.partition or "") or "qos" in slurm.extra:
         return
     try:
-        partitions = parse_partitions(output_of(SHOW_PARTITIONS))
+        partitions = parse_partitions(output_of(SHOW_PARTITIONS, deadline_s=_DEADLINE_S))
     except LaunchError:
         return
     chosen = chosen_partition(slurm, partitions)

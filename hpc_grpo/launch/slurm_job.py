@@ -175,10 +175,10 @@ def _hostnames(node_list: str) -> list[str]:
     return output_of(["scontrol", "show", "hostnames", node_list]).split()
 
 
-def output_of(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+def output_of(argv: Sequence[str], environ: Mapping[str, str] | None = None, *, deadline_s: float = _TIMEOUT_S) -> str:
     """What one command of Slurm prints; `environ` instead of this process's. Raises LaunchError with its own words."""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environ, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=deadline_s, env=environ, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{' '.join(argv)} failed: {error}") from error
     if done.returncode:

@@ -6,6 +6,7 @@ whether a node has enough.
 
 from __future__ import annotations
 
+from hpc_grpo.bundles import node_bundles
 from hpc_grpo.config.schema import Config
 from hpc_grpo.plan.engine import model_parts
 from hpc_grpo.plan.learner import activation_parts, host_parts, state_parts
@@ -32,8 +33,8 @@ def num_engines(config: Config) -> int:
 
 def gpus_per_node(config: Config) -> int:
     """GPUs that learners and engines take on each node."""
-    engines = num_engines(config) * config.engine.tensor_parallel
-    return config.placement.learners_per_node + engines if runs_on_gpu(config) else 0
+    learners, engines = node_bundles(config, with_gpus=runs_on_gpu(config))
+    return int(sum(bundle.get("GPU", 0) for bundle in (*learners, *engines)))
 
 
 def host_budget(model: Model, config: Config, num_learners: int, kv_bytes: int, hardware: Hardware) -> MemoryBudget:

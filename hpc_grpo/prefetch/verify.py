@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config.schema import Config
-from hpc_grpo.data.demonstrations import completion_text
-from hpc_grpo.data.sources import Items, load_items
+from hpc_grpo.data.sources import Items, completion_text, load_items
 from hpc_grpo.data.templates import PromptTemplate
 from hpc_grpo.model_files import check_context_length, load_tokenizer, model_folder, stop_token_ids
 from hpc_grpo.prefetch.items import Item, dataset_of

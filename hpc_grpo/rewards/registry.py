@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.errors import ConfigError, nearest
 
 RewardFunction = Callable[..., Sequence[float]]
 
@@ -43,7 +43,8 @@ def resolve_reward(name: str) -> RewardFunction:
     """
     module_name, separator, attribute = name.rpartition(":")
     if not separator:
-        return _builtin(name)
+        check_builtin(name)
+        return _registered[name]
     module = _import(name, module_name)
     if not hasattr(module, attribute):
         functions = sorted(key for key, value in vars(module).items() if callable(value) and key[0] != "_")
@@ -63,14 +64,14 @@ def builtin_names() -> list[str]:
     return sorted(_registered)
 
 
-def _builtin(name: str) -> RewardFunction:
+def check_builtin(name: str) -> None:
+    """Raise ConfigError where a name without a module is that of no reward. Imports nothing of the user's."""
     names = builtin_names()
-    if name not in _registered:
+    if name not in names:
         raise ConfigError(
-            f"Reward {name!r} does not exist. Built in: {', '.join(names)}. "
+            f"Reward {name!r} does not exist{nearest(name, names)} Built in: {', '.join(names)}. "
             f"Your own is module:function or path/to/file.py:function."
         )
-    return _registered[name]
 
 
 def _import(name: str, module_name: str) -> ModuleType:

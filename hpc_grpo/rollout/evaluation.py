@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpc_grpo.config import Config
-from hpc_grpo.data import PromptStream, sampling_seed
+from hpc_grpo.data.seeds import sampling_seed
+from hpc_grpo.data.stream import PromptStream
 from hpc_grpo.disk import when_there_is_space
 from hpc_grpo.rewards.pass_at_k import pass_at_k
 from hpc_grpo.rollout.group_sampler import GradedGroup, GroupSampler

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpc_grpo.config import Config
-from hpc_grpo.data import PromptStream, sampling_seed
+from hpc_grpo.data.seeds import sampling_seed
+from hpc_grpo.data.stream import PromptStream
 from hpc_grpo.errors import HpcGrpoError, RewardError
 from hpc_grpo.rollout.group_sampler import GradedGroup, GroupSampler, StartedGroup
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt, SamplingSpec

@@ -83,6 +83,7 @@ CLI_CASES = {
     "microbatch too small": (["train.max_tokens_per_microbatch=8"], ["train.max_tokens_per_microbatch", "40"]),
     "run name with a slash": (["run.name=a/b"], ["run.name", "'/'"]),
     "unwritable run folder": (["run.root=/proc/nowhere"], ["/proc/nowhere", "run.root"]),
+    "misspelt reward": (["rewards.0.name=corectness"], ["corectness", "did you mean 'correctness'"]),
     "flash attention on a CPU": (["train.attention=flash_attention_2"], ["train.attention", "sdpa"]),
 }
 
@@ -127,7 +128,6 @@ DRIVER_CASES = {
         {"rewards": [{"name": "does_not_import.py:reward"}], "eval": {"reward": "does_not_import.py:reward"}},
         ["does_not_import.py", "a_module_nobody_has"],
     ),
-    "reward that is not there": ({"rewards": [{"name": "corectness"}]}, ["corectness", "correctness"]),
     "reward that is no function": (
         {"rewards": [{"name": "broken_rewards.py:NOT_CALLABLE"}]},
         ["NOT_CALLABLE"],

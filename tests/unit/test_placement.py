@@ -8,9 +8,10 @@ from unittest.mock import Mock
 import pytest
 
 from hpc_grpo import placement
+from hpc_grpo.bundles import check_fits, node_bundles
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.placement import NodeSlots, check_fits, node_bundles, reserve_nodes
+from hpc_grpo.placement import NodeSlots, reserve_nodes
 
 
 def config(task: str = "grpo", engine: dict[str, Any] | None = None, **placement: Any) -> Config:
@@ -53,7 +54,7 @@ def test_sft_reserves_no_engines() -> None:
 
 def check(settings: Config, resources: dict[str, float], with_gpus: bool) -> None:
     learners, engines = node_bundles(settings, with_gpus=with_gpus)
-    check_fits(settings, "10.0.0.7", resources, [*learners, *engines])
+    check_fits(settings, "Node 10.0.0.7", resources, [*learners, *engines])
 
 
 def test_what_fits_exactly_fits() -> None:

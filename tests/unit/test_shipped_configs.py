@@ -7,6 +7,7 @@ import yaml
 
 from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.config.loading import CONFIGS_DIR
+from hpc_grpo.doctor.asked_gpus import refuse_too_few_gpus
 from hpc_grpo.launch.request import load_request
 from hpc_grpo.launch.slurm import attempt_command, render
 from hpc_grpo.run_dir import RunDir
@@ -21,6 +22,11 @@ def test_it_loads_and_gives_a_job_script(path: Path) -> None:
     run = RunDir(config.run_path)
     script = render(config.launch, run, attempt_command(run))
     assert script.startswith("#!/bin/bash\n")
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_it_asks_for_the_gpus_that_it_reserves(path: Path) -> None:
+    refuse_too_few_gpus(load_request(str(path), []).config)
 
 
 @pytest.mark.parametrize("path", SITES, ids=lambda path: path.parent.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,8 @@ def submit(*words: str) -> Result:
     return call("submit", "local/debug", "data.train.path=org/rows", "eval.every_steps=null", *words)
 
 
+ROW = '{"question": "What is 1+1?", "answer": "2"}\n'
+
 MISSING = [
     ("model.path=./qwen", ["model.path = ./qwen: ", "{here}/qwen/config.json"]),
     ("model.path=/no/such/model", ["model.path = /no/such/model: ", "/no/such/model/config.json"]),
@@ -122,7 +126,7 @@ def test_paths_are_relative_to_the_folder_the_run_was_started_in(
     handed_in: list[RunDir], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my").mkdir()
-    (tmp_path / "my" / "rows.jsonl").touch()
+    (tmp_path / "my" / "rows.jsonl").write_text(ROW)
     (tmp_path / "my" / "rewards.py").touch()
     words = ["data.train.path=my/rows.jsonl", "rewards=[{name: 'my/rewards.py:f'}]", f"run.root={tmp_path}/runs"]
     assert submit(*words).exit_code == 0
@@ -186,6 +190,84 @@ def test_modules_that_a_shell_lacks_are_named(tmp_path: Path, monkeypatch: pytes
     result = call("train", *words)
     assert "Not loaded in this shell, of launch.modules: cudatoolkit. `module load cudatoolkit`" in result.stderr
     assert "Not loaded" not in call("train", *words, "--link").stderr
+
+
+BAD_FIRST_ROWS = {
+    "broken": ('\n{"question": "q"\n' + ROW, [], "rows.jsonl, line 2, byte 18: not valid JSON"),
+    "no object": ("[1]\n", [], "rows.jsonl, line 1, byte 0: must be a JSON object"),
+    "no prompt": (
+        '{"qustion": "q", "answer": "a"}\n',
+        [],
+        "there is no field 'question' (prompt_field). Fields: qustion",
+    ),
+    "no answer": (ROW, ["data.train.answer_field=gold"], "there is no field 'gold' (answer_field)"),
+    "no completion": (ROW, ["task=sft", "sft.completion_field=reply"], "'reply' (sft.completion_field)"),
+    "empty": ("\n", [], "rows.jsonl is empty"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FIRST_ROWS)
+def test_data_that_begins_with_a_bad_row_is_refused(case: str, handed_in: list[RunDir], tmp_path: Path) -> None:
+    text, words, told = BAD_FIRST_ROWS[case]
+    (tmp_path / "rows.jsonl").write_text(text)
+    result = submit("model.path=org/m", "data.train.path=rows.jsonl", *words)
+    assert (result.exit_code, handed_in) == (EXIT_CONFIG, [])
+    assert told in result.stderr
+    assert result.stderr.count("error: ") == 1
+
+
+def test_of_the_data_the_first_row_alone_is_read(handed_in: list[RunDir], tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n" + ROW + "{broken\n")
+    result = submit("model.path=org/m", "data.train.path=rows.jsonl")
+    assert result.exit_code == 0, result.stderr
+    assert len(handed_in) == 1
+
+
+def test_data_is_judged_without_packages_that_a_light_installation_lacks() -> None:
+    program = "import sys, hpc_grpo.doctor.local_inputs, hpc_grpo.doctor.asked_gpus, hpc_grpo.config\n"
+    program += "print(sorted(set(sys.modules) & {'numpy', 'torch', 'ray', 'datasets', 'transformers'}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+TOO_FEW_GPUS = [
+    (["model.device=cuda"], "model.device = cuda, but launch.slurm.gpus_per_node = 0 asks Slurm for no GPUs"),
+    (["model.device=cuda", "engine.tensor_parallel=2"], "need 5: set launch.slurm.gpus_per_node to that"),
+    (["launch.slurm.gpus_per_node=2"], "launch.slurm.gpus_per_node = 2: a node of the job has 2 GPUs, but placement."),
+    (["launch.slurm.gpus_per_node=4", "engine.tensor_parallel=2"], "(engine.tensor_parallel = 2) need 5."),
+    (["launch.slurm.gpus_per_node=2", "model.device=cpu"], "need 3."),  # reserved although nothing computes on them
+]
+
+
+@pytest.mark.parametrize(("words", "told"), TOO_FEW_GPUS)
+def test_fewer_gpus_than_learners_and_engines_need_are_refused(
+    words: list[str], told: str, handed_in: list[RunDir]
+) -> None:
+    result = submit("model.path=org/m", *words)
+    assert (result.exit_code, handed_in) == (EXIT_CONFIG, [])
+    assert told in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["model.device=cpu"],
+        ["model.device=cuda", "launch.slurm.gpus_per_node=3"],
+        ["model.device=cuda", "task=sft", "launch.slurm.gpus_per_node=1"],
+        ["placement.gpus=none", "launch.slurm.gpus_per_node=1"],
+        ["model.device=cuda", "--sbatch", "gres=gpu:4"],
+        ["model.device=cuda", "--sbatch", "gpus-per-task=4"],
+        ["model.device=cuda", "--sbatch", "exclusive"],
+    ],
+    ids=lambda words: " ".join(words) or "defaults",
+)
+def test_gpus_that_suffice_or_that_slurm_is_asked_for_otherwise_are_accepted(
+    words: list[str], handed_in: list[RunDir]
+) -> None:
+    result = submit("model.path=org/m", *words)
+    assert result.exit_code == 0, result.stderr
+    assert len(handed_in) == 1
 
 
 @pytest.mark.parametrize("path", SHELL_CONFIGS, ids=lambda path: path.stem)
@@ -258,3 +340,27 @@ def test_a_dry_run_says_what_submit_would_refuse() -> None:
     _, below = dry_run("model.path=./not-here")
     assert "# submit would refuse this. The job would not find" in below
     assert "#   model.path = ./not-here: there is no " in below
+
+
+def test_a_dry_run_says_all_that_submit_would_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = "PartitionName=workq Default=YES MaxNodes=2 MaxTime=UNLIMITED State=UP TotalNodes=9\n"
+    monkeypatch.setattr(partition, "output_of", lambda _argv, **_: shown)
+    _, below = dry_run("model.path=./not-here", "launch.slurm.num_nodes=3", "model.device=cuda")
+    told = [line for line in below.splitlines() if line.startswith("# submit would refuse this. ")]
+    assert [line.split("this. ")[1][:12] for line in told] == ["The job woul", "model.device", "launch.slurm"]
+    assert "launch.slurm.num_nodes (--nodes) = 3" in told[2]
+
+
+@pytest.mark.parametrize("scontrol", [None, "echo no controller >&2; exit 1", "exec sleep 30"])
+def test_a_dry_run_needs_no_slurm_that_answers(
+    scontrol: str | None, model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    if scontrol is not None:
+        (tmp_path / "bin" / "scontrol").write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{scontrol}\n")
+        (tmp_path / "bin" / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(partition, "_DEADLINE_S", 0.5)
+    _, below = dry_run(model, "launch.slurm.num_nodes=1000")
+    assert "refuse" not in below
+    assert "# Plan, assuming" in below

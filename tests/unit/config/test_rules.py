@@ -29,6 +29,15 @@ def test_defaults_pass() -> None:
     check_rules(make())
 
 
+@pytest.mark.parametrize("name", ["no_such_module:reward", "gone/file.py:reward"])
+def test_rewards_of_the_users_own_are_left_to_the_job(name: str) -> None:
+    check_rules(make(rewards=[{"name": name}]))
+
+
+def test_sft_has_no_rewards_to_check() -> None:
+    check_rules(make(task="sft", rewards=[{"name": "corectness"}]))
+
+
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
@@ -46,6 +55,11 @@ def test_defaults_pass() -> None:
             {"rollout": {"prompts_per_step": 4}, "train": {"num_minibatches": 5}},
             "train.num_minibatches = 5 exceeds rollout.prompts_per_step = 4",
         ),
+        (
+            {"rewards": [{"name": "strict_format"}, {"name": "corectness"}]},
+            "Reward 'corectness' does not exist; did you mean 'correctness'? Built in: correctness, keyword_match,",
+        ),
+        ({"rewards": [{"name": "mine.f"}]}, "Your own is module:function or path/to/file.py:function."),
         ({"eval": {"every_steps": 5}}, "data.eval is not"),
         ({"eval": {"every_steps": 5}, "task": "sft", "data": {"train": {"path": "d"}, "eval": EVAL}}, "task sft"),
         (

@@ -24,7 +24,7 @@ SHOWN = (
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
 
-    def output_of(argv: Any) -> str:
+    def output_of(argv: Any, **_: Any) -> str:
         calls.append(argv)
         return SHOWN
 
@@ -67,7 +67,7 @@ def test_what_may_start_is_left_to_sbatch(slurm: dict[str, Any], asked: list[Any
 
 
 def test_a_slurm_that_does_not_answer_is_left_to_sbatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def output_of(argv: Any) -> str:
+    def output_of(argv: Any, **_: Any) -> str:
         raise LaunchError("scontrol failed")
 
     monkeypatch.setattr(partition, "output_of", output_of)
