@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_grpo.launch.attempt_record import AttemptRecord
+from hpc_grpo.launch.last_words import last_error, reason_to_stop
 from hpc_grpo.run_dir import RunDir
 from hpc_grpo.see.advice import Advice, advise
-from hpc_grpo.see.last_words import last_error, reason_to_stop
 from hpc_grpo.see.log_files import DRIVER_LOG, attempt_dirs, slurm_output, tail
 from hpc_grpo.see.records import RunRecords, ended_by_time_limit
 from hpc_grpo.see.words import UNKNOWN, duration, moment
@@ -66,7 +66,7 @@ def as_text(explanation: Explanation) -> str:
         ("why", record.why),
         *(("lost node", f"{node}: {why}") for node, why in record.lost_nodes.items()),
         *(("restarted", why) for why in record.restarts),
-        ("said", explanation.error),
+        ("said", "" if _is_told(explanation.error, record.why) else explanation.error),
     ]
     if explanation.advice is not None:
         fields += [("cause", explanation.advice.cause), ("what to do", explanation.advice.todo)]
@@ -126,6 +126,10 @@ def _slurm_said(run: RunDir, job_id: str) -> str:
         return ""
     lines = tail(slurm_output(run, job_id), _READ_LINES, _READ_BYTES).splitlines()
     return "\n".join(line for line in lines if line.startswith(("slurmstepd: ", "srun: error")))[-2000:]
+
+
+def _is_told(error: str, why: str) -> bool:
+    return "\n" not in error and error.removeprefix("error: ").rstrip(".") in why
 
 
 def _field(name: str, text: str) -> str:

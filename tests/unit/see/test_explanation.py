@@ -73,6 +73,15 @@ def test_slurms_own_words_are_heard(built: RunBuilder) -> None:
     assert cause(entry) == "out of host memory (probably)"
 
 
+def test_what_is_said_is_not_said_twice(built: RunBuilder) -> None:
+    why = "The driver rejected the configuration: model.path = m is no model; see driver.log."
+    built.log(built.attempt(1, "config", why=why), "error: model.path = m is no model.\n")
+    built.log(built.attempt(2, "config", why=why), "error: model.path = m is no model.\n  It has no tokenizer.\n")
+    once, more = map(as_text, explained(built))
+    assert once.count("is no model") == 1
+    assert "said       error: model.path = m is no model.\n             " in more
+
+
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
