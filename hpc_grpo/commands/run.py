@@ -171,7 +171,6 @@ def remove_stop(run: RunDir) -> None:
 def hand_in(run: RunDir, launch: LaunchConfig, driver: str, *, parsable: bool = False) -> None:
     """Submit a frozen run and say how to follow it. Raises LaunchError."""
     from hpc_grpo.launch import handing_in
-    from hpc_grpo.launch.slurm import log_path
 
     asked = handing_in.what_each_asks_for(run, launch)
     remove_stop(run)  # first: the job may start at once
@@ -182,7 +181,7 @@ def hand_in(run: RunDir, launch: LaunchConfig, driver: str, *, parsable: bool = 
     click.echo(f"Submitted job {job_id} for run {run.path}")
     click.echo(f"  where it stands:  hpc-grpo status {run.path}")
     click.echo(f"  its log:          hpc-grpo logs -f {run.path}")
-    click.echo(f"  Slurm's output:   {log_path(run, job_id)}")
+    click.echo(f"  Slurm's output:   {run.slurm_log(job_id)}")
     click.echo(f"  end it:           hpc-grpo stop {run.path}    (or cancel, without a checkpoint)")
 
 
