@@ -128,6 +128,10 @@ class RunDir:
         """Job scripts and outputs of submitted jobs."""
         return self.path / "slurm"
 
+    def slurm_log(self, job_id: str) -> Path:
+        """The output of a job that `hpc-grpo` handed in."""
+        return self.slurm_logs / f"{job_id}_0_log.out"
+
     def rollouts(self, step: int) -> Path:
         return self.path / "rollouts" / f"step_{step}.jsonl"
 

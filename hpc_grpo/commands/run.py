@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,6 @@ from hpc_grpo.commands.options import CONFIG, DRIVER, OVERRIDES, SET, slurm_over
 from hpc_grpo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from hpc_grpo.config import Config
     from hpc_grpo.config.launch_schema import LaunchConfig
     from hpc_grpo.launch.request import Request
@@ -194,7 +192,6 @@ def remove_stop(run: RunDir) -> None:
 def hand_in(run: RunDir, launch: LaunchConfig, driver: str, *, parsable: bool = False) -> None:
     """Submit a frozen run and say how to follow it. Raises LaunchError."""
     from hpc_grpo.launch import handing_in
-    from hpc_grpo.launch.slurm import log_path
 
     asked = handing_in.what_each_asks_for(run, launch)
     remove_stop(run)  # first: the job may start at once
@@ -205,7 +202,7 @@ def hand_in(run: RunDir, launch: LaunchConfig, driver: str, *, parsable: bool = 
     click.echo(f"Submitted job {job_id} for run {run.path}")
     click.echo(f"  where it stands:  hpc-grpo status {run.path}")
     click.echo(f"  its log:          hpc-grpo logs -f {run.path}")
-    click.echo(f"  Slurm's output:   {log_path(run, job_id)}")
+    click.echo(f"  Slurm's output:   {run.slurm_log(job_id)}")
     click.echo(f"  end it:           hpc-grpo stop {run.path}    (or cancel, without a checkpoint)")
 
 

@@ -180,9 +180,12 @@ def _terminal_width() -> int | None:
 def _nothing_started(run: RunDir) -> str:
     from hpc_grpo.see.log_files import slurm_output
 
-    link = _records(run)[0].unstarted_link
+    records = _records(run)[0]
+    link = records.unstarted_link
     text = f"No attempt of run {run.path.name} has started yet."
-    return f"{text} Slurm's output of job {link.job_id}: {slurm_output(run, link.job_id)}" if link else text
+    if link is None:
+        return text
+    return f"{text} Slurm's output of job {link.job_id}: {slurm_output(run, records.chain, link.job_id)}"
 
 
 def _print_logs(folder: Path, node: str | None, num_lines: int) -> None:

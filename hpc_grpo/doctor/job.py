@@ -35,7 +35,7 @@ def examine_in_job(context: Context, num_nodes: int, wait_min: float, tell: Call
     except (HpcGrpoError, OSError) as error:
         remove_own_folder(run.path)
         return _job_failure(str(error), "correct what it names: launch.*, run.root")
-    log = slurm.log_path(run, job_id)
+    log = run.slurm_log(job_id)
     nodes = "1 node" if num_nodes == 1 else f"{num_nodes} nodes"
     tell(f"Job {job_id} examines {nodes}; waiting up to {wait_min:g} min for it, then it is called off.")
     try:

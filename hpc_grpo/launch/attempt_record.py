@@ -85,11 +85,12 @@ def _read(path: Path) -> AttemptRecord | None:
 
 
 def classify(
-    returncode: int, is_complete: bool, signalled: str, lost_nodes: dict[str, str]
+    returncode: int, is_complete: bool, signalled: str, lost_nodes: dict[str, str], last_error: str = ""
 ) -> tuple[ExitKind, int, str]:
     """(kind, the supervisor's exit code, why) for a driver that ended with `returncode`.
 
-    `signalled` names the signal that the supervisor was sent, if any.
+    `signalled` names the signal that the supervisor was sent, if any; `last_error` is what the driver printed of an
+    error, in one line.
     """
     if is_complete:  # whatever became of its driver after that
         return "complete", EXIT_COMPLETE, "The run is complete."
@@ -100,14 +101,16 @@ def classify(
         return "node_lost", EXIT_CRASH, f"Lost {len(lost_nodes)} node(s) while training. {named}"
     if returncode == EXIT_UNAVAILABLE:
         return "node_lost", EXIT_CRASH, "A node of the attempt is gone from Ray; see driver.log."
+    said = f": {last_error}; see driver.log." if last_error else "; see driver.log."
     if returncode == EXIT_CONFIG:
-        return "config", EXIT_CONFIG, "The driver rejected the configuration; its message is in driver.log."
+        return "config", EXIT_CONFIG, f"The driver rejected the configuration{said}"
     if signalled:
         return "cancelled", EXIT_CRASH, f"Ended by {signalled}, sent to the supervisor."
     if returncode == EXIT_COMPLETE:
         return "crash", EXIT_CRASH, "The driver exited with 0 but wrote no COMPLETE: it ended without finishing."
     if returncode < 0:
         name = signal.Signals(-returncode).name
-        hint = " (often the kernel, out of memory)" if name == "SIGKILL" else ""
-        return "crash", 128 - returncode, f"The driver was killed by {name}{hint}; see driver.log."
-    return "crash", returncode, f"The driver crashed with exit code {returncode}; see driver.log."
+        if name == "SIGKILL":  # which no process lives to say
+            said = " (often the kernel, out of memory); see driver.log."
+        return "crash", 128 - returncode, f"The driver was killed by {name}{said}"
+    return "crash", returncode, f"The driver crashed with exit code {returncode}{said}"

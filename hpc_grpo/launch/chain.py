@@ -80,8 +80,9 @@ class ChainLink:
         A failure is told; `finish` tries again.
         """
         with not_worth_the_run("The chain's record could not be written"):
-            record = read_chain(self._run).with_link(self._job_id, self._successor_of, newest_step(self._run))
             job = self._show_own_job()
+            step, output = newest_step(self._run), job.output if job else ""
+            record = read_chain(self._run).with_link(self._job_id, self._successor_of, step, output)
             launch = job.launch(self._config.launch) if job else self._config.launch
             successor = "" if record.successor == self._job_id else record.successor
             self._own_node_hours = node_hours_asked(launch.slurm)

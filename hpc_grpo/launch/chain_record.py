@@ -25,13 +25,15 @@ _OF_A_JOB = ("num_nodes", "time_min", "partition", "account", "gpus_per_node", "
 class Link:
     """A job of the run. `successor_of` is the job that queued it, empty for one the user handed in.
 
-    `first_step` is the step of the checkpoint it started from; None until it has started.
+    `first_step` is the step of the checkpoint it started from; None until it has started. `output` is the file that
+    Slurm writes its output to, once it has started and "" where Slurm did not say.
     """
 
     job_id: str
     submitted_at: float
     successor_of: str = ""
     first_step: int | None = None
+    output: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,14 @@ class ChainRecord:
     def link(self, job_id: str) -> Link | None:
         return next((link for link in self.links if link.job_id == job_id), None)
 
-    def with_link(self, job_id: str, successor_of: str = "", first_step: int | None = None) -> ChainRecord:
+    def with_link(
+        self, job_id: str, successor_of: str = "", first_step: int | None = None, output: str = ""
+    ) -> ChainRecord:
         """With a job entered, or what is known of it brought up to date."""
         known = self.link(job_id)
         if known is None:
-            return replace(self, links=(*self.links, Link(job_id, time.time(), successor_of, first_step)))
-        updated = replace(known, successor_of=successor_of, first_step=first_step)
+            return replace(self, links=(*self.links, Link(job_id, time.time(), successor_of, first_step, output)))
+        updated = replace(known, successor_of=successor_of, first_step=first_step, output=output or known.output)
         return replace(self, links=tuple(updated if link is known else link for link in self.links))
 
     def followers(self, job_id: str) -> tuple[str, ...]:

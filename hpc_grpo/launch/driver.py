@@ -29,6 +29,7 @@ from hpc_grpo.contract import (
 from hpc_grpo.launch.processes import catches, die_with_parent, end_processes, session_members
 
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+_KEPT_BYTES = 1 << 16
 
 
 def contract_environment(
@@ -55,6 +56,7 @@ class Driver:
     def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path, log_path: Path) -> None:
         self._terminal = sys.stdout.isatty()
         self._log: BinaryIO = log_path.open("ab")
+        self._printed = b""
         self._reader, writer = pty.openpty() if self._terminal else os.pipe()
         self.copy_window_size()
         self.process = subprocess.Popen(
@@ -73,6 +75,11 @@ class Driver:
     def fileno(self) -> int:
         return self._reader
 
+    @property
+    def printed(self) -> str:
+        """The end of what this driver printed, as pumped so far: its log also has what those before it printed."""
+        return self._printed.decode(errors="replace")
+
     def pump(self) -> bool:
         """Pass on what was printed; False once nothing more can come."""
         while True:
@@ -88,8 +95,10 @@ class Driver:
                 sys.stdout.flush()
                 sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()
+            plain = _ESCAPES.sub(b"", data)
+            self._printed = (self._printed + plain)[-_KEPT_BYTES:]
             with contextlib.suppress(OSError):
-                self._log.write(_ESCAPES.sub(b"", data))
+                self._log.write(plain)
                 self._log.flush()
 
     def copy_window_size(self) -> None:

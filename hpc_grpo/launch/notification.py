@@ -40,7 +40,8 @@ def notify(command: Sequence[str], run: RunDir, news: News) -> None:
             stdin=subprocess.DEVNULL,
             timeout=_DEADLINE_S,
         ).returncode
-    except (OSError, HpcGrpoError, subprocess.TimeoutExpired, RuntimeError) as error:  # the last: ~name of nobody
+    except (OSError, HpcGrpoError, subprocess.TimeoutExpired, RuntimeError, ValueError) as error:
+        # RuntimeError: ~name of nobody. ValueError: words that the environment cannot hold.
         say(f"launch.notify could not tell that the run is {news.event}: {error}")
         return
     if code != 0:

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config.launch_schema import LaunchConfig, SlurmConfig
@@ -199,7 +198,3 @@ def _environment(wanted: dict[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
-
-
-def log_path(run: RunDir, job_id: str) -> Path:
-    return run.slurm_logs / f"{job_id}_0_log.out"

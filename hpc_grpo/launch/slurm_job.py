@@ -36,12 +36,18 @@ class SlurmJob:
         >>> SlurmJob.parse("7", "JobId=7 JobState=RUNNING Account=(null) NumNodes=2-2").fields
         {'JobId': '7', 'JobState': 'RUNNING', 'NumNodes': '2-2'}
         """
-        found = re.findall(r"(?:^|\s)([A-Za-z:/]+)=(\S*)", text)
+        found = re.findall(r"(?:^|\s)([A-Za-z:/]+)=((?<=StdOut=).*|\S*)", text)
         return SlurmJob(job_id, {key: value for key, value in found if value not in ("(null)", "N/A", "")})
 
     @property
     def state(self) -> str:
         return self.fields.get("JobState", "")
+
+    @property
+    def output(self) -> str:
+        """The file that its output goes to; "" where there is none."""
+        path = self.fields.get("StdOut", "").strip()
+        return path if path.startswith("/") else ""
 
     def launch(self, launch: LaunchConfig) -> LaunchConfig:
         """`launch` asking Slurm for what this job really has, whatever its submitter gave on the command line."""

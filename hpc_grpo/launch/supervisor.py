@@ -30,6 +30,7 @@ from hpc_grpo.errors import (
 from hpc_grpo.launch.attempt_record import AttemptRecord, ExitKind, classify
 from hpc_grpo.launch.driver import Driver
 from hpc_grpo.launch.formation import Formation
+from hpc_grpo.launch.last_words import last_error_in_a_line
 from hpc_grpo.launch.node_link import tells_node_failure
 from hpc_grpo.launch.nodes import Nodes
 from hpc_grpo.launch.processes import adopt_orphans, descendants, end_processes, reap_adopted
@@ -204,7 +205,8 @@ class Supervisor:
         while self.record.ray_address and not self._lost and time.monotonic() < settled_at:
             self._turn()
             self._note_lost_nodes()
-        kind, code, why = classify(returncode, self._run.is_complete(), self.record.signalled, self._lost)
+        said = last_error_in_a_line(self._driver.printed)
+        kind, code, why = classify(returncode, self._run.is_complete(), self.record.signalled, self._lost, said)
         if kind == "crash" and self.record.stuck:
             why = f"{self.record.stuck} The stacks of its processes are in {self._dir / STACKS_NAME}."
         return kind, code, why

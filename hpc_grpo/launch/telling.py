@@ -8,9 +8,12 @@ from typing import TextIO
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print to `stream`, which is stdout where none is named."""
+    """Print to `stream`, which is stdout where none is named; characters that it does not have are spelled out."""
     with contextlib.suppress(OSError):
-        print(text, file=stream, flush=True)
+        try:
+            print(text, file=stream, flush=True)
+        except UnicodeEncodeError:
+            print(ascii(text), file=stream, flush=True)
 
 
 @contextlib.contextmanager

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_grpo.launch.attempt_record import AttemptRecord
-from hpc_grpo.run_dir import RunDir
+from hpc_grpo.launch.last_words import last_error, reason_to_stop
 from hpc_grpo.see.advice import Advice, advise
-from hpc_grpo.see.last_words import last_error, reason_to_stop
 from hpc_grpo.see.log_files import DRIVER_LOG, attempt_dirs, slurm_output, tail
 from hpc_grpo.see.records import RunRecords, ended_by_time_limit
 from hpc_grpo.see.words import UNKNOWN, duration, moment
@@ -21,6 +21,8 @@ _END_LINES = 40
 
 _DUE_TO = "DUE TO "
 """In Slurm's line about a job that it cancelled by itself: the time limit, a node failure, preemption."""
+
+_JOB = re.compile(r"\b(?:JOB |STEP |StepId=)(\d+)")
 
 _NO_ERROR = ("complete", "stopped", "resumable")
 _WIDTH = 110
@@ -66,7 +68,7 @@ def as_text(explanation: Explanation) -> str:
         ("why", record.why),
         *(("lost node", f"{node}: {why}") for node, why in record.lost_nodes.items()),
         *(("restarted", why) for why in record.restarts),
-        ("said", explanation.error),
+        ("said", "" if _is_told(explanation.error, record.why) else explanation.error),
     ]
     if explanation.advice is not None:
         fields += [("cause", explanation.advice.cause), ("what to do", explanation.advice.todo)]
@@ -79,7 +81,7 @@ def _explain(records: RunRecords, index: int, folder: Path | None, now: float) -
     kind = _kind(records, record, now)
     log = tail(folder / DRIVER_LOG, _READ_LINES, _READ_BYTES) if folder else ""
     error = reason_to_stop(log) if kind in _NO_ERROR else last_error(log)
-    slurm_said = "" if kind in _NO_ERROR else _slurm_said(records.run, record.job_id)
+    slurm_said = "" if kind in _NO_ERROR else _slurm_said(records, record.job_id)
     log_end = "\n".join(log.splitlines()[-_END_LINES:])
     return Explanation(
         record=record,
@@ -97,7 +99,7 @@ def _kind(records: RunRecords, record: AttemptRecord, now: float) -> str:
     sign = records.last_sign_of_life() if record is records.newest else None
     if record.exit_kind in ("running", "cancelled") and ended_by_time_limit(record, sign):
         return "walltime"
-    if record.was_killed_when_told_to_end and _DUE_TO not in _slurm_said(records.run, record.job_id):
+    if record.was_killed_when_told_to_end and _DUE_TO not in _slurm_said(records, record.job_id):
         return "cancelled"
     return "killed" if record.exit_kind == "running" else record.exit_kind
 
@@ -120,12 +122,25 @@ def _num_steps(records: RunRecords, index: int) -> int | None:
     return max(0, records.state.step - record.first_step) if records.state.attempt == record.attempt else 0
 
 
-def _slurm_said(run: RunDir, job_id: str) -> str:
+def _slurm_said(records: RunRecords, job_id: str) -> str:
     """Slurm's own lines at the end of a job's output: the only trace of some kills."""
-    if not run.slurm_logs.is_dir():
+    path = slurm_output(records.run, records.chain, job_id)
+    try:
+        lines = tail(path, _READ_LINES, _READ_BYTES).splitlines() if path.is_file() else []
+    except OSError:  # the user may have put it anywhere
         return ""
-    lines = tail(slurm_output(run, job_id), _READ_LINES, _READ_BYTES).splitlines()
-    return "\n".join(line for line in lines if line.startswith(("slurmstepd: ", "srun: error")))[-2000:]
+    own = [line for line in lines if line.startswith(("slurmstepd: ", "srun: error")) and _is_of_job(line, job_id)]
+    return "\n".join(own)[-2000:]
+
+
+def _is_of_job(line: str, job_id: str) -> bool:
+    """False for a line about another job: with --output and append several may write to one file."""
+    named = _JOB.search(line)
+    return named is None or named[1] == job_id
+
+
+def _is_told(error: str, why: str) -> bool:
+    return "\n" not in error and error.removeprefix("error: ").rstrip(".") in why
 
 
 def _field(name: str, text: str) -> str:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.chain_record import ChainRecord
 from hpc_grpo.run_dir import RunDir
 
 DRIVER_LOG = "driver.log"
@@ -53,11 +54,10 @@ def ray_logs(attempt: Path, node: str) -> list[Path]:
     return sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
 
 
-def slurm_output(run: RunDir, job_id: str) -> Path:
-    """What Slurm and the supervisor printed in a submitted job."""
-    from hpc_grpo.launch.slurm import log_path  # loads pydantic
-
-    return log_path(run, job_id)
+def slurm_output(run: RunDir, chain: ChainRecord, job_id: str) -> Path:
+    """What Slurm and the supervisor printed in a job; one handed in with sbatch says where when it starts."""
+    link, path = chain.link(job_id), run.slurm_log(job_id)
+    return Path(link.output) if link is not None and link.output and not path.exists() else path
 
 
 def tail(path: Path, num_lines: int, max_bytes: int = _MAX_TAIL_BYTES) -> str:

@@ -39,6 +39,20 @@ def test_a_killed_driver_is_said_to_be_so() -> None:
     assert "SIGKILL (often the kernel, out of memory)" in classify(-9, False, "", {})[2]
 
 
+@pytest.mark.parametrize(
+    ("returncode", "why"),
+    [
+        (3, "The driver crashed with exit code 3: KeyError: 'x'; see driver.log."),
+        (78, "The driver rejected the configuration: KeyError: 'x'; see driver.log."),
+        (-6, "The driver was killed by SIGABRT: KeyError: 'x'; see driver.log."),
+        (-9, "The driver was killed by SIGKILL (often the kernel, out of memory); see driver.log."),
+        (75, "Checkpointed with more to do; start it again to carry on."),
+    ],
+)
+def test_what_the_driver_said_is_told_where_it_is_the_cause(returncode: int, why: str) -> None:
+    assert classify(returncode, False, "", {}, "KeyError: 'x'")[2] == why
+
+
 def test_the_record_is_readable_while_the_attempt_runs(tmp_path: Path) -> None:
     record = AttemptRecord(1, "17", "slurm", ["n1"], 1.0, None, 5)
     record.save(tmp_path)

@@ -119,6 +119,15 @@ def test_a_link_queues_its_successor_with_what_it_has(run: RunDir, fake: FakeSlu
     assert len(fake.submitted) == 1
 
 
+def test_a_link_writes_down_where_its_output_goes(run: RunDir, fake: FakeSlurm) -> None:
+    fake.jobs["7"]["StdOut"] = "/home/u/job-7.out"
+    link(run, "7").start()
+    assert [entry.output for entry in read_chain(run).links] == ["/home/u/job-7.out", ""]
+    fake.is_silent = True
+    link(run, "7").start()
+    assert read_chain(run).links[0].output == "/home/u/job-7.out"
+
+
 @pytest.mark.parametrize("kind", ["complete", "config", "stopped"])
 def test_a_link_that_is_done_cancels_its_successor(run: RunDir, fake: FakeSlurm, kind: ExitKind) -> None:
     own = link(run, "7")

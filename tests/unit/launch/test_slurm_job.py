@@ -49,6 +49,21 @@ def test_gpus_of_a_node(shown: str, gpus: int) -> None:
     assert SlurmJob.parse("6", f"JobId=6 NumNodes=2 {shown}").launch(LaunchConfig()).slurm.gpus_per_node == gpus
 
 
+@pytest.mark.parametrize(
+    ("shown", "output"),
+    [
+        ("   StdIn=/dev/null\n   StdOut=/home/u/my runs/job-6.out\n   Power=\n", "/home/u/my runs/job-6.out"),
+        ("   StdOut=\n   Power=\n", ""),
+        ("   StdOut=job-6.out\n", ""),
+        ("", ""),
+    ],
+)
+def test_where_the_output_of_a_job_goes(shown: str, output: str) -> None:
+    job = SlurmJob.parse("6", f"{SHOWN}{shown}")
+    assert job.output == output
+    assert (job.fields["TresPerNode"], job.fields.get("Power")) == ("gres:gpu:gh200:4", None)
+
+
 def test_memory_is_given_once() -> None:
     launch = LaunchConfig.model_validate({"slurm": {"extra": {"mem_per_cpu": "2G", "comment": "x"}}})
     slurm = SlurmJob.parse("6", "JobId=6 NumNodes=2 TRES=cpu=4,mem=3G,node=2").launch(launch).slurm

@@ -91,7 +91,7 @@ def test_submit_gives_sbatch_the_script_and_nothing_of_this_job(
     assert slurm.submit(launch(), run, command) == "42"
     assert (tmp_path / "script").read_text() == slurm.render(launch(), run, command)
     assert "SLURM_MEM_PER_CPU" not in (tmp_path / "env").read_text()
-    assert slurm.log_path(run, "42").parent.is_dir()
+    assert run.slurm_log("42").parent.is_dir()
 
 
 def test_a_refusal_is_told_in_sbatchs_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

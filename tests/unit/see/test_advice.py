@@ -8,9 +8,9 @@ from hpc_grpo.config import Config, load_config
 from hpc_grpo.config.loading import with_overrides
 from hpc_grpo.launch.attempt_record import classify
 from hpc_grpo.launch.changeable import may_change
+from hpc_grpo.launch.last_words import last_error, last_error_in_a_line, reason_to_stop
 from hpc_grpo.see import advice as tables
 from hpc_grpo.see.advice import advise
-from hpc_grpo.see.last_words import last_error, reason_to_stop
 
 RAY_ACTOR_DIED = """ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
 The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker
@@ -111,6 +111,36 @@ def test_a_long_traceback_keeps_its_end() -> None:
 def test_last_errors(log: str, shown: str) -> None:
     assert last_error(log).startswith(shown)
     assert bool(last_error(log)) == bool(shown)
+
+
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        ("all is well\n", ""),
+        ("Traceback (most recent call last):\n  File cut", ""),
+        ("Traceback (most recent call last):\n  File a\nKeyError: 1\n\nbye\n", "KeyError: 1"),
+        ("Traceback (most recent call last):\n  File a\nboom.Bang: one\ntwo\n", "boom.Bang: one two"),
+        ("(pid=3) Traceback (most recent call last):\n(pid=3)   File a\n(pid=3) ValueError: no\n", "ValueError: no"),
+        (
+            "Traceback (most recent call last):\n  File b\nray.exceptions.RayTaskError(OutOfMemoryError): ray::f()\n"
+            "  File c\ntorch.OutOfMemoryError: CUDA\n",
+            "torch.OutOfMemoryError: CUDA",
+        ),
+        ("error: No\x00 data.\n  in:\x1b d.jsonl.\nbye\n", "No data. in: d.jsonl"),
+        ("terminate called after throwing 'E'\n  what():  NCCL\n", "terminate called after throwing 'E' what(): NCCL"),
+    ],
+)
+def test_a_last_error_in_a_line(log: str, line: str) -> None:
+    assert last_error_in_a_line(log) == line
+
+
+def test_a_long_message_is_cut_and_keeps_its_beginning() -> None:
+    further = "".join(f"and {number}\n" for number in range(500))
+    line = last_error_in_a_line(f"Traceback (most recent call last):\n  File a\nValueError: no {'x' * 300}\n{further}")
+    assert (line[:14], line[-1], len(line)) == ("ValueError: no", "…", 300)
+    assert last_error_in_a_line(f"Traceback (most recent call last):\nValueError: no\n{further}").startswith(
+        "ValueError"
+    )
 
 
 def test_why_a_driver_stopped() -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 from run_builder import RunBuilder
 
+from hpc_grpo.launch.chain_record import ChainRecord, write_chain
 from hpc_grpo.see.explanation import Explanation, as_text, explain
 from hpc_grpo.see.records import read_records
 
@@ -71,6 +73,29 @@ def test_slurms_own_words_are_heard(built: RunBuilder) -> None:
     (entry,) = explained(built)
     assert entry.error == said
     assert cause(entry) == "out of host memory (probably)"
+
+
+def test_of_a_job_handed_in_with_sbatch_slurm_says_where_it_wrote(built: RunBuilder, tmp_path: Path) -> None:
+    built.attempt(1)
+    built.attempt(2, age_s=100.0)
+    for path in (tmp_path / "%x-11.out", tmp_path, tmp_path / "no" / "such.out"):
+        write_chain(built.run, ChainRecord().with_link("11", output=str(path)).with_link("12", "11"))
+        assert cause(explained(built)[0]) == "killed without a word"
+    output = tmp_path / "grpo-11.out"
+    said = "slurmstepd: error: Detected 1 oom_kill event in StepId=11.batch."
+    output.write_text(f"Attempt 1 of run adder\n{said}\nslurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2026 ***\n")
+    write_chain(built.run, ChainRecord().with_link("11", output=str(output)).with_link("12", "11"))
+    first = explained(built)[0]
+    assert (first.error, cause(first)) == (said, "out of host memory (probably)")
+
+
+def test_what_is_said_is_not_said_twice(built: RunBuilder) -> None:
+    why = "The driver rejected the configuration: model.path = m is no model; see driver.log."
+    built.log(built.attempt(1, "config", why=why), "error: model.path = m is no model.\n")
+    built.log(built.attempt(2, "config", why=why), "error: model.path = m is no model.\n  It has no tokenizer.\n")
+    once, more = map(as_text, explained(built))
+    assert once.count("is no model") == 1
+    assert "said       error: model.path = m is no model.\n             " in more
 
 
 @pytest.mark.parametrize(

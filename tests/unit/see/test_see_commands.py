@@ -15,6 +15,7 @@ from run_builder import RunBuilder
 
 from hpc_grpo.commands.run_argument import find_run, runs_below
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.chain_record import ChainRecord, write_chain
 from hpc_grpo.see.summary import RunSummary
 from hpc_grpo.see.views import status_table
 
@@ -139,6 +140,12 @@ def test_explain_and_logs_of_a_run_that_has_not_started(built: RunBuilder, call:
     built.chain("11")
     output = built.run.slurm_logs / "11_0_log.out"
     assert f"Slurm's output of job 11: {output}" in call("explain", "adder").output
+    assert f"Slurm's output of job 11: {output}" in call("logs", "adder").stderr
+
+
+def test_output_of_a_job_that_ended_before_its_attempt(built: RunBuilder, call: Call, tmp_path: Path) -> None:
+    output = tmp_path / "grpo-11.out"
+    write_chain(built.run, ChainRecord().with_link("11", output=str(output)))
     assert f"Slurm's output of job 11: {output}" in call("logs", "adder").stderr
 
 
