@@ -56,31 +56,38 @@ def resume(run: str, overrides: tuple[str, ...], driver: str) -> None:
 
     KEY=VALUE changes its config first, such as launch.slurm.time_min=600: keys that do not change what is learned.
     """
+    from hpc_grpo.commands.preflight import refuse_what_fails
     from hpc_grpo.commands.run import hand_in
+    from hpc_grpo.launch.freeze import freeze, reconfigured
     from hpc_grpo.launch.holder import refuse_if_held
+    from hpc_grpo.launch.slurm import attempt_command, render
 
     run_dir = _find(run)
     if not overrides and _is_over(run_dir):
         return
     refuse_if_held(run_dir)
-    launch = _reconfigured(run_dir, overrides)
+    config = reconfigured(run_dir, overrides)
+    launch = _asked_next(run_dir, overrides)
+    render(launch, run_dir, attempt_command(run_dir, driver))  # raises ConfigError for options that sbatch cannot take
+    refuse_what_fails(config.model_copy(update={"launch": launch}))
+    if overrides:
+        freeze(config, sys.argv, overrides)
     if not _is_over(run_dir):  # more steps reopen one that was
         hand_in(run_dir, launch, driver)
 
 
-def _reconfigured(run: RunDir, overrides: Sequence[str]) -> LaunchConfig:
-    """What the next job asks for: what the last one had, and before it the overrides, which the run takes up."""
+def _asked_next(run: RunDir, overrides: Sequence[str]) -> LaunchConfig:
+    """What the next job asks for: what the last one had, and before it the overrides."""
     from hpc_grpo.config import load_resolved
     from hpc_grpo.config.loading import with_overrides
     from hpc_grpo.launch.chain_record import read_chain
-    from hpc_grpo.launch.freeze import reconfigure
 
     config = load_resolved(run.config)
     launch = read_chain(run).launch(config.launch)
-    if overrides:
-        launch = with_overrides(config.model_copy(update={"launch": launch}), overrides).launch
-        reconfigure(run, sys.argv, overrides)
-    return launch
+    if any(word.startswith("launch.slurm.extra.mem") for word in overrides):  # of these sbatch takes one
+        extra = {name: value for name, value in launch.slurm.extra.items() if not name.startswith("mem")}
+        launch = launch.model_copy(update={"slurm": launch.slurm.model_copy(update={"extra": extra})})
+    return with_overrides(config.model_copy(update={"launch": launch}), overrides).launch
 
 
 def _find(run: str) -> RunDir:

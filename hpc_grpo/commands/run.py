@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpc_grpo.commands.options import CONFIG, DRIVER, OVERRIDES, SET, slurm_overrides, slurm_time
-from hpc_grpo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpc_grpo.config import Config
     from hpc_grpo.config.launch_schema import LaunchConfig
     from hpc_grpo.launch.request import Request
     from hpc_grpo.run_dir import RunDir
@@ -88,6 +85,7 @@ def submit(
     With --chain or --until-complete each job queues the next one when it starts, and calls it off when the run
     is complete.
     """
+    from hpc_grpo.commands.preflight import refuse_what_fails
     from hpc_grpo.launch import slurm
     from hpc_grpo.launch.freeze import freeze
     from hpc_grpo.launch.holder import refuse_if_held
@@ -102,8 +100,7 @@ def submit(
         return
     os.environ.update(request.environment)
     refuse_if_held(run)
-    for error in _refusals(request.config):
-        raise error
+    refuse_what_fails(request.config)
     frozen = freeze(request.config, sys.argv, request.overrides)
     if frozen.run.is_complete():
         click.echo(f"The run in {frozen.run.path} is already complete; raise train.total_* to extend it.")
@@ -138,30 +135,6 @@ def job_setup(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...
         click.echo(line)
 
 
-def _refusals(config: Config) -> Iterator[ConfigError]:
-    """Why the job would fail as soon as it starts, or would never start, as far as a login node can tell."""
-    from hpc_grpo.doctor import local_inputs
-    from hpc_grpo.doctor.asked_gpus import refuse_too_few_gpus
-    from hpc_grpo.launch.freeze import working_dir
-    from hpc_grpo.launch.partition import refuse_what_cannot_start
-    from hpc_grpo.run_dir import RunDir
-
-    run = RunDir(config.run_path)
-    start = working_dir(run) if run.config.exists() else Path.cwd()
-    for check in (
-        partial(local_inputs.refuse_missing_python, config.launch),
-        partial(local_inputs.refuse_missing_notify, config.launch, start),
-        partial(local_inputs.refuse_missing_inputs, config, start),
-        partial(local_inputs.refuse_unreadable_data, config, start),
-        partial(refuse_too_few_gpus, config),
-        partial(refuse_what_cannot_start, config.launch.slurm),
-    ):
-        try:
-            check()
-        except ConfigError as error:
-            yield error
-
-
 def _tell_missing_modules(modules: Sequence[str]) -> None:
     """A job loads its modules; a shell that somebody trains from has those that were loaded in it."""
     loaded = os.environ.get("LOADEDMODULES", "").split(":")
@@ -176,8 +149,9 @@ def _tell_missing_modules(modules: Sequence[str]) -> None:
 def _comments(request: Request) -> str:
     """What is to be said below a job script, as comments of the shell: the script stays what sbatch takes."""
     from hpc_grpo.commands.planning import plan_or_reason
+    from hpc_grpo.commands.preflight import refusals
 
-    refused = [f"submit would refuse this. {error}\n\n" for error in _refusals(request.config)]
+    refused = [f"submit would refuse this. {error}\n\n" for error in refusals(request.config)]
     told = "".join([*refused, plan_or_reason(request)])
     return "\n" + "".join(f"# {line}".rstrip() + "\n" for line in told.splitlines())
 
@@ -193,9 +167,9 @@ def hand_in(run: RunDir, launch: LaunchConfig, driver: str, *, parsable: bool = 
     """Submit a frozen run and say how to follow it. Raises LaunchError."""
     from hpc_grpo.launch import handing_in
 
-    asked = handing_in.what_each_asks_for(run, launch)
+    handing_in.what_each_asks_for(run, launch)  # may raise, and then nothing has happened
     remove_stop(run)  # first: the job may start at once
-    job_id = handing_in.hand_in(run, asked, driver)
+    job_id = handing_in.hand_in(run, launch, driver)
     if parsable:
         click.echo(job_id)
         return

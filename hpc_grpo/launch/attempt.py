@@ -14,7 +14,7 @@ from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchErr
 from hpc_grpo.launch.attempt_record import read_attempts
 from hpc_grpo.launch.chain import ChainLink
 from hpc_grpo.launch.freeze import working_dir
-from hpc_grpo.launch.holder import Hold, Holder, clear_after
+from hpc_grpo.launch.holder import Hold, Holder, clear, left_behind
 from hpc_grpo.launch.signals import outliving_the_warning
 from hpc_grpo.launch.slurm import job_python
 from hpc_grpo.launch.steps import step_command, step_environment
@@ -55,8 +55,10 @@ def run_attempt(run: RunDir, driver: str, role: JobRole) -> int:
     decision = link.decide()
     if role.successor_of or not decision.goes_on:
         say(decision.why)
-    if not decision.goes_on:
-        _close_record(run, clear_after(run, link.before))
+    if left := left_behind(run, link.before):
+        _close_record(run, left)
+        if not decision.goes_on:
+            clear(run, left)
     link.tell()
     if not decision.goes_on:
         return EXIT_COMPLETE if run.is_complete() else EXIT_CRASH if decision.gave_up else EXIT_RESUMABLE
@@ -74,11 +76,11 @@ def _patiently_detected() -> Topology:
     return detect()
 
 
-def _close_record(run: RunDir, cleared: Holder | None) -> None:
+def _close_record(run: RunDir, left: Holder) -> None:
     """Of an attempt that was killed, its last sign of life goes with the hold: keep it as its end."""
     for record in read_attempts(run):
-        if cleared is not None and record.attempt == cleared.attempt and record.ended_at is None:
-            record.ended_at = cleared.beat_at
+        if record.attempt == left.attempt and record.ended_at is None:
+            record.ended_at = left.beat_at
             record.save(run.attempt(record.attempt, record.job_id))
 
 

@@ -16,7 +16,7 @@ from hpc_grpo.launch import slurm
 from hpc_grpo.launch.attempt_record import AttemptRecord, read_attempts
 from hpc_grpo.launch.chain_record import Link, read_chain, stalled, write_chain
 from hpc_grpo.launch.decision import Decision, Facts, PreviousLink, decide
-from hpc_grpo.launch.holder import EndedJob
+from hpc_grpo.launch.holder import EndedJob, read_holder
 from hpc_grpo.launch.node_hours import node_hours_asked, node_hours_used, within_node_hours
 from hpc_grpo.launch.notification import News, notify
 from hpc_grpo.launch.slurm_job import WAITING_STATES, SlurmJob, cancel_jobs, exclude_nodes, final_state, show_job
@@ -113,9 +113,10 @@ class ChainLink:
                     self._see_to_successor(attempt)
                 elif attempt.lost_nodes:  # for which Slurm ended the job; else the successor learns from it who did
                     self._keep_off(list(attempt.lost_nodes))
-                self._news = self._news_of(attempt)
         except LaunchError as error:
             say(f"The successor of this job is left as it is: {error}")
+        with not_worth_the_run("What became of the run could not be read"):
+            self._news = self._news_of(attempt)
 
     def tell(self) -> None:
         """Have the user's command tell what has become of the run. While the run is not held, which it may look at."""
@@ -223,4 +224,6 @@ class ChainLink:
             return PreviousLink(self._successor_of, "running", "It ended before it had begun.", self._previous_state)
         last = known[-1]
         left_s = last.ends_at - last.ended_at if last.ends_at and last.ended_at else None
-        return PreviousLink(self._successor_of, last.exit_kind, last.why, self._previous_state, left_s)
+        holder = read_holder(self._run)
+        was_killed = holder is not None and holder.job_id == self._successor_of
+        return PreviousLink(self._successor_of, last.exit_kind, last.why, self._previous_state, left_s, was_killed)

@@ -14,18 +14,24 @@ from hpc_grpo.launch.slurm_job import is_users_cancel
 
 @dataclass(frozen=True)
 class PreviousLink:
-    """`slurm_state` as sacct has it, "" if unknown. `left_s`: walltime that was left when it ended, if known."""
+    """`slurm_state` as sacct has it, "" if unknown. `left_s`: walltime that was left when it ended, if known.
+
+    `was_killed`: before it had given the run up, whatever its record says.
+    """
 
     job_id: str
     exit_kind: ExitKind
     why: str
     slurm_state: str = ""
     left_s: float | None = None
+    was_killed: bool = False
 
     @property
     def could_not_tell(self) -> bool:
         """Whether it came to grief without a chance to say so. The time limit is no grief."""
-        return self.exit_kind in ("running", "cancelled") and not self.slurm_state.startswith("TIMEOUT")
+        if self.exit_kind == "resumable" or self.slurm_state.startswith("TIMEOUT"):
+            return False
+        return self.was_killed or self.exit_kind in ("running", "cancelled")
 
 
 @dataclass(frozen=True)
@@ -77,9 +83,10 @@ def decide(facts: Facts) -> Decision:
     if facts.max_attempts is not None and facts.attempts >= facts.max_attempts:
         why = f"{facts.attempts} jobs have been used, as many as launch.slurm.max_job_chains allows."
         return Decision(False, why, gave_up=True)
-    how = "ended without a word" if previous.exit_kind == "running" else f"ended as {previous.exit_kind}"
-    state = f" ({previous.slurm_state})" if previous.slurm_state else ""
-    return Decision(True, f"Job {previous.job_id} {how}{state}; carrying on.")
+    how = f"ended as {previous.exit_kind}"
+    if previous.exit_kind == "running":
+        how = f"ended without a word ({previous.slurm_state or 'and Slurm does not know how'})"
+    return Decision(True, f"Job {previous.job_id} {how}; carrying on.")
 
 
 def _was_cancelled(previous: PreviousLink) -> bool:

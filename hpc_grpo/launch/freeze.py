@@ -24,6 +24,7 @@ from hpc_grpo.manifest import valid_checkpoints
 from hpc_grpo.run_dir import RunDir, read_jsonl, write_atomic, write_json_atomic
 
 _SECRET_LENGTH = 16
+_MAY_CHANGE = f"What may change in it: {', '.join(f'{key}*' if key.endswith('.') else key for key in CHANGEABLE)}."
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Fro
     return Frozen(run, config, True, {})
 
 
-def reconfigure(run: RunDir, argv: Sequence[str], overrides: Sequence[str]) -> Frozen:
-    """Take up a run with overrides of the config it holds. Raises ConfigError for those it may not change."""
+def reconfigured(run: RunDir, overrides: Sequence[str]) -> Config:
+    """The config that a run holds, with overrides, for `freeze`. Raises ConfigError for those it may not change."""
     there = load_resolved(run.config)
     config = with_overrides(there, overrides)
     if config.run_path != there.run_path:
@@ -60,8 +61,12 @@ def reconfigure(run: RunDir, argv: Sequence[str], overrides: Sequence[str]) -> F
             f"run.name and run.root say which run it is, and cannot become {str(config.run_path)!r}. Leave them out, "
             f"or start a new run: hpc-grpo submit CONFIG run.name=NAME."
         )
-    _refuse_secrets(config)
-    return _take_up(run, config, argv, overrides)
+    if forbidden := _forbidden(run, differences(there, config)):
+        raise ConfigError(
+            f"A run that has trained keeps these:\n{forbidden}\n"
+            f"Start a new one with them: hpc-grpo submit CONFIG run.name=NAME KEY=VALUE. {_MAY_CHANGE}"
+        )
+    return config
 
 
 def working_dir(run: RunDir) -> Path:
@@ -74,13 +79,10 @@ def working_dir(run: RunDir) -> Path:
 
 def _take_up(run: RunDir, config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Frozen:
     changed = differences(load_resolved(run.config), config)
-    forbidden = [] if _never_trained(run) else [key for key in changed if not may_change(key)]
-    if forbidden:
-        listed = "\n".join(f"  {key}: {changed[key][0]!r} there, {changed[key][1]!r} now" for key in forbidden)
+    if forbidden := _forbidden(run, changed):
         raise ConfigError(
-            f"The run name {config.run.name!r} is taken by another config, in {run.path}:\n{listed}\n"
-            f"Choose another run.name, or give the values of that run to resume it. "
-            f"What may change in it: {', '.join(f'{key}*' if key.endswith('.') else key for key in CHANGEABLE)}."
+            f"The run name {config.run.name!r} is taken by another config, in {run.path}:\n{forbidden}\n"
+            f"Choose another run.name, or give the values of that run to resume it. {_MAY_CHANGE}"
         )
     if changed:
         write_atomic(run.config, to_yaml(config))
@@ -88,6 +90,12 @@ def _take_up(run: RunDir, config: Config, argv: Sequence[str], overrides: Sequen
             run.complete_marker.unlink()
     _append_resume(run, argv, overrides, changed)
     return Frozen(run, config, False, changed)
+
+
+def _forbidden(run: RunDir, changed: dict[str, tuple[Any, Any]]) -> str:
+    """The changes that a run which has trained does not take, a line each; "" if there are none."""
+    keys = [] if _never_trained(run) else [key for key in changed if not may_change(key)]
+    return "\n".join(f"  {key}: {changed[key][0]!r} there, {changed[key][1]!r} now" for key in keys)
 
 
 def _refuse_secrets(config: Config) -> None:

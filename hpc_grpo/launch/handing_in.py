@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 from hpc_grpo.config.launch_schema import LaunchConfig
@@ -16,12 +15,12 @@ from hpc_grpo.launch.slurm_job import cancel_jobs, release_job
 from hpc_grpo.run_dir import RunDir
 
 
-def hand_in(run: RunDir, asked: Sequence[LaunchConfig], driver: str) -> str:
+def hand_in(run: RunDir, launch: LaunchConfig, driver: str) -> str:
     """Submit a run that nothing trains, with `what_each_asks_for`, and write its jobs down; gives the first one's id.
 
-    Raises LaunchError.
+    Raises LaunchError, and ConfigError where the run has used its node-hours.
     """
-    first, *further = asked
+    first, *further = what_each_asks_for(run, launch)
     at_once = not first.slurm.jobs_can_submit
     if earlier := [link.job_id for link in read_chain(run).since_the_user()]:
         cancel_jobs(earlier)  # what still waits of an earlier chain would take turns with this one
@@ -33,7 +32,7 @@ def hand_in(run: RunDir, asked: Sequence[LaunchConfig], driver: str) -> str:
     except LaunchError as error:
         cancel_jobs(jobs)
         raise LaunchError(f"{error} It was follow-on job {len(jobs)}; the jobs before it were cancelled.") from error
-    record = replace(read_chain(run), successor="", ended="")
+    record = replace(read_chain(run), successor="", ended="", slurm=launch.slurm.model_dump(mode="json"))
     for job_id, before in zip(jobs, ["", *jobs], strict=False):
         record = record.with_link(job_id, before)
     write_chain(run, record)

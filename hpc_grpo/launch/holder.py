@@ -72,13 +72,16 @@ def refuse_if_held(run: RunDir) -> None:
         raise _held(run, holder)
 
 
-def clear_after(run: RunDir, before: EndedJob | None) -> Holder | None:
-    """Remove and return what a job that Slurm killed has left of its hold, where no attempt takes the run over."""
+def left_behind(run: RunDir, before: EndedJob | None) -> Holder | None:
+    """What the job before has left of its hold: it was killed. None if it gave it up, or may still be alive."""
     holder = read_holder(run)
-    if holder is None or before is None or not before.is_gone or holder.job_id != before.job_id:
-        return None
-    _retire(run.holder, holder)
-    return holder
+    is_left = holder is not None and before is not None and before.is_gone and holder.job_id == before.job_id
+    return holder if is_left else None
+
+
+def clear(run: RunDir, left: Holder) -> None:
+    """Remove what is `left_behind`, where no attempt takes the run over."""
+    _retire(run.holder, left)
 
 
 class Hold:

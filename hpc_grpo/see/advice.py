@@ -32,7 +32,8 @@ _BY_KIND: dict[str, Advice] = {
     "node_lost": Advice(
         "node lost",
         "A machine failed, not the run: hpc-grpo resume RUN, or the next job of its chain, carries on from the last "
-        "checkpoint. If it is the same node again: hpc-grpo resume RUN launch.slurm.extra.exclude=NODE.",
+        "checkpoint. If it is the same node again: hpc-grpo resume RUN launch.slurm.extra.exclude=NODE, "
+        "with all nodes to keep off.",
     ),
 }
 """Ends whose kind says it all: what the log shows besides is a consequence."""
@@ -101,7 +102,8 @@ _BY_PATTERN: tuple[tuple[str, Advice], ...] = (
         Advice(
             "diverged",
             "A run with a checkpoint keeps its train.lr: give a new run.name and a lower train.lr or "
-            "train.max_grad_norm. It may start from an export of this one: model.path.",
+            "train.max_grad_norm. Its model.path may be an export of this one, if checkpoint.export_every_steps made "
+            "one.",
         ),
     ),
     (

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from hpc_grpo.cli import main
+from hpc_grpo.commands import preflight
 from hpc_grpo.config import load_config, load_resolved
 from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.errors import EXIT_CONFIG
 from hpc_grpo.launch import handing_in
-from hpc_grpo.launch.chain_record import ChainRecord, write_chain
+from hpc_grpo.launch.chain_record import ChainRecord, read_chain, write_chain
 from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.launch.holder import Hold
 from hpc_grpo.run_dir import RunDir
@@ -24,18 +25,20 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[LaunchConfig]:
     """What was handed in; Slurm is not asked."""
     launches: list[LaunchConfig] = []
 
-    def hand_in(_run: RunDir, each: Sequence[LaunchConfig], _driver: str) -> str:
-        launches.extend(each)
+    def hand_in(_run: RunDir, launch: LaunchConfig, _driver: str) -> str:
+        launches.append(launch)
         return "77"
 
     monkeypatch.setattr(handing_in, "hand_in", hand_in)
+    monkeypatch.setattr(preflight, "refuse_what_cannot_start", lambda _slurm: None)
     return launches
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     """It trained a step, in a job that had more time than its config says."""
-    run = freeze(load_config("local/debug", [f"run.root={tmp_path}", "launch.slurm.time_min=30"]), [], []).run
+    inputs = ["model.path=org/m", "data.train.path=org/rows", "eval.every_steps=null"]
+    run = freeze(load_config("local/debug", [f"run.root={tmp_path}", "launch.slurm.time_min=30", *inputs]), [], []).run
     run.ledger.write_text('{"step": 1, "attempt": 1, "ordinals": [0]}\n')
     had = {"num_nodes": 2, "time_min": 90, "extra": {"qos": "long"}}
     write_chain(run, ChainRecord(ended="It was cancelled.", slurm=had).with_link("11"))
@@ -64,6 +67,16 @@ def test_overrides_win_over_what_the_last_job_had(run: RunDir, asked: list[Launc
     assert there.launch.setup_lines == asked[0].setup_lines == ["ulimit -l"]
 
 
+def test_another_memory_option_takes_the_place_of_the_one_the_job_had(run: RunDir, asked: list[LaunchConfig]) -> None:
+    chain = read_chain(run)
+    write_chain(run, replace(chain, slurm=chain.slurm | {"extra": {"qos": "long", "mem": "9000M"}}))
+    assert resume(run).exit_code == resume(run, "launch.slurm.extra.mem_per_cpu=2000").exit_code == 0
+    assert [launch.slurm.extra for launch in asked] == [
+        {"qos": "long", "mem": "9000M"},
+        {"qos": "long", "mem_per_cpu": 2000},
+    ]
+
+
 def test_a_forbidden_key_is_one_error_and_nothing_is_handed_in(run: RunDir, asked: list[LaunchConfig]) -> None:
     before = run.config.read_text()
     result = resume(run, "train.lr=1", "engine.max_num_seqs=9")
@@ -71,6 +84,23 @@ def test_a_forbidden_key_is_one_error_and_nothing_is_handed_in(run: RunDir, aske
     assert result.stderr.count("error: ") == 1
     assert "train.lr: 0.0001 there, 1.0 now" in result.stderr
     assert (asked, run.config.read_text()) == ([], before)
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("launch.slurm.extra.nodes=4", "must not hold nodes"),
+        ("launch.notify=[./tell-me]", "must be a file that can be executed"),
+        ("launch.slurm.gpus_per_node=2", "need 3"),
+    ],
+)
+def test_what_submit_would_refuse_is_no_part_of_the_run(
+    word: str, told: str, run: RunDir, asked: list[LaunchConfig]
+) -> None:
+    before = run.config.read_text()
+    result = resume(run, word)
+    assert (result.exit_code, asked, run.config.read_text()) == (EXIT_CONFIG, [], before)
+    assert told in result.stderr
 
 
 def test_a_run_that_is_held_keeps_its_config(run: RunDir, asked: list[LaunchConfig]) -> None:

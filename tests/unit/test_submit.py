@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hpc_grpo.cli import main
+from hpc_grpo.commands import preflight
 from hpc_grpo.config import load_config
 from hpc_grpo.config.loading import CONFIGS_DIR
 from hpc_grpo.demo.model import ModelSize, write_model
@@ -57,7 +58,7 @@ def handed_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[RunDir]:
         return "77"
 
     monkeypatch.setattr(handing_in, "hand_in", hand_in)
-    monkeypatch.setattr(partition, "refuse_what_cannot_start", lambda _slurm: None)
+    monkeypatch.setattr(preflight, "refuse_what_cannot_start", lambda _slurm: None)
     monkeypatch.chdir(tmp_path)
     return runs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from hpc_grpo.launch import chain
 from hpc_grpo.launch.attempt_record import AttemptRecord, ExitKind
 from hpc_grpo.launch.chain import ChainLink
 from hpc_grpo.launch.chain_record import ChainRecord, read_chain, write_chain
-from hpc_grpo.launch.holder import EndedJob
+from hpc_grpo.launch.holder import EndedJob, Holder
 from hpc_grpo.launch.slurm_job import SlurmJob
-from hpc_grpo.run_dir import RunDir
+from hpc_grpo.run_dir import RunDir, write_json_atomic
 
 CANCELLED = f"CANCELLED by {os.getuid()}"
 
@@ -379,6 +379,28 @@ def test_of_a_job_that_somebody_ended_the_successor_tells(run: RunDir, fake: Fak
     successor.tell()
     ((event, why),) = fake.notified
     assert (event, "cancelled by the user" in why) == ("ended", True)
+
+
+def test_a_failure_is_told_where_slurm_does_not_answer(run: RunDir, fake: FakeSlurm) -> None:
+    own = link(run, "7")
+    own.start()
+    fake.is_silent = True
+    own.finish(ended("crash"))
+    own.tell()
+    assert fake.notified == [("retrying", "It ended as crash.")]
+
+
+def test_one_that_was_killed_over_its_teardown_could_not_tell(run: RunDir, fake: FakeSlurm) -> None:
+    link(run, "7").start()
+    folder = run.attempt(1, "7")
+    folder.mkdir(parents=True)
+    ended("node_lost").save(folder)
+    write_json_atomic(run.holder, asdict(Holder("nid001", 1, 1, "7", 1, beat_at=5.0)))
+    fake.final["7"] = "NODE_FAIL"
+    successor = link(run, "100", successor_of="7")
+    assert successor.decide().goes_on
+    successor.tell()
+    assert fake.notified == [("retrying", "Job 7 ended as node_lost; carrying on.")]
 
 
 @pytest.mark.parametrize(("state", "is_told"), [("OUT_OF_MEMORY", True), ("TIMEOUT", False)])

@@ -9,7 +9,7 @@ import pytest
 from hpc_grpo.config import Config, load_config, load_resolved
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.chain_record import ChainRecord, write_chain
-from hpc_grpo.launch.freeze import freeze, reconfigure, working_dir
+from hpc_grpo.launch.freeze import freeze, reconfigured, working_dir
 from hpc_grpo.manifest import Manifest, write_manifest
 from hpc_grpo.run_dir import RunDir
 
@@ -108,7 +108,7 @@ def test_a_run_that_trained_is_reconfigured_where_it_may_change(tmp_path: Path) 
     run = freeze(config(tmp_path), [], []).run
     leave_a_step(run)
     words = ["rewards.0.timeout_s=60", "grading.max_failed_fraction=0.5", "train.logprob_chunk_tokens=64"]
-    frozen = reconfigure(run, ["hpc-grpo", "resume"], words)
+    frozen = freeze(reconfigured(run, words), ["hpc-grpo", "resume"], words)
     assert sorted(frozen.changed) == [
         "grading.max_failed_fraction",
         "rewards.0.timeout_s",
@@ -138,7 +138,7 @@ def test_a_run_is_not_reconfigured_into_another(word: str, told: str, tmp_path: 
     leave_a_step(run)
     before = (run.config.read_text(), run.source.read_text())
     with pytest.raises(ConfigError) as caught:
-        reconfigure(run, [], [word, "engine.max_num_seqs=9"])
+        freeze(reconfigured(run, [word, "engine.max_num_seqs=9"]), [], [])
     assert told in str(caught.value)
     assert (run.config.read_text(), run.source.read_text()) == before
 

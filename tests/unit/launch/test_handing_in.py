@@ -11,7 +11,7 @@ from hpc_grpo.config.launch_schema import LaunchConfig
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch import handing_in
 from hpc_grpo.launch.chain_record import read_chain
-from hpc_grpo.launch.handing_in import hand_in, what_each_asks_for
+from hpc_grpo.launch.handing_in import hand_in
 from hpc_grpo.run_dir import RunDir
 
 
@@ -52,7 +52,7 @@ def launch(jobs_can_submit: bool, max_job_chains: int | None, max_node_hours: fl
 
 
 def handed_in(run: RunDir, launch: LaunchConfig) -> str:
-    return hand_in(run, what_each_asks_for(run, launch), "driver")
+    return hand_in(run, launch, "driver")
 
 
 def test_one_job_is_submitted_where_it_can_submit_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +60,15 @@ def test_one_job_is_submitted_where_it_can_submit_the_next(tmp_path: Path, monke
     assert handed_in(RunDir(tmp_path), launch(True, None)) == "1"
     assert fake.asked == ["submit after=None hold=False"]
     assert [(link.job_id, link.successor_of) for link in read_chain(RunDir(tmp_path)).links] == [("1", "")]
+
+
+def test_what_it_asks_for_is_what_the_next_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a ceiling cut the time of this one, and where it is cancelled before it starts."""
+    fake = use(FakeSlurm(), monkeypatch)
+    run, asked = RunDir(tmp_path), launch(True, None, max_node_hours=0.5)
+    handed_in(run, asked)
+    assert (fake.minutes, asked.slurm.time_min) == ([30], 60)
+    assert read_chain(run).launch(launch(True, None)).slurm.time_min == 60
 
 
 def test_else_all_are_queued_before_the_first_may_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

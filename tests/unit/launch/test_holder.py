@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.errors import RunHeldError
-from hpc_grpo.launch.holder import EndedJob, Hold, Holder, _retire, clear_after, read_holder, refuse_if_held
+from hpc_grpo.launch.holder import EndedJob, Hold, Holder, _retire, clear, left_behind, read_holder, refuse_if_held
 from hpc_grpo.launch.processes import start_time
 from hpc_grpo.run_dir import RunDir, write_json_atomic
 
@@ -70,16 +70,17 @@ def test_a_job_that_slurm_says_is_over_is_not_waited_for(tmp_path: Path) -> None
     Hold.take(run, "18", 4, before=EndedJob("17", is_gone=True), sleep=lambda _: pytest.fail("it waited")).release()
 
 
-@pytest.mark.parametrize(("before", "is_cleared"), [("17", True), ("16", False)])
-def test_what_a_killed_job_left_is_cleared_where_nobody_goes_on(tmp_path: Path, before: str, is_cleared: bool) -> None:
+@pytest.mark.parametrize(("before", "is_left"), [("17", True), ("16", False)])
+def test_what_a_killed_job_left_is_cleared_where_nobody_goes_on(tmp_path: Path, before: str, is_left: bool) -> None:
     run = RunDir(tmp_path)
     write_json_atomic(run.holder, asdict(holder("nid007", 1, 1)))
-    assert clear_after(run, EndedJob(before, is_gone=False)) is None
-    assert clear_after(run, None) is None
-    left = read_holder(run)
-    assert left is not None
-    assert clear_after(run, EndedJob(before, is_gone=True)) == (left if is_cleared else None)
-    assert (read_holder(run) is None) == is_cleared
+    assert left_behind(run, EndedJob(before, is_gone=False)) is None
+    assert left_behind(run, None) is None
+    left = left_behind(run, EndedJob(before, is_gone=True))
+    assert left == (read_holder(run) if is_left else None)
+    if left is not None:
+        clear(run, left)
+        assert read_holder(run) is None
 
 
 def test_a_job_that_slurm_lost_sight_of_is_told_to_end_and_waited_for(tmp_path: Path) -> None:
