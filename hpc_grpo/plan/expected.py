@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from pathlib import Path
 
 from hpc_grpo.budget import make_budget
+from hpc_grpo.data.sources import load_items
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.learner import is_checkpointed
 from hpc_grpo.plan.node import gpus_per_node, runs_on_gpu
@@ -63,5 +66,11 @@ def expected_step(plan: Plan) -> ExpectedStep | None:
 
 
 def num_steps(plan: Plan) -> int | None:
-    """None where the run's length depends on its data."""
-    return None if plan.config.train.total_epochs is not None else make_budget(plan.config, 1).total_steps
+    """None where the run's length depends on data that is no file here, or no readable one."""
+    config, data = plan.config, plan.config.data.train
+    if config.train.total_epochs is None:
+        return make_budget(config, 1).total_steps
+    try:
+        return make_budget(config, len(load_items(data))).total_steps if Path(data.path).is_file() else None
+    except ConfigError:
+        return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from plan_configs import plan_7b_config
 
@@ -57,3 +59,14 @@ def test_more_nodes_divide_both() -> None:
 def test_nothing_is_expected_of_cpus_and_of_runs_of_unknown_length() -> None:
     assert expected_step(plan_7b_config("7B", 4, "model.device=cpu")) is None
     assert num_steps(plan_7b_config("7B", 4, "train.total_episodes=null", "train.total_epochs=1")) is None
+
+
+def test_the_epochs_of_a_file_are_counted(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    epochs = ["train.total_episodes=null", "train.total_epochs=2"]
+    data = [f"data.train.path={rows}", "data.train.prompt_field=question", "data.train.answer_field=answer"]
+    rows.write_text('{"question": "q", "answer": "a"}\n' * 130)
+    plan = plan_7b_config("7B", 4, *epochs, *data, "rollout.prompts_per_step=64")
+    assert num_steps(plan) == 5  # 260 prompts in steps of 64
+    rows.write_text("{\n")
+    assert num_steps(plan) is None
