@@ -189,17 +189,18 @@ def _nothing_started(run: RunDir) -> str:
 
 
 def _print_logs(folder: Path, node: str | None, num_lines: int) -> None:
-    from hpc_grpo.see.log_files import log_files, ray_logs, tail
+    from hpc_grpo.see.log_files import is_of_an_actor, log_files, ray_logs, tail
 
-    for path in log_files(folder, node):
+    kept = ray_logs(folder, node) if node is not None else []
+    for path in [*log_files(folder, node), *filter(is_of_an_actor, kept)]:
         if node is not None:
             click.echo(f"==> {path} <==")
         if not path.exists():
             hint = "" if node else " --node NAME shows a node's logs."
             click.echo(f"{path} is not there (yet).{hint}", err=True)
         click.echo(tail(path, num_lines), nl=False)
-    if node is not None and (kept := ray_logs(folder, node)):
-        click.echo("Ray's own logs of the node:")
+    if kept:
+        click.echo("All of Ray's logs of the node:")
         for path in kept:
             click.echo(f"{path.stat().st_size:>12,} bytes  {path}")
 

@@ -54,6 +54,11 @@ def ray_logs(attempt: Path, node: str) -> list[Path]:
     return sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
 
 
+def is_of_an_actor(path: Path) -> bool:
+    """Whether a log of Ray's is what a learner, an engine or a grader printed, and not empty."""
+    return path.name.startswith("worker-") and path.suffix in (".err", ".out") and path.stat().st_size > 0
+
+
 def slurm_output(run: RunDir, chain: ChainRecord, job_id: str) -> Path:
     """What Slurm and the supervisor printed in a job; one handed in with sbatch says where when it starts."""
     link, path = chain.link(job_id), run.slurm_log(job_id)

@@ -159,16 +159,21 @@ def test_logs_prints_the_end_of_the_newest_attempt(built: RunBuilder, call: Call
     assert call("logs", "adder", "--attempt", "1").stdout == "old\n"
 
 
-def test_logs_of_a_node_lists_rays_own(built: RunBuilder, call: Call) -> None:
+def test_logs_of_a_node_shows_its_actors_and_lists_all_of_rays(built: RunBuilder, call: Call) -> None:
     record = built.attempt(1)
     node = built.folder(record) / "nodes" / "n1"
     (node / "ray").mkdir(parents=True)
     (node / "agent.log").write_text("agent says\n")
     (node / "ray_start.log").write_text("ray says\n")
     (node / "ray" / "raylet.out").write_text("12345")
+    (node / "ray" / "worker-1f-02-77.err").write_text("an engine fails\n")
+    (node / "ray" / "worker-1f-02-77.out").touch()
     printed = call("logs", "adder", "--node", "n1").output
     assert "agent says" in printed
     assert "ray says" in printed
+    assert f"==> {node}/ray/worker-1f-02-77.err <==\nan engine fails\n" in printed
+    assert f"==> {node}/ray/worker-1f-02-77.out <==" not in printed
+    assert "12345" not in printed
     assert f"5 bytes  {node}/ray/raylet.out" in printed
 
 
