@@ -103,7 +103,7 @@ def classify(
         return "node_lost", EXIT_CRASH, "A node of the attempt is gone from Ray; see driver.log."
     said = f": {last_error}; see driver.log." if last_error else "; see driver.log."
     if returncode == EXIT_CONFIG:
-        return "config", EXIT_CONFIG, f"The driver rejected the configuration{said}"
+        return "config", EXIT_CONFIG, f"Something must be changed first{said}"
     if signalled:
         return "cancelled", EXIT_CRASH, f"Ended by {signalled}, sent to the supervisor."
     if returncode == EXIT_COMPLETE:

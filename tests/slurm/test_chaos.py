@@ -139,7 +139,7 @@ def test_a_slurmd_that_is_killed(slurm_cluster: SlurmCluster, tmp_path: Path, re
 def test_a_job_that_needs_too_much_memory(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     """Slurm kills the step that holds too much; with it go Ray, learner and engines of that node."""
     meal = tmp_path / "meal"
-    reward = {"name": HUNGRY, "args": {"meal": str(meal), "delay_s": 0.2}}
+    reward = {"name": HUNGRY, "args": {"meal": str(meal), "delay_s": 0.2}, "timeout_s": 60}
     scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2, rewards=[reward], eval={"reward": HUNGRY})
     scene.strike(meal.touch)
     outcome = scene.see_it_through()

@@ -43,7 +43,7 @@ def test_a_killed_driver_is_said_to_be_so() -> None:
     ("returncode", "why"),
     [
         (3, "The driver crashed with exit code 3: KeyError: 'x'; see driver.log."),
-        (78, "The driver rejected the configuration: KeyError: 'x'; see driver.log."),
+        (78, "Something must be changed first: KeyError: 'x'; see driver.log."),
         (-6, "The driver was killed by SIGABRT: KeyError: 'x'; see driver.log."),
         (-9, "The driver was killed by SIGKILL (often the kernel, out of memory); see driver.log."),
         (75, "Checkpointed with more to do; start it again to carry on."),

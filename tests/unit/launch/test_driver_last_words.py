@@ -75,4 +75,4 @@ def test_what_an_earlier_start_died_of_is_not_said_of_the_last(supervised: Any) 
 def test_a_configuration_that_is_rejected_is_said_in_its_own_words(supervised: Any) -> None:
     record = supervised("print('error: model.path = m is\\n  no model.'); raise SystemExit(78)")
     assert record.exit_kind == "config"
-    assert record.why == "The driver rejected the configuration: model.path = m is no model; see driver.log."
+    assert record.why == "Something must be changed first: model.path = m is no model; see driver.log."

@@ -90,7 +90,7 @@ def test_of_a_job_handed_in_with_sbatch_slurm_says_where_it_wrote(built: RunBuil
 
 
 def test_what_is_said_is_not_said_twice(built: RunBuilder) -> None:
-    why = "The driver rejected the configuration: model.path = m is no model; see driver.log."
+    why = "Something must be changed first: model.path = m is no model; see driver.log."
     built.log(built.attempt(1, "config", why=why), "error: model.path = m is no model.\n")
     built.log(built.attempt(2, "config", why=why), "error: model.path = m is no model.\n  It has no tokenizer.\n")
     once, more = map(as_text, explained(built))
