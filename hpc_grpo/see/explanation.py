@@ -101,7 +101,9 @@ def _kind(records: RunRecords, record: AttemptRecord, now: float) -> str:
         return "walltime"
     if record.was_killed_when_told_to_end and _DUE_TO not in _slurm_said(records, record.job_id):
         return "cancelled"
-    return "killed" if record.exit_kind == "running" else record.exit_kind
+    if record.exit_kind != "running":
+        return record.exit_kind
+    return "node_lost" if record.lost_nodes else "killed"
 
 
 def _duration_s(records: RunRecords, record: AttemptRecord, now: float) -> float | None:

@@ -127,6 +127,12 @@ def test_why_it_stopped_early_is_said(built: RunBuilder) -> None:
     assert cause(entry) == "stopped in time"
 
 
+def test_one_that_was_killed_for_a_lost_node_says_so(built: RunBuilder) -> None:
+    built.attempt(1, signalled="SIGTERM", lost_nodes={"n2": "its agent ended"})
+    built.attempt(2, age_s=100.0)
+    assert cause(explained(built)[0]) == "node lost"
+
+
 def test_lost_nodes_and_restarts_are_listed(built: RunBuilder) -> None:
     built.attempt(1, "node_lost", lost_nodes={"n2": "its agent ended"}, restarts=["It crashed.", "Again."])
     text = as_text(explained(built)[0])
