@@ -64,7 +64,7 @@ def as_text(explanation: Explanation) -> str:
         ("time", f"{moment(record.started_at)}, for {duration(explanation.duration_s)}"),
         ("nodes", f"{len(record.nodes)}: {nodes}"),
         ("steps", gained),
-        ("ended", "not yet: it is running" if explanation.kind == "running" else f"{explanation.kind}{code}"),
+        ("ended", _not_yet(record) if explanation.kind == "running" else f"{explanation.kind}{code}"),
         ("why", record.why),
         *(("lost node", f"{node}: {why}") for node, why in record.lost_nodes.items()),
         *(("restarted", why) for why in record.restarts),
@@ -74,6 +74,10 @@ def as_text(explanation: Explanation) -> str:
         fields += [("cause", explanation.advice.cause), ("what to do", explanation.advice.todo)]
     title = f"Attempt {record.attempt} (job {record.job_id})"
     return "\n".join([title, *(_field(name, text) for name, text in fields if text)])
+
+
+def _not_yet(record: AttemptRecord) -> str:
+    return f"not yet: {record.signalled} asked it to" if record.signalled else "not yet: it is running"
 
 
 def _explain(records: RunRecords, index: int, folder: Path | None, now: float) -> Explanation:

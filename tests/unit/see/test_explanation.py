@@ -44,6 +44,9 @@ def test_a_running_attempt_needs_no_advice(built: RunBuilder) -> None:
     assert entry.duration_s is not None
     assert 119 < entry.duration_s < 130
     assert "not yet: it is running" in as_text(entry)
+    built.attempt(2, age_s=120.0, signalled="SIGTERM")
+    built.hold(2)
+    assert "not yet: SIGTERM asked it to" in as_text(explained(built)[1])
 
 
 def test_a_killed_attempt_lasted_until_its_last_sign_of_life(built: RunBuilder) -> None:
