@@ -16,9 +16,11 @@ from hpc_grpo.doctor.report import from_json, report_text, to_json
 from hpc_grpo.errors import EXIT_CONFIG
 
 PARTITION = "PartitionName=workq AllowAccounts=ALL Default=YES MaxTime=UNLIMITED State=UP TotalNodes=2 TRES=cpu=16"
-SBATCH_RUNS_IT = """for last; do :; done
-[[ $1 == --test-only ]] && { cat > /dev/null; echo 'sbatch: Job 7 to start at 2026-01-01T00:00:00' >&2; exit; }
-bash "$last" > /dev/null 2>&1 &
+JOB = 'bash -c "$script" > /dev/null 2>&1 &'
+SBATCH_RUNS_IT = f"""for last; do :; done
+[[ $1 == --test-only ]] && {{ cat > /dev/null; echo 'sbatch: Job 7 to start at 2026-01-01T00:00:00' >&2; exit; }}
+script=$(cat "$last")  # at once, as Slurm does: submitit then renames the file
+{JOB}
 echo 'Submitted batch job 77'"""
 
 
@@ -188,7 +190,7 @@ def test_a_job_that_dies_is_not_waited_for(place: Path) -> None:
 
 
 def test_a_job_that_does_not_start_in_time_is_called_off(place: Path) -> None:
-    slurm_of_scripts(place, SBATCH_RUNS_IT.replace('bash "$last" > /dev/null 2>&1 &', ""))
+    slurm_of_scripts(place, SBATCH_RUNS_IT.replace(JOB, ""))
     result = doctor("local/debug", "--nodes", "1", "--wait-min", "0.02", "--json")
     assert result.exit_code == 78
     assert "within 0.02 min" in findings(result)["job"]["says"]
