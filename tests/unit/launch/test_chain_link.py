@@ -2,109 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
 import pytest
+from chain_scene import CANCELLED, FakeSlurm, config, ended, link
 
-from hpc_grpo.config import Config
-from hpc_grpo.config.launch_schema import LaunchConfig
-from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch import chain
 from hpc_grpo.launch.attempt_record import AttemptRecord, ExitKind
 from hpc_grpo.launch.chain import ChainLink
 from hpc_grpo.launch.chain_record import ChainRecord, read_chain, write_chain
-from hpc_grpo.launch.holder import EndedJob, Holder
-from hpc_grpo.launch.slurm_job import SlurmJob
-from hpc_grpo.run_dir import RunDir, write_json_atomic
-
-CANCELLED = f"CANCELLED by {os.getuid()}"
-
-
-@dataclass
-class FakeSlurm:
-    """Jobs by id; `submitted` and `cancelled` in order."""
-
-    jobs: dict[str, dict[str, str]] = field(default_factory=dict)
-    final: dict[str, str] = field(default_factory=dict)
-    submitted: list[tuple[str, str, LaunchConfig]] = field(default_factory=list)
-    cancelled: list[str] = field(default_factory=list)
-    excluded: dict[str, list[str]] = field(default_factory=dict)
-    notified: list[tuple[str, str]] = field(default_factory=list)
-    is_silent: bool = False
-
-    def submit(self, launch: LaunchConfig, run: RunDir, command: str, *, after: str) -> str:
-        if self.is_silent:
-            raise LaunchError("sbatch refused the job: try later")
-        job_id = str(100 + len(self.submitted))
-        self.submitted.append((job_id, after, launch))
-        assert f"--successor-of {after}" in command
-        self.jobs[job_id] = {"JobState": "PENDING"}
-        return job_id
-
-    def show_job(self, job_id: str) -> SlurmJob | None:
-        if self.is_silent:
-            raise LaunchError("scontrol show job failed: timeout")
-        return SlurmJob(job_id, self.jobs[job_id]) if job_id in self.jobs else None
-
-    def cancel_jobs(self, job_ids: list[str]) -> None:
-        if self.is_silent:
-            raise LaunchError("scancel failed: no scancel")
-        self.cancelled += job_ids
-
-    def exclude_nodes(self, job: SlurmJob, nodes: list[str]) -> None:
-        self.excluded[job.job_id] = nodes
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    fake = FakeSlurm(jobs={"7": {"JobState": "RUNNING", "NumNodes": "2", "Partition": "workq"}})
-    monkeypatch.setattr(chain.slurm, "submit", fake.submit)
-    monkeypatch.setattr(chain, "final_state", lambda job_id: fake.final.get(job_id, ""))
-    monkeypatch.setattr(chain, "notify", lambda command, run, news: fake.notified.append((news.event, news.why)))
-    for name in ("show_job", "cancel_jobs", "exclude_nodes"):
-        monkeypatch.setattr(chain, name, getattr(fake, name))
-    return fake
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    return RunDir(tmp_path)
-
-
-def config(
-    max_job_chains: int | None = None, jobs_can_submit: bool = True, max_node_hours: float | None = None
-) -> Config:
-    values: dict[str, Any] = {
-        "run": {"name": "r"},
-        "model": {"path": "m"},
-        "data": {"train": {"path": "d"}},
-        "train": {"total_steps": 1, "max_tokens_per_microbatch": 8192},
-        "launch": {
-            "notify": ["tell-me"],
-            "slurm": {
-                "max_job_chains": max_job_chains,
-                "jobs_can_submit": jobs_can_submit,
-                "max_node_hours": max_node_hours,
-            },
-            "max_stalled_attempts": 3,
-        },
-    }
-    return Config.model_validate(values)
-
-
-def link(run: RunDir, job_id: str, successor_of: str = "", max_job_chains: int | None = None) -> ChainLink:
-    return ChainLink(run, config(max_job_chains), job_id, successor_of, "hpc_grpo.train")
-
-
-def ended(kind: ExitKind, lost: dict[str, str] | None = None, signalled: str = "") -> AttemptRecord:
-    record = AttemptRecord(1, "7", "slurm", ["nid001"], time.time(), None, 1)
-    record.end(kind, 1, f"It ended as {kind}.")
-    record.lost_nodes, record.signalled = lost or {}, signalled
-    return record
+from hpc_grpo.launch.holder import EndedJob
+from hpc_grpo.run_dir import RunDir
 
 
 def test_a_link_queues_its_successor_with_what_it_has(run: RunDir, fake: FakeSlurm) -> None:
@@ -331,93 +239,3 @@ def test_how_a_chain_goes_on_is_as_the_config_says_now(run: RunDir, fake: FakeSl
     ChainLink(run, config(max_node_hours=4.0), "7", "", "hpc_grpo.train").start()
     slurm = read_chain(run).launch(config(max_job_chains=3, max_node_hours=9.0).launch).slurm
     assert (slurm.max_node_hours, slurm.max_job_chains, slurm.num_nodes) == (9.0, 3, 2)
-
-
-@pytest.mark.parametrize(
-    ("kind", "max_job_chains", "expected"),
-    [
-        ("crash", None, [("retrying", "It ended as crash.")]),
-        ("crash", 0, [("ended", "It ended as crash.")]),
-        ("resumable", None, []),
-        ("resumable", 0, [("ended", "It ended as resumable.")]),
-        ("config", None, [("ended", "It ended as config.")]),
-    ],
-)
-def test_the_user_is_told_what_is_news(
-    run: RunDir, fake: FakeSlurm, kind: ExitKind, max_job_chains: int | None, expected: list[tuple[str, str]]
-) -> None:
-    own = link(run, "7", max_job_chains=max_job_chains)
-    own.start()
-    own.finish(ended(kind))
-    assert fake.notified == []  # the run is still held
-    own.tell()
-    own.tell()
-    assert fake.notified == expected
-
-
-def test_the_user_is_told_once_that_the_run_is_complete(run: RunDir, fake: FakeSlurm) -> None:
-    own = link(run, "7")
-    own.start()
-    run.complete_marker.touch()
-    own.finish(ended("complete", signalled="SIGTERM"))
-    own.tell()
-    successor = link(run, "100", successor_of="7")
-    assert not successor.decide().goes_on
-    successor.tell()
-    assert fake.notified == [("complete", "It ended as complete.")]
-
-
-def test_of_a_job_that_somebody_ended_the_successor_tells(run: RunDir, fake: FakeSlurm) -> None:
-    own = link(run, "7")
-    own.start()
-    own.finish(ended("cancelled", signalled="SIGTERM"))
-    own.tell()
-    assert fake.notified == []
-    fake.final["7"] = CANCELLED
-    successor = link(run, "100", successor_of="7")
-    assert not successor.decide().goes_on
-    successor.tell()
-    ((event, why),) = fake.notified
-    assert (event, "cancelled by the user" in why) == ("ended", True)
-
-
-def test_a_failure_is_told_where_slurm_does_not_answer(run: RunDir, fake: FakeSlurm) -> None:
-    own = link(run, "7")
-    own.start()
-    fake.is_silent = True
-    own.finish(ended("crash"))
-    own.tell()
-    assert fake.notified == [("retrying", "It ended as crash.")]
-
-
-def test_one_that_was_killed_over_its_teardown_could_not_tell(run: RunDir, fake: FakeSlurm) -> None:
-    link(run, "7").start()
-    folder = run.attempt(1, "7")
-    folder.mkdir(parents=True)
-    ended("node_lost").save(folder)
-    write_json_atomic(run.holder, asdict(Holder("nid001", 1, 1, "7", 1, beat_at=5.0)))
-    fake.final["7"] = "NODE_FAIL"
-    successor = link(run, "100", successor_of="7")
-    assert successor.decide().goes_on
-    successor.tell()
-    assert fake.notified == [("retrying", "Job 7 ended as node_lost; carrying on.")]
-
-
-@pytest.mark.parametrize(("state", "is_told"), [("OUT_OF_MEMORY", True), ("TIMEOUT", False)])
-def test_of_a_job_that_was_killed_the_successor_tells(run: RunDir, fake: FakeSlurm, state: str, is_told: bool) -> None:
-    link(run, "7").start()
-    fake.final["7"] = state
-    successor = link(run, "100", successor_of="7")
-    assert successor.decide().goes_on
-    successor.tell()
-    expected = ("retrying", "Job 7 ended without a word (OUT_OF_MEMORY); carrying on.")
-    assert fake.notified == ([expected] if is_told else [])
-
-
-def test_a_job_handed_in_again_that_cannot_go_on_is_news(run: RunDir, fake: FakeSlurm) -> None:
-    write_chain(run, replace(read_chain(run).with_link("6"), ended="Gave up."))
-    run.stop_marker.touch()
-    own = link(run, "7")
-    assert not own.decide().goes_on
-    own.tell()
-    assert [event for event, _ in fake.notified] == ["ended"]
