@@ -32,6 +32,7 @@ def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], l
     """
     from hpc_grpo.launch.attempt import JobRole, run_attempt
     from hpc_grpo.launch.freeze import freeze
+    from hpc_grpo.launch.handing_in import remove_stop
     from hpc_grpo.launch.holder import refuse_if_held
     from hpc_grpo.launch.request import load_request
     from hpc_grpo.run_dir import RunDir
@@ -156,19 +157,10 @@ def _comments(request: Request) -> str:
     return "\n" + "".join(f"# {line}".rstrip() + "\n" for line in told.splitlines())
 
 
-def remove_stop(run: RunDir) -> None:
-    """The user wants the run to go on: a STOP of before no longer counts."""
-    if run.stop_marker.exists():
-        run.stop_marker.unlink()
-        click.echo(f"Removed {run.stop_marker.name}, which had asked the run to end.", err=True)
-
-
 def hand_in(run: RunDir, launch: LaunchConfig, driver: str, *, parsable: bool = False) -> None:
     """Submit a frozen run and say how to follow it. Raises LaunchError."""
     from hpc_grpo.launch import handing_in
 
-    handing_in.what_each_asks_for(run, launch)  # may raise, and then nothing has happened
-    remove_stop(run)  # first: the job may start at once
     job_id = handing_in.hand_in(run, launch, driver)
     if parsable:
         click.echo(job_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from hpc_grpo.launch.attempt_record import read_attempts
 from hpc_grpo.launch.chain_record import read_chain, write_chain
 from hpc_grpo.launch.node_hours import node_hours_asked, node_hours_used, within_node_hours
 from hpc_grpo.launch.slurm_job import cancel_jobs, release_job
+from hpc_grpo.launch.telling import say
 from hpc_grpo.run_dir import RunDir
 
 
@@ -21,6 +23,7 @@ def hand_in(run: RunDir, launch: LaunchConfig, driver: str) -> str:
     Raises LaunchError, and ConfigError where the run has used its node-hours.
     """
     first, *further = what_each_asks_for(run, launch)
+    remove_stop(run)  # before the job is there, which may start at once
     at_once = not first.slurm.jobs_can_submit
     if earlier := [link.job_id for link in read_chain(run).since_the_user()]:
         cancel_jobs(earlier)  # what still waits of an earlier chain would take turns with this one
@@ -39,6 +42,13 @@ def hand_in(run: RunDir, launch: LaunchConfig, driver: str) -> str:
     if at_once:
         release_job(jobs[0])  # held until now: a link may write the record as well
     return jobs[0]
+
+
+def remove_stop(run: RunDir) -> None:
+    """The user wants the run to go on: a STOP of before no longer counts."""
+    if run.stop_marker.exists():
+        run.stop_marker.unlink()
+        say(f"Removed {run.stop_marker.name}, which had asked the run to end.", sys.stderr)
 
 
 def what_each_asks_for(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:

@@ -262,11 +262,13 @@ class Supervisor:
             self._driver.copy_window_size()
         while self._signals.pending:
             sig = self._signals.pending.pop(0)
-            if sig != signal.SIGUSR1:
+            asks_for_the_end = sig != signal.SIGUSR1
+            if asks_for_the_end:
                 self._note_end_asked(sig)
             if self._driver is not None:
                 self._driver.forward(sig)
-            self.record.save(self._dir)  # at once, since SIGKILL may follow before anything else is said
+            if asks_for_the_end:
+                self.record.save(self._dir)  # at once, since SIGKILL may follow before anything else is said
 
     def _note_end_asked(self, sig: int) -> None:
         if self.record.signalled:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.config.launch_schema import LaunchConfig
-from hpc_grpo.errors import LaunchError
+from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch import handing_in
 from hpc_grpo.launch.chain_record import read_chain
 from hpc_grpo.launch.handing_in import hand_in
@@ -69,6 +69,20 @@ def test_what_it_asks_for_is_what_the_next_asks_for(tmp_path: Path, monkeypatch:
     handed_in(run, asked)
     assert (fake.minutes, asked.slurm.time_min) == ([30], 60)
     assert read_chain(run).launch(launch(True, None)).slurm.time_min == 60
+
+
+def test_a_stop_of_before_is_removed_unless_the_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = use(FakeSlurm(), monkeypatch)
+    run = RunDir(tmp_path)
+    run.stop_marker.touch()
+    with pytest.raises(ConfigError, match="max_node_hours"):
+        handed_in(run, launch(True, None, max_node_hours=0.001))
+    assert (run.stop_marker.exists(), fake.asked) == (True, [])
+    handed_in(run, launch(True, None))
+    assert not run.stop_marker.exists()
+    assert "Removed STOP" in capsys.readouterr().err
 
 
 def test_else_all_are_queued_before_the_first_may_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
