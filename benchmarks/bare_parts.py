@@ -108,9 +108,9 @@ def _packed_step(model: str, encoded: Sequence[list[int]], completions: Any, bud
     import numpy as np
     import torch
 
-    from hpc_grpo.algorithm.packing import pack, split_microbatches
     from hpc_grpo.config import Config
     from hpc_grpo.learner.model import load_policy
+    from hpc_grpo.learner.packing import pack, split_microbatches
     from hpc_grpo.types import TrainSequence
 
     settings = {

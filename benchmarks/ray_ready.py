@@ -101,9 +101,9 @@ def _wait_for_port(address: str) -> None:
 
 
 def _ours(folder: Path, name: str) -> tuple[float, float]:
-    from hpc_grpo.launch.attempt_record import read_attempts
-    from hpc_grpo.metrics.jsonl import read_metrics
-    from hpc_grpo.run_dir import RunDir
+    from hpc_grpo.run.attempt import read_attempts
+    from hpc_grpo.run.metrics import read_metrics
+    from hpc_grpo.run.paths import RunDir
     from tests.integration.training_runs import tiny_config, write_workspace
 
     workspace = folder / name

@@ -16,8 +16,8 @@ from bare_parts import prompts
 from common import BENCHMARKS, median, run_script
 
 from hpc_grpo.config import Config
-from hpc_grpo.metrics.jsonl import read_metrics
-from hpc_grpo.rollout.engine_args import engine_environment, engine_options
+from hpc_grpo.engine.engine_args import engine_environment, engine_options
+from hpc_grpo.run.metrics import read_metrics
 
 _TIMEOUT_S = 1500.0
 _WARM_UP_STEPS = 2

@@ -23,10 +23,10 @@ import torch
 import torch.distributed as dist
 from common import load_average, median, print_table
 
+from hpc_grpo.learner.publish import WeightPublisher
 from hpc_grpo.types import ParameterSpec
+from hpc_grpo.weights.buckets import Bucket, BucketPlan, make_plan
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership, NodeGroup
-from hpc_grpo.weights.plan import Bucket, BucketPlan, make_plan
-from hpc_grpo.weights.publisher import WeightPublisher
 from hpc_grpo.weights.store import StoreSpec, WeightStore
 
 _KEY = 7

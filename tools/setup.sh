@@ -51,8 +51,8 @@ fi
 # Also where PYTHONDONTWRITEBYTECODE is set: a dozen processes would each compile vLLM, for ten seconds a process.
 precompile() { env -u PYTHONDONTWRITEBYTECODE .venv/bin/python "$@" >/dev/null 2>&1 || true; }
 if [[ $extras == *cpu* || $extras == *gpu* ]]; then
-    precompile -c 'import hpc_grpo.rollout.sampler' &
-    precompile -c 'import transformers.models.qwen2.modeling_qwen2, hpc_grpo.train, hpc_grpo.learner.learner' &
+    precompile -c 'import hpc_grpo.engine.vllm' &
+    precompile -c 'import transformers.models.qwen2.modeling_qwen2, hpc_grpo.driver.main, hpc_grpo.learner.learner' &
     wait
     precompile -m compileall -q -j 0 .venv/lib/python3*/site-packages/ray
 fi

@@ -16,7 +16,7 @@ from pydantic import (
     field_validator,
 )
 
-from hpc_grpo.config.launch_schema import LaunchConfig
+from hpc_grpo.config.launch import LaunchConfig
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 

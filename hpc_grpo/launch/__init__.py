@@ -4,4 +4,4 @@ Imports neither torch nor ray: it must start on a login node in a fraction of a 
 to know reaches it through environment variables (`driver.py`) and the run directory, nothing else.
 """
 
-DEFAULT_DRIVER = "hpc_grpo.train"
+DEFAULT_DRIVER = "hpc_grpo.driver.main"

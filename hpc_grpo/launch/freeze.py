@@ -15,13 +15,13 @@ from typing import Any
 
 from hpc_grpo import __version__
 from hpc_grpo.config import Config, load_resolved, to_yaml
-from hpc_grpo.config.loading import with_overrides
+from hpc_grpo.config.load import with_overrides
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.chain_record import read_chain
 from hpc_grpo.launch.changeable import CHANGEABLE, differences, may_change
-from hpc_grpo.launch.environment import is_secret
-from hpc_grpo.manifest import valid_checkpoints
-from hpc_grpo.run_dir import RunDir, read_jsonl, write_atomic, write_json_atomic
+from hpc_grpo.launch.environment.rules import is_secret
+from hpc_grpo.run.chain import read_chain
+from hpc_grpo.run.checkpoint import valid_checkpoints
+from hpc_grpo.run.paths import RunDir, read_jsonl, write_atomic, write_json_atomic
 
 _SECRET_LENGTH = 16
 _MAY_CHANGE = f"What may change in it: {', '.join(f'{key}*' if key.endswith('.') else key for key in CHANGEABLE)}."

@@ -1,1 +1,1 @@
-"""The learner: gradients. `manifest.py` alone may be imported without torch."""
+"""The learner's process: a Ray actor that computes gradients with DeepSpeed, saves them and publishes the weights."""

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from hpc_grpo.config import Config
-from hpc_grpo.contract import SHM_DIR_VARIABLE
+from hpc_grpo.run.contract import SHM_DIR_VARIABLE
+from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
-from hpc_grpo.watchdog import dump_stacks_on_signal
 from hpc_grpo.weights.node_group import RENDEZVOUS, GroupMembership, NodeGroup
 from hpc_grpo.weights.store import StoreSpec
 
 if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
+    from hpc_grpo.learner.publish import WeightPublisher
     from hpc_grpo.metrics.reductions import Reduction
     from hpc_grpo.types import GroupSamples
-    from hpc_grpo.weights.publisher import WeightPublisher
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class LearnerActor:
 
     def open_weight_store(self, spec: StoreSpec, *, writes: bool) -> Path | None:
         """Create the node's store if this learner writes it; returns its folder."""
-        from hpc_grpo.weights.publisher import WeightPublisher
+        from hpc_grpo.learner.publish import WeightPublisher
         from hpc_grpo.weights.store import WeightStore
 
         if not writes:

@@ -17,16 +17,9 @@ import torch
 import torch.distributed as dist
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.publish_dir import publish, staging_path, start_staging
 from hpc_grpo.learner.reshard import universal_folder, universal_loading
-from hpc_grpo.manifest import (
-    FileEntry,
-    Manifest,
-    hash_files,
-    problems,
-    read_manifest,
-    write_manifest,
-)
+from hpc_grpo.run.checkpoint import FileEntry, Manifest, hash_files, problems, read_manifest, write_manifest
+from hpc_grpo.run.publish_dir import publish, staging_path, start_staging
 
 if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_grpo.learner.publish_dir import publish, start_staging
-from hpc_grpo.model_files import model_folder
+from hpc_grpo.data.tokenizer import model_folder
+from hpc_grpo.run.publish_dir import publish, start_staging
 from hpc_grpo.types import ParameterSpec
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_grpo.algorithm.losses import LossInputs, find_loss
-from hpc_grpo.algorithm.packing import PackedBatch, pack, split_microbatches, zero_weight_batch
+from hpc_grpo.algorithms.losses import LossInputs, find_loss
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.learner import parameters
 from hpc_grpo.learner.accumulator import MetricAccumulator
 from hpc_grpo.learner.model import PolicyModel
+from hpc_grpo.learner.packing import PackedBatch, pack, split_microbatches, zero_weight_batch
 from hpc_grpo.learner.process_group import init_process_group
 from hpc_grpo.learner.setup import build_engine, build_reference, resolve_device, seed_everything
 from hpc_grpo.metrics.reductions import Mean, Reduction

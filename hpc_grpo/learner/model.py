@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hpc_grpo.algorithm.packing import PackedBatch
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.attention import PACKED_SDPA, document_layout, register_packed_sdpa
 from hpc_grpo.learner.head import LogprobHead
+from hpc_grpo.learner.packing import PackedBatch
 
 _UNSUPPORTED_LOGIT_SCALING = {
     "final_logit_softcapping": None,

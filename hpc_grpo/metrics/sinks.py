@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 from hpc_grpo.config.schema import Config
 from hpc_grpo.metrics.console import ConsoleSink
-from hpc_grpo.metrics.jsonl import JsonlSink, read_metrics
 from hpc_grpo.metrics.record import StepRecord
-from hpc_grpo.metrics.wandb_sink import WandbSink, wandb_mode
-from hpc_grpo.run_dir import RunDir
+from hpc_grpo.metrics.wandb import WandbSink, wandb_mode
+from hpc_grpo.run.metrics import JsonlSink, read_metrics
+from hpc_grpo.run.paths import RunDir
 
 __all__ = ["MetricSink", "TensorBoardSink", "make_sinks", "read_metrics"]
 

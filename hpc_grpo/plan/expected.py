@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from hpc_grpo.budget import make_budget
 from hpc_grpo.data.sources import load_items
+from hpc_grpo.driver.train_length import train_length
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.learner import is_checkpointed
@@ -69,8 +69,8 @@ def num_steps(plan: Plan) -> int | None:
     """None where the run's length depends on data that is no file here, or no readable one."""
     config, data = plan.config, plan.config.data.train
     if config.train.total_epochs is None:
-        return make_budget(config, 1).total_steps
+        return train_length(config, 1).total_steps
     try:
-        return make_budget(config, len(load_items(data))).total_steps if Path(data.path).is_file() else None
+        return train_length(config, len(load_items(data))).total_steps if Path(data.path).is_file() else None
     except ConfigError:
         return None

@@ -8,14 +8,7 @@ from hpc_grpo.config.schema import Config
 from hpc_grpo.plan.engine import KvCache, cpu_kv_cache, engine_budget
 from hpc_grpo.plan.learner import learner_budget
 from hpc_grpo.plan.memory import GIB, Hardware, MemoryBudget
-from hpc_grpo.plan.node import (
-    export_bytes,
-    gpus_per_node,
-    host_budget,
-    num_engines,
-    runs_on_gpu,
-    shared_memory_budget,
-)
+from hpc_grpo.plan.node import export_bytes, gpus_per_node, host_budget, num_engines, runs_on_gpu, shared_memory_budget
 from hpc_grpo.plan.shapes import Model
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from hpc_grpo.plan.advice import changes_that_fit, largest_models, shortfall
+from hpc_grpo.plan.advise import changes_that_fit, largest_models, shortfall
 from hpc_grpo.plan.expected import DECODING_SHARE, TRAINING_SHARE, expected_step, num_steps
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.learner import is_checkpointed

@@ -60,7 +60,7 @@ def resolve_reward(name: str) -> RewardFunction:
 
 def builtin_names() -> list[str]:
     for module in _BUILTIN_MODULES:
-        importlib.import_module(f"hpc_grpo.rewards.{module}")
+        importlib.import_module(f"hpc_grpo.rewards.builtin.{module}")
     return sorted(_registered)
 
 

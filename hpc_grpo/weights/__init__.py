@@ -1,0 +1,1 @@
+"""What both sides of a publish share: the bucket plan, the node's store, its group, and the contract on names."""

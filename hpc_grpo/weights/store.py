@@ -18,8 +18,8 @@ import torch
 import xxhash
 
 from hpc_grpo.errors import WeightSyncError
-from hpc_grpo.run_dir import write_json_atomic
-from hpc_grpo.weights.plan import Bucket, BucketPlan
+from hpc_grpo.run.paths import write_json_atomic
+from hpc_grpo.weights.buckets import Bucket, BucketPlan
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from holding_driver import ENVIRONMENT
-from training_runs import LETTERS, Attempt, complete_in_cluster, tiny_config, write_workspace
 
 from hpc_grpo.errors import EXIT_CRASH, EXIT_RESUMABLE
-from hpc_grpo.run_dir import RunDir
+from hpc_grpo.run.paths import RunDir
+from tests.integration.holding_driver import ENVIRONMENT
+from tests.integration.training_runs import LETTERS, Attempt, complete_in_cluster, tiny_config, write_workspace
 
 HERE = Path(__file__).parent
 SFT_STEPS, SYNC_STEPS = 40, 12

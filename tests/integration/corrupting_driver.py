@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hpc_grpo import train, workers
+from hpc_grpo.driver import actors as workers
+from hpc_grpo.driver import main as train
 from hpc_grpo.learner.actor import LearnerActor
 
 CORRUPTED_VERSION = 2

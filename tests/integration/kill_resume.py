@@ -16,10 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from training_runs import Attempt, exported_weights, metrics_of, run_to_end, tiny_config, write_workspace
 
-from hpc_grpo.ledger import check_ledger
-from hpc_grpo.run_dir import RunDir
+from hpc_grpo.run.ledger import check_ledger
+from hpc_grpo.run.paths import RunDir
+from tests.integration.training_runs import (
+    Attempt,
+    exported_weights,
+    metrics_of,
+    run_to_end,
+    tiny_config,
+    write_workspace,
+)
 
 KILLED = 128 + 9
 

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hpc_grpo import train, workers
-from hpc_grpo.rollout.engine import Engine
+from hpc_grpo.driver import actors as workers
+from hpc_grpo.driver import main as train
+from hpc_grpo.engine.actor import Engine
 
 DIES_RECEIVING = 4
 """The weight version."""

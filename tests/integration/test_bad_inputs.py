@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import yaml
-from training_runs import Attempt, tiny_config, write_workspace
 
 from hpc_grpo.config import load_resolved
+from hpc_grpo.driver.inputs import load_inputs
 from hpc_grpo.errors import EXIT_CONFIG, ConfigError
-from hpc_grpo.inputs import load_inputs
-from hpc_grpo.run_dir import RunDir
+from hpc_grpo.run.paths import RunDir
+from tests.integration.training_runs import Attempt, tiny_config, write_workspace
 
 pytestmark = pytest.mark.integration
 
@@ -160,7 +160,7 @@ def test_inputs_are_checked_without_ray(case: str, mistakes: Path, monkeypatch: 
 
 def test_the_driver_ends_with_the_error_before_it_needs_ray(mistakes: Path) -> None:
     config = driver_config("line broken after a million bytes", mistakes)
-    finished = command(["hpc_grpo.train", str(config.parent)], mistakes)
+    finished = command(["hpc_grpo.driver.main", str(config.parent)], mistakes)
     assert_one_clear_error(finished, ["broken.jsonl", "line"])
 
 

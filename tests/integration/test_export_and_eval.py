@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SFT_STEPS, SYNC_STEPS
-from training_runs import metrics_of
 
-from hpc_grpo.metrics.jsonl import read_metrics
-from hpc_grpo.run_dir import RunDir, read_jsonl
+from hpc_grpo.run.metrics import read_metrics
+from hpc_grpo.run.paths import RunDir, read_jsonl
+from tests.integration.conftest import SFT_STEPS, SYNC_STEPS
+from tests.integration.training_runs import metrics_of
 
 pytestmark = pytest.mark.integration
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SFT_STEPS, SYNC_STEPS
-from kill_resume import differing_weights, kill_after_step
-from mismatch import TOLERANCE
-from training_runs import HERE, Attempt, complete_in_cluster, metrics_of, tiny_config
 
 from hpc_grpo.errors import EXIT_CRASH, EXIT_RESUMABLE
-from hpc_grpo.ledger import check_ledger
-from hpc_grpo.manifest import newest_valid_checkpoint
-from hpc_grpo.run_dir import RunDir, read_jsonl
+from hpc_grpo.run.checkpoint import newest_valid_checkpoint
+from hpc_grpo.run.ledger import check_ledger
+from hpc_grpo.run.paths import RunDir, read_jsonl
+from tests.integration.conftest import SFT_STEPS, SYNC_STEPS
+from tests.integration.kill_resume import differing_weights, kill_after_step
+from tests.integration.mismatch import TOLERANCE
+from tests.integration.training_runs import HERE, Attempt, complete_in_cluster, metrics_of, tiny_config
 
 pytestmark = pytest.mark.integration
 

@@ -10,14 +10,14 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from learner_processes import make_config, make_step, run_ranks, weights_of
-from naive_grpo import naive_training
 
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.errors import HpcGrpoError
-from hpc_grpo.manifest import newest_valid_checkpoint
 from hpc_grpo.metrics.reductions import merge
-from hpc_grpo.run_dir import RunDir
+from hpc_grpo.run.checkpoint import newest_valid_checkpoint
+from hpc_grpo.run.paths import RunDir
+from tests.integration.learner_processes import make_config, make_step, run_ranks, weights_of
+from tests.integration.naive_grpo import naive_training
 
 pytestmark = pytest.mark.integration
 
@@ -91,8 +91,8 @@ def resume_from(run_dir: RunDir, config: Any, rank: int, world_size: int) -> Any
     """The same two steps from a checkpoint that another number of ranks wrote."""
     from hpc_grpo.learner.checkpoint import TAG, load_checkpoint
     from hpc_grpo.learner.learner import Learner
-    from hpc_grpo.learner.publish_dir import recover
     from hpc_grpo.learner.reshard import write_universal
+    from hpc_grpo.run.publish_dir import recover
 
     fresh = Learner(config, rank, world_size)
     if rank == 0:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from hpc_grpo.demo.model import ModelSize, write_model
-from hpc_grpo.run_dir import RunDir
+from hpc_grpo.run.paths import RunDir
 from tests.integration.training_runs import tiny_config, write_workspace
 from tests.stand_ins.hub import HubRepo, StandInHub
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from corrupting_driver import CORRUPTED_VERSION
-from mismatch import TOLERANCE, measure
-from training_runs import Attempt, metrics_of
 
-from hpc_grpo.ledger import check_ledger
-from hpc_grpo.run_dir import RunDir, read_jsonl
+from hpc_grpo.run.ledger import check_ledger
+from hpc_grpo.run.paths import RunDir, read_jsonl
+from tests.integration.corrupting_driver import CORRUPTED_VERSION
+from tests.integration.mismatch import TOLERANCE, measure
+from tests.integration.training_runs import Attempt, metrics_of
 
 pytestmark = pytest.mark.integration
 

@@ -17,8 +17,8 @@ from hpc_grpo.config import load_config
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.demo.tasks import TaskSizes, write_tasks
 from hpc_grpo.launch.freeze import freeze
-from hpc_grpo.metrics.jsonl import read_metrics
-from hpc_grpo.run_dir import RunDir, read_jsonl
+from hpc_grpo.run.metrics import read_metrics
+from hpc_grpo.run.paths import RunDir, read_jsonl
 
 HERE = Path(__file__).resolve().parent
 LETTERS = f"{HERE / 'letters_reward.py'}:share_of_letters"
@@ -74,12 +74,12 @@ class Attempt:
     that is a driver alone, in a cluster that is up already.
     """
 
-    def __init__(self, config: Path, driver: str = "hpc_grpo.train") -> None:
+    def __init__(self, config: Path, driver: str = "hpc_grpo.driver.main") -> None:
         command = [sys.executable, "-m", "hpc_grpo.cli", "train", str(config), "--driver", driver]
         self._start(config, command, environment=None)
 
     @classmethod
-    def in_cluster(cls, environment: Mapping[str, str], config: Path, driver: str = "hpc_grpo.train") -> Attempt:
+    def in_cluster(cls, environment: Mapping[str, str], config: Path, driver: str = "hpc_grpo.driver.main") -> Attempt:
         attempt = cls.__new__(cls)
         run = freeze(load_config(str(config)), [], []).run
         words = [driver] if driver.endswith(".py") else ["-m", driver]

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from scene import Outcome
 
-from hpc_grpo.launch.chain_record import read_chain
-from hpc_grpo.run_dir import RunDir
+from hpc_grpo.run.chain import read_chain
+from hpc_grpo.run.paths import RunDir
+from tests.slurm.scene import Outcome
 from tools.virtual_slurm.layout import Layout
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpc_grpo.launch import DEFAULT_DRIVER
-from hpc_grpo.launch.attempt_record import read_attempts
-from hpc_grpo.launch.chain_record import read_chain
-from hpc_grpo.ledger import check_ledger
-from hpc_grpo.metrics.state import read_state
-from hpc_grpo.run_dir import RunDir, read_jsonl
+from hpc_grpo.run.attempt import read_attempts
+from hpc_grpo.run.chain import read_chain
+from hpc_grpo.run.ledger import check_ledger
+from hpc_grpo.run.paths import RunDir, read_jsonl
+from hpc_grpo.run.progress import read_state
 from tests.integration.training_runs import LETTERS, tiny_config, write_workspace
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Scene:
         self._lost_s: float | None = None
 
     @classmethod
-    def hand_in(
+    def submit_run(
         cls, cluster: SlurmCluster, folder: Path, *, num_nodes: int, driver: str = DEFAULT_DRIVER, **sections: Any
     ) -> Scene:
         """A chain of ten-minute jobs; a checkpoint every two steps, each of which takes a second or more."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_grpo.metrics.state import read_state
-from hpc_grpo.run_dir import RunDir
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.progress import read_state
 from tests.integration.training_runs import LETTERS, tiny_config
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from scene import ENVIRONMENT, STAND_IN_CONFIG, chain_is_over
 
-from hpc_grpo.launch.attempt_record import read_attempts
-from hpc_grpo.launch.chain_record import read_chain
-from hpc_grpo.ledger import check_ledger
-from hpc_grpo.run_dir import RunDir, read_jsonl
+from hpc_grpo.run.attempt import read_attempts
+from hpc_grpo.run.chain import read_chain
+from hpc_grpo.run.ledger import check_ledger
+from hpc_grpo.run.paths import RunDir, read_jsonl
 from tests.integration.training_runs import LETTERS, metrics_of, tiny_config, write_workspace
+from tests.slurm.scene import ENVIRONMENT, STAND_IN_CONFIG, chain_is_over
 
 if TYPE_CHECKING:
     from conftest import SlurmCluster

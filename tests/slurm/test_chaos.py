@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from scene import HEAD, WORKER, Outcome, Scene
 
-from hpc_grpo.launch.attempt_record import read_attempts
-from hpc_grpo.launch.chain_record import read_chain
-from hpc_grpo.metrics.state import read_state
+from hpc_grpo.run.attempt import read_attempts
+from hpc_grpo.run.chain import read_chain
+from hpc_grpo.run.progress import read_state
 from tests.integration.training_runs import metrics_of
+from tests.slurm.scene import HEAD, WORKER, Outcome, Scene
 
 if TYPE_CHECKING:
     from conftest import SlurmCluster
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("no_chain_outlives_its_test")]
 
 SUPERVISOR = r"\S*python\S* (-E )?-u -m hpc_grpo.cli attempt"
-DRIVER = r"\S*python\S* -m hpc_grpo.train"
+DRIVER = r"\S*python\S* -m hpc_grpo.driver.main"
 ENGINE, LEARNER = "ray::Engine", "ray::LearnerActor"
 RAYLET, GCS = r"\S*/raylet/raylet ", r"\S*/gcs/gcs_server "
 TESTS = Path(__file__).resolve().parents[1]
@@ -64,7 +64,7 @@ def expect_complete(scene: Scene, record: Record, *, jobs: int, max_restarts: in
 def test_a_process_that_is_killed_costs_no_job(
     slurm_cluster: SlurmCluster, tmp_path: Path, record: Record, pattern: str, node: str, restarts: int
 ) -> None:
-    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
+    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2)
     scene.strike(lambda: scene.kill(node, pattern))
     expect_complete(scene, record, jobs=1, max_restarts=restarts)
 
@@ -73,7 +73,7 @@ def test_a_driver_and_then_an_engine_that_are_killed_cost_no_job(
     slurm_cluster: SlurmCluster, tmp_path: Path, record: Record
 ) -> None:
     """Two rows in one run, for CI."""
-    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=1)
+    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=1)
     scene.strike(lambda: scene.kill(HEAD, DRIVER))
     slurm_cluster.wait_until(lambda: scene.step >= 10, 300.0, "the driver was started again")
     scene.strike(lambda: scene.kill(HEAD, ENGINE))
@@ -86,14 +86,14 @@ def test_a_driver_and_then_an_engine_that_are_killed_cost_no_job(
 
 @pytest.mark.long
 def test_a_supervisor_that_is_killed_costs_one_job(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
-    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
+    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2)
     scene.strike(lambda: scene.kill(HEAD, SUPERVISOR))
     expect_complete(scene, record, jobs=2, max_restarts=0)
 
 
 def test_a_lost_node_is_done_without(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     """`min_nodes` is 1: the survivor goes on, with half the learners."""
-    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2, slurm={"min_nodes": 1})
+    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2, slurm={"min_nodes": 1})
     scene.strike(lambda: slurm_cluster.kill_node(WORKER))
     try:
         # Slurm may need longer to see it than Ray: then the driver is started in vain before.
@@ -106,7 +106,7 @@ def test_a_lost_node_is_done_without(slurm_cluster: SlurmCluster, tmp_path: Path
 
 @pytest.mark.long
 def test_a_node_that_is_lost_costs_one_job(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
-    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
+    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2)
     scene.strike(lambda: slurm_cluster.kill_node(WORKER))
     slurm_cluster.wait_for_job(int(scene.jobs[0]), 300.0)
     slurm_cluster.start_node(WORKER)
@@ -116,7 +116,7 @@ def test_a_node_that_is_lost_costs_one_job(slurm_cluster: SlurmCluster, tmp_path
 @pytest.mark.long
 def test_a_lost_head_node_costs_one_job(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     """The successor starts on the other node."""
-    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=1)
+    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=1)
     scene.strike(lambda: slurm_cluster.kill_node(HEAD))
     try:
         expect_complete(scene, record, jobs=2, max_restarts=0)
@@ -128,7 +128,7 @@ def test_a_lost_head_node_costs_one_job(slurm_cluster: SlurmCluster, tmp_path: P
 @pytest.mark.long
 def test_a_slurmd_that_is_killed(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     """To Slurm the node is lost, while what runs there runs on; its site starts slurmd again."""
-    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2, train={"total_steps": 150})
+    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2, train={"total_steps": 150})
     scene.strike(lambda: scene.kill(WORKER, r"slurmd"))
     slurm_cluster.wait_for_job(int(scene.jobs[0]), 300.0)
     slurm_cluster.output(["slurmd"], on=WORKER)
@@ -140,7 +140,7 @@ def test_a_job_that_needs_too_much_memory(slurm_cluster: SlurmCluster, tmp_path:
     """Slurm kills the step that holds too much; with it go Ray, learner and engines of that node."""
     meal = tmp_path / "meal"
     reward = {"name": HUNGRY, "args": {"meal": str(meal), "delay_s": 0.2}, "timeout_s": 60}
-    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2, rewards=[reward], eval={"reward": HUNGRY})
+    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2, rewards=[reward], eval={"reward": HUNGRY})
     scene.strike(meal.touch)
     outcome = scene.see_it_through()
     record(outcome)
@@ -149,7 +149,7 @@ def test_a_job_that_needs_too_much_memory(slurm_cluster: SlurmCluster, tmp_path:
 
 @pytest.mark.long
 def test_scancel_of_a_link_ends_the_chain(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
-    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
+    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2)
     scene.strike(lambda: slurm_cluster.output(["scancel", scene.jobs[0]]))
     outcome = scene.see_it_through()
     record(outcome)
@@ -160,7 +160,7 @@ def test_scancel_of_a_link_ends_the_chain(slurm_cluster: SlurmCluster, tmp_path:
 @pytest.mark.long
 def test_scancel_of_the_successor_alone(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     """The run needs two jobs: the link queues another when it ends."""
-    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=1, slurm={"time_min": 2}, train={"total_steps": 60})
+    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=1, slurm={"time_min": 2}, train={"total_steps": 60})
     scene.strike(lambda: slurm_cluster.output(["scancel", read_chain(scene.run).successor]))
     outcome = scene.see_it_through()
     record(outcome)
@@ -170,7 +170,7 @@ def test_scancel_of_the_successor_alone(slurm_cluster: SlurmCluster, tmp_path: P
 
 @pytest.mark.long
 def test_hpc_grpo_cancel(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
-    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
+    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2)
     scene.strike(lambda: scene.command("cancel", str(scene.run.path)))
     outcome = scene.see_it_through()
     record(outcome)
@@ -180,7 +180,7 @@ def test_hpc_grpo_cancel(slurm_cluster: SlurmCluster, tmp_path: Path, record: Re
 
 @pytest.mark.long
 def test_slurmctld_down_for_a_minute(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
-    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2)
+    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2)
 
     def blow() -> None:
         scene.kill("slurmctl", "slurmctld")
@@ -195,7 +195,7 @@ def test_slurmctld_down_for_a_minute(slurm_cluster: SlurmCluster, tmp_path: Path
 @pytest.mark.long
 def test_a_full_disk(slurm_cluster: SlurmCluster, small_disk: Path, tmp_path: Path, record: Record) -> None:
     """The disk of the run directory, for `FULL_S`."""
-    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2, run={"root": str(small_disk)})
+    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2, run={"root": str(small_disk)})
     filler = small_disk / "filler"
 
     def blow() -> None:
@@ -213,7 +213,7 @@ def test_a_full_disk(slurm_cluster: SlurmCluster, small_disk: Path, tmp_path: Pa
 
 @pytest.mark.long
 def test_a_network_that_is_cut_for_20_s(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
-    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2, slurm={"min_nodes": 1})
+    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2, slurm={"min_nodes": 1})
 
     def blow() -> None:
         slurm_cluster.unplug(WORKER)
@@ -228,7 +228,7 @@ def test_a_network_that_is_cut_for_20_s(slurm_cluster: SlurmCluster, tmp_path: P
 
 @pytest.mark.long
 def test_a_network_that_is_cut_for_good(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
-    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=2, slurm={"min_nodes": 1})
+    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2, slurm={"min_nodes": 1})
     scene.strike(lambda: slurm_cluster.unplug(WORKER))
     try:
         outcome = scene.see_it_through()
@@ -240,7 +240,7 @@ def test_a_network_that_is_cut_for_good(slurm_cluster: SlurmCluster, tmp_path: P
 
 @pytest.mark.long
 def test_a_bug_that_crashes_every_start(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
-    scene = Scene.hand_in(slurm_cluster, tmp_path, num_nodes=1, driver=CRASHING)
+    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=1, driver=CRASHING)
     outcome = scene.see_it_through()
     record(outcome)
     assert (outcome.state, outcome.num_jobs) == ("failed", 2)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from scene import ENVIRONMENT, chain_is_over
 
-from hpc_grpo.launch.attempt_record import AttemptRecord, read_attempts
-from hpc_grpo.launch.chain_record import read_chain
-from hpc_grpo.ledger import check_ledger
-from hpc_grpo.run_dir import RunDir, read_jsonl
+from hpc_grpo.run.attempt import AttemptRecord, read_attempts
+from hpc_grpo.run.chain import read_chain
+from hpc_grpo.run.ledger import check_ledger
+from hpc_grpo.run.paths import RunDir, read_jsonl
 from tests.integration.training_runs import LETTERS, exported_weights, metrics_of, tiny_config, write_workspace
+from tests.slurm.scene import ENVIRONMENT, chain_is_over
 
 if TYPE_CHECKING:
     from conftest import SlurmCluster
@@ -28,7 +28,7 @@ STEP_S = 1.5
 DEADLINE_S = 1800.0
 
 
-def hand_in(cluster: SlurmCluster, workspace: Path, name: str, time_min: int) -> RunDir:
+def submit_run(cluster: SlurmCluster, workspace: Path, name: str, time_min: int) -> RunDir:
     config = tiny_config(
         workspace,
         name,
@@ -62,9 +62,9 @@ def wandb_ids(run: RunDir) -> set[str]:
 
 def test_four_links_give_what_one_job_gives(slurm_cluster: SlurmCluster, tmp_path: Path, show: Any) -> None:
     workspace = write_workspace(tmp_path)
-    chained = hand_in(slurm_cluster, workspace, "chained", time_min=3)
+    chained = submit_run(slurm_cluster, workspace, "chained", time_min=3)
     wait_for_the_end(slurm_cluster, chained)
-    whole = hand_in(slurm_cluster, workspace, "whole", time_min=20)
+    whole = submit_run(slurm_cluster, workspace, "whole", time_min=20)
     wait_for_the_end(slurm_cluster, whole)
     assert chained.is_complete()
     assert whole.is_complete()

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from terminal import CTRL_C, Terminal
-from test_launch import left_behind
 
-from hpc_grpo.launch.attempt_record import read_attempts
-from hpc_grpo.ledger import check_ledger
-from hpc_grpo.manifest import newest_valid_checkpoint
-from hpc_grpo.run_dir import RunDir, read_jsonl
+from hpc_grpo.run.attempt import read_attempts
+from hpc_grpo.run.checkpoint import newest_valid_checkpoint
+from hpc_grpo.run.ledger import check_ledger
+from hpc_grpo.run.paths import RunDir, read_jsonl
 from tests.integration.training_runs import LETTERS, tiny_config, write_workspace
+from tests.slurm.terminal import CTRL_C, Terminal
+from tests.slurm.test_launch import left_behind
 
 if TYPE_CHECKING:
     from conftest import SlurmCluster

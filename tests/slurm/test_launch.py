@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from scene import STAND_IN_CONFIG
+
+from tests.slurm.scene import STAND_IN_CONFIG
 
 if TYPE_CHECKING:
     from conftest import JobEnd, SlurmCluster

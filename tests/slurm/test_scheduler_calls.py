@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from scene import STAND_IN_CONFIG
 
-from hpc_grpo.launch.attempt_record import read_attempts
-from hpc_grpo.launch.chain_record import read_chain
-from hpc_grpo.run_dir import RunDir
+from hpc_grpo.run.attempt import read_attempts
+from hpc_grpo.run.chain import read_chain
+from hpc_grpo.run.paths import RunDir
+from tests.slurm.scene import STAND_IN_CONFIG
 
 if TYPE_CHECKING:
     from conftest import SlurmCluster

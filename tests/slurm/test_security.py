@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from small_runs import ENVIRONMENT, Node, SmallRun, run_of, two_node_config
 
-from hpc_grpo.launch.attempt_record import read_attempts
+from hpc_grpo.run.attempt import read_attempts
 from tests.integration.training_runs import write_workspace
+from tests.slurm.small_runs import ENVIRONMENT, Node, SmallRun, run_of, two_node_config
 
 if TYPE_CHECKING:
     from conftest import SlurmCluster

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hpc_grpo.ledger import check_ledger
-from hpc_grpo.run_dir import RunDir
+from hpc_grpo.run.ledger import check_ledger
+from hpc_grpo.run.paths import RunDir
 from tests.integration.training_runs import (
     exported_weights,
     metrics_of,

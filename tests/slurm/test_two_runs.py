@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from small_runs import ENVIRONMENT, Node, SmallRun, run_of, two_node_config
 
-from hpc_grpo.launch.attempt_record import read_attempts
-from hpc_grpo.ledger import check_ledger
+from hpc_grpo.run.attempt import read_attempts
+from hpc_grpo.run.ledger import check_ledger
 from tests.integration.training_runs import metrics_of, write_workspace
+from tests.slurm.small_runs import ENVIRONMENT, Node, SmallRun, run_of, two_node_config
 
 if TYPE_CHECKING:
     from conftest import SlurmCluster
@@ -60,7 +60,7 @@ class Outcome:
     shared_memory_of_others: dict[str, list[str]]
 
 
-def hand_in(cluster: SlurmCluster, folder: Path, words: list[str], environment: Mapping[str, str]) -> int:
+def submit_run(cluster: SlurmCluster, folder: Path, words: list[str], environment: Mapping[str, str]) -> int:
     """Run a command in a shell of this environment on the login node; the job id it prints."""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in {**ENVIRONMENT, **environment}.items()]
     script = folder / "hand in.sh"
@@ -90,12 +90,12 @@ def outcome(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactor
     python_path = f"/no/such/folder:{broken_modules(workspace / 'heavy', 'ray', 'torch', 'vllm', 'numpy')}"
     submit = [sys.executable, "-m", "hpc_grpo.cli", "submit", str(surviving), "--parsable"]
     others = {name: slurm_cluster.output(["ls", "/dev/shm"], on=name).split() for name in slurm_cluster.node_names}
-    first = hand_in(slurm_cluster, workspace, submit, {**environment, "PYTHONPATH": python_path})
+    first = submit_run(slurm_cluster, workspace, submit, {**environment, "PYTHONPATH": python_path})
     # sbatch is none.
     python_path = broken_modules(workspace / "light", "json", "click", "torch")
     sbatch = ["sbatch", "--parsable", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=4", "--exclusive=user"]
     sbatch += ["--time=10", SBATCH, "cancelled.yaml"]
-    second = hand_in(slurm_cluster, workspace, sbatch, {**environment, "PYTHONPATH": python_path})
+    second = submit_run(slurm_cluster, workspace, sbatch, {**environment, "PYTHONPATH": python_path})
     with (
         SmallRun(slurm_cluster, run_of(workspace, LONG_NAME), first) as survivor,
         SmallRun(slurm_cluster, run_of(workspace, "cancelled"), second) as cancelled,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from hpc_grpo import train
+from hpc_grpo.driver import main as train
 
 
 def run(*_: Any) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import ray
 
-from hpc_grpo.ray_address import wait_for_ray
-from hpc_grpo.watchdog import dump_stacks_on_signal, say_stuck
+from hpc_grpo.driver.ray_address import wait_for_ray
+from hpc_grpo.run.stacks import dump_stacks_on_signal, say_stuck
 
 
 @ray.remote(num_cpus=0.5)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+
+from hpc_grpo.config import Config
+from hpc_grpo.metrics.record import StepRecord
+from hpc_grpo.run.paths import RunDir
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
@@ -36,3 +41,50 @@ def character_tokenizer(chat_template: str | None = None) -> Any:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
     tokenizer.chat_template = chat_template
     return tokenizer
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    run_dir = RunDir(tmp_path / "adder")
+    run_dir.create()
+    return run_dir
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"name": "adder", "root": str(tmp_path)},
+            "model": {"path": "m"},
+            "data": {"train": {"path": "d.jsonl"}},
+            "train": {"total_steps": 95},
+        }
+    )
+
+
+@pytest.fixture
+def record() -> StepRecord:
+    """Step 6 of 95, the first of 5 epochs."""
+    return StepRecord(
+        step=6,
+        total_steps=95,
+        attempt=1,
+        epoch=1,
+        total_epochs=5,
+        step_in_epoch=6,
+        steps_per_epoch=19,
+        time_s=1000.0,
+        metrics={
+            "reward/mean": 0.53125,
+            "loss/policy": -0.0001,
+            "lag/mean": 0.0,
+            "mismatch/logprob_abs_diff_mean": 1.2e-6,
+            "throughput/tokens_per_s": 1234.0,
+            "time/train_s": 0.6,
+            "time/generate_wait_s": 1.22,
+            "time/publish_s": 0.08,
+            "time/checkpoint_s": 0.001,
+            "time/step_s": 2.0,
+            "time/eta_s": 130.4,
+        },
+    )

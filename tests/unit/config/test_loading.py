@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from hpc_grpo.config import Config, load_config, load_resolved, to_yaml
-from hpc_grpo.config.loading import find_config
+from hpc_grpo.config.load import find_config
 from hpc_grpo.errors import ConfigError
 
 MINIMAL: dict[str, Any] = {

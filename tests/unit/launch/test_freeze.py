@@ -8,10 +8,10 @@ import pytest
 
 from hpc_grpo.config import Config, load_config, load_resolved
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.chain_record import ChainRecord, write_chain
 from hpc_grpo.launch.freeze import freeze, reconfigured, working_dir
-from hpc_grpo.manifest import Manifest, write_manifest
-from hpc_grpo.run_dir import RunDir
+from hpc_grpo.run.chain import ChainRecord, write_chain
+from hpc_grpo.run.checkpoint import Manifest, write_manifest
+from hpc_grpo.run.paths import RunDir
 
 
 def config(root: Path, *overrides: str) -> Config:

@@ -19,11 +19,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from hpc_grpo.algorithm.packing import pack, split_microbatches
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.attention import document_layout, packed_sdpa
 from hpc_grpo.learner.model import PolicyModel, load_policy
+from hpc_grpo.learner.packing import pack, split_microbatches
 from hpc_grpo.types import TrainSequence
 
 VOCABULARY = 50

@@ -7,13 +7,13 @@ from unittest.mock import MagicMock
 import pytest
 
 from hpc_grpo.config import Config
-from hpc_grpo.metrics import wandb_sink
+from hpc_grpo.metrics import wandb as wandb_sink
 from hpc_grpo.metrics.console import ConsoleSink
-from hpc_grpo.metrics.jsonl import JsonlSink, read_metrics
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import TensorBoardSink, make_sinks
-from hpc_grpo.metrics.wandb_sink import WandbSink, wandb_mode
-from hpc_grpo.run_dir import RunDir
+from hpc_grpo.metrics.wandb import WandbSink, wandb_mode
+from hpc_grpo.run.metrics import JsonlSink, read_metrics
+from hpc_grpo.run.paths import RunDir
 
 KEY = "0123456789" * 4
 

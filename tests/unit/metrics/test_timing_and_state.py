@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from hpc_grpo.metrics.state import RunState, read_state, write_state
 from hpc_grpo.metrics.timing import StepTimer
-from hpc_grpo.run_dir import RunDir
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.progress import RunState, read_state, write_state
 
 
 class Clock:

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.rewards.correctness import correctness
-from hpc_grpo.rewards.keyword_match import keyword_match
-from hpc_grpo.rewards.pass_at_k import pass_at_k
-from hpc_grpo.rewards.strict_format import strict_format
+from hpc_grpo.metrics.pass_at_k import pass_at_k
+from hpc_grpo.rewards.builtin.correctness import correctness
+from hpc_grpo.rewards.builtin.keyword_match import keyword_match
+from hpc_grpo.rewards.builtin.strict_format import strict_format
 
 GOOD = "<reasoning>\n1 + 1\n</reasoning>\n<answer>\n2\n</answer>\n"
 

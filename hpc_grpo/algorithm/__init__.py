@@ -1,1 +1,0 @@
-"""The algorithm as pure functions: advantages, losses, KL, importance correction and packing."""

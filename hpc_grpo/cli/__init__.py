@@ -1,0 +1,33 @@
+"""The `hpc-grpo` command. Each command imports what it needs, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from hpc_grpo import __version__
+from hpc_grpo.cli import check, control, doctor, prefetch, run, shell, show, status
+from hpc_grpo.errors import HpcGrpoError
+
+
+class _Group(click.Group):
+    """Shows an HpcGrpoError as one message, and ends with its exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except HpcGrpoError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(error.exit_code)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="hpc-grpo")
+def main() -> None:
+    """GRPO post-training of language models as a Slurm job that survives."""
+
+
+for _module in (run, shell, control, status, check, doctor, prefetch, show):
+    for _command in _module.COMMANDS:
+        main.add_command(_command)

@@ -1,0 +1,175 @@
+"""Starting runs: here, or as a Slurm job."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpc_grpo.cli.options import CONFIG, DRIVER, OVERRIDES, SET, slurm_overrides, slurm_time
+
+if TYPE_CHECKING:
+    from hpc_grpo.config.launch import LaunchConfig
+    from hpc_grpo.config.request import Request
+    from hpc_grpo.run.paths import RunDir
+
+
+@click.command()
+@CONFIG
+@OVERRIDES
+@SET
+@click.option("--link", is_flag=True, hidden=True, help="This Slurm job was submitted for the run alone.")
+@DRIVER
+def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], link: bool, driver: str) -> None:
+    """Train here: on this machine, or on all nodes of the Slurm allocation this shell is in.
+
+    CONFIG is a .yaml file, a .sh file that sets TRAINING_ARGS, or the name of a shipped config. The same
+    command resumes a run that was interrupted.
+    """
+    from hpc_grpo.config.request import load_request
+    from hpc_grpo.launch.chain.submit import remove_stop
+    from hpc_grpo.launch.freeze import freeze
+    from hpc_grpo.launch.supervisor.attempt import JobRole, run_attempt
+    from hpc_grpo.run.lock import refuse_if_held
+    from hpc_grpo.run.paths import RunDir
+
+    request = load_request(config_name, [*sets, *overrides])
+    os.environ.update(request.environment)
+    if not link:  # a link may wait for the one before it
+        refuse_if_held(RunDir(request.config.run_path))
+    frozen = freeze(request.config, sys.argv, request.overrides)
+    click.echo(f"{'New run' if frozen.is_new else 'Resuming run'} in {frozen.run.path}")
+    if not link:
+        remove_stop(frozen.run)
+        _tell_missing_modules(frozen.config.launch.modules)
+    sys.exit(run_attempt(frozen.run, driver, JobRole(is_link=link)))
+
+
+@click.command()
+@CONFIG
+@OVERRIDES
+@SET
+@click.option("--name", help="run.name")
+@click.option("--nodes", type=click.IntRange(1), help="launch.slurm.num_nodes")
+@click.option(
+    "--time",
+    type=slurm_time,
+    metavar="TIME",
+    help="launch.slurm.time_min: 90 (minutes), 24:00:00, 1-12:30, as for sbatch.",
+)
+@click.option("--partition", help="launch.slurm.partition")
+@click.option("--account", help="launch.slurm.account")
+@click.option("--sbatch", multiple=True, metavar="KEY=VALUE", help="A further option for sbatch, such as qos=long.")
+@click.option("--setup", multiple=True, metavar="LINE", help="A shell line to run in the job, after the site's.")
+@click.option("--chain", type=click.IntRange(0), metavar="N", help="Follow-on jobs: launch.slurm.max_job_chains")
+@click.option("--until-complete", is_flag=True, help="As many follow-on jobs as it takes.")
+@click.option("--parsable", is_flag=True, help="Print the job id only.")
+@click.option("--dry-run", is_flag=True, help="Print the job script and, in comments, the plan; do nothing.")
+@click.option("--test-only", is_flag=True, help="Ask Slurm when the job would start, and do nothing.")
+@DRIVER
+def submit(
+    config_name: str,
+    overrides: tuple[str, ...],
+    sets: tuple[str, ...],
+    parsable: bool,
+    dry_run: bool,
+    test_only: bool,
+    driver: str,
+    **options: Any,
+) -> None:
+    """Submit a run as a Slurm job and return. The same command resumes a run that was interrupted.
+
+    With --chain or --until-complete each job queues the next one when it starts, and calls it off when the run
+    is complete.
+    """
+    from hpc_grpo.config.request import load_request
+    from hpc_grpo.launch.freeze import freeze
+    from hpc_grpo.launch.place.slurm import sbatch as slurm
+    from hpc_grpo.preflight.submission import refuse_what_fails
+    from hpc_grpo.run.lock import refuse_if_held
+    from hpc_grpo.run.paths import RunDir
+
+    request = load_request(config_name, [*sets, *overrides, *slurm_overrides(options)])
+    run = RunDir(request.config.run_path)
+    script = slurm.render(request.config.launch, run, slurm.attempt_command(run, driver))
+    if dry_run or test_only:
+        click.echo(slurm.start_estimate(script) if test_only else script + _comments(request), nl=False)
+        return
+    os.environ.update(request.environment)
+    refuse_if_held(run)
+    refuse_what_fails(request.config)
+    frozen = freeze(request.config, sys.argv, request.overrides)
+    if frozen.run.is_complete():
+        click.echo(f"The run in {frozen.run.path} is already complete; raise train.total_* to extend it.")
+        return
+    submit_run(frozen.run, frozen.config.launch, driver, parsable=parsable)
+
+
+@click.command(hidden=True)
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--link/--no-link", default=True)
+@click.option("--successor-of", default="")
+@DRIVER
+def attempt(run_dir: Path, link: bool, successor_of: str, driver: str) -> None:
+    """Run one attempt of a frozen run: what a submitted job executes."""
+    from hpc_grpo.launch.supervisor.attempt import JobRole, run_attempt
+    from hpc_grpo.run.paths import RunDir
+
+    sys.exit(run_attempt(RunDir(run_dir.absolute()), driver, JobRole(link, successor_of)))
+
+
+@click.command("job-setup", hidden=True)
+@CONFIG
+@click.argument("overrides", nargs=-1)
+@SET
+@DRIVER
+def job_setup(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], driver: str) -> None:
+    """Print the shell lines a job runs first: for sbatch/grpo_rlzero.sbatch, which takes what `train` takes."""
+    from hpc_grpo.config.request import load_request
+    from hpc_grpo.launch.place.slurm.sbatch import setup_lines
+
+    for line in setup_lines(load_request(config_name, [*sets, *overrides]).config.launch):
+        click.echo(line)
+
+
+def _tell_missing_modules(modules: Sequence[str]) -> None:
+    """A job loads its modules; a shell that somebody trains from has those that were loaded in it."""
+    loaded = os.environ.get("LOADEDMODULES", "").split(":")
+    if missing := [name for name in modules if not any(f"{one}/".startswith(f"{name}/") for one in loaded)]:
+        click.echo(
+            f"Not loaded in this shell, of launch.modules: {', '.join(missing)}. "
+            f"`module load {' '.join(missing)}` does, and so does a shell of `hpc-grpo shell --config CONFIG`.",
+            err=True,
+        )
+
+
+def _comments(request: Request) -> str:
+    """What is to be said below a job script, as comments of the shell: the script stays what sbatch takes."""
+    from hpc_grpo.plan.requested import plan_or_reason
+    from hpc_grpo.preflight.submission import refusals
+
+    refused = [f"submit would refuse this. {error}\n\n" for error in refusals(request.config)]
+    told = "".join([*refused, plan_or_reason(request)])
+    return "\n" + "".join(f"# {line}".rstrip() + "\n" for line in told.splitlines())
+
+
+def submit_run(run: RunDir, launch: LaunchConfig, driver: str, *, parsable: bool = False) -> None:
+    """Submit a frozen run and say how to follow it. Raises LaunchError."""
+    from hpc_grpo.launch.chain import submit as handing_in
+
+    job_id = handing_in.submit_run(run, launch, driver)
+    if parsable:
+        click.echo(job_id)
+        return
+    click.echo(f"Submitted job {job_id} for run {run.path}")
+    click.echo(f"  where it stands:  hpc-grpo status {run.path}")
+    click.echo(f"  its log:          hpc-grpo logs -f {run.path}")
+    click.echo(f"  Slurm's output:   {run.slurm_log(job_id)}")
+    click.echo(f"  end it:           hpc-grpo stop {run.path}    (or cancel, without a checkpoint)")
+
+
+COMMANDS = (train, submit, attempt, job_setup)

@@ -1,0 +1,96 @@
+"""Working on compute nodes by hand."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpc_grpo.cli.options import slurm_overrides, slurm_time
+from hpc_grpo.cli.run_argument import find_run
+from hpc_grpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpc_grpo.config.launch import LaunchConfig
+    from hpc_grpo.run.attempt import AttemptRecord
+    from hpc_grpo.run.paths import RunDir
+
+
+_FOR_A_SHELL = ("launch.slurm.time_min=60", "launch.slurm.num_nodes=1")
+
+
+@click.command()
+@click.argument("run_name", metavar="[RUN]", required=False)
+@click.option("--node", metavar="NAME", help="A node of RUN's job; default: its first.")
+@click.option("--nodes", type=click.IntRange(1), metavar="N", help="Nodes to allocate; default: 1.")
+@click.option(
+    "--time", type=slurm_time, metavar="TIME", help="90 (minutes), 24:00:00, 1-12:30, as for salloc. Default: 60."
+)
+@click.option("--partition")
+@click.option("--account")
+@click.option("--gpus-per-node", type=click.IntRange(0), metavar="N")
+@click.option("--cpus-per-node", type=click.IntRange(1), metavar="N")
+@click.option("--sbatch", multiple=True, metavar="KEY=VALUE", help="A further option of Slurm, such as qos=debug.")
+@click.option("--config", "optional_config", metavar="CONFIG", help="Take what is not given from its launch section.")
+def shell(run_name: str | None, node: str | None, optional_config: str | None, **options: Any) -> None:
+    """Get a shell on a compute node: of new nodes, or of the job that trains RUN.
+
+    Without RUN: allocates nodes for interactive use, with modules and set-up lines of --config. There,
+    `hpc-grpo train CONFIG` uses all of them; leaving the shell gives them back.
+    """
+    from hpc_grpo.launch.place.slurm.interactive import allocation_command, attach_command, become
+
+    words = slurm_overrides(options)
+    if run_name is None:
+        words = [*_FOR_A_SHELL, *words]  # not what the config asks for training
+        if node is not None:
+            raise ConfigError("--node names a node of a running job: give RUN too. To allocate nodes, use --nodes N.")
+        become(allocation_command(_launch(optional_config, words)), os.environ)
+    if words or optional_config:
+        raise ConfigError("RUN has its nodes already: options for an allocation do not go with it. Give RUN or those.")
+    run = find_run(run_name)
+    attempt = _running_attempt(run)
+    python = _launch(str(run.config), []).python
+    become(attach_command(attempt.job_id, _node_of(attempt, node), python), os.environ)
+
+
+def _launch(optional_config: str | None, words: list[str]) -> LaunchConfig:
+    """The launch section of a config, which may hold nothing else, or that of none at all."""
+    from hpc_grpo.config.load import load_launch
+    from hpc_grpo.config.request import load_request
+
+    if optional_config is None or not optional_config.endswith(".sh"):
+        return load_launch(optional_config, words)
+    request = load_request(optional_config, words)
+    os.environ.update(request.environment)
+    return request.config.launch
+
+
+def _running_attempt(run: RunDir) -> AttemptRecord:
+    """Raises ConfigError where there is no job to attach to."""
+    import time
+
+    from hpc_grpo.report.records import read_records
+
+    records = read_records(run)
+    newest = records.newest
+    if newest is None or not records.is_running(newest, time.time()):
+        raise ConfigError(
+            f"No attempt of run {run.path.name} is running now, so it has no nodes. "
+            f"`hpc-grpo status {run.path}` says where it stands."
+        )
+    if newest.source != "slurm":
+        raise ConfigError(f"Run {run.path.name} runs on {newest.nodes[0]} without Slurm: log in there instead.")
+    return newest
+
+
+def _node_of(attempt: AttemptRecord, node: str | None) -> str:
+    if node is None:
+        return attempt.nodes[0]
+    if node not in attempt.nodes:
+        raise ConfigError(f"--node = {node!r} must be a node of job {attempt.job_id}: {', '.join(attempt.nodes)}.")
+    return node
+
+
+COMMANDS = (shell,)

@@ -1,1 +1,0 @@
-"""The subcommands of `hpc-grpo`, by what a user does with them."""

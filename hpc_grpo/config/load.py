@@ -1,0 +1,206 @@
+"""From a YAML file and dotted overrides to a validated `Config`; every mistake becomes one `ConfigError`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config.rules import check_rules
+from hpc_grpo.config.schema import Config
+from hpc_grpo.errors import ConfigError, nearest
+
+CONFIGS_DIR = Path(__file__).resolve().parents[2] / "configs"
+
+_SHORT_FLOAT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
+"""YAML 1.1 reads 1e-6 as text (it wants 1.0e-6); everybody who writes it means the number, as in YAML 1.2."""
+
+
+_CLOCK = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?$")
+"""YAML 1.1 reads 24:00:00 as 86400, in base 60; nobody who writes it as a walltime means so many minutes."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-6 as a number, and '1e-6' and 24:00:00 as text."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts quotes around text that `_Loader` would take for a number."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _SHORT_FLOAT, list("-+0123456789"))
+    for _first in "-+0123456789":  # before YAML's own
+        _kind.yaml_implicit_resolvers[_first].insert(0, ("tag:yaml.org,2002:str", _CLOCK))
+
+
+def load_config(name: str, overrides: Iterable[str] = ()) -> Config:
+    """Load a config by path or by name below `configs/`, apply `key.path=value` overrides and check it.
+
+    `key.path+=[value]` adds to the list that the files and the overrides before it give.
+
+    Raises ConfigError with the rule, the value, the valid choices and the fix.
+    """
+    path = find_config(name)
+    values = _read_layers(path)
+    for override in overrides:
+        _apply_override(values, override)
+    return _validated(values, str(path))
+
+
+def load_launch(name: str | None, overrides: Iterable[str] = ()) -> LaunchConfig:
+    """The `launch` section of a config that may lack all the others, such as a site's; None: its defaults.
+
+    Raises ConfigError as `load_config` does.
+    """
+    values = {} if name is None else _read_layers(find_config(name))
+    for override in overrides:
+        _apply_override(values, override)
+    try:
+        return LaunchConfig.model_validate(values.get("launch", {}))
+    except ValidationError as error:
+        raise ConfigError(f"{name or 'This'} is not a valid config:\n{_problems(error, 'launch')}") from None
+
+
+def load_resolved(path: Path) -> Config:
+    """Load the resolved copy a run directory holds."""
+    return _validated(_read_yaml(path), str(path))
+
+
+def with_overrides(config: Config, overrides: Iterable[str]) -> Config:
+    """A resolved config with `overrides`, checked as by `load_config`. Raises ConfigError."""
+    values = config.model_dump(mode="json")
+    for override in overrides:
+        _apply_override(values, override)
+    return _validated(values, "With these overrides it")
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved config as YAML; loading it gives an equal config."""
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
+
+
+def find_config(name: str) -> Path:
+    path = Path(name)
+    if path.is_file():
+        return path
+    candidates = [CONFIGS_DIR / name, CONFIGS_DIR / f"{name}.yaml"]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    shipped = sorted(str(p.relative_to(CONFIGS_DIR).with_suffix("")) for p in CONFIGS_DIR.rglob("*.yaml"))
+    raise ConfigError(
+        f"No config {name!r}: no such file, and none of the shipped names matches{nearest(name, shipped)} "
+        f"Shipped configs: {', '.join(shipped)}."
+    )
+
+
+def _read_layers(path: Path) -> dict[str, Any]:
+    """Read a config and what it builds on: `base: other.yaml` (or a list) is merged below it."""
+    values = _read_yaml(path)
+    bases = values.pop("base", [])
+    merged: dict[str, Any] = {}
+    for base in [bases] if isinstance(bases, str) else bases:
+        base_path = path.parent / base
+        if not base_path.is_file():
+            raise ConfigError(f"{path}: base {base!r} does not exist (looked at {base_path}).")
+        merged = _merge(merged, _read_layers(base_path))
+    return _merge(merged, values)
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        both_mappings = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merge(merged[key], value) if both_mappings else value
+    return merged
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.load(path.read_text(), _Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Config {path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"Config {path} is not valid YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"Config {path} must hold key: value pairs, not {type(values).__name__}.")
+    return values
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"Override {override!r} must have the form key.path=value, such as train.lr=1e-6.")
+    *parents, last = key.removesuffix("+").split(".")
+    target: Any = values
+    for depth, parent in enumerate(parents):
+        if isinstance(target, list):
+            target = target[_position(target, parent, key)]
+            continue
+        target = target.setdefault(parent, {})
+        if not isinstance(target, dict | list):
+            raise ConfigError(f"Override {override!r}: {'.'.join(parents[: depth + 1])} is a value, not a section.")
+    try:
+        value = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"Override {override!r}: the value is not valid YAML: {error}") from error
+    if key.endswith("+"):
+        value = _extended(target.get(last, []) if isinstance(target, dict) else None, value, override)
+    if isinstance(target, list):
+        target[_position(target, last, key)] = value
+    else:
+        target[last] = value
+
+
+def _extended(items: Any, further: Any, override: str) -> list[Any]:
+    if not isinstance(items, list) or not isinstance(further, list):
+        raise ConfigError(f"Override {override!r}: += adds a list to a list, such as launch.setup_lines+=[ulimit -l].")
+    return [*items, *further]
+
+
+def _position(items: list[Any], index: str, key: str) -> int:
+    if not index.isdigit() or int(index) >= len(items):
+        raise ConfigError(f"Override {key!r}: {index!r} must be a position from 0 to {len(items) - 1}.")
+    return int(index)
+
+
+def _validated(values: Mapping[str, Any], origin: str) -> Config:
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{origin} is not a valid config:\n{_problems(error)}") from None
+    check_rules(config)
+    return config
+
+
+def _problems(error: ValidationError, *above: str) -> str:
+    """One line for each; `above` are the keys of the section that was validated."""
+    return "\n".join(f"  {_explain({**detail, 'loc': (*above, *detail['loc'])})}" for detail in error.errors())
+
+
+def _explain(detail: dict[str, Any]) -> str:
+    location = [str(part) for part in detail["loc"]]
+    key = ".".join(location)
+    if detail["type"] == "extra_forbidden":
+        valid = _valid_keys(location[:-1])
+        return f"{key}: unknown key{nearest(location[-1], valid)} Valid here: {', '.join(valid)}."
+    if detail["type"] == "missing":
+        return f"{key}: must be set."
+    return f"{key} = {detail['input']!r}: {detail['msg']}."
+
+
+def _valid_keys(location: list[str]) -> list[str]:
+    model: Any = Config
+    for part in location:
+        if part.isdigit():
+            continue
+        annotation = model.model_fields[part].annotation
+        models = [m for m in (annotation, *get_args(annotation)) if isinstance(m, type) and issubclass(m, BaseModel)]
+        model = models[0]
+    return list(model.model_fields)

@@ -1,0 +1,85 @@
+"""The driver's side of checkpoints: when to write, what the driver's own state is, and where to resume."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpc_grpo.config import Config
+from hpc_grpo.driver.learners import LearnerGroup
+from hpc_grpo.driver.step_times import Durations
+from hpc_grpo.run.checkpoint import newest_valid_checkpoint, prune_checkpoints, valid_checkpoints
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.publish_dir import recover
+from hpc_grpo.run.space import wait_for_space
+
+_MIN_COPIES_OF_WEIGHTS = 3
+"""In a checkpoint: AdamW's two moments lie beside the weights."""
+
+
+@dataclass(frozen=True)
+class DriverState:
+    """All the driver needs to go on: steps done, and the first ordinal that no step has trained on."""
+
+    step: int = 0
+    next_ordinal: int = 0
+
+
+class Checkpoints:
+    """Writes, prunes and finds the run's checkpoints and exports."""
+
+    def __init__(self, config: Config, run_dir: RunDir, learners: LearnerGroup, durations: Durations) -> None:
+        self._config = config.checkpoint
+        self._run_dir = run_dir
+        self._learners = learners
+        self._durations = durations
+        self._saved_step = -1
+        self._exported_step = -1
+
+    def resume(self) -> DriverState:
+        """Load the newest valid checkpoint; a fresh state when there is none."""
+        for parent in (self._run_dir.checkpoints, self._run_dir.exports):
+            recover(parent)
+        found = newest_valid_checkpoint(self._run_dir)
+        if found is None:
+            return DriverState()
+        self._learners.load_checkpoint(found)
+        state = DriverState(**found.driver_state)
+        self._saved_step = state.step
+        return state
+
+    def save_if_due(self, state: DriverState) -> None:
+        """Also after a run's first step: how long the last save before the walltime takes must have been measured."""
+        is_measured = self._durations.p95_s is not None
+        if not is_measured or (self._config.every_steps and state.step % self._config.every_steps == 0):
+            self.save(state)
+        if self._config.export_every_steps and state.step % self._config.export_every_steps == 0:
+            self.export(state)
+
+    def save(self, state: DriverState) -> None:
+        """Write a checkpoint of `state` unless it is on disk already."""
+        if state.step == self._saved_step:
+            return
+        wait_for_space(self._run_dir.path, self._num_bytes(), "A checkpoint")
+        begun = time.monotonic()
+        values: dict[str, Any] = asdict(state)
+        self._learners.save_checkpoint(self._run_dir.checkpoint(state.step), values)
+        self._saved_step = state.step
+        prune_checkpoints(self._run_dir, self._config.keep_last)
+        self._durations.add(time.monotonic() - begun)
+
+    def export(self, state: DriverState) -> None:
+        """Write the model in Hugging Face's format, unless this process has just done so.
+
+        An export that is there already may be of steps that a crash undid, so it is replaced.
+        """
+        if state.step != self._exported_step:
+            wait_for_space(self._run_dir.path, self._num_bytes() // _MIN_COPIES_OF_WEIGHTS, "An export")
+            self._learners.export(self._run_dir.export(state.step))
+            self._exported_step = state.step
+
+    def _num_bytes(self) -> int:
+        """Size of the newest checkpoint; 0 before the first."""
+        newest = next(valid_checkpoints(self._run_dir, check_hashes=False), None)
+        return sum(entry.size for entry in newest.manifest.files) if newest else 0

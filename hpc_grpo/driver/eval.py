@@ -1,0 +1,108 @@
+"""Eval on a held-out set: pass@1 and pass@k, and the completions themselves.
+
+Consumes prompts of the eval data set; produces metrics and rollouts/eval_step_N.jsonl. Runs between two steps, on
+the engines of training, with seeds that depend on the prompt alone so that evals of one run compare.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from hpc_grpo.config import Config
+from hpc_grpo.data.seeds import sampling_seed
+from hpc_grpo.data.stream import PromptStream
+from hpc_grpo.driver.rollouts import check_failures
+from hpc_grpo.driver.sampling import GradedGroup, RolloutPool
+from hpc_grpo.metrics.pass_at_k import pass_at_k
+from hpc_grpo.run.paths import RunDir, write_atomic
+from hpc_grpo.run.space import when_there_is_space
+from hpc_grpo.types import GroupRequest, SamplingSpec
+
+_EVAL_SEED_OFFSET = 1_000_003
+"""Keeps eval's sampling seeds apart from those of training."""
+
+
+class Evaluation:
+    """Samples `eval.num_samples` completions of every eval prompt and grades them."""
+
+    def __init__(self, config: Config, stream: PromptStream, sampler: RolloutPool, run_dir: RunDir) -> None:
+        self._config = config
+        self._stream = stream
+        self._sampler = sampler
+        self._run_dir = run_dir
+
+    def is_due(self, step: int, total_steps: int) -> bool:
+        every = self._config.eval.every_steps
+        return every is not None and (step % every == 0 or step == total_steps)
+
+    def run(self, step: int) -> dict[str, float]:
+        """Metrics `eval/pass@k`, `eval/reward_mean`, `eval/failed_fraction` and `eval/tokens_mean` at `step`.
+
+        The first two leave out the prompts whose reward failed, and are absent where none is left;
+        `eval/failed_fraction` is their share. Raises RewardError when more failed than allowed.
+        """
+        prompts = [self._stream.prompt(ordinal) for ordinal in range(len(self._stream))]
+        requests = [
+            GroupRequest(prompt.ordinal, prompt.token_ids, self._seeds(prompt.ordinal), self._sampling)
+            for prompt in prompts
+        ]
+        groups = self._sampler.wait(self._sampler.start(prompts, requests, [True] * len(prompts)), "eval")
+        # Else training would meet prefixes cached here, which a resumed run, without this eval, does not.
+        self._sampler.forget_prefixes()
+        check_failures([group.grades for group in groups], self._config.grading.max_failed_fraction)
+        text = "".join(json.dumps(line) + "\n" for group in groups for line in self._lines(group))
+        when_there_is_space(lambda: write_atomic(self._run_dir.eval_rollouts(step), text), "the eval's completions")
+        return self._metrics(groups)
+
+    @property
+    def _sampling(self) -> SamplingSpec:
+        rollout, temperature = self._config.rollout, self._config.eval.temperature
+        return SamplingSpec(rollout.max_new_tokens, rollout.min_new_tokens, temperature)
+
+    def _seeds(self, ordinal: int) -> tuple[int, ...]:
+        seed = self._config.run.seed + _EVAL_SEED_OFFSET
+        return tuple(sampling_seed(seed, ordinal, index, 0) for index in range(self._config.eval.num_samples))
+
+    def _solved(self, group: GradedGroup) -> list[bool]:
+        rewards = group.grades.reward_parts[self._config.eval.reward]
+        return [reward >= self._config.eval.solved_at for reward in rewards]
+
+    def _metrics(self, groups: Sequence[GradedGroup]) -> dict[str, float]:
+        # Not by `valid`: a completion that rollout.mask_truncated masks was graded all the same.
+        graded = [group for group in groups if not group.grades.errors]
+        tokens = [count for group in groups for count in group.grades.num_completion_tokens]
+        return {
+            **(self._metrics_of_graded(graded) if graded else {}),
+            "eval/failed_fraction": 1.0 - len(graded) / len(groups),
+            "eval/tokens_mean": sum(tokens) / len(tokens),
+        }
+
+    def _metrics_of_graded(self, groups: Sequence[GradedGroup]) -> dict[str, float]:
+        num_samples = self._config.eval.num_samples
+        solved = [sum(self._solved(group)) for group in groups]
+        metrics = {
+            f"eval/pass@{k}": sum(pass_at_k(num_samples, count, k) for count in solved) / len(groups)
+            for k in sorted({1, *self._config.eval.pass_k})
+        }
+        rewards = [reward for group in groups for reward in group.grades.rewards]
+        return {**metrics, "eval/reward_mean": sum(rewards) / len(rewards)}
+
+    def _lines(self, group: GradedGroup) -> list[dict[str, Any]]:
+        """One for each completion; reward and solved are None where the reward failed."""
+        grades = group.grades
+        return [
+            {
+                "ordinal": group.prompt.ordinal,
+                "sample": index,
+                "prompt": group.prompt.text,
+                "answer": group.prompt.fields.get("answer"),
+                "completion": text,
+                "reward": None if grades.errors else reward,
+                "solved": None if grades.errors else solved,
+            }
+            for index, (text, reward, solved) in enumerate(
+                zip(grades.texts, grades.rewards, self._solved(group), strict=True)
+            )
+        ]

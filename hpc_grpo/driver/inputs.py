@@ -1,0 +1,54 @@
+"""Everything of the user's that a run reads: tokenizer, data sets and rewards, checked before anything starts.
+
+Produces `Inputs` without Ray, torch or a GPU, so that a mistake costs seconds and no node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_grpo.config import Config
+from hpc_grpo.data.demonstrations import DemonstrationStream
+from hpc_grpo.data.sources import load_items
+from hpc_grpo.data.stream import PromptStream
+from hpc_grpo.data.tokenizer import check_context_length, load_tokenizer, stop_token_ids
+from hpc_grpo.grading.pool import RewardPool
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """`stream` is what the run trains on; `eval_stream` is None when there is no eval."""
+
+    tokenizer: Any
+    stop_token_ids: tuple[int, ...]
+    stream: PromptStream | DemonstrationStream
+    eval_stream: PromptStream | None
+
+
+def load_inputs(config: Config) -> Inputs:
+    """Load and check the inputs. Raises ConfigError for the first that is wrong."""
+    tokenizer = load_tokenizer(config)
+    check_context_length(config)
+    stop_ids = stop_token_ids(config, tokenizer)
+    items = load_items(config.data.train)
+    if config.task == "sft":
+        return Inputs(tokenizer, stop_ids, DemonstrationStream(config, items, tokenizer, config.run.seed), None)
+    _check_rewards(config)
+    stream = PromptStream(config, items, tokenizer, config.run.seed)
+    return Inputs(tokenizer, stop_ids, stream, _eval_stream(config, tokenizer))
+
+
+def _eval_stream(config: Config, tokenizer: Any) -> PromptStream | None:
+    dataset = config.data.eval
+    if config.eval.every_steps is None or dataset is None:
+        return None
+    return PromptStream(config, load_items(dataset), tokenizer, config.run.seed, dataset=dataset, shuffle=False)
+
+
+def _check_rewards(config: Config) -> None:
+    pool = RewardPool(config.rewards, num_workers=1)
+    try:
+        pool.check()
+    finally:
+        pool.close()

@@ -1,0 +1,117 @@
+"""The driver: `python -m hpc_grpo.driver.main RUN_DIR`, started by the supervisor while Ray comes up.
+
+Consumes the run directory's config and newest checkpoint; produces checkpoints, metrics, exports and COMPLETE.
+Its exit code says how it ended (see errors.py). It knows Ray and the run directory, and nothing of Slurm.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import ray
+
+from hpc_grpo.config import Config, load_resolved
+from hpc_grpo.data.demonstrations import DemonstrationStream
+from hpc_grpo.driver.actors import Workers
+from hpc_grpo.driver.checkpoints import Checkpoints, DriverState
+from hpc_grpo.driver.eval import Evaluation
+from hpc_grpo.driver.inputs import Inputs, load_inputs
+from hpc_grpo.driver.journal import Journal
+from hpc_grpo.driver.loop import GrpoLoop
+from hpc_grpo.driver.placement import reserve_nodes
+from hpc_grpo.driver.ray_address import wait_for_ray
+from hpc_grpo.driver.rollouts import RolloutScheduler
+from hpc_grpo.driver.session import Session
+from hpc_grpo.driver.sft_loop import SftLoop
+from hpc_grpo.driver.step_times import StepTimes
+from hpc_grpo.driver.stop import StopRequest
+from hpc_grpo.driver.train_length import train_length
+from hpc_grpo.driver.watchdog import Watchdog
+from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, HpcGrpoError
+from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.run.paths import RunDir, write_atomic
+from hpc_grpo.run.progress import read_state
+from hpc_grpo.run.stacks import dump_stacks_on_signal
+
+
+def train(run_dir: RunDir) -> bool:
+    """Carry the run on from its newest checkpoint; True when it is complete now, False when it stopped early.
+
+    Raises HpcGrpoError for whatever the user can act on.
+    """
+    config, timer = load_resolved(run_dir.config), StepTimer()
+    with closing(Watchdog(timer, {key.removesuffix("_s"): value for key, value in config.deadlines})):
+        return _train(config, run_dir, timer)
+
+
+def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
+    with timer.phase("start"):
+        inputs = load_inputs(config)
+    budget = train_length(config, len(inputs.stream))
+    stop = StopRequest(run_dir)
+    address = wait_for_ray(lambda: stop.reason(0.0) is not None)
+    if address is None:
+        return False
+    with timer.phase("start"):
+        ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="hpc-grpo")
+    stop.listen()
+    pace = StepTimes.after(read_state(run_dir))
+    journal = Journal(config, run_dir, budget, pace, timer)
+    try:
+        with timer.phase("start"):
+            workers = Workers(config, reserve_nodes(config), inputs, budget.total_steps * config.train.num_minibatches)
+            workers.start()
+        checkpoints = Checkpoints(config, run_dir, workers.learners, pace.saves)
+        session = Session(config, run_dir, budget, journal, checkpoints, stop, pace)
+        state = _run_loop(session, workers, inputs)
+        with timer.phase("checkpoint"):
+            checkpoints.save(state)
+        if not session.is_complete(state):
+            journal.publish_state(state.step, "stopped")
+            return False
+        with timer.phase("checkpoint"):
+            checkpoints.export(state)
+        journal.publish_state(state.step, "complete")
+    finally:
+        journal.close()
+    write_atomic(run_dir.complete_marker, f"step {state.step}\n")
+    print(f"COMPLETE after {state.step} steps. Model: {run_dir.export(state.step)}", flush=True)
+    return True
+
+
+def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState:
+    timer = session.journal.timer
+    with timer.phase("resume"):
+        state = session.checkpoints.resume()
+    session.journal.publish_state(state.step, "starting")
+    if state.step:
+        print(f"Resuming after step {state.step} of {session.budget.total_steps}.", flush=True)
+    if isinstance(inputs.stream, DemonstrationStream):
+        return SftLoop(session, inputs.stream, workers.learners).run(state)
+    with timer.phase("start"):
+        weights = workers.connect_weights()
+    config = session.config
+    sampler = workers.group_sampler(weights)
+    rollouts = RolloutScheduler(config, inputs.stream, sampler, state.step, session.budget.total_steps)
+    evaluation = None
+    if inputs.eval_stream is not None:
+        evaluation = Evaluation(config, inputs.eval_stream, sampler, session.run_dir)
+    return GrpoLoop(session, rollouts, workers.learners, weights, evaluation).run(state)
+
+
+def main() -> int:
+    run_dir = RunDir(Path(sys.argv[1]))
+    dump_stacks_on_signal("driver")
+    try:
+        return EXIT_COMPLETE if train(run_dir) else EXIT_RESUMABLE
+    except HpcGrpoError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

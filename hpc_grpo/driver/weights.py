@@ -1,0 +1,157 @@
+"""The driver's side of weight sync: one call per process, whatever the number of parameters.
+
+It agrees on the plan and builds each node's group; `publish` returns when every engine of every node holds the new
+version, and raises the first engine's own error otherwise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ray.exceptions import RayTaskError
+
+from hpc_grpo.config import Config
+from hpc_grpo.driver.engines import RemoteEngine, is_engine_failure
+from hpc_grpo.driver.remote import Deadline, all_errors, first_error, get_all
+from hpc_grpo.errors import ConfigError, HpcGrpoError, WeightSyncError
+from hpc_grpo.weights.buckets import BucketPlan, make_plan
+from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership
+from hpc_grpo.weights.store import StoreSpec
+
+_ENGINE_ERROR_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class NodeMembers:
+    """The actors of one node; the first learner writes the node's store."""
+
+    learners: Sequence[Any]
+    engines: Sequence[RemoteEngine]
+
+
+class WeightSync:
+    """Publishes the learners' weights to the engines of all nodes. An engine that fails is replaced."""
+
+    def __init__(self, config: Config, nodes: Sequence[NodeMembers]) -> None:
+        """Check the contract, create the stores and join the groups.
+
+        Raises ConfigError with the difference listed when learner and engine mean different parameters.
+        """
+        self._config = config
+        self._deadline = Deadline(config.weights.deadline_s, "weights.deadline_s")
+        self._start_deadline = Deadline(config.deadlines.start_s, "deadlines.start_s")
+        self._nodes = nodes
+        self._learners = [learner for node in nodes for learner in node.learners]
+        self._engines = [engine for node in nodes for engine in node.engines]
+        specs = get_all([self._learners[0].parameter_specs.remote()], None, "the learner's parameters")[0]
+        plan = make_plan(specs, config.weights.bucket_mib * 2**20)
+        self._check_contract(plan)
+        # 63 bits: the checksums keyed with it travel in signed integers.
+        self._store = StoreSpec(plan, config.weights.num_buffers, secrets.randbits(63))
+        self._folders = self._open_stores()
+        self._generations = itertools.count()
+        self._replace(self._join(nodes))
+
+    def publish(self, version: int) -> None:
+        """Stage on the learners while engines generate, then have every engine load the version."""
+        staging = [learner.stage_weights.remote(version) for learner in self._learners]
+        get_all(staging, self._deadline, "staging weights")
+        while failures := self._announce(version):
+            self._replace(failures)
+
+    def revive(self, engine: RemoteEngine, error: Exception) -> None:
+        """Replace an engine that failed with `error` by one that holds the version last published.
+
+        It reads that from its node's store.
+        """
+        waiting_for = "the weights of an engine that was started again"
+        failures = {engine: error}
+        replaced = set[RemoteEngine]()
+        while failures:
+            replaced |= self._replace(failures)
+            loading = {engine: engine.actor.load_stored_weights.remote() for engine in replaced}
+            failures = self._failures(loading, [], waiting_for)
+
+    def _announce(self, version: int) -> dict[RemoteEngine, Exception]:
+        """Have every engine load what was staged; the engines that failed over it, none once all hold the version."""
+        loading = {engine: engine.actor.receive_weights.remote(version) for engine in self._engines}
+        announcing = [learner.announce_weights.remote() for learner in self._learners]
+        try:
+            return self._failures(loading, announcing, f"the publish of weight version {version}")
+        except (HpcGrpoError, RayTaskError) as error:
+            # A publisher only sees that a worker failed, and often answers first: the engine knows why.
+            cause = first_error(list(loading.values()), _ENGINE_ERROR_GRACE_S) or error
+            raise WeightSyncError(f"Publishing weight version {version} failed: {cause}") from cause
+
+    def _replace(self, failures: Mapping[RemoteEngine, Exception]) -> set[RemoteEngine]:
+        """A failure breaks its node's group: all members join a new one. Gives all that were replaced.
+
+        Of engines that fail together only one may have been seen yet: the others show when they are to join.
+        """
+        replaced = set[RemoteEngine]()
+        while failures:
+            for engine, error in failures.items():
+                engine.replace(self._start_deadline, error)
+            replaced |= failures.keys()
+            failures = self._join([node for node in self._nodes if not replaced.isdisjoint(node.engines)])
+        return replaced
+
+    def _failures(
+        self, calls: Mapping[RemoteEngine, Any], others: Sequence[Any], waiting_for: str
+    ) -> dict[RemoteEngine, Exception]:
+        """Wait for the engines' `calls` and what `others` do with them; the engines that failed, each with its error.
+
+        Raises what ended the wait where no engine is to blame for it.
+        """
+        try:
+            get_all([*calls.values(), *others], self._deadline, waiting_for)
+        except (HpcGrpoError, RayTaskError):
+            errors = zip(calls, all_errors(list(calls.values()), _ENGINE_ERROR_GRACE_S), strict=True)
+            failures = {engine: own for engine, own in errors if own is not None and is_engine_failure(own)}
+            if not failures:
+                raise
+            return failures
+        return {}
+
+    def _open_stores(self) -> list[Path]:
+        """The folder of each node's store, which the node's first learner creates at some seconds a GiB."""
+        opening = [
+            learner.open_weight_store.remote(self._store, writes=index == 0)
+            for node in self._nodes
+            for index, learner in enumerate(node.learners)
+        ]
+        folders = get_all(opening, self._start_deadline, "the weight stores")
+        return [folder for folder in folders if folder is not None]
+
+    def _join(self, nodes: Sequence[NodeMembers]) -> dict[RemoteEngine, Exception]:
+        """Form the groups of `nodes`; the engines that failed over it."""
+        generation = next(self._generations)
+        joining: dict[RemoteEngine, Any] = {}
+        publishers = []
+        for node, folder in zip(self._nodes, self._folders, strict=True):
+            if node in nodes:
+                publisher = self._membership(node, folder, generation)
+                publishers.append(node.learners[0].join_weight_group.remote(publisher))
+                for index, engine in enumerate(node.engines):
+                    own = replace(publisher, rank=1 + index * self._config.engine.tensor_parallel)
+                    joining[engine] = engine.actor.join_weight_group.remote(own, self._store)
+        return self._failures(joining, publishers, "the weight groups")
+
+    def _membership(self, node: NodeMembers, folder: Path, generation: int) -> GroupMembership:
+        """The publisher's."""
+        size = 1 + len(node.engines) * self._config.engine.tensor_parallel
+        return GroupMembership(folder, PUBLISHER_RANK, size, self._config.weights.deadline_s, generation)
+
+    def _check_contract(self, plan: BucketPlan) -> None:
+        comparing = [self._engines[0].actor.contract_differences.remote(plan)]
+        (differences,) = get_all(comparing, None, "the weight contract")
+        if differences:
+            raise ConfigError(
+                "Learner and engine disagree on the model's parameters, so weights cannot be published:\n  "
+                + "\n  ".join(differences)
+            )

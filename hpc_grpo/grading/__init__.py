@@ -1,0 +1,1 @@
+"""The grader's process: decodes completions and has reward workers score them."""

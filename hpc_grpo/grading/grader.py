@@ -1,0 +1,65 @@
+"""From sampled tokens to grades: what the driver keeps of a group.
+
+Consumes `GroupSamples` and the prompt; produces `GroupGrades`. Waits for the reward workers; unblocked by the
+slowest of the group's rewards, or by its deadline. Many groups may be graded at once in one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from hpc_grpo.config.schema import Config
+from hpc_grpo.data.templates import Tokenizer
+from hpc_grpo.grading.pool import RewardPool
+from hpc_grpo.run.stacks import dump_stacks_on_signal
+from hpc_grpo.types import GroupGrades, GroupSamples, Prompt
+
+
+class Grader:
+    """Decodes completions and has them graded by `config.rewards` in `config.grading.num_workers`
+    processes."""
+
+    def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
+        dump_stacks_on_signal("grader")
+        self._tokenizer = tokenizer
+        self._mask_truncated = config.rollout.mask_truncated
+        self._pool = RewardPool(config.rewards, config.grading.num_workers)
+
+    async def check(self) -> None:
+        """Raises ConfigError when a reward cannot be imported. Call it before anything expensive starts."""
+        await asyncio.to_thread(self._pool.check)
+
+    async def grade(self, samples: GroupSamples, prompt: Prompt, with_texts: bool) -> GroupGrades:
+        """Grade one group; `with_texts` keeps the decoded completions.
+
+        A truncated completion is not valid under `rollout.mask_truncated`; its reward stays, since it was
+        computed. Raises RewardError when a reward breaks its contract.
+        """
+        if samples.ordinal != prompt.ordinal:
+            raise ValueError(f"samples of prompt {samples.ordinal} were given with prompt {prompt.ordinal}.")
+        completions = samples.completions
+        texts = tuple(self._text(completion.token_ids.tolist()) for completion in completions)
+        outcome = await asyncio.wrap_future(self._pool.submit(prompt.text, texts, prompt.fields))
+        truncated = tuple(completion.finish_reason == "length" for completion in completions)
+        return GroupGrades(
+            ordinal=samples.ordinal,
+            rewards=outcome.rewards,
+            reward_parts=outcome.parts,
+            valid=tuple(
+                valid and not (cut and self._mask_truncated)
+                for valid, cut in zip(outcome.valid, truncated, strict=True)
+            ),
+            num_completion_tokens=tuple(len(completion.token_ids) for completion in completions),
+            truncated=truncated,
+            min_policy_versions=tuple(int(completion.policy_versions.min()) for completion in completions),
+            mean_policy_versions=tuple(float(completion.policy_versions.mean()) for completion in completions),
+            texts=texts if with_texts else (),
+            errors=tuple(f"prompt {samples.ordinal}, {error}" for error in outcome.errors),
+        )
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _text(self, token_ids: list[int]) -> str:
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(text)

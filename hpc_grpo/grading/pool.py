@@ -1,0 +1,168 @@
+"""Grades groups in worker processes, each reward on its own deadline.
+
+Consumes a prompt's text, its completions and the item's fields; produces a `RewardOutcome`. Waits for the
+slowest reward of the group; many groups may be in flight. A reward that raises, hangs or dies masks its group
+and adds an error line: whether the run goes on is the caller's to decide. One that breaks its contract always
+stops the run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from hpc_grpo.config.schema import RewardConfig
+from hpc_grpo.errors import ConfigError, HpcGrpoError, RewardError
+from hpc_grpo.grading.slot import QueuedCall, WorkerSlot
+from hpc_grpo.grading.worker import Call, CallResult
+
+_LOAD_TIMEOUT_S = 120.0
+"""Time to import the rewards: a shared file system with a cold cache takes its time."""
+
+
+@dataclass(frozen=True)
+class RewardOutcome:
+    """A graded group; all tuples have one entry per completion.
+
+    `rewards` is the weighted sum of `parts`, which are not weighted. When a reward failed, its part and
+    `rewards` are 0.0 and `valid` is False for the whole group; `errors` has one line for each failed reward.
+    """
+
+    rewards: tuple[float, ...]
+    parts: Mapping[str, tuple[float, ...]]
+    valid: tuple[bool, ...]
+    errors: tuple[str, ...]
+
+
+class RewardPool:
+    """`num_workers` processes that run the rewards of a config. Processes start with the first call."""
+
+    def __init__(
+        self, rewards: Sequence[RewardConfig], num_workers: int, load_timeout_s: float = _LOAD_TIMEOUT_S
+    ) -> None:
+        if not rewards:
+            raise ConfigError("rewards is empty. Name at least one, such as correctness.")
+        self._rewards = dict(zip(reward_labels(rewards), rewards, strict=True))
+        self._load_timeout_s = load_timeout_s
+        self._queue: SimpleQueue[QueuedCall | None] = SimpleQueue()
+        self._closed = False
+        names = [_function_name(reward) for reward in rewards]
+        self._slots = [WorkerSlot(names, load_timeout_s, self._queue) for _ in range(num_workers)]
+        for slot in self._slots:
+            slot.start()
+
+    def check(self) -> None:
+        """Import every reward in a worker; raises ConfigError when that fails, or does not end."""
+        result = self._put(None, self._load_timeout_s).result()
+        if result.failure is not None:
+            raise ConfigError(result.failure)
+
+    def submit(self, prompt: str, completions: Sequence[str], fields: Mapping[str, Any]) -> Future[RewardOutcome]:
+        """Grade one group. The future raises RewardError when a reward breaks its contract."""
+        group = _Group(self._rewards, len(completions))
+        for label, reward in self._rewards.items():
+            call = Call(_function_name(reward), reward.args, prompt, tuple(completions), fields)
+            group.expect(label, self._put(call, reward.timeout_s))
+        return group.outcome
+
+    def close(self) -> None:
+        """Kill the workers, whatever they are at. Calls not yet over raise HpcGrpoError."""
+        self._closed = True
+        for slot in self._slots:
+            slot.close()
+            self._queue.put(None)
+        for slot in self._slots:
+            slot.join()
+        while (queued := self._next_unserved()) is not None:
+            queued.result.set_exception(HpcGrpoError("The reward pool was closed before the call."))
+
+    def _put(self, call: Call | None, timeout_s: float) -> Future[CallResult]:
+        if self._closed:
+            raise HpcGrpoError("The reward pool is closed.")
+        queued = QueuedCall(call, timeout_s)
+        self._queue.put(queued)
+        return queued.result
+
+    def _next_unserved(self) -> QueuedCall | None:
+        try:
+            while True:
+                queued = self._queue.get_nowait()
+                if queued is not None:
+                    return queued
+        except Empty:
+            return None
+
+
+def reward_labels(rewards: Sequence[RewardConfig]) -> list[str]:
+    """A distinct name for each reward: its own, with #2, #3 … where a name is used again.
+
+    >>> reward_labels([RewardConfig(name="a:f"), RewardConfig(name="a:f"), RewardConfig(name="b:g")])
+    ['a:f', 'a:f#2', 'b:g']
+    """
+    labels: list[str] = []
+    for index, reward in enumerate(rewards):
+        earlier = sum(other.name == reward.name for other in rewards[:index])
+        labels.append(f"{reward.name}#{earlier + 1}" if earlier else reward.name)
+    return labels
+
+
+def _function_name(reward: RewardConfig) -> str:
+    """The name to resolve in a worker: a file's path is absolute, since the worker may start elsewhere."""
+    module, separator, attribute = reward.name.rpartition(":")
+    return f"{Path(module).absolute()}:{attribute}" if separator and module.endswith(".py") else reward.name
+
+
+class _Group:
+    """Collects the results of one group's calls; the last to arrive completes `outcome`."""
+
+    def __init__(self, rewards: Mapping[str, RewardConfig], num_completions: int) -> None:
+        self.outcome: Future[RewardOutcome] = Future()
+        # From here nobody can cancel it: a result for a cancelled future raises in the slot's thread.
+        self.outcome.set_running_or_notify_cancel()
+        self._rewards = rewards
+        self._num_completions = num_completions
+        self._results: dict[str, Future[CallResult]] = {}
+        self._lock = threading.Lock()
+
+    def expect(self, label: str, result: Future[CallResult]) -> None:
+        result.add_done_callback(lambda done: self._arrived(label, done))
+
+    def _arrived(self, label: str, done: Future[CallResult]) -> None:
+        with self._lock:
+            self._results[label] = done
+            if len(self._results) < len(self._rewards):
+                return
+        try:
+            outcome = self._combined()
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits for the outcome
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(outcome)
+
+    def _combined(self) -> RewardOutcome:
+        """Raises RewardError when a reward broke its contract, and whatever its call raised."""
+        zeros = (0.0,) * self._num_completions
+        parts: dict[str, tuple[float, ...]] = {}
+        errors: list[str] = []
+        for label in self._rewards:
+            result = self._results[label].result()
+            if result.violation is not None:
+                raise RewardError(result.violation)
+            if result.failure is not None:
+                errors.append(f"reward {label!r}: {result.failure}")
+            parts[label] = zeros if result.scores is None else result.scores
+        totals = [
+            sum(reward.weight * parts[label][index] for label, reward in self._rewards.items())
+            for index in range(self._num_completions)
+        ]
+        return RewardOutcome(
+            rewards=zeros if errors else tuple(totals),
+            parts=parts,
+            valid=(not errors,) * self._num_completions,
+            errors=tuple(errors),
+        )

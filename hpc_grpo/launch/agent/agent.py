@@ -1,0 +1,268 @@
+"""The node agent, `python -m hpc_grpo.launch.agent.agent`: one process per node that owns everything Ray does there.
+
+Consumes a `NodeSpec` and heartbeats on stdin; produces `NodeReport`s on stdout, and Ray's logs in the attempt's
+folder. It ends when stdin does, when the lease runs out, on SIGTERM or when Ray ends; whichever it was, it
+ends its own descendants only, copies the logs and removes the folders it made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.launch.agent import ray_command as ray_cluster
+from hpc_grpo.launch.agent.folders import OwnedDir, shm_dir_path, sweep
+from hpc_grpo.launch.agent.network import choose_ports, node_address
+from hpc_grpo.launch.agent.protocol import STACKS_REQUEST, NodeReport, NodeSpec, spec_from_line
+from hpc_grpo.launch.place.topology import node_resources
+from hpc_grpo.run.stacks import STACKS_SIGNAL
+from hpc_grpo.system.processes import adopt_orphans, catches, descendants, die_with_parent, end_processes, reap_adopted
+from hpc_grpo.system.say import not_worth_the_run, say
+
+_POLL_S = 0.25
+_MAX_RAY_STARTS = 3
+_END_GRACE_S = 8.0
+_LEFTOVER_GRACE_S = 2.0
+_URGENT_GRACE_S = 0.5
+"""After a SIGTERM: Slurm's SIGKILL follows, on some sites within 5 s, and the folders must be gone by then."""
+
+_MAX_LOG_BYTES = 32 * 2**20
+"""A larger Ray log is copied from its end only."""
+
+
+class Lease:
+    """Whether the supervisor still lives, judged from stdin."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._heard = time.monotonic()
+        self._buffer = b""
+        self.ended_by: str = ""
+        self.wants_stacks = False
+
+    def wait_for_spec(self) -> NodeSpec | None:
+        """Block until the spec, past heartbeats sent before it; None if stdin ends first."""
+        while True:
+            line, newline, rest = self._buffer.partition(b"\n")
+            if newline:
+                self._buffer = rest
+                if line:
+                    return spec_from_line(line)
+            elif not self._read():
+                return None
+
+    def check(self, lease_s: float, wait_s: float) -> bool:
+        """Wait up to `wait_s` for a heartbeat; False once the lease is over."""
+        self.wants_stacks |= STACKS_REQUEST in self._buffer
+        self._buffer = b""
+        before = time.monotonic()
+        if before - self._heard > lease_s:
+            # Judged before listening: a node that was suspended finds the heartbeats it missed in the pipe.
+            wait_s = max(wait_s, 2.0)
+        if select.select([self._descriptor], [], [], wait_s)[0] and not self._read():
+            self.ended_by = "the supervisor closed the connection"
+            return False
+        if before - self._heard > lease_s:
+            self.ended_by = f"no heartbeat of the supervisor for {lease_s:.0f} s"
+            return False
+        return True
+
+    def _read(self) -> bool:
+        data = os.read(self._descriptor, 65536)
+        if data:
+            self._heard = time.monotonic()
+            self._buffer += data
+        return bool(data)
+
+
+class NodeAgent:
+    def __init__(self, spec: NodeSpec, lease: Lease, reports: IO[bytes]) -> None:
+        self._spec = spec
+        self._lease = lease
+        self._reports = reports
+        self._terminated = False
+        self._ray: subprocess.Popen[bytes] | None = None
+        self._dirs: list[OwnedDir] = []
+        self._log_dir = Path(spec.log_dir)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def run(self) -> int:
+        """Serve until the end; returns 0 when asked to end, 1 when Ray failed."""
+        try:
+            failure = self._serve()
+        except (HpcGrpoError, OSError) as error:
+            failure = str(error)
+        finally:
+            num_killed = self._tear_down()
+        if failure:
+            self._report(NodeReport("failed", self._spec.node, why=failure))
+        self._report(NodeReport("gone", self._spec.node, num_killed=num_killed))
+        return 1 if failure else 0
+
+    def _serve(self) -> str:
+        """Start Ray and stay; returns why it failed, or "" when the supervisor ended it."""
+        os.chdir(self._spec.working_dir)
+        for tries in range(_MAX_RAY_STARTS):
+            ended = self._start_ray(skip_ports=tries)
+            if ended is None:
+                return self._stay()
+            if self._terminated or self._lease.ended_by:
+                return ""
+            # A port can be lost between the test and the start: once more elsewhere.
+            say(f"ray start ended with {ended}, try {tries + 1} of {_MAX_RAY_STARTS}", sys.stderr)
+            self._end_ray()
+        return f"ray start failed {_MAX_RAY_STARTS} times; see {self._ray_log}. Its last lines:\n{self._tail()}"
+
+    def _start_ray(self, skip_ports: int) -> int | None:
+        """Start Ray and report it up; None once it is, else the exit code it ended with."""
+        spec = self._spec
+        interface, ip = node_address(spec)
+        resources = node_resources()
+        ports = choose_ports(spec.tag, resources.num_cpus, skip_ports)
+        own_dir, shm_dir = self._own_dirs()
+        temp_dir = own_dir / ray_cluster.TEMP_DIR_NAME
+        environment = ray_cluster.ray_environment(os.environ, spec, ip, interface, str(shm_dir))
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        with self._ray_log.open("ab") as log:
+            begin = log.tell()
+            self._ray = subprocess.Popen(
+                ray_cluster.start_command(spec, ip, ports, temp_dir, resources),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=die_with_parent(),
+            )
+        while ray_cluster.STARTED_LINE.encode() not in self._ray_log.read_bytes()[begin:]:
+            if self._ray.poll() is not None or not self._goes_on():
+                return self._ray.poll() or 0
+        self._report(
+            NodeReport(
+                "up",
+                spec.node,
+                ip=ip,
+                interface=interface,
+                address=spec.head_address or f"{ip}:{ports.gcs}",
+                temp_dir=str(temp_dir),
+                num_cpus=resources.num_cpus,
+                num_gpus=resources.num_gpus,
+            )
+        )
+        return None
+
+    def _stay(self) -> str:
+        assert self._ray is not None
+        while self._goes_on():
+            if self._ray.poll() is not None:
+                return f"Ray ended by itself with exit code {self._ray.returncode}; see {self._log_dir}."
+            reap_adopted(keep=[self._ray.pid])
+            if self._lease.wants_stacks:
+                self._lease.wants_stacks = False
+                self._dump_stacks()
+        return ""
+
+    def _dump_stacks(self) -> None:
+        """Signal those of our processes that answer it; it would kill the others."""
+        for pid in descendants(os.getpid()):
+            if catches(pid, STACKS_SIGNAL):
+                with contextlib.suppress(ProcessLookupError):  # it has ended since
+                    os.kill(pid, STACKS_SIGNAL)
+
+    def _goes_on(self) -> bool:
+        return not self._terminated and self._lease.check(self._spec.lease_s, _POLL_S)
+
+    def _own_dirs(self) -> tuple[Path, Path]:
+        paths = (ray_cluster.temp_dir_path(self._spec, os.environ), shm_dir_path(self._spec.tag))
+        if not self._dirs:
+            for path in paths:
+                for leftover in sweep(path.parent):
+                    say(f"removed {leftover}: its agent is dead", sys.stderr)
+                self._dirs.append(OwnedDir(path))
+        return paths
+
+    def _tear_down(self) -> int:
+        num_killed = self._end_ray()
+        # The weight store first: it holds the node's memory, and copying logs can be slow.
+        for owned in reversed(self._dirs):
+            logs = owned.path / ray_cluster.TEMP_DIR_NAME / "session_latest" / "logs"
+            if logs.is_dir():
+                with not_worth_the_run("Ray's logs were not copied", sys.stderr):
+                    before = len(list(self._log_dir.glob("ray*/")))  # of Rays before this one, in the same attempt
+                    copy_logs(logs, self._log_dir / (f"ray-{before + 1}" if before else "ray"))
+            with not_worth_the_run(f"{owned.path} was not removed", sys.stderr):
+                owned.remove()
+        return num_killed
+
+    def _end_ray(self) -> int:
+        """End all descendants; returns how many had to be killed."""
+        if self._ray is not None and self._ray.poll() is None:
+            # Alone: it drains its raylet, which takes half a second, or forever once the GCS is told to end too.
+            self._ray.terminate()
+            begun = time.monotonic()
+            while self._ray.poll() is None and time.monotonic() - begun < self._end_grace_s:
+                time.sleep(0.05)
+            if self._ray.poll() is None:
+                say(f"ray start did not end within {self._end_grace_s:.1f} s of SIGTERM", sys.stderr)
+        leftover_s = _URGENT_GRACE_S if self._terminated else _LEFTOVER_GRACE_S
+        killed = end_processes(lambda: descendants(os.getpid()), leftover_s)
+        reap_adopted(keep=[])  # pid 1 of a container may never do it
+        return killed
+
+    @property
+    def _end_grace_s(self) -> float:
+        """Read at every turn: Slurm's SIGTERM may come while Ray is being ended."""
+        return _URGENT_GRACE_S if self._terminated else _END_GRACE_S
+
+    def _report(self, report: NodeReport) -> None:
+        try:
+            self._reports.write(report.to_line())
+            self._reports.flush()
+        except BrokenPipeError:
+            self._terminated = True  # nobody listens any more: the lease is over
+
+    @property
+    def _ray_log(self) -> Path:
+        return self._log_dir / "ray_start.log"
+
+    def _tail(self) -> str:
+        return "\n".join(self._ray_log.read_text(errors="replace").splitlines()[-8:])
+
+    def _on_sigterm(self, _signal: int, _frame: FrameType | None) -> None:
+        self._terminated = True
+
+
+def copy_logs(source: Path, target: Path) -> None:
+    """Copy the non-empty files of Ray's log folder; of a huge one only the end."""
+    for path in source.rglob("*"):
+        if path.is_symlink() or not path.is_file() or path.stat().st_size == 0:
+            continue
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("rb") as reader, copy.open("wb") as writer:
+            reader.seek(max(0, path.stat().st_size - _MAX_LOG_BYTES))
+            shutil.copyfileobj(reader, writer)
+
+
+def main() -> int:
+    lease = Lease(0)
+    adopt_orphans()
+    spec = lease.wait_for_spec()
+    if spec is None:
+        return 0
+    return NodeAgent(spec, lease, sys.stdout.buffer).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

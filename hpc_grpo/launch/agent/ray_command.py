@@ -1,0 +1,124 @@
+"""How Ray is started on one node: its command line and its environment.
+
+Consumes a `NodeSpec`, the node's address, ports and resources; produces argv and variables. Pure, but for
+reading how much shared memory there is and which network an interface is in.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpc_grpo.errors import LaunchError
+from hpc_grpo.launch.agent.network import RayPorts, network_of
+from hpc_grpo.launch.agent.protocol import NodeSpec
+from hpc_grpo.launch.environment.rules import check_resolved, expand, filtered
+from hpc_grpo.launch.place.topology import NodeResources
+from hpc_grpo.run.contract import SHM_DIR_VARIABLE
+
+STARTED_LINE = "Ray runtime started."
+"""`ray start` prints this once its processes answer."""
+
+TEMP_DIR_NAME = "r"
+"""Ray's temp-dir is a folder inside the one we own: Ray makes it writable for everybody."""
+
+_MAX_SOCKET_PATH_BYTES = 107
+_SESSION_PATH_BYTES = len("/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+_MIN_OBJECT_STORE_BYTES = 80 * 2**20  # Ray refuses less than 75 MiB
+
+RAY_SETTINGS: dict[str, tuple[str, str]] = {
+    "RAY_AUTH_MODE": ("token", "an HPC network is shared: without it anybody on it runs code as you"),
+    "RAY_USAGE_STATS_ENABLED": ("0", "no calls home"),
+    "RAY_enable_metrics_collection": ("0", "the exporter listens on 0.0.0.0 and asks for no token"),
+    "DASHBOARD_METRIC_PORT": ("-1", "same for the dashboard's; Ray has no switch but survives an invalid port"),
+    "RAY_prestart_worker_first_driver": ("0", "else one idle Python per CPU: 288 of them on a GH200 node"),
+    "RAY_DISABLE_IMPORT_WARNING": ("1", "not for the user"),
+    "RAY_IGNORE_UNHANDLED_ERRORS": ("1", "the driver reports the first error; Ray would print the others after it"),
+}
+"""Variable -> (value, reason)."""
+
+
+def ray_environment(
+    environ: Mapping[str, str], spec: NodeSpec, ip: str, interface: str, shm_dir: str
+) -> dict[str, str]:
+    """The variables of Ray, of the actors and (on the head) of the driver on this node.
+
+    Raises ConfigError for a value of launch.env with a variable that this node does not have.
+    """
+    check_resolved(spec.env, environ)
+    # The others' addresses are not known yet: their names, and for who calls them by address the network they are in.
+    nodes = [ip, spec.head_address.partition(":")[0], network_of(interface), *spec.nodes]
+    kept = filtered(environ, spec.pass_env, spec.env, filter(None, nodes))
+    kept.setdefault("OMP_NUM_THREADS", "1")  # Ray copies it to actors; many processes share a node
+    for name, (value, _reason) in RAY_SETTINGS.items():
+        kept[name] = value
+    kept["RAY_AUTH_TOKEN_PATH"] = spec.token_path
+    kept["VLLM_HOST_IP"] = ip
+    kept |= collective_interfaces(interface, kept)
+    kept[SHM_DIR_VARIABLE] = shm_dir
+    kept["TMPDIR"] = str(temp_dir_path(spec, environ))  # vLLM leaves files in it; this one goes with the attempt
+    kept.update(spec.contract_env)
+    return kept
+
+
+def collective_interfaces(interface: str, given: Mapping[str, str]) -> dict[str, str]:
+    """What keeps collectives on the interface of the run. For NCCL, which may use several, what the user gave wins."""
+    only = f"={interface}"  # without "=" NCCL takes all whose names begin so
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": given.get("NCCL_SOCKET_IFNAME", only)}
+
+
+def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, resources: NodeResources) -> list[str]:
+    """argv of `ray start` in the foreground, as head or joining `spec.head_address`."""
+    command = [sys.executable, "-m", "hpc_grpo.launch.agent.ray_start", "start", "--block", "--disable-usage-stats"]
+    if spec.head_address:
+        command += [f"--address={spec.head_address}"]
+    else:
+        command += [
+            "--head",
+            f"--port={ports.gcs}",
+            "--include-dashboard=false",
+            "--dashboard-host=127.0.0.1",
+            f"--dashboard-port={ports.dashboard}",
+            "--no-monitor",  # the autoscaler: nothing to scale, and it opens a metrics port on 0.0.0.0
+        ]
+    return [
+        *command,
+        f"--node-ip-address={ip}",
+        f"--object-manager-port={ports.object_manager}",
+        f"--node-manager-port={ports.node_manager}",
+        f"--dashboard-agent-listen-port={ports.agent_http}",
+        f"--dashboard-agent-grpc-port={ports.agent_grpc}",
+        f"--runtime-env-agent-port={ports.runtime_env}",
+        f"--min-worker-port={ports.first_worker}",
+        f"--max-worker-port={ports.last_worker}",
+        f"--num-cpus={resources.num_cpus}",
+        f"--num-gpus={resources.num_gpus}",
+        f"--object-store-memory={object_store_bytes(spec.object_store_gib)}",
+        f"--temp-dir={temp_dir}",
+        "--include-log-monitor=false",  # logs are copied to the run directory, not streamed to the driver
+        "--log-style=record",
+        "--log-color=false",
+    ]
+
+
+def object_store_bytes(wanted_gib: float, shm: Path = Path("/dev/shm")) -> int:
+    """The configured size, but no more than 40% of the free shared memory: the weight store needs the rest."""
+    stat = os.statvfs(shm)
+    return max(_MIN_OBJECT_STORE_BYTES, min(int(wanted_gib * 2**30), int(stat.f_bavail * stat.f_frsize * 0.4)))
+
+
+def temp_dir_path(spec: NodeSpec, environ: Mapping[str, str]) -> Path:
+    """The folder around Ray's temp-dir: node-local and short. Raises LaunchError when sockets would not fit.
+
+    `launch.local_dir` with a variable this node does not have falls back to /tmp.
+    """
+    parent = expand(spec.local_dir, environ) if spec.local_dir else "/tmp"
+    path = Path("/tmp" if "$" in parent else parent) / f"hg-{spec.tag}"
+    if len(str(path).encode()) + _SESSION_PATH_BYTES > _MAX_SOCKET_PATH_BYTES:
+        raise LaunchError(
+            f"launch.local_dir = {spec.local_dir}: Ray's sockets below {path} would exceed the "
+            f"{_MAX_SOCKET_PATH_BYTES} bytes a socket path may have. Choose a shorter folder, such as /tmp."
+        )
+    return path

@@ -1,0 +1,1 @@
+"""Which environment variables reach Ray and its actors, and why."""

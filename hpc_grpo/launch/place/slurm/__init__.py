@@ -1,0 +1,1 @@
+"""Slurm, and the only code that knows it."""

@@ -1,0 +1,200 @@
+"""Submitting a frozen run with submitit: the job script, and the one call to sbatch.
+
+`render` is pure. submitit is used for its knowledge of sbatch only: the job runs `hpc-grpo attempt`, not a
+pickled function, and nothing polls the scheduler (sites forbid it).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from hpc_grpo.config.launch import LaunchConfig, SlurmConfig
+from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.launch import DEFAULT_DRIVER
+from hpc_grpo.launch.place.slurm.srun import submission_environment
+from hpc_grpo.run.contract import WARNING_BEFORE_END_S
+from hpc_grpo.run.paths import RunDir
+
+_SBATCH_TIMEOUT_S = 60.0
+
+
+def render(launch: LaunchConfig, run: RunDir, command: str) -> str:
+    """The job script of a run that ends with `hpc-grpo COMMAND`.
+
+    Raises ConfigError for options that submitit or the schema owns, and where the job would have no Ray.
+    """
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    script: str = _make_sbatch_string(
+        command=_last_line(launch, command), folder=run.slurm_logs, **parameters(launch, run)
+    )
+    return script
+
+
+def parameters(launch: LaunchConfig, run: RunDir) -> dict[str, Any]:
+    """submitit's parameters for a run."""
+    slurm = launch.slurm
+    extra = extra_options(slurm)
+    wanted: dict[str, Any] = {
+        "job_name": run.path.name,
+        "nodes": slurm.num_nodes,
+        "ntasks_per_node": 1,
+        "time": slurm.time_min,
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "gpus_per_node": slurm.gpus_per_node or None,
+        "cpus_per_task": slurm.cpus_per_node,
+        "setup": setup_lines(launch),
+        "stderr_to_stdout": True,
+        "use_srun": False,
+        "wckey": "",  # submitit's default breaks sites that check it
+    }
+    given = {key: value for key, value in wanted.items() if value is not None}
+    # submitit would have SIGUSR2 sent to the steps, which kills a node agent's Ray before the end.
+    fixed = {"signal": f"B:USR1@{WARNING_BEFORE_END_S}", "no-requeue": True, **extra}
+    if slurm.min_nodes is not None and slurm.min_nodes < slurm.num_nodes:
+        fixed["no-kill"] = True  # else Slurm ends the job with the first node it loses
+    return {**given, "additional_parameters": fixed}
+
+
+def extra_options(slurm: SlurmConfig) -> dict[str, Any]:
+    """`launch.slurm.extra` under Slurm's names. Raises ConfigError for options that have a key of their own."""
+    extra = {key.replace("_", "-"): value for key, value in slurm.extra.items()}
+    if owned := sorted(extra.keys() & _OWNED.keys()):
+        told = "; ".join(f"{key}: {_OWNED[key]}" for key in owned)
+        raise ConfigError(f"launch.slurm.extra must not hold {', '.join(owned)} ({told}).")
+    return extra
+
+
+_OWNED: dict[str, str] = {
+    "nodes": "launch.slurm.num_nodes",
+    "time": "launch.slurm.time_min",
+    "partition": "launch.slurm.partition",
+    "account": "launch.slurm.account",
+    "gpus-per-node": "launch.slurm.gpus_per_node",
+    "cpus-per-task": "launch.slurm.cpus_per_node",
+    "signal": "the supervisor relies on it",
+    "requeue": "resuming is a new job; a requeued one would run beside it",
+    "output": "logs belong to the run directory",
+    "error": "logs belong to the run directory",
+    "wrap": "the job runs the supervisor",
+    "array": "a run is a chain of jobs, one after the other; the tasks of an array would fight for it",
+    "dependency": "links of a chain depend on each other",
+}
+
+
+def setup_lines(launch: LaunchConfig) -> list[str]:
+    """Shell lines before the supervisor: modules and what the site wants."""
+    modules = ["module reset", *(f"module load {shlex.quote(name)}" for name in launch.modules)]
+    return [*(modules if launch.modules else []), *launch.setup_lines]
+
+
+def attempt_command(run: RunDir, driver: str = DEFAULT_DRIVER, successor_of: str = "") -> str:
+    """What hpc-grpo is told in the job; `successor_of` is the job that queues it, if not the user does."""
+    words = ["attempt", str(run.path)]
+    if successor_of:
+        words += ["--successor-of", successor_of]
+    if driver != DEFAULT_DRIVER:
+        words += ["--driver", driver]
+    return shlex.join(words)
+
+
+def job_python(launch: LaunchConfig) -> str:
+    """The Python of the jobs: `launch.python`, else the one that submits. Raises ConfigError if that has no Ray."""
+    if launch.python is not None:
+        return launch.python
+    if find_spec("ray") is None:
+        raise ConfigError(
+            f"This Python has no Ray, and jobs would run it: {sys.executable}. Set launch.python to that of an "
+            f"installation with Ray (pip install -e '.[gpu]') on a file system that the nodes see."
+        )
+    return sys.executable
+
+
+def _last_line(launch: LaunchConfig, command: str, *, keep_shell: bool = False) -> str:
+    # -E: a PYTHONPATH of the submitting shell or of a module reaches neither training nor what starts it
+    line = f"{shlex.quote(job_python(launch))} -E -u -m hpc_grpo.cli {command}"
+    # exec: Slurm signals the batch shell, and a shell would pass nothing on
+    return line if keep_shell else f"exec {line}"
+
+
+def submit(
+    launch: LaunchConfig,
+    run: RunDir,
+    command: str,
+    *,
+    after: str | None = None,
+    hold: bool = False,
+    keep_shell: bool = False,
+) -> str:
+    """Hand `hpc-grpo COMMAND` to sbatch and return the job id; `after` is a job that must have ended, however it did.
+
+    With `hold` the job waits until it is released. With `keep_shell` the traps of its set-up lines run at its end,
+    but signals of Slurm do not reach the command.
+
+    Raises LaunchError with sbatch's own words, ConfigError as `render` does.
+    """
+    import submitit
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    run.slurm_logs.mkdir(parents=True, exist_ok=True)  # Slurm does not, and the job would die silently
+    try:
+        executor = submitit.SlurmExecutor(folder=run.slurm_logs)
+    except RuntimeError as error:
+        raise LaunchError(
+            f"This machine has no Slurm (no srun on PATH); run `hpc-grpo train` instead. ({error})"
+        ) from error
+    wanted, line = parameters(launch, run), _last_line(launch, command, keep_shell=keep_shell)
+    if after is not None:
+        wanted["additional_parameters"]["dependency"] = f"afterany:{after}"
+    if hold:
+        wanted["additional_parameters"]["hold"] = True
+    executor.update_parameters(**wanted)
+    with _environment(submission_environment(os.environ)):
+        try:
+            # Not executor.submit: that pickles a function, and asking its Job for anything starts a watcher.
+            job = executor._submit_command(line)
+        except (FailedJobError, FailedSubmissionError) as error:
+            raise LaunchError(f"sbatch refused the job: {error}") from error
+        except OSError as error:
+            raise LaunchError(f"sbatch could not be run: {error}") from error
+    return str(job.job_id)
+
+
+def start_estimate(script: str, deadline_s: float = _SBATCH_TIMEOUT_S) -> str:
+    """When Slurm would start the job, in its own words; submits nothing. Raises LaunchError."""
+    try:
+        done = subprocess.run(
+            ["sbatch", "--test-only"],
+            input=script,
+            env=submission_environment(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=deadline_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"sbatch --test-only failed: {error}") from error
+    if done.returncode:
+        raise LaunchError(f"sbatch would refuse the job: {done.stderr.strip()}")
+    return done.stderr  # where sbatch writes the estimate
+
+
+@contextmanager
+def _environment(wanted: dict[str, str]) -> Iterator[None]:
+    """Run with `wanted` as the whole environment: submitit hands sbatch what this process has."""
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,113 @@
+"""From a frozen run directory to one supervised attempt on the nodes at hand."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from hpc_grpo.config import load_resolved
+from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchError
+from hpc_grpo.launch.chain.link import ChainLink
+from hpc_grpo.launch.freeze import working_dir
+from hpc_grpo.launch.place.slurm.sbatch import job_python
+from hpc_grpo.launch.place.slurm.srun import step_command, step_environment
+from hpc_grpo.launch.place.topology import Topology, detect
+from hpc_grpo.launch.supervisor.supervisor import Supervisor
+from hpc_grpo.run.attempt import read_attempts
+from hpc_grpo.run.lock import LockOwner, RunLock, clear, left_behind
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.say import say
+from hpc_grpo.system.signals import outliving_the_warning
+
+_ASK_AGAIN_S = (2.0, 10.0, 30.0, 60.0)
+
+
+@dataclass(frozen=True)
+class JobRole:
+    """What this process's Slurm job is for. `is_link`: submitted for this attempt alone, so it may have successors;
+    `successor_of`: the job that queued it, "" if the user did."""
+
+    is_link: bool = False
+    successor_of: str = ""
+
+
+def run_attempt(run: RunDir, driver: str, role: JobRole) -> int:
+    """Run one attempt and return the exit code to end with. Raises HpcGrpoError.
+
+    `driver` is a module or a .py file; it is run with the run directory as its argument.
+    """
+    config = load_resolved(run.config)
+    topology = _patiently_detected() if role.is_link else detect()
+    is_link = role.is_link and topology.source == "slurm"
+    if run.is_complete() and not is_link:  # a link also has to say that its chain is over
+        say(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
+        return EXIT_COMPLETE
+    if topology.this_node != topology.head:
+        _move_to_head(step_command(topology, 0, _again(config.launch, run, driver, role)))
+    command = [*_driver_command(driver), str(run.path)]
+    if not is_link:
+        return _supervise(Supervisor(run, config, topology, command, working_dir(run)), run, topology, None)
+    link = ChainLink(run, config, topology.job_id, role.successor_of, driver)
+    decision = link.decide()
+    if role.successor_of or not decision.goes_on:
+        say(decision.why)
+    if left := left_behind(run, link.before):
+        _close_record(run, left)
+        if not decision.goes_on:
+            clear(run, left)
+    link.tell()
+    if not decision.goes_on:
+        return EXIT_COMPLETE if run.is_complete() else EXIT_CRASH if decision.gave_up else EXIT_RESUMABLE
+    return _supervise(Supervisor(run, config, topology, command, working_dir(run)), run, topology, link)
+
+
+def _patiently_detected() -> Topology:
+    """As `detect`, asking a Slurm that does not answer again: a link that ends here would end its chain."""
+    for pause_s in _ASK_AGAIN_S:
+        try:
+            return detect()
+        except LaunchError as error:
+            say(f"{error} Asking again in {pause_s:.0f} s.")
+            time.sleep(pause_s)
+    return detect()
+
+
+def _close_record(run: RunDir, left: LockOwner) -> None:
+    """Of an attempt that was killed, its last sign of life goes with the hold: keep it as its end."""
+    for record in read_attempts(run):
+        if record.attempt == left.attempt and record.ended_at is None:
+            record.ended_at = left.beat_at
+            record.save(run.attempt(record.attempt, record.job_id))
+
+
+def _supervise(supervisor: Supervisor, run: RunDir, topology: Topology, link: ChainLink | None) -> int:
+    hold = RunLock.take(run, topology.job_id, supervisor.record.attempt, before=link.before if link else None)
+    # The warning may come after the driver's end, while the link looks after its successor.
+    with outliving_the_warning(), ExitStack() as at_the_end:
+        if link is None:
+            at_the_end.callback(hold.release)
+            return supervisor.run()
+        at_the_end.callback(link.tell)  # last, since it may take its time
+        at_the_end.callback(hold.release)
+        link.start()
+        supervisor.chore = link.queue_again
+        at_the_end.callback(link.finish, supervisor.record)
+        return supervisor.run()
+
+
+def _driver_command(driver: str) -> list[str]:
+    return [sys.executable, driver] if driver.endswith(".py") else [sys.executable, "-m", driver]
+
+
+def _again(launch: LaunchConfig, run: RunDir, driver: str, role: JobRole) -> list[str]:
+    words = ["attempt", str(run.path), "--driver", driver, "--link" if role.is_link else "--no-link"]
+    return [job_python(launch), "-E", "-m", "hpc_grpo.cli", *words, "--successor-of", role.successor_of]
+
+
+def _move_to_head(command: list[str]) -> None:
+    """Become a step on the head node: salloc leaves its shell on the login node."""
+    os.execvpe(command[0], command, step_environment(os.environ))

@@ -1,0 +1,121 @@
+"""The driver process as the launching half sees it: what it is told, its console and its log.
+
+The contract with training is in `contract_environment`: these variables, the run directory and the exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from hpc_grpo.run.contract import (
+    ATTEMPT_DIR_VARIABLE,
+    ATTEMPT_VARIABLE,
+    ENDS_AT_VARIABLE,
+    NUM_NODES_VARIABLE,
+    RAY_ADDRESS_FILE_VARIABLE,
+)
+from hpc_grpo.run.stacks import STACKS_SIGNAL
+from hpc_grpo.system.processes import catches, die_with_parent, end_processes, session_members
+
+_ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+_KEPT_BYTES = 1 << 16
+
+
+def contract_environment(
+    attempt: int, attempt_dir: Path, ray_address_file: Path, num_nodes: int, ends_at: float | None
+) -> dict[str, str]:
+    """What training is told; actors see it too."""
+    told = {
+        ATTEMPT_VARIABLE: str(attempt),
+        ATTEMPT_DIR_VARIABLE: str(attempt_dir),
+        RAY_ADDRESS_FILE_VARIABLE: str(ray_address_file),
+        NUM_NODES_VARIABLE: str(num_nodes),
+    }
+    if ends_at is not None:
+        told[ENDS_AT_VARIABLE] = f"{ends_at:.0f}"
+    return told
+
+
+class Driver:
+    """A running driver. Its output goes to this process's stdout and, without colours, to driver.log.
+
+    When stdout is a terminal the driver gets a terminal too, so that the console sink can draw on it.
+    """
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path, log_path: Path) -> None:
+        self._terminal = sys.stdout.isatty()
+        self._log: BinaryIO = log_path.open("ab")
+        self._printed = b""
+        self._reader, writer = pty.openpty() if self._terminal else os.pipe()
+        self.copy_window_size()
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=writer,
+            env=dict(env),
+            cwd=cwd,
+            start_new_session=True,  # Ctrl+C reaches it once, forwarded
+            preexec_fn=die_with_parent(),
+        )
+        os.close(writer)
+        os.set_blocking(self._reader, False)
+
+    def fileno(self) -> int:
+        return self._reader
+
+    @property
+    def printed(self) -> str:
+        """The end of what this driver printed, as pumped so far: its log also has what those before it printed."""
+        return self._printed.decode(errors="replace")
+
+    def pump(self) -> bool:
+        """Pass on what was printed; False once nothing more can come."""
+        while True:
+            try:
+                data = os.read(self._reader, 65536)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False  # a pty's master reads EIO where a pipe reads its end
+            if not data:
+                return False
+            with contextlib.suppress(OSError):  # a full disk: better a gap in a log than the end of the run
+                sys.stdout.flush()
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
+            plain = _ESCAPES.sub(b"", data)
+            self._printed = (self._printed + plain)[-_KEPT_BYTES:]
+            with contextlib.suppress(OSError):
+                self._log.write(plain)
+                self._log.flush()
+
+    def copy_window_size(self) -> None:
+        if self._terminal:
+            size = fcntl.ioctl(sys.stdout.fileno(), termios.TIOCGWINSZ, b"\0" * 8)
+            fcntl.ioctl(self._reader, termios.TIOCSWINSZ, size)
+
+    def forward(self, sig: int) -> None:
+        """Pass a signal on; one that asks for something only to a driver that handles it, or it would end it."""
+        is_request = sig in (signal.SIGUSR1, STACKS_SIGNAL)
+        if self.process.poll() is None and (not is_request or catches(self.process.pid, sig)):
+            self.process.send_signal(sig)
+
+    def close(self, grace_s: float) -> None:
+        """End the driver, if it still runs, and what it left behind in its session."""
+        end_processes(lambda: session_members(self.process.pid), grace_s)
+        self.process.wait()
+        self.pump()
+        os.close(self._reader)
+        self._log.close()

@@ -1,0 +1,70 @@
+"""The learner's side of weight sync.
+
+Consumes full parameters, bucket by bucket; produces a version in the node's weight store and its announcement.
+`stage` overlaps generation, since engines hold their own copy; only `announce` needs them to pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+
+from hpc_grpo.errors import WeightSyncError
+from hpc_grpo.weights.buckets import Bucket, BucketPlan
+from hpc_grpo.weights.node_group import PUBLISHER_RANK, NodeGroup
+from hpc_grpo.weights.store import StoredVersion, WeightStore
+
+Gather = Callable[[Sequence[str]], AbstractContextManager[Mapping[str, torch.Tensor]]]
+
+
+class WeightPublisher:
+    """Writes versions into the store of one node and announces them to its engine workers.
+
+    Under ZeRO-3 every learner takes part in each gather, so learners that do not write have a `store` of None.
+    """
+
+    def __init__(self, plan: BucketPlan, gather: Gather, store: WeightStore | None) -> None:
+        self._plan = plan
+        self._gather = gather
+        self._store = store
+        self._group: NodeGroup | None = None
+        self._staged: StoredVersion | None = None
+        self._current_buffer = -1
+
+    def join(self, group: NodeGroup) -> None:
+        self._group = group
+
+    def stage(self, version: int) -> None:
+        """Gather the parameters and write them as `version`; engines go on with the version they hold."""
+        # Publishes are counted, not versions: these advance by the optimizer steps of a step, so often by two.
+        buffer = (self._current_buffer + 1) % (self._store.num_buffers if self._store else 1)
+        checksums = [self._stage_bucket(buffer, bucket) for bucket in self._plan.buckets]
+        self._staged = StoredVersion(version, buffer, tuple(checksums))
+
+    def announce(self) -> None:
+        """Tell the node's engines to load what was staged, and wait until each holds it.
+
+        Raises WeightSyncError when a worker failed, died or missed the deadline.
+        """
+        if self._store is None:
+            return
+        if self._staged is None or self._group is None:
+            raise WeightSyncError("announce was called before stage and join")
+        version = self._staged.version
+        self._group.announce(self._staged)
+        answers = self._group.acknowledge(version)
+        failed = [rank for rank, held in enumerate(answers) if held != version and rank != PUBLISHER_RANK]
+        if failed:
+            raise WeightSyncError(f"engine workers {failed} did not load weight version {version}")
+        self._store.publish_header(self._staged)
+        self._current_buffer = self._staged.buffer
+
+    def _stage_bucket(self, buffer: int, bucket: Bucket) -> int:
+        with self._gather(bucket.names) as parameters:
+            if self._store is None:
+                return 0
+            for name, view in self._store.tensors(buffer, bucket):
+                view.copy_(parameters[name])
+            return self._store.checksum(buffer, bucket)

@@ -1,0 +1,122 @@
+"""The head's end of the doctor's processes on all nodes: one step each, asked side by side, with deadlines."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from hpc_grpo.launch.place.slurm.srun import step_command, step_environment
+from hpc_grpo.launch.place.topology import Topology
+from hpc_grpo.launch.supervisor.agent_link import LineReader
+
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a node answered. `error` is "" if it did; `sent` and `received` are this machine's unix times."""
+
+    value: Any = None
+    error: str = ""
+    sent: float = 0.0
+    received: float = 0.0
+
+
+class AskedNodes:
+    """The doctor's processes from start to `close`; a node that once failed to answer is not asked again."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._links = {
+            node: _Link(step_command(topology, index, [sys.executable, "-E", "-m", "hpc_grpo.preflight.node"]))
+            for index, node in enumerate(topology.nodes)
+        }
+
+    def ask(self, requests: Mapping[str, dict[str, Any]], deadline_s: float) -> dict[str, Reply]:
+        """Send each node its request and wait for all replies; late and dead nodes reply with an error."""
+        deadline = time.monotonic() + deadline_s
+        waiting = {node: self._links[node] for node in requests if not self._links[node].failed}
+        for node, link in waiting.items():
+            link.send(requests[node])
+        replies = {node: Reply(error=link.failed) for node, link in self._links.items() if link.failed}
+        while waiting and (left_s := deadline - time.monotonic()) > 0:
+            readable, _, _ = select.select([link.fileno() for link in waiting.values()], [], [], left_s)
+            for node, link in list(waiting.items()):
+                if link.fileno() in readable and (reply := link.reply()) is not None:
+                    replies[node] = reply
+                    del waiting[node]
+        for node, link in waiting.items():
+            replies[node] = link.fail(f"no answer within {deadline_s:.0f} s")
+        return {node: replies[node] for node in requests}
+
+    def close(self, grace_s: float) -> None:
+        """Let the processes end; those that do not get SIGTERM, then SIGKILL, all of them side by side."""
+        for link in self._links.values():
+            link.close_stdin()
+        for sig in (None, signal.SIGTERM, signal.SIGKILL):
+            living = [link.process for link in self._links.values() if link.process.poll() is None]
+            for process in living:
+                if sig is not None:
+                    process.send_signal(sig)
+            deadline = time.monotonic() + grace_s
+            while any(process.poll() is None for process in living) and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+
+
+class _Link:
+    """One process and its pipes."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.failed = ""
+        self._sent = 0.0
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 as long as the process
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=step_environment(os.environ),
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._stdin = self.process.stdin
+        self._reader = LineReader(self.process.stdout)
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def send(self, request: dict[str, Any]) -> None:
+        self._sent = time.time()
+        try:
+            self._stdin.write(json.dumps(request).encode() + b"\n")
+            self._stdin.flush()
+        except BrokenPipeError:
+            return  # it ended: reply() says so
+
+    def reply(self) -> Reply | None:
+        """The reply that has arrived, an error once the process has ended, None where neither is so yet."""
+        for line in self._reader.lines():
+            if line.startswith((b'{"value"', b'{"error"')):  # srun and modules print too
+                return Reply(**json.loads(line), sent=self._sent, received=time.time())
+        return None if self.process.poll() is None else self.fail(f"it ended with {self.process.returncode}")
+
+    def fail(self, why: str) -> Reply:
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        self.failed = why + (f": {said[-1]}" if said else "")
+        return Reply(error=self.failed)
+
+    def close_stdin(self) -> None:
+        try:
+            self._stdin.close()
+        except BrokenPipeError:
+            return  # it ended before

@@ -1,0 +1,139 @@
+"""Judging what nodes have in common and what is between them: pure functions of facts and replies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpc_grpo.preflight.facts import NodeFacts
+from hpc_grpo.preflight.findings import Finding, failure, ok, skipped, warning
+
+_MAX_SKEW_S = 10.0
+_LARGE_SKEW_S = 1.0
+_LEAST_GLOO_GB_PER_S = 0.1
+_LEAST_NCCL_GB_PER_S = 5.0
+_NETWORK_LINE = re.compile(r"NCCL INFO .*?Using network (\S.*?)\s*$")
+_MAX_NAMED_VERSIONS = 4
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the torch probe of one node found; bandwidths in 10^9 bytes a second, None where not measured."""
+
+    sees_gpus: int = 0
+    gloo_gb_per_s: float | None = None
+    nccl_gb_per_s: float | None = None
+    nccl_network: str = ""
+    error: str = ""
+
+
+def canary(written_by: str, root: str, sees: Mapping[str, bool]) -> Finding:
+    """Whether every node reads in the run folder what the first wrote there."""
+    if blind := [node for node, sees_it in sees.items() if not sees_it]:
+        says = f"{', '.join(blind)} cannot read what {written_by} wrote in {root}"
+        return failure("canary", says, "set run.root to a folder on a file system that all nodes share")
+    return ok("canary", f"a file written by {written_by} is read by {', '.join(sees) or 'no other node'}")
+
+
+def clocks(offsets_s: Mapping[str, float]) -> Finding:
+    """`offsets_s` are the nodes' clocks relative to this one's."""
+    skew_s = max(offsets_s.values()) - min(offsets_s.values())
+    says = f"clocks differ by {skew_s:.1f} s" + (f" ({_furthest(offsets_s)})" if skew_s > _LARGE_SKEW_S else "")
+    if skew_s > _MAX_SKEW_S:
+        return failure("clocks", says, "tell your site (time synchronisation); exclude the node meanwhile")
+    if skew_s > _LARGE_SKEW_S:
+        return warning("clocks", says, "tell your site: the end of the job is judged by the node's clock")
+    return ok("clocks", says)
+
+
+def versions(facts: Sequence[NodeFacts]) -> Finding:
+    """Whether all nodes have the same packages."""
+    names = sorted({name for node in facts for name in node.versions})
+    differing = [name for name in names if len({node.versions.get(name) for node in facts}) > 1]
+    if differing:
+        told = [
+            f"{name}: " + ", ".join(f"{node.node} has {node.versions.get(name, 'none')}" for node in facts[:4])
+            for name in differing[:_MAX_NAMED_VERSIONS]
+        ]
+        fix = "install hpc-grpo once, on a file system that all nodes share, and submit with its Python"
+        return failure("versions", "; ".join(told), fix)
+    shown = [f"{name} {facts[0].versions[name]}" for name in names if name != "numpy"]
+    return ok("versions", f"equal on {_count(facts)}: {', '.join(shown)}")
+
+
+def gloo(measured: Mapping[str, Measured]) -> Finding:
+    """Bandwidth of an all-reduce over Gloo; the slowest node counts."""
+    check, fix = "gloo", "check launch.interface, and the site's firewall between nodes"
+    if len(measured) == 1:
+        return skipped(check, "one node")
+    if broken := [f"{node}: {found.error or 'it measured nothing'}" for node, found in _without_gloo(measured)]:
+        return failure(check, "; ".join(broken[:4]), fix)
+    slowest = min(found.gloo_gb_per_s or 0.0 for found in measured.values())
+    says = f"all-reduce at {slowest:.2f} GB/s between {len(measured)} nodes"
+    return warning(check, says, fix) if slowest < _LEAST_GLOO_GB_PER_S else ok(check, says)
+
+
+def torch_gpus(measured: Mapping[str, Measured], num_gpus: Mapping[str, int]) -> Finding:
+    """Whether torch can use the GPUs that nvidia-smi lists: `num_gpus` of each node."""
+    check, fix = (
+        "torch gpus",
+        "see the check of cuda; python -c 'import torch; torch.cuda.init()' on the node says more",
+    )
+    if not any(num_gpus.values()):
+        return skipped(check, "no GPU was seen")
+    blind = [node for node, found in measured.items() if found.sees_gpus < num_gpus[node]]
+    if blind:
+        seen = {node: f"torch sees {measured[node].sees_gpus} of {num_gpus[node]} GPUs" for node in blind[:4]}
+        told = [f"{node}: {measured[node].error or what}" for node, what in seen.items()]
+        return failure(check, "; ".join(told), fix)
+    return ok(check, "torch sees all of them")
+
+
+def nccl(measured: Mapping[str, Measured], wanted_network: str | None) -> Finding:
+    """Bandwidth of NCCL on one GPU a node, and the network it chose; `wanted_network` is NCCL_NET of launch.env."""
+    check = "nccl"
+    if not any(found.sees_gpus for found in measured.values()):
+        return skipped(check, "torch sees no GPU")
+    if len(measured) == 1:
+        return skipped(check, "one node")
+    if broken := [
+        f"{node}: {found.error or 'no result'}" for node, found in measured.items() if not found.nccl_gb_per_s
+    ]:
+        return failure(
+            check, "; ".join(broken[:4]), "load the site's NCCL modules (launch.modules); see NCCL_DEBUG=INFO"
+        )
+    networks = {found.nccl_network or "an unknown network" for found in measured.values()}
+    slowest = min(found.nccl_gb_per_s or 0.0 for found in measured.values())
+    says = f"all-reduce at {slowest:.1f} GB/s over {', '.join(sorted(networks))} with one GPU of each node"
+    plugin = "load the site's NCCL plugin (launch.modules) and name it in launch.env as NCCL_NET"
+    if len(networks) > 1 or (wanted_network and networks != {wanted_network}):
+        expected = f", but NCCL_NET is {wanted_network}" if wanted_network else ""
+        return failure(check, f"{says}{expected}", plugin)
+    if networks == {"Socket"} or slowest < _LEAST_NCCL_GB_PER_S:
+        return warning(check, f"{says}: that may be the silent fall-back to TCP", plugin)
+    return ok(check, says)
+
+
+def nccl_network(log: Sequence[str]) -> str:
+    """The network in NCCL's log; "" if it names none.
+
+    >>> nccl_network(["n1:7:9 [0] NCCL INFO Using network AWS Libfabric"])
+    'AWS Libfabric'
+    """
+    found = [match[1] for line in log if (match := _NETWORK_LINE.search(line))]
+    return found[-1] if found else ""
+
+
+def _without_gloo(measured: Mapping[str, Measured]) -> list[tuple[str, Measured]]:
+    return [(node, found) for node, found in measured.items() if not found.gloo_gb_per_s]
+
+
+def _furthest(offsets_s: Mapping[str, float]) -> str:
+    middle = sorted(offsets_s.values())[len(offsets_s) // 2]
+    node = max(offsets_s, key=lambda name: abs(offsets_s[name] - middle))
+    return f"{node} is {offsets_s[node]:+.1f} s off"
+
+
+def _count(facts: Sequence[NodeFacts]) -> str:
+    return "one node" if len(facts) == 1 else "both nodes" if len(facts) == 2 else f"all {len(facts)} nodes"

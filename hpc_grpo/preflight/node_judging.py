@@ -1,0 +1,217 @@
+"""Judging the nodes one by one: pure functions from `NodeFacts` to findings, merged into one line a check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hpc_grpo.preflight.facts import NodeFacts
+from hpc_grpo.preflight.findings import Finding, failure, merged, ok, skipped, warning
+from hpc_grpo.preflight.folders import NETWORK
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run needs of each node: `gpus_per_node` is asked of Slurm, learners and engines reserve `worker_cpus` and
+    `worker_gpus`. `store_gib` is the size of the weights in /dev/shm, None where the model is not known."""
+
+    gpus_per_node: int = 0
+    worker_cpus: float = 0.0
+    worker_gpus: int = 0
+    wants_cuda: bool = False
+    store_gib: float | None = None
+    object_store_gib: float = 1.0
+
+
+_LEAST_FILES = 4096
+_LEAST_PROCESSES = 4096
+_LEAST_TEMP_GIB = 2.0
+_MAX_IDLE_MIB = 1024
+_MAX_IDLE_UTILIZATION = 10
+
+
+def node_findings(facts: Sequence[NodeFacts], needs: Needs) -> list[Finding]:
+    """One finding for each check, over all nodes."""
+    return [merged(check, [(node.node, judge(node, needs)) for node in facts]) for check, judge in CHECKS.items()]
+
+
+def interface(node: NodeFacts, _needs: Needs) -> Finding:
+    if node.interface_error:
+        return failure("interface", node.interface_error.rstrip("."), "set launch.interface to one that every node has")
+    return ok("interface", f"{node.interface} has {node.address}")
+
+
+def host_name(node: NodeFacts, _needs: Needs) -> Finding:
+    if node.interface == "lo":
+        return skipped("host name", "one node: nobody looks it up")
+    if not node.host_address or node.host_address.startswith("127."):
+        told = f"resolves to {node.host_address}" if node.host_address else "does not resolve"
+        return warning(
+            "host name",
+            f"{told} on the node itself",
+            "set launch.interface; what looks the name up by itself (reward servers) needs the address",
+        )
+    return ok("host name", f"resolves to {node.host_address}")
+
+
+def free_ports(node: NodeFacts, _needs: Needs) -> Finding:
+    if node.ports_error:
+        return failure("free ports", node.ports_error, "end what holds them on the node, or exclude the node")
+    return ok("free ports", "a block of them is free")
+
+
+def temp_dir(node: NodeFacts, _needs: Needs) -> Finding:
+    check, elsewhere = "temp folder", "set launch.local_dir to a short, node-local folder such as /tmp"
+    if node.temp_dir_error:
+        return failure(check, node.temp_dir_error, elsewhere)
+    if node.temp_dir_system in NETWORK:
+        says = f"{node.temp_dir} is on {node.temp_dir_system}: Ray's sockets and caches must be node-local"
+        return failure(check, says, elsewhere)
+    if node.temp_dir_free_gib < _LEAST_TEMP_GIB:
+        return warning(
+            check, f"{node.temp_dir} has {node.temp_dir_free_gib:.1f} GiB free", f"make room, or {elsewhere}"
+        )
+    return ok(check, f"{node.temp_dir} is node-local ({node.temp_dir_system}) and short enough")
+
+
+def variables(node: NodeFacts, _needs: Needs) -> Finding:
+    """Whether launch.env can be completed from the node's own variables."""
+    check = "launch.env"
+    if node.env_error:
+        return failure(check, node.env_error.rstrip("."), "set the variable in the job, or write out its value")
+    return ok(check, "every variable in it is set")
+
+
+def shared_memory(node: NodeFacts, needs: Needs) -> Finding:
+    """The weight store and Ray's object store, which takes no more than 40% of what is free."""
+    check, free = "/dev/shm", node.shm_free_gib
+    objects = min(needs.object_store_gib, 0.4 * free)
+    need = objects + (needs.store_gib or 0.0)
+    if need > free:
+        fix = "remove your leftovers in /dev/shm, a smaller launch.object_store_gib, weights.num_buffers=1, more memory"
+        return failure(check, f"{free:.1f} GiB free, the run needs {need:.1f}", fix)
+    whole = (
+        f"the run needs {need:.1f}"
+        if needs.store_gib is not None
+        else f"Ray takes {objects:.1f}, the size of the weights is not known"
+    )
+    return ok(check, f"{_rounded(free)} GiB free; {whole}")
+
+
+def limits(node: NodeFacts, needs: Needs) -> Finding:
+    """Hard limits, and the soft one of open files, which Ray's own processes live with."""
+    check, found = "limits", node.limits
+    for name, least in (("nofile", _LEAST_FILES), ("nproc", _LEAST_PROCESSES)):
+        if 0 <= found.get(name, -1) < least:
+            says = f"ulimit -H {name} is {found[name]}, Ray and vLLM want at least {least}"
+            return failure(
+                check, says, "ask your site to raise it; some pass on the login shell's: ulimit before sbatch"
+            )
+    if found.get("as", -1) >= 0:
+        return failure(check, f"address space is limited to {found['as']} bytes", "ulimit -v unlimited before sbatch")
+    if 0 <= node.soft_nofile < _LEAST_FILES:
+        says = f"ulimit -n is {node.soft_nofile} open files, Ray wants at least {_LEAST_FILES}"
+        return warning(check, says, f"launch.setup_lines: [ulimit -n {_LEAST_FILES}]")
+    if node.num_gpus and node.wheel_cuda and found.get("memlock", -1) >= 0:
+        says = f"locked memory is limited to {found['memlock']} bytes: RDMA and pinned memory may fail"
+        return warning(check, says, "ulimit -l unlimited in launch.setup_lines, or ask your site")
+    return ok(check, "files, processes and memory suffice")
+
+
+def cpus(node: NodeFacts, _needs: Needs) -> Finding:
+    expected = min(node.num_cpus, node.num_machine_cpus)
+    if node.num_usable_cpus < expected:
+        says = f"pinned to {node.num_usable_cpus} of {expected} CPUs"
+        return failure("cpus", says, "unset SLURM_CPU_BIND and SLURM_CPUS_PER_TASK; launch.slurm.cpus_per_node")
+    return ok("cpus", f"{expected} usable")
+
+
+def placement(node: NodeFacts, needs: Needs) -> Finding:
+    """Whether learners and engines fit on what the job has of the node."""
+    check, fewer = "placement", "fewer engine.engines_per_node, or more of launch.slurm"
+    if needs.worker_cpus > node.num_cpus:
+        says = f"learners and engines reserve {needs.worker_cpus:g} CPUs, the job has {node.num_cpus}"
+        return failure(check, says, f"{fewer}.cpus_per_node; Slurm gives one CPU where nothing is asked for")
+    if node.num_gpus and needs.worker_gpus > node.num_gpus:
+        says = f"learners and engines reserve {needs.worker_gpus} GPUs, the job has {node.num_gpus}"
+        return failure(check, says, f"{fewer}.gpus_per_node")
+    return ok(check, f"learners and engines fit on {node.num_cpus} CPUs and {node.num_gpus} GPUs")
+
+
+def gpus(node: NodeFacts, needs: Needs) -> Finding:
+    """Visible, as many as asked for, and idle."""
+    check = "gpus"
+    if needs.wants_cuda and not node.gpus:
+        return failure(check, f"model.device = cuda, but {node.gpus_error or 'no GPU'}", "a partition with GPUs")
+    if node.gpus_error and not (node.num_gpus and node.wheel_cuda):
+        return skipped(check, f"{node.gpus_error}, and torch is built for CPUs or no GPU is asked for")
+    if node.gpus_error:
+        return failure(check, node.gpus_error, "exclude the node (launch.slurm.extra.exclude) and tell your site")
+    if len(node.gpus) < max(needs.gpus_per_node, node.num_gpus):
+        says = f"{len(node.gpus)} of {max(needs.gpus_per_node, node.num_gpus)} GPUs are visible"
+        return failure(check, says, "launch.slurm.gpus_per_node; exclude the node (launch.slurm.extra.exclude)")
+    busy = [gpu for gpu in node.gpus if gpu.used_mib > _MAX_IDLE_MIB or gpu.utilization > _MAX_IDLE_UTILIZATION]
+    if busy:
+        told = ", ".join(f"GPU {gpu.index} holds {gpu.used_mib} MiB at {gpu.utilization}%" for gpu in busy)
+        return failure(check, f"not idle: {told}", "end your leftovers there (nvidia-smi), or exclude the node")
+    return ok(check, f"{len(node.gpus)} {node.gpus[0].name} visible and idle" if node.gpus else "none")
+
+
+def cuda(node: NodeFacts, _needs: Needs) -> Finding:
+    """The driver's CUDA against the one torch was built for."""
+    check = "cuda"
+    if node.wheel_cuda is None:
+        return failure(check, "torch is not installed", 'pip install -e ".[gpu]", or ".[cpu]" without GPUs')
+    if not node.gpus:
+        return skipped(check, "no GPU was seen")
+    if not node.wheel_cuda:
+        return failure(check, "torch is a CPU build on a node with GPUs", 'pip install -e ".[gpu]" in a fresh .venv')
+    if not node.driver_cuda:
+        return warning(check, "nvidia-smi does not say which CUDA the driver runs", "compare by hand")
+    if int(node.wheel_cuda.partition(".")[0]) > int(node.driver_cuda.partition(".")[0]):
+        says = f"torch is built for CUDA {node.wheel_cuda}, the driver runs up to {node.driver_cuda}"
+        return failure(
+            check, says, f"a torch for CUDA {node.driver_cuda}, CUDA's forward compatibility, or a container"
+        )
+    return ok(check, f"driver runs CUDA {node.driver_cuda}, torch is built for {node.wheel_cuda}")
+
+
+def compile_caches(node: NodeFacts, _needs: Needs) -> Finding:
+    check = "compile caches"
+    shared = [f"{name} ({kind})" for name, kind in node.caches.items() if kind in NETWORK]
+    if shared:
+        fix = "in launch.env, put them on a node-local folder: stale handles and corruption otherwise"
+        return warning(check, f"on a shared file system: {', '.join(shared)}", fix)
+    return ok(check, "node-local")
+
+
+def slingshot(node: NodeFacts, _needs: Needs) -> Finding:
+    check = "slingshot"
+    if not node.has_slingshot:
+        return skipped(check, "no such network here")
+    if node.match_mode != "software":
+        says = f"FI_CXI_RX_MATCH_MODE is {node.match_mode or 'not set'}: hardware matching hangs under Ray"
+        return warning(check, says, "FI_CXI_RX_MATCH_MODE: software in launch.env")
+    return ok(check, "message matching is in software")
+
+
+CHECKS: dict[str, Callable[[NodeFacts, Needs], Finding]] = {
+    "interface": interface,
+    "host name": host_name,
+    "free ports": free_ports,
+    "temp folder": temp_dir,
+    "launch.env": variables,
+    "/dev/shm": shared_memory,
+    "limits": limits,
+    "cpus": cpus,
+    "placement": placement,
+    "gpus": gpus,
+    "cuda": cuda,
+    "compile caches": compile_caches,
+    "slingshot": slingshot,
+}
+
+
+def _rounded(gib: float) -> str:
+    """Coarse, so that equal nodes read the same."""
+    return f"{gib:.0f}" if gib >= 2 else f"{gib:.1f}"

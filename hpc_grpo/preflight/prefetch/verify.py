@@ -1,0 +1,68 @@
+"""Loading an item as the run will, from the caches alone."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_grpo.config.schema import Config
+from hpc_grpo.data.sources import Items, completion_text, load_items
+from hpc_grpo.data.templates import PromptTemplate
+from hpc_grpo.data.tokenizer import check_context_length, load_tokenizer, model_folder, stop_token_ids
+from hpc_grpo.preflight.prefetch.items import Item, dataset_of
+from hpc_grpo.preflight.prefetch.weights import check_weights
+
+_NETWORK_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where an item lies, and how large it is there."""
+
+    folder: str
+    num_bytes: int
+
+
+def shut_off_network() -> None:
+    """From now on every connection of this process fails as if there were no network. Cannot be undone."""
+
+    def refuse(event: str, _arguments: tuple[object, ...]) -> None:
+        if event in _NETWORK_EVENTS:
+            raise ConnectionError(f"The network is off while caches are verified ({event}).")
+
+    sys.addaudithook(refuse)
+
+
+def verify(config: Config, item: Item) -> Found:
+    """Load the item with the run's own code. Raises ConfigError for what the run would fail on."""
+    return _verify_model(config) if item.key == "model.path" else _verify_dataset(config, item)
+
+
+def _verify_model(config: Config) -> Found:
+    tokenizer = load_tokenizer(config)
+    check_context_length(config)
+    stop_token_ids(config, tokenizer)
+    folder = model_folder(config.model.path)
+    check_weights(folder)
+    return Found(str(folder), sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()))
+
+
+def _verify_dataset(config: Config, item: Item) -> Found:
+    """All columns are there, and the first row becomes a prompt (and, for SFT, a completion)."""
+    dataset = dataset_of(config, item)
+    items = load_items(dataset)
+    template = PromptTemplate(config.data, dataset, load_tokenizer(config))
+    template.encode([template.render(items[0], 0)])
+    if config.task == "sft" and item.key == "data.train.path":
+        completion_text(config, items[0], 0)
+    files = _files(item, items)
+    folder = files[0] if len(files) == 1 and item.is_local else files[0].parent
+    return Found(str(folder), sum(file.stat().st_size for file in files))
+
+
+def _files(item: Item, items: Items) -> list[Path]:
+    """The files that rows are read from: Arrow tables, or the JSON file itself."""
+    tables: list[dict[str, Any]] = getattr(items, "cache_files", [])
+    return [Path(table["filename"]) for table in tables] or [Path(item.name)]

@@ -1,0 +1,100 @@
+"""Measures collectives between nodes: `python -m hpc_grpo.preflight.torch_probe '{"rank": 0, …}'`, one process a node.
+
+The only module of the doctor that imports torch. Consumes one JSON object (see `ProbeSpec`); prints one JSON line with
+the seconds an all-reduce took over Gloo, and over NCCL where torch sees a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ProbeSpec:
+    """`host` and `port` are those of rank 0's rendezvous; `num_bytes` is the size of the tensor that is reduced."""
+
+    rank: int
+    world_size: int
+    host: str
+    port: int
+    num_bytes: int
+    timeout_s: float
+
+
+_REPEATS = 3
+_NCCL_BYTES_FACTOR = 16
+"""A faster network needs a larger tensor to be measured."""
+
+
+def main(spec: ProbeSpec) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    store = _rendezvous(spec)
+    found: dict[str, Any] = {"sees_gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0}
+    print(json.dumps(found), flush=True)
+    backends = ("gloo", "nccl") if found["sees_gpus"] else ("gloo",)
+    for backend in backends if spec.world_size > 1 else ():
+        group: dict[str, Any] = {"rank": spec.rank, "world_size": spec.world_size}
+        group |= {"store": dist.PrefixStore(backend, store), "timeout": timedelta(seconds=spec.timeout_s)}
+        dist.init_process_group(backend, **group)
+        device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
+        factor = _NCCL_BYTES_FACTOR if backend == "nccl" else 1
+        seconds = _all_reduce_s(torch.zeros(spec.num_bytes * factor // 4, device=device))
+        found[f"{backend}_gb_per_s"] = bus_gb_per_s(spec.num_bytes * factor, spec.world_size, seconds)
+        # Printed at once: what comes later may hang.
+        print(json.dumps(found), flush=True)
+        dist.barrier()  # the store is rank 0's; it must outlive the others
+        dist.destroy_process_group()
+
+
+def _rendezvous(spec: ProbeSpec) -> Any:
+    """The store of rank 0, for as long as the probe takes; it listens on the named address alone."""
+    import torch.distributed as dist
+
+    timeout = timedelta(seconds=spec.timeout_s)
+    if spec.rank:
+        return dist.TCPStore(spec.host, spec.port, is_master=False, timeout=timeout)
+    family = socket.AF_INET6 if ":" in spec.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.bind((spec.host, spec.port))
+        listener.listen()
+        # The store takes the descriptor over, so the socket object must not close it.
+        options = {"wait_for_workers": False, "timeout": timeout, "master_listen_fd": listener.detach()}
+        return dist.TCPStore(spec.host, spec.port, is_master=True, **options)
+
+
+def bus_gb_per_s(num_bytes: int, world_size: int, seconds: float) -> float:
+    """Bus bandwidth of a ring all-reduce in 10^9 bytes a second: what one node sends.
+
+    >>> bus_gb_per_s(2_000_000_000, 2, 2.0)
+    1.0
+    """
+    return 2 * (world_size - 1) / world_size * num_bytes / seconds / 1e9
+
+
+def _all_reduce_s(tensor: Any) -> float:
+    """Seconds of one all-reduce, the fastest of a few."""
+    import torch
+    import torch.distributed as dist
+
+    def once() -> float:
+        begun = time.perf_counter()
+        dist.all_reduce(tensor)
+        if tensor.is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+    once()  # connections are made here
+    return min(once() for _ in range(_REPEATS))
+
+
+if __name__ == "__main__":
+    main(ProbeSpec(**json.loads(sys.argv[1])))

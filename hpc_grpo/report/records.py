@@ -1,0 +1,112 @@
+"""The small files of a run directory, read once: what every view of a run is made from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from hpc_grpo.run.attempt import NEAR_THE_LIMIT_S, AttemptRecord, read_attempts
+from hpc_grpo.run.chain import ChainRecord, Link, read_chain
+from hpc_grpo.run.lock import LockOwner, read_lock_owner
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.progress import RunState, read_state
+
+SILENT_S = 60.0
+"""A supervisor beats every 5 s; one that was silent for so long is taken for dead."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """`attempts` in order; `created_at` in unix seconds; `unreadable` names files that are there but damaged."""
+
+    run: RunDir
+    is_complete: bool
+    stop_asked: bool
+    holder: LockOwner | None
+    attempts: tuple[AttemptRecord, ...]
+    chain: ChainRecord
+    state: RunState | None
+    created_at: float | None
+    unreadable: tuple[str, ...] = ()
+
+    @property
+    def newest(self) -> AttemptRecord | None:
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def waiting_job(self) -> str:
+        """The job that carries on after the newest attempt and has not started, "" if there is none."""
+        return "" if self.chain.successor in self._attempted_jobs else self.chain.successor
+
+    @property
+    def unstarted_link(self) -> Link | None:
+        """The last job of the chain, if there is no attempt of it and one may still come."""
+        if not self.chain.links or self.chain.ended:
+            return None
+        last = self.chain.links[-1]
+        return None if last.job_id in self._attempted_jobs else last
+
+    @property
+    def _attempted_jobs(self) -> set[str]:
+        return {attempt.job_id for attempt in self.attempts}
+
+    def is_held(self, now: float) -> bool:
+        """Whether a supervisor works on the run; `now` in unix seconds."""
+        return self.holder is not None and now - self.holder.beat_at <= SILENT_S
+
+    def is_running(self, attempt: AttemptRecord, now: float) -> bool:
+        """Whether this attempt still goes on: its record alone cannot tell that it was killed."""
+        is_newest = self.newest is not None and attempt.attempt == self.newest.attempt
+        return attempt.exit_kind == "running" and is_newest and self.is_held(now)
+
+    def last_sign_of_life(self) -> float | None:
+        """Unix seconds of the newest attempt's last beat or finished step; None if it left neither."""
+        if self.newest is None:
+            return None
+        signs = []
+        if self.holder is not None and self.holder.attempt == self.newest.attempt:
+            signs.append(self.holder.beat_at)
+        if self.state is not None and self.state.attempt == self.newest.attempt:
+            signs.append(self.state.heartbeat)
+        return max(signs, default=None)
+
+
+def read_records(run: RunDir) -> RunRecords:
+    """Read what says where a run stands; a damaged file is named in `unreadable`, and hides no other run."""
+    unreadable: list[str] = []
+
+    def guarded(path: Path, read: Callable[[RunDir], T], default: T) -> T:
+        try:
+            return read(run)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            unreadable.append(path.name)
+            return default
+
+    return RunRecords(
+        run=run,
+        is_complete=run.is_complete(),
+        stop_asked=run.stop_marker.exists(),
+        holder=guarded(run.holder, read_lock_owner, None),
+        attempts=tuple(read_attempts(run)),
+        chain=guarded(run.chain, read_chain, ChainRecord()),
+        state=guarded(run.state, read_state, None),
+        created_at=guarded(run.source, _read_created_at, None),
+        unreadable=tuple(unreadable),
+    )
+
+
+def ended_by_time_limit(attempt: AttemptRecord, last_sign: float | None) -> bool:
+    """Whether an attempt went on until its allocation ended; `last_sign` in unix seconds stands in for an end."""
+    end = next((at for at in (attempt.ended_at, attempt.signalled_at, last_sign) if at is not None), None)
+    return attempt.ends_at is not None and end is not None and end >= attempt.ends_at - NEAR_THE_LIMIT_S
+
+
+def _read_created_at(run: RunDir) -> float | None:
+    if not run.source.exists():
+        return None
+    return float(json.loads(run.source.read_text())["created_at"])

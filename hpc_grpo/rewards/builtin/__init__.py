@@ -1,0 +1,1 @@
+"""The built-in rewards, one file each, imported when a config names them."""

@@ -1,0 +1,116 @@
+"""`attempt.json`: what an attempt was and how it ended, in words a user can act on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Literal
+
+from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CONFIG, EXIT_CRASH, EXIT_RESUMABLE, EXIT_UNAVAILABLE
+from hpc_grpo.run.paths import RunDir, write_json_atomic
+from hpc_grpo.system.say import not_worth_the_run
+
+ExitKind = Literal[
+    "running", "complete", "resumable", "stopped", "config", "crash", "cancelled", "bringup_failed", "node_lost"
+]
+"""`running` in the record of an attempt that is over: it was killed before it could say how it ended."""
+
+NEAR_THE_LIMIT_S = 300.0
+"""An attempt that ended no earlier than this before its allocation did was ended by the time limit."""
+
+
+@dataclass
+class AttemptRecord:
+    """The content of attempt.json. Times are unix seconds; `phases_s` are durations by phase name.
+
+    `first_step` is the step of the checkpoint the attempt started from; `restarts` says why the driver was started
+    again in place, once for each time; `stuck` which phase made no progress; `signalled` which signal first asked it
+    to end, "" if none did. Of an attempt that was killed, `ended_at` is the last sign of life, if a later job saw it.
+    """
+
+    attempt: int
+    job_id: str
+    source: str
+    nodes: list[str]
+    started_at: float
+    ends_at: float | None
+    supervisor_pid: int
+    first_step: int = 0
+    ray_address: str = ""
+    num_gpus: int = 0
+    ended_at: float | None = None
+    exit_kind: ExitKind = "running"
+    exit_code: int | None = None
+    why: str = ""
+    stuck: str = ""
+    signalled: str = ""
+    signalled_at: float | None = None
+    lost_nodes: dict[str, str] = field(default_factory=dict)
+    phases_s: dict[str, float] = field(default_factory=dict)
+    restarts: list[str] = field(default_factory=list)
+
+    @property
+    def was_killed_when_told_to_end(self) -> bool:
+        """Of an attempt that no longer runs: whether it was cancelled, and SIGKILL came before its teardown was over.
+
+        With a node lost it was not: of such a job Slurm ends the rest.
+        """
+        return self.exit_kind == "running" and self.signalled != "" and not self.lost_nodes
+
+    def save(self, attempt_dir: Path) -> None:
+        with not_worth_the_run("attempt.json could not be written"):
+            write_json_atomic(attempt_dir / "attempt.json", asdict(self))
+
+    def end(self, kind: ExitKind, exit_code: int, why: str) -> None:
+        self.exit_kind, self.exit_code, self.why = kind, exit_code, why
+        self.ended_at = time.time()
+
+
+def read_attempts(run: RunDir) -> list[AttemptRecord]:
+    """All attempts of a run, in order. A record that cannot be read (its disk was full) is left out."""
+    records = [_read(path) for path in run.attempts.glob("[0-9]*-*/attempt.json")]
+    return sorted((record for record in records if record is not None), key=lambda record: record.attempt)
+
+
+def _read(path: Path) -> AttemptRecord | None:
+    known = {entry.name for entry in fields(AttemptRecord)}
+    try:
+        values = json.loads(path.read_text())
+        return AttemptRecord(**{key: value for key, value in values.items() if key in known})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def classify(
+    returncode: int, is_complete: bool, signalled: str, lost_nodes: dict[str, str], last_error: str = ""
+) -> tuple[ExitKind, int, str]:
+    """(kind, the supervisor's exit code, why) for a driver that ended with `returncode`.
+
+    `signalled` names the signal that the supervisor was sent, if any; `last_error` is what the driver printed of an
+    error, in one line.
+    """
+    if is_complete:  # whatever became of its driver after that
+        return "complete", EXIT_COMPLETE, "The run is complete."
+    if returncode == EXIT_RESUMABLE:
+        return "resumable", EXIT_RESUMABLE, "Checkpointed with more to do; start it again to carry on."
+    if lost_nodes:
+        named = "; ".join(f"{node}: {why}" for node, why in lost_nodes.items())
+        return "node_lost", EXIT_CRASH, f"Lost {len(lost_nodes)} node(s) while training. {named}"
+    if returncode == EXIT_UNAVAILABLE:
+        return "node_lost", EXIT_CRASH, "A node of the attempt is gone from Ray; see driver.log."
+    said = f": {last_error}; see driver.log." if last_error else "; see driver.log."
+    if returncode == EXIT_CONFIG:
+        return "config", EXIT_CONFIG, f"Something must be changed first{said}"
+    if signalled:
+        return "cancelled", EXIT_CRASH, f"Ended by {signalled}, sent to the supervisor."
+    if returncode == EXIT_COMPLETE:
+        return "crash", EXIT_CRASH, "The driver exited with 0 but wrote no COMPLETE: it ended without finishing."
+    if returncode < 0:
+        name = signal.Signals(-returncode).name
+        if name == "SIGKILL":  # which no process lives to say
+            said = " (often the kernel, out of memory); see driver.log."
+        return "crash", 128 - returncode, f"The driver was killed by {name}{said}"
+    return "crash", returncode, f"The driver crashed with exit code {returncode}{said}"

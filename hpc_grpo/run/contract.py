@@ -1,0 +1,26 @@
+"""What launching and training agree on besides the run directory and the exit codes."""
+
+from __future__ import annotations
+
+RAY_ADDRESS_FILE_VARIABLE = "HPC_GRPO_RAY_ADDRESS_FILE"
+"""A file that the supervisor writes once every node is in Ray."""
+
+ATTEMPT_VARIABLE = "HPC_GRPO_ATTEMPT"
+"""The attempt's number."""
+
+ATTEMPT_DIR_VARIABLE = "HPC_GRPO_ATTEMPT_DIR"
+
+NUM_NODES_VARIABLE = "HPC_GRPO_NUM_NODES"
+"""Nodes of the attempt: with fewer in Ray one was lost, and training must not go on as if it had not."""
+
+ENDS_AT_VARIABLE = "HPC_GRPO_ENDS_AT"
+"""Unix time at which the allocation ends; absent where there is no limit."""
+
+WARNING_BEFORE_END_S = 120
+"""A job asks Slurm for SIGUSR1 so long before its end. It comes up to a minute earlier than that."""
+
+SHM_DIR_VARIABLE = "HPC_GRPO_SHM_DIR"
+"""The run's own folder in the node's shared memory, which the node's agent removes."""
+
+STUCK_NAME = "stuck.txt"
+"""In the attempt's folder: the driver's words on a phase that makes no progress, for the supervisor to end it."""

@@ -1,0 +1,1 @@
+"""What the operating system offers: processes, signals, and a terminal to speak to."""

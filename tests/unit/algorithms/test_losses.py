@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from hpc_grpo.algorithms.losses import LOSSES, LossInputs, find_loss
+from hpc_grpo.algorithms.losses.importance import importance_weights
+from hpc_grpo.algorithms.losses.kl import kl_k3
+from hpc_grpo.config.schema import LossConfig
+from hpc_grpo.errors import ConfigError
+
+
+def inputs(
+    ratios: list[float], advantages: list[float], mismatch: float = 1.0, ref_log_ratio: float | None = None
+) -> LossInputs:
+    """Tokens whose ratio to the proximal policy is `ratios`, and engine probability 1/mismatch of the proximal."""
+    proximal = torch.full((len(ratios),), -2.0, dtype=torch.float64)
+    logprobs = (proximal + torch.tensor(ratios, dtype=torch.float64).log()).requires_grad_()
+    reference = None if ref_log_ratio is None else logprobs.detach() + ref_log_ratio
+    engine = proximal - math.log(mismatch)
+    return LossInputs(logprobs, proximal, engine, reference, torch.tensor(advantages, dtype=torch.float64))
+
+
+def gradient(loss_inputs: LossInputs, settings: LossConfig) -> tuple[Tensor, Tensor]:
+    per_token = find_loss("grpo")(loss_inputs, settings).per_token
+    return per_token.detach(), torch.autograd.grad(per_token.sum(), loss_inputs.logprobs)[0]
+
+
+def test_hand_computed_surrogate() -> None:
+    settings = LossConfig(clip_low=0.2, clip_high=0.3, importance_correction="none")
+    #                     in range, clipped high, not clipped (A < 0), clipped low (A < 0), not clipped (A > 0)
+    tokens = inputs([1.1, 1.5, 1.5, 0.5, 0.5], [2.0, 2.0, -2.0, -2.0, 2.0])
+    per_token, grad = gradient(tokens, settings)
+    assert per_token.tolist() == pytest.approx([-2.2, -2.6, 3.0, 1.6, -1.0])
+    # d(-rA)/dlogprob = -rA where the ratio acts, 0 where the clip does
+    assert grad.tolist() == pytest.approx([-2.2, 0.0, 3.0, 0.0, -1.0])
+
+
+def test_clip_fraction_counts_only_where_the_clip_acts() -> None:
+    output = find_loss("grpo")(inputs([1.1, 1.5, 1.5, 0.5, 0.5], [2.0, 2.0, -2.0, -2.0, 2.0]), LossConfig())
+    assert output.means["policy/clip_fraction"].tolist() == [0.0, 1.0, 0.0, 1.0, 0.0]
+    assert output.means["policy/ratio_mean"].mean().item() == pytest.approx(1.02)
+
+
+def test_importance_weight_multiplies_the_policy_term_alone() -> None:
+    settings = LossConfig(importance_cap=2.0, kl_coef=0.5)
+    tokens = inputs([1.0], [1.0], mismatch=1.5, ref_log_ratio=0.1)
+    per_token, _ = gradient(tokens, settings)
+    k3 = math.exp(0.1) - 0.1 - 1.0
+    assert per_token.tolist() == pytest.approx([-1.5 + 0.5 * k3])
+
+
+def test_importance_weight_is_capped_and_carries_no_gradient() -> None:
+    proximal = torch.tensor([0.0, 0.0, 0.0, -1.0], requires_grad=True)
+    weights = importance_weights(proximal, torch.tensor([-0.5, -5.0, -1e9, 0.0]), cap=2.0)
+    assert weights.tolist() == pytest.approx([math.exp(0.5), 2.0, 2.0, math.exp(-1.0)])
+    assert not weights.requires_grad
+
+
+def test_on_policy_gradient_is_the_advantage_whatever_the_importance_cap() -> None:
+    tokens = inputs([1.0, 1.0], [0.7, -0.3])
+    _, grad = gradient(tokens, LossConfig())
+    assert grad.tolist() == pytest.approx([-0.7, 0.3])
+
+
+def test_k3_is_zero_at_equality_never_negative_and_unbiased() -> None:
+    generator = torch.Generator().manual_seed(0)
+    p = torch.randn(20, generator=generator, dtype=torch.float64).log_softmax(-1)
+    q = torch.randn(20, generator=generator, dtype=torch.float64).log_softmax(-1)
+    estimates = kl_k3(p, q)
+    assert (estimates >= 0).all()
+    assert kl_k3(p, p).abs().max() == 0
+    exact = (p.exp() * (p - q)).sum()
+    torch.testing.assert_close((p.exp() * estimates).sum(), exact)
+
+
+def test_extreme_logprobs_stay_finite() -> None:
+    far = torch.tensor([-1e4, 0.0])
+    tokens = LossInputs(far.requires_grad_(), far.detach().flip(0), far.detach().flip(0), far.detach().flip(0), far * 0)
+    output = find_loss("grpo")(tokens, LossConfig(kl_coef=0.1))
+    assert all(values.isfinite().all() for values in (output.per_token, *output.means.values()))
+
+
+def test_mismatch_metrics() -> None:
+    output = find_loss("grpo")(inputs([1.0, 1.0], [1.0, 1.0], mismatch=math.e), LossConfig())
+    assert output.maxima["mismatch/logprob_abs_diff_max"].max().item() == pytest.approx(1.0)
+    assert output.means["mismatch/kl"].tolist() == pytest.approx([math.e - 2.0] * 2)
+
+
+def test_sft_is_negative_log_likelihood() -> None:
+    output = find_loss("sft")(inputs([1.0, 1.0], [1.0, 1.0]), LossConfig())
+    assert output.per_token.tolist() == pytest.approx([2.0, 2.0])
+
+
+def test_unknown_loss_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=", ".join(sorted(LOSSES))):
+        find_loss("ppo")

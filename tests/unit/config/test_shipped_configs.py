@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config.load import CONFIGS_DIR
+from hpc_grpo.config.request import load_request
+from hpc_grpo.launch.place.slurm.sbatch import attempt_command, render
+from hpc_grpo.preflight.asked_gpus import refuse_too_few_gpus
+from hpc_grpo.run.paths import RunDir
+
+SITES = sorted(CONFIGS_DIR.rglob("site.yaml"))
+RUNS = sorted({*CONFIGS_DIR.rglob("*.yaml"), *CONFIGS_DIR.rglob("*.sh")} - {*SITES, *CONFIGS_DIR.rglob("setup_*.sh")})
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_it_loads_and_gives_a_job_script(path: Path) -> None:
+    config = load_request(str(path), []).config
+    run = RunDir(config.run_path)
+    script = render(config.launch, run, attempt_command(run))
+    assert script.startswith("#!/bin/bash\n")
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_it_asks_for_the_gpus_that_it_reserves(path: Path) -> None:
+    refuse_too_few_gpus(load_request(str(path), []).config)
+
+
+@pytest.mark.parametrize("path", SITES, ids=lambda path: path.parent.name)
+def test_a_site_is_launch_settings_alone(path: Path) -> None:
+    values = yaml.safe_load(path.read_text())
+    assert list(values) == ["launch"]
+    LaunchConfig.model_validate(values["launch"])
+
+
+def test_isambard_runs_use_the_site_and_one_learner_with_three_engines() -> None:
+    for name in ("grpo_debug_single_node", "grpo_7b_rlzero_general"):
+        config = load_request(f"isambard/{name}.sh", []).config
+        assert config.launch.interface == "hsn0"
+        assert config.launch.slurm.gpus_per_node == 4
+        assert config.placement.learners_per_node + config.engine.engines_per_node == 4
+    assert load_request("isambard/grpo_debug_single_node.sh", []).config.train.total_episodes == 100
+    assert load_request("isambard/grpo_7b_rlzero_general.sh", []).config.launch.slurm.max_job_chains == 10
+
+
+def test_a_yaml_and_its_shell_twin_agree() -> None:
+    for shell in CONFIGS_DIR.rglob("*.sh"):
+        if (twin := shell.with_suffix(".yaml")).exists():
+            assert load_request(str(shell), []).config.model == load_request(str(twin), []).config.model

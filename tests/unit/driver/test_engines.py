@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+
+from hpc_grpo.driver import engines as remote_engine
+from hpc_grpo.driver.engines import RemoteEngine
+from hpc_grpo.driver.remote import Deadline
+from hpc_grpo.errors import EngineLostError, LaunchError, NodesUnavailableError
+
+ADDRESS = "10.0.0.1"
+DEADLINE = Deadline(60.0, "deadlines.start_s")
+
+
+class FakeCluster:
+    """Starts actors, of which the first `num_broken` replacements do not come up, and notes those that are killed."""
+
+    def __init__(self, num_broken: int = 0) -> None:
+        self.num_started = 0
+        self.killed: list[str] = []
+        self.is_alive = True
+        self._num_broken = num_broken
+
+    def start(self) -> Any:
+        self.num_started += 1
+        name = f"actor {self.num_started}"
+        return SimpleNamespace(name=name, ready=SimpleNamespace(remote=lambda: name))
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": self.is_alive, "NodeManagerAddress": ADDRESS}]
+
+    def kill(self, actor: Any) -> None:
+        self.killed.append(actor.name)
+
+    def get_all(self, names: list[str], deadline: Deadline, waiting_for: str) -> list[None]:
+        if int(names[0].split()[1]) <= self._num_broken + 1:
+            raise RayTaskError("ready", "traceback", ValueError("No available memory for the cache blocks."))
+        return [None]
+
+
+@pytest.fixture
+def make_engine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def make(cluster: FakeCluster, max_restarts: int = 2) -> RemoteEngine:
+        monkeypatch.setattr(remote_engine, "ray", cluster)
+        monkeypatch.setattr(remote_engine, "get_all", cluster.get_all)
+        return RemoteEngine(cluster.start, ADDRESS, max_restarts)
+
+    return make
+
+
+def test_engine_that_raised_is_killed_before_the_next_one_takes_its_place(
+    make_engine: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = FakeCluster()
+    engine = make_engine(cluster)
+    engine.replace(DEADLINE, RuntimeError("CUDA out of memory. Tried to allocate 2 GiB.\nSee the documentation"))
+    assert (cluster.killed, engine.actor.name, engine.num_restarts) == (["actor 1"], "actor 2", 1)
+    said = "An engine on 10.0.0.1 raised RuntimeError: CUDA out of memory. Tried to allocate 2 GiB.; starting another"
+    assert said in capsys.readouterr().out
+
+
+def test_engine_that_does_not_come_up_counts_as_well(make_engine: Any) -> None:
+    cluster = FakeCluster(num_broken=5)
+    engine = make_engine(cluster)
+    words = r"raised ValueError: No available memory for the cache blocks\., and engine\.max_restarts = 2 were used up"
+    with pytest.raises(EngineLostError, match=words) as caught:
+        engine.replace(DEADLINE, ActorDiedError())
+    assert isinstance(caught.value, LaunchError)
+    assert cluster.num_started == 3
+
+
+def test_death_is_told_as_one(make_engine: Any) -> None:
+    with pytest.raises(
+        EngineLostError, match=r"An engine on 10\.0\.0\.1 died, and engine\.max_restarts = 0 were used up"
+    ):
+        make_engine(FakeCluster(), max_restarts=0).replace(DEADLINE, ActorDiedError())
+
+
+def test_node_that_is_gone_is_no_engines_failure(make_engine: Any) -> None:
+    cluster = FakeCluster()
+    engine = make_engine(cluster)
+    cluster.is_alive = False
+    with pytest.raises(NodesUnavailableError):
+        engine.replace(DEADLINE, ActorDiedError())

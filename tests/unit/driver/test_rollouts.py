@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpc_grpo.config import Config
+from hpc_grpo.driver.rollouts import RolloutScheduler, check_failures
+from hpc_grpo.driver.sampling import GradedGroup
+from hpc_grpo.errors import HpcGrpoError, RewardError
+from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
+
+PROMPTS_PER_STEP = 3
+TOTAL_STEPS = 6
+
+
+def make_config(**sections: dict[str, Any]) -> Config:
+    values: dict[str, Any] = {
+        "run": {"name": "scheduled", "seed": 7},
+        "model": {"path": "m"},
+        "data": {"train": {"path": "d.jsonl"}},
+        "rollout": {"prompts_per_step": PROMPTS_PER_STEP, "group_size": 2},
+        "train": {"total_steps": TOTAL_STEPS},
+    }
+    for section, changes in sections.items():
+        values[section] = {**values.get(section, {}), **changes}
+    return Config.model_validate(values)
+
+
+def make_grades(ordinal: int, version: int = 0, errors: tuple[str, ...] = ()) -> GroupGrades:
+    return GroupGrades(
+        ordinal=ordinal,
+        rewards=(1.0, 0.0),
+        reward_parts={"correctness": (1.0, 0.0)},
+        valid=(True, not errors),
+        num_completion_tokens=(3, 4),
+        truncated=(False, False),
+        min_policy_versions=(version, version),
+        mean_policy_versions=(float(version), float(version)),
+        errors=errors,
+    )
+
+
+class FakeStream:
+    def prompt(self, ordinal: int) -> Prompt:
+        return Prompt(ordinal, 0, (ordinal,), f"prompt {ordinal}", {})
+
+
+class FakeSampler:
+    """Finishes every group with the newest version that was published when it was started."""
+
+    def __init__(self) -> None:
+        self.published = 0
+        self.started: list[int] = []
+        self.requests: dict[int, GroupRequest] = {}
+        self.with_texts: dict[int, bool] = {}
+        self.errors: dict[int, tuple[str, ...]] = {}
+
+    def start(self, prompts: Sequence[Prompt], requests: Sequence[GroupRequest], with_texts: Sequence[bool]) -> Any:
+        self.started += [prompt.ordinal for prompt in prompts]
+        self.requests |= {request.ordinal: request for request in requests}
+        self.with_texts |= {prompt.ordinal: flag for prompt, flag in zip(prompts, with_texts, strict=True)}
+        return [SimpleNamespace(prompt=prompt, version=self.published) for prompt in prompts]
+
+    def wait(self, started: Sequence[Any], waiting_for: str) -> list[GradedGroup]:
+        assert waiting_for == "rollouts"
+        return [
+            GradedGroup(
+                group.prompt,
+                None,
+                make_grades(group.prompt.ordinal, group.version, self.errors.get(group.prompt.ordinal, ())),
+            )
+            for group in started
+        ]
+
+
+def run_loop(config: Config, next_step: int = 0) -> tuple[FakeSampler, list[list[int]], list[int], list[int]]:
+    """Train as the driver does. Per step: ordinals trained, the lag consumed, and steps started but not taken."""
+    sampler, minibatches = FakeSampler(), config.train.num_minibatches
+    scheduler = RolloutScheduler(config, FakeStream(), sampler, next_step, TOTAL_STEPS)  # type: ignore[arg-type]
+    trained, lags, ahead = [], [], []
+    sampler.published = next_step * minibatches
+    scheduler.start_prompts(sampler.published)
+    for step in range(next_step, TOTAL_STEPS):
+        started_steps = len(sampler.started) // PROMPTS_PER_STEP + next_step
+        ahead.append(started_steps - step - 1)
+        groups = scheduler.take_step(sampler.published)
+        trained.append([group.prompt.ordinal for group in groups])
+        lags.append(sampler.published - min(min(group.grades.min_policy_versions) for group in groups))
+        sampler.published += minibatches
+        scheduler.start_prompts(sampler.published)
+    return sampler, trained, lags, ahead
+
+
+@pytest.mark.parametrize(
+    ("max_lag", "minibatches", "lags", "ahead"),
+    [
+        (0, 1, [0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]),
+        (2, 1, [0, 1, 2, 2, 2, 2], [2, 2, 2, 2, 1, 0]),
+        (2, 2, [0, 2, 2, 2, 2, 2], [1, 1, 1, 1, 1, 0]),
+        (0, 2, [0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]),
+    ],
+)
+def test_engines_run_ahead_as_far_as_the_lag_bound_allows(
+    max_lag: int, minibatches: int, lags: list[int], ahead: list[int]
+) -> None:
+    config = make_config(rollout={"max_policy_lag": max_lag}, train={"num_minibatches": minibatches})
+    _, trained, seen_lags, seen_ahead = run_loop(config)
+    assert seen_lags == lags
+    assert seen_ahead == ahead
+    assert trained == [list(range(3 * step, 3 * step + 3)) for step in range(TOTAL_STEPS)]
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_every_ordinal_is_started_once_and_none_beyond_the_end(max_lag: int) -> None:
+    sampler, _, _, _ = run_loop(make_config(rollout={"max_policy_lag": max_lag}))
+    assert sampler.started == list(range(PROMPTS_PER_STEP * TOTAL_STEPS))
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_resumed_run_goes_on_with_the_first_ordinal_not_trained_on(max_lag: int) -> None:
+    config = make_config(rollout={"max_policy_lag": max_lag})
+    _, whole, _, _ = run_loop(config)
+    resumed_sampler, rest, lags, _ = run_loop(config, next_step=4)
+    assert rest == whole[4:]
+    assert resumed_sampler.started[0] == 4 * PROMPTS_PER_STEP
+    assert max(lags) <= max_lag
+
+
+def test_sampling_seeds_follow_from_ordinal_sample_and_version() -> None:
+    config = make_config()
+    whole, _, _, _ = run_loop(config)
+    resumed, _, _, _ = run_loop(config, next_step=3)
+    assert all(resumed.requests[ordinal] == whole.requests[ordinal] for ordinal in resumed.started)
+    seeds = [seed for request in whole.requests.values() for seed in request.seeds]
+    assert len(set(seeds)) == len(seeds) == TOTAL_STEPS * PROMPTS_PER_STEP * 2
+    other, _, _, _ = run_loop(make_config(run={"seed": 8}))
+    assert all(other.requests[ordinal].seeds != whole.requests[ordinal].seeds for ordinal in whole.started)
+
+
+def test_request_carries_the_sampling_settings() -> None:
+    rollout = {"max_new_tokens": 9, "min_new_tokens": 2, "temperature": 0.7, "top_p": 0.9, "group_size": 5}
+    sampler, _, _, _ = run_loop(make_config(rollout=rollout))
+    request = sampler.requests[4]
+    spec = request.sampling
+    assert (spec.max_new_tokens, spec.min_new_tokens, spec.temperature, spec.top_p) == (9, 2, 0.7, 0.9)
+    assert request.prompt_token_ids == (4,)
+    assert len(request.seeds) == 5
+
+
+@pytest.mark.parametrize(("fraction", "logged"), [(0.0, 0), (0.3, 1), (1.0, 3)])
+def test_texts_are_kept_for_the_logged_fraction(fraction: float, logged: int) -> None:
+    sampler, _, _, _ = run_loop(make_config(rollout={"logged_fraction": fraction}))
+    assert sum(sampler.with_texts.values()) == logged * TOTAL_STEPS
+
+
+def test_rollout_beyond_the_lag_bound_stops_the_run() -> None:
+    config = make_config(rollout={"max_policy_lag": 1})
+    sampler = FakeSampler()
+    scheduler = RolloutScheduler(config, FakeStream(), sampler, 0, TOTAL_STEPS)  # type: ignore[arg-type]
+    scheduler.start_prompts(0)
+    with pytest.raises(HpcGrpoError, match=r"version 0 reached the learner at version 2, .*max_policy_lag = 1"):
+        scheduler.take_step(2)
+
+
+def test_rewards_that_fail_too_often_stop_the_run_with_their_own_error() -> None:
+    config = make_config(grading={"max_failed_fraction": 0.5})
+    sampler = FakeSampler()
+    sampler.errors = {0: ("prompt 0, sympy: ZeroDivisionError",), 1: ("prompt 1, sympy: timed out",)}
+    scheduler = RolloutScheduler(config, FakeStream(), sampler, 0, TOTAL_STEPS)  # type: ignore[arg-type]
+    scheduler.start_prompts(0)
+    with pytest.raises(RewardError) as caught:
+        scheduler.take_step(0)
+    assert "failed for 2 of 3 prompts" in str(caught.value)
+    assert "prompt 0, sympy: ZeroDivisionError" in str(caught.value)
+
+
+def test_as_many_failures_as_allowed_pass() -> None:
+    grades = [make_grades(0, errors=("broke",)), make_grades(1)]
+    check_failures(grades, 0.5)
+    with pytest.raises(RewardError, match=r"grading\.max_failed_fraction = 0\.4"):
+        check_failures(grades, 0.4)
+    with pytest.raises(RewardError):
+        check_failures(grades, 0.0)
+    check_failures([make_grades(0)], 0.0)

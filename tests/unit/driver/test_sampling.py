@@ -1,0 +1,154 @@
+"""Engines that fail under their groups, with futures in the place of Ray's references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+
+from hpc_grpo.driver import remote
+from hpc_grpo.driver.sampling import RolloutPool
+from hpc_grpo.errors import ConfigError, RewardError
+from hpc_grpo.types import GroupRequest, Prompt, SamplingSpec
+
+Reference = Future[Any]
+Outcome = Exception | str
+
+
+class FakeRay:
+    """Waits on futures, and notes what the driver fetches."""
+
+    def __init__(self) -> None:
+        self.fetched: list[Any] = []
+
+    def wait(self, references: Sequence[Reference], num_returns: int, timeout: float | None) -> Any:
+        done = wait(references, timeout, return_when=FIRST_COMPLETED if num_returns == 1 else ALL_COMPLETED).done
+        first = [reference for reference in references if reference in done][:num_returns]
+        return first, [reference for reference in references if reference not in first]
+
+    def get(self, reference: Reference) -> Any:
+        self.fetched.append(reference.result())
+        return self.fetched[-1]
+
+
+@pytest.fixture(autouse=True)
+def fake_ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    fake = FakeRay()
+    monkeypatch.setattr(remote, "ray", fake)
+    return fake
+
+
+def answered(outcome: Outcome) -> Reference:
+    """A call's reference: its value, its actor's death, or what it raised as Ray hands that over."""
+    reference: Reference = Future()
+    if isinstance(outcome, ActorDiedError):
+        reference.set_exception(outcome)
+    elif isinstance(outcome, Exception):
+        reference.set_exception(RayTaskError("call", "traceback", outcome).as_instanceof_cause())
+    else:
+        reference.set_result(outcome)
+    return reference
+
+
+class FakeEngine:
+    """A RemoteEngine whose first actor answers with `outcome`, and all later ones with samples."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.num_restarts = 0
+        self.raised: list[Exception] = []
+        self.actor = self._make_actor(outcome)
+
+    def _make_actor(self, outcome: Outcome) -> Any:
+        def generate(requests: Sequence[GroupRequest]) -> list[Reference]:
+            return [answered(outcome) for _ in requests]
+
+        return SimpleNamespace(
+            generate=SimpleNamespace(options=lambda num_returns: SimpleNamespace(remote=generate)),
+            forget_prefixes=SimpleNamespace(remote=lambda: answered(outcome)),
+        )
+
+    def revive(self, error: Exception) -> None:
+        self.num_restarts += 1
+        self.raised.append(error)
+        self.actor = self._make_actor("samples")
+
+
+def make_grader(grade: Callable[[Prompt], Outcome]) -> Any:
+    """Grades what comes; Ray gives a call whose argument failed the argument's error."""
+
+    def call(samples: Reference, prompt: Prompt, with_texts: bool) -> Reference:
+        error = samples.exception()
+        if isinstance(error, RayTaskError):
+            return answered(error.cause)
+        return answered(error if isinstance(error, Exception) else grade(prompt))
+
+    return SimpleNamespace(grade=SimpleNamespace(remote=call))
+
+
+def make_sampler(engines: Sequence[FakeEngine], *graders: Any) -> RolloutPool:
+    return RolloutPool(engines, graders, lambda engine, error: engine.revive(error))  # type: ignore[arg-type, attr-defined]
+
+
+def sample(engines: Sequence[FakeEngine], grade: Callable[[Prompt], Outcome] | None = None) -> list[Any]:
+    """Four groups over the engines in turn; their grades."""
+    grader = make_grader(grade or (lambda prompt: f"grades {prompt.ordinal}"))
+    sampler = make_sampler(engines, grader)
+    prompts = [Prompt(ordinal, 0, (1,), "p", {}) for ordinal in range(4)]
+    requests = [GroupRequest(ordinal, (1,), (0,), SamplingSpec(1, 0, 1.0, 1.0)) for ordinal in range(4)]
+    return [group.grades for group in sampler.wait(sampler.start(prompts, requests, [False] * 4), "rollouts")]
+
+
+ALL_GRADES = [f"grades {ordinal}" for ordinal in range(4)]
+
+
+@pytest.mark.parametrize(
+    "error", [ActorDiedError(), RuntimeError("CUDA error: an illegal memory access was encountered")], ids=type
+)
+def test_engine_that_dies_or_raises_is_replaced_and_asked_again(error: Exception) -> None:
+    engines = [FakeEngine(error), FakeEngine("samples")]
+    assert sample(engines) == ALL_GRADES
+    assert [engine.raised for engine in engines] == [[error], []]
+
+
+def test_engines_that_fail_together_are_all_replaced() -> None:
+    engines = [FakeEngine(MemoryError("no blocks left")), FakeEngine(ActorDiedError())]
+    assert sample(engines) == ALL_GRADES
+    assert [engine.num_restarts for engine in engines] == [1, 1]
+
+
+def test_error_that_is_meant_for_the_user_ends_the_wait() -> None:
+    engines = [FakeEngine(ConfigError("the prompt is longer than max_model_len")), FakeEngine("samples")]
+    with pytest.raises(ConfigError, match="the prompt is longer"):
+        sample(engines)
+    assert engines[0].num_restarts == 0
+
+
+@pytest.mark.parametrize("error", [RewardError("it returned no list"), ZeroDivisionError("division by zero")], ids=type)
+def test_error_of_a_grader_is_not_the_engines(error: Exception) -> None:
+    engines = [FakeEngine("samples"), FakeEngine("samples")]
+    with pytest.raises(type(error)):
+        sample(engines, lambda prompt: error if prompt.ordinal == 2 else "grades")
+    assert [engine.num_restarts for engine in engines] == [0, 0]
+
+
+def test_samples_that_are_there_stay_where_they_are(fake_ray: FakeRay) -> None:
+    sample([FakeEngine(RuntimeError("out of blocks")), FakeEngine("samples")])
+    assert "samples" not in fake_ray.fetched
+
+
+@pytest.mark.parametrize("error", [ActorDiedError(), RuntimeError("CUDA out of memory")], ids=type)
+def test_engine_that_failed_has_no_prefixes_to_forget(error: Exception, fake_ray: FakeRay) -> None:
+    """The next wait or publish replaces it; the others have forgotten theirs by then."""
+    engines = [FakeEngine(error), FakeEngine("forgotten")]
+    make_sampler(engines).forget_prefixes()
+    assert fake_ray.fetched == ["forgotten"]
+    assert [engine.num_restarts for engine in engines] == [0, 0]
+
+
+def test_prefixes_that_a_well_engine_refuses_to_forget_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="no prefix cache"):
+        make_sampler([FakeEngine("forgotten"), FakeEngine(ConfigError("no prefix cache"))]).forget_prefixes()

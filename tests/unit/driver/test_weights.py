@@ -1,0 +1,178 @@
+"""The driver's side, on actors that answer at once: what it asks of whom, and how long it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+
+from hpc_grpo.config import Config
+from hpc_grpo.driver import weights as sync
+from hpc_grpo.driver.remote import Deadline
+from hpc_grpo.driver.weights import NodeMembers, WeightSync
+from hpc_grpo.errors import WeightSyncError
+from hpc_grpo.types import ParameterSpec
+
+CONFIG = Config.model_validate(
+    {
+        "run": {"name": "synced"},
+        "model": {"path": "m"},
+        "data": {"train": {"path": "d.jsonl"}},
+        "train": {"total_steps": 1},
+        "weights": {"deadline_s": 20.0},
+        "deadlines": {"start_s": 900.0},
+    }
+)
+
+
+class FakeActor:
+    """Any method's `remote` gives what `answers` holds for it, called with the arguments where it is a function."""
+
+    def __init__(self, **answers: Any) -> None:
+        self._answers = answers
+
+    def __getattr__(self, method: str) -> Any:
+        answer = self._answers.get(method)
+        return SimpleNamespace(remote=answer if callable(answer) else lambda *_, **__: answer)
+
+
+def make_learner(**answers: Any) -> FakeActor:
+    specs = [ParameterSpec("a", (4,), "float32")]
+    return FakeActor(parameter_specs=specs, open_weight_store=Path("/dev/shm/x"), **answers)
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> dict[str, Deadline | None]:
+    """What was waited for, and how long at most."""
+    waits: dict[str, Deadline | None] = {}
+
+    def get_all(values: Sequence[Any], deadline: Deadline | None, waiting_for: str) -> list[Any]:
+        waits[waiting_for] = deadline
+        if errors := [value for value in values if isinstance(value, Exception)]:
+            raise RayTaskError("call", "traceback", errors[-1])
+        return list(values)
+
+    monkeypatch.setattr(sync, "get_all", get_all)
+    monkeypatch.setattr(sync, "all_errors", lambda values, _: [v if isinstance(v, Exception) else None for v in values])
+    monkeypatch.setattr(
+        sync, "first_error", lambda values, _: next((v for v in values if isinstance(v, Exception)), None)
+    )
+    return waits
+
+
+def test_stores_have_the_time_of_the_start_and_a_publish_its_own(waits: dict[str, Deadline | None]) -> None:
+    """A store of 140 GiB takes minutes to allocate, once; a publish that takes so long is stuck."""
+    weights = make_weights([FakeEngine()])
+    assert waits["the weight stores"] == Deadline(900.0, "deadlines.start_s")
+    weights.publish(0)
+    assert waits["the publish of weight version 0"] == Deadline(20.0, "weights.deadline_s")
+
+
+class FakeEngine:
+    """A RemoteEngine that answers a publish with `outcome` until it is replaced.
+
+    `joins` and `loads` are its answers to the calls to join a group and to load the store, in order; None after those.
+    """
+
+    def __init__(
+        self,
+        outcome: Exception | None = None,
+        joins: Sequence[Exception | None] = (),
+        loads: Sequence[Exception | None] = (),
+    ) -> None:
+        self.failures: list[Exception] = []
+        self.joined = 0
+        self.loaded = 0
+        self._joins = iter(joins)
+        self._loads = iter(loads)
+        self.actor = self._make_actor(outcome)
+
+    def replace(self, deadline: Deadline, error: Exception) -> None:
+        self.failures.append(error)
+        self.actor = self._make_actor(None)
+
+    def _make_actor(self, outcome: Exception | None) -> FakeActor:
+        return FakeActor(
+            contract_differences=[],
+            receive_weights=outcome,
+            join_weight_group=self._join,
+            load_stored_weights=self._load,
+        )
+
+    def _join(self, *_: Any) -> Exception | None:
+        self.joined += 1
+        return next(self._joins, None)
+
+    def _load(self) -> Exception | None:
+        self.loaded += 1
+        return next(self._loads, None)
+
+
+@pytest.mark.usefixtures("waits")
+def test_engine_that_raises_over_a_publish_is_replaced_and_its_node_joins_anew() -> None:
+    error = RuntimeError("CUDA out of memory")
+    engines = [FakeEngine(), FakeEngine(error), FakeEngine()]
+    # The learner hears of it as well, and only that a worker failed.
+    failed = iter([WeightSyncError("engine workers [2] did not load weight version 0"), None])
+    learner = make_learner(announce_weights=lambda: next(failed))
+    nodes = [NodeMembers([learner], engines[:2]), NodeMembers([make_learner()], engines[2:])]  # type: ignore[arg-type]
+    WeightSync(CONFIG, nodes).publish(0)
+    assert [engine.failures for engine in engines] == [[], [error], []]
+    assert [engine.joined for engine in engines] == [2, 2, 1]
+
+
+@pytest.mark.usefixtures("waits")
+def test_damaged_weights_end_the_publish_with_the_engines_own_words() -> None:
+    engines = [FakeEngine(), FakeEngine(WeightSyncError("checksum mismatch in bucket 0"))]
+    weights = WeightSync(CONFIG, [NodeMembers([make_learner()], engines)])  # type: ignore[arg-type]
+    with pytest.raises(WeightSyncError, match="Publishing weight version 4 failed: checksum mismatch in bucket 0"):
+        weights.publish(4)
+    assert [engine.failures for engine in engines] == [[], []]
+
+
+def make_weights(engines: Sequence[FakeEngine]) -> WeightSync:
+    return WeightSync(CONFIG, [NodeMembers([make_learner()], engines)])  # type: ignore[arg-type]
+
+
+OUT_OF_MEMORY = RuntimeError("CUDA out of memory")
+DEAD = ActorDiedError()
+GROUP_BROKE = WeightSyncError("the node's weight group did not form at rank 2")
+
+
+@pytest.mark.usefixtures("waits")
+@pytest.mark.parametrize("error", [OUT_OF_MEMORY, DEAD], ids=type)
+def test_engine_that_fails_as_its_node_joins_is_replaced_and_the_others_are_not(error: Exception) -> None:
+    engines = [FakeEngine(OUT_OF_MEMORY), FakeEngine(joins=[None, error]), FakeEngine(joins=[None, GROUP_BROKE])]
+    make_weights(engines).publish(0)
+    assert [engine.failures for engine in engines] == [[OUT_OF_MEMORY], [error], []]
+    assert [engine.joined for engine in engines] == [3, 3, 3]
+
+
+@pytest.mark.usefixtures("waits")
+def test_engine_that_fails_at_the_first_join_is_replaced() -> None:
+    engines = [FakeEngine(), FakeEngine(joins=[DEAD])]
+    make_weights(engines)
+    assert [engine.failures for engine in engines] == [[], [DEAD]]
+
+
+@pytest.mark.usefixtures("waits")
+def test_group_that_does_not_form_for_no_engines_fault_is_an_error() -> None:
+    engines = [FakeEngine(joins=[GROUP_BROKE])]
+    with pytest.raises(RayTaskError) as raised:
+        make_weights(engines)
+    assert raised.value.cause is GROUP_BROKE
+    assert engines[0].failures == []
+
+
+@pytest.mark.usefixtures("waits")
+def test_engine_that_fails_as_it_loads_the_stored_version_is_replaced_again() -> None:
+    engines = [FakeEngine(loads=[OUT_OF_MEMORY]), FakeEngine()]
+    weights = make_weights(engines)
+    weights.revive(engines[0], DEAD)  # type: ignore[arg-type]
+    assert engines[0].failures == [DEAD, OUT_OF_MEMORY]
+    assert [engine.loaded for engine in engines] == [2, 0]
+    assert engines[1].failures == []

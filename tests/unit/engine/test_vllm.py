@@ -1,0 +1,71 @@
+"""A sampler on a vLLM engine that only keeps the requests it is given."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpc_grpo.types import GroupRequest, SamplingSpec
+
+pytest.importorskip("vllm")
+
+from hpc_grpo.engine import vllm as sampler_module
+from hpc_grpo.engine.vllm import Sampler
+
+REQUEST = GroupRequest(0, (1, 2), (7, 8), SamplingSpec(4, 0, 1.0, 1.0))
+
+
+class FakeVllm:
+    """As vLLM does, it keeps the requests of a step that raised."""
+
+    def __init__(self) -> None:
+        self.output_processor = SimpleNamespace(request_states={})
+        self.asked_of_workers: list[str] = []
+
+    def add_request(self, request_id: str, prompt: Any, params: Any) -> None:
+        state = SimpleNamespace(external_req_id=request_id, detokenizer=SimpleNamespace(num_output_tokens=lambda: 0))
+        self.output_processor.request_states[request_id] = state
+
+    def step(self) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def collective_rpc(self, method: str, args: Any) -> list[Any]:
+        self.asked_of_workers.append(method)
+        return [None]
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool) -> None:
+        pass
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> FakeVllm:
+    engine = FakeVllm()
+    made = SimpleNamespace(from_engine_args=lambda *_, **__: engine)
+    monkeypatch.setattr(sampler_module, "LLMEngine", made)
+    return engine
+
+
+def test_engine_that_raised_in_a_step_tells_the_next_publish_why(vllm: FakeVllm) -> None:
+    sampler = Sampler(None, [])  # type: ignore[arg-type]
+    (group,) = sampler.add_groups([REQUEST])
+    with pytest.raises(RuntimeError, match="illegal memory access") as raised:
+        sampler.step()
+    sampler.fail(raised.value)
+    assert not sampler.has_work()
+    assert group.exception() is raised.value
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        sampler.receive_weights(1)
+    assert (sampler.policy_version, vllm.asked_of_workers) == (0, [])
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        sampler.add_groups([REQUEST])
+    assert not sampler.has_work()
+
+
+def test_sampler_that_is_well_takes_part_in_a_publish_and_keeps_its_requests(vllm: FakeVllm) -> None:
+    sampler = Sampler(None, [])  # type: ignore[arg-type]
+    sampler.add_groups([REQUEST])
+    sampler.receive_weights(1)
+    assert (sampler.policy_version, vllm.asked_of_workers) == (1, ["hg_receive"])
+    assert sampler.has_work()

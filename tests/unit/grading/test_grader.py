@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpc_grpo.config.schema import Config
+from hpc_grpo.errors import ConfigError, RewardError
+from hpc_grpo.grading.grader import Grader
+from hpc_grpo.run.contract import ATTEMPT_DIR_VARIABLE
+from hpc_grpo.run.stacks import STACKS_NAME, STACKS_SIGNAL
+from hpc_grpo.types import Completion, FinishReason, GroupGrades, GroupSamples, Prompt
+
+PROMPT = Prompt(ordinal=7, epoch=0, token_ids=(3, 4), text="1+1=", fields={"answer": "2"})
+
+
+def make_config(reward: str = "correctness", mask_truncated: bool = False) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"name": "t"},
+            "model": {"path": "none"},
+            "data": {"train": {"path": "d.jsonl"}},
+            "rewards": [{"name": reward, "weight": 2.0}],
+            "rollout": {"mask_truncated": mask_truncated},
+            "train": {"total_steps": 1},
+        }
+    )
+
+
+def completion(tokenizer: Any, text: str, versions: list[int], reason: FinishReason) -> Completion:
+    ids = tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] * (reason == "stop")
+    assert len(ids) == len(versions)
+    return Completion(
+        token_ids=np.array(ids, dtype=np.int32),
+        engine_logprobs=np.zeros(len(ids), dtype=np.float32),
+        policy_versions=np.array(versions, dtype=np.int32),
+        finish_reason=reason,
+    )
+
+
+def grade(config: Config, tokenizer: Any, with_texts: bool = False) -> GroupGrades:
+    completions = (
+        completion(tokenizer, " 2", [4, 4, 5], "stop"),
+        completion(tokenizer, "=2", [5, 6], "length"),
+        completion(tokenizer, "3", [5, 5], "stop"),
+    )
+    samples = GroupSamples(7, np.array(PROMPT.token_ids, dtype=np.int32), completions)
+    grader = Grader(config, tokenizer)
+    try:
+        return asyncio.run(grader.grade(samples, PROMPT, with_texts))
+    finally:
+        grader.close()
+
+
+def test_group_is_decoded_and_graded(make_tokenizer: Callable[..., Any]) -> None:
+    grades = grade(make_config(), make_tokenizer(), with_texts=True)
+    assert grades == GroupGrades(
+        ordinal=7,
+        rewards=(2.0, 2.0, 0.0),
+        reward_parts={"correctness": (1.0, 1.0, 0.0)},
+        valid=(True, True, True),
+        num_completion_tokens=(3, 2, 2),
+        truncated=(False, True, False),
+        min_policy_versions=(4, 5, 5),
+        mean_policy_versions=(pytest.approx(13 / 3), 5.5, 5.0),
+        texts=(" 2", "=2", "3"),
+        errors=(),
+    )
+
+
+def test_truncated_completions_can_be_masked(make_tokenizer: Callable[..., Any]) -> None:
+    grades = grade(make_config(mask_truncated=True), make_tokenizer())
+    assert grades.valid == (True, False, True)
+    assert grades.rewards == (2.0, 2.0, 0.0)
+    assert grades.texts == ()
+
+
+def test_failure_names_the_prompt(make_tokenizer: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "failing.py"
+    path.write_text("def f(prompts, completions): raise ValueError('judge is down')\n")
+    grades = grade(make_config(f"{path}:f"), make_tokenizer())
+    assert grades.valid == (False, False, False)
+    [error] = grades.errors
+    assert error.startswith("prompt 7, reward ")
+    assert "ValueError: judge is down" in error
+
+
+def test_broken_contract_and_missing_reward_raise(make_tokenizer: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "short.py"
+    path.write_text("def f(prompts, completions): return []\n")
+    with pytest.raises(RewardError, match="returned 0 values"):
+        grade(make_config(f"{path}:f"), make_tokenizer())
+    grader = Grader(make_config(f"{path}:g"), make_tokenizer())
+    try:
+        with pytest.raises(ConfigError, match="has no 'g'"):
+            asyncio.run(grader.check())
+    finally:
+        grader.close()
+
+
+def test_many_groups_at_once_keep_their_own_grades(make_tokenizer: Callable[..., Any]) -> None:
+    tokenizer = make_tokenizer()
+
+    async def all_of_them(grader: Grader) -> list[GroupGrades]:
+        jobs = []
+        for ordinal in range(30):
+            prompt = Prompt(ordinal, 0, (3,), "q", {"answer": str(ordinal)})
+            text = str(ordinal + ordinal % 2)
+            one = completion(tokenizer, text, [0] * len(text), "length")
+            jobs.append(grader.grade(GroupSamples(ordinal, np.array([3], np.int32), (one,)), prompt, False))
+        return await asyncio.gather(*jobs)
+
+    grader = Grader(make_config(), tokenizer)
+    try:
+        grades = asyncio.run(all_of_them(grader))
+    finally:
+        grader.close()
+    assert [g.ordinal for g in grades] == list(range(30))
+    assert [g.rewards[0] for g in grades] == [2.0 * (ordinal % 2 == 0) for ordinal in range(30)]
+
+
+def test_a_grader_that_is_asked_writes_its_stacks(
+    make_tokenizer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ATTEMPT_DIR_VARIABLE, str(tmp_path))
+    grader = Grader(make_config(), make_tokenizer())
+    try:
+        signal.raise_signal(STACKS_SIGNAL)
+        (stacks,) = (tmp_path / STACKS_NAME).glob("*-grader.txt")
+        assert "test_a_grader_that_is_asked" in stacks.read_text()
+    finally:
+        faulthandler.unregister(STACKS_SIGNAL)
+        grader.close()

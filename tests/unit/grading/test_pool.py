@@ -1,0 +1,323 @@
+"""The pool with real worker processes. Waits are for conditions; deadlines only bound a failing test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_grpo.config.schema import RewardConfig
+from hpc_grpo.errors import ConfigError, HpcGrpoError, RewardError
+from hpc_grpo.grading.pool import RewardPool
+
+REWARDS = '''
+import os, pathlib, signal, sys, time
+
+def length(prompts, completions, **fields):
+    return [float(len(c)) for c in completions]
+
+def pid(prompts, completions):
+    return [os.getpid()] * len(completions)
+
+def echo(prompts, completions, level, scale, **fields):
+    assert prompts == ["p"] * len(completions), prompts
+    return [scale * one for one in level]
+
+def act(prompts, completions, marker=None, **fields):
+    what = completions[0]
+    if what == "loop":
+        pathlib.Path(marker).write_text(str(os.getpid()))
+        while True:
+            pass
+    if what == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            pass
+    if what == "hold the interpreter":
+        sum(range(10**12))
+    if what == "crash":
+        os._exit(3)
+    if what == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "raise":
+        raise Odd("first", "second")
+    if what == "exit":
+        sys.exit("bye")
+    return [1.0] * len(completions)
+
+class Odd(Exception):
+    """Cannot be unpickled: its arguments are two, its state is one."""
+    def __init__(self, one, two):
+        super().__init__(f"{one} {two} é")
+
+RETURNS = {
+    "nan": [float("nan"), 0.0], "inf": [0.0, float("inf")], "short": [1.0], "text": ["1", "2"],
+    "none": [None, 1.0], "scalar": 1.0, "huge": [10**400, 1.0], "generator": (1.0 for _ in range(2)),
+}
+
+def returns(prompts, completions, **fields):
+    return RETURNS[completions[0]]
+
+def array(prompts, completions, **fields):
+    import array
+    class Scores:
+        def tolist(self): return [True, 2]
+    return Scores()
+
+def heavy(prompts, completions, **fields):
+    loaded = [m for m in ("torch", "ray", "vllm", "transformers", "pydantic", "numpy") if m in sys.modules]
+    if loaded:
+        raise AssertionError(f"heavy modules in the worker: {loaded}")
+    return [1.0] * len(completions)
+'''
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "pool_rewards.py"
+    path.write_text(REWARDS)
+    return path
+
+
+@pytest.fixture
+def open_pool(file: Path) -> Iterator[Callable[..., RewardPool]]:
+    pools: list[RewardPool] = []
+
+    def make(*functions: str, num_workers: int = 1, **options: Any) -> RewardPool:
+        rewards = [RewardConfig(name=f"{file}:{function}", **options) for function in functions]
+        pools.append(RewardPool(rewards, num_workers))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < limit, "the condition did not come true within 60 s"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_weighted_sum_of_parts() -> None:
+    rewards = [
+        RewardConfig(name="correctness", weight=2.0),
+        RewardConfig(name="keyword_match", weight=-0.5, args={"keyword_list": ["so"]}),
+        RewardConfig(name="keyword_match", args={"keyword_list": ["no"]}),
+    ]
+    pool = RewardPool(rewards, num_workers=2)
+    try:
+        pool.check()
+        outcome = pool.submit("1+1", ["so 2", "so 3", "2", "no"], {"answer": "#### 2", "level": 1}).result()
+    finally:
+        pool.close()
+    assert outcome.parts == {
+        "correctness": (1.0, 0.0, 1.0, 0.0),
+        "keyword_match": (1.0, 1.0, 0.0, 0.0),
+        "keyword_match#2": (0.0, 0.0, 0.0, 1.0),
+    }
+    assert outcome.rewards == (1.5, -0.5, 2.0, 1.0)
+    assert outcome.valid == (True,) * 4
+    assert outcome.errors == ()
+
+
+def test_fields_are_lists_and_args_are_as_given(open_pool: Callable[..., RewardPool]) -> None:
+    pool = open_pool("echo", args={"scale": 10})
+    assert pool.submit("p", ["a", "b"], {"level": 3, "answer": "x"}).result().rewards == (30.0, 30.0)
+
+
+def test_function_without_fields_parameter_gets_what_it_names(open_pool: Callable[..., RewardPool]) -> None:
+    assert open_pool("pid").submit("p", ["a", "b"], {"level": 3}).result().valid == (True, True)
+
+
+def test_column_that_the_function_needs_and_the_data_lack(open_pool: Callable[..., RewardPool]) -> None:
+    pool = open_pool("echo", args={"scale": 10})
+    with pytest.raises(RewardError, match=r"missing a required argument: 'level'.*Columns.*answer"):
+        pool.submit("p", ["a"], {"answer": "x"}).result()
+
+
+def test_workers_import_nothing_heavy(open_pool: Callable[..., RewardPool]) -> None:
+    outcome = open_pool("heavy").submit("p", ["a"], {}).result()
+    assert outcome.errors == ()
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ("nan", "returned nan for completion 0"),
+        ("inf", "returned inf for completion 1"),
+        ("short", "returned 1 values, [1.0]"),
+        ("text", "returned '1' for completion 0"),
+        ("none", "returned None for completion 0"),
+        ("scalar", "returned 1.0 of type float"),
+        ("huge", "for completion 0"),
+        ("generator", "of type generator"),
+    ],
+)
+def test_broken_contract_stops_the_run(open_pool: Callable[..., RewardPool], returned: str, words: str) -> None:
+    pool = open_pool("returns")
+    with pytest.raises(RewardError) as caught:
+        pool.submit("p", [returned, "b"], {}).result()
+    assert words in str(caught.value)
+    assert "pool_rewards.py:returns" in str(caught.value)
+    assert "must return one finite number for each of the 2 completions" in str(caught.value)
+    assert caught.value.exit_code == 78
+
+
+def test_array_like_results_and_booleans_are_numbers(open_pool: Callable[..., RewardPool]) -> None:
+    assert open_pool("array").submit("p", ["a", "b"], {}).result().rewards == (1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        ("raise", "Odd: first second é"),
+        ("exit", "SystemExit: bye"),
+        ("crash", "exit code 3"),
+        ("killed", "SIGKILL; out of memory?"),
+    ],
+)
+def test_failed_call_masks_its_group_and_the_pool_goes_on(
+    open_pool: Callable[..., RewardPool], act: str, words: str
+) -> None:
+    pool = open_pool("length", "act")
+    outcome = pool.submit("p", [act, "b"], {}).result()
+    assert outcome.valid == (False, False)
+    assert outcome.rewards == (0.0, 0.0)
+    [error] = outcome.errors
+    assert "pool_rewards.py:act" in error
+    # A worker that dies before Pebble has read that it took the call is told apart from a crash by a second try.
+    assert words in error or "died before they took the call" in error
+    if act == "raise":
+        assert "pool_rewards.py:" in error.rpartition("(")[2]
+    assert pool.submit("p", ["fine", "b"], {}).result().rewards == (5.0, 2.0)
+
+
+@pytest.mark.parametrize("act", ["loop", "hold the interpreter", "stubborn"])
+def test_stuck_reward_is_killed_and_replaced(open_pool: Callable[..., RewardPool], tmp_path: Path, act: str) -> None:
+    marker = tmp_path / "pid"
+    pool = open_pool("act", timeout_s=0.5, args={"marker": str(marker)})
+    pool.check()
+    stuck = pool.submit("p", [act], {})
+    after = pool.submit("p", ["fine"], {})
+    [error] = stuck.result(timeout=60).errors
+    assert "did not return within 0.5 s" in error
+    assert after.result(timeout=60).rewards == (1.0,)
+    if act == "loop":
+        wait_for(lambda: not is_running(int(marker.read_text())))
+
+
+def test_other_workers_go_on_while_one_is_stuck(open_pool: Callable[..., RewardPool], tmp_path: Path) -> None:
+    marker = tmp_path / "pid"
+    pool = open_pool("act", num_workers=2, timeout_s=300.0, args={"marker": str(marker)})
+    stuck = pool.submit("p", ["loop"], {})
+    wait_for(lambda: marker.exists() and marker.read_text() != "")
+    outcomes = [pool.submit("p", ["fine"], {}) for _ in range(20)]
+    assert all(outcome.result(timeout=60).valid == (True,) for outcome in outcomes)
+    assert not stuck.done()
+    pool.close()
+    with pytest.raises(HpcGrpoError, match="closed"):
+        stuck.result(timeout=60)
+    assert not is_running(int(marker.read_text()))
+
+
+def test_idle_worker_that_dies_is_replaced(open_pool: Callable[..., RewardPool]) -> None:
+    pool = open_pool("pid")
+    for _ in range(3):
+        first = int(pool.submit("p", ["a"], {}).result().rewards[0])
+        os.kill(first, signal.SIGKILL)
+        outcome = pool.submit("p", ["a"], {}).result()
+        assert outcome.errors == ()
+        assert outcome.rewards[0] not in (0.0, first)
+
+
+def test_slow_import_does_not_count_against_the_calls(tmp_path: Path) -> None:
+    path = tmp_path / "slow.py"
+    path.write_text("import time\ntime.sleep(1.5)\ndef f(prompts, completions): return [1.0]\n")
+    pool = RewardPool([RewardConfig(name=f"{path}:f", timeout_s=1.0)], num_workers=1)
+    try:
+        assert pool.submit("p", ["a"], {}).result().errors == ()
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import no_such_module_at_all", "No module named 'no_such_module_at_all'"),
+        ("while True: pass", "did not end within 3 s"),
+        ("import os; os._exit(4)", "exit code 4"),
+        ("x = 1", "has no 'f'"),
+    ],
+)
+def test_check_finds_what_does_not_import(tmp_path: Path, source: str, words: str) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(source)
+    pool = RewardPool([RewardConfig(name=f"{path}:f")], num_workers=1, load_timeout_s=3.0)
+    try:
+        with pytest.raises(ConfigError) as caught:
+            pool.check()
+    finally:
+        pool.close()
+    assert words in str(caught.value)
+
+
+def test_no_rewards_and_closed_pool(open_pool: Callable[..., RewardPool]) -> None:
+    with pytest.raises(ConfigError, match="rewards is empty"):
+        RewardPool([], num_workers=1)
+    pool = open_pool("pid")
+    pool.close()
+    with pytest.raises(HpcGrpoError, match="is closed"):
+        pool.submit("p", ["a"], {})
+
+
+SCRIPT = """
+import pathlib, sys
+if __name__ == "__mp_main__":
+    pathlib.Path(sys.argv[0]).with_suffix(".imported").touch()
+if __name__ == "__main__":
+    from hpc_grpo.config.schema import RewardConfig
+    from hpc_grpo.grading.pool import RewardPool
+    rewards = [RewardConfig(name=sys.argv[1] + ":act", timeout_s=600, args={"marker": sys.argv[2]})]
+    RewardPool(rewards, num_workers=1).submit("p", ["loop"], {}).result()
+"""
+
+
+def test_workers_die_with_a_killed_parent_and_never_run_its_main(tmp_path: Path, file: Path) -> None:
+    script, marker = tmp_path / "script.py", tmp_path / "pid"
+    script.write_text(SCRIPT)
+    folder = Path(f"/dev/shm/hg-of-test-{os.getpid()}-0")
+    environment = {**os.environ, "HPC_GRPO_SHM_DIR": str(folder)}
+    parent = subprocess.Popen([sys.executable, str(script), str(file), str(marker)], env=environment)
+    try:
+        wait_for(lambda: marker.exists() and marker.read_text() != "")
+        worker = int(marker.read_text())
+        assert is_running(worker)
+        assert list(folder.parent.glob(f"sem.{folder.name}-*"))  # where the node's agent finds them
+    finally:
+        parent.kill()
+        parent.wait()
+    try:
+        wait_for(lambda: not is_running(worker))
+    except AssertionError:
+        os.kill(worker, signal.SIGKILL)
+        raise
+    finally:
+        for semaphore in folder.parent.glob(f"sem.{folder.name}-*"):
+            semaphore.unlink(missing_ok=True)
+    assert not script.with_suffix(".imported").exists()

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from hpc_grpo.launch.agent import agent as node
+from hpc_grpo.launch.agent.agent import Lease, NodeAgent, copy_logs
+from hpc_grpo.launch.agent.folders import OwnedDir, shm_dir_path
+from hpc_grpo.launch.agent.protocol import NodeReport, NodeSpec, report_from_line
+
+SPEC = NodeSpec("n1", "17-1-0", "", "/token", "/logs", "/work", None, True, None, 1.0, env={"A": "b"})
+
+
+def test_the_spec_is_read_past_heartbeats_and_in_pieces() -> None:
+    reader, writer = os.pipe()
+    line = SPEC.to_line()
+    os.write(writer, b"\n\n" + line)
+    assert Lease(reader).wait_for_spec() == SPEC
+    os.close(writer)
+    assert Lease(reader).wait_for_spec() is None
+    os.close(reader)
+
+
+def test_the_lease_ends_with_stdin() -> None:
+    reader, writer = os.pipe()
+    lease = Lease(reader)
+    os.write(writer, b"\n")
+    assert lease.check(60.0, 0.0)
+    os.close(writer)
+    assert not lease.check(60.0, 0.0)
+    assert lease.ended_by == "the supervisor closed the connection"
+    os.close(reader)
+
+
+def test_the_lease_ends_without_heartbeats_but_not_after_a_suspension() -> None:
+    reader, writer = os.pipe()
+    lease = Lease(reader)
+    time.sleep(0.05)
+    os.write(writer, b"\n")  # missed while this process slept
+    assert lease.check(0.01, 0.0)
+    time.sleep(0.05)
+    assert not lease.check(0.01, 0.0)
+    assert "no heartbeat" in lease.ended_by
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_report_survives_the_way_and_other_output_is_passed_over() -> None:
+    report = NodeReport("up", "n1", ip="10.0.0.1", num_gpus=4)
+    assert report_from_line(report.to_line()) == report
+    assert report_from_line(b"Currently Loaded Modules:") is None
+    assert report_from_line(b"17") is None
+
+
+def test_logs_are_copied_without_empty_ones_and_huge_ones_from_their_end(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(node, "_MAX_LOG_BYTES", 4)
+    source = tmp_path / "logs"
+    (source / "events").mkdir(parents=True)
+    (source / "raylet.out").write_text("0123456789")
+    (source / "events" / "e.log").write_text("ab")
+    (source / "empty.err").touch()
+    copy_logs(source, tmp_path / "copy")
+    copied = {p.relative_to(tmp_path / "copy").as_posix(): p.read_text() for p in (tmp_path / "copy").rglob("*.*")}
+    assert copied == {"raylet.out": "6789", "events/e.log": "ab"}
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeAgent]:
+    """One whose logs cannot be written, and which ends no process of this test."""
+    monkeypatch.setattr(node, "end_processes", lambda *_: 0)
+    (tmp_path / "full").touch()
+    handlers = {sig: signal.getsignal(sig) for sig in (signal.SIGTERM, signal.SIGINT)}
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as reports:
+        yield NodeAgent(replace(SPEC, log_dir=str(tmp_path / "full" / "logs")), Lease(reader), reports)
+    os.close(reader)
+    for sig, handler in handlers.items():
+        signal.signal(sig, handler)
+
+
+def test_an_agent_that_cannot_write_its_logs_says_so_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "full").touch()
+    with TemporaryDirectory(dir="/tmp", prefix="hgt") as short:
+        tag = f"t{os.getpid()}-1-0"
+        log_dir = str(tmp_path / "full" / "logs")
+        spec = replace(SPEC, tag=tag, local_dir=short, working_dir=str(tmp_path), log_dir=log_dir, interface=None)
+        command = [sys.executable, "-m", "hpc_grpo.launch.agent.agent"]
+        done = subprocess.run(command, input=spec.to_line(), capture_output=True, timeout=60, check=False)
+        reports = [report for line in done.stdout.splitlines() if (report := report_from_line(line))]
+        assert [report.event for report in reports] == ["failed", "gone"], done.stderr.decode()
+        assert log_dir in reports[0].why
+        assert done.returncode == 1
+        assert list(Path(short).iterdir()) == []
+        assert not shm_dir_path(tag).exists()
+
+
+def test_folders_go_though_the_logs_cannot_be_copied(
+    agent: NodeAgent, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    temp_dir, shm_dir = tmp_path / "hg-temp", tmp_path / "hg-shm"
+    agent._dirs = [OwnedDir(temp_dir), OwnedDir(shm_dir)]
+    logs = temp_dir / "r" / "session_latest" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "raylet.out").write_text("said something")
+    assert agent._tear_down() == 0
+    assert not temp_dir.exists()
+    assert not shm_dir.exists()
+    assert "Ray's logs were not copied" in capfd.readouterr().err
+
+
+def test_a_process_that_has_just_ended_does_not_keep_the_others_from_their_stacks(
+    agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def kill(pid: int, _sig: int) -> None:
+        if pid == 11:
+            raise ProcessLookupError
+        asked.append(pid)
+
+    monkeypatch.setattr(node, "descendants", lambda _root: [11, 12])
+    monkeypatch.setattr(node, "catches", lambda *_: True)
+    monkeypatch.setattr(node.os, "kill", kill)
+    agent._dump_stacks()
+    assert asked == [12]

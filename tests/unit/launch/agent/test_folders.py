@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import errno
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_grpo.launch.agent import folders as node_dirs
+from hpc_grpo.launch.agent.folders import OwnedDir, sweep
+
+
+def test_a_folder_is_private_and_survives_a_sweep_while_owned(tmp_path: Path) -> None:
+    owned = OwnedDir(tmp_path / "hg-1-1-0")
+    assert owned.path.stat().st_mode & 0o777 == 0o700
+    assert sweep(tmp_path) == []
+    owned.remove()
+    assert not owned.path.exists()
+
+
+def test_a_folder_whose_lock_does_not_fit_on_the_disk_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(_descriptor: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(node_dirs.os, "write", write)
+    with pytest.raises(OSError, match="No space left"):
+        OwnedDir(tmp_path / "hg-1-1-0")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_a_killed_agent_is_swept(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from hpc_grpo.launch.agent.folders import OwnedDir\n"
+        "owned = OwnedDir(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    )
+    left = tmp_path / "hg-1-1-0"
+    subprocess.run([sys.executable, "-c", program, str(left)], check=False)
+    semaphores = [tmp_path / "sem.hg-1-1-0-abc", tmp_path / "sem.hg-1-1-01-abc"]
+    for semaphore in semaphores:
+        semaphore.touch()
+    assert left.exists()
+    assert sweep(tmp_path) == [left]
+    assert not left.exists()
+    assert [semaphore.exists() for semaphore in semaphores] == [False, True]
+
+
+@pytest.mark.parametrize("lock", [None, "another-host"])
+def test_folders_that_may_be_somebody_elses_stay(tmp_path: Path, lock: str | None) -> None:
+    other = tmp_path / "hg-other"
+    other.mkdir()
+    if lock is not None:
+        (other / ".agent").write_text(lock)
+    assert sweep(tmp_path) == []
+    assert other.exists()
+
+
+def leftover(parent: Path) -> Path:
+    """The folder of an agent of this node that was killed."""
+    folder = parent / "hg-1-1-0"
+    folder.mkdir()
+    (folder / ".agent").write_text(socket.gethostname())
+    (folder / "buffer_0").touch()
+    return folder
+
+
+def test_of_two_agents_that_sweep_at_once_one_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = leftover(tmp_path)
+    remove, swept_meanwhile = shutil.rmtree, []
+
+    def rmtree(path: Path) -> None:
+        if not swept_meanwhile:
+            swept_meanwhile.append([])
+            swept_meanwhile[0] = sweep(tmp_path)  # what the other agent finds while this one removes
+        remove(path)
+
+    monkeypatch.setattr(node_dirs.shutil, "rmtree", rmtree)
+    assert sweep(tmp_path) == [left]
+    assert swept_meanwhile == [[]]
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("when", ["os.open", "fcntl.flock"])
+def test_a_folder_that_another_agent_removes_under_our_eyes_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    left = leftover(tmp_path)
+    module, name = when.split(".")
+    wrapped = getattr(getattr(node_dirs, module), name)
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        if arguments[0] == left / ".agent" or name == "flock":
+            shutil.rmtree(left)
+        return wrapped(*arguments, **options)
+
+    monkeypatch.setattr(getattr(node_dirs, module), name, late)
+    assert sweep(tmp_path) == []

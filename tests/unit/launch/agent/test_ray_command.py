@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.launch.agent import ray_command as ray_cluster
+from hpc_grpo.launch.agent.network import RayPorts
+from hpc_grpo.launch.agent.protocol import NodeSpec
+from hpc_grpo.launch.place.topology import NodeResources, Topology
+from hpc_grpo.launch.supervisor.nodes import Nodes
+
+PORTS = RayPorts(1, 2, 3, 4, 5, 6, 7, 8, 99)
+
+
+def spec(**changes: object) -> NodeSpec:
+    values: dict[str, object] = {
+        "node": "n1",
+        "tag": "17-1-0",
+        "head_address": "",
+        "token_path": "/run/token",
+        "log_dir": "/logs",
+        "working_dir": "/work",
+        "interface": None,
+        "loopback": False,
+        "local_dir": None,
+        "object_store_gib": 1.0,
+    }
+    return NodeSpec(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def command(node: NodeSpec) -> list[str]:
+    return ray_cluster.start_command(node, "10.0.0.1", PORTS, Path("/tmp/hg"), NodeResources(72, 4))
+
+
+def test_every_port_is_pinned_and_resources_are_the_allocations() -> None:
+    argv = command(spec())
+    assert "--head" in argv
+    assert {"--port=1", "--object-manager-port=2", "--node-manager-port=3", "--max-worker-port=99"} <= set(argv)
+    assert {"--num-cpus=72", "--num-gpus=4", "--temp-dir=/tmp/hg", "--node-ip-address=10.0.0.1"} <= set(argv)
+
+
+def test_a_worker_joins_the_head_and_starts_no_head_services() -> None:
+    argv = command(spec(head_address="10.0.0.1:6000"))
+    assert "--address=10.0.0.1:6000" in argv
+    assert not [word for word in argv if word.startswith(("--head", "--port", "--ray-client", "--dashboard-port"))]
+
+
+def test_no_secret_is_in_the_command() -> None:
+    assert not [word for word in command(spec()) if "token" in word]
+
+
+def test_the_environment_authenticates_and_binds_to_this_node() -> None:
+    environ = {"PATH": "/bin", "RAY_ADDRESS": "elsewhere", "SLURM_JOB_ID": "17"}
+    node = spec(contract_env={"HPC_GRPO_ATTEMPT": "1"})
+    env = ray_cluster.ray_environment(environ, node, "10.0.0.1", "hsn0", "/dev/shm/hg-17-1-0")
+    assert env["RAY_AUTH_MODE"] == "token"
+    assert env["RAY_AUTH_TOKEN_PATH"] == "/run/token"
+    assert env["OMP_NUM_THREADS"] == "1"
+    assert (env["VLLM_HOST_IP"], env["GLOO_SOCKET_IFNAME"]) == ("10.0.0.1", "hsn0")
+    assert (env["HPC_GRPO_ATTEMPT"], env["HPC_GRPO_SHM_DIR"]) == ("1", "/dev/shm/hg-17-1-0")
+    assert "RAY_ADDRESS" not in env
+    assert "SLURM_JOB_ID" not in env
+
+
+def test_nccl_starts_on_the_interface_of_the_run_unless_the_user_says_otherwise() -> None:
+    def name(environ: dict[str, str], env: dict[str, str]) -> str:
+        return ray_cluster.ray_environment(environ, spec(env=env), "10.0.0.1", "hsn0", "/s")["NCCL_SOCKET_IFNAME"]
+
+    assert name({}, {}) == "=hsn0"
+    assert name({"NCCL_SOCKET_IFNAME": "ib"}, {}) == "ib"
+    assert name({"NCCL_SOCKET_IFNAME": "ib"}, {"NCCL_SOCKET_IFNAME": "hsn"}) == "hsn"
+
+
+def test_a_proxy_that_gets_through_spares_every_node_on_every_node() -> None:
+    topology = Topology("slurm", "17", ("nid001", "nid002", "nid003"), (8, 8, 8), "nid001")
+    launch = LaunchConfig(pass_env=["http_proxy"])
+    paths = {"token_path": Path("/token"), "attempt_dir": Path("/attempt"), "working_dir": Path("/work")}
+    nodes = Nodes(topology, launch, **paths, tag="17-1", contract={})
+    environ = {"http_proxy": "http://proxy:3128", "no_proxy": ".site"}
+    for index, head_address in enumerate(["", "10.0.0.1:6379", "10.0.0.1:6379"]):
+        ip = f"10.0.0.{index + 1}"
+        env = ray_cluster.ray_environment(environ, nodes._spec(index, head_address), ip, "lo", "/s")
+        direct = env["no_proxy"].split(",")
+        assert {".site", "localhost", "127.0.0.1", "10.0.0.1", ip, *topology.nodes} <= set(direct)
+        assert "127.0.0.0/8" in direct, "the network of the interface"
+        assert "" not in direct
+        assert env["NO_PROXY"] == env["no_proxy"]
+
+
+def test_the_users_thread_count_wins() -> None:
+    assert ray_cluster.ray_environment({"OMP_NUM_THREADS": "4"}, spec(), "ip", "lo", "/s")["OMP_NUM_THREADS"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("value", "expanded"), [("$LOCALDIR/triton", "/local/7/triton"), ("/disk${LOCALDIR}", "/disk/local/7")]
+)
+def test_a_variable_that_the_node_does_not_have_is_an_error_there(value: str, expanded: str) -> None:
+    node = spec(env={"HF_HOME": "$HOME/hf", "TRITON_CACHE_DIR": value})
+    environ = {"HOME": "/h", "LOCALDIR": "/local/7"}
+    env = ray_cluster.ray_environment(environ, node, "ip", "lo", "/s")
+    assert (env["HF_HOME"], env["TRITON_CACHE_DIR"]) == ("/h/hf", expanded)
+    del environ["LOCALDIR"]
+    with pytest.raises(ConfigError, match=r"launch\.env\.TRITON_CACHE_DIR = .*: LOCALDIR is not set on .*setup_lines"):
+        ray_cluster.ray_environment(environ, node, "ip", "lo", "/s")
+
+
+def test_the_object_store_is_capped_by_shared_memory(tmp_path: Path) -> None:
+    assert ray_cluster.object_store_bytes(1.0e9, tmp_path) < 1.0e9 * 2**30
+    assert ray_cluster.object_store_bytes(1e-9, tmp_path) == 80 * 2**20
+
+
+def test_the_temp_dir_is_node_local_and_short() -> None:
+    assert ray_cluster.temp_dir_path(spec(), {}) == Path("/tmp/hg-17-1-0")
+    local = spec(local_dir="$LOCALDIR")
+    assert ray_cluster.temp_dir_path(local, {"LOCALDIR": "/local/7"}) == Path("/local/7/hg-17-1-0")
+    assert ray_cluster.temp_dir_path(local, {}) == Path("/tmp/hg-17-1-0")
+    with pytest.raises(LaunchError, match="107 bytes"):
+        ray_cluster.temp_dir_path(spec(local_dir="/a/very/long/folder/for/temporary/files"), {})

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.errors import LaunchError
+from hpc_grpo.launch.place.slurm import jobs as slurm_job
+from hpc_grpo.launch.place.slurm.jobs import SlurmJob, exclude_nodes, minutes
+
+# `scontrol show job` of Slurm 22.05, shortened.
+SHOWN = """JobId=6 JobName=grpo_rlzero
+   UserId=root(0) GroupId=root(0) MCS_label=N/A
+   Priority=4294901755 Nice=0 Account=brics.x QOS=normal
+   JobState=RUNNING Reason=None Dependency=(null)
+   Requeue=0 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
+   RunTime=00:00:02 TimeLimit=00:05:00 TimeMin=N/A
+   Partition=workq AllocNode:Sid=login01:1
+   NumNodes=2 NumCPUs=16 NumTasks=2 CPUs/Task=2 ReqB:S:C:T=0:0:*:*
+   TRES=cpu=16,mem=16000M,node=2,billing=16,gres/gpu=8
+   MinCPUsNode=2 MinMemoryCPU=1000M MinTmpDiskNode=0
+   OverSubscribe=NO Contiguous=0 Licenses=(null) Network=(null)
+   Command=/home/u/sbatch/grpo_rlzero.sbatch configs/x.sh train.lr=1e-6
+   TresPerNode=gres:gpu:gh200:4
+"""
+
+
+def test_a_successor_asks_for_what_its_job_has() -> None:
+    launch = SlurmJob.parse("6", SHOWN).launch(LaunchConfig())
+    slurm = launch.slurm
+    assert (slurm.num_nodes, slurm.time_min, slurm.partition, slurm.account) == (2, 5, "workq", "brics.x")
+    assert (slurm.gpus_per_node, slurm.cpus_per_node) == (4, 2)
+    assert slurm.extra == {"qos": "normal", "mem": "8000M", "exclusive": True}
+
+
+@pytest.mark.parametrize(
+    ("shown", "gpus"),
+    [
+        ("TresPerNode=gres:gpu:4", 4),
+        ("TresPerNode=gres/gpu:gh200:4", 4),
+        ("TresPerNode=gres/gpu:a100:2,gres/gpu:h100:1", 3),
+        ("TresPerJob=gres/gpu:8 TRES=cpu=16,node=2,gres/gpu=8", 4),
+        ("AllocTRES=cpu=16,mem=4G,node=2,gres/gpu=8,gres/gpu:gh200=8", 4),
+        ("TRES=cpu=16,node=2", 0),
+    ],
+)
+def test_gpus_of_a_node(shown: str, gpus: int) -> None:
+    assert SlurmJob.parse("6", f"JobId=6 NumNodes=2 {shown}").launch(LaunchConfig()).slurm.gpus_per_node == gpus
+
+
+@pytest.mark.parametrize(
+    ("shown", "output"),
+    [
+        ("   StdIn=/dev/null\n   StdOut=/home/u/my runs/job-6.out\n   Power=\n", "/home/u/my runs/job-6.out"),
+        ("   StdOut=\n   Power=\n", ""),
+        ("   StdOut=job-6.out\n", ""),
+        ("", ""),
+    ],
+)
+def test_where_the_output_of_a_job_goes(shown: str, output: str) -> None:
+    job = SlurmJob.parse("6", f"{SHOWN}{shown}")
+    assert job.output == output
+    assert (job.fields["TresPerNode"], job.fields.get("Power")) == ("gres:gpu:gh200:4", None)
+
+
+def test_memory_is_given_once() -> None:
+    launch = LaunchConfig.model_validate({"slurm": {"extra": {"mem_per_cpu": "2G", "comment": "x"}}})
+    slurm = SlurmJob.parse("6", "JobId=6 NumNodes=2 TRES=cpu=4,mem=3G,node=2").launch(launch).slurm
+    assert slurm.extra == {"comment": "x", "mem": "1536M"}
+
+
+def test_what_slurm_does_not_say_stays_as_configured() -> None:
+    launch = SlurmJob.parse("6", "JobId=6 NumNodes=1-1 Account=(null) TimeLimit=UNLIMITED").launch(LaunchConfig())
+    assert launch.slurm.account is None
+    assert launch.slurm.time_min == LaunchConfig().slurm.time_min
+    assert launch.slurm.extra == {}
+
+
+def test_time_limits() -> None:
+    limits = ("00:03:00", "23:59:59", "2-00:00:00", "UNLIMITED", "")
+    assert [minutes(limit) for limit in limits] == [3, 1440, 2880, None, None]
+    given = ("30", "90:30", "0:01", "1-0", "1-2", "1-2:30", "1-2:30:01", "0:90:00", "1-", ":30", "1:2:3:4")
+    assert [minutes(limit) for limit in given] == [30, 91, 1, 1440, 1560, 1590, 1591, 90, None, None, None]
+
+
+@pytest.mark.parametrize(("needed", "excludes"), [("1-1", True), ("2", False)])
+def test_nodes_are_excluded_only_where_enough_are_left(
+    needed: str, excludes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def output_of(argv: Sequence[str]) -> str:
+        asked.append(" ".join(argv))
+        if "hostnames" in argv:
+            return {"nid[001-003]": "nid001\nnid002\nnid003\n"}.get(argv[-1], argv[-1].replace(",", "\n"))
+        return "PartitionName=workq\n   Nodes=nid[001-003]\n   State=UP TotalCPUs=24 TotalNodes=3"
+
+    monkeypatch.setattr(slurm_job, "output_of", output_of)
+    job = SlurmJob("8", {"Partition": "workq", "NumNodes": needed, "ExcNodeList": "nid001"})
+    if excludes:
+        exclude_nodes(job, ["nid002"])
+        assert asked[-1] == "scontrol update JobId=8 ExcNodeList=nid001,nid002"
+    else:
+        with pytest.raises(LaunchError, match="without nid002 its partition has fewer than 2 nodes"):
+            exclude_nodes(job, ["nid002"])
+        assert not any("update" in call for call in asked)
+
+
+def asked(answers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Slurm whose commands answer so; one that is not named fails."""
+
+    def output_of(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+        if argv[0] not in answers:
+            raise LaunchError(f"{argv[0]} failed: no such command")
+        return answers[argv[0]]
+
+    monkeypatch.setattr(slurm_job, "output_of", output_of)
+
+
+RUNNING, TIMED_OUT = "JobId=7 JobState=RUNNING", "JobId=7 JobState=TIMEOUT"
+
+
+@pytest.mark.parametrize(
+    ("answers", "state"),
+    [
+        ({"sacct": "CANCELLED by 1000\n"}, "CANCELLED by 1000"),
+        ({"scontrol": TIMED_OUT}, "TIMEOUT"),  # no accounting on this site
+        ({"sacct": "RUNNING\n", "scontrol": TIMED_OUT}, "TIMEOUT"),  # accounting is behind
+        ({"sacct": "", "scontrol": RUNNING}, ""),
+        ({}, ""),
+    ],
+)
+def test_how_a_job_ended_with_and_without_accounting(
+    answers: dict[str, str], state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked(answers, monkeypatch)
+    assert slurm_job.final_state("7") == state

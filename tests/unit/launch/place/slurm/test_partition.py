@@ -1,0 +1,82 @@
+"""A job that its partition would never start is refused before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from hpc_grpo.cli import main
+from hpc_grpo.config.launch import SlurmConfig
+from hpc_grpo.errors import EXIT_CONFIG, ConfigError, LaunchError
+from hpc_grpo.launch.place.slurm import partition
+from hpc_grpo.launch.place.slurm.partition import parse_partitions, refuse_what_cannot_start
+
+SHOWN = (
+    "PartitionName=workq Default=YES MaxNodes=2 MaxTime=1-00:00:00 State=UP TotalNodes=9\n"
+    "PartitionName=large Default=NO MaxNodes=UNLIMITED MaxTime=UNLIMITED State=UP TotalNodes=40\n"
+)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    calls: list[Any] = []
+
+    def output_of(argv: Any, **_: Any) -> str:
+        calls.append(argv)
+        return SHOWN
+
+    monkeypatch.setattr(partition, "output_of", output_of)
+    return calls
+
+
+def test_the_most_nodes_of_a_job_are_the_partitions_limit_or_all_it_has() -> None:
+    assert [found.max_nodes for found in parse_partitions(SHOWN)] == [2, 40]
+
+
+@pytest.mark.parametrize(
+    ("slurm", "words"),
+    [
+        ({"num_nodes": 3}, ["num_nodes", "3", "workq", "at most 2", "large (at most 40)"]),
+        ({"num_nodes": 41, "partition": "large"}, ["num_nodes", "41", "at most 40"]),
+        ({"time_min": 1441}, ["time_min", "1441", "--time 1440", "--until-complete"]),
+    ],
+)
+def test_what_cannot_start_is_refused(slurm: dict[str, Any], words: list[str], asked: list[Any]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        refuse_what_cannot_start(SlurmConfig(**slurm))
+    for word in words:
+        assert word in str(raised.value)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    "slurm",
+    [
+        {"num_nodes": 2, "time_min": 1440},
+        {"num_nodes": 40, "time_min": 9999, "partition": "large"},
+        {"num_nodes": 3, "extra": {"qos": "long"}},
+        {"num_nodes": 3, "partition": "workq,large"},
+        {"partition": "unknown"},
+    ],
+)
+def test_what_may_start_is_left_to_sbatch(slurm: dict[str, Any], asked: list[Any]) -> None:
+    refuse_what_cannot_start(SlurmConfig(**slurm))
+
+
+def test_a_slurm_that_does_not_answer_is_left_to_sbatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def output_of(argv: Any, **_: Any) -> str:
+        raise LaunchError("scontrol failed")
+
+    monkeypatch.setattr(partition, "output_of", output_of)
+    refuse_what_cannot_start(SlurmConfig(num_nodes=1000))
+
+
+def test_submit_refuses_and_leaves_no_run(tmp_path: Path, asked: list[Any]) -> None:
+    without_data = ["data.train.path=org/rows", "eval.every_steps=null"]
+    done = CliRunner().invoke(main, ["submit", "local/debug", *without_data, f"run.root={tmp_path}", "--nodes", "3"])
+    assert done.exit_code == EXIT_CONFIG
+    assert "launch.slurm.num_nodes (--nodes) = 3" in done.stderr
+    assert list(tmp_path.iterdir()) == []

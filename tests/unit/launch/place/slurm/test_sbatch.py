@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.launch.place.slurm import sbatch as slurm
+from hpc_grpo.run.contract import WARNING_BEFORE_END_S
+from hpc_grpo.run.paths import RunDir
+
+GOLDEN = Path(__file__).parents[4] / "golden" / "job_script.sh"
+RUN = RunDir(Path("/scratch/my runs/demo"))
+
+
+def launch(**slurm_values: object) -> LaunchConfig:
+    return LaunchConfig.model_validate(
+        {
+            "modules": ["brics/nccl", "cudatoolkit"],
+            "setup_lines": ["ulimit -l unlimited"],
+            "slurm": {"num_nodes": 4, "partition": "workq", "account": "brics.x", "gpus_per_node": 4, **slurm_values},
+        }
+    )
+
+
+def test_the_script_is_the_golden_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/env/bin/python")
+    command = slurm.attempt_command(RUN)
+    assert slurm.render(launch(extra={"exclusive": True, "mail_user": "a@b"}), RUN, command) == GOLDEN.read_text()
+
+
+def test_both_ways_into_a_job_ask_for_the_same_warning() -> None:
+    by_hand = Path(__file__).parents[5] / "sbatch" / "grpo_rlzero.sbatch"
+    assert f"--signal=B:USR1@{WARNING_BEFORE_END_S}\n" in by_hand.read_text()
+
+
+def last_line(launch: LaunchConfig) -> str:
+    return slurm.render(launch, RUN, slurm.attempt_command(RUN)).splitlines()[-1]
+
+
+def test_the_job_runs_the_python_that_the_config_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "find_spec", lambda _name: None)  # a light installation on a login node
+    expected = "exec '/proj/my env/bin/python' -E -u -m hpc_grpo.cli attempt '/scratch/my runs/demo'"
+    assert last_line(LaunchConfig(python="/proj/my env/bin/python")) == expected
+
+
+def test_an_installation_without_ray_submits_no_job_that_would_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = fake_sbatch(tmp_path, monkeypatch, f"touch {tmp_path}/submitted; echo Submitted batch job 42\n")
+    monkeypatch.setattr(slurm, "find_spec", lambda name: None if name == "ray" else name)
+    for hand_over in (slurm.render, slurm.submit):
+        with pytest.raises(ConfigError, match=r"This Python has no Ray.*Set launch\.python"):
+            hand_over(launch(), run, slurm.attempt_command(run))
+    assert not (tmp_path / "submitted").exists()
+
+
+def test_the_script_is_valid_bash() -> None:
+    subprocess.run(["bash", "-n", str(GOLDEN)], check=True)
+
+
+@pytest.mark.parametrize("key", ["nodes", "gpus-per-node", "gpus_per_node", "signal", "output", "array"])
+def test_options_that_belong_elsewhere_are_refused_with_the_place(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"launch\.slurm\.extra must not hold"):
+        slurm.parameters(launch(extra={key: "1"}), RUN)
+
+
+def test_without_modules_nothing_is_reset() -> None:
+    assert slurm.setup_lines(LaunchConfig(setup_lines=["true"])) == ["true"]
+
+
+def fake_sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> RunDir:
+    for name in ("sbatch", "srun"):
+        (folder / name).write_text(f"#!/bin/bash\n{body}")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return RunDir(folder / "run")
+
+
+def test_submit_gives_sbatch_the_script_and_nothing_of_this_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = fake_sbatch(
+        tmp_path, monkeypatch, f'env > {tmp_path}/env; cp "$1" {tmp_path}/script; echo Submitted batch job 42\n'
+    )
+    monkeypatch.setenv("SLURM_MEM_PER_CPU", "100")
+    command = slurm.attempt_command(run)
+    assert slurm.submit(launch(), run, command) == "42"
+    assert (tmp_path / "script").read_text() == slurm.render(launch(), run, command)
+    assert "SLURM_MEM_PER_CPU" not in (tmp_path / "env").read_text()
+    assert run.slurm_log("42").parent.is_dir()
+
+
+def test_a_refusal_is_told_in_sbatchs_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = fake_sbatch(tmp_path, monkeypatch, "echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1\n")
+    with pytest.raises(LaunchError, match="invalid partition specified: nope"):
+        slurm.submit(launch(), run, "true")
+
+
+def test_a_machine_without_slurm_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match="no Slurm"):
+        slurm.submit(launch(), RunDir(tmp_path / "run"), "true")

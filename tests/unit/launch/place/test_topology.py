@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.errors import LaunchError
+from hpc_grpo.launch.place import topology
+from hpc_grpo.launch.place.slurm import srun as steps
+
+
+@pytest.fixture
+def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A scontrol that answers as Slurm 22.05 does."""
+    tool = tmp_path / "scontrol"
+    tool.write_text(
+        "#!/bin/bash\n"
+        'if [[ "$2 $3" == "hostnames nid[001-002]" ]]; then printf "nid001\\nnid002\\n"; exit; fi\n'
+        'echo "JobId=$3 JobName=x JobState=RUNNING NumNodes=2 NumCPUs=144 CPUs/Task=1"\n'
+        'echo "   ReqNodeList=nid009 ExcNodeList=(null) NodeList=nid[001-002]"\n'
+        'echo "   StartTime=2026-01-02T03:00:00 EndTime=2026-01-02T03:30:00 Deadline=N/A"\n'
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tool
+
+
+def test_an_allocation_gives_its_nodes_cpus_and_end(scontrol: Path) -> None:
+    environ = {
+        "SLURM_JOB_ID": "17",
+        "SLURM_JOB_NODELIST": "nid[001-002]",
+        "SLURM_JOB_CPUS_PER_NODE": "72(x2)",
+        "SLURMD_NODENAME": "nid002",
+    }
+    found = topology.detect(environ)
+    assert found.nodes == ("nid001", "nid002")
+    assert found.num_cpus == (72, 72)
+    assert (found.head, found.this_node, found.job_id, found.source) == ("nid001", "nid002", "17", "slurm")
+    assert found.ends_at == time.mktime((2026, 1, 2, 3, 30, 0, 0, 0, -1))
+
+
+def test_a_shell_outside_the_nodes_is_on_none_of_them(scontrol: Path) -> None:
+    found = topology.detect({"SLURM_JOB_ID": "17", "SLURM_NODELIST": "nid[001-002]"})
+    assert found.this_node is None
+
+
+def test_a_step_without_the_counts_asks_slurm_for_them(scontrol: Path) -> None:
+    assert topology.detect({"SLURM_JOB_ID": "17", "SLURM_NODELIST": "nid[001-002]"}).num_cpus == (72, 72)
+
+
+def test_a_shell_attached_to_one_node_finds_all_of_the_job(scontrol: Path) -> None:
+    environ = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "nid002", "SLURMD_NODENAME": "nid002"}
+    found = topology.detect(environ)
+    assert (found.nodes, found.num_cpus, found.this_node) == (("nid001", "nid002"), (72, 72), "nid002")
+
+
+def test_a_job_that_is_over_is_said(scontrol: Path) -> None:
+    scontrol.write_text('#!/bin/bash\necho "JobId=17 JobState=COMPLETED NodeList=(null)"\n')
+    with pytest.raises(LaunchError, match=r"has no nodes now \(state COMPLETED\)"):
+        topology.detect({"SLURM_JOB_ID": "17"})
+
+
+def test_scontrols_own_words_are_in_the_error(scontrol: Path) -> None:
+    scontrol.write_text("#!/bin/bash\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
+    with pytest.raises(LaunchError, match="Invalid job id specified"):
+        topology.detect({"SLURM_JOB_ID": "17", "SLURM_NODELIST": "n1"})
+
+
+def test_without_slurm_it_is_this_machine() -> None:
+    found = topology.detect({})
+    assert found.source == "local"
+    assert found.this_node == found.head
+    assert found.ends_at is None
+
+
+@pytest.mark.parametrize(
+    ("text", "num_nodes", "counts"),
+    [("72(x2),36", 3, (72, 72, 36)), ("4", 1, (4,)), ("2,4(x3)", 4, (2, 4, 4, 4))],
+)
+def test_counts_per_node(text: str, num_nodes: int, counts: tuple[int, ...]) -> None:
+    assert topology.expand_counts(text, num_nodes) == counts
+
+
+def test_an_unlimited_job_has_no_end() -> None:
+    assert topology.parse_end_time("EndTime=Unknown Deadline=N/A") is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus"),
+    [
+        ("TresPerNode=gres:gpu:4", None),  # --gpus-per-node: steps inherit it
+        ("TresPerNode=gres/gpu:gh200:4", None),
+        ("TresPerJob=gres:gpu:8", 4),  # --gpus
+        ("TresPerJob=gres:gpu:8 TresPerNode=gres:gpu:4", 4),  # --gpus beside the script's --gpus-per-node
+        ("TresPerTask=gres/gpu=1", 4),  # --ntasks-per-node=4 --gpus-per-task=1
+        ("TresPerTask=cpu=2", None),
+        ("", None),
+    ],
+)
+def test_a_step_asks_for_its_nodes_gpus_where_it_would_inherit_others(asked: str, gpus: int | None) -> None:
+    untyped, both = "TRES=cpu=16,node=2,gres/gpu=8", "ReqTRES=node=2 AllocTRES=node=2,gres/gpu=8,gres/gpu:gh200=8"
+    for shown in (untyped, both, "TRES=cpu=16,node=2,gres/gpu:gh200=8"):
+        assert topology.gpus_of_a_step(f"JobId=17 {shown}\n   {asked}\n", 2) == gpus
+    allocation = topology.Topology("slurm", "17", ("a", "b"), (8, 16), "a", gpus_per_node=gpus)
+    words = [word for word in steps.step_command(allocation, 1, ["agent"]) if "gpus" in word]
+    assert words == ([f"--gpus-per-node={gpus}"] if gpus else [])
+
+
+def test_fewer_gpus_than_nodes_are_refused_in_words() -> None:
+    with pytest.raises(LaunchError, match=r"1 GPUs on 2 nodes; ask by node, with --gpus-per-node"):
+        topology.gpus_of_a_step("JobId=17 TRES=cpu=16,node=2,gres/gpu=1 TresPerJob=gres:gpu:1", 2)
+
+
+def test_a_job_without_gpus_asks_for_none() -> None:
+    assert topology.gpus_of_a_step("JobId=17 TRES=cpu=16,node=2 TresPerJob=license:gpu_tool:1", 2) is None
+
+
+def test_resources_are_those_of_the_allocation() -> None:
+    environ = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "72", "SLURM_GPUS_ON_NODE": "4"}
+    assert topology.node_resources(environ) == topology.NodeResources(72, 4)
+    assert topology.node_resources({"CUDA_VISIBLE_DEVICES": "2,3"}).num_gpus == 2
+    assert topology.node_resources({"CUDA_VISIBLE_DEVICES": ""}).num_gpus == 0
+    assert topology.node_resources({"SLURM_JOB_ID": "1"}).num_gpus == 0
+
+
+def test_only_topology_reads_slurm_variables() -> None:
+    package = Path(topology.__file__).parents[1]
+    found = subprocess.run(
+        ["grep", "-rlE", r"environ.*SLURM|getenv\(.SLURM", "--include=*.py", str(package)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert [Path(name).name for name in found.stdout.split()] == ["topology.py"]

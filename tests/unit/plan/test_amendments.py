@@ -1,0 +1,66 @@
+"""What the design says fits on GH200 nodes (7B and 32B, mixed-precision Adam), as a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.plan.plan_configs import parts, plan_7b_config
+
+OFFLOAD = "train.offload_optimizer=cpu"
+WITH_REFERENCE = "loss.kl_coef=0.01"
+TWO_BUFFERS = "weights.num_buffers=2"
+
+
+def stage(number: int) -> str:
+    return f"train.zero_stage={number}"
+
+
+@pytest.mark.parametrize(
+    ("size", "num_nodes", "overrides", "fits"),
+    [
+        # 7B on one node needs offload
+        ("7B", 1, [stage(1)], False),
+        ("7B", 1, [stage(2)], False),
+        ("7B", 1, [stage(3)], False),
+        ("7B", 1, [stage(2), OFFLOAD], True),
+        ("7B", 1, [stage(3), OFFLOAD], True),
+        # two nodes: ZeRO-3, or ZeRO-2 without a reference
+        ("7B", 2, [stage(3)], True),
+        ("7B", 2, [stage(3), WITH_REFERENCE], True),
+        ("7B", 2, [stage(2)], True),
+        ("7B", 2, [stage(2), WITH_REFERENCE], False),
+        # from four: ZeRO-2
+        ("7B", 4, [stage(2)], True),
+        ("7B", 4, [stage(2), WITH_REFERENCE], True),
+        # 32B on one node is refused, whatever is done
+        *[("32B", 1, [stage(number)], False) for number in (1, 2, 3)],
+        *[("32B", 1, [stage(number), OFFLOAD], False) for number in (1, 2, 3)],
+        # two nodes: offload, with a single store buffer
+        ("32B", 2, [stage(3), OFFLOAD], True),
+        ("32B", 2, [stage(3), OFFLOAD, TWO_BUFFERS], False),
+        ("32B", 2, [stage(3)], False),
+        # ten nodes: ZeRO-3 without offload
+        ("32B", 10, [stage(3)], True),
+        ("32B", 8, [stage(3)], False),
+    ],
+)
+def test_what_fits(size: str, num_nodes: int, overrides: list[str], fits: bool) -> None:
+    plan = plan_7b_config(size, num_nodes, *overrides)
+    assert plan.fits is fits, plan.problems
+
+
+def test_gigabytes_of_7b_with_offload() -> None:
+    """16 bytes a parameter on the host are 122 GB; float32 sums of gradients take 4 on the GPU, not 2."""
+    plan = plan_7b_config("7B", 1, stage(2), OFFLOAD)
+    host = parts(plan.budgets[2])
+    moved = host["optimizer (float32 weights, moments)"] + host["gradients (float32)"]
+    assert moved / 1e9 == pytest.approx(122, abs=0.5)
+    gpu = parts(plan.budgets[0])
+    assert gpu["weights (bfloat16)"] / 1e9 == pytest.approx(15.2, abs=0.05)
+    assert gpu["gradients (summed in float32)"] / 1e9 == pytest.approx(30.5, abs=0.05)
+
+
+@pytest.mark.parametrize(("size", "gigabytes"), [("7B", 15), ("32B", 65)])
+def test_the_weight_store_takes_two_bytes_a_parameter(size: str, gigabytes: int) -> None:
+    store = parts(plan_7b_config(size, 2).budgets[2])["weight store in /dev/shm"]
+    assert store / 1e9 == pytest.approx(gigabytes, abs=0.6)

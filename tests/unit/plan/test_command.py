@@ -1,0 +1,135 @@
+"""The commands `plan` and `env` as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from hpc_grpo.cli import check
+from hpc_grpo.config import load_config, to_yaml
+from hpc_grpo.demo.model import ModelSize, write_model
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.plan.shapes import FAMILY
+
+SECRET = "planted-5f3c-value"
+CONFIG_7B = "isambard/grpo_7b_rlzero_general"
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are looked for below the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+
+
+def call(*words: str, **environ: str) -> Result:
+    group = click.Group(commands={str(command.name): command for command in check.COMMANDS})
+    return CliRunner(env=environ).invoke(group, words, catch_exceptions=False)
+
+
+def test_the_sizes_offered_are_those_known() -> None:
+    (option,) = [param for param in check.plan.params if param.name == "size"]
+    assert isinstance(option.type, click.Choice)
+    assert list(option.type.choices) == list(FAMILY)
+
+
+def test_the_exit_code_says_whether_it_fits() -> None:
+    assert call("plan", CONFIG_7B, "--size", "7B").exit_code == 0
+    result = call("plan", CONFIG_7B, "--size", "7B", "--nodes", "1")
+    assert result.exit_code == 78
+    assert "train.offload_optimizer=cpu\n" in result.output
+    larger = call("plan", CONFIG_7B, "--size", "7B", "--nodes", "1", "--gpu-memory-gib", "180")
+    assert larger.exit_code == 0
+    assert call("plan", CONFIG_7B, "--size", "7B", "--host-memory-gib", "30").exit_code == 78
+
+
+def test_overrides_count() -> None:
+    by_word = call("plan", CONFIG_7B, "train.offload_optimizer=cpu", "--size", "7B", "--nodes", "1")
+    by_option = call("plan", CONFIG_7B, "--set", "train.offload_optimizer=cpu", "--size", "7B", "--nodes", "1")
+    assert by_word.exit_code == by_option.exit_code == 0
+    assert by_word.output == by_option.output
+
+
+def test_a_model_that_is_not_here_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Qwen/Qwen2\.5-7B is not on this machine"):
+        call("plan", CONFIG_7B)
+
+
+def test_a_model_folder_is_counted(tmp_path: Path) -> None:
+    count = write_model(tmp_path / "model", ModelSize(hidden_size=64, num_heads=2), seed=0)
+    output = call("plan", "local/debug", f"model.path={tmp_path / 'model'}").output
+    assert f"{count:,} parameters (safetensors headers)" in output
+
+
+def test_a_cache_that_launch_env_names_is_found(tmp_path: Path) -> None:
+    snapshot = tmp_path / "site" / "hub" / "models--Qwen--Qwen2.5-7B" / "snapshots" / "1"
+    snapshot.mkdir(parents=True)
+    shape = FAMILY["7B"]
+    values: dict[str, Any] = {
+        "model_type": "qwen2",
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "intermediate_size": shape.intermediate_size,
+        "vocab_size": shape.vocab_size,
+    }
+    (snapshot / "config.json").write_text(json.dumps(values))
+    output = call("plan", CONFIG_7B, "launch.env.HF_HOME=$SITE_DIR", SITE_DIR=str(tmp_path / "site")).output
+    assert "7,615,616,512 parameters (formula on config.json)" in output
+
+
+def test_measured_steps_are_reported(tmp_path: Path) -> None:
+    config = load_config(CONFIG_7B)
+    run = tmp_path / "runs" / "grpo_7b_rlzero_general"
+    (run / "attempts" / "1-77").mkdir(parents=True)
+    (run / "config.yaml").write_text(to_yaml(config))
+    record = {"attempt": 1, "job_id": "77", "source": "slurm", "nodes": ["a", "b"], "started_at": 0.0, "ends_at": None}
+    (run / "attempts" / "1-77" / "attempt.json").write_text(json.dumps({**record, "supervisor_pid": 1}))
+    steps = [{"step": step, "attempt": 1, "time": 0.0, "time/step_s": 36.0} for step in range(1, 8)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    output = call("plan", CONFIG_7B, "--size", "7B").output
+    assert "Step time: 36.0 s, the median of 7 steps of attempt 1 on 2 nodes." in output
+    remaining = -(-1_000_000 // 1024) - 7
+    assert f"Node-hours left: {remaining * 36 * 2 / 3600:.1f}, for {remaining} steps." in output
+
+
+def test_env_shows_what_reaches_and_never_a_secret() -> None:
+    environ = {"WANDB_API_KEY": SECRET, "MY_DB_PASSWORD": SECRET, "NCCL_DEBUG": "INFO", "WANDB_NOTES": f"key {SECRET}"}
+    for words in (["env"], ["env", "--json"], ["env", CONFIG_7B], ["env", CONFIG_7B, "--json"]):
+        output = call(*words, **environ).output
+        assert SECRET not in output
+        assert "WANDB_API_KEY" in output
+        assert "MY_DB_PASSWORD" in output
+    text = call("env", **environ).output
+    assert "  WANDB_API_KEY=********  # tracking, key included; passed on, never written\n" in text
+    assert "  NCCL_DEBUG=INFO  # GPU collectives\n" in text
+    assert "MY_DB_PASSWORD (secret)" in text
+
+
+def test_env_takes_launch_settings_of_the_config(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(to_yaml(load_config(CONFIG_7B, ["launch.pass_env=[MINE]"])))
+    listed = {entry["name"]: entry for entry in json.loads(call("env", "mine.yaml", "--json", MINE="1").output)}
+    assert (listed["MINE"]["outcome"], listed["MINE"]["reason"]) == ("passed", "launch.pass_env")
+    assert (listed["FI_PROVIDER"]["outcome"], listed["FI_PROVIDER"]["value"]) == ("set", "cxi")
+    without = {entry["name"]: entry for entry in json.loads(call("env", "--json", MINE="1").output)}
+    assert (without["MINE"]["outcome"], without["MINE"]["value"]) == ("dropped", None)
+
+
+def test_neither_command_loads_anything_heavy(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom click.testing import CliRunner\nfrom hpc_grpo.cli import check\n"
+        f"print(CliRunner().invoke(check.plan, [{CONFIG_7B!r}, '--size', '7B']).exit_code)\n"
+        "print(CliRunner().invoke(check.env, []).exit_code)\n"
+        "print(sorted({'torch', 'ray', 'vllm', 'transformers', 'numpy', 'deepspeed'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == "0\n0\n[]\n"

@@ -1,0 +1,93 @@
+"""docs/memory.md: its commands run, its outputs are what they print, its table is what the plan finds."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hpc_grpo.cli import check
+from hpc_grpo.plan import engine, learner, node, states
+from hpc_grpo.plan.memory import GIB
+from hpc_grpo.plan.states import StateBytes
+from tests.unit.plan.plan_configs import plan_7b_config
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "memory.md").read_text()
+SHOWN = re.findall(r"```bash\nhpc-grpo ([^\n]*)\n```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def no_runs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_runs(command: str) -> None:
+    program, name, *words = shlex.split(command)
+    assert (program, name) == ("hpc-grpo", "plan")
+    result = CliRunner().invoke(check.plan, words, catch_exceptions=False)
+    assert result.exit_code in (0, 78)
+
+
+@pytest.mark.parametrize(("command", "printed"), SHOWN, ids=[command for command, _ in SHOWN])
+def test_outputs_are_what_the_commands_print(command: str, printed: str) -> None:
+    assert CliRunner().invoke(check.plan, shlex.split(command)[1:], catch_exceptions=False).output == printed
+
+
+def test_there_are_outputs_to_compare() -> None:
+    assert len(SHOWN) == 2
+
+
+def test_options_are_those_of_the_command() -> None:
+    documented = set(re.findall(r"`(--[\w-]+)[^`]*`", PAGE))
+    assert documented - {"--set"} == {f"--{name}" for name in ("nodes", "size", "gpu-memory-gib", "host-memory-gib")}
+    assert documented <= {option for param in check.plan.params for option in param.opts}
+
+
+def terms(whole: int, shard: int) -> str:
+    return " + ".join([f"{whole} P"] * bool(whole) + [f"{shard} P / W"] * bool(shard))
+
+
+def host_terms(row: StateBytes) -> str:
+    sizes = [row.host_optimizer_shard, row.host_gradients_shard, row.host_staging_shard]
+    return f"({' + '.join(str(size) for size in sizes if size)}) P / W" if any(sizes) else ""
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("is_offloaded", [False, True])
+def test_the_table_of_states_is_the_one_of_the_code(stage: int, is_offloaded: bool) -> None:
+    row = states._STATES["bfloat16", stage, is_offloaded]
+    cells = [
+        f"stage {stage}" + (", offload" if is_offloaded else ""),
+        terms(row.weights_whole, row.weights_shard),
+        terms(row.gradients_whole, row.gradients_shard),
+        terms(0, row.optimizer_shard),
+        host_terms(row),
+    ]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("|")]
+    assert cells in rows
+
+
+def test_assumed_numbers_are_those_of_the_code() -> None:
+    text = " ".join(PAGE.split())
+    assert f"{learner.FRAGMENTATION:.0%} for what torch's allocator cannot use" in text
+    assert f"{learner.CONTEXT_BYTES // GIB} GiB for CUDA and NCCL" in text
+    assert f"CUDA and its graphs {(engine.CONTEXT_BYTES + engine.CUDA_GRAPH_BYTES) // GIB} GiB (assumed)" in text
+    assert f"{node.GPU_PROCESS_GIB:g} GiB for each learner" in text
+    assert f"{node.GRADING_PROCESS_GIB:g} GiB for each reward process, {node.SYSTEM_GIB:g} GiB for driver" in text
+    assert learner.REDUCE_BUCKET_ELEMENTS == 5 * 10**8
+    assert node.SHARED_MEMORY_SHARE == 0.5
+
+
+def test_the_export_of_32b_on_two_nodes_is_warned_about() -> None:
+    assert (
+        "32B | 2 | ZeRO-3 with `train.offload_optimizer=cpu`, `weights.num_buffers: 1`; the export does not fit" in PAGE
+    )
+    for gib in (1, 16):
+        plan = plan_7b_config("32B", 2, "train.offload_optimizer=cpu", f"launch.object_store_gib={gib}")
+        assert plan.fits
+        assert plan.warnings

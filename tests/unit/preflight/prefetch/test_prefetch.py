@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.config import load_config
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.preflight.prefetch.fetch import needed_files
+from hpc_grpo.preflight.prefetch.items import Item, items_of
+from hpc_grpo.preflight.prefetch.problems import problem
+from hpc_grpo.preflight.prefetch.weights import check_weights
+
+PARTS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
+
+
+@pytest.mark.parametrize(
+    ("files", "left_out"),
+    [
+        (["config.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", *PARTS], []),
+        ([*PARTS, "consolidated.safetensors", "pytorch_model.bin.index.json", "pytorch_model-1.bin"], PARTS),
+        (["pytorch_model.bin", "tf_model.h5", "flax_model.msgpack", "rust_model.ot"], ["pytorch_model.bin"]),
+        (["model.safetensors", "original/config.json", "LICENSE.txt", ".gitattributes"], ["model.safetensors"]),
+    ],
+)
+def test_training_needs_one_form_of_the_weights(files: list[str], left_out: list[str]) -> None:
+    assert needed_files("m", files) == (left_out or files)
+
+
+def test_a_repository_of_conversions_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has no weights that training can load"):
+        needed_files("m", ["config.json", "model-q4.gguf", "adapter_model.safetensors"])
+
+
+def test_what_lies_in_the_folder_of_the_run_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["model.path=org/m", "data.train.path=org/rows", f"data.eval.path={'x' * 300}"]
+    config = load_config("local/debug", words)
+    for name in ("org/m", "org/rows"):
+        (tmp_path / "of the run" / name).mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    for here in ("of the run", "elsewhere"):
+        monkeypatch.chdir(tmp_path / here)
+        assert [item.is_local for item in items_of(config, tmp_path / "of the run")] == [True, True, False]
+        assert [item.is_local for item in items_of(config, tmp_path / "elsewhere")] == [False, False, False]
+
+
+def safetensors(num_bytes: int, *, kept: int) -> bytes:
+    header = json.dumps({"w": {"dtype": "U8", "shape": [num_bytes], "data_offsets": [0, num_bytes]}}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(kept)
+
+
+def test_every_part_of_the_weights_must_be_whole(tmp_path: Path) -> None:
+    index = {"weight_map": {"a": PARTS[0], "b": PARTS[1]}}
+    (tmp_path / PARTS[2]).write_text(json.dumps(index))
+    (tmp_path / PARTS[0]).write_bytes(safetensors(50, kept=50))
+    with pytest.raises(ConfigError, match=rf"{PARTS[1]} is missing"):
+        check_weights(tmp_path)
+    (tmp_path / PARTS[1]).write_bytes(safetensors(50, kept=49))
+    with pytest.raises(ConfigError, match=rf"{PARTS[1]} \(\d+ bytes\) is cut short"):
+        check_weights(tmp_path)
+    (tmp_path / PARTS[1]).write_bytes(safetensors(50, kept=50))
+    check_weights(tmp_path)
+
+
+def test_a_torch_file_must_have_its_end(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as archive:
+        archive.writestr("data.pkl", b"x" * 100)
+    check_weights(tmp_path)
+    whole = (tmp_path / "pytorch_model.bin").read_bytes()
+    (tmp_path / "pytorch_model.bin").write_bytes(whole[:100])
+    with pytest.raises(ConfigError, match="cut short"):
+        check_weights(tmp_path)
+
+
+def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no weights"):
+        check_weights(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_however_deep_it_lies(number: int) -> None:
+    try:
+        try:
+            raise OSError(number, "write failed")
+        except OSError as error:
+            raise RuntimeError("while generating") from error
+    except RuntimeError as error:
+        told = problem(Item("data.train.path", "org/sums", False), error)
+    assert told.startswith("data.train.path = org/sums: the disk (or your quota) of the cache is full.")
+    assert "launch.env.HF_HOME=FOLDER" in told
+
+
+def test_the_network_is_off_while_verifying() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        program = (
+            "import socket; from hpc_grpo.preflight.prefetch.verify import shut_off_network; shut_off_network()\n"
+            f"try: socket.create_connection(('127.0.0.1', {server.getsockname()[1]}))\n"
+            "except ConnectionError as error: print(error)"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "The network is off while caches are verified (socket.getaddrinfo).\n"

@@ -1,0 +1,138 @@
+"""The doctor's processes on nodes: two on this machine play two nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.config import load_config
+from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.launch.agent.network import choose_ports
+from hpc_grpo.launch.agent.protocol import NodeSpec
+from hpc_grpo.launch.place.topology import Topology
+from hpc_grpo.preflight import asked_nodes
+from hpc_grpo.preflight.asked_nodes import AskedNodes
+from hpc_grpo.preflight.asking import ask
+from hpc_grpo.preflight.between_judging import Measured, gloo
+from hpc_grpo.preflight.context import Context
+from hpc_grpo.preflight.examination import examine, needs_of
+from hpc_grpo.preflight.facts import facts_from, gather
+from hpc_grpo.preflight.folders import own_folder
+from hpc_grpo.preflight.torch_probe import ProbeSpec
+
+TWO = Topology("local", "local1", ("n1", "n2"), (1, 1), "n1")
+SPEC = NodeSpec("n1", "t", "", "", "", "", None, True, None, 1.0)
+
+
+@pytest.fixture
+def nodes() -> Iterator[AskedNodes]:
+    asked = AskedNodes(TWO)
+    yield asked
+    asked.close(5.0)
+
+
+def test_facts_come_over_the_wire_as_they_were_gathered(nodes: AskedNodes) -> None:
+    reply = nodes.ask({"n1": {"ask": "facts", "spec": asdict(SPEC)}}, 60.0)["n1"]
+    assert reply.error == ""
+    facts, here = facts_from(reply.value), gather(SPEC)
+    assert (facts.interface, facts.address) == ("lo", "127.0.0.2")
+    assert facts.versions == here.versions
+    assert facts.limits == here.limits
+    assert facts.wheel_cuda == here.wheel_cuda
+    assert 0 < facts.num_usable_cpus <= facts.num_machine_cpus
+
+
+def test_a_canary_is_written_by_one_and_read_by_the_other(nodes: AskedNodes, tmp_path: Path) -> None:
+    file = {"path": str(tmp_path / "new" / "canary"), "text": "tweet"}
+    assert nodes.ask({"n1": {"ask": "write_canary", **file}}, 60.0)["n1"].error == ""
+    assert nodes.ask({"n2": {"ask": "read_canary", **file, "wait_s": 1.0}}, 60.0)["n2"].value is True
+    stale = {**file, "text": "an older one", "wait_s": 0.0}
+    assert nodes.ask({"n2": {"ask": "read_canary", **stale}}, 60.0)["n2"].value is False
+    refused = nodes.ask({"n1": {"ask": "write_canary", **file, "path": "/proc/canary"}}, 60.0)["n1"]
+    assert "Error" in refused.error
+
+
+def test_a_node_that_does_not_answer_is_not_waited_for_twice(nodes: AskedNodes) -> None:
+    hangs = {"ask": "read_canary", "path": "/nowhere", "text": "", "wait_s": 600.0}
+    assert nodes.ask({"n1": hangs}, 1.0)["n1"].error == "no answer within 1 s"
+    replies = nodes.ask({"n1": {"ask": "clock"}, "n2": {"ask": "clock"}}, 600.0)  # far beyond the test's patience
+    assert replies["n1"].error == "no answer within 1 s"
+    assert replies["n2"].sent <= replies["n2"].value <= replies["n2"].received
+    nodes.close(0.1)
+
+
+def test_a_step_that_dies_says_what_it_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["bash", "-c", "echo 'srun: error: no such node' >&2; exit 3"]
+    monkeypatch.setattr(asked_nodes, "step_command", lambda *_: command)
+    asked = AskedNodes(TWO)
+    replies = asked.ask({node: {"ask": "clock"} for node in TWO.nodes}, 60.0)
+    asked.close(5.0)
+    assert {reply.error for reply in replies.values()} == {"it ended with 3: srun: error: no such node"}
+
+
+def test_dead_nodes_are_findings_and_what_is_between_them_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(asked_nodes, "step_command", lambda *_: ["false"])
+    groups = examine(TWO, Context(None, LaunchConfig(), {}), own_folder(tmp_path))
+    (answers,) = groups[0].findings
+    assert (answers.check, answers.status) == ("answers", "failure")
+    assert answers.fix
+    assert {finding.status for finding in groups[1].findings} == {"skipped"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_gloo_is_measured_between_two_processes(nodes: AskedNodes) -> None:
+    port = choose_ports("doctor-test", 1).gcs
+    requests = {
+        node: {
+            "ask": "measure",
+            "probe": asdict(ProbeSpec(rank, 2, "127.0.0.1", port, 2**20, timeout_s=60.0)),
+            "interface": "lo",
+            "deadline_s": 80.0,
+            "env": {},
+            "pass_env": [],
+        }
+        for rank, node in enumerate(TWO.nodes)
+    }
+    measured = {node: Measured(**reply.value) for node, reply in nodes.ask(requests, 90.0).items()}
+    assert [found.error for found in measured.values()] == ["", ""]
+    assert gloo(measured).says.endswith("GB/s between 2 nodes")
+    assert all(found.gloo_gb_per_s and found.gloo_gb_per_s > 0 for found in measured.values())
+
+
+def test_what_a_probe_died_of_is_told(nodes: AskedNodes) -> None:
+    probe = asdict(ProbeSpec(0, 2, "192.0.2.1", 1, 4, timeout_s=5.0))  # no address of this machine
+    request = {"ask": "measure", "probe": probe, "interface": "lo", "deadline_s": 60.0, "env": {}, "pass_env": []}
+    found = Measured(**nodes.ask({"n1": request}, 70.0)["n1"].value)
+    assert found.gloo_gb_per_s is None
+    assert "annot assign requested address" in found.error
+
+
+def test_the_weights_of_the_config_count_as_needed(tmp_path: Path) -> None:
+    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 1000, **shape}))
+
+    def store_gib(*overrides: str) -> float | None:
+        config = load_config("local/debug", [f"model.path={tmp_path}", *overrides])
+        return needs_of(Context(config, config.launch, {}), is_job=True).store_gib
+
+    whole = store_gib()
+    assert whole
+    assert store_gib("model.dtype=bfloat16") == whole / 2
+    assert store_gib("weights.num_buffers=2") == whole * 2
+    assert store_gib("model.path=not/here") is None
+
+
+def test_a_command_that_hangs_or_is_no_program_is_an_answer(tmp_path: Path) -> None:
+    assert ask(["sleep", "30"], deadline_s=0.2).error == "sleep gave no answer within 0 s"
+    garbage = tmp_path / "garbage"
+    garbage.write_bytes(b"\x00\x01")
+    garbage.chmod(0o755)
+    assert "could not be run" in ask([str(garbage)]).error
+    absent = ask(["no-such-command-anywhere"])
+    assert (absent.is_absent, absent.error) == (True, "no no-such-command-anywhere on PATH")

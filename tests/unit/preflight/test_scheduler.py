@@ -1,0 +1,105 @@
+"""What Slurm 22.05 prints, read and judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpc_grpo.config.launch import LaunchConfig, SlurmConfig
+from hpc_grpo.preflight import scheduler
+from hpc_grpo.preflight.asking import Answer
+
+_REST = "DefaultTime=NONE Hidden=NO MaxNodes=UNLIMITED OverTimeLimit=NONE SelectTypeParameters=NONE JobDefaults=(null)"
+PARTITIONS = Answer(
+    f"PartitionName=workq AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=YES QoS=N/A MaxTime=1-00:00:00 "
+    f"Nodes=nid[001-002] State=UP TotalCPUs=16 TotalNodes=2 TRES=cpu=16,mem=24000M,node=2,gres/gpu=8 {_REST}\n"
+    f"PartitionName=closed AllowAccounts=proj.b DenyAccounts=proj.c Default=NO MaxTime=UNLIMITED State=DOWN "
+    f"TotalNodes=2 TRES=cpu=16,node=2 {_REST}\n"
+    f"PartitionName=cpu AllowAccounts=proj.b Default=NO MaxTime=00:30:00 State=UP TotalNodes=2 TRES=cpu=16 {_REST}\n"
+)
+ASSOCIATIONS = Answer("proj.a||\nproj.b|workq|12:00:00\n")
+
+
+def launch(**slurm: Any) -> LaunchConfig:
+    return LaunchConfig(slurm=SlurmConfig(**slurm))
+
+
+def test_partitions_are_read_with_their_nodes_gpus_and_limits() -> None:
+    found = scheduler.parse_partitions(PARTITIONS.text)
+    assert [(p.name, p.num_nodes, p.gpus_per_node, p.max_minutes, p.is_default) for p in found] == [
+        ("workq", 2, 4, 1440, True),
+        ("closed", 2, None, None, False),
+        ("cpu", 2, None, 30, False),
+    ]
+    assert scheduler.parse_partitions("") == []
+
+
+@pytest.mark.parametrize(
+    ("slurm", "num_nodes", "status", "told"),
+    [
+        ({"partition": "workq", "gpus_per_node": 4}, 2, "ok", "workq is up: 2 nodes, 4 GPUs each"),
+        ({"gpus_per_node": 1}, 1, "ok", "workq is up"),
+        ({"partition": "nope"}, 1, "failure", "there is no partition nope"),
+        ({"partition": "closed"}, 1, "failure", "closed is DOWN"),
+        ({"gpus_per_node": 4}, 3, "failure", "workq has 2 nodes, 2 a job; 3 are asked for"),
+        ({"gpus_per_node": 5}, 1, "failure", "workq has 4 GPUs a node, 5 are asked for"),
+        ({}, 1, "warning", "none is asked for"),
+    ],
+)
+def test_the_partition_is_judged(slurm: dict[str, Any], num_nodes: int, status: str, told: str) -> None:
+    found = scheduler.partition_finding(launch(**slurm), PARTITIONS, num_nodes)
+    assert found.status == status
+    assert told in found.says
+    assert bool(found.fix) == (status != "ok")
+    if status == "failure":
+        assert "workq, closed, cpu" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("slurm", "status", "told"),
+    [
+        ({"account": "proj.a"}, "ok", "proj.a is yours"),
+        ({"account": "PROJ.A"}, "ok", "PROJ.A is yours"),
+        ({}, "ok", "proj.a, proj.b"),
+        ({"account": "proj.x"}, "failure", "not one of your accounts"),
+        ({"account": "proj.a", "partition": "cpu"}, "failure", "cpu does not take proj.a"),
+    ],
+)
+def test_the_account_is_judged(slurm: dict[str, Any], status: str, told: str) -> None:
+    found = scheduler.account_finding(launch(**slurm), ASSOCIATIONS, PARTITIONS)
+    assert found.status == status
+    assert told in found.says
+    assert bool(found.fix) == (status != "ok")
+
+
+def test_a_wrong_account_is_told_those_that_are_valid() -> None:
+    assert "proj.a, proj.b" in scheduler.account_finding(launch(account="x"), ASSOCIATIONS, PARTITIONS).fix
+    assert scheduler.account_finding(launch(), Answer(""), PARTITIONS).status == "warning"
+
+
+@pytest.mark.parametrize(
+    ("slurm", "limit"),
+    [
+        ({"time_min": 1440, "account": "proj.a"}, None),
+        ({"time_min": 1441}, "partition workq allows: 1440 min"),
+        ({"time_min": 721, "account": "proj.b"}, "account proj.b allows: 720 min"),
+        ({"time_min": 31, "partition": "cpu", "account": "proj.b"}, "partition cpu allows: 30 min"),
+        ({"time_min": 9999, "partition": "closed"}, None),
+    ],
+)
+def test_the_walltime_is_within_what_partition_and_account_allow(slurm: dict[str, Any], limit: str | None) -> None:
+    found = scheduler.walltime_finding(launch(**slurm), PARTITIONS, ASSOCIATIONS)
+    assert found.status == ("ok" if limit is None else "failure")
+    assert limit is None or limit in found.says
+    assert bool(found.fix) == (limit is not None)
+
+
+def test_commands_that_are_absent_are_skipped_and_those_that_fail_are_not() -> None:
+    absent, broken = Answer(error="no scontrol on PATH", is_absent=True), Answer(error="scontrol ended with 1: down")
+    assert scheduler.partition_finding(launch(), absent, 1).status == "skipped"
+    found = scheduler.partition_finding(launch(), broken, 1)
+    assert (found.status, found.says) == ("failure", "scontrol ended with 1: down")
+    assert found.fix
+    # A site may do without accounting.
+    assert scheduler.account_finding(launch(), Answer(error="sacctmgr ended with 1"), PARTITIONS).status == "skipped"

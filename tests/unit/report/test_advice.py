@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from hpc_grpo.config import Config, load_config
+from hpc_grpo.config.load import with_overrides
+from hpc_grpo.launch.changeable import may_change
+from hpc_grpo.launch.supervisor.last_error import last_error, last_error_in_a_line, reason_to_stop
+from hpc_grpo.report import advice as tables
+from hpc_grpo.report.advice import advise
+from hpc_grpo.run.attempt import classify
+
+RAY_ACTOR_DIED = """ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker
+unexpectedly exits with a connection error code 2. End of file. There are some potential root causes. (1) The process
+is killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop --force is called. (3) SIGSEGV."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "cause"),
+    [
+        ("crash", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "out of GPU memory"),
+        ("crash", "RuntimeError: CUDA error: out of memory", "out of GPU memory"),
+        ("crash", "ValueError: No available memory for the cache blocks.", "out of GPU memory"),
+        ("crash", classify(-9, False, "", {})[2], "out of host memory (probably)"),
+        ("crash", "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0.", "out of host memory (probably)"),
+        ("killed", "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0", "out of host memory (probably)"),
+        ("crash", "ray.exceptions.OutOfMemoryError: Task was killed due to", "out of host memory (probably)"),
+        ("crash", "DefaultCPUAllocator: can't allocate memory", "out of host memory (probably)"),
+        ("crash", "WeightSyncError: The weight store needs 15.00 GiB in /dev/shm/x: No space", "out of shared memory"),
+        ("crash", classify(-7, False, "", {})[2], "out of shared memory"),
+        ("crash", "OSError: [Errno 28] No space left on device: 'checkpoints/step_5'", "disk full"),
+        ("bringup_failed", "OSError: [Errno 122] Disk quota exceeded", "disk full"),
+        ("crash", "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534", "disk full"),
+        ("crash", "RuntimeError: basic_ios::clear: iostream error", "disk full"),
+        ("crash", "checksum mismatch in bucket 3 of weight version 7 (a … b)", "damaged weights"),
+        ("config", "error: The reward failed for 6 of 6 prompts, more than", "reward error"),
+        ("config", "error: Reward 'x.py:nan' returned nan for completion 0", "reward error"),
+        ("config", "error: Reward 'x' does not exist. Built in: correctness", "reward error"),
+        ("crash", "error: The gradient of optimizer step 7 is not finite (nan).", "diverged"),
+        ("config", "error: model.path = 'm': no tokenizer can be loaded from it", "configuration error"),
+        ("crash", "Watchdog caught collective operation timeout: WorkNCCL(", "nodes stopped talking (NCCL or Gloo)"),
+        ("crash", "NCCL error: unhandled system error", "nodes stopped talking (NCCL or Gloo)"),
+        ("crash", "[gloo/transport/tcp/pair.cc:547] Connection closed by peer", "nodes stopped talking (NCCL or Gloo)"),
+        ("crash", "Timed out waiting 1800000ms for recv operation", "nodes stopped talking (NCCL or Gloo)"),
+        ("killed", "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026 DUE TO TIME LIMIT ***", "walltime"),
+        ("walltime", "", "walltime"),
+        ("killed", "slurmstepd: error: *** JOB 12 CANCELLED DUE TO NODE FAILURE ***", "node lost"),
+        ("node_lost", "NCCL error: unhandled system error", "node lost"),
+        ("killed", "", "killed without a word"),
+        ("bringup_failed", "After 300 s not in Ray: n2.", "nodes did not come up"),
+        ("cancelled", "KeyboardInterrupt: SIGKILL", "cancelled"),
+        ("resumable", "SIGKILL", "stopped in time"),
+        ("stopped", "", "stopped by request"),
+        ("crash", RAY_ACTOR_DIED, "an engine, learner or grader died"),
+        ("crash", "KeyError: 'x'", "not recognised"),
+        ("a kind of the future", "", "not recognised"),
+    ],
+)
+def test_advice(kind: str, text: str, cause: str) -> None:
+    advice = advise(kind, "", text)
+    assert advice is not None
+    assert advice.cause == cause
+    assert advice.todo.endswith(".")
+
+
+def test_the_first_text_that_says_something_decides() -> None:
+    told = advise("crash", "No space left on device", "CUDA out of memory")
+    assert told is not None
+    assert told.cause == "disk full"
+
+
+def test_a_complete_run_needs_no_advice() -> None:
+    assert advise("complete", "CUDA out of memory") is None
+
+
+def test_the_last_traceback_with_its_whole_message() -> None:
+    log = (
+        "Traceback (most recent call last):\n  File a\nKeyError: 1\n\nstep 2\n"
+        "Traceback (most recent call last):\n  File b\n    ray.get(x)\n"
+        "ray.exceptions.RayTaskError(OutOfMemoryError): ray::train()\n  File c\ntorch.OutOfMemoryError: CUDA\n\nbye\n"
+    )
+    shown = last_error(log)
+    assert shown.startswith("Traceback (most recent call last):\n  File b\n")
+    assert shown.endswith("\ntorch.OutOfMemoryError: CUDA")
+
+
+def test_a_prefix_of_every_line_is_taken_off() -> None:
+    log = "(pid=3) Traceback (most recent call last):\n(pid=3)   File a\n(pid=3) ValueError: no\n"
+    assert last_error(log) == "Traceback (most recent call last):\n  File a\nValueError: no"
+
+
+def test_a_long_traceback_keeps_its_end() -> None:
+    frames = "".join(f"  File {number}\n" for number in range(50))
+    shown = last_error(f"Traceback (most recent call last):\n{frames}ValueError: no\n").splitlines()
+    assert (shown[0], shown[-1], len(shown)) == ("…", "ValueError: no", 13)
+
+
+@pytest.mark.parametrize(
+    ("log", "shown"),
+    [
+        ("", ""),
+        ("all is well\n", ""),
+        ("error: first\nerror: second\nstep\n", "error: second"),
+        ("terminate called after throwing an instance of\n  what():  NCCL\n", "terminate called after throwing an"),
+        ("Traceback (most recent call last):\n  File cut", "Traceback (most recent call last):\n  File cut"),
+    ],
+)
+def test_last_errors(log: str, shown: str) -> None:
+    assert last_error(log).startswith(shown)
+    assert bool(last_error(log)) == bool(shown)
+
+
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        ("all is well\n", ""),
+        ("Traceback (most recent call last):\n  File cut", ""),
+        ("Traceback (most recent call last):\n  File a\nKeyError: 1\n\nbye\n", "KeyError: 1"),
+        ("Traceback (most recent call last):\n  File a\nboom.Bang: one\ntwo\n", "boom.Bang: one two"),
+        ("(pid=3) Traceback (most recent call last):\n(pid=3)   File a\n(pid=3) ValueError: no\n", "ValueError: no"),
+        (
+            "Traceback (most recent call last):\n  File b\nray.exceptions.RayTaskError(OutOfMemoryError): ray::f()\n"
+            "  File c\ntorch.OutOfMemoryError: CUDA\n",
+            "torch.OutOfMemoryError: CUDA",
+        ),
+        ("error: No\x00 data.\n  in:\x1b d.jsonl.\nbye\n", "No data. in: d.jsonl"),
+        ("terminate called after throwing 'E'\n  what():  NCCL\n", "terminate called after throwing 'E' what(): NCCL"),
+    ],
+)
+def test_a_last_error_in_a_line(log: str, line: str) -> None:
+    assert last_error_in_a_line(log) == line
+
+
+def test_a_long_message_is_cut_and_keeps_its_beginning() -> None:
+    further = "".join(f"and {number}\n" for number in range(500))
+    line = last_error_in_a_line(f"Traceback (most recent call last):\n  File a\nValueError: no {'x' * 300}\n{further}")
+    assert (line[:14], line[-1], len(line)) == ("ValueError: no", "…", 300)
+    assert last_error_in_a_line(f"Traceback (most recent call last):\nValueError: no\n{further}").startswith(
+        "ValueError"
+    )
+
+
+def test_why_a_driver_stopped() -> None:
+    assert reason_to_stop("step\nStopping after step 3: signal SIGTERM.\n") == "Stopping after step 3: signal SIGTERM."
+    assert reason_to_stop("step\n") == ""
+
+
+TODOS = [advice.todo for table in (tables._BY_KIND, tables._OTHERWISE) for advice in table.values()]
+TODOS += [advice.todo for _, advice in tables._BY_PATTERN] + [tables._UNKNOWN.todo]
+KEY = re.compile(rf"\b((?:{'|'.join(Config.model_fields)})\.\w+(?:\.\w+)*)")
+NEEDS_A_NEW_RUN = {
+    "model.path",
+    "run.name",
+    "train.lr",
+    "train.max_grad_norm",
+    "train.offload_optimizer",
+    "train.zero_stage",
+}
+
+
+@pytest.mark.parametrize("todo", [todo for todo in TODOS if KEY.search(todo)])
+def test_what_it_says_to_change_exists_and_may_change(todo: str) -> None:
+    keys = [key.replace(".N.", ".0.") for key in KEY.findall(todo)]
+    before = load_config("local/debug", ["rewards=[{name: correctness}]"])
+    for key in keys:
+        with_overrides(before, [f"{key}={value_of(before, key)}"])  # raises for a key that does not exist
+    kept = {key for key in keys if not may_change(key)}
+    assert kept <= NEEDS_A_NEW_RUN
+    assert not kept or "new run.name" in " ".join(todo.split())
+
+
+def value_of(config: Config, key: str) -> object:
+    """The value of a key; of one that a free-form section lacks, a word."""
+    value: object = config.model_dump(mode="json")
+    for part in key.split("."):
+        value = value[int(part)] if isinstance(value, list) else value.get(part, "x")  # type: ignore[attr-defined]
+    return "null" if value is None else value

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.metrics.record import StepRecord
+from hpc_grpo.report.curves import report
+from hpc_grpo.run.metrics import JsonlSink
+from hpc_grpo.run.paths import RunDir
+
+
+@pytest.fixture
+def finished_run(run_dir: RunDir) -> RunDir:
+    sink = JsonlSink(run_dir.metrics)
+    for step in range(21):
+        metrics = {"reward/mean": step / 25} if step else {}
+        if step % 10 == 0:
+            metrics["eval/pass@1"] = 0.3 + step / 40
+        sink.write(StepRecord(step=step, total_steps=20, metrics=metrics))
+    sink.close()
+    return run_dir
+
+
+def write_eval(path: Path, completions: list[tuple[int, str, bool | None]]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    lines = (
+        {
+            "ordinal": n,
+            "prompt": f"What is {n}+1?\n",
+            "answer": f"{n}+1={n + 1} #### {n + 1}",
+            "completion": text,
+            "solved": solved,
+        }
+        for n, text, solved in completions
+    )
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_curve_and_picture(finished_run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = report(finished_run)
+    shown = capsys.readouterr().out
+    assert "reward/mean: 0.040 (step 1) -> 0.800 (step 20)" in shown
+    assert "eval/pass@1: 0.300 (step 0) -> 0.800 (step 20)" in shown
+    assert shown.count("●") == 4  # three evals and the legend
+    assert sum("⠀" < character <= "⣿" for character in shown) > 20
+    assert picture == finished_run.path / "report.png"
+    with Image.open(picture) as image:
+        assert image.size == (960, 540)
+        # A blank canvas has one colour; two curves, a grid and text have many.
+        assert len(image.convert("RGB").getcolors(maxcolors=1 << 20)) > 50
+
+
+def test_before_and_after_shows_newly_solved_prompts_first(
+    finished_run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_eval(finished_run.eval_rollouts(0), [(0, "#### 1", True), (7, "#### 9", False), (7, "second", True)])
+    write_eval(finished_run.eval_rollouts(10), [(7, "in between", False)])
+    write_eval(finished_run.eval_rollouts(20), [(0, "#### 1", True), (7, "7+1=8\n#### 8", True)])
+    report(finished_run)
+    shown = capsys.readouterr().out
+    assert "What is 7+1?   (answer: 8)\n  step    0 wrong #### 9\n  step   20 right 7+1=8 #### 8\n" in shown
+    assert shown.index("What is 7+1?") < shown.index("What is 0+1?")
+    assert "in between" not in shown
+    assert "second" not in shown
+
+
+def test_what_could_not_be_graded_is_not_shown_as_wrong(
+    finished_run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_eval(finished_run.eval_rollouts(0), [(0, "#### 1", True), (7, "#### 8", None)])
+    write_eval(finished_run.eval_rollouts(20), [(0, "#### 1", True), (7, "#### 8", True)])
+    report(finished_run)
+    shown = capsys.readouterr().out
+    assert "What is 0+1?" in shown
+    assert "What is 7+1?" not in shown
+
+
+def test_run_without_metrics_is_refused_in_words(run_dir: RunDir) -> None:
+    with pytest.raises(ConfigError, match="has the run finished a step"):
+        report(run_dir)
+
+
+def test_sft_run_shows_its_loss(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    sink = JsonlSink(run_dir.metrics)
+    for step in (1, 2):
+        sink.write(StepRecord(step=step, total_steps=2, metrics={"loss/policy": 3.0 / step}))
+    sink.close()
+    report(run_dir)
+    assert "loss/policy: 3.000 (step 1) -> 1.500 (step 2)" in capsys.readouterr().out

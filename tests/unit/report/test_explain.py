@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.report.explain import Explanation, as_text, explain
+from hpc_grpo.report.records import read_records
+from hpc_grpo.run.chain import ChainRecord, write_chain
+from tests.unit.report.run_builder import RunBuilder
+
+
+def explained(built: RunBuilder) -> list[Explanation]:
+    return explain(read_records(built.run), time.time())
+
+
+def cause(explanation: Explanation) -> str:
+    return explanation.advice.cause if explanation.advice else ""
+
+
+def test_steps_are_what_the_next_attempt_starts_from(built: RunBuilder) -> None:
+    built.attempt(1, "crash", first_step=0)
+    built.attempt(2, "node_lost", first_step=10)
+    built.attempt(3, "crash", first_step=10)
+    built.state(3, step=17)
+    assert [entry.num_steps for entry in explained(built)] == [10, 0, 7]
+    built.attempt(4, "bringup_failed", first_step=15)
+    assert [entry.num_steps for entry in explained(built)] == [10, 0, 5, 0]
+
+
+def test_steps_of_a_run_that_published_nothing_are_unknown(built: RunBuilder) -> None:
+    built.attempt(1, "bringup_failed")
+    (entry,) = explained(built)
+    assert entry.num_steps is None
+    assert "steps      -" in as_text(entry)
+
+
+def test_a_running_attempt_needs_no_advice(built: RunBuilder) -> None:
+    built.log(built.attempt(1, age_s=120.0), "error: an earlier life of the driver\n")
+    built.hold(1)
+    (entry,) = explained(built)
+    assert (entry.kind, entry.advice) == ("running", None)
+    assert entry.duration_s is not None
+    assert 119 < entry.duration_s < 130
+    assert "not yet: it is running" in as_text(entry)
+    built.attempt(2, age_s=120.0, signalled="SIGTERM")
+    built.hold(2)
+    assert "not yet: SIGTERM asked it to" in as_text(explained(built)[1])
+
+
+def test_a_killed_attempt_lasted_until_its_last_sign_of_life(built: RunBuilder) -> None:
+    built.attempt(1, age_s=600.0)
+    built.hold(1, beat_age_s=200.0)
+    (entry,) = explained(built)
+    assert entry.kind == "killed"
+    assert entry.duration_s is not None
+    assert 399 < entry.duration_s < 401
+    built.attempt(2, age_s=100.0)
+    assert explained(built)[0].duration_s is None
+
+
+def test_killed_at_the_end_of_the_allocation_is_walltime(built: RunBuilder) -> None:
+    built.attempt(1, age_s=7200.0, ends_at=time.time() - 3600.0)
+    built.hold(1, beat_age_s=3605.0)
+    (entry,) = explained(built)
+    assert (entry.kind, cause(entry)) == ("walltime", "walltime")
+
+
+def test_slurms_own_words_are_heard(built: RunBuilder) -> None:
+    built.attempt(1)
+    built.hold(1, beat_age_s=300.0)
+    built.run.slurm_logs.mkdir()
+    said = "slurmstepd: error: Detected 1 oom_kill event in StepId=11.batch."
+    (built.run.slurm_logs / "11_0_log.out").write_text(f"Attempt 1 of run adder\n{said}\n")
+    (entry,) = explained(built)
+    assert entry.error == said
+    assert cause(entry) == "out of host memory (probably)"
+
+
+def test_of_a_job_handed_in_with_sbatch_slurm_says_where_it_wrote(built: RunBuilder, tmp_path: Path) -> None:
+    built.attempt(1)
+    built.attempt(2, age_s=100.0)
+    for path in (tmp_path / "%x-11.out", tmp_path, tmp_path / "no" / "such.out"):
+        write_chain(built.run, ChainRecord().with_link("11", output=str(path)).with_link("12", "11"))
+        assert cause(explained(built)[0]) == "killed without a word"
+    output = tmp_path / "grpo-11.out"
+    said = "slurmstepd: error: Detected 1 oom_kill event in StepId=11.batch."
+    output.write_text(f"Attempt 1 of run adder\n{said}\nslurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2026 ***\n")
+    write_chain(built.run, ChainRecord().with_link("11", output=str(output)).with_link("12", "11"))
+    first = explained(built)[0]
+    assert (first.error, cause(first)) == (said, "out of host memory (probably)")
+
+
+def test_what_is_said_is_not_said_twice(built: RunBuilder) -> None:
+    why = "Something must be changed first: model.path = m is no model; see driver.log."
+    built.log(built.attempt(1, "config", why=why), "error: model.path = m is no model.\n")
+    built.log(built.attempt(2, "config", why=why), "error: model.path = m is no model.\n  It has no tokenizer.\n")
+    once, more = map(as_text, explained(built))
+    assert once.count("is no model") == 1
+    assert "said       error: model.path = m is no model.\n             " in more
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("*** JOB 11 ON n1 CANCELLED AT 2026-11-22T00:00:00 ***", "cancelled"),
+        ("*** JOB 11 ON n1 CANCELLED AT 2026-11-22T00:00:00 DUE TO TIME LIMIT ***", "walltime"),
+        ("*** JOB 11 ON n1 CANCELLED AT 2026-11-22T00:00:00 DUE TO NODE FAILURE ***", "node lost"),
+    ],
+)
+def test_of_an_attempt_that_was_told_to_end_slurm_knows_why(built: RunBuilder, said: str, expected: str) -> None:
+    built.attempt(1, signalled="SIGTERM", signalled_at=time.time() - 500.0)
+    built.attempt(2, age_s=100.0)
+    built.run.slurm_logs.mkdir()
+    (built.run.slurm_logs / "11_0_log.out").write_text(f"slurmstepd: error: {said}\n")
+    assert cause(explained(built)[0]) == expected
+
+
+def test_the_end_of_the_log_counts_where_no_error_stands_out(built: RunBuilder) -> None:
+    built.log(built.attempt(1, "crash"), "step 1\n[rank0]: NCCL watchdog: collective operation timeout\n")
+    built.log(built.attempt(2, "crash"), "NCCL timed out\n" + "step\n" * 100)
+    assert [cause(entry) for entry in explained(built)] == ["nodes stopped talking (NCCL or Gloo)", "not recognised"]
+
+
+def test_why_it_stopped_early_is_said(built: RunBuilder) -> None:
+    built.log(built.attempt(1, "resumable"), "Traceback (most recent call last):\nStopping after step 3: the clock.\n")
+    (entry,) = explained(built)
+    assert entry.error == "Stopping after step 3: the clock."
+    assert cause(entry) == "stopped in time"
+
+
+def test_one_that_was_killed_for_a_lost_node_says_so(built: RunBuilder) -> None:
+    built.attempt(1, signalled="SIGTERM", lost_nodes={"n2": "its agent ended"})
+    built.attempt(2, age_s=100.0)
+    assert cause(explained(built)[0]) == "node lost"
+
+
+def test_lost_nodes_and_restarts_are_listed(built: RunBuilder) -> None:
+    built.attempt(1, "node_lost", lost_nodes={"n2": "its agent ended"}, restarts=["It crashed.", "Again."])
+    text = as_text(explained(built)[0])
+    assert "lost node  n2: its agent ended" in text
+    assert "restarted  It crashed." in text
+    assert "restarted  Again." in text
+    assert "nodes      2: n1, n2" in text

@@ -1,0 +1,163 @@
+"""`status --slurm` asks once and not too often; without it nothing asks. Counted by programs first on PATH."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from hpc_grpo.launch.place.slurm import queue as slurm_queue
+from tests.unit.report.run_builder import RunBuilder
+
+Call = Callable[..., Result]
+
+PROGRAMS = ("squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel", "srun", "salloc", "sstat")
+START = "2026-01-02T03:04:05"
+
+
+class FakeSlurm:
+    """`calls` holds the command lines so far; squeue prints `queue` and ends with `code`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._log, self._queue, self._code = folder / "calls", folder / "queue", folder / "code"
+        self.answer("")
+        for name in PROGRAMS:
+            program = f'#!/bin/sh\necho {name} "$@" >> {self._log}\ncat {self._queue}\nexit $(cat {self._code})\n'
+            (folder / name).write_text(program)
+            (folder / name).chmod(0o755)
+
+    def answer(self, queue: str, code: int = 0) -> None:
+        self._queue.write_text(queue)
+        self._code.write_text(str(code))
+
+    @property
+    def calls(self) -> list[str]:
+        return self._log.read_text().splitlines() if self._log.exists() else []
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return FakeSlurm(folder)
+
+
+def a_minute_later(tmp_path: Path) -> None:
+    path = tmp_path / "cache" / "hpc-grpo" / "slurm_queue.json"
+    answer = json.loads(path.read_text())
+    path.write_text(json.dumps({**answer, "asked_at": time.time() - 61.0}))
+
+
+def test_only_status_with_slurm_asks_the_scheduler(root: Path, built: RunBuilder, call: Call, slurm: FakeSlurm) -> None:
+    built.log(built.attempt(1, "resumable"), "a line\n")
+    built.chain("11", "12", successor="12")
+    RunBuilder(root / "fresh").chain("20")
+    over = RunBuilder(root / "over")
+    over.attempt(1, "complete")
+    over.run.complete_marker.touch()
+    commands = ["status", "status --json", "list", "logs adder", "logs fresh", "explain adder", "watch over"]
+    for words in commands:
+        assert call(*words.split()).exit_code == 0
+    assert slurm.calls == []
+    assert call("status", "--slurm").exit_code == 0
+    assert slurm.calls == ["squeue --noheader --format=%i|%T|%S|%r --jobs=12,20 --states=all"]
+
+
+def test_states_reasons_and_starts_are_shown(root: Path, built: RunBuilder, call: Call, slurm: FakeSlurm) -> None:
+    built.attempt(1)
+    built.hold(1)
+    built.chain("11", "12", successor="12")
+    RunBuilder(root / "fresh").chain("20")
+    slurm.answer(f"11|RUNNING|{START}|None\n12|PENDING|N/A|Dependency\n20|PENDING|{START}|Priority\n")
+    title, adder, fresh, asked = call("status", "--slurm").output.splitlines()
+    assert "walltime left  heartbeat  Slurm" in title
+    assert title.index("Slurm") == adder.index("11 RUNNING, 12 PENDING (Dependency)")
+    assert title.index("estimated start") == fresh.index("2026-01-02 03:04")
+    assert "20 PENDING (Priority)" in fresh
+    assert asked == "Slurm was asked 0 s ago."
+    one, two = json.loads(call("status", "--slurm", "--json").output)
+    assert [job["state"] for job in one["slurm"]["jobs"]] == ["RUNNING", "PENDING"]
+    starts_at = time.mktime(time.strptime(START, "%Y-%m-%dT%H:%M:%S"))
+    assert two["slurm"]["jobs"] == [{"job_id": "20", "state": "PENDING", "reason": "Priority", "starts_at": starts_at}]
+    assert len(slurm.calls) == 1
+
+
+def test_within_a_minute_the_last_answer_counts(
+    built: RunBuilder, call: Call, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    built.chain("11")
+    slurm.answer("11|PENDING|N/A|Priority\n")
+    call("status", "--slurm")
+    slurm.answer(f"11|RUNNING|{START}|None\n")
+    again = call("status", "--slurm").output
+    assert "11 PENDING (Priority)" in again
+    assert len(slurm.calls) == 1
+    a_minute_later(tmp_path)
+    assert "11 RUNNING" in call("status", "--slurm").output
+    assert len(slurm.calls) == 2
+
+
+def test_the_age_of_an_answer_is_shown(
+    built: RunBuilder, call: Call, slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built.chain("11")
+    built.run.config.write_text("launch: {scheduler_query_min_s: 3600}\n")
+    call("status", "--slurm")
+    a_minute_later(tmp_path)
+    assert call("status", "--slurm").output.endswith("Slurm was asked 1 min 01 s ago.\n")
+    assert len(slurm.calls) == 1
+
+
+@pytest.mark.parametrize("queue", ["11|CANCELLED|N/A|None\n", ""])
+def test_a_waiting_job_that_was_cancelled_by_hand_is_seen(
+    built: RunBuilder, call: Call, slurm: FakeSlurm, queue: str
+) -> None:
+    built.chain("11")
+    assert "will not start" not in call("status").output
+    slurm.answer(queue)
+    shown = call("status", "--slurm").output
+    assert f"Slurm says: 11 ({'CANCELLED' if queue else 'GONE'}). Hand it in again: hpc-grpo resume adder" in shown
+
+
+def test_a_job_that_slurm_has_forgotten_is_no_error(built: RunBuilder, call: Call, slurm: FakeSlurm) -> None:
+    built.chain("11")
+    squeue = Path(os.environ["PATH"].split(":")[0]) / "squeue"
+    squeue.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2\nexit 1\n")
+    assert "11 GONE" in call("status", "--slurm").output
+
+
+def test_a_scheduler_that_does_not_answer_is_not_pressed(built: RunBuilder, call: Call, slurm: FakeSlurm) -> None:
+    built.chain("11")
+    slurm.answer("", code=1)
+    for _ in range(2):
+        result = call("status", "--slurm")
+        assert result.exit_code == 0
+        assert "squeue" in result.stderr and "asked again after 60 s" in result.stderr
+        assert "submitted" in result.stdout, "what the run directory says is told all the same"
+    assert len(slurm.calls) == 1
+
+
+def test_runs_without_jobs_cost_no_call(built: RunBuilder, call: Call, slurm: FakeSlurm) -> None:
+    built.attempt(1, "resumable")
+    assert call("status", "--slurm").output.endswith("No job to ask about.\n")
+    assert slurm.calls == []
+
+
+def test_settings_of_the_users_squeue_do_not_count(
+    built: RunBuilder, call: Call, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, str]] = []
+    monkeypatch.setenv("SQUEUE_PARTITION", "other")
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    monkeypatch.setattr(slurm_queue, "output_of", lambda argv, environ: seen.append(dict(environ)) or "")
+    built.chain("11")
+    call("status", "--slurm")
+    assert "SQUEUE_PARTITION" not in seen[0]
+    assert seen[0]["SLURM_TIME_FORMAT"] == "standard"

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+from click.testing import Result
+from rich.console import Console
+
+from hpc_grpo.metrics.record import StepRecord
+from hpc_grpo.report.watching import last_steps, watch_live, watch_plainly
+from hpc_grpo.run.metrics import JsonlSink
+from hpc_grpo.run.paths import RunDir
+from tests.unit.report.run_builder import RunBuilder
+
+
+def write_steps(run: RunDir, *steps: int) -> None:
+    sink = JsonlSink(run.metrics)
+    for step in steps:
+        metrics = {"reward/mean": step / 10, "throughput/tokens_per_s": 2800.0, "time/step_s": 3.42}
+        sink.write(StepRecord(step=step, total_steps=95, metrics=metrics))
+    sink.close()
+
+
+def complete(built: RunBuilder) -> None:
+    built.attempt(1, "complete")
+    built.run.holder.unlink()
+    built.run.complete_marker.touch()
+
+
+def test_the_last_steps_in_words(built: RunBuilder) -> None:
+    assert last_steps(built.run) == []
+    write_steps(built.run, *range(1, 21))
+    with built.run.metrics.open("a") as file:
+        file.write('{"step": 21, "torn')
+    shown = last_steps(built.run)
+    assert len(shown) == 8
+    assert shown[-1] == "step 20  reward 2.000  tokens/s 2.8k  took 3.4 s"
+
+
+def test_lines_for_a_pipe_say_everything_once(built: RunBuilder) -> None:
+    built.attempt(1)
+    built.hold(1)
+    built.state(1)
+    write_steps(built.run, 1)
+    turns: list[Callable[[], None]] = [lambda: write_steps(built.run, 2, 3), lambda: None, lambda: complete(built)]
+    lines = list(watch_plainly(built.run, sleep=lambda _seconds: turns.pop(0)()))
+    assert [line.split("  ")[0] for line in lines] == [
+        "step 1",
+        "adder: training, attempt 1",
+        "step 2",
+        "step 3",
+        "adder: complete, attempt 1",
+    ]
+
+
+def test_on_a_terminal_it_draws_until_the_run_is_over(built: RunBuilder) -> None:
+    built.attempt(1)
+    built.hold(1)
+    built.state(1)
+    write_steps(built.run, 1)
+    drawn = io.StringIO()
+    console = Console(file=drawn, force_terminal=True, width=120)
+    watch_live(built.run, console, sleep=lambda _seconds: complete(built))
+    assert "adder: training" in drawn.getvalue()
+    assert "adder: complete" in drawn.getvalue()
+    assert "step 1  reward 0.100" in drawn.getvalue()
+
+
+def test_the_command_ends_with_a_run_that_is_over(built: RunBuilder, call: Callable[..., Result]) -> None:
+    built.attempt(1, "crash")
+    result = call("watch", "adder")
+    assert result.exit_code == 0
+    assert result.output == "adder: failed, attempt 1: why 1\n"

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.run.ledger import Ledger, LedgerLine, check_ledger, surviving_lineage
+from hpc_grpo.run.paths import RunDir
+
+Lines = list[tuple[int, int, tuple[int, ...]]]
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path)
+
+
+def write(run_dir: RunDir, lines: Lines) -> None:
+    for step, attempt, ordinals in lines:
+        Ledger(run_dir, attempt).append(step, ordinals)
+
+
+def test_uninterrupted_run_is_sound(run_dir: RunDir) -> None:
+    write(run_dir, [(1, 1, (0, 1)), (2, 1, (2, 3)), (3, 1, (4, 5))])
+    verdict = check_ledger(run_dir)
+    assert verdict.is_sound
+    assert str(verdict) == "3 steps, 6 ordinals, 0 steps undone by a resume: every ordinal trained exactly once"
+
+
+def test_steps_trained_again_after_a_resume_count_once(run_dir: RunDir) -> None:
+    write(run_dir, [(1, 1, (0, 1)), (2, 1, (2, 3)), (3, 1, (4, 5)), (2, 2, (2, 3)), (3, 2, (4, 5)), (4, 2, (6, 7))])
+    verdict = check_ledger(run_dir)
+    assert verdict.is_sound
+    assert (verdict.steps, verdict.ordinals, verdict.undone) == (4, 8, 2)
+
+
+def test_steps_of_a_dead_lineage_do_not_count_before_they_are_trained_again(run_dir: RunDir) -> None:
+    """Attempt 2 fell back to the checkpoint of step 1 and has redone one of the two steps lost."""
+    write(run_dir, [(1, 1, (0,)), (2, 1, (1,)), (3, 1, (2,)), (2, 2, (1,))])
+    verdict = check_ledger(run_dir)
+    assert (verdict.steps, verdict.ordinals, verdict.undone) == (2, 2, 2)
+    assert verdict.is_sound
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([(1, 1, (0, 1)), (2, 1, (1, 2))], "ordinals trained twice: [1]"),
+        ([(1, 1, (0, 1)), (2, 1, (3,))], "ordinals skipped: [2]"),
+        ([(1, 1, (0,)), (3, 1, (1,))], "steps without a line: [2]"),
+        ([(1, 1, (0,)), (2, 1, (1,)), (2, 2, (2,))], "ordinals skipped: [1]"),
+    ],
+)
+def test_what_is_wrong_is_named(run_dir: RunDir, lines: Lines, words: str) -> None:
+    write(run_dir, lines)
+    verdict = check_ledger(run_dir)
+    assert not verdict.is_sound
+    assert words in str(verdict)
+
+
+def test_empty_ledger(run_dir: RunDir) -> None:
+    assert check_ledger(run_dir).is_sound
+    assert surviving_lineage([]) == []
+
+
+def test_torn_line_is_not_glued_to_the_next(run_dir: RunDir) -> None:
+    write(run_dir, [(1, 1, (0,))])
+    with run_dir.ledger.open("a") as file:
+        file.write('{"step": 2, "att')
+    write(run_dir, [(2, 2, (1,))])
+    assert check_ledger(run_dir).is_sound
+
+
+def test_lineage_keeps_the_newest_line_of_each_step() -> None:
+    lines = [LedgerLine(step, attempt, ()) for step, attempt in [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (2, 3)]]
+    assert [(line.step, line.attempt) for line in surviving_lineage(lines)] == [(1, 2), (2, 3)]

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+from hpc_grpo.metrics.record import StepRecord
+from hpc_grpo.run.metrics import JsonlSink, read_metrics
+from hpc_grpo.run.paths import RunDir
+
+
+def make_record(step: int, attempt: int, reward: float) -> StepRecord:
+    return StepRecord(step=step, total_steps=9, attempt=attempt, time_s=5.0, metrics={"reward/mean": reward})
+
+
+def test_line_holds_step_attempt_time_and_metrics(run_dir: RunDir, record: StepRecord) -> None:
+    sink = JsonlSink(run_dir.metrics)
+    sink.write(record)
+    # Before close: a reader follows a run while it trains.
+    line = json.loads(run_dir.metrics.read_text())
+    sink.close()
+    assert line == {"step": 6, "attempt": 1, "time": 1000.0, **record.metrics}
+
+
+def test_an_attempt_undoes_later_steps_and_the_file_is_only_appended_to(run_dir: RunDir) -> None:
+    first = JsonlSink(run_dir.metrics)
+    for step in (1, 2, 3):
+        first.write(make_record(step, attempt=1, reward=0.1 * step))
+    first.close()
+    written = run_dir.metrics.read_text()
+    second = JsonlSink(run_dir.metrics)
+    second.write(make_record(2, attempt=2, reward=0.7))
+    second.close()
+    assert run_dir.metrics.read_text().startswith(written)
+    metrics = read_metrics(run_dir.metrics)
+    assert list(metrics) == [1, 2]
+    assert (metrics[2]["attempt"], metrics[2]["reward/mean"]) == (2, 0.7)
+
+
+def test_line_torn_by_a_crash_does_not_spoil_the_next(run_dir: RunDir) -> None:
+    whole = JsonlSink(run_dir.metrics)
+    whole.write(make_record(1, attempt=1, reward=0.5))
+    whole.close()
+    with run_dir.metrics.open("a") as file:
+        file.write('{"step": 2, "attem')
+    assert list(read_metrics(run_dir.metrics)) == [1]
+    resumed = JsonlSink(run_dir.metrics)
+    resumed.write(make_record(2, attempt=2, reward=0.6))
+    resumed.close()
+    assert {step: line["reward/mean"] for step, line in read_metrics(run_dir.metrics).items()} == {1: 0.5, 2: 0.6}
+
+
+def test_value_that_is_not_finite_is_null_in_json_and_nan_for_readers(run_dir: RunDir, record: StepRecord) -> None:
+    sink = JsonlSink(run_dir.metrics)
+    sink.write(dataclasses.replace(record, metrics={"loss/policy": math.nan, "policy/grad_norm": math.inf}))
+    sink.close()
+    line = json.loads(run_dir.metrics.read_text(), parse_constant=lambda name: 1 / 0)
+    assert line["loss/policy"] is None
+    assert math.isnan(read_metrics(run_dir.metrics)[6]["policy/grad_norm"])
+
+
+def test_no_file_no_metrics(run_dir: RunDir) -> None:
+    assert read_metrics(run_dir.metrics) == {}
