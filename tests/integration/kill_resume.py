@@ -1,6 +1,6 @@
 """Killing the driver changes nothing: every ordinal is trained once, and in synchronous mode no bit differs.
 
-`python tests/integration/kill_resume.py --kills 10 [--lag 1]` kills the driver with SIGKILL at random moments, starts
+`python -m tests.integration.kill_resume --kills 10 [--lag 1]` kills the driver with SIGKILL at random moments, starts
 the run again each time, and prints the ledger's verdict; without lag also whether the exported weights equal those of
 a run that nobody killed.
 """

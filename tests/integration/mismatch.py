@@ -1,6 +1,6 @@
 """Weight sync is right: the engines' logprobs equal the learner's after every update, tied and untied.
 
-`python tests/integration/mismatch.py --steps 50` prints the largest and the mean difference of both runs.
+`python -m tests.integration.mismatch --steps 50` prints the largest and the mean difference of both runs.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from hpc_grpo.run.progress import read_state
 from tests.integration.training_runs import LETTERS, tiny_config, write_workspace
 
 if TYPE_CHECKING:
-    from conftest import SlurmCluster
+    from tests.slurm.conftest import SlurmCluster
 
 ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"}
 STAND_IN_CONFIG = ("local/debug", "data.train.path=org/rows", "eval.every_steps=null")

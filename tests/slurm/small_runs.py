@@ -15,7 +15,7 @@ from hpc_grpo.run.progress import read_state
 from tests.integration.training_runs import LETTERS, tiny_config
 
 if TYPE_CHECKING:
-    from conftest import JobEnd, SlurmCluster
+    from tests.slurm.conftest import JobEnd, SlurmCluster
 
 ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"}
 _DEADLINE_S = 420.0

@@ -16,7 +16,7 @@ from tests.integration.training_runs import LETTERS, metrics_of, tiny_config, wr
 from tests.slurm.scene import ENVIRONMENT, STAND_IN_CONFIG, chain_is_over
 
 if TYPE_CHECKING:
-    from conftest import SlurmCluster
+    from tests.slurm.conftest import SlurmCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("no_chain_outlives_its_test")]
 

@@ -21,7 +21,7 @@ from tests.integration.training_runs import metrics_of
 from tests.slurm.scene import HEAD, WORKER, Outcome, Scene
 
 if TYPE_CHECKING:
-    from conftest import SlurmCluster
+    from tests.slurm.conftest import SlurmCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("no_chain_outlives_its_test")]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import SlurmCluster
+    from tests.slurm.conftest import SlurmCluster
 
 pytestmark = pytest.mark.slurm
 

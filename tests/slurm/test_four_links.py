@@ -18,7 +18,7 @@ from tests.integration.training_runs import LETTERS, exported_weights, metrics_o
 from tests.slurm.scene import ENVIRONMENT, chain_is_over
 
 if TYPE_CHECKING:
-    from conftest import SlurmCluster
+    from tests.slurm.conftest import SlurmCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.usefixtures("no_chain_outlives_its_test")]
 

@@ -20,7 +20,7 @@ from tests.slurm.terminal import CTRL_C, Terminal
 from tests.slurm.test_launch import left_behind
 
 if TYPE_CHECKING:
-    from conftest import SlurmCluster
+    from tests.slurm.conftest import SlurmCluster
 
 pytestmark = pytest.mark.slurm
 

@@ -12,7 +12,7 @@ import pytest
 from tests.slurm.scene import STAND_IN_CONFIG
 
 if TYPE_CHECKING:
-    from conftest import JobEnd, SlurmCluster
+    from tests.slurm.conftest import JobEnd, SlurmCluster
 
 pytestmark = pytest.mark.slurm
 

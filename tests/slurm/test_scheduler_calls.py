@@ -16,7 +16,7 @@ from hpc_grpo.run.paths import RunDir
 from tests.slurm.scene import STAND_IN_CONFIG
 
 if TYPE_CHECKING:
-    from conftest import SlurmCluster
+    from tests.slurm.conftest import SlurmCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("no_chain_outlives_its_test")]
 

@@ -20,7 +20,7 @@ from tests.integration.training_runs import (
 )
 
 if TYPE_CHECKING:
-    from conftest import SlurmCluster
+    from tests.slurm.conftest import SlurmCluster
 
 pytestmark = pytest.mark.slurm
 

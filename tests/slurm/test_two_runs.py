@@ -20,7 +20,7 @@ from tests.integration.training_runs import metrics_of, write_workspace
 from tests.slurm.small_runs import ENVIRONMENT, Node, SmallRun, run_of, two_node_config
 
 if TYPE_CHECKING:
-    from conftest import SlurmCluster
+    from tests.slurm.conftest import SlurmCluster
 
 pytestmark = pytest.mark.slurm
 
