@@ -102,8 +102,8 @@ def _wait_for_port(address: str) -> None:
 
 def _ours(folder: Path, name: str) -> tuple[float, float]:
     from hpc_grpo.run.attempt import read_attempts
-    from hpc_grpo.run.metrics import read_metrics
     from hpc_grpo.run.paths import RunDir
+    from hpc_grpo.run.progress import read_metrics
     from tests.integration.training_runs import tiny_config, write_workspace
 
     workspace = folder / name

@@ -17,7 +17,7 @@ from common import BENCHMARKS, median, run_script
 
 from hpc_grpo.config import Config
 from hpc_grpo.engine.engine_args import engine_environment, engine_options
-from hpc_grpo.run.metrics import read_metrics
+from hpc_grpo.run.progress import read_metrics
 
 _TIMEOUT_S = 1500.0
 _WARM_UP_STEPS = 2

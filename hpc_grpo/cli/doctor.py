@@ -45,7 +45,7 @@ def doctor(
 
     from hpc_grpo.preflight import diagnosis, report
     from hpc_grpo.preflight.findings import has_failure
-    from hpc_grpo.run.paths import write_atomic
+    from hpc_grpo.run.files import write_atomic
 
     if sets and optional_config is None:
         raise ConfigError("--set changes a key of CONFIG: name one, such as local/demo_grpo.")

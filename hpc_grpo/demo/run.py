@@ -19,8 +19,8 @@ import click
 from hpc_grpo.demo.make import main as make_demo
 from hpc_grpo.metrics.console_lines import PASS_AT_1
 from hpc_grpo.report.curves import report
-from hpc_grpo.run.metrics import read_metrics
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.progress import read_metrics
 
 Seconds = dict[str, float]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.run.paths import write_atomic
+from hpc_grpo.run.files import write_atomic
 
 _SMALLEST, _LARGEST = 10, 99
 _GUESS_ERROR = 9

@@ -10,9 +10,8 @@ from hpc_grpo.config import Config
 from hpc_grpo.driver.learners import LearnerGroup
 from hpc_grpo.driver.step_times import Durations
 from hpc_grpo.run.checkpoint import newest_valid_checkpoint, prune_checkpoints, valid_checkpoints
+from hpc_grpo.run.files import recover_dirs, wait_for_space
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.run.publish_dir import recover
-from hpc_grpo.run.space import wait_for_space
 
 _MIN_COPIES_OF_WEIGHTS = 3
 """In a checkpoint: AdamW's two moments lie beside the weights."""
@@ -40,7 +39,7 @@ class Checkpoints:
     def resume(self) -> DriverState:
         """Load the newest valid checkpoint; a fresh state when there is none."""
         for parent in (self._run_dir.checkpoints, self._run_dir.exports):
-            recover(parent)
+            recover_dirs(parent)
         found = newest_valid_checkpoint(self._run_dir)
         if found is None:
             return DriverState()

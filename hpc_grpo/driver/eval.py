@@ -16,8 +16,8 @@ from hpc_grpo.data.stream import PromptStream
 from hpc_grpo.driver.rollouts import check_failures
 from hpc_grpo.driver.sampling import GradedGroup, RolloutPool
 from hpc_grpo.metrics.pass_at_k import pass_at_k
-from hpc_grpo.run.paths import RunDir, write_atomic
-from hpc_grpo.run.space import when_there_is_space
+from hpc_grpo.run.files import when_there_is_space, write_atomic
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.types import GroupRequest, SamplingSpec
 
 _EVAL_SEED_OFFSET = 1_000_003

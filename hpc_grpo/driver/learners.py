@@ -20,7 +20,7 @@ from hpc_grpo.learner.actor import RemoteGroup, RemoteMinibatch
 from hpc_grpo.learner.rendezvous import Rendezvous
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.run.checkpoint import Checkpoint
-from hpc_grpo.run.publish_dir import recover
+from hpc_grpo.run.files import recover_dirs
 from hpc_grpo.types import Minibatch, TrainSequence
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class LearnerGroup:
             get_all([self._learners[0].write_universal.remote(checkpoint.path)], None, "rewriting the checkpoint")
         self._on_all("load_checkpoint", checkpoint.path, waiting_for="loading the checkpoint")
         if is_resharded:
-            recover(checkpoint.path.parent)
+            recover_dirs(checkpoint.path.parent)
 
     def export(self, path: Path) -> None:
         self._on_all("export", path, waiting_for="the export")

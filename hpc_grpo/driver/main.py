@@ -31,7 +31,8 @@ from hpc_grpo.driver.train_length import train_length
 from hpc_grpo.driver.watchdog import Watchdog
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, HpcGrpoError
 from hpc_grpo.metrics.timing import StepTimer
-from hpc_grpo.run.paths import RunDir, write_atomic
+from hpc_grpo.run.files import write_atomic
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 

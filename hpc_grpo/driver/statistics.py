@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpc_grpo.driver.sampling import GradedGroup
-from hpc_grpo.run.paths import RunDir, write_atomic
-from hpc_grpo.run.space import when_there_is_space
+from hpc_grpo.run.files import when_there_is_space, write_atomic
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.types import GroupGrades
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from hpc_grpo.errors import EXIT_CRASH
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.contract import ATTEMPT_DIR_VARIABLE, STUCK_NAME
-from hpc_grpo.run.paths import write_atomic
+from hpc_grpo.run.files import write_atomic
 
 _POLL_S = 1.0
 

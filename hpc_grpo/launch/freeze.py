@@ -21,7 +21,8 @@ from hpc_grpo.launch.changeable import CHANGEABLE, differences, may_change
 from hpc_grpo.launch.environment.rules import is_secret
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.checkpoint import valid_checkpoints
-from hpc_grpo.run.paths import RunDir, read_jsonl, write_atomic, write_json_atomic
+from hpc_grpo.run.files import read_jsonl, write_atomic, write_json_atomic
+from hpc_grpo.run.paths import RunDir
 
 _SECRET_LENGTH = 16
 _MAY_CHANGE = f"What may change in it: {', '.join(f'{key}*' if key.endswith('.') else key for key in CHANGEABLE)}."

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.reshard import universal_folder, universal_loading
 from hpc_grpo.run.checkpoint import FileEntry, Manifest, hash_files, problems, read_manifest, write_manifest
-from hpc_grpo.run.publish_dir import publish, staging_path, start_staging
+from hpc_grpo.run.files import publish_dir, staging_path, start_staging
 
 if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
@@ -47,7 +47,7 @@ def save_checkpoint(learner: Learner, directory: Path, driver_state: dict[str, A
     if rank == 0:
         stage = learner.config.train.zero_stage
         write_manifest(staging, Manifest(learner.policy_version, world_size, stage, files, driver_state))
-        publish(directory)
+        publish_dir(directory)
     dist.barrier()
 
 

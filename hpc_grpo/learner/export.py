@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpc_grpo.data.tokenizer import model_folder
-from hpc_grpo.run.publish_dir import publish, start_staging
+from hpc_grpo.run.files import publish_dir, start_staging
 from hpc_grpo.types import ParameterSpec
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def export_model(learner: Learner, directory: Path) -> None:
         staging = start_staging(directory)
         learner.model.language_model.save_pretrained(staging, state_dict=weights)
         _copy_tokenizer(model_folder(learner.config.model.path), staging)
-        publish(directory)
+        publish_dir(directory)
     dist.barrier()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.run.publish_dir import staging_path, start_staging
+from hpc_grpo.run.files import staging_path, start_staging
 
 _WORKERS = 2
 """Processes that convert: each holds one rank's optimizer state in memory."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
+from pathlib import Path
 from typing import Any, Protocol
 
 from hpc_grpo.config.schema import Config
 from hpc_grpo.metrics.console import ConsoleSink
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.wandb import WandbSink, wandb_mode
-from hpc_grpo.run.metrics import JsonlSink, read_metrics
+from hpc_grpo.run.files import drop_torn_line, when_there_is_space
 from hpc_grpo.run.paths import RunDir
-
-__all__ = ["MetricSink", "TensorBoardSink", "make_sinks", "read_metrics"]
 
 
 class MetricSink(Protocol):
@@ -29,6 +30,28 @@ def make_sinks(config: Config, run_dir: RunDir) -> list[MetricSink]:
     if config.metrics.tensorboard:
         sinks.append(TensorBoardSink(run_dir))
     return [*sinks, ConsoleSink(config.run.name)]
+
+
+class JsonlSink:
+    """Appends `{"step", "attempt", "time", <metrics>}` to metrics.jsonl and flushes; always on.
+
+    A step trained again after a resume gets a second line; readers take the last. A value that is not finite is
+    written as null: JSON knows no NaN.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drop_torn_line(path)
+        self._file = path.open("a")
+
+    def write(self, record: StepRecord) -> None:
+        values = {name: float(value) if math.isfinite(value) else None for name, value in record.metrics.items()}
+        line = {"step": record.step, "attempt": record.attempt, "time": record.time_s, **values}
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        when_there_is_space(self._file.flush, "metrics.jsonl")  # what did not fit stays in the buffer
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class TensorBoardSink:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from hpc_grpo.config.schema import Config, MetricsConfig
 from hpc_grpo.metrics.record import StepRecord
-from hpc_grpo.run.paths import RunDir, write_atomic
+from hpc_grpo.run.files import write_atomic
+from hpc_grpo.run.paths import RunDir
 
 _INIT_TIMEOUT_S = 60.0
 

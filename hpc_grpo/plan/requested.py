@@ -67,9 +67,8 @@ def _pace(config: Config) -> MeasuredPace | None:
     from hpc_grpo.driver.train_length import train_length
     from hpc_grpo.plan.pace import measured_pace
     from hpc_grpo.run.attempt import read_attempts
-    from hpc_grpo.run.metrics import read_metrics
     from hpc_grpo.run.paths import RunDir
-    from hpc_grpo.run.progress import read_state
+    from hpc_grpo.run.progress import read_metrics, read_state
 
     run = RunDir(config.run_path)
     state = read_state(run)

@@ -19,7 +19,8 @@ from hpc_grpo.preflight.examination import NODES
 from hpc_grpo.preflight.findings import Group, failure, has_failure
 from hpc_grpo.preflight.folders import own_folder, remove_own_folder
 from hpc_grpo.preflight.report import from_json
-from hpc_grpo.run.paths import RunDir, write_atomic
+from hpc_grpo.run.files import write_atomic
+from hpc_grpo.run.paths import RunDir
 
 _TIME_MIN = 5
 _LOOK_S = 1.0

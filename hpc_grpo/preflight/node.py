@@ -23,7 +23,7 @@ from hpc_grpo.launch.environment.rules import filtered
 from hpc_grpo.preflight.between_judging import nccl_network
 from hpc_grpo.preflight.facts import gather
 from hpc_grpo.preflight.folders import remove_own_folder
-from hpc_grpo.run.paths import write_atomic
+from hpc_grpo.run.files import write_atomic
 from hpc_grpo.system.processes import die_with_parent
 
 _SEE_AGAIN_S = 0.2

@@ -10,8 +10,9 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.console_lines import PASS_AT_1, REWARD
 from hpc_grpo.report import terminal_plot
 from hpc_grpo.report.terminal_plot import Curve
-from hpc_grpo.run.metrics import read_metrics
-from hpc_grpo.run.paths import RunDir, read_jsonl
+from hpc_grpo.run.files import read_jsonl
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.progress import read_metrics
 
 _SHOWN_COMPLETIONS = 4
 _SHOWN_CHARACTERS = 400

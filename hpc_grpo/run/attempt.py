@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CONFIG, EXIT_CRASH, EXIT_RESUMABLE, EXIT_UNAVAILABLE
-from hpc_grpo.run.paths import RunDir, write_json_atomic
+from hpc_grpo.run.files import write_json_atomic
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.say import not_worth_the_run
 
 ExitKind = Literal[

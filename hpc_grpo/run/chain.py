@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_grpo.run.paths import RunDir, write_json_atomic
+from hpc_grpo.run.files import write_json_atomic
+from hpc_grpo.run.paths import RunDir
 
 if TYPE_CHECKING:
     from hpc_grpo.config.launch import LaunchConfig

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_grpo.run.paths import RunDir, step_dirs, write_json_atomic
+from hpc_grpo.run.files import write_json_atomic
+from hpc_grpo.run.paths import RunDir, step_dirs
 
 MANIFEST = "manifest.json"
 HASH_ALGORITHM = "xxh3_128"

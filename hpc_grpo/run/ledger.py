@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_grpo.run.paths import RunDir, drop_torn_line, read_jsonl
-from hpc_grpo.run.space import when_there_is_space
+from hpc_grpo.run.files import drop_torn_line, read_jsonl, when_there_is_space
+from hpc_grpo.run.paths import RunDir
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hpc_grpo.errors import RunHeldError
-from hpc_grpo.run.paths import RunDir, write_json_atomic
+from hpc_grpo.run.files import write_json_atomic
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.processes import start_time
 from hpc_grpo.system.say import not_worth_the_run, say
 

@@ -1,56 +1,15 @@
-"""The run directory: the only state of a run. Every path is made here; every publish is atomic."""
+"""The run directory, the only state of a run: every path of it is made here."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hpc_grpo.errors import ConfigError
 
 _STEP_DIR = re.compile(r"step_(\d+)$")
-
-
-def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
-    """Publish `text` at `path` so that a reader sees the old file or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-
-
-def write_json_atomic(path: Path, value: Any) -> None:
-    write_atomic(path, json.dumps(value, indent=2) + "\n")
-
-
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the whole lines of a JSONL file; a last line cut by a crash is skipped."""
-    if not path.exists():
-        return
-    with path.open() as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
-
-
-def drop_torn_line(path: Path) -> None:
-    """Cut off a last line that a crash left unfinished: the next append would glue a record to it."""
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        content = file.read()
-        end = content.rfind(b"\n") + 1
-        if end < len(content):
-            file.truncate(end)
-            os.fsync(file.fileno())
 
 
 @dataclass(frozen=True)
@@ -77,7 +36,7 @@ class RunDir:
 
     @property
     def ledger(self) -> Path:
-        """Which ordinals each step trained on; append-only, see ledger.py."""
+        """Which ordinals each step trained on; append-only, see run/ledger.py."""
         return self.path / "ledger.jsonl"
 
     @property
@@ -111,12 +70,12 @@ class RunDir:
 
     @property
     def holder(self) -> Path:
-        """Which attempt is training the run, and its last sign of life; see launch/holder.py."""
+        """Which attempt is training the run, and its last sign of life; see run/lock.py."""
         return self.path / "holder.json"
 
     @property
     def chain(self) -> Path:
-        """The run's Slurm jobs; see launch/chain.py."""
+        """The run's Slurm jobs; see run/chain.py."""
         return self.path / "chain.json"
 
     @property
@@ -129,7 +88,7 @@ class RunDir:
         return self.path / "slurm"
 
     def slurm_log(self, job_id: str) -> Path:
-        """The output of a job that `hpc-grpo` handed in."""
+        """The output of a job that `hpc-grpo` submitted."""
         return self.slurm_logs / f"{job_id}_0_log.out"
 
     def rollouts(self, step: int) -> Path:
@@ -173,6 +132,6 @@ class RunDir:
 
 
 def step_dirs(parent: Path) -> dict[int, Path]:
-    """The `step_N` folders below `parent`, by N."""
+    """Return the `step_N` folders below `parent`, by N."""
     found = ((_STEP_DIR.fullmatch(p.name), p) for p in parent.glob("step_*"))
     return {int(match.group(1)): path for match, path in found if match}

@@ -1,14 +1,20 @@
-"""state.json: the last finished step in a few numbers, published atomically by the driver."""
+"""What the driver tells of a run's progress: state.json and metrics.jsonl.
+
+state.json holds the last finished step in a few numbers and is published atomically. metrics.jsonl has a line for
+every step and is only appended to (by `JsonlSink` in metrics/sinks.py); any command may read it meanwhile.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from hpc_grpo.run.paths import RunDir, write_json_atomic
-from hpc_grpo.run.space import when_there_is_space
+from hpc_grpo.run.files import read_jsonl, when_there_is_space, write_json_atomic
+from hpc_grpo.run.paths import RunDir
 
 Phase = Literal["starting", "training", "stopped", "complete"]
 
@@ -18,7 +24,7 @@ class RunState:
     """`reward`, `tokens_per_s` and `eta_s` are None until a step has ended; times are Unix seconds.
 
     `step_p95_s`, `eval_p95_s` and `save_p95_s` are the 95th percentiles of what a step, without what follows, an eval
-    and a checkpoint take (see pace.py).
+    and a checkpoint take (see driver/step_times.py).
     """
 
     step: int
@@ -39,7 +45,25 @@ def write_state(run_dir: RunDir, state: RunState) -> None:
 
 
 def read_state(run_dir: RunDir) -> RunState | None:
-    """The last published state; None before the driver's first."""
+    """Return the last published state; None before the driver's first."""
     if not run_dir.state.exists():
         return None
     return RunState(**json.loads(run_dir.state.read_text()))
+
+
+def read_metrics(path: Path) -> dict[int, dict[str, Any]]:
+    """Return the surviving line of every step, in ascending order; null reads as NaN. Empty without a file.
+
+    An attempt's first line undoes the same and later steps of the attempts before it.
+    """
+    lines: dict[int, dict[str, Any]] = {}
+    attempt = None
+    for line in read_jsonl(path):
+        if line["attempt"] != attempt:
+            attempt = line["attempt"]
+            lines = {step: kept for step, kept in lines.items() if step < line["step"]}
+        lines[line["step"]] = line
+    return {
+        step: {name: math.nan if value is None else value for name, value in lines[step].items()}
+        for step in sorted(lines)
+    }

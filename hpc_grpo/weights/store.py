@@ -18,7 +18,7 @@ import torch
 import xxhash
 
 from hpc_grpo.errors import WeightSyncError
-from hpc_grpo.run.paths import write_json_atomic
+from hpc_grpo.run.files import write_json_atomic
 from hpc_grpo.weights.buckets import Bucket, BucketPlan
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from hpc_grpo.errors import EXIT_RESUMABLE
-from hpc_grpo.run.paths import write_json_atomic
+from hpc_grpo.run.files import write_json_atomic
 
 ENVIRONMENT = "environment.json"
 

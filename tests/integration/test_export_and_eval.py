@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_grpo.run.metrics import read_metrics
-from hpc_grpo.run.paths import RunDir, read_jsonl
+from hpc_grpo.run.files import read_jsonl
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.progress import read_metrics
 from tests.integration.conftest import SFT_STEPS, SYNC_STEPS
 from tests.integration.training_runs import metrics_of
 

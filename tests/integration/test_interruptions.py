@@ -10,8 +10,9 @@ import pytest
 
 from hpc_grpo.errors import EXIT_CRASH, EXIT_RESUMABLE
 from hpc_grpo.run.checkpoint import newest_valid_checkpoint
+from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
-from hpc_grpo.run.paths import RunDir, read_jsonl
+from hpc_grpo.run.paths import RunDir
 from tests.integration.conftest import SFT_STEPS, SYNC_STEPS
 from tests.integration.kill_resume import differing_weights, kill_after_step
 from tests.integration.mismatch import TOLERANCE

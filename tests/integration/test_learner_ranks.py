@@ -92,7 +92,7 @@ def resume_from(run_dir: RunDir, config: Any, rank: int, world_size: int) -> Any
     from hpc_grpo.learner.checkpoint import TAG, load_checkpoint
     from hpc_grpo.learner.learner import Learner
     from hpc_grpo.learner.reshard import write_universal
-    from hpc_grpo.run.publish_dir import recover
+    from hpc_grpo.run.files import recover_dirs
 
     fresh = Learner(config, rank, world_size)
     if rank == 0:
@@ -101,7 +101,7 @@ def resume_from(run_dir: RunDir, config: Any, rank: int, world_size: int) -> Any
     driver_state = load_checkpoint(fresh, run_dir.checkpoint(5))
     torch.distributed.barrier()
     if rank == 0:
-        recover(run_dir.checkpoints)
+        recover_dirs(run_dir.checkpoints)
     lrs = [learner.train_step(make_step(seed, rank, world_size))["lr"] for learner, seed in ((fresh, 7), (fresh, 8))]
     return {"driver_state": driver_state, "version": fresh.policy_version, "lr": lrs, "weights": weights_of(fresh)}
 

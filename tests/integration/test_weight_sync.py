@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
-from hpc_grpo.run.paths import RunDir, read_jsonl
+from hpc_grpo.run.paths import RunDir
 from tests.integration.corrupting_driver import CORRUPTED_VERSION
 from tests.integration.mismatch import TOLERANCE, measure
 from tests.integration.training_runs import Attempt, metrics_of

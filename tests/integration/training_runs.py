@@ -17,8 +17,9 @@ from hpc_grpo.config import load_config
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.demo.tasks import TaskSizes, write_tasks
 from hpc_grpo.launch.freeze import freeze
-from hpc_grpo.run.metrics import read_metrics
-from hpc_grpo.run.paths import RunDir, read_jsonl
+from hpc_grpo.run.files import read_jsonl
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.progress import read_metrics
 
 HERE = Path(__file__).resolve().parent
 LETTERS = f"{HERE / 'letters_reward.py'}:share_of_letters"

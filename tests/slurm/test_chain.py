@@ -10,8 +10,9 @@ import pytest
 
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.chain import read_chain
+from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
-from hpc_grpo.run.paths import RunDir, read_jsonl
+from hpc_grpo.run.paths import RunDir
 from tests.integration.training_runs import LETTERS, metrics_of, tiny_config, write_workspace
 from tests.slurm.scene import ENVIRONMENT, STAND_IN_CONFIG, chain_is_over
 

@@ -13,8 +13,9 @@ import pytest
 
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.checkpoint import newest_valid_checkpoint
+from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
-from hpc_grpo.run.paths import RunDir, read_jsonl
+from hpc_grpo.run.paths import RunDir
 from tests.integration.training_runs import LETTERS, tiny_config, write_workspace
 from tests.slurm.terminal import CTRL_C, Terminal
 from tests.slurm.test_launch import left_behind

@@ -23,7 +23,7 @@ from hpc_grpo.launch.place.topology import Topology
 from hpc_grpo.launch.supervisor.agent_link import NodeLink
 from hpc_grpo.launch.supervisor.bringup import RayWatch
 from hpc_grpo.launch.supervisor.heartbeats import Heartbeats
-from hpc_grpo.run.paths import write_atomic
+from hpc_grpo.run.files import write_atomic
 
 
 class Nodes:

@@ -36,7 +36,8 @@ from hpc_grpo.launch.supervisor.restarts import Restarts
 from hpc_grpo.run.attempt import AttemptRecord, ExitKind, classify
 from hpc_grpo.run.checkpoint import newest_step
 from hpc_grpo.run.contract import STUCK_NAME
-from hpc_grpo.run.paths import RunDir, write_atomic
+from hpc_grpo.run.files import write_atomic
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.stacks import STACKS_NAME, STACKS_SIGNAL
 from hpc_grpo.system.processes import adopt_orphans, descendants, end_processes, reap_adopted
 from hpc_grpo.system.say import say

@@ -10,7 +10,8 @@ from hpc_grpo.config import Config
 from hpc_grpo.driver.eval import Evaluation
 from hpc_grpo.driver.sampling import GradedGroup
 from hpc_grpo.errors import RewardError
-from hpc_grpo.run.paths import RunDir, read_jsonl
+from hpc_grpo.run.files import read_jsonl
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
 
 NUM_SAMPLES = 3

@@ -7,7 +7,8 @@ import pytest
 
 from hpc_grpo.driver.sampling import GradedGroup
 from hpc_grpo.driver.statistics import rollout_metrics, write_rollouts
-from hpc_grpo.run.paths import RunDir, read_jsonl
+from hpc_grpo.run.files import read_jsonl
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.types import GroupGrades, Prompt
 
 

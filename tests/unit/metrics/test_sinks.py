@@ -10,10 +10,10 @@ from hpc_grpo.config import Config
 from hpc_grpo.metrics import wandb as wandb_sink
 from hpc_grpo.metrics.console import ConsoleSink
 from hpc_grpo.metrics.record import StepRecord
-from hpc_grpo.metrics.sinks import TensorBoardSink, make_sinks
+from hpc_grpo.metrics.sinks import JsonlSink, TensorBoardSink, make_sinks
 from hpc_grpo.metrics.wandb import WandbSink, wandb_mode
-from hpc_grpo.run.metrics import JsonlSink, read_metrics
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.progress import read_metrics
 
 KEY = "0123456789" * 4
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from hpc_grpo.run.attempt import AttemptRecord, ExitKind
 from hpc_grpo.run.chain import ChainRecord, write_chain
+from hpc_grpo.run.files import write_atomic, write_json_atomic
 from hpc_grpo.run.lock import LockOwner
-from hpc_grpo.run.paths import RunDir, write_atomic, write_json_atomic
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import Phase, RunState, write_state
 
 

@@ -8,8 +8,8 @@ from PIL import Image
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.record import StepRecord
+from hpc_grpo.metrics.sinks import JsonlSink
 from hpc_grpo.report.curves import report
-from hpc_grpo.run.metrics import JsonlSink
 from hpc_grpo.run.paths import RunDir
 
 

@@ -7,8 +7,8 @@ from click.testing import Result
 from rich.console import Console
 
 from hpc_grpo.metrics.record import StepRecord
+from hpc_grpo.metrics.sinks import JsonlSink
 from hpc_grpo.report.watching import last_steps, watch_live, watch_plainly
-from hpc_grpo.run.metrics import JsonlSink
 from hpc_grpo.run.paths import RunDir
 from tests.unit.report.run_builder import RunBuilder
 

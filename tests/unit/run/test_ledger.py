@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hpc_grpo.run import files
 from hpc_grpo.run.ledger import Ledger, LedgerLine, check_ledger, surviving_lineage
 from hpc_grpo.run.paths import RunDir
 
@@ -74,3 +78,24 @@ def test_torn_line_is_not_glued_to_the_next(run_dir: RunDir) -> None:
 def test_lineage_keeps_the_newest_line_of_each_step() -> None:
     lines = [LedgerLine(step, attempt, ()) for step, attempt in [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (2, 3)]]
     assert [(line.step, line.attempt) for line in surviving_lineage(lines)] == [(1, 2), (2, 3)]
+
+
+def test_a_line_that_did_not_fit_is_written_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first line got half-way to the disk."""
+    ledger = Ledger(RunDir(tmp_path), attempt=1)
+    ledger.append(1, [0, 1])
+    real, calls = os.fsync, []
+
+    def fsync(descriptor: int) -> Any:
+        calls.append(descriptor)
+        if len(calls) == 1:
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size - 5)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(files, "_RETRY_S", 0.0)
+    ledger.append(2, [2, 3])
+    verdict = check_ledger(RunDir(tmp_path))
+    assert (verdict.steps, verdict.ordinals, verdict.undone) == (2, 4, 0)
+    assert len(RunDir(tmp_path).ledger.read_text().splitlines()) == 2

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.errors import RunHeldError
+from hpc_grpo.run.files import write_json_atomic
 from hpc_grpo.run.lock import EndedJob, LockOwner, RunLock, _retire, clear, left_behind, read_lock_owner, refuse_if_held
-from hpc_grpo.run.paths import RunDir, write_json_atomic
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.processes import start_time
 
 

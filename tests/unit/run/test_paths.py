@@ -1,71 +1,12 @@
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.run.paths import RunDir, drop_torn_line, read_jsonl, step_dirs, write_atomic, write_json_atomic
-
-
-def test_write_atomic_makes_folders_and_leaves_nothing_beside(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b" / "state.json"
-    write_atomic(path, "one")
-    write_atomic(path, "two")
-    assert path.read_text() == "two"
-    assert [entry.name for entry in path.parent.iterdir()] == ["state.json"]
-
-
-def test_write_atomic_that_fails_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "state.json"
-    write_atomic(path, "old")
-
-    def full(_descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_atomic(path, "new")
-    assert path.read_text() == "old"
-
-
-def test_write_atomic_sets_the_mode_before_the_content_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    write_atomic(path, "secret", mode=0o600)
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_write_json_atomic_round_trip(tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    write_json_atomic(path, {"a": [1, None, "ü"]})
-    assert json.loads(path.read_text()) == {"a": [1, None, "ü"]}
-
-
-def test_read_jsonl_skips_a_torn_last_line(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2}\n{"ste')
-    assert list(read_jsonl(path)) == [{"step": 1}, {"step": 2}]
-    assert list(read_jsonl(tmp_path / "absent")) == []
-
-
-@pytest.mark.parametrize("content", ["", "a\n", "a\nb\n"])
-def test_whole_lines_stay(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "m.jsonl"
-    path.write_text(content)
-    drop_torn_line(path)
-    assert path.read_text() == content
-
-
-@pytest.mark.parametrize(("content", "left"), [("a\nb", "a\n"), ("b", "")])
-def test_torn_line_is_cut_off(tmp_path: Path, content: str, left: str) -> None:
-    path = tmp_path / "m.jsonl"
-    path.write_text(content)
-    drop_torn_line(path)
-    assert path.read_text() == left
-    drop_torn_line(tmp_path / "absent")
+from hpc_grpo.run.paths import RunDir, step_dirs
 
 
 def test_step_dirs_are_those_named_by_a_step(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.slurm.jobs import output_of
-from hpc_grpo.run.paths import write_json_atomic
+from hpc_grpo.run.files import write_json_atomic
 
 _UNKNOWN_JOB = "Invalid job id"
 _FORMAT = "%i|%T|%S|%r"

@@ -14,8 +14,9 @@ import pytest
 from hpc_grpo.launch.chain import cancel
 from hpc_grpo.launch.chain.cancel import cancel_run
 from hpc_grpo.run.chain import ChainRecord, read_chain, write_chain
+from hpc_grpo.run.files import write_json_atomic
 from hpc_grpo.run.lock import LockOwner
-from hpc_grpo.run.paths import RunDir, write_json_atomic
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.processes import start_time
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from hpc_grpo.run.attempt import ExitKind
 from hpc_grpo.run.chain import read_chain, write_chain
+from hpc_grpo.run.files import write_json_atomic
 from hpc_grpo.run.lock import LockOwner
-from hpc_grpo.run.paths import RunDir, write_json_atomic
+from hpc_grpo.run.paths import RunDir
 from tests.unit.launch.chain.chain_scene import CANCELLED, FakeSlurm, ended, link
 
 

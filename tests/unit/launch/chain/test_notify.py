@@ -6,7 +6,8 @@ import pytest
 
 from hpc_grpo.launch.chain import notify as notification
 from hpc_grpo.launch.chain.notify import News, notify
-from hpc_grpo.run.paths import RunDir, write_json_atomic
+from hpc_grpo.run.files import write_json_atomic
+from hpc_grpo.run.paths import RunDir
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from hpc_grpo.config.load import load_launch
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place.slurm import interactive
 from hpc_grpo.run.attempt import AttemptRecord
+from hpc_grpo.run.files import write_atomic, write_json_atomic
 from hpc_grpo.run.lock import LockOwner
-from hpc_grpo.run.paths import RunDir, write_atomic, write_json_atomic
+from hpc_grpo.run.paths import RunDir
 
 STEP = ["srun", "--nodes=1", "--ntasks=1", "--overlap", "--mem=0", "--cpu-bind=none", "--export=ALL"]
 

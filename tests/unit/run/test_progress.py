@@ -5,8 +5,9 @@ import json
 import math
 
 from hpc_grpo.metrics.record import StepRecord
-from hpc_grpo.run.metrics import JsonlSink, read_metrics
+from hpc_grpo.metrics.sinks import JsonlSink
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.progress import read_metrics
 
 
 def make_record(step: int, attempt: int, reward: float) -> StepRecord:

@@ -1,0 +1,148 @@
+"""Files that processes share: published whole or not at all, read although a crash cut them, waited for on a full disk.
+
+Every file and folder of a run directory is written through here, and by one writer at a time. A reader sees the old
+content or the new one; the exceptions are the append-only JSONL files, whose readers skip a line that is cut short.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_STAGED, _RETIRED = ".tmp", ".old"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_RETRY_S = 2.0
+_HEADROOM = 1.1
+
+
+def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
+    """Publish `text` at `path`; its folders are made where they are missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def write_json_atomic(path: Path, value: Any) -> None:
+    write_atomic(path, json.dumps(value, indent=2) + "\n")
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the whole lines of a JSONL file; skip a last line that a crash cut short. No file: no lines."""
+    if not path.exists():
+        return
+    with path.open() as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cut off a last line that a crash left unfinished: the next append would glue a record to it."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        content = file.read()
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
+            file.truncate(end)
+            os.fsync(file.fileno())
+
+
+def staging_path(final: Path) -> Path:
+    """Return where the content of folder `final` is prepared.
+
+    It lies beside `final`, since only a rename within a file system is atomic.
+    """
+    return final.with_name(f".{final.name}{_STAGED}")
+
+
+def start_staging(final: Path) -> Path:
+    """Make an empty staging folder for `final`; remove what an interrupted attempt left there."""
+    staging = staging_path(final)
+    if staging.exists():
+        shutil.rmtree(staging)
+    staging.mkdir(parents=True)
+    return staging
+
+
+def publish_dir(final: Path) -> None:
+    """Move the staged folder to `final`, replacing what is there (the same step, trained again after a crash)."""
+    staging = staging_path(final)
+    for file in staging.rglob("*"):
+        if file.is_file():
+            _fsync(file)
+    retired = final.with_name(f".{final.name}{_RETIRED}")
+    if retired.exists():
+        shutil.rmtree(retired)
+    if final.exists():
+        final.replace(retired)
+    staging.replace(final)
+    _fsync(final.parent)
+    if retired.exists():
+        shutil.rmtree(retired)
+
+
+def recover_dirs(parent: Path) -> None:
+    """Put right what processes that were killed inside `publish_dir` left below `parent`.
+
+    Only to be called while nothing publishes there.
+    """
+    for retired in parent.glob(f".step_*{_RETIRED}"):
+        final = parent / retired.name[1 : -len(_RETIRED)]
+        if final.exists():
+            shutil.rmtree(retired)
+        else:
+            retired.replace(final)  # killed between the two renames
+    for staging in parent.glob(f".step_*{_STAGED}"):
+        shutil.rmtree(staging)
+
+
+def when_there_is_space(write: Callable[[], T], what: str) -> T:
+    """Call `write` until it no longer fails for want of space: a full disk pauses the run instead of ending it.
+
+    `write` must bear repeating. Raises its other errors. Only for writes of one process: a collective of several must
+    not fail half-way, so it calls `wait_for_space` first.
+    """
+    told = False
+    while True:
+        try:
+            return write()
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            told = told or _tell(f"{os.strerror(error.errno)}: {what} cannot be written")
+        time.sleep(_RETRY_S)
+
+
+def wait_for_space(folder: Path, num_bytes: int, what: str) -> None:
+    """Return once the file system of `folder` has room for `num_bytes` and a little more."""
+    told = False
+    while (free := shutil.disk_usage(folder).free) < num_bytes * _HEADROOM:
+        told = told or _tell(f"{what} needs {num_bytes / 2**30:.2f} GiB in {folder}, where {free / 2**30:.2f} are free")
+        time.sleep(_RETRY_S)
+
+
+def _tell(problem: str) -> bool:
+    print(f"{problem}. The run waits for space; free some, and it goes on.", flush=True)
+    return True
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

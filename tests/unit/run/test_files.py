@@ -1,0 +1,170 @@
+"""Files are published whole or not at all, read although a crash cut them, and wait for a full disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.run import files as disk
+from hpc_grpo.run.files import (
+    drop_torn_line,
+    publish_dir,
+    read_jsonl,
+    recover_dirs,
+    start_staging,
+    write_atomic,
+    write_json_atomic,
+)
+
+
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for space tries again at once."""
+    monkeypatch.setattr(disk, "_RETRY_S", 0.0)
+
+
+def test_write_atomic_makes_folders_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "state.json"
+    write_atomic(path, "one")
+    write_atomic(path, "two")
+    assert path.read_text() == "two"
+    assert [entry.name for entry in path.parent.iterdir()] == ["state.json"]
+
+
+def test_write_atomic_that_fails_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state.json"
+    write_atomic(path, "old")
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomic(path, "new")
+    assert path.read_text() == "old"
+
+
+def test_write_atomic_sets_the_mode_before_the_content_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    write_atomic(path, "secret", mode=0o600)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_write_json_atomic_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json_atomic(path, {"a": [1, None, "ü"]})
+    assert json.loads(path.read_text()) == {"a": [1, None, "ü"]}
+
+
+def test_read_jsonl_skips_a_torn_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"ste')
+    assert list(read_jsonl(path)) == [{"step": 1}, {"step": 2}]
+    assert list(read_jsonl(tmp_path / "absent")) == []
+
+
+@pytest.mark.parametrize("content", ["", "a\n", "a\nb\n"])
+def test_whole_lines_stay(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text(content)
+    drop_torn_line(path)
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize(("content", "left"), [("a\nb", "a\n"), ("b", "")])
+def test_torn_line_is_cut_off(tmp_path: Path, content: str, left: str) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text(content)
+    drop_torn_line(path)
+    assert path.read_text() == left
+    drop_torn_line(tmp_path / "absent")
+
+
+def test_content_appears_at_once_and_replaces_what_was_there(tmp_path: Path) -> None:
+    final = tmp_path / "checkpoints" / "step_5"
+    for text in ("first", "second"):
+        staging = start_staging(final)
+        (staging / "sub").mkdir()
+        (staging / "sub" / "file").write_text(text)
+        assert not final.exists() or (final / "sub" / "file").read_text() == "first"
+        publish_dir(final)
+        assert (final / "sub" / "file").read_text() == text
+    assert [path.name for path in final.parent.iterdir()] == ["step_5"]
+
+
+def test_leavings_of_an_interrupted_attempt_are_removed(tmp_path: Path) -> None:
+    final = tmp_path / "step_5"
+    (start_staging(final) / "half").write_text("written")
+    assert list(start_staging(final).iterdir()) == []
+
+
+def folder(path: Path, content: str) -> None:
+    path.mkdir()
+    (path / "file").write_text(content)
+
+
+def test_killed_while_staging(tmp_path: Path) -> None:
+    folder(tmp_path / "step_1", "old")
+    folder(tmp_path / ".step_1.tmp", "half")
+    recover_dirs(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
+
+
+def test_killed_between_the_two_renames(tmp_path: Path) -> None:
+    folder(tmp_path / ".step_1.old", "old")
+    folder(tmp_path / ".step_1.tmp", "whole, but not known to be")
+    recover_dirs(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
+    assert (tmp_path / "step_1" / "file").read_text() == "old"
+
+
+def test_killed_before_the_old_one_was_removed(tmp_path: Path) -> None:
+    folder(tmp_path / "step_1", "new")
+    folder(tmp_path / ".step_1.old", "old")
+    recover_dirs(tmp_path)
+    assert (tmp_path / "step_1" / "file").read_text() == "new"
+    assert not (tmp_path / ".step_1.old").exists()
+
+
+def test_a_folder_that_is_not_there_is_no_error(tmp_path: Path) -> None:
+    recover_dirs(tmp_path / "checkpoints")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_write_is_repeated_until_it_fits(number: int, capsys: pytest.CaptureFixture[str], no_pause: None) -> None:
+    failures = [OSError(number, os.strerror(number))] * 3
+
+    def write() -> str:
+        if failures:
+            raise failures.pop()
+        return "written"
+
+    assert disk.when_there_is_space(write, "metrics.jsonl") == "written"
+    told = capsys.readouterr().out.splitlines()
+    assert told == [
+        f"{os.strerror(number)}: metrics.jsonl cannot be written. The run waits for space; free some, and it goes on."
+    ]
+
+
+def test_other_errors_are_not_waited_out() -> None:
+    def write() -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with pytest.raises(PermissionError):
+        disk.when_there_is_space(write, "metrics.jsonl")
+
+
+def test_waiting_ends_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], no_pause: None
+) -> None:
+    free = [500, 1000, 1100]
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=free.pop(0)))
+    disk.wait_for_space(tmp_path, 1000, "A checkpoint")
+    assert free == []
+    assert capsys.readouterr().out.startswith("A checkpoint needs 0.00 GiB in ")
