@@ -67,7 +67,7 @@ def env(optional_config: str | None, as_json: bool) -> None:
     import os
     from dataclasses import asdict
 
-    from hpc_grpo.config.launch import LaunchConfig
+    from hpc_grpo.config import LaunchConfig
     from hpc_grpo.config.request import load_request
     from hpc_grpo.engine.engine_args import ENVIRONMENT
     from hpc_grpo.launch.environment.report import environment_report, report_text

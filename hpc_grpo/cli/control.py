@@ -11,7 +11,7 @@ import click
 from hpc_grpo.cli.options import DRIVER, OVERRIDES
 
 if TYPE_CHECKING:
-    from hpc_grpo.config.launch import LaunchConfig
+    from hpc_grpo.config import LaunchConfig
     from hpc_grpo.run.paths import RunDir
 
 _RUN = click.argument("run", metavar="RUN")
@@ -78,8 +78,7 @@ def resume(run: str, overrides: tuple[str, ...], driver: str) -> None:
 
 def _asked_next(run: RunDir, overrides: Sequence[str]) -> LaunchConfig:
     """What the next job asks for: what the last one had, and before it the overrides."""
-    from hpc_grpo.config import load_resolved
-    from hpc_grpo.config.load import with_overrides
+    from hpc_grpo.config import load_resolved, with_overrides
     from hpc_grpo.run.chain import read_chain
 
     config = load_resolved(run.config)

@@ -13,7 +13,7 @@ import click
 from hpc_grpo.cli.options import CONFIG, DRIVER, OVERRIDES, SET, slurm_overrides, slurm_time
 
 if TYPE_CHECKING:
-    from hpc_grpo.config.launch import LaunchConfig
+    from hpc_grpo.config import LaunchConfig
     from hpc_grpo.config.request import Request
     from hpc_grpo.run.paths import RunDir
 

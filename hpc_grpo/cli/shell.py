@@ -12,7 +12,7 @@ from hpc_grpo.cli.run_argument import find_run
 from hpc_grpo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpc_grpo.config.launch import LaunchConfig
+    from hpc_grpo.config import LaunchConfig
     from hpc_grpo.run.attempt import AttemptRecord
     from hpc_grpo.run.paths import RunDir
 
@@ -57,7 +57,7 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
 
 def _launch(optional_config: str | None, words: list[str]) -> LaunchConfig:
     """The launch section of a config, which may hold nothing else, or that of none at all."""
-    from hpc_grpo.config.load import load_launch
+    from hpc_grpo.config import load_launch
     from hpc_grpo.config.request import load_request
 
     if optional_config is None or not optional_config.endswith(".sh"):

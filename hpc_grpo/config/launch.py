@@ -1,4 +1,4 @@
-"""Settings of the launching half: what to ask Slurm for, how nodes find each other, what they load.
+"""Sections `placement` and `launch`: what runs on each node, what to ask Slurm for, how nodes find each other.
 
 Site settings (configs/*/site.yaml) are values of this section; nothing about a site is in the code.
 """
@@ -6,11 +6,9 @@ Site settings (configs/*/site.yaml) are values of this section; nothing about a 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -19,10 +17,19 @@ from pydantic import (
     field_validator,
 )
 
+from hpc_grpo.config.section import Section
 
-class SlurmConfig(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
+class PlacementConfig(Section):
+    learners_per_node: PositiveInt = Field(1, description="DeepSpeed learners on each node.")
+    gpus: Literal["auto", "none"] = Field(
+        "auto", description="auto: reserve GPUs where the cluster has any; none: CPUs alone."
+    )
+    cpus_per_learner: PositiveFloat = Field(0.5, description="CPUs reserved for a learner.")
+    cpus_per_engine: PositiveFloat = Field(0.5, description="CPUs reserved for an engine.")
+
+
+class SlurmConfig(Section):
     num_nodes: PositiveInt = Field(1, description="Nodes of the job.")
     min_nodes: PositiveInt | None = Field(
         None, description="Nodes to go on with in the job when it loses others; null: all of them, else a new job."
@@ -44,9 +51,7 @@ class SlurmConfig(BaseModel):
     )
 
 
-class LaunchConfig(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class LaunchConfig(Section):
     slurm: SlurmConfig = SlurmConfig()
     interface: str | None = Field(
         None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpc_grpo.config.schema import Config
+from hpc_grpo.config import Config
 from hpc_grpo.data.lengths import LengthRule, fitting_items
 from hpc_grpo.data.sources import Items, completion_text
 from hpc_grpo.data.stream import EpochOrder

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hpc_grpo.config.schema import Config, DatasetConfig
+from hpc_grpo.config import Config, DatasetConfig
 from hpc_grpo.errors import ConfigError
 
 Item = dict[str, Any]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpc_grpo.config.schema import Config, DatasetConfig
+from hpc_grpo.config import Config, DatasetConfig
 from hpc_grpo.data.lengths import LengthRule, fitting_items
 from hpc_grpo.data.seeds import epoch_permutation
 from hpc_grpo.data.sources import Item, Items

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from hpc_grpo.config.schema import DataConfig, DatasetConfig
+from hpc_grpo.config import DataConfig, DatasetConfig
 from hpc_grpo.errors import ConfigError
 
 _PLACEHOLDER = "{prompt}"

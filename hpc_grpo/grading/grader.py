@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from hpc_grpo.config.schema import Config
+from hpc_grpo.config import Config
 from hpc_grpo.data.templates import Tokenizer
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.run.stacks import dump_stacks_on_signal

@@ -16,7 +16,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from hpc_grpo.config.schema import RewardConfig
+from hpc_grpo.config import RewardConfig
 from hpc_grpo.errors import ConfigError, HpcGrpoError, RewardError
 from hpc_grpo.grading.slot import QueuedCall, WorkerSlot
 from hpc_grpo.grading.worker import Call, CallResult

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo import __version__
-from hpc_grpo.config import Config, load_resolved, to_yaml
-from hpc_grpo.config.load import with_overrides
+from hpc_grpo.config import Config, load_resolved, to_yaml, with_overrides
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.changeable import CHANGEABLE, differences, may_change
 from hpc_grpo.launch.environment.rules import is_secret

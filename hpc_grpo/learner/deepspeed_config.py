@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpc_grpo.config.schema import Config
+from hpc_grpo.config import Config
 
 
 def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:

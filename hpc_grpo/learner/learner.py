@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpc_grpo.algorithms.losses import LossInputs, find_loss
-from hpc_grpo.config.schema import Config
+from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.learner import parameters
 from hpc_grpo.learner.accumulator import MetricAccumulator

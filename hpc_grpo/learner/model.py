@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hpc_grpo.config.schema import Config
+from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.attention import PACKED_SDPA, document_layout, register_packed_sdpa
 from hpc_grpo.learner.head import LogprobHead

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpc_grpo.config.schema import Config
+from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.deepspeed_config import deepspeed_config, frozen_config
 from hpc_grpo.learner.model import PolicyModel, load_policy

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any, Protocol
 
-from hpc_grpo.config.schema import Config
+from hpc_grpo.config import Config
 from hpc_grpo.metrics.console import ConsoleSink
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.wandb import WandbSink, wandb_mode

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from hpc_grpo.config.schema import Config, MetricsConfig
+from hpc_grpo.config import Config, MetricsConfig
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.paths import RunDir

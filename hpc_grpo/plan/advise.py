@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_grpo.config.schema import Config
+from hpc_grpo.config import Config
 from hpc_grpo.plan.fit import Plan, make_plan
 from hpc_grpo.plan.memory import GIB
 from hpc_grpo.plan.shapes import FAMILY, family_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_grpo.config.schema import Config
+from hpc_grpo.config import Config
 from hpc_grpo.plan.engine import KvCache, cpu_kv_cache, engine_budget
 from hpc_grpo.plan.learner import learner_budget
 from hpc_grpo.plan.memory import GIB, Hardware, MemoryBudget

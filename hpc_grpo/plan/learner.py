@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_grpo.config.schema import Config
+from hpc_grpo.config import Config
 from hpc_grpo.plan.activations import Activations, activations
 from hpc_grpo.plan.memory import DTYPE_BYTES, GIB, Hardware, MemoryBudget, Part, nonzero
 from hpc_grpo.plan.shapes import Model

@@ -6,8 +6,8 @@ whether a node has enough.
 
 from __future__ import annotations
 
+from hpc_grpo.config import Config
 from hpc_grpo.config.resources import node_bundles
-from hpc_grpo.config.schema import Config
 from hpc_grpo.plan.engine import model_parts
 from hpc_grpo.plan.learner import activation_parts, host_parts, state_parts
 from hpc_grpo.plan.memory import DTYPE_BYTES, GIB, Hardware, MemoryBudget, Part, nonzero

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hpc_grpo.config.schema import Config
+from hpc_grpo.config import Config
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hpc_grpo.config.launch import SlurmConfig
+from hpc_grpo.config import Config, SlurmConfig
 from hpc_grpo.config.resources import check_fits, node_bundles
-from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
 
 

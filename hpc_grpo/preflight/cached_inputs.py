@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from hpc_grpo.config import Config
-from hpc_grpo.config.schema import DatasetConfig
+from hpc_grpo.config import Config, DatasetConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.model_source import find_folder, hub_cache
 from hpc_grpo.preflight.context import Context

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_grpo.config import Config
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import Config, LaunchConfig
 from hpc_grpo.launch.environment.rules import filtered
 
 DEFAULT_ROOT = Path("runs")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.config.request import load_request
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.place.topology import Topology, detect

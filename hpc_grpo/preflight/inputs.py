@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_grpo.config.launch import LaunchConfig
-from hpc_grpo.config.schema import Config
+from hpc_grpo.config import Config, LaunchConfig
 from hpc_grpo.data.sources import completion_text, load_items
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.preflight.prefetch.items import Item, dataset_of, is_there, items_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 from dataclasses import dataclass, replace
 
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.launch.place.slurm.jobs import minutes
 from hpc_grpo.launch.place.slurm.partition import SHOW_PARTITIONS, chosen_partition, parse_partitions
 from hpc_grpo.preflight.asking import Answer, ask

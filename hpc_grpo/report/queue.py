@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from hpc_grpo.config.launch import LaunchConfig
-from hpc_grpo.config.load import load_launch
+from hpc_grpo.config import LaunchConfig, load_launch
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place.slurm.jobs import WAITING_STATES
 from hpc_grpo.launch.place.slurm.queue import QueueAnswer, QueuedJob, ask, cache_path

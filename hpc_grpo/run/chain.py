@@ -16,7 +16,7 @@ from hpc_grpo.run.files import write_json_atomic
 from hpc_grpo.run.paths import RunDir
 
 if TYPE_CHECKING:
-    from hpc_grpo.config.launch import LaunchConfig
+    from hpc_grpo.config import LaunchConfig
 
 _OF_A_JOB = ("num_nodes", "time_min", "partition", "account", "gpus_per_node", "cpus_per_node", "extra")
 """Of `launch.slurm` what a job has; the rest says how its chain goes on, as the config has it now."""

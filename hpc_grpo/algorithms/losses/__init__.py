@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpc_grpo.algorithms.losses import grpo, sft
 from hpc_grpo.algorithms.losses.interface import LossInputs, LossOutput, PolicyLoss
-from hpc_grpo.config.schema import LossConfig
+from hpc_grpo.config import LossConfig
 from hpc_grpo.errors import ConfigError
 
 LOSSES: dict[str, PolicyLoss] = {"grpo": grpo.loss, "sft": sft.loss}

@@ -8,7 +8,7 @@ from torch import Tensor
 from hpc_grpo.algorithms.losses.importance import importance_weights
 from hpc_grpo.algorithms.losses.interface import LossInputs, LossOutput
 from hpc_grpo.algorithms.losses.kl import kl_k3
-from hpc_grpo.config.schema import LossConfig
+from hpc_grpo.config import LossConfig
 
 _MAX_LOG_RATIO = 20.0
 """Keeps exp finite in float32; the clip range binds long before."""

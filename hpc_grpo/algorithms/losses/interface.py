@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from hpc_grpo.config.schema import LossConfig
+from hpc_grpo.config import LossConfig
 
 
 @dataclass(frozen=True)

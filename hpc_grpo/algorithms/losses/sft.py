@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpc_grpo.algorithms.losses.interface import LossInputs, LossOutput
-from hpc_grpo.config.schema import LossConfig
+from hpc_grpo.config import LossConfig
 
 
 def loss(inputs: LossInputs, settings: LossConfig) -> LossOutput:

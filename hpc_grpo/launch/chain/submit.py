@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import replace
 
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.chain.node_hours import node_hours_asked, node_hours_used, within_node_hours
 from hpc_grpo.launch.place.slurm import sbatch as slurm

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.launch.agent.ray_command import RAY_SETTINGS
 from hpc_grpo.launch.environment.rules import (
     ALLOWED,

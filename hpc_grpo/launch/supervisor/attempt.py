@@ -8,8 +8,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from hpc_grpo.config import load_resolved
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import LaunchConfig, load_resolved
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchError
 from hpc_grpo.launch.chain.link import ChainLink
 from hpc_grpo.launch.freeze import working_dir

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.launch.place.topology import Topology
 from hpc_grpo.launch.supervisor.driver_process import contract_environment
 from hpc_grpo.launch.supervisor.nodes import Nodes

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hpc_grpo.config.schema import Config
+from hpc_grpo.config import Config
 from hpc_grpo.errors import (
     EXIT_COMPLETE,
     EXIT_CRASH,

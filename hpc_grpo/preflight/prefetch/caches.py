@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.environment.rules import expand
 

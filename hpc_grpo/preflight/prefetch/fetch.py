@@ -6,7 +6,7 @@ import fnmatch
 import glob
 from collections.abc import Sequence
 
-from hpc_grpo.config.schema import Config
+from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.preflight.prefetch.items import Item, dataset_of
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpc_grpo.config.schema import Config, DatasetConfig
+from hpc_grpo.config import Config, DatasetConfig
 
 Key = Literal["model.path", "data.train.path", "data.eval.path"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_grpo.config.schema import Config
+from hpc_grpo.config import Config
 from hpc_grpo.data.sources import Items, completion_text, load_items
 from hpc_grpo.data.templates import PromptTemplate
 from hpc_grpo.data.tokenizer import check_context_length, load_tokenizer, model_folder, stop_token_ids

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from hpc_grpo.config.schema import Config
+from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.preflight.prefetch.items import Item, items_of
 from hpc_grpo.preflight.prefetch.problems import problem

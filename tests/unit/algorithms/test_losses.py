@@ -9,7 +9,7 @@ from torch import Tensor
 from hpc_grpo.algorithms.losses import LOSSES, LossInputs, find_loss
 from hpc_grpo.algorithms.losses.importance import importance_weights
 from hpc_grpo.algorithms.losses.kl import kl_k3
-from hpc_grpo.config.schema import LossConfig
+from hpc_grpo.config import LossConfig
 from hpc_grpo.errors import ConfigError
 
 

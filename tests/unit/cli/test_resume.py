@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hpc_grpo.cli import main
-from hpc_grpo.config import load_config, load_resolved
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import LaunchConfig, load_config, load_resolved
 from hpc_grpo.errors import EXIT_CONFIG
 from hpc_grpo.launch.chain import submit as handing_in
 from hpc_grpo.launch.freeze import freeze

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.config.load import CONFIGS_DIR
 from hpc_grpo.config.request import load_request
 from hpc_grpo.launch.place.slurm.sbatch import attempt_command, render

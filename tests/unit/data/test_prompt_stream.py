@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.config.schema import Config
+from hpc_grpo.config import Config
 from hpc_grpo.data.demonstrations import DemonstrationStream
 from hpc_grpo.data.stream import PromptStream
 from hpc_grpo.errors import ConfigError

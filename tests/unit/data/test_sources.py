@@ -7,7 +7,7 @@ from typing import Any
 import datasets
 import pytest
 
-from hpc_grpo.config.schema import DatasetConfig
+from hpc_grpo.config import DatasetConfig
 from hpc_grpo.data.sources import load_items
 from hpc_grpo.errors import ConfigError
 

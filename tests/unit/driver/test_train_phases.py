@@ -9,8 +9,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from hpc_grpo.config import Config
-from hpc_grpo.config.schema import DeadlinesConfig
+from hpc_grpo.config import Config, DeadlinesConfig
 from hpc_grpo.driver import main as train
 from hpc_grpo.driver.checkpoints import DriverState
 from hpc_grpo.errors import ConfigError

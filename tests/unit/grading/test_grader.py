@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_grpo.config.schema import Config
+from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError, RewardError
 from hpc_grpo.grading.grader import Grader
 from hpc_grpo.run.contract import ATTEMPT_DIR_VARIABLE

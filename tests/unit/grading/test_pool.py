@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.config.schema import RewardConfig
+from hpc_grpo.config import RewardConfig
 from hpc_grpo.errors import ConfigError, HpcGrpoError, RewardError
 from hpc_grpo.grading.pool import RewardPool
 
@@ -291,7 +291,7 @@ import pathlib, sys
 if __name__ == "__mp_main__":
     pathlib.Path(sys.argv[0]).with_suffix(".imported").touch()
 if __name__ == "__main__":
-    from hpc_grpo.config.schema import RewardConfig
+    from hpc_grpo.config import RewardConfig
     from hpc_grpo.grading.pool import RewardPool
     rewards = [RewardConfig(name=sys.argv[1] + ":act", timeout_s=600, args={"marker": sys.argv[2]})]
     RewardPool(rewards, num_workers=1).submit("p", ["loop"], {}).result()

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from hpc_grpo.config import load_config
-from hpc_grpo.config.load import with_overrides
+from hpc_grpo.config import load_config, with_overrides
 from hpc_grpo.launch import changeable
 from hpc_grpo.launch.changeable import CHANGEABLE, differences, may_change
 

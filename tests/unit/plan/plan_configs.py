@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpc_grpo.config import Config
-from hpc_grpo.config.load import load_config
+from hpc_grpo.config import Config, load_config
 from hpc_grpo.plan.fit import Plan, make_plan
 from hpc_grpo.plan.memory import GIB, Hardware, MemoryBudget
 from hpc_grpo.plan.shapes import family_model

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.config.load import load_config
+from hpc_grpo.config import load_config
 from hpc_grpo.plan.advise import changes_that_fit, largest_models
 from hpc_grpo.plan.fit import make_plan
 from hpc_grpo.plan.pace import measured_pace

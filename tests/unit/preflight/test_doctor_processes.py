@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.config import load_config
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import LaunchConfig, load_config
 from hpc_grpo.launch.agent.network import choose_ports
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.place.topology import Topology

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.config import load_config
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import LaunchConfig, load_config
 from hpc_grpo.preflight.cached_inputs import data_finding, model_finding
 from hpc_grpo.preflight.context import Context
 from hpc_grpo.preflight.environment import judged_secret_files, proxies_finding, secret_files_finding, variables_finding

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.config.launch import LaunchConfig, SlurmConfig
+from hpc_grpo.config import LaunchConfig, SlurmConfig
 from hpc_grpo.preflight import scheduler
 from hpc_grpo.preflight.asking import Answer
 

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from hpc_grpo.config import Config, load_config
-from hpc_grpo.config.load import with_overrides
+from hpc_grpo.config import Config, load_config, with_overrides
 from hpc_grpo.launch.changeable import may_change
 from hpc_grpo.launch.supervisor.last_error import last_error, last_error_in_a_line, reason_to_stop
 from hpc_grpo.report import advice as tables

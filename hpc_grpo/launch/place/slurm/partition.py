@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_grpo.config.launch import SlurmConfig
+from hpc_grpo.config import SlurmConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.place.slurm.jobs import minutes, output_of
 

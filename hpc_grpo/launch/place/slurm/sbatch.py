@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from hpc_grpo.config.launch import LaunchConfig, SlurmConfig
+from hpc_grpo.config import LaunchConfig, SlurmConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch import DEFAULT_DRIVER
 from hpc_grpo.launch.place.slurm.srun import submission_environment

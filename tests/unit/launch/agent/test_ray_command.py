@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.agent import ray_command as ray_cluster
 from hpc_grpo.launch.agent.network import RayPorts

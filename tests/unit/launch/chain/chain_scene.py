@@ -7,8 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_grpo.config import Config
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import Config, LaunchConfig
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.chain.link import ChainLink
 from hpc_grpo.launch.place.slurm.jobs import SlurmJob

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_grpo.config.launch import LaunchConfig, SlurmConfig
+from hpc_grpo.config import LaunchConfig, SlurmConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.chain.node_hours import node_hours_asked, node_hours_used, within_node_hours
 from hpc_grpo.run.attempt import AttemptRecord

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.chain import submit as handing_in
 from hpc_grpo.launch.chain.submit import submit_run

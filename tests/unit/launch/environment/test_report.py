@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.agent.ray_command import RAY_SETTINGS, ray_environment
 from hpc_grpo.launch.environment.report import (

@@ -10,8 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hpc_grpo.cli import main
-from hpc_grpo.config.launch import LaunchConfig
-from hpc_grpo.config.load import load_launch
+from hpc_grpo.config import LaunchConfig, load_launch
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place.slurm import interactive
 from hpc_grpo.run.attempt import AttemptRecord

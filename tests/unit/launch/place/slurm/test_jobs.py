@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.slurm import jobs as slurm_job
 from hpc_grpo.launch.place.slurm.jobs import SlurmJob, exclude_nodes, minutes

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpc_grpo.cli import main
-from hpc_grpo.config.launch import SlurmConfig
+from hpc_grpo.config import SlurmConfig
 from hpc_grpo.errors import EXIT_CONFIG, ConfigError, LaunchError
 from hpc_grpo.launch.place.slurm import partition
 from hpc_grpo.launch.place.slurm.partition import parse_partitions, refuse_what_cannot_start

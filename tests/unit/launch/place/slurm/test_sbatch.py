@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.place.slurm import sbatch as slurm
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S

@@ -1,0 +1,23 @@
+"""Sections `rewards` and `grading`: what a completion is worth, and the processes that find out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from hpc_grpo.config.section import Fraction, Section
+
+
+class RewardConfig(Section):
+    name: str = Field(description="correctness, keyword_match, strict_format, or module:function.")
+    weight: float = Field(1.0, description="Factor of this reward in the sum.")
+    timeout_s: PositiveFloat = Field(10.0, description="Deadline of one call (one group).")
+    args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the reward.")
+
+
+class GradingConfig(Section):
+    num_workers: PositiveInt = Field(2, description="Reward processes on each node.")
+    max_failed_fraction: Fraction = Field(
+        0.1, description="More failed or timed-out reward calls than this in a step stop the run."
+    )

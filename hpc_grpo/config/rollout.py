@@ -1,0 +1,49 @@
+"""Sections `rollout`, `engine` and `weights`: what is sampled, by which engines, and how they get new weights."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from hpc_grpo.config.section import Fraction, Section
+
+
+class RolloutConfig(Section):
+    prompts_per_step: PositiveInt = Field(16, description="Groups trained on in one step.")
+    group_size: Annotated[int, Field(ge=2)] = Field(8, description="Rollouts of one prompt.")
+    max_new_tokens: PositiveInt = Field(256, description="Longest completion.")
+    min_new_tokens: NonNegativeInt = Field(0, description="No end token before so many tokens.")
+    temperature: PositiveFloat = Field(1.0, description="Sampling temperature.")
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(1.0, description="Nucleus sampling threshold.")
+    max_policy_lag: NonNegativeInt = Field(
+        0, description="Optimizer steps by which rollouts may be older than the learner; 0: synchronous."
+    )
+    logged_fraction: Fraction = Field(1.0, description="Share of groups written to rollouts/step_N.jsonl.")
+    mask_truncated: bool = Field(False, description="Give completions cut by max_new_tokens no gradient.")
+
+
+class EngineConfig(Section):
+    engines_per_node: PositiveInt = Field(3, description="vLLM engines on each node.")
+    tensor_parallel: PositiveInt = Field(1, description="GPUs (and processes) of one engine.")
+    max_num_seqs: PositiveInt = Field(256, description="Requests an engine decodes at once.")
+    kv_cache_gib: PositiveFloat | None = Field(
+        None, description="KV cache of one engine; null: 0.25 on CPU, gpu_memory_utilization on GPU."
+    )
+    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        0.9, description="Share of GPU memory an engine may use."
+    )
+    enforce_eager: bool = Field(False, description="No CUDA graphs. Always so on CPU.")
+    prefix_caching: bool = Field(True, description="Share the prefill of a group's common prompt.")
+    num_threads: PositiveInt = Field(1, description="OpenMP threads of one engine on CPU.")
+    max_restarts: NonNegativeInt = Field(
+        3, description="Times that an engine which died or failed is started anew before the driver ends."
+    )
+
+
+class WeightsConfig(Section):
+    bucket_mib: PositiveInt = Field(256, description="Size of one bucket of the weight store.")
+    num_buffers: Literal[1, 2] = Field(
+        1, description="Versions the store holds; 2 keeps the current one readable while the next is staged."
+    )
+    deadline_s: PositiveFloat = Field(120.0, description="A publish that takes longer fails.")

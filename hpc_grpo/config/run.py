@@ -1,0 +1,46 @@
+"""Sections `run`, `checkpoint` and `deadlines`: where a run lives, what it saves and how long each stage may take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+
+from hpc_grpo.config.section import Section
+
+
+class RunConfig(Section):
+    name: str = Field(description="Name of the run; its folder below `root`.")
+    root: Path = Field(
+        Path("runs"), description="Folder that holds the run directories, made absolute; shared by all nodes."
+    )
+    seed: NonNegativeInt = Field(0, description="Decides the shuffle, the sampling and the initial RNG state.")
+
+    @field_validator("root")
+    @classmethod
+    def _absolute(cls, root: Path) -> Path:
+        try:
+            return root.expanduser().absolute()
+        except RuntimeError as error:  # ~name of nobody
+            raise ValueError(f"{error} Give the whole path") from error
+
+
+class CheckpointConfig(Section):
+    every_steps: PositiveInt | None = Field(
+        50, description="Also after the first step and at the end; null: only then."
+    )
+    keep_last: PositiveInt = Field(2, description="Older checkpoints are removed.")
+    export_every_steps: PositiveInt | None = Field(None, description="Hugging Face export; null: at the end.")
+
+
+class DeadlinesConfig(Section):
+    start_s: PositiveFloat = Field(
+        1800.0, description="Reading the inputs; learners, engines and weight stores coming up; the contract: each."
+    )
+    resume_s: PositiveFloat = Field(
+        14400.0, description="Checking and loading a checkpoint, rewriting it for another number of learners included."
+    )
+    generate_wait_s: PositiveFloat = Field(7200.0, description="A step's rollouts, grading included.")
+    train_s: PositiveFloat = Field(7200.0, description="The optimizer steps of one step.")
+    checkpoint_s: PositiveFloat = Field(3600.0, description="A checkpoint and an export.")
+    eval_s: PositiveFloat = Field(14400.0, description="An eval.")

@@ -1,0 +1,39 @@
+"""Sections `train` and `sft`: the optimizer, the length of a run and the learner's memory."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from hpc_grpo.config.section import Section
+
+
+class TrainConfig(Section):
+    lr: PositiveFloat = Field(1e-6, description="Peak learning rate.")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW betas.")
+    eps: PositiveFloat = Field(1e-8, description="AdamW epsilon.")
+    weight_decay: NonNegativeFloat = Field(0.0, description="AdamW weight decay.")
+    max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm.")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="After the warm-up.")
+    warmup_steps: NonNegativeInt = Field(0, description="Steps of linear warm-up.")
+    total_steps: PositiveInt | None = Field(None, description="Length of the run, in steps.")
+    total_episodes: PositiveInt | None = Field(None, description="Length of the run, in rollouts.")
+    total_epochs: PositiveInt | None = Field(None, description="Length of the run, in passes over the data.")
+    num_minibatches: PositiveInt = Field(1, description="Optimizer steps per batch of rollouts.")
+    zero_stage: Literal[1, 2, 3] = Field(2, description="DeepSpeed ZeRO stage.")
+    offload_optimizer: Literal["none", "cpu"] = Field(
+        "none", description="cpu: optimizer states in host memory, updated there."
+    )
+    max_tokens_per_microbatch: PositiveInt = Field(8192, description="Token budget of a microbatch.")
+    attention: Literal["sdpa", "flash_attention_2"] = Field(
+        "sdpa", description="Attention kernel for packed documents; flash_attention_2 needs a GPU."
+    )
+    gradient_checkpointing: bool | None = Field(None, description="null: on with a GPU, off on CPU.")
+    logprob_chunk_tokens: PositiveInt = Field(1024, description="Logits are computed for so many tokens at once.")
+    num_threads: PositiveInt | None = Field(None, description="Threads of one learner on CPU; null: 1.")
+
+
+class SftConfig(Section):
+    batch_size: PositiveInt = Field(32, description="Demonstrations per optimizer step.")
+    completion_field: str = Field("answer", description="Column with the completion to imitate.")
