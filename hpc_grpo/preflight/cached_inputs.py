@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hpc_grpo.config import Config, DatasetConfig
+from hpc_grpo.data.hugging_face import dataset_folders, datasets_cache, find_model, hub_cache
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.plan.model_source import find_folder, hub_cache
 from hpc_grpo.preflight.context import Context
 from hpc_grpo.preflight.findings import Finding, failure, ok, skipped, warning
 from hpc_grpo.preflight.inputs import missing_inputs
@@ -32,7 +32,7 @@ def model_finding(context: Context) -> Finding:
     if missing := _missing_paths(config, "model."):
         return failure(check, missing, "set model.path to the folder of a model")
     try:
-        folder = find_folder(config.model.path, environ)
+        folder = find_model(config.model.path, environ)
     except ConfigError:
         return _missing(check, config.model.path, hub_cache(environ), environ)
     has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
@@ -61,30 +61,13 @@ def data_sets(config: Config) -> Iterator[DatasetConfig]:
         yield config.data.eval
 
 
-def datasets_cache(environ: Mapping[str, str]) -> Path:
-    """Where `datasets` keeps what it prepared: $HF_DATASETS_CACHE, else beside the hub's cache."""
-    named = environ.get("HF_DATASETS_CACHE")
-    home = environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
-    return Path(named or f"{home}/datasets").expanduser()
-
-
-def data_caches(name: str, environ: Mapping[str, str]) -> tuple[Path, Path]:
-    """The folders that a data set of the hub leaves: prepared tables, and downloaded files.
-
-    >>> [str(path) for path in data_caches("openai/gsm8k", {"HF_HOME": "/c"})]
-    ['/c/datasets/openai___gsm8k', '/c/hub/datasets--openai--gsm8k']
-    """
-    prepared = datasets_cache(environ) / name.replace("/", "___").lower()
-    return prepared, hub_cache(environ) / f"datasets--{name.replace('/', '--')}"
-
-
 def _missing_paths(config: Config, section: str) -> str:
     """Those that do not exist, in words; "" if all do."""
     return "; ".join(str(one) for one in missing_inputs(config, Path.cwd()) if one.key.startswith(section))
 
 
 def _is_here(dataset: DatasetConfig, environ: Mapping[str, str]) -> bool:
-    cached = data_caches(dataset.path, environ)
+    cached = dataset_folders(dataset.path, environ)
     return Path(dataset.path).exists() or any(folder.is_dir() for folder in cached)
 
 

@@ -6,6 +6,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from hpc_grpo.data import hugging_face
 from hpc_grpo.launch.environment.report import environment_report
 from hpc_grpo.launch.environment.rules import is_denied, is_secret
 from hpc_grpo.preflight.cached_inputs import is_offline
@@ -75,12 +76,11 @@ def secret_files(context: Context) -> Iterator[Path]:
     environ = context.environ
     home = Path(environ.get("HOME") or Path.home())
     yield Path(environ.get("NETRC") or home / ".netrc")
-    caches = environ.get("XDG_CACHE_HOME") or f"{home}/.cache"
-    own = environ.get("HF_HOME") or f"{caches}/huggingface"  # where `hf auth login` writes; the job's may be elsewhere
     if "HF_TOKEN_PATH" in environ:
         yield Path(environ["HF_TOKEN_PATH"])
-    for hub in dict.fromkeys((own, context.job_environ.get("HF_HOME") or own)):
-        yield from (Path(hub) / name for name in ("token", "stored_tokens"))
+    # `hf auth login` writes below the shell's; the job's may be elsewhere.
+    for folder in dict.fromkeys((hugging_face.home(environ), hugging_face.home(context.job_environ))):
+        yield from (folder / name for name in ("token", "stored_tokens"))
     if context.config is not None:
         from hpc_grpo.run.paths import RunDir
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from hpc_grpo.config import LaunchConfig
+from hpc_grpo.data import hugging_face
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.environment.rules import expand
 
@@ -35,8 +35,7 @@ def fetching_environment(environ: Mapping[str, str], launch: LaunchConfig) -> di
                 f"on this machine. Export it as it is in the job, or name a folder that all nodes share."
             )
     # `hf auth login` in the user's shell wrote there, wherever the job keeps its cache.
-    own = environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
-    token = {"HF_TOKEN_PATH": environ.get("HF_TOKEN_PATH") or str(Path(own).expanduser() / "token")}
+    token = {"HF_TOKEN_PATH": environ.get("HF_TOKEN_PATH") or str(hugging_face.home(environ) / "token")}
     return {name: value for name, value in {**environ, **caches, **token}.items() if name not in OFFLINE}
 
 

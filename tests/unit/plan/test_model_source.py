@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.plan.model_source import count_parameters, find_folder, hub_cache, read_model
+from hpc_grpo.plan.model_source import count_parameters, read_model
 
 QWEN: dict[str, Any] = {
     "model_type": "qwen2",
@@ -66,21 +66,6 @@ def test_biases_follow_the_model_type(tmp_path: Path) -> None:
     assert with_bias.has_qkv_bias
     assert with_bias.has_output_bias
     assert read_model(str(write_config(tmp_path / "qwen3", model_type="qwen3", head_dim=16)), {}).shape.kv_size == 16
-
-
-def test_a_name_is_found_in_the_cache_of_the_job(tmp_path: Path) -> None:
-    repository = tmp_path / "hub" / "models--org--name"
-    write_config(repository / "snapshots" / "old")
-    new = write_config(repository / "snapshots" / "new")
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("new")
-    assert find_folder("org/name", {"HF_HOME": str(tmp_path)}) == new
-    assert find_folder("org/name", {"HF_HUB_CACHE": str(tmp_path / "hub")}) == new
-
-
-def test_the_cache_is_where_huggingface_hub_keeps_it() -> None:
-    assert hub_cache({}) == Path("~/.cache/huggingface/hub").expanduser()
-    assert hub_cache({"XDG_CACHE_HOME": "/x"}) == Path("/x/huggingface/hub")
 
 
 def test_a_model_that_is_not_here_is_said_with_the_fix(tmp_path: Path) -> None:

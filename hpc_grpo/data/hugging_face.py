@@ -1,0 +1,129 @@
+"""Hugging Face's files on this disk: its caches, models in them, and the headers of their weights.
+
+Imports no library of Hugging Face, for two reasons: a login node may have none, and they read the environment once,
+when they are imported, while here a job's environment decides.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_grpo.errors import ConfigError
+
+WEIGHT_FORMS = ("model.safetensors", "pytorch_model.bin")
+"""Files of whole weights that transformers loads, the preferred one first; in parts, NAME.index.json names them."""
+
+_MAX_HEADER_BYTES = 100_000_000
+
+
+@dataclass(frozen=True)
+class WeightsHeader:
+    """The header of one safetensors file: each tensor's shape by its name, and how long the whole file must be."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    file_bytes: int
+
+
+def home(environ: Mapping[str, str]) -> Path:
+    """Return the folder of caches and tokens: $HF_HOME, or its default.
+
+    >>> str(home({"XDG_CACHE_HOME": "/c"}))
+    '/c/huggingface'
+    """
+    caches = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '~'}/.cache"
+    return Path(environ.get("HF_HOME") or f"{caches}/huggingface").expanduser()
+
+
+def hub_cache(environ: Mapping[str, str]) -> Path:
+    """Return the folder of downloaded repositories: $HF_HUB_CACHE, or its default."""
+    named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
+    return Path(named).expanduser() if named else home(environ) / "hub"
+
+
+def datasets_cache(environ: Mapping[str, str]) -> Path:
+    """Return the folder of prepared data sets: $HF_DATASETS_CACHE, or its default."""
+    named = environ.get("HF_DATASETS_CACHE")
+    return Path(named).expanduser() if named else home(environ) / "datasets"
+
+
+def dataset_folders(name: str, environ: Mapping[str, str]) -> tuple[Path, Path]:
+    """Return the folders that a data set of the hub leaves: prepared tables, and downloaded files.
+
+    >>> [str(path) for path in dataset_folders("openai/gsm8k", {"HF_HOME": "/c"})]
+    ['/c/datasets/openai___gsm8k', '/c/hub/datasets--openai--gsm8k']
+    """
+    prepared = datasets_cache(environ) / name.replace("/", "___").lower()
+    return prepared, hub_cache(environ) / f"datasets--{name.replace('/', '--')}"
+
+
+def find_model(path: str, environ: Mapping[str, str]) -> Path:
+    """Return the folder with the model's config.json: `path` itself, or its snapshot in the cache of `environ`.
+
+    Raises ConfigError that says where it was looked for.
+    """
+    folder = Path(path).expanduser()
+    if (folder / "config.json").is_file():
+        return folder
+    if folder.is_dir():
+        raise ConfigError(f"model.path = {path}: the folder has no config.json. Give the folder of a model.")
+    cache = hub_cache(environ)
+    if (snapshot := _snapshot(cache / f"models--{path.replace('/', '--')}")) is not None:
+        return snapshot
+    raise ConfigError(
+        f"model.path = {path} is not on this machine: there is no such folder, and no such name in the Hugging Face "
+        f"cache {cache}. Give the folder of a model, or fetch it first (hf download {path})."
+    )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that hold the weights of the model in `folder`: none, one, or the parts that an index names.
+
+    Parts need not exist. Raises ConfigError for an index that cannot be read.
+    """
+    for name in WEIGHT_FORMS:
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return [folder / part for part in sorted(set(_weight_map(index).values()))]
+        if (folder / name).is_file():
+            return [folder / name]
+    return []
+
+
+def read_header(file: Path) -> WeightsHeader:
+    """Return what a safetensors file says of its tensors, which are not read. Raises ConfigError where it is damaged.
+
+    The file starts with the header's length (8 bytes, little-endian) and the header, JSON.
+    """
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        text = stream.read(length) if length <= _MAX_HEADER_BYTES else b""
+    try:
+        entries: dict[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{file} is no safetensors file: its header cannot be read. Fetch it again.") from error
+    entries.pop("__metadata__", None)
+    end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+    return WeightsHeader({name: tuple(entry["shape"]) for name, entry in entries.items()}, 8 + length + end)
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        found: dict[str, str] = json.loads(index.read_text())["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{index} is no index of weights: {error!r}. Fetch it again.") from error
+    return found
+
+
+def _snapshot(repository: Path) -> Path | None:
+    """Return the cached snapshot of a repository: of its main branch, else the newest with a config.json."""
+    main = repository / "refs" / "main"
+    if main.is_file():
+        snapshot = repository / "snapshots" / main.read_text().strip()
+        if (snapshot / "config.json").is_file():
+            return snapshot
+    found = [config.parent for config in repository.glob("snapshots/*/config.json")]
+    return max(found, key=lambda folder: folder.stat().st_mtime, default=None)
