@@ -35,12 +35,12 @@ def save_checkpoint(learner: Learner, directory: Path, driver_state: dict[str, A
 
     Raises OSError or RuntimeError when a file cannot be written (a full disk); older checkpoints are untouched.
     """
-    rank, world_size, engine = learner.rank, learner.world_size, learner.engine
+    rank, world_size, ds_engine = learner.rank, learner.world_size, learner.ds_engine
     if rank == 0:
         start_staging(directory)
     dist.barrier()
     staging = staging_path(directory)
-    engine.save_checkpoint(str(staging), tag=TAG, save_latest=False)
+    ds_engine.save_checkpoint(str(staging), tag=TAG, save_latest=False)
     torch.save(_rng_state(), staging / f"rng_rank_{rank}.pt")
     dist.barrier()
     files = _hash_together(staging, rank, world_size)
@@ -57,7 +57,7 @@ def load_checkpoint(learner: Learner, directory: Path) -> dict[str, Any]:
     Of one that another number of learners wrote, `write_universal` must have been called. Raises ConfigError if it is
     no whole checkpoint, or was written under another ZeRO stage.
     """
-    rank, world_size, engine = learner.rank, learner.world_size, learner.engine
+    rank, world_size, ds_engine = learner.rank, learner.world_size, learner.ds_engine
     manifest = read_manifest(directory)
     if manifest is None:
         raise ConfigError(f"{directory} is no checkpoint: its manifest.json is missing or unreadable.")
@@ -68,9 +68,9 @@ def load_checkpoint(learner: Learner, directory: Path) -> dict[str, Any]:
             f"Checkpoint {directory} was written with train.zero_stage = {manifest.zero_stage}; set it so again."
         )
     is_resharded = manifest.world_size != world_size
-    with universal_loading(engine) if is_resharded else nullcontext():
+    with universal_loading(ds_engine) if is_resharded else nullcontext():
         folder = universal_folder(directory) if is_resharded else directory
-        loaded, _ = engine.load_checkpoint(str(folder), tag=TAG)
+        loaded, _ = ds_engine.load_checkpoint(str(folder), tag=TAG)
     if loaded is None:
         raise ConfigError(f"DeepSpeed found no state in {directory}.")
     # Written by this project and verified above; weights_only still refuses anything but tensors and numbers.

@@ -54,18 +54,18 @@ class Learner:
             torch.set_num_threads(config.train.num_threads or 1)
         init_process_group(rank, world_size, self.device, store)
         seed_everything(config.run.seed + rank)
-        self.engine = build_engine(config, world_size, self.device, total_optimizer_steps)
+        self.ds_engine = build_engine(config, world_size, self.device, total_optimizer_steps)
         self.reference = build_reference(config, world_size, self.device)
         self._loss = find_loss("sft" if config.task == "sft" else config.loss.name)
 
     @property
     def model(self) -> PolicyModel:
-        return self.engine.module  # type: ignore[no-any-return]
+        return self.ds_engine.module  # type: ignore[no-any-return]
 
     @property
     def policy_version(self) -> int:
         """Optimizer steps taken, over all attempts of the run."""
-        return int(self.engine.global_steps)
+        return int(self.ds_engine.global_steps)
 
     def train_step(self, minibatches: Sequence[Minibatch]) -> dict[str, Reduction]:
         """Take one optimizer step for each minibatch; gives this rank's metrics, to be merged over ranks.
@@ -81,7 +81,7 @@ class Learner:
         accumulator = MetricAccumulator()
         metrics: dict[str, Reduction] = {}
         for minibatch, batches, anchors in zip(minibatches, packed, proximal, strict=True):
-            learning_rate = self.engine.get_lr()[0]
+            learning_rate = self.ds_engine.get_lr()[0]
             grad_norm = self._optimizer_step(batches, anchors, minibatch.num_valid_tokens, accumulator)
             for name, value in (("grad_norm", grad_norm), ("lr", learning_rate)):
                 metrics[name] = Mean(value) if name not in metrics else metrics[name].merged(Mean(value))  # type: ignore[arg-type]
@@ -127,11 +127,11 @@ class Learner:
         # DeepSpeed averages gradients over ranks; the loss wants their sum over the global token count.
         scale = self.world_size / max(num_valid_tokens, 1)
         for index, (batch, anchor) in enumerate(zip(batches, proximal, strict=True)):
-            self.engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
+            self.ds_engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
             per_token = self._token_losses(batch, anchor, accumulator)
-            self.engine.backward(torch.dot(per_token, batch.mask) * scale, scale_wrt_gas=False)
-        self.engine.step()
-        grad_norm = float(self.engine.get_global_grad_norm())
+            self.ds_engine.backward(torch.dot(per_token, batch.mask) * scale, scale_wrt_gas=False)
+        self.ds_engine.step()
+        grad_norm = float(self.ds_engine.get_global_grad_norm())
         if not math.isfinite(grad_norm):
             raise HpcGrpoError(
                 f"The gradient of optimizer step {self.policy_version} is not finite ({grad_norm}). "
@@ -143,9 +143,9 @@ class Learner:
     def _token_losses(self, batch: PackedBatch, proximal: Tensor | None, accumulator: MetricAccumulator) -> Tensor:
         """Per-token losses `[C]` of a microbatch, with gradient."""
         reference = None if self.reference is None else self._logprobs(self.reference, batch)
-        logprobs, entropy = self.engine(batch)
-        anchor = logprobs.detach() if proximal is None else proximal
-        inputs = LossInputs(logprobs, anchor, batch.engine_logprobs, reference, batch.advantages)
+        learner_logprobs, entropy = self.ds_engine(batch)
+        anchor = learner_logprobs.detach() if proximal is None else proximal
+        inputs = LossInputs(learner_logprobs, anchor, batch.engine_logprobs, reference, batch.advantages)
         output = self._loss(inputs, self.config.loss)
         accumulator.add(batch.mask, {**output.means, "policy/entropy": entropy}, output.maxima)
         return output.per_token

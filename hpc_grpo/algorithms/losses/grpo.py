@@ -18,7 +18,7 @@ def loss(inputs: LossInputs, settings: LossConfig) -> LossOutput:
     """Per-token GRPO loss `[C]` (DeepSeekMath, arXiv:2402.03300).
 
     L = -w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A) + kl_coef * k3
-    r = exp(logprobs - proximal_logprobs)
+    r = exp(learner_logprobs - proximal_logprobs)
     w = min(exp(proximal_logprobs - engine_logprobs), importance_cap), or 1 with importance_correction: none
     k3 = the estimate of KL(learner || reference), see algorithm/kl.py
 
@@ -27,7 +27,7 @@ def loss(inputs: LossInputs, settings: LossConfig) -> LossOutput:
     (DAPO); w corrects for the engines' logprobs (decoupled PPO, see algorithm/importance.py) and does not
     weigh the KL term, which is a penalty on the learner whoever sampled the token.
     """
-    log_ratio = (inputs.logprobs - inputs.proximal_logprobs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    log_ratio = (inputs.learner_logprobs - inputs.proximal_logprobs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
     policy = -torch.minimum(ratio * inputs.advantages, clipped * inputs.advantages)
@@ -37,7 +37,7 @@ def loss(inputs: LossInputs, settings: LossConfig) -> LossOutput:
     means["loss/policy"] = policy.detach()
     if inputs.ref_logprobs is None:
         return LossOutput(policy, means, maxima)
-    kl = kl_k3(inputs.logprobs, inputs.ref_logprobs)
+    kl = kl_k3(inputs.learner_logprobs, inputs.ref_logprobs)
     means["kl/learner_ref"] = kl.detach()
     means["loss/kl"] = settings.kl_coef * kl.detach()
     return LossOutput(policy + settings.kl_coef * kl, means, maxima)

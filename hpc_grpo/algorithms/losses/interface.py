@@ -14,11 +14,11 @@ from hpc_grpo.config import LossConfig
 class LossInputs:
     """The completion tokens of a microbatch; every tensor has shape `[C]` and dtype float32.
 
-    `logprobs` alone carry a gradient. `proximal_logprobs` are those of the learner at the start of the step.
+    `learner_logprobs` alone carry a gradient. `proximal_logprobs` are those of the learner at the start of the step.
     `ref_logprobs` is None when there is no reference model.
     """
 
-    logprobs: Tensor
+    learner_logprobs: Tensor
     proximal_logprobs: Tensor
     engine_logprobs: Tensor
     ref_logprobs: Tensor | None

@@ -7,6 +7,6 @@ from hpc_grpo.config import LossConfig
 
 
 def loss(inputs: LossInputs, settings: LossConfig) -> LossOutput:
-    """Per-token negative log-likelihood `[C]` in nats, L = -A * logprobs; a demonstration's advantage is 1."""
-    per_token = -inputs.advantages * inputs.logprobs
+    """Per-token negative log-likelihood `[C]` in nats, L = -A * learner_logprobs; a demonstration's advantage is 1."""
+    per_token = -inputs.advantages * inputs.learner_logprobs
     return LossOutput(per_token, {"loss/policy": per_token.detach()})

@@ -26,7 +26,7 @@ def inputs(
 
 def gradient(loss_inputs: LossInputs, settings: LossConfig) -> tuple[Tensor, Tensor]:
     per_token = find_loss("grpo")(loss_inputs, settings).per_token
-    return per_token.detach(), torch.autograd.grad(per_token.sum(), loss_inputs.logprobs)[0]
+    return per_token.detach(), torch.autograd.grad(per_token.sum(), loss_inputs.learner_logprobs)[0]
 
 
 def test_hand_computed_surrogate() -> None:

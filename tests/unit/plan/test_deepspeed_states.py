@@ -46,13 +46,13 @@ def measure(model, dtype, stage, offload, kept):
     tokens = np.arange(2, 42, dtype=np.int32)
     step = Minibatch(tuple(TrainSequence(i, 0, tokens, 8, np.zeros(8, np.float32), 1.0) for i in range(4)), 32)
     learner.train_step([step])
-    finish, seen = learner.engine.step, []
+    finish, seen = learner.ds_engine.step, []
     def before_step():
         seen.append(live_bytes())
         return finish()
-    learner.engine.step = before_step
+    learner.ds_engine.step = before_step
     learner.train_step([step])
-    learner.engine.step = finish
+    learner.ds_engine.step = finish
     return seen[0] - before
 
 kept = []
