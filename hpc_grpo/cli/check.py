@@ -44,12 +44,12 @@ def plan(
 
     Ends with 78 when the run does not fit. Loads no model; the defaults are a GH200 node's memory.
     """
-    from hpc_grpo.config.request import load_request
+    from hpc_grpo.cli.request import load_request
     from hpc_grpo.plan.requested import plan_of, text_of
 
     request = load_request(config_name, [*sets, *overrides])
     hardware = Hardware(int(gpu_memory_gib * GIB), int(host_memory_gib * GIB))
-    planned = plan_of(request, hardware, nodes=nodes, size=size)
+    planned = plan_of(request.config, request.environ, hardware, nodes=nodes, size=size)
     click.echo(text_of(planned), nl=False)
     if not planned.fits:
         sys.exit(EXIT_CONFIG)
@@ -67,15 +67,14 @@ def env(optional_config: str | None, as_json: bool) -> None:
     import os
     from dataclasses import asdict
 
+    from hpc_grpo.cli.request import load_request
     from hpc_grpo.config import LaunchConfig
-    from hpc_grpo.config.request import load_request
     from hpc_grpo.engine.engine_args import ENVIRONMENT
     from hpc_grpo.launch.environment.report import environment_report, report_text
 
     request = load_request(optional_config, []) if optional_config else None
     launch = request.config.launch if request else LaunchConfig()
-    environ = {**os.environ, **(request.environment if request else {})}
-    variables = environment_report(environ, launch, ENVIRONMENT)
+    variables = environment_report(request.environ if request else os.environ, launch, ENVIRONMENT)
     if as_json:
         click.echo(json.dumps([asdict(variable) for variable in variables], indent=2))
     else:

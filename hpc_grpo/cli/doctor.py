@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from hpc_grpo.cli.options import OVERRIDES, SET
 from hpc_grpo.errors import EXIT_CONFIG, ConfigError
+
+if TYPE_CHECKING:
+    from hpc_grpo.preflight.context import Context
 
 
 @click.command()
@@ -40,7 +44,6 @@ def doctor(
     On a login node it checks what can be seen from there, with --nodes N also N compute nodes, in a job of at most
     5 minutes. In an allocation it examines its nodes. Ends with 78 where a check failed.
     """
-    import os
     import time
 
     from hpc_grpo.preflight import diagnosis, report
@@ -50,16 +53,33 @@ def doctor(
     if sets and optional_config is None:
         raise ConfigError("--set changes a key of CONFIG: name one, such as local/demo_grpo.")
     begun = time.monotonic()
-    wishes = diagnosis.Wishes(optional_config, [*sets, *overrides], nodes, wait_min)
+    context = _context(optional_config, [*sets, *overrides])
     if result is not None:
-        groups = diagnosis.diagnose_in_job(wishes, os.environ)
+        groups = diagnosis.diagnose_in_job(context)
         write_atomic(result, report.to_json(groups))
     else:
-        groups = diagnosis.diagnose(wishes, os.environ, tell=lambda text: click.echo(text, err=True))
+        groups = diagnosis.diagnose(context, nodes, wait_min, tell=lambda text: click.echo(text, err=True))
     took_s = time.monotonic() - begun
     click.echo(report.to_json(groups) if as_json else report.report_text(groups, took_s), nl=as_json)
     if has_failure(groups):
         sys.exit(EXIT_CONFIG)
+
+
+def _context(optional_config: str | None, overrides: list[str]) -> Context:
+    """Resolve what the checks look at; a config that does not load is a finding, not an error."""
+    import os
+
+    from hpc_grpo.cli.request import load_request
+    from hpc_grpo.config.launch import LaunchConfig
+    from hpc_grpo.preflight.context import Context
+
+    if optional_config is None:
+        return Context(None, LaunchConfig(), os.environ)
+    try:
+        request = load_request(optional_config, overrides)
+    except ConfigError as error:
+        return Context(None, LaunchConfig(), os.environ, str(error))
+    return Context(request.config, request.config.launch, request.environ)
 
 
 COMMANDS = (doctor,)

@@ -27,15 +27,12 @@ def prefetch(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...]
     Fills the caches that the job will use (HF_HOME of launch.env counts). Paths on disk are only verified.
     Ends with 78 when the job would miss something.
     """
-    import os
-
-    from hpc_grpo.config.request import load_request
+    from hpc_grpo.cli.request import load_request
     from hpc_grpo.preflight.prefetch.running import prefetch as fill_caches
 
     request = load_request(config_name, [*sets, *overrides])
-    environ = {**os.environ, **request.environment}
     is_complete = True
-    for outcome in fill_caches(request.config, environ, verify_only=verify_only):
+    for outcome in fill_caches(request.config, request.environ, verify_only=verify_only):
         if outcome.error is None:
             click.echo(_line(outcome))
         else:

@@ -13,8 +13,8 @@ import click
 from hpc_grpo.cli.options import CONFIG, DRIVER, OVERRIDES, SET, slurm_overrides, slurm_time
 
 if TYPE_CHECKING:
+    from hpc_grpo.cli.request import Request
     from hpc_grpo.config import LaunchConfig
-    from hpc_grpo.config.request import Request
     from hpc_grpo.run.paths import RunDir
 
 
@@ -30,7 +30,7 @@ def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], l
     CONFIG is a .yaml file, a .sh file that sets TRAINING_ARGS, or the name of a shipped config. The same
     command resumes a run that was interrupted.
     """
-    from hpc_grpo.config.request import load_request
+    from hpc_grpo.cli.request import load_request
     from hpc_grpo.launch.chain.submit import remove_stop
     from hpc_grpo.launch.freeze import freeze
     from hpc_grpo.launch.supervisor.attempt import JobRole, run_attempt
@@ -38,7 +38,7 @@ def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], l
     from hpc_grpo.run.paths import RunDir
 
     request = load_request(config_name, [*sets, *overrides])
-    os.environ.update(request.environment)
+    os.environ.update(request.exported)
     if not link:  # a link may wait for the one before it
         refuse_if_held(RunDir(request.config.run_path))
     frozen = freeze(request.config, sys.argv, request.overrides)
@@ -86,7 +86,7 @@ def submit(
     With --chain or --until-complete each job queues the next one when it starts, and calls it off when the run
     is complete.
     """
-    from hpc_grpo.config.request import load_request
+    from hpc_grpo.cli.request import load_request
     from hpc_grpo.launch.freeze import freeze
     from hpc_grpo.launch.place.slurm import sbatch as slurm
     from hpc_grpo.preflight.submission import refuse_what_fails
@@ -99,7 +99,7 @@ def submit(
     if dry_run or test_only:
         click.echo(slurm.start_estimate(script) if test_only else script + _comments(request), nl=False)
         return
-    os.environ.update(request.environment)
+    os.environ.update(request.exported)
     refuse_if_held(run)
     refuse_what_fails(request.config)
     frozen = freeze(request.config, sys.argv, request.overrides)
@@ -129,7 +129,7 @@ def attempt(run_dir: Path, link: bool, successor_of: str, driver: str) -> None:
 @DRIVER
 def job_setup(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], driver: str) -> None:
     """Print the shell lines a job runs first: for sbatch/grpo_rlzero.sbatch, which takes what `train` takes."""
-    from hpc_grpo.config.request import load_request
+    from hpc_grpo.cli.request import load_request
     from hpc_grpo.launch.place.slurm.sbatch import setup_lines
 
     for line in setup_lines(load_request(config_name, [*sets, *overrides]).config.launch):
@@ -153,7 +153,7 @@ def _comments(request: Request) -> str:
     from hpc_grpo.preflight.submission import refusals
 
     refused = [f"submit would refuse this. {error}\n\n" for error in refusals(request.config)]
-    told = "".join([*refused, plan_or_reason(request)])
+    told = "".join([*refused, plan_or_reason(request.config, request.environ)])
     return "\n" + "".join(f"# {line}".rstrip() + "\n" for line in told.splitlines())
 
 

@@ -57,13 +57,13 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
 
 def _launch(optional_config: str | None, words: list[str]) -> LaunchConfig:
     """The launch section of a config, which may hold nothing else, or that of none at all."""
+    from hpc_grpo.cli.request import load_request
     from hpc_grpo.config import load_launch
-    from hpc_grpo.config.request import load_request
 
     if optional_config is None or not optional_config.endswith(".sh"):
         return load_launch(optional_config, words)
     request = load_request(optional_config, words)
-    os.environ.update(request.environment)
+    os.environ.update(request.exported)
     return request.config.launch
 
 

@@ -16,9 +16,9 @@ from hpc_grpo.cli.options import CONFIG, OVERRIDES, SET
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print only the resolved YAML.")
 def config(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], as_yaml: bool) -> None:
     """Print every key of a config: its value, its default and what it means."""
+    from hpc_grpo.cli.request import load_request
     from hpc_grpo.config import to_yaml
     from hpc_grpo.config.describe import describe
-    from hpc_grpo.config.request import load_request
 
     resolved = load_request(config_name, [*sets, *overrides]).config
     click.echo(to_yaml(resolved) if as_yaml else describe(resolved), nl=False)

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hpc_grpo.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpc_grpo.config import Config
-    from hpc_grpo.config.request import Request
     from hpc_grpo.plan.fit import Plan
     from hpc_grpo.plan.memory import Hardware
     from hpc_grpo.plan.pace import MeasuredPace
     from hpc_grpo.plan.shapes import Model
 
 
-def plan_of(request: Request, hardware: Hardware, *, nodes: int | None = None, size: str | None = None) -> Plan:
+def plan_of(
+    config: Config,
+    environ: Mapping[str, str],
+    hardware: Hardware,
+    *,
+    nodes: int | None = None,
+    size: str | None = None,
+) -> Plan:
     """The plan on `nodes`, else on those of the config, with the shape of `size`, else of model.path.
 
+    `environ` is the environment that the job starts from: it says where the model is looked for.
     Raises ConfigError where the model is not on this machine, or is none that can be planned.
     """
     from hpc_grpo.plan.fit import make_plan
+    from hpc_grpo.plan.shapes import family_model
 
-    config = request.config
-    return make_plan(_model(request, size), config, nodes or config.launch.slurm.num_nodes, hardware)
+    model = family_model(size) if size is not None else _model(config, environ)
+    return make_plan(model, config, nodes or config.launch.slurm.num_nodes, hardware)
 
 
 def text_of(plan: Plan) -> str:
@@ -34,12 +42,12 @@ def text_of(plan: Plan) -> str:
     return plan_text(plan, _pace(plan.config))
 
 
-def plan_or_reason(request: Request) -> str:
+def plan_or_reason(config: Config, environ: Mapping[str, str]) -> str:
     """The plan in words on the hardware that `hpc-grpo plan` assumes; else one line that says why there is none."""
     from hpc_grpo.plan.memory import GH200, GIB
 
     try:
-        text = text_of(plan_of(request, GH200))
+        text = text_of(plan_of(config, environ, GH200))
     except ConfigError as error:
         return f"No plan: {' '.join(str(error).split())}\n"
     gpu_gib, host_gib = GH200.gpu_bytes // GIB, GH200.host_bytes // GIB
@@ -47,19 +55,14 @@ def plan_or_reason(request: Request) -> str:
     return f"Plan, assuming {assumed}.\n\n{text}"
 
 
-def _model(request: Request, size: str | None) -> Model:
-    """The model of --size, or of model.path as the job will look for it."""
+def _model(config: Config, environ: Mapping[str, str]) -> Model:
+    """Read the model of model.path, where the job will look for it."""
     from hpc_grpo.launch.environment.rules import filtered
     from hpc_grpo.plan.model_source import read_model
-    from hpc_grpo.plan.shapes import family_model
 
-    if size is not None:
-        return family_model(size)
-    launch = request.config.launch
-    environ = {**os.environ, **request.environment}
     # A site's variables may exist inside its jobs only; what they would name is then looked for as usual.
-    in_job = {name: value for name, value in filtered(environ, (), launch.env).items() if "$" not in value}
-    return read_model(request.config.model.path, {**environ, **in_job})
+    in_job = {name: value for name, value in filtered(environ, (), config.launch.env).items() if "$" not in value}
+    return read_model(config.model.path, {**environ, **in_job})
 
 
 def _pace(config: Config) -> MeasuredPace | None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
-from hpc_grpo.config import LaunchConfig
-from hpc_grpo.config.request import load_request
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.place.topology import Topology, detect
 from hpc_grpo.preflight import login
@@ -19,52 +17,33 @@ from hpc_grpo.preflight.job import examine_in_job
 from hpc_grpo.preflight.scheduler import ask_partitions
 
 
-@dataclass(frozen=True)
-class Wishes:
-    """What the user asked for; `num_nodes` None: those at hand."""
+def diagnose(context: Context, asked_nodes: int | None, wait_min: float, tell: Callable[[str], None]) -> list[Group]:
+    """Every group of findings that can be had from here, on `asked_nodes` nodes or, with None, on those at hand.
 
-    config_name: str | None
-    overrides: Sequence[str]
-    num_nodes: int | None
-    wait_min: float
-
-
-def make_context(wishes: Wishes, environ: Mapping[str, str]) -> Context:
-    """The config, or why there is none; a config that does not load is a finding, no error."""
-    if wishes.config_name is None:
-        return Context(None, LaunchConfig(), environ)
+    Waits `wait_min` minutes at most for a job that examines nodes. Raises ConfigError where so many cannot be had.
+    """
     try:
-        request = load_request(wishes.config_name, wishes.overrides)
-    except ConfigError as error:
-        return Context(None, LaunchConfig(), environ, str(error))
-    return Context(request.config, request.config.launch, {**environ, **request.environment})
-
-
-def diagnose(wishes: Wishes, environ: Mapping[str, str], tell: Callable[[str], None]) -> list[Group]:
-    """Every group of findings that can be had from here. Raises ConfigError for a wish that cannot be."""
-    context = make_context(wishes, environ)
-    try:
-        topology = detect(environ)
+        topology = detect(context.environ)
     except LaunchError as error:
         return [Group(NODES, (failure("allocation", str(error), "leave this shell for a login node's"),))]
-    num_nodes = max(wishes.num_nodes or 1, context.launch.slurm.num_nodes)
+    num_nodes = max(asked_nodes or 1, context.launch.slurm.num_nodes)
     partitions = None if topology.source == "slurm" else ask_partitions()
     login_group = login.login_group(context, num_nodes, partitions)
     if partitions is None:
-        return [login_group, *examine_here(_first(topology, wishes.num_nodes), context)]
-    if wishes.num_nodes is None and partitions.is_absent:
+        return [login_group, *examine_here(_first(topology, asked_nodes), context)]
+    if asked_nodes is None and partitions.is_absent:
         return [login_group, *examine_here(topology, context)]
-    if wishes.num_nodes is None:
+    if asked_nodes is None:
         return [login_group, _not_examined("a login node: --nodes N examines N compute nodes in a short job")]
     if stopped := [f.check for f in login_group.findings if f.status == "failure" and f.check in login.NEEDED_BY_A_JOB]:
         return [login_group, _not_examined(f"no job was submitted; first mend: {', '.join(stopped)}")]
     os.environ.update(context.environ)  # a job starts with what a .sh config exports
-    return [login_group, *examine_in_job(context, wishes.num_nodes, wishes.wait_min, tell)]
+    return [login_group, *examine_in_job(context, asked_nodes, wait_min, tell)]
 
 
-def diagnose_in_job(wishes: Wishes, environ: Mapping[str, str]) -> list[Group]:
+def diagnose_in_job(context: Context) -> list[Group]:
     """What the job of --nodes is for: the nodes alone. Raises LaunchError outside an allocation."""
-    return examine_here(detect(environ), make_context(wishes, environ))
+    return examine_here(detect(context.environ), context)
 
 
 def examine_here(topology: Topology, context: Context) -> list[Group]:

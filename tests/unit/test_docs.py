@@ -14,8 +14,8 @@ import pytest
 
 from hpc_grpo import errors
 from hpc_grpo.cli import main
+from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import load_config
-from hpc_grpo.config.request import load_request
 from hpc_grpo.rewards.registry import resolve_reward
 from hpc_grpo.run.paths import RunDir
 

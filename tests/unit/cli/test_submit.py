@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hpc_grpo.cli import main
+from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import load_config
 from hpc_grpo.config.load import CONFIGS_DIR
-from hpc_grpo.config.request import load_request
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.errors import EXIT_CONFIG
 from hpc_grpo.launch.chain import submit as handing_in

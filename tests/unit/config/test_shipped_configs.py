@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.config.load import CONFIGS_DIR
-from hpc_grpo.config.request import load_request
 from hpc_grpo.launch.place.slurm.sbatch import attempt_command, render
 from hpc_grpo.preflight.asked_gpus import refuse_too_few_gpus
 from hpc_grpo.run.paths import RunDir

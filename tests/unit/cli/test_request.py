@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.config.request import load_request
-from hpc_grpo.config.shell_file import read_shell_config
+from hpc_grpo.cli.request import load_request, read_shell_config
 from hpc_grpo.errors import ConfigError
 
 
@@ -45,9 +44,9 @@ def test_exports_reach_training_but_secrets_do_not_reach_the_config(tmp_path: Pa
         "NOT_EXPORTED=1\necho hello\n"
     )
     request = load_request(str(script(tmp_path, text)), [])
-    assert request.environment["NCCL_DEBUG"] == "INFO"
-    assert request.environment["JUDGE_API_KEY"] == "abc"
-    assert "NOT_EXPORTED" not in request.environment
+    assert request.exported["NCCL_DEBUG"] == "INFO"
+    assert request.exported["JUDGE_API_KEY"] == "abc"
+    assert "NOT_EXPORTED" not in request.exported
     assert request.config.launch.env == {"JUDGE_URL": "http://j ?"}
     assert request.config.launch.pass_env == ["JUDGE_API_KEY"]
     assert "abc" not in str(request.config)
