@@ -70,7 +70,7 @@ def _context(optional_config: str | None, overrides: list[str]) -> Context:
     import os
 
     from hpc_grpo.cli.request import load_request
-    from hpc_grpo.config.launch import LaunchConfig
+    from hpc_grpo.config import LaunchConfig
     from hpc_grpo.preflight.context import Context
 
     if optional_config is None:
