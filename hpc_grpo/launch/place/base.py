@@ -1,0 +1,157 @@
+"""The interface of a place: where a run has its nodes.
+
+A place answers what launching must know of the world: which nodes an attempt has and until when, how a process starts
+on one of them, whether a node is gone, and the queue that its jobs come from, if there is one. `find_place` finds the
+place of this process. A new kind of place is one module with a class of this interface, named there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from hpc_grpo.config.launch import LaunchConfig
+    from hpc_grpo.run.paths import RunDir
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The nodes of one attempt; `nodes[0]` is the head, where supervisor and driver run.
+
+    `num_cpus[i]` belongs to `nodes[i]`. `this_node` is None when this process runs on none of them (a shell that
+    salloc left on the login node). `ends_at` is in unix seconds; None: no limit known.
+    """
+
+    job_id: str
+    nodes: tuple[str, ...]
+    num_cpus: tuple[int, ...]
+    this_node: str | None
+    ends_at: float | None = None
+
+    @property
+    def head(self) -> str:
+        return self.nodes[0]
+
+    def only(self, names: Sequence[str]) -> Allocation:
+        """Leave out the nodes that are not among `names`."""
+        kept = [pair for pair in zip(self.nodes, self.num_cpus, strict=True) if pair[0] in names]
+        return replace(self, nodes=tuple(node for node, _ in kept), num_cpus=tuple(cpus for _, cpus in kept))
+
+
+@dataclass(frozen=True)
+class NodeResources:
+    """CPUs and GPUs of one node that belong to the attempt: of the allocation, not of the machine."""
+
+    num_cpus: int
+    num_gpus: int
+
+
+class Place(Protocol):
+    """Where a run has its nodes. Only `allocation` may ask another program; it keeps the answer."""
+
+    @property
+    def name(self) -> str:
+        """The `source` in attempt.json."""
+
+    @property
+    def queue(self) -> JobQueue | None:
+        """The queue that the allocation is a job of, and that takes follow-on jobs; None: no such thing here."""
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether a user sits before it, who judges a crash: the driver is not started again then."""
+
+    def allocation(self) -> Allocation:
+        """Return the nodes of this attempt. Raises LaunchError where they cannot be known; asking again may help."""
+
+    def node_resources(self) -> NodeResources:
+        """Return what of the node under this process belongs to the attempt."""
+
+    def start_command(self, node: str, command: Sequence[str]) -> list[str]:
+        """Wrap `command` so that it runs on a node of the allocation, with this process's stdin and stdout."""
+
+    def start_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment for a `start_command`: `environ` without what would change how it starts."""
+
+    def is_node_failure(self, said: str) -> bool:
+        """Whether the last words of a start command say that the node itself is gone."""
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """A job that runs `hpc-grpo COMMAND` with what `launch` asks for; its output goes into `run`.
+
+    `after` is a job that must have ended, however it did, "" for none. `is_held`: it waits until it is released.
+    `keeps_shell`: the traps of the set-up lines run at its end, but the queue's signals do not reach the command.
+    """
+
+    run: RunDir
+    launch: LaunchConfig
+    command: str
+    after: str = ""
+    is_held: bool = False
+    keeps_shell: bool = False
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """How a job ended; `state` is the queue's word for it, "" where it knows no end.
+
+    `by_user`: cancelled by the user of this process; an administrator's cancel is an interruption. `at_time_limit`:
+    it used up its time. `lost_a_node`: its processes may still live on a node that the queue lost sight of.
+    """
+
+    state: str = ""
+    by_user: bool = False
+    at_time_limit: bool = False
+    lost_a_node: bool = False
+
+
+class Job(Protocol):
+    """A job as its queue described it when it was asked."""
+
+    @property
+    def job_id(self) -> str: ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it neither waits nor runs."""
+
+    @property
+    def output(self) -> str:
+        """The file that its output goes to; "" where the queue does not say."""
+
+    def granted(self, launch: LaunchConfig) -> LaunchConfig:
+        """Return `launch` asking for what this job really has, whatever its submitter gave on the command line."""
+
+    def exclude_nodes(self, nodes: Sequence[str]) -> None:
+        """Keep the pending job off further nodes. Raises LaunchError where too few would be left for it."""
+
+
+class JobQueue(Protocol):
+    """A scheduler's queue. Sites count calls: each of these is one, `submit` and `Job.exclude_nodes` a few.
+
+    All but `render` raise LaunchError when the scheduler does not answer, and `end_of` knows nothing then.
+    """
+
+    def render(self, request: JobRequest) -> str:
+        """Return the job script. Raises ConfigError for options that cannot be asked for."""
+
+    def submit(self, request: JobRequest) -> str:
+        """Queue the job and return its id. Raises LaunchError in the scheduler's words, ConfigError as `render`."""
+
+    def start_estimate(self, request: JobRequest, deadline_s: float = 60.0) -> str:
+        """Return when the job would start, in the scheduler's words; queues nothing."""
+
+    def show(self, job_id: str) -> Job | None:
+        """Return the job; None once the queue has forgotten it."""
+
+    def end_of(self, job_id: str) -> JobEnd: ...
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        """End jobs, waiting or running; one that is over is no error."""
+
+    def release(self, job_id: str) -> None:
+        """Let a job go that was submitted held."""
