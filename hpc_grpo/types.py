@@ -141,6 +141,10 @@ class Minibatch:
     num_valid_tokens: int
 
 
+GIB = 2**30
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
 @dataclass(frozen=True)
 class ParameterSpec:
     """One entry of the weight contract, in Hugging Face naming."""

@@ -8,7 +8,8 @@ import click
 
 from hpc_grpo.cli.options import CONFIG, OVERRIDES, SET
 from hpc_grpo.errors import EXIT_CONFIG
-from hpc_grpo.plan.memory import GH200, GIB, Hardware
+from hpc_grpo.plan.memory import GH200, Hardware
+from hpc_grpo.types import GIB
 
 _GIB = click.FloatRange(0, min_open=True)
 _SIZES = ("0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B")

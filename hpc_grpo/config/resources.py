@@ -1,32 +1,77 @@
-"""What learners and engines take of a node: the arithmetic that the job reserves by, and `submit` judges by."""
+"""Decide what a run takes of a node: GPUs, CPUs, shared memory and the KV cache.
+
+One arithmetic for all that ask: the driver reserves by it, `submit` and `doctor` refuse by it, `plan` adds it up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.types import DTYPE_BYTES, GIB
+
+CPU_KV_CACHE_GIB = 0.25
+"""KV cache of an engine on CPU where engine.kv_cache_gib is null: vLLM cannot measure what is free there."""
+
+_OBJECT_STORE_SHARE = 0.4
+"""Of the free shared memory: the weight store needs the rest."""
+_MIN_OBJECT_STORE_BYTES = 80 * 2**20
+"""Ray refuses less than 75 MiB."""
 
 Bundle = dict[str, float]
+"""What one actor reserves of a node in Ray, such as {"CPU": 0.5, "GPU": 1}."""
 
 
-def node_bundles(config: Config, *, with_gpus: bool) -> tuple[tuple[Bundle, ...], tuple[Bundle, ...]]:
-    """The bundles of one node's learners and engines; SFT has no engines."""
-    placement, engine = config.placement, config.engine
+@dataclass(frozen=True)
+class NodeDemand:
+    """The reservations of one node's learners and engines; SFT has no engines."""
+
+    learners: tuple[Bundle, ...]
+    engines: tuple[Bundle, ...]
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        return (*self.learners, *self.engines)
+
+    @property
+    def num_cpus(self) -> float:
+        return sum(bundle["CPU"] for bundle in self.bundles)
+
+    @property
+    def num_gpus(self) -> int:
+        return int(sum(bundle.get("GPU", 0) for bundle in self.bundles))
+
+
+def node_demand(config: Config, *, with_gpus: bool) -> NodeDemand:
+    """Return what the learners and engines of one node reserve."""
+    placement = config.placement
     learner: Bundle = {"CPU": placement.cpus_per_learner}
-    sampler: Bundle = {"CPU": placement.cpus_per_engine}
+    engine: Bundle = {"CPU": placement.cpus_per_engine}
     if with_gpus:
         learner["GPU"] = 1
-        sampler["GPU"] = engine.tensor_parallel
-    num_engines = engine.engines_per_node if config.task == "grpo" else 0
-    return (learner,) * placement.learners_per_node, (sampler,) * num_engines
+        engine["GPU"] = config.engine.tensor_parallel
+    return NodeDemand((learner,) * placement.learners_per_node, (engine,) * engines_per_node(config))
 
 
-def check_fits(config: Config, place: str, resources: Mapping[str, float], bundles: Sequence[Bundle]) -> None:
-    """Raise ConfigError with the sum when the bundles need more than `place`, a node, has."""
-    for kind in ("GPU", "CPU"):
-        needed = sum(bundle.get(kind, 0) for bundle in bundles)
-        available = resources.get(kind, 0)
+def engines_per_node(config: Config) -> int:
+    """Return the number of engines on each node: none where the task samples nothing."""
+    return config.engine.engines_per_node if config.task == "grpo" else 0
+
+
+def expects_gpus(config: Config) -> bool:
+    """Say whether the run is meant for GPUs: unless the config says CPU, for the machine that asks may not train."""
+    return config.model.device != "cpu" and config.placement.gpus != "none"
+
+
+def gpus_per_node(config: Config) -> int:
+    """Return the GPUs that learners and engines take on each node."""
+    return node_demand(config, with_gpus=expects_gpus(config)).num_gpus
+
+
+def check_fits(config: Config, place: str, demand: NodeDemand, *, num_gpus: float, num_cpus: float) -> None:
+    """Raise ConfigError with the sum when `demand` exceeds what `place`, a node, has."""
+    for kind, needed, available in (("GPU", demand.num_gpus, num_gpus), ("CPU", demand.num_cpus, num_cpus)):
         if needed > available:
             raise ConfigError(
                 f"{place} has {available:g} {kind}s, but placement.learners_per_node = "
@@ -35,3 +80,23 @@ def check_fits(config: Config, place: str, resources: Mapping[str, float], bundl
                 f"need {needed:g}. Ask for fewer engines, or for larger nodes"
                 + (", or lower placement.cpus_per_engine." if kind == "CPU" else ".")
             )
+
+
+def weight_bytes(config: Config, num_parameters: int) -> int:
+    """Return the bytes of one copy of the weights, in the precision they are published and exported in."""
+    return DTYPE_BYTES[config.model.dtype] * num_parameters
+
+
+def weight_store_bytes(config: Config, num_parameters: int) -> int:
+    """Return the size of a node's weight store in /dev/shm; 0 without engines, which alone read it."""
+    return weight_bytes(config, num_parameters) * config.weights.num_buffers if engines_per_node(config) else 0
+
+
+def object_store_bytes(wanted_gib: float, free_bytes: float) -> int:
+    """Return the size of Ray's object store on a node with so much free shared memory."""
+    return max(_MIN_OBJECT_STORE_BYTES, int(min(wanted_gib * GIB, free_bytes * _OBJECT_STORE_SHARE)))
+
+
+def kv_cache_gib(config: Config, *, on_gpu: bool) -> float | None:
+    """Return the KV cache of one engine; None: what engine.gpu_memory_utilization leaves."""
+    return config.engine.kv_cache_gib or (None if on_gpu else CPU_KV_CACHE_GIB)

@@ -17,7 +17,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hpc_grpo.config import Config
-from hpc_grpo.config.resources import Bundle, check_fits, node_bundles
+from hpc_grpo.config.resources import Bundle, check_fits, node_demand
 from hpc_grpo.errors import ConfigError, LaunchError, NodesUnavailableError
 from hpc_grpo.run.contract import NUM_NODES_VARIABLE
 
@@ -88,11 +88,12 @@ def _reserve(config: Config, address: str, resources: Mapping[str, float]) -> No
     with_gpus = config.placement.gpus == "auto" and resources.get("GPU", 0) > 0
     if uses_cuda(config) and not with_gpus:
         raise ConfigError(_no_gpus(config, address))
-    learners, engines = node_bundles(config, with_gpus=with_gpus)
-    check_fits(config, f"Node {address}", resources, [*learners, *engines])
-    pinned = [{**bundle, f"node:{address}": _PIN} for bundle in (*learners, *engines)]
+    demand = node_demand(config, with_gpus=with_gpus)
+    available = {"num_gpus": resources.get("GPU", 0), "num_cpus": resources.get("CPU", 0)}
+    check_fits(config, f"Node {address}", demand, **available)
+    pinned = [{**bundle, f"node:{address}": _PIN} for bundle in demand.bundles]
     group = placement_group(pinned, strategy="STRICT_PACK")
-    return NodeSlots(address, group, learners, engines)
+    return NodeSlots(address, group, demand.learners, demand.engines)
 
 
 def _no_gpus(config: Config, address: str) -> str:

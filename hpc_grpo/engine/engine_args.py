@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hpc_grpo.config import Config
-
-_CPU_KV_CACHE_GIB = 0.25
+from hpc_grpo.config.resources import kv_cache_gib
+from hpc_grpo.types import GIB
 
 CPU_ENVIRONMENT = {
     # The first generate would compile a logprob kernel for ten seconds.
@@ -55,9 +55,9 @@ def engine_options(config: Config, *, on_gpu: bool) -> dict[str, Any]:
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
-    kv_cache_gib = engine.kv_cache_gib or (None if on_gpu else _CPU_KV_CACHE_GIB)
-    if kv_cache_gib is None:
+    kv_gib = kv_cache_gib(config, on_gpu=on_gpu)
+    if kv_gib is None:
         options["gpu_memory_utilization"] = engine.gpu_memory_utilization
     else:
-        options["kv_cache_memory_bytes"] = int(kv_cache_gib * 2**30)
+        options["kv_cache_memory_bytes"] = int(kv_gib * GIB)
     return options

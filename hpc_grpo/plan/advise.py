@@ -13,8 +13,8 @@ from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.plan.fit import Plan, make_plan
-from hpc_grpo.plan.memory import GIB
 from hpc_grpo.plan.shapes import FAMILY, family_model
+from hpc_grpo.types import GIB
 
 _MAX_NODES = 256
 _MAX_CHANGES = 3

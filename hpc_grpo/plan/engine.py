@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpc_grpo.config import Config
-from hpc_grpo.plan.memory import DTYPE_BYTES, GIB, Hardware, MemoryBudget, Part, nonzero
+from hpc_grpo.config.resources import kv_cache_gib
+from hpc_grpo.plan.memory import Hardware, MemoryBudget, Part, nonzero
 from hpc_grpo.plan.shapes import Model, ModelShape
+from hpc_grpo.types import DTYPE_BYTES, GIB
 
 BLOCK_TOKENS = 16
 MAX_BATCHED_TOKENS = 2048
@@ -20,8 +22,6 @@ SAMPLING_ARRAYS = 4
 CONTEXT_BYTES = 1 * GIB
 CUDA_GRAPH_BYTES = 1 * GIB
 """Assumed, as is the CUDA context."""
-CPU_KV_CACHE_GIB = 0.25
-"""rollout/engine_args.py, where engine.kv_cache_gib is null on CPU."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def engine_budget(model: Model, config: Config, hardware: Hardware) -> tuple[Mem
 
 
 def cpu_kv_cache(model: Model, config: Config) -> KvCache:
-    num_bytes = int((config.engine.kv_cache_gib or CPU_KV_CACHE_GIB) * GIB)
+    num_bytes = int((kv_cache_gib(config, on_gpu=False) or 0) * GIB)
     per_token = kv_bytes_per_token(model.shape, DTYPE_BYTES[config.model.dtype], config.engine.tensor_parallel)
     return KvCache(num_bytes, per_token, config.max_model_len)
 

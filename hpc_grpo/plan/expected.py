@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
+from hpc_grpo.config.resources import expects_gpus, gpus_per_node
 from hpc_grpo.data.sources import load_items
 from hpc_grpo.driver.train_length import train_length
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.learner import is_checkpointed
-from hpc_grpo.plan.node import gpus_per_node, runs_on_gpu
 from hpc_grpo.plan.workload import workload
 
 TRAINING_SHARE = 0.4
@@ -46,7 +46,7 @@ class ExpectedStep:
 def expected_step(plan: Plan) -> ExpectedStep | None:
     """None on CPUs, without engines, and where an engine holds no sequence of full length."""
     load, cache, config = workload(plan), plan.kv_cache, plan.config
-    if not runs_on_gpu(config) or cache is None or load.max_tokens is None or not load.running_sequences:
+    if not expects_gpus(config) or cache is None or load.max_tokens is None or not load.running_sequences:
         return None
     parameters, hardware = plan.model.num_parameters, plan.hardware
     flops = (8 if is_checkpointed(config, on_gpu=True) else 6) * parameters * load.max_tokens

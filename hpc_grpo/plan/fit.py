@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpc_grpo.config import Config
+from hpc_grpo.config.resources import engines_per_node, expects_gpus, gpus_per_node, weight_bytes
 from hpc_grpo.plan.engine import KvCache, cpu_kv_cache, engine_budget
 from hpc_grpo.plan.learner import learner_budget
-from hpc_grpo.plan.memory import GIB, Hardware, MemoryBudget
-from hpc_grpo.plan.node import export_bytes, gpus_per_node, host_budget, num_engines, runs_on_gpu, shared_memory_budget
+from hpc_grpo.plan.memory import Hardware, MemoryBudget
+from hpc_grpo.plan.node import host_budget, shared_memory_budget
 from hpc_grpo.plan.shapes import Model
+from hpc_grpo.types import GIB
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Plan:
     def warnings(self) -> tuple[str, ...]:
         """What fits while training but may not in a moment beside it."""
         host = next(budget for budget in self.budgets if budget.device == "node's host memory")
-        export = export_bytes(self.model, self.config)
+        export = weight_bytes(self.config, self.model.num_parameters)
         if not host.fits or host.num_bytes + export <= host.capacity_bytes:
             return ()
         return (
@@ -66,12 +68,12 @@ class Plan:
 def make_plan(model: Model, config: Config, num_nodes: int, hardware: Hardware) -> Plan:
     """Add up what each device holds when `config` runs on `num_nodes`."""
     num_learners = num_nodes * config.placement.learners_per_node
-    on_gpu, cache = runs_on_gpu(config), None
+    on_gpu, cache = expects_gpus(config), None
     gpus = [learner_budget(model, config, num_learners, hardware)] if on_gpu else []
-    if num_engines(config) and on_gpu:
+    if engines_per_node(config) and on_gpu:
         engine, cache = engine_budget(model, config, hardware)
         gpus.append(engine)
-    elif num_engines(config):
+    elif engines_per_node(config):
         cache = cpu_kv_cache(model, config)
     host = host_budget(model, config, num_learners, cache.num_bytes if cache else 0, hardware)
     budgets = (*gpus, host, shared_memory_budget(model, config, hardware))

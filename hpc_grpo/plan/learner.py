@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from hpc_grpo.config import Config
 from hpc_grpo.plan.activations import Activations, activations
-from hpc_grpo.plan.memory import DTYPE_BYTES, GIB, Hardware, MemoryBudget, Part, nonzero
+from hpc_grpo.plan.memory import Hardware, MemoryBudget, Part, nonzero
 from hpc_grpo.plan.shapes import Model
 from hpc_grpo.plan.states import StateBytes, pinned_rounding_bytes, state_bytes
+from hpc_grpo.types import DTYPE_BYTES, GIB
 
 REDUCE_BUCKET_ELEMENTS = 500_000_000
 """DeepSpeed's `reduce_bucket_size`: allocated in full, however small the model is."""

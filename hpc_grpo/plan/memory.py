@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-GIB = 2**30
-
-DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
+from hpc_grpo.types import GIB
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ whether a node has enough.
 from __future__ import annotations
 
 from hpc_grpo.config import Config
-from hpc_grpo.config.resources import node_bundles
+from hpc_grpo.config.resources import engines_per_node, expects_gpus, weight_store_bytes
 from hpc_grpo.plan.engine import model_parts
 from hpc_grpo.plan.learner import activation_parts, host_parts, state_parts
-from hpc_grpo.plan.memory import DTYPE_BYTES, GIB, Hardware, MemoryBudget, Part, nonzero
+from hpc_grpo.plan.memory import Hardware, MemoryBudget, Part, nonzero
 from hpc_grpo.plan.shapes import Model
+from hpc_grpo.types import GIB
 
 GPU_PROCESS_GIB = 5.0
 CPU_PROCESS_GIB = 1.5
@@ -22,26 +23,11 @@ SHARED_MEMORY_SHARE = 0.5
 """Of a node's memory: the kernel's default size of /dev/shm (tmpfs(5), option `size`)."""
 
 
-def runs_on_gpu(config: Config) -> bool:
-    """Planned for GPUs unless the config says CPU: the machine that plans need not be the one that trains."""
-    return config.model.device != "cpu" and config.placement.gpus != "none"
-
-
-def num_engines(config: Config) -> int:
-    return config.engine.engines_per_node if config.task == "grpo" else 0
-
-
-def gpus_per_node(config: Config) -> int:
-    """GPUs that learners and engines take on each node."""
-    learners, engines = node_bundles(config, with_gpus=runs_on_gpu(config))
-    return int(sum(bundle.get("GPU", 0) for bundle in (*learners, *engines)))
-
-
 def host_budget(model: Model, config: Config, num_learners: int, kv_bytes: int, hardware: Hardware) -> MemoryBudget:
     """A node's host memory at the peak of a step."""
     shared = shared_memory_parts(model, config)
     offloaded = host_parts(model, config, num_learners, config.placement.learners_per_node)
-    on_cpu = [] if runs_on_gpu(config) else _cpu_parts(model, config, num_learners, kv_bytes)
+    on_cpu = [] if expects_gpus(config) else _cpu_parts(model, config, num_learners, kv_bytes)
     parts = [*shared, *offloaded, *on_cpu, _processes(config)]
     return MemoryBudget("node's host memory", nonzero(*parts), hardware.host_bytes)
 
@@ -54,8 +40,7 @@ def shared_memory_budget(model: Model, config: Config, hardware: Hardware) -> Me
 
 def shared_memory_parts(model: Model, config: Config) -> tuple[Part, ...]:
     """The weight store (weights/store.py; grpo alone has one) and Ray's object store."""
-    b, buffers = DTYPE_BYTES[config.model.dtype], config.weights.num_buffers
-    store = b * model.num_parameters * buffers if config.task == "grpo" else 0
+    buffers, store = config.weights.num_buffers, weight_store_bytes(config, model.num_parameters)
     objects = int(config.launch.object_store_gib * GIB)
     return nonzero(
         Part("weight store in /dev/shm", store, "b P" if buffers == 1 else f"{buffers} b P"),
@@ -63,15 +48,10 @@ def shared_memory_parts(model: Model, config: Config) -> tuple[Part, ...]:
     )
 
 
-def export_bytes(model: Model, config: Config) -> int:
-    """What the export holds for a moment on the head node: learner 0 collects all weights (learner/export.py)."""
-    return DTYPE_BYTES[config.model.dtype] * model.num_parameters
-
-
 def _processes(config: Config) -> Part:
-    engines = num_engines(config)
+    engines = engines_per_node(config)
     workers = config.placement.learners_per_node + engines * config.engine.tensor_parallel
-    each = GPU_PROCESS_GIB if runs_on_gpu(config) else CPU_PROCESS_GIB
+    each = GPU_PROCESS_GIB if expects_gpus(config) else CPU_PROCESS_GIB
     grading = GRADING_PROCESS_GIB * config.grading.num_workers if engines else 0.0
     formula = f"{workers} x {each:g} + {grading:g} + {SYSTEM_GIB:g} GiB, assumed"
     return Part("processes", int((workers * each + grading + SYSTEM_GIB) * GIB), formula)
@@ -79,7 +59,7 @@ def _processes(config: Config) -> Part:
 
 def _cpu_parts(model: Model, config: Config, num_learners: int, kv_bytes: int) -> list[Part]:
     """Learners and engines that compute on CPU. Communication buffers are left out: untouched pages take nothing."""
-    learners, engines = config.placement.learners_per_node, num_engines(config)
+    learners, engines = config.placement.learners_per_node, engines_per_node(config)
     learner = [*state_parts(model, config, num_learners), *activation_parts(model, config, on_gpu=False)]
     weights = sum(part.num_bytes for part in model_parts(model, config)) * config.engine.tensor_parallel
     return [

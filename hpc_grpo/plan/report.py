@@ -5,14 +5,15 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from hpc_grpo.config.resources import engines_per_node, expects_gpus, gpus_per_node
 from hpc_grpo.plan.advise import changes_that_fit, largest_models, shortfall
 from hpc_grpo.plan.expected import DECODING_SHARE, TRAINING_SHARE, expected_step, num_steps
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.learner import is_checkpointed
-from hpc_grpo.plan.memory import GIB, MemoryBudget
-from hpc_grpo.plan.node import gpus_per_node, num_engines, runs_on_gpu
+from hpc_grpo.plan.memory import MemoryBudget
 from hpc_grpo.plan.pace import MeasuredPace
 from hpc_grpo.plan.workload import workload
+from hpc_grpo.types import GIB
 
 _MAX_CHANGES_SHOWN = 6
 _NAME_WIDTH = 46
@@ -26,11 +27,11 @@ def plan_text(plan: Plan, pace: MeasuredPace | None) -> str:
 
 
 def _head(plan: Plan) -> Iterator[str]:
-    config, train, engines = plan.config, plan.config.train, num_engines(plan.config)
+    config, train, engines = plan.config, plan.config.train, engines_per_node(plan.config)
     yield f"{plan.model.name}: {plan.model.num_parameters:,} parameters ({plan.model.counted_from})"
     learners = config.placement.learners_per_node
     yield f"{_count(plan.num_nodes, 'node')}, each {_count(learners, 'learner')} and {_count(engines, 'engine')}"
-    on_gpu = runs_on_gpu(config)
+    on_gpu = expects_gpus(config)
     checkpointing = "on" if is_checkpointed(config, on_gpu=on_gpu) else "off"
     yield (
         f"ZeRO-{train.zero_stage}, offload {train.offload_optimizer}, gradient checkpointing {checkpointing}, "
@@ -109,7 +110,7 @@ def _time(plan: Plan, pace: MeasuredPace | None) -> Iterator[str]:
         yield "Node-hours left: not known, since the length of the run is not (train.total_epochs)."
         return
     yield f"Node-hours left: {left:.1f}, for {_count(pace.num_remaining_steps, 'step')}."
-    if runs_on_gpu(plan.config):
+    if expects_gpus(plan.config):
         yield f"GPU-hours left: {left * gpus_per_node(plan.config):.1f}."
     if pace.num_nodes not in (None, plan.num_nodes):
         yield f"  (on {_count(pace.num_nodes or 0, 'node')}; how it changes with {plan.num_nodes} was not measured)"

@@ -44,7 +44,8 @@ def text_of(plan: Plan) -> str:
 
 def plan_or_reason(config: Config, environ: Mapping[str, str]) -> str:
     """The plan in words on the hardware that `hpc-grpo plan` assumes; else one line that says why there is none."""
-    from hpc_grpo.plan.memory import GH200, GIB
+    from hpc_grpo.plan.memory import GH200
+    from hpc_grpo.types import GIB
 
     try:
         text = text_of(plan_of(config, environ, GH200))

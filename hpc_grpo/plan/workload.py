@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from hpc_grpo.config.resources import engines_per_node
 from hpc_grpo.plan.fit import Plan
-from hpc_grpo.plan.node import num_engines
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def workload(plan: Plan) -> Workload:
     if config.task == "sft" or plan.kv_cache is None:
         return Workload(config.sft.batch_size, None, None, 0, 0, None)
     sequences = config.rollout.prompts_per_step * config.rollout.group_size
-    engines = plan.num_nodes * num_engines(config)
+    engines = plan.num_nodes * engines_per_node(config)
     per_microbatch = max(1, config.train.max_tokens_per_microbatch // config.max_model_len)
     return Workload(
         num_sequences=sequences,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from hpc_grpo.config import Config, SlurmConfig
-from hpc_grpo.config.resources import check_fits, node_bundles
+from hpc_grpo.config.resources import check_fits, node_demand
 from hpc_grpo.errors import ConfigError
 
 
@@ -15,15 +17,14 @@ def refuse_too_few_gpus(config: Config) -> None:
     slurm = config.launch.slurm
     if config.placement.gpus == "none" or _extra_brings_gpus(slurm):
         return
-    learners, engines = node_bundles(config, with_gpus=True)
-    bundles = [*learners, *engines]
+    demand = node_demand(config, with_gpus=True)
     if slurm.gpus_per_node:
         place = f"launch.slurm.gpus_per_node = {slurm.gpus_per_node}: a node of the job"
-        check_fits(config, place, {"GPU": slurm.gpus_per_node, "CPU": float("inf")}, bundles)
+        check_fits(config, place, demand, num_gpus=slurm.gpus_per_node, num_cpus=inf)
     elif config.model.device == "cuda":
         raise ConfigError(
             f"model.device = cuda, but launch.slurm.gpus_per_node = 0 asks Slurm for no GPUs. Learners and engines of "
-            f"a node need {sum(bundle['GPU'] for bundle in bundles):g}: set launch.slurm.gpus_per_node to that. Where "
+            f"a node need {demand.num_gpus}: set launch.slurm.gpus_per_node to that. Where "
             f"whole nodes come with theirs, set launch.slurm.extra.exclusive=true; on CPUs, model.device=cpu."
         )
 

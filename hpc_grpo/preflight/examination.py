@@ -13,11 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hpc_grpo.config.resources import engines_per_node, expects_gpus, node_demand, weight_store_bytes
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.place.topology import Topology
-from hpc_grpo.plan import node as planned
-from hpc_grpo.plan.memory import DTYPE_BYTES, GIB
 from hpc_grpo.plan.model_source import read_model
 from hpc_grpo.preflight import between_judging, node_judging
 from hpc_grpo.preflight.asked_nodes import AskedNodes, Reply
@@ -28,6 +27,7 @@ from hpc_grpo.preflight.findings import Finding, Group, failure, guarded, ok, sk
 from hpc_grpo.preflight.folders import remove_own_folder
 from hpc_grpo.preflight.node_judging import Needs
 from hpc_grpo.preflight.torch_probe import ProbeSpec
+from hpc_grpo.types import GIB
 
 NODES, BETWEEN = "nodes", "between nodes"
 _WHOLE_S = 50.0
@@ -162,13 +162,12 @@ def needs_of(context: Context, *, is_job: bool) -> Needs:
     launch, config = context.launch, context.config
     if config is None:
         return Needs(object_store_gib=launch.object_store_gib)
-    placement = config.placement
+    demand = node_demand(config, with_gpus=expects_gpus(config))
     return Needs(
         gpus_per_node=launch.slurm.gpus_per_node if is_job else 0,
         wants_cuda=config.model.device == "cuda",
-        worker_cpus=placement.learners_per_node * placement.cpus_per_learner
-        + planned.num_engines(config) * placement.cpus_per_engine,
-        worker_gpus=planned.gpus_per_node(config),
+        worker_cpus=demand.num_cpus,
+        worker_gpus=demand.num_gpus,
         store_gib=_store_gib(context),
         object_store_gib=launch.object_store_gib,
     )
@@ -177,13 +176,13 @@ def needs_of(context: Context, *, is_job: bool) -> Needs:
 def _store_gib(context: Context) -> float | None:
     config = context.config
     assert config is not None
-    if config.task == "sft":
+    if not engines_per_node(config):
         return 0.0
     try:
         model = read_model(config.model.path, context.job_environ)
     except ConfigError:
         return None  # the check of the model says so
-    return DTYPE_BYTES[config.model.dtype] * model.num_parameters * config.weights.num_buffers / GIB
+    return weight_store_bytes(config, model.num_parameters) / GIB
 
 
 def _answered(replies: dict[str, Reply]) -> Finding:

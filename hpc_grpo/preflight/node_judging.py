@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hpc_grpo.config.resources import object_store_bytes
 from hpc_grpo.preflight.facts import NodeFacts
 from hpc_grpo.preflight.findings import Finding, failure, merged, ok, skipped, warning
 from hpc_grpo.preflight.folders import NETWORK
+from hpc_grpo.types import GIB
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,9 @@ def variables(node: NodeFacts, _needs: Needs) -> Finding:
 
 
 def shared_memory(node: NodeFacts, needs: Needs) -> Finding:
-    """The weight store and Ray's object store, which takes no more than 40% of what is free."""
+    """The weight store and Ray's object store."""
     check, free = "/dev/shm", node.shm_free_gib
-    objects = min(needs.object_store_gib, 0.4 * free)
+    objects = object_store_bytes(needs.object_store_gib, free * GIB) / GIB
     need = objects + (needs.store_gib or 0.0)
     if need > free:
         fix = "remove your leftovers in /dev/shm, a smaller launch.object_store_gib, weights.num_buffers=1, more memory"

@@ -10,12 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from hpc_grpo.types import ParameterSpec
+from hpc_grpo.types import DTYPE_BYTES, ParameterSpec
 
 _ALIGNMENT_BYTES = 64
 """Cache-line alignment, so that every parameter can be viewed in any dtype without a copy."""
-
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def make_plan(specs: Iterable[ParameterSpec], bucket_bytes: int) -> BucketPlan:
     slots: list[Slot] = []
     start = end = 0
     for spec in specs:
-        num_bytes = prod(spec.shape) * _DTYPE_BYTES[spec.dtype]
+        num_bytes = prod(spec.shape) * DTYPE_BYTES[spec.dtype]
         if slots and end + num_bytes - start > bucket_bytes:
             buckets.append(Bucket(tuple(slots), start, end))
             slots, start = [], end

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from hpc_grpo.config.resources import object_store_bytes
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.agent.network import RayPorts, network_of
 from hpc_grpo.launch.agent.protocol import NodeSpec
@@ -26,7 +27,6 @@ TEMP_DIR_NAME = "r"
 
 _MAX_SOCKET_PATH_BYTES = 107
 _SESSION_PATH_BYTES = len("/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
-_MIN_OBJECT_STORE_BYTES = 80 * 2**20  # Ray refuses less than 75 MiB
 
 RAY_SETTINGS: dict[str, tuple[str, str]] = {
     "RAY_AUTH_MODE": ("token", "an HPC network is shared: without it anybody on it runs code as you"),
@@ -95,7 +95,7 @@ def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, reso
         f"--max-worker-port={ports.last_worker}",
         f"--num-cpus={resources.num_cpus}",
         f"--num-gpus={resources.num_gpus}",
-        f"--object-store-memory={object_store_bytes(spec.object_store_gib)}",
+        f"--object-store-memory={_object_store_bytes(spec.object_store_gib)}",
         f"--temp-dir={temp_dir}",
         "--include-log-monitor=false",  # logs are copied to the run directory, not streamed to the driver
         "--log-style=record",
@@ -103,10 +103,9 @@ def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, reso
     ]
 
 
-def object_store_bytes(wanted_gib: float, shm: Path = Path("/dev/shm")) -> int:
-    """The configured size, but no more than 40% of the free shared memory: the weight store needs the rest."""
-    stat = os.statvfs(shm)
-    return max(_MIN_OBJECT_STORE_BYTES, min(int(wanted_gib * 2**30), int(stat.f_bavail * stat.f_frsize * 0.4)))
+def _object_store_bytes(wanted_gib: float) -> int:
+    stat = os.statvfs("/dev/shm")
+    return object_store_bytes(wanted_gib, stat.f_bavail * stat.f_frsize)
 
 
 def temp_dir_path(spec: NodeSpec, environ: Mapping[str, str]) -> Path:

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from hpc_grpo.cli import check
 from hpc_grpo.plan import engine, learner, node, states
-from hpc_grpo.plan.memory import GIB
 from hpc_grpo.plan.states import StateBytes
+from hpc_grpo.types import GIB
 from tests.unit.plan.plan_configs import plan_7b_config
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "memory.md").read_text()

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+from hpc_grpo.config.resources import weight_bytes
 from hpc_grpo.plan.engine import KvCache, engine_budget, kv_bytes_per_token
 from hpc_grpo.plan.fit import make_plan
-from hpc_grpo.plan.memory import GIB, Hardware
-from hpc_grpo.plan.node import export_bytes, host_budget, shared_memory_budget
+from hpc_grpo.plan.memory import Hardware
+from hpc_grpo.plan.node import host_budget, shared_memory_budget
 from hpc_grpo.plan.shapes import FAMILY, family_model
 from hpc_grpo.plan.workload import workload
+from hpc_grpo.types import GIB
 from tests.unit.plan.plan_configs import GH200, least_config, parts
 
 SEVEN = family_model("7B")
@@ -117,8 +119,11 @@ def test_more_gpus_than_the_job_asks_for_is_a_problem() -> None:
 def test_an_export_that_does_not_fit_beside_training_is_a_warning() -> None:
     config = least_config(train={"zero_stage": 3})
     host = make_plan(SEVEN, config, 2, GH200).budgets[2].num_bytes
-    assert make_plan(SEVEN, config, 2, Hardware(96 * GIB, host + export_bytes(SEVEN, config))).warnings == ()
-    tight = make_plan(SEVEN, config, 2, Hardware(96 * GIB, host + export_bytes(SEVEN, config) - 1))
+    assert (
+        make_plan(SEVEN, config, 2, Hardware(96 * GIB, host + weight_bytes(config, SEVEN.num_parameters))).warnings
+        == ()
+    )
+    tight = make_plan(SEVEN, config, 2, Hardware(96 * GIB, host + weight_bytes(config, SEVEN.num_parameters) - 1))
     assert tight.fits
     assert "The export collects the weights once more on the head node" in tight.warnings[0]
 

@@ -107,11 +107,6 @@ def test_a_variable_that_the_node_does_not_have_is_an_error_there(value: str, ex
         ray_cluster.ray_environment(environ, node, "ip", "lo", "/s")
 
 
-def test_the_object_store_is_capped_by_shared_memory(tmp_path: Path) -> None:
-    assert ray_cluster.object_store_bytes(1.0e9, tmp_path) < 1.0e9 * 2**30
-    assert ray_cluster.object_store_bytes(1e-9, tmp_path) == 80 * 2**20
-
-
 def test_the_temp_dir_is_node_local_and_short() -> None:
     assert ray_cluster.temp_dir_path(spec(), {}) == Path("/tmp/hg-17-1-0")
     local = spec(local_dir="$LOCALDIR")
