@@ -1,7 +1,7 @@
 """Records that cross a process boundary.
 
-Array fields state their length, unit and zero convention. `G` is the group size, `P` the prompt length and
-`C` a completion's length, all counted in tokens.
+Array fields state their length, unit and zero convention. `G` is the group size; `P` a prompt's length, `C` a
+completion's and `L` a whole sequence's are counted in tokens.
 """
 
 from __future__ import annotations
@@ -16,8 +16,19 @@ if TYPE_CHECKING:
 
     Int32Array = NDArray[np.int32]
     Float32Array = NDArray[np.float32]
+    BoolArray = NDArray[np.bool_]
 
 FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a task needs besides learners: engines that sample, a reference model, a critic, completions to imitate."""
+
+    rollouts: bool = False
+    reference: bool = False
+    critic: bool = False
+    labels: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,26 +125,47 @@ class GroupGrades:
 
 @dataclass(frozen=True)
 class TrainSequence:
-    """One sequence as the learner sees it.
+    """One sequence as the learner sees it. Every array has length L, the whole sequence with its prompt.
 
-    `token_ids` is prompt then completion, length P + C; the last `num_completion_tokens` of them are trained
-    on. `engine_logprobs` has length C, or 0 when there was no engine (SFT). `advantage` is the scalar shared by
-    all tokens of the completion; 1.0 for SFT. (ordinal, sample_index) orders sequences deterministically.
+    Entry i of each array is about token i: `loss_mask[i]` says whether the model learns to produce token i (from the
+    tokens before it, so never token 0), `advantages[i]` what that is worth, `engine_logprobs[i]` the nats that the
+    engine gave it. The latter two are 0.0 outside the mask, and engine_logprobs all over where there was no engine.
+    What the model did not write is masked wherever it stands: the prompt, and observations in mid-episode.
+    (ordinal, sample_index) orders sequences deterministically.
+
+    A prompt [5, 6], the completion [7, 8] with advantage 0.5, an observation [9], and the completion [4]:
+
+    >>> import numpy as np
+    >>> loss_mask = np.array([False, False, True, True, False, True])
+    >>> sequence = TrainSequence(
+    ...     ordinal=0,
+    ...     sample_index=0,
+    ...     token_ids=np.array([5, 6, 7, 8, 9, 4], dtype=np.int32),
+    ...     loss_mask=loss_mask,
+    ...     advantages=loss_mask * np.float32(0.5),
+    ...     engine_logprobs=np.array([0, 0, -1.2, -0.3, 0, -2.0], dtype=np.float32),
+    ... )
+    >>> sequence.token_ids[sequence.loss_mask].tolist(), sequence.num_trained_tokens
+    ([7, 8, 4], 3)
     """
 
     ordinal: int
     sample_index: int
     token_ids: Int32Array
-    num_completion_tokens: int
+    loss_mask: BoolArray
+    advantages: Float32Array
     engine_logprobs: Float32Array
-    advantage: float
+
+    @property
+    def num_trained_tokens(self) -> int:
+        return int(self.loss_mask.sum())
 
 
 @dataclass(frozen=True)
 class Minibatch:
     """One rank's share of an optimizer step.
 
-    `num_valid_tokens` counts the completion tokens of all ranks' shares together: it divides the loss, so that
+    `num_valid_tokens` counts the trained tokens of all ranks' shares together: it divides the loss, so that
     neither the split into ranks nor that into microbatches changes the gradient. `sequences` may be empty.
     """
 

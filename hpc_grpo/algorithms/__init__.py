@@ -1,1 +1,1 @@
-"""Algorithms as pure functions of tensors: advantages and losses, one file for each variant."""
+"""Algorithms: what a task needs, its advantages and its losses, as pure functions; one file for each variant."""

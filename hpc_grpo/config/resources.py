@@ -56,7 +56,7 @@ def node_demand(config: Config, *, with_gpus: bool) -> NodeDemand:
 
 def engines_per_node(config: Config) -> int:
     """Return the number of engines on each node: none where the task samples nothing."""
-    return config.engine.engines_per_node if config.task == "grpo" else 0
+    return config.engine.engines_per_node if config.needs.rollouts else 0
 
 
 def expects_gpus(config: Config) -> bool:

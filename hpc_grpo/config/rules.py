@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.rewards.registry import check_builtin
+from hpc_grpo.registry import ADVANTAGES, ALGORITHMS, LOSSES, REWARDS
 
 
 def check_rules(config: Config) -> None:
@@ -53,26 +53,30 @@ def _lag_and_minibatches(config: Config) -> None:
             f"rollout.max_policy_lag = {lag} counts optimizer steps and must be a multiple of "
             f"train.num_minibatches = {minibatches}."
         )
-    if config.task == "grpo" and minibatches > config.rollout.prompts_per_step:
+    if config.needs.rollouts and minibatches > config.rollout.prompts_per_step:
         raise ConfigError(
             f"train.num_minibatches = {minibatches} exceeds rollout.prompts_per_step = "
             f"{config.rollout.prompts_per_step}: a minibatch holds at least one group."
         )
 
 
-def _rewards(config: Config) -> None:
-    """Built-in ones alone: a module of the user's is the job's to import."""
-    if config.task == "grpo":
+def _names(config: Config) -> None:
+    """Check built-in ones alone: a module of the user's is the job's to import."""
+    ALGORITHMS.check(config.task)
+    LOSSES.check(config.loss.name)
+    ADVANTAGES.check(config.loss.advantage)
+    if config.needs.rollouts:
         for reward in config.rewards:
-            if ":" not in reward.name:
-                check_builtin(reward.name)
+            REWARDS.check(reward.name)
 
 
 def _eval_data(config: Config) -> None:
     if config.eval.every_steps is None:
         return
-    if config.task == "sft":
-        raise ConfigError("eval.every_steps is set, but task sft has no engines to sample with. Set it to null.")
+    if not config.needs.rollouts:
+        raise ConfigError(
+            f"eval.every_steps is set, but task {config.task} has no engines to sample with. Set it to null."
+        )
     if config.data.eval is None:
         raise ConfigError("eval.every_steps is set, but data.eval is not. Give a held-out data set or set it to null.")
     if max(config.eval.pass_k) > config.eval.num_samples:
@@ -87,7 +91,7 @@ def _eval_data(config: Config) -> None:
 
 
 def _token_budget(config: Config) -> None:
-    if config.task == "grpo" and config.train.max_tokens_per_microbatch < config.max_model_len:
+    if config.needs.rollouts and config.train.max_tokens_per_microbatch < config.max_model_len:
         raise ConfigError(
             f"train.max_tokens_per_microbatch = {config.train.max_tokens_per_microbatch} must hold the longest "
             f"sequence: data.max_prompt_tokens + rollout.max_new_tokens = {config.max_model_len}."
@@ -113,11 +117,11 @@ def _nucleus(config: Config) -> None:
 
 
 _RULES = (
+    _names,
     _run_name,
     _one_budget,
     _nodes,
     _lag_and_minibatches,
-    _rewards,
     _eval_data,
     _token_budget,
     _stages,

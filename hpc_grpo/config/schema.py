@@ -6,7 +6,6 @@ A new section is a file beside this one and a field of `Config`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
@@ -20,13 +19,15 @@ from hpc_grpo.config.rollout import EngineConfig, RolloutConfig, WeightsConfig
 from hpc_grpo.config.run import CheckpointConfig, DeadlinesConfig, RunConfig
 from hpc_grpo.config.section import Section
 from hpc_grpo.config.train import SftConfig, TrainConfig
+from hpc_grpo.registry import ALGORITHMS
+from hpc_grpo.types import Needs
 
 
 class Config(Section):
     """Everything that decides a run. Saved, resolved, as config.yaml in the run directory."""
 
     run: RunConfig
-    task: Literal["grpo", "sft"] = Field("grpo", description="grpo, or supervised fine-tuning with the same learner.")
+    task: str = Field("grpo", description="grpo, or supervised fine-tuning with the same learner.")
     model: ModelConfig
     data: DataConfig
     rewards: list[RewardConfig] = Field(
@@ -50,6 +51,12 @@ class Config(Section):
     def run_path(self) -> Path:
         """The run directory, absolute."""
         return self.run.root / self.run.name
+
+    @property
+    def needs(self) -> Needs:
+        """Return what the run's algorithm needs. Raises ConfigError where `task` names none."""
+        needs: Needs = ALGORITHMS.find(self.task)(self).needs
+        return needs
 
     @property
     def max_model_len(self) -> int:

@@ -21,7 +21,7 @@ def check_context_length(config: Config) -> None:
     from transformers import AutoConfig
 
     limit = getattr(_load(AutoConfig, config, "config.json"), "max_position_embeddings", None)
-    if config.task == "grpo" and limit is not None and config.max_model_len > limit:
+    if config.needs.rollouts and limit is not None and config.max_model_len > limit:
         raise ConfigError(
             f"data.max_prompt_tokens + rollout.max_new_tokens = {config.data.max_prompt_tokens} + "
             f"{config.rollout.max_new_tokens} = {config.max_model_len} exceeds the context of model.path = "

@@ -32,7 +32,7 @@ def load_inputs(config: Config) -> Inputs:
     check_context_length(config)
     stop_ids = stop_token_ids(config, tokenizer)
     items = load_items(config.data.train)
-    if config.task == "sft":
+    if not config.needs.rollouts:
         return Inputs(tokenizer, stop_ids, DemonstrationStream(config, items, tokenizer, config.run.seed), None)
     _check_rewards(config)
     stream = PromptStream(config, items, tokenizer, config.run.seed)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import ray
 
-from hpc_grpo.algorithms.advantages.group import group_advantages
+from hpc_grpo.algorithms.base import algorithm_of
 from hpc_grpo.config import Config
 from hpc_grpo.driver.remote import get_all
 from hpc_grpo.driver.sampling import GradedGroup
@@ -32,6 +32,7 @@ class LearnerGroup:
     def __init__(self, config: Config, learners: Sequence[Any]) -> None:
         self._config = config
         self._learners = learners
+        self._algorithm = algorithm_of(config)
         self._rendezvous: Any = None  # an actor lives as long as its creator holds it
 
     def start(self) -> None:
@@ -55,7 +56,7 @@ class LearnerGroup:
 
     def train_on_sequences(self, sequences: Sequence[TrainSequence]) -> dict[str, float]:
         """One optimizer step on demonstrations."""
-        num_tokens = sum(sequence.num_completion_tokens for sequence in sequences)
+        num_tokens = sum(sequence.num_trained_tokens for sequence in sequences)
         split = balanced(sequences, [len(sequence.token_ids) for sequence in sequences], len(self._learners))
         calls = [
             learner.train_on_sequences.remote(Minibatch(tuple(part), num_tokens))
@@ -89,7 +90,7 @@ class LearnerGroup:
         return RemoteGroup(group.samples, self.advantages(group), group.grades.valid)
 
     def advantages(self, group: GradedGroup) -> tuple[float, ...]:
-        return group_advantages(group.grades.rewards, group.grades.valid, self._config.loss.normalize_std)
+        return tuple(self._algorithm.advantages(group.grades))
 
 
 def balanced(items: Sequence[T], sizes: Sequence[int], num_parts: int) -> list[list[T]]:

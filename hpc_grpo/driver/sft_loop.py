@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
+from hpc_grpo.algorithms.sft import demonstration_sequence
 from hpc_grpo.data.demonstrations import DemonstrationStream
 from hpc_grpo.driver.checkpoints import DriverState
 from hpc_grpo.driver.learners import LearnerGroup
 from hpc_grpo.driver.session import Session
-from hpc_grpo.types import Demonstration, TrainSequence
-
-_SFT_ADVANTAGE = 1.0
 
 
 @dataclass(frozen=True)
@@ -28,10 +24,10 @@ class SftLoop:
         timer.start_over()
         while session.should_go_on(state):
             ordinals = range(state.next_ordinal, state.next_ordinal + batch_size)
-            sequences = [_sequence(self.stream.demonstration(ordinal)) for ordinal in ordinals]
+            sequences = [demonstration_sequence(self.stream.demonstration(ordinal)) for ordinal in ordinals]
             with timer.phase("train"):
                 metrics = self.learners.train_on_sequences(sequences)
-            num_tokens = [sequence.num_completion_tokens for sequence in sequences]
+            num_tokens = [sequence.num_trained_tokens for sequence in sequences]
             metrics |= {
                 "tokens/completion_mean": sum(num_tokens) / len(num_tokens),
                 "tokens/completion_total": float(sum(num_tokens)),
@@ -42,15 +38,3 @@ class SftLoop:
             with timer.phase("checkpoint"):
                 session.checkpoints.save_if_due(state)
         return state
-
-
-def _sequence(demonstration: Demonstration) -> TrainSequence:
-    token_ids = demonstration.prompt_token_ids + demonstration.completion_token_ids
-    return TrainSequence(
-        ordinal=demonstration.ordinal,
-        sample_index=0,
-        token_ids=np.asarray(token_ids, dtype=np.int32),
-        num_completion_tokens=len(demonstration.completion_token_ids),
-        engine_logprobs=np.empty(0, dtype=np.float32),
-        advantage=_SFT_ADVANTAGE,
-    )

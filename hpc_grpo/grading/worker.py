@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_grpo.errors import HpcGrpoError
-from hpc_grpo.rewards.registry import RewardFunction, resolve_reward
+from hpc_grpo.registry import REWARDS
+from hpc_grpo.rewards import RewardFunction
 
 _PR_SET_PDEATHSIG = 1
 _MAX_MESSAGE_CHARACTERS = 2000
@@ -64,7 +65,7 @@ def load(names: Sequence[str]) -> str | None:
     """Import the rewards; returns what is wrong, in words, or None."""
     for name in names:
         try:
-            _functions[name] = resolve_reward(name)
+            _functions[name] = REWARDS.find(name)
         except HpcGrpoError as error:
             return str(error)
     return None

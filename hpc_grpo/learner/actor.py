@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from hpc_grpo.algorithms.base import algorithm_of
 from hpc_grpo.config import Config
 from hpc_grpo.run.contract import SHM_DIR_VARIABLE
 from hpc_grpo.run.stacks import dump_stacks_on_signal
-from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
+from hpc_grpo.types import Minibatch, ParameterSpec
 from hpc_grpo.weights.node_group import RENDEZVOUS, GroupMembership, NodeGroup
 from hpc_grpo.weights.store import StoreSpec
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
     from hpc_grpo.learner.publish import WeightPublisher
     from hpc_grpo.metrics.reductions import Reduction
-    from hpc_grpo.types import GroupSamples
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class LearnerActor:
     def __init__(self, config: Config, rank: int, world_size: int, total_optimizer_steps: int) -> None:
         dump_stacks_on_signal("learner")
         self._config = config
+        self._algorithm = algorithm_of(config)
         self._rank = rank
         self._world_size = world_size
         self._total_optimizer_steps = total_optimizer_steps
@@ -69,7 +70,7 @@ class LearnerActor:
         )
 
     def train_on_groups(self, minibatches: Sequence[RemoteMinibatch]) -> dict[str, Reduction]:
-        return self._learner.train_step([_fetch(minibatch) for minibatch in minibatches])
+        return self._learner.train_step([self._fetch(minibatch) for minibatch in minibatches])
 
     def train_on_sequences(self, minibatch: Minibatch) -> dict[str, Reduction]:
         return self._learner.train_step([minibatch])
@@ -123,36 +124,16 @@ class LearnerActor:
     def announce_weights(self) -> None:
         self._require_publisher().announce()
 
+    def _fetch(self, minibatch: RemoteMinibatch) -> Minibatch:
+        all_samples = ray.get([group.samples for group in minibatch.groups])
+        sequences = [
+            sequence
+            for samples, group in zip(all_samples, minibatch.groups, strict=True)
+            for sequence in self._algorithm.sequences(samples, group.advantages, group.valid)
+        ]
+        return Minibatch(sequences=tuple(sequences), num_valid_tokens=minibatch.num_valid_tokens)
+
     def _require_publisher(self) -> WeightPublisher:
         if self._publisher is None:
             raise RuntimeError("the weight store was used before open_weight_store")
         return self._publisher
-
-
-def _fetch(minibatch: RemoteMinibatch) -> Minibatch:
-    all_samples = ray.get([group.samples for group in minibatch.groups])
-    sequences = [
-        sequence
-        for samples, group in zip(all_samples, minibatch.groups, strict=True)
-        for sequence in _train_sequences(samples, group)
-    ]
-    return Minibatch(sequences=tuple(sequences), num_valid_tokens=minibatch.num_valid_tokens)
-
-
-def _train_sequences(samples: GroupSamples, group: RemoteGroup) -> list[TrainSequence]:
-    import numpy as np
-
-    return [
-        TrainSequence(
-            ordinal=samples.ordinal,
-            sample_index=index,
-            token_ids=np.concatenate([samples.prompt_token_ids, completion.token_ids]),
-            num_completion_tokens=len(completion.token_ids),
-            engine_logprobs=completion.engine_logprobs,
-            advantage=advantage,
-        )
-        for index, (completion, advantage, valid) in enumerate(
-            zip(samples.completions, group.advantages, group.valid, strict=True)
-        )
-        if valid
-    ]

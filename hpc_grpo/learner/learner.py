@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_grpo.algorithms.losses import LossInputs, find_loss
+from hpc_grpo.algorithms.base import algorithm_of
+from hpc_grpo.algorithms.losses.base import LossInputs
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.learner import parameters
@@ -56,7 +57,7 @@ class Learner:
         seed_everything(config.run.seed + rank)
         self.ds_engine = build_engine(config, world_size, self.device, total_optimizer_steps)
         self.reference = build_reference(config, world_size, self.device)
-        self._loss = find_loss("sft" if config.task == "sft" else config.loss.name)
+        self._loss = algorithm_of(config).find_loss()
 
     @property
     def model(self) -> PolicyModel:
@@ -145,7 +146,9 @@ class Learner:
         reference = None if self.reference is None else self._logprobs(self.reference, batch)
         learner_logprobs, entropy = self.ds_engine(batch)
         anchor = learner_logprobs.detach() if proximal is None else proximal
-        inputs = LossInputs(learner_logprobs, anchor, batch.engine_logprobs, reference, batch.advantages)
+        inputs = LossInputs(
+            learner_logprobs, anchor, batch.engine_logprobs, reference, batch.advantages, batch.sequence_ids
+        )
         output = self._loss(inputs, self.config.loss)
         accumulator.add(batch.mask, {**output.means, "policy/entropy": entropy}, output.maxima)
         return output.per_token

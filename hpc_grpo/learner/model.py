@@ -84,7 +84,7 @@ def load_policy(config: Config, use_gradient_checkpointing: bool) -> PolicyModel
         language_model.gradient_checkpointing_enable({"use_reentrant": False})
     # Gradient checkpointing acts in training mode only; with dropout at zero the mode changes nothing else.
     language_model.train()
-    temperature = config.rollout.temperature if config.task == "grpo" else 1.0
+    temperature = config.rollout.temperature if config.needs.rollouts else 1.0
     return PolicyModel(language_model, temperature, config.train.logprob_chunk_tokens)
 
 
@@ -106,7 +106,7 @@ def _from_pretrained(path: str, **kwargs: Any) -> Any:
 def _check_model(language_model: Any, config: Config) -> None:
     path, settings = config.model.path, language_model.config
     context = getattr(settings, "max_position_embeddings", None)
-    if config.task == "grpo" and context is not None and context < config.max_model_len:
+    if config.needs.rollouts and context is not None and context < config.max_model_len:
         raise ConfigError(
             f"model.path = {path} has a context of {context} tokens, less than data.max_prompt_tokens + "
             f"rollout.max_new_tokens = {config.max_model_len}. Lower one of the two or take another model."

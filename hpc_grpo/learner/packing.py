@@ -1,7 +1,7 @@
 """From sequences to microbatches: documents laid end to end, without padding, under a token budget.
 
 Tensors are built with numpy in one pass per microbatch; nothing here works sequence by sequence in torch.
-Letters: `T` tokens of the microbatch, `N` documents, `C` completion tokens.
+Letters: `T` tokens of the microbatch, `N` documents, `C` trained tokens (where `loss_mask` holds).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from hpc_grpo.types import TrainSequence
 class PackedBatch:
     """One microbatch. All tensors lie on one device.
 
-    `hidden[target_positions]` are the states that predict `target_ids`: those one token before each completion
-    token. `mask` is 1.0 for a completion token, 0.0 in a microbatch that only fills up the count.
+    `hidden[target_positions]` are the states that predict `target_ids`: those one token before each trained token.
+    `mask` is 1.0 all over, or 0.0 in a microbatch that only fills up the count.
     """
 
     input_ids: Tensor
@@ -39,6 +39,8 @@ class PackedBatch:
     """`[C]` float32."""
     engine_logprobs: Tensor
     """`[C]` float32, nats; 0.0 where there was no engine."""
+    sequence_ids: Tensor
+    """`[C]` int64, each token's document, from 0."""
     mask: Tensor
     """`[C]` float32."""
     document_lengths: tuple[int, ...]
@@ -72,64 +74,55 @@ def split_microbatches(sequences: Sequence[TrainSequence], max_tokens: int) -> l
 def pack(sequences: Sequence[TrainSequence]) -> PackedBatch:
     """Lay sequences end to end.
 
-    Raises ValueError for a sequence whose completion is empty or leaves no prompt token to predict it from, or
-    whose engine_logprobs are neither empty nor as long as its completion.
+    Raises ValueError for a sequence that trains no token, trains its first one (nothing predicts it), or has an array
+    of another length than its tokens.
     """
+    for sequence in sequences:
+        _check(sequence)
     lengths = np.array([len(sequence.token_ids) for sequence in sequences], dtype=np.int64)
-    completions = np.array([sequence.num_completion_tokens for sequence in sequences], dtype=np.int64)
-    _check(sequences, lengths, completions)
     starts = np.concatenate(([0], np.cumsum(lengths)))
     token_ids = np.concatenate([sequence.token_ids for sequence in sequences]).astype(np.int64)
-    # A completion token at i is predicted by the state at i - 1; both are ranges, laid out for all documents at once.
-    targets = _ranges(starts[1:] - completions, completions)
-    advantages = np.array([sequence.advantage for sequence in sequences], dtype=np.float32)
+    # A trained token at i is predicted by the state at i - 1, which is of the same document.
+    targets = np.flatnonzero(np.concatenate([sequence.loss_mask for sequence in sequences]))
+    document_of_token = np.repeat(np.arange(len(sequences)), lengths)
     return PackedBatch(
         input_ids=torch.from_numpy(token_ids),
-        position_ids=torch.from_numpy(_ranges(np.zeros_like(lengths), lengths)),
+        position_ids=torch.from_numpy(np.arange(len(token_ids)) - starts[document_of_token]),
         cu_seqlens=torch.from_numpy(starts.astype(np.int32)),
         target_positions=torch.from_numpy(targets - 1),
         target_ids=torch.from_numpy(token_ids[targets]),
-        advantages=torch.from_numpy(np.repeat(advantages, completions)),
-        engine_logprobs=torch.from_numpy(np.concatenate([_engine_logprobs(s) for s in sequences])),
+        advantages=_at(targets, [sequence.advantages for sequence in sequences]),
+        engine_logprobs=_at(targets, [sequence.engine_logprobs for sequence in sequences]),
+        sequence_ids=torch.from_numpy(document_of_token[targets]),
         mask=torch.ones(len(targets)),
         document_lengths=tuple(lengths.tolist()),
     )
 
 
 def zero_weight_batch() -> PackedBatch:
-    """A microbatch of one prompt and one completion token with mask 0.0.
+    """Make a microbatch of one prompt token and one trained token with mask 0.0.
 
     It exists because ZeRO-2 and ZeRO-3 communicate in every microbatch: a rank with fewer of them would leave
     the others waiting.
     """
-    sequence = TrainSequence(0, 0, np.zeros(2, np.int32), 1, np.zeros(0, np.float32), 0.0)
-    batch = pack([sequence])
+    zeros = np.zeros(2, np.float32)
+    batch = pack([TrainSequence(0, 0, np.zeros(2, np.int32), np.array([False, True]), zeros, zeros)])
     return replace(batch, mask=torch.zeros_like(batch.mask))
 
 
-def _check(sequences: Sequence[TrainSequence], lengths: Any, completions: Any) -> None:
-    wrong = np.flatnonzero((completions < 1) | (completions >= lengths))
-    if wrong.size:
-        sequence = sequences[int(wrong[0])]
+def _at(targets: Any, arrays: Sequence[Any]) -> Tensor:
+    """Take the trained tokens' values `[C]`, float32, of one array per document."""
+    return torch.from_numpy(np.concatenate(arrays)[targets].astype(np.float32, copy=False))
+
+
+def _check(sequence: TrainSequence) -> None:
+    where = f"sequence (ordinal {sequence.ordinal}, sample {sequence.sample_index})"
+    for name in ("loss_mask", "advantages", "engine_logprobs"):
+        length = len(getattr(sequence, name))
+        if length != len(sequence.token_ids):
+            raise ValueError(f"{where} has {len(sequence.token_ids)} tokens but {length} {name}: give one per token")
+    if not sequence.loss_mask.any() or sequence.loss_mask[0]:
         raise ValueError(
-            f"sequence (ordinal {sequence.ordinal}, sample {sequence.sample_index}) has {len(sequence.token_ids)} "
-            f"tokens of which {sequence.num_completion_tokens} completion: it needs at least one of each kind"
+            f"{where} trains {sequence.num_trained_tokens} of its {len(sequence.token_ids)} tokens: it needs at least "
+            f"one, and a token before each to predict it from"
         )
-
-
-def _engine_logprobs(sequence: TrainSequence) -> Any:
-    given = sequence.engine_logprobs
-    if len(given) == 0:
-        return np.zeros(sequence.num_completion_tokens, dtype=np.float32)
-    if len(given) != sequence.num_completion_tokens:
-        raise ValueError(
-            f"sequence (ordinal {sequence.ordinal}, sample {sequence.sample_index}) has "
-            f"{sequence.num_completion_tokens} completion tokens but {len(given)} engine_logprobs"
-        )
-    return np.asarray(given, dtype=np.float32)
-
-
-def _ranges(starts: Any, lengths: Any) -> Any:
-    """[starts[0] .. starts[0] + lengths[0]), then the next, concatenated `[sum(lengths)]`."""
-    ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)

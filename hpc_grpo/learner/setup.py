@@ -53,7 +53,7 @@ def build_engine(config: Config, world_size: int, device: Any, total_optimizer_s
 
 def build_reference(config: Config, world_size: int, device: Any) -> PolicyModel | None:
     """The frozen model of the KL penalty, or None without one; sharded under ZeRO-3."""
-    if config.task != "grpo" or config.loss.kl_coef == 0.0:
+    if not config.needs.reference:
         return None
     if config.train.zero_stage != 3:
         reference = load_policy(config, use_gradient_checkpointing=False).requires_grad_(False)

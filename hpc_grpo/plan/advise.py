@@ -76,12 +76,12 @@ def _candidates(plan: Plan) -> list[tuple[tuple[str, Any], ...]]:
         (train.gradient_checkpointing is False, (("train.gradient_checkpointing", True),)),
         (train.zero_stage < 3, (("train.zero_stage", 3),)),
         (
-            config.task == "grpo" and train.max_tokens_per_microbatch > config.max_model_len,
+            config.needs.rollouts and train.max_tokens_per_microbatch > config.max_model_len,
             (("train.max_tokens_per_microbatch", config.max_model_len),),
         ),
         (train.offload_optimizer == "none", (("train.offload_optimizer", "cpu"),)),
         (bool(wider), wider),
-        (config.task == "grpo" and config.loss.kl_coef > 0.0, (("loss.kl_coef", 0.0),)),
+        (config.needs.reference, (("loss.kl_coef", 0.0),)),
     ]
     return [values for applies, values in possible if applies]
 
@@ -110,7 +110,7 @@ def _wider_engines(plan: Plan) -> tuple[tuple[str, Any], ...]:
     """Twice the GPUs for each engine, and half as many engines; empty where that is not possible."""
     engine = plan.config.engine
     wider = 2 * engine.tensor_parallel
-    if plan.config.task != "grpo" or engine.engines_per_node < 2 or plan.model.shape.num_heads % wider:
+    if not plan.config.needs.rollouts or engine.engines_per_node < 2 or plan.model.shape.num_heads % wider:
         return ()
     return ("engine.tensor_parallel", wider), ("engine.engines_per_node", engine.engines_per_node // 2)
 

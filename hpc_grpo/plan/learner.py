@@ -22,7 +22,7 @@ FRAGMENTATION = 0.05
 
 
 def uses_reference(config: Config) -> bool:
-    return config.task == "grpo" and config.loss.kl_coef > 0.0
+    return config.needs.reference
 
 
 def is_checkpointed(config: Config, *, on_gpu: bool) -> bool:

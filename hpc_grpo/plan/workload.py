@@ -26,7 +26,7 @@ class Workload:
 
 def workload(plan: Plan) -> Workload:
     config = plan.config
-    if config.task == "sft" or plan.kv_cache is None:
+    if not config.needs.rollouts or plan.kv_cache is None:
         return Workload(config.sft.batch_size, None, None, 0, 0, None)
     sequences = config.rollout.prompts_per_step * config.rollout.group_size
     engines = plan.num_nodes * engines_per_node(config)

@@ -67,7 +67,7 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
         if place.suffix == ".jsonl" and is_there(place):
             dataset = dataset_of(config, item).model_copy(update={"path": str(place), "max_items": 1})
             [row] = load_items(dataset)
-            if config.task == "sft" and item.key == "data.train.path":
+            if config.needs.labels and item.key == "data.train.path":
                 completion_text(config, row, 0)
 
 
@@ -87,7 +87,7 @@ def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, 
     for item in _items(config, working_dir):
         if item.is_local:
             yield item.key, item.name, f"{item.name}/config.json" if item.key == "model.path" else item.name
-    for position, reward in enumerate(config.rewards if config.task == "grpo" else []):
+    for position, reward in enumerate(config.rewards if config.needs.rollouts else []):
         file, _, _ = reward.name.rpartition(":")
         if file.endswith(".py"):
             yield f"rewards.{position}.name", reward.name, file

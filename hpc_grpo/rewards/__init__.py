@@ -1,9 +1,13 @@
-"""Rewards: the registry, built-ins, and a pool of killable worker processes that runs them.
+"""Rewards: functions of text and nothing else. A built-in is one file of `builtin/`, found by `hpc_grpo.registry`.
 
-This file imports the registry alone: it is loaded in every worker, and a killed worker's successor starts as
-fast as its imports are few.
+A reward is `f(prompts, completions, **fields) -> list[float]`: texts, and for each column of the data set (and
+`answer`) a list with one value per completion, as in TRL. `rewards.args` arrive as keyword arguments as they are, and
+win over a column of the same name.
+
+This file imports nothing of the package: it is loaded in every worker, and a killed worker's successor starts as fast
+as its imports are few.
 """
 
-from hpc_grpo.rewards.registry import reward
+from collections.abc import Callable, Sequence
 
-__all__ = ["reward"]
+RewardFunction = Callable[..., Sequence[float]]

@@ -12,6 +12,7 @@ import numpy as np
 
 from hpc_grpo.config import Config
 from hpc_grpo.types import Minibatch, TrainSequence
+from tests.support.sequences import ordinary_sequence
 
 VOCABULARY = 200
 
@@ -40,7 +41,7 @@ def make_sequences(seed: int, count: int = 12) -> list[TrainSequence]:
         tokens = random.integers(2, VOCABULARY, prompt + completion).astype(np.int32)
         logprobs = random.normal(-5.3, 0.3, completion).astype(np.float32)
         advantage = float(random.normal())
-        sequences.append(TrainSequence(index // 4, index % 4, tokens, completion, logprobs, advantage))
+        sequences.append(ordinary_sequence(index // 4, index % 4, tokens, completion, logprobs, advantage))
     return sequences
 
 
@@ -51,7 +52,7 @@ def make_step(seed: int, rank: int, world_size: int, num_minibatches: int = 1) -
         sequences = make_sequences(seed * 10 + index)
         cut = 9 if seed % 3 else len(sequences)
         shares = [tuple(sequences)] if world_size == 1 else [tuple(sequences[:cut]), tuple(sequences[cut:])]
-        valid = sum(sequence.num_completion_tokens for sequence in sequences)
+        valid = sum(sequence.num_trained_tokens for sequence in sequences)
         minibatches.append(Minibatch(shares[rank], valid))
     return minibatches
 

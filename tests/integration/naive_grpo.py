@@ -28,7 +28,7 @@ def naive_training(config: Config, steps: list[list[list[TrainSequence]]]) -> tu
         norms = []
         for sequences, anchors in zip(minibatches, proximal, strict=True):
             optimizer.zero_grad()
-            total = sum(s.num_completion_tokens for s in sequences)
+            total = sum(s.num_trained_tokens for s in sequences)
             losses = [naive_loss(model, reference, s, a, config) for s, a in zip(sequences, anchors, strict=True)]
             (torch.stack(losses).sum() / total).backward()
             norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), train.max_grad_norm)))
@@ -40,7 +40,7 @@ def naive_training(config: Config, steps: list[list[list[TrainSequence]]]) -> tu
 def logprobs_of(model: Any, sequence: TrainSequence, config: Config) -> torch.Tensor:
     tokens = torch.from_numpy(sequence.token_ids.astype(np.int64))
     logits = model(tokens.unsqueeze(0)).logits[0, :-1] / config.rollout.temperature
-    return logits.log_softmax(-1).gather(-1, tokens[1:, None])[-sequence.num_completion_tokens :, 0]
+    return logits.log_softmax(-1).gather(-1, tokens[1:, None])[sequence.loss_mask[1:], 0]
 
 
 def naive_loss(
@@ -50,11 +50,12 @@ def naive_loss(
     logprobs = logprobs_of(model, sequence, config)
     with torch.no_grad():
         towards_reference = logprobs_of(reference, sequence, config) - logprobs
-    engine = torch.from_numpy(sequence.engine_logprobs)
+    engine = torch.from_numpy(sequence.engine_logprobs[sequence.loss_mask])
     weight = (proximal - engine).exp().clamp(max=config.loss.importance_cap)
     ratio = (logprobs - proximal).exp()
     clipped = ratio.clamp(1 - config.loss.clip_low, 1 + config.loss.clip_high)
-    surrogate = torch.min(ratio * sequence.advantage, clipped * sequence.advantage)
+    advantages = torch.from_numpy(sequence.advantages[sequence.loss_mask])
+    surrogate = torch.min(ratio * advantages, clipped * advantages)
     # k3 with the gradient through logprobs: towards_reference is a number here, so it is put back as one.
     difference = towards_reference + logprobs.detach() - logprobs
     k3 = difference.exp() - difference - 1

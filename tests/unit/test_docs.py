@@ -16,7 +16,7 @@ from hpc_grpo import errors
 from hpc_grpo.cli import main
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import load_config
-from hpc_grpo.rewards.registry import resolve_reward
+from hpc_grpo.registry import REWARDS
 from hpc_grpo.run.paths import RunDir
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -113,7 +113,7 @@ def test_the_readme_example_runs(examples: Path) -> None:
     config = load_request("my_run.yaml", []).config
     _, own = config.rewards
     module, _, function = own.name.partition(":")
-    scores = resolve_reward(f"{examples / module}.py:{function}")(
+    scores = REWARDS.find(f"{examples / module}.py:{function}")(
         prompts=["p"] * 2, completions=["one line", "one\ntwo\nthree"], answer=["1"] * 2, **own.args
     )
     assert list(scores) == [0.0, 1.0]

@@ -1,6 +1,6 @@
 """The house's floors: a room imports from its own floor's room and from floors below, never from above.
 
-A room is a folder of the package (`launch` has rooms of its own), or one of the two modules at its root.
+A room is a folder of the package (`launch` has rooms of its own), or one of the modules at its root.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import hpc_grpo
 
 PACKAGE = Path(hpc_grpo.__file__).parent
 FLOORS = (
-    ("errors", "types"),
+    ("errors", "types", "registry"),
     ("system", "config"),
     ("run",),
     ("metrics", "data", "rewards", "algorithms", "weights"),

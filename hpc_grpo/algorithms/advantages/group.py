@@ -1,4 +1,4 @@
-"""Advantages of a group of rollouts. Needs numpy alone: the driver calls it on tuples of floats."""
+"""Group advantages, as GRPO has them. Needs numpy alone: the driver calls it on tuples of floats."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hpc_grpo.registry import ADVANTAGES
+
 _STD_EPS = 1e-4
 """Added to the standard deviation, as in TRL: a group of almost equal rewards must not explode."""
 
 
+@ADVANTAGES.register("group")
 def group_advantages(rewards: Sequence[float], valid: Sequence[bool], normalize_std: bool) -> tuple[float, ...]:
-    """Advantages `[G]` of the rollouts of one prompt, computed over its valid rollouts.
+    """Compute the advantages `[G]` of the rollouts of one prompt over its valid rollouts.
 
     A_i = (r_i - mean(r)) / (std(r) + eps)        (DeepSeekMath, arXiv:2402.03300, eq. in section 4.1.2)
     A_i = r_i - mean(r)                           (Dr. GRPO, arXiv:2503.20783), with `normalize_std` off

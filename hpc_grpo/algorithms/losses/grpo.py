@@ -5,29 +5,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hpc_grpo.algorithms.losses.importance import importance_weights
-from hpc_grpo.algorithms.losses.interface import LossInputs, LossOutput
-from hpc_grpo.algorithms.losses.kl import kl_k3
+from hpc_grpo.algorithms.losses.base import LossInputs, LossOutput
+from hpc_grpo.algorithms.losses.common import MAX_LOG_RATIO, importance_weights, kl_k3
 from hpc_grpo.config import LossConfig
-
-_MAX_LOG_RATIO = 20.0
-"""Keeps exp finite in float32; the clip range binds long before."""
+from hpc_grpo.registry import LOSSES
 
 
-def loss(inputs: LossInputs, settings: LossConfig) -> LossOutput:
-    """Per-token GRPO loss `[C]` (DeepSeekMath, arXiv:2402.03300).
+@LOSSES.register("grpo")
+def grpo_loss(inputs: LossInputs, settings: LossConfig) -> LossOutput:
+    """Return the GRPO loss per token `[C]` (DeepSeekMath, arXiv:2402.03300).
 
     L = -w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A) + kl_coef * k3
     r = exp(learner_logprobs - proximal_logprobs)
     w = min(exp(proximal_logprobs - engine_logprobs), importance_cap), or 1 with importance_correction: none
-    k3 = the estimate of KL(learner || reference), see algorithm/kl.py
+    k3 = the estimate of KL(learner || reference): `common.kl_k3`
 
     Deviations from the paper: clip_high may differ from clip_low (DAPO, arXiv:2503.14476); the sum over tokens
     is divided by the number of valid tokens of the whole optimizer step, not first by each completion's length
-    (DAPO); w corrects for the engines' logprobs (decoupled PPO, see algorithm/importance.py) and does not
+    (DAPO); w corrects for the engines' logprobs (decoupled PPO: `common.importance_weights`) and does not
     weigh the KL term, which is a penalty on the learner whoever sampled the token.
     """
-    log_ratio = (inputs.learner_logprobs - inputs.proximal_logprobs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    # The clamp keeps exp finite in float32; the clip range binds long before.
+    log_ratio = (inputs.learner_logprobs - inputs.proximal_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
     policy = -torch.minimum(ratio * inputs.advantages, clipped * inputs.advantages)
@@ -46,7 +45,7 @@ def loss(inputs: LossInputs, settings: LossConfig) -> LossOutput:
 def _diagnostics(
     inputs: LossInputs, ratio: Tensor, settings: LossConfig
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Per-token `[C]` quantities: how far the ratio moved, and how far engine and learner disagree.
+    """Measure per token `[C]` how far the ratio moved, and how far engine and learner disagree.
 
     `mismatch/kl` estimates KL(engine || learner at the start of the step) at tokens the engine sampled.
     """

@@ -55,7 +55,7 @@ def _verify_dataset(config: Config, item: Item) -> Found:
     items = load_items(dataset)
     template = PromptTemplate(config.data, dataset, load_tokenizer(config))
     template.encode([template.render(items[0], 0)])
-    if config.task == "sft" and item.key == "data.train.path":
+    if config.needs.labels and item.key == "data.train.path":
         completion_text(config, items[0], 0)
     files = _files(item, items)
     folder = files[0] if len(files) == 1 and item.is_local else files[0].parent

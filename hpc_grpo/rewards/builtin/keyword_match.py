@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.rewards.registry import reward
+from hpc_grpo.registry import REWARDS
 
 
-@reward("keyword_match")
+@REWARDS.register("keyword_match")
 def keyword_match(
     prompts: Sequence[str],
     completions: Sequence[str],

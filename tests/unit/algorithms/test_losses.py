@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from hpc_grpo.algorithms.losses import LOSSES, LossInputs, find_loss
-from hpc_grpo.algorithms.losses.importance import importance_weights
-from hpc_grpo.algorithms.losses.kl import kl_k3
+from hpc_grpo.algorithms.losses.base import LossInputs
+from hpc_grpo.algorithms.losses.common import importance_weights, kl_k3
+from hpc_grpo.algorithms.losses.grpo import grpo_loss
+from hpc_grpo.algorithms.sft import negative_log_likelihood
 from hpc_grpo.config import LossConfig
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.registry import LOSSES
 
 
 def inputs(
@@ -21,11 +24,14 @@ def inputs(
     logprobs = (proximal + torch.tensor(ratios, dtype=torch.float64).log()).requires_grad_()
     reference = None if ref_log_ratio is None else logprobs.detach() + ref_log_ratio
     engine = proximal - math.log(mismatch)
-    return LossInputs(logprobs, proximal, engine, reference, torch.tensor(advantages, dtype=torch.float64))
+    sequence_ids = torch.zeros(len(ratios), dtype=torch.int64)
+    return LossInputs(
+        logprobs, proximal, engine, reference, torch.tensor(advantages, dtype=torch.float64), sequence_ids
+    )
 
 
 def gradient(loss_inputs: LossInputs, settings: LossConfig) -> tuple[Tensor, Tensor]:
-    per_token = find_loss("grpo")(loss_inputs, settings).per_token
+    per_token = grpo_loss(loss_inputs, settings).per_token
     return per_token.detach(), torch.autograd.grad(per_token.sum(), loss_inputs.learner_logprobs)[0]
 
 
@@ -40,7 +46,7 @@ def test_hand_computed_surrogate() -> None:
 
 
 def test_clip_fraction_counts_only_where_the_clip_acts() -> None:
-    output = find_loss("grpo")(inputs([1.1, 1.5, 1.5, 0.5, 0.5], [2.0, 2.0, -2.0, -2.0, 2.0]), LossConfig())
+    output = grpo_loss(inputs([1.1, 1.5, 1.5, 0.5, 0.5], [2.0, 2.0, -2.0, -2.0, 2.0]), LossConfig())
     assert output.means["policy/clip_fraction"].tolist() == [0.0, 1.0, 0.0, 1.0, 0.0]
     assert output.means["policy/ratio_mean"].mean().item() == pytest.approx(1.02)
 
@@ -79,22 +85,38 @@ def test_k3_is_zero_at_equality_never_negative_and_unbiased() -> None:
 
 def test_extreme_logprobs_stay_finite() -> None:
     far = torch.tensor([-1e4, 0.0])
-    tokens = LossInputs(far.requires_grad_(), far.detach().flip(0), far.detach().flip(0), far.detach().flip(0), far * 0)
-    output = find_loss("grpo")(tokens, LossConfig(kl_coef=0.1))
+    other = far.flip(0)
+    tokens = LossInputs(far.clone().requires_grad_(), other, other, other, far * 0, torch.zeros(2, dtype=torch.int64))
+    output = grpo_loss(tokens, LossConfig(kl_coef=0.1))
     assert all(values.isfinite().all() for values in (output.per_token, *output.means.values()))
 
 
 def test_mismatch_metrics() -> None:
-    output = find_loss("grpo")(inputs([1.0, 1.0], [1.0, 1.0], mismatch=math.e), LossConfig())
+    output = grpo_loss(inputs([1.0, 1.0], [1.0, 1.0], mismatch=math.e), LossConfig())
     assert output.maxima["mismatch/logprob_abs_diff_max"].max().item() == pytest.approx(1.0)
     assert output.means["mismatch/kl"].tolist() == pytest.approx([math.e - 2.0] * 2)
 
 
 def test_sft_is_negative_log_likelihood() -> None:
-    output = find_loss("sft")(inputs([1.0, 1.0], [1.0, 1.0]), LossConfig())
+    output = negative_log_likelihood(inputs([1.0, 1.0], [1.0, 1.0]), LossConfig())
     assert output.per_token.tolist() == pytest.approx([2.0, 2.0])
 
 
-def test_unknown_loss_names_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=", ".join(sorted(LOSSES))):
-        find_loss("ppo")
+_SEQUENCE_LEVEL_LOSS = """
+import torch
+from hpc_grpo.algorithms.losses.base import LossOutput
+
+def gspo(inputs, settings):
+    count = torch.zeros(int(inputs.sequence_ids.max()) + 1, dtype=inputs.learner_logprobs.dtype)
+    lengths = count.index_add(0, inputs.sequence_ids, torch.ones_like(inputs.learner_logprobs))
+    sums = count.index_add(0, inputs.sequence_ids, inputs.learner_logprobs - inputs.proximal_logprobs)
+    return LossOutput(-(sums / lengths).exp()[inputs.sequence_ids] * inputs.advantages)
+"""
+
+
+def test_a_loss_over_whole_sequences_is_one_file_of_the_users(tmp_path: Path) -> None:
+    (tmp_path / "gspo.py").write_text(_SEQUENCE_LEVEL_LOSS)
+    tokens = inputs([1.0, 4.0, 3.0], [1.0, 1.0, -1.0])
+    tokens = replace(tokens, sequence_ids=torch.tensor([0, 0, 1]))
+    output = LOSSES.find(f"{tmp_path}/gspo.py:gspo")(tokens, LossConfig())
+    assert output.per_token.tolist() == pytest.approx([-2.0, -2.0, 3.0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -59,7 +61,10 @@ def test_sft_has_no_rewards_to_check() -> None:
             {"rewards": [{"name": "strict_format"}, {"name": "corectness"}]},
             "Reward 'corectness' does not exist; did you mean 'correctness'? Built in: correctness, keyword_match,",
         ),
-        ({"rewards": [{"name": "mine.f"}]}, "Your own is module:function or path/to/file.py:function."),
+        ({"rewards": [{"name": "mine.f"}]}, "or to your own: module:function or path/to/file.py:function."),
+        ({"loss": {"name": "gpro"}}, "Loss 'gpro' does not exist; did you mean 'grpo'? Built in: grpo. Set loss.name"),
+        ({"loss": {"advantage": "groups"}}, "Advantage 'groups' does not exist; did you mean 'group'?"),
+        ({"task": "stf"}, "Algorithm 'stf' does not exist; did you mean 'sft'? Built in: grpo, sft. Set task"),
         ({"eval": {"every_steps": 5}}, "data.eval is not"),
         ({"eval": {"every_steps": 5}, "task": "sft", "data": {"train": {"path": "d"}, "eval": EVAL}}, "task sft"),
         (
@@ -105,3 +110,12 @@ def test_broken_rule_is_a_config_error_in_words(sections: dict[str, Any], words:
 )
 def test_what_is_just_allowed(sections: dict[str, Any]) -> None:
     check_rules(make(**sections))
+
+
+def test_checking_a_config_loads_nothing_heavy() -> None:
+    program = (
+        "import sys\nfrom hpc_grpo.config import load_config\nload_config('local/debug', ['loss.kl_coef=0.1']).needs\n"
+        "print(sorted(set(sys.modules) & {'torch', 'numpy', 'ray', 'transformers'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

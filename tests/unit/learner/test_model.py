@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from hpc_grpo.learner.attention import document_layout, packed_sdpa
 from hpc_grpo.learner.model import PolicyModel, load_policy
 from hpc_grpo.learner.packing import pack, split_microbatches
 from hpc_grpo.types import TrainSequence
+from tests.support.sequences import ordinary_sequence
 
 VOCABULARY = 50
 SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -63,8 +65,7 @@ def make_config(path: Path, **changes: Any) -> Config:
 def make_sequences(lengths: list[tuple[int, int]]) -> list[TrainSequence]:
     random = np.random.default_rng(0)
     return [
-        TrainSequence(index, 0, random.integers(2, VOCABULARY, p + c).astype(np.int32), c, np.zeros(0, np.float32), 1.0)
-        for index, (p, c) in enumerate(lengths)
+        ordinary_sequence(index, 0, random.integers(2, VOCABULARY, p + c), c) for index, (p, c) in enumerate(lengths)
     ]
 
 
@@ -73,7 +74,7 @@ def plain_logprobs(model: Any, sequence: TrainSequence, temperature: float) -> t
     tokens = torch.from_numpy(sequence.token_ids.astype(np.int64))
     logits = model(tokens.unsqueeze(0)).logits[0, :-1] / temperature
     logprobs = logits.log_softmax(-1).gather(-1, tokens[1:, None])[:, 0]
-    return logprobs[-sequence.num_completion_tokens :]
+    return logprobs[sequence.loss_mask[1:]]
 
 
 UNEQUAL = [(5, 7), (1, 20), (9, 1), (3, 30)]
@@ -125,9 +126,20 @@ def test_names_are_those_of_hugging_face(model_path: Path) -> None:
 def test_a_document_does_not_see_its_neighbours(model_path: Path) -> None:
     policy = load_policy(make_config(model_path), use_gradient_checkpointing=False)
     first, second = make_sequences([(4, 9), (6, 11)])
-    changed = TrainSequence(0, 0, (first.token_ids + 1) % VOCABULARY, 9, first.engine_logprobs, 1.0)
+    changed = ordinary_sequence(0, 0, (first.token_ids + 1) % VOCABULARY, 9)
     together, beside_another = (policy(pack([neighbour, second]))[0][-11:] for neighbour in (first, changed))
     torch.testing.assert_close(together, beside_another, rtol=0.0, atol=0.0)
+
+
+def test_an_observation_in_mid_episode_is_read_but_not_trained_on(model_path: Path) -> None:
+    """Prompt 4, completion 5, observation 3, completion 6: as both completions, each after all that was before it."""
+    policy = load_policy(make_config(model_path), use_gradient_checkpointing=False)
+    [whole] = make_sequences([(4, 14)])
+    positions = np.arange(18)
+    episode = replace(whole, loss_mask=((positions >= 4) & (positions < 9)) | (positions >= 12))
+    first, second = (ordinary_sequence(0, 0, whole.token_ids[:end], count) for end, count in ((9, 5), (18, 6)))
+    alone = torch.cat([policy(pack([segment]))[0] for segment in (first, second)])
+    torch.testing.assert_close(policy(pack([episode]))[0], alone)
 
 
 def test_no_dense_mask_is_built(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from hpc_grpo.learner.packing import pack, split_microbatches, zero_weight_batch
 from hpc_grpo.types import TrainSequence
+from tests.support.sequences import ordinary_sequence
 
 
 def sequence(ordinal: int, sample: int, tokens: list[int], completion: int, advantage: float = 1.0) -> TrainSequence:
     logprobs = -np.arange(1, completion + 1, dtype=np.float32)
-    return TrainSequence(ordinal, sample, np.array(tokens, dtype=np.int32), completion, logprobs, advantage)
+    return ordinary_sequence(ordinal, sample, tokens, completion, logprobs, advantage)
 
 
 def test_hand_laid_batch() -> None:
@@ -24,6 +26,7 @@ def test_hand_laid_batch() -> None:
     assert batch.advantages.tolist() == [0.5, 0.5, -1.0]
     assert batch.engine_logprobs.tolist() == [-1.0, -2.0, -1.0]
     assert batch.mask.tolist() == [1.0, 1.0, 1.0]
+    assert batch.sequence_ids.tolist() == [0, 0, 1]
     assert batch.document_lengths == (4, 3)
 
 
@@ -52,15 +55,35 @@ def test_zero_weight_batch_has_no_weight() -> None:
     assert batch.input_ids.shape == (2,)
 
 
-@pytest.mark.parametrize(("tokens", "completion"), [([1, 2], 2), ([1, 2], 0)])
-def test_a_sequence_needs_prompt_and_completion(tokens: list[int], completion: int) -> None:
+def test_a_masked_token_in_mid_episode_is_laid_out_but_not_trained_on() -> None:
+    """Two turns with an observation between them: a prompt [1, 2], completions [3, 4] and [6], an observation [5]."""
+    loss_mask = np.array([False, False, True, True, False, True])
+    episode = TrainSequence(
+        ordinal=0,
+        sample_index=0,
+        token_ids=np.arange(1, 7, dtype=np.int32),
+        loss_mask=loss_mask,
+        advantages=np.array([0.0, 0.0, 0.5, 0.25, 0.0, -1.0], np.float32),
+        engine_logprobs=np.array([0.0, 0.0, -1.0, -2.0, 0.0, -3.0], np.float32),
+    )
+    batch = pack([sequence(0, 0, [8, 9], 1), episode])
+    assert batch.input_ids.tolist() == [8, 9, 1, 2, 3, 4, 5, 6]
+    assert batch.target_positions.tolist() == [0, 3, 4, 6]
+    assert batch.target_ids.tolist() == [9, 3, 4, 6]
+    assert batch.advantages.tolist() == [1.0, 0.5, 0.25, -1.0]
+    assert batch.engine_logprobs.tolist() == [-1.0, -1.0, -2.0, -3.0]
+    assert batch.sequence_ids.tolist() == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("loss_mask", [[True, True], [True, False], [False, False]])
+def test_a_sequence_needs_a_trained_token_and_one_before_it(loss_mask: list[bool]) -> None:
+    wrong = replace(sequence(7, 3, [1, 2], 1), loss_mask=np.array(loss_mask))
     with pytest.raises(ValueError, match="ordinal 7, sample 3"):
-        pack([sequence(0, 0, [1, 2], 1), sequence(7, 3, tokens, completion)])
+        pack([sequence(0, 0, [1, 2], 1), wrong])
 
 
-def test_engine_logprobs_must_fit() -> None:
-    wrong = TrainSequence(1, 2, np.array([1, 2, 3], dtype=np.int32), 2, np.zeros(1, np.float32), 1.0)
-    with pytest.raises(ValueError, match="2 completion tokens but 1 engine_logprobs"):
-        pack([wrong])
-    none = TrainSequence(1, 2, np.array([1, 2, 3], dtype=np.int32), 2, np.zeros(0, np.float32), 1.0)
-    assert pack([none]).engine_logprobs.tolist() == [0.0, 0.0]
+@pytest.mark.parametrize("name", ["loss_mask", "advantages", "engine_logprobs"])
+def test_an_array_of_another_length_than_the_tokens_is_an_error(name: str) -> None:
+    whole = sequence(1, 2, [1, 2, 3], 2)
+    with pytest.raises(ValueError, match=f"has 3 tokens but 2 {name}"):
+        pack([replace(whole, **{name: getattr(whole, name)[1:]})])

@@ -19,7 +19,8 @@ import gc, json, sys
 import numpy as np, torch
 from hpc_grpo.config import Config
 from hpc_grpo.learner.learner import Learner
-from hpc_grpo.types import Minibatch, TrainSequence
+from hpc_grpo.types import Minibatch
+from tests.support.sequences import ordinary_sequence
 
 BUCKETS = 10**9  # communication buffers, allocated in full and never touched
 
@@ -44,7 +45,7 @@ def measure(model, dtype, stage, offload, kept):
     learner = Learner(config)
     kept.append(learner)
     tokens = np.arange(2, 42, dtype=np.int32)
-    step = Minibatch(tuple(TrainSequence(i, 0, tokens, 8, np.zeros(8, np.float32), 1.0) for i in range(4)), 32)
+    step = Minibatch(tuple(ordinary_sequence(i, 0, tokens, 8) for i in range(4)), 32)
     learner.train_step([step])
     finish, seen = learner.ds_engine.step, []
     def before_step():

@@ -19,7 +19,7 @@ from hpc_grpo.plan.memory import Part
 from hpc_grpo.plan.model_source import read_model
 from hpc_grpo.plan.shapes import FAMILY, Model, family_model
 from hpc_grpo.plan.states import pinned_rounding_bytes
-from hpc_grpo.types import TrainSequence
+from tests.support.sequences import ordinary_sequence
 from tests.unit.plan.plan_configs import GH200, least_config, parts
 
 BILLION = Model("a billion", FAMILY["1.5B"], 10**9, "made up")
@@ -138,7 +138,7 @@ def bytes_kept(policy: PolicyModel, num_tokens: int) -> int:
         return tensor
 
     tokens = np.arange(num_tokens // 2, dtype=np.int32) % 200 + 2
-    sequences = [TrainSequence(index, 0, tokens, 8, np.zeros(8, np.float32), 1.0) for index in range(2)]
+    sequences = [ordinary_sequence(index, 0, tokens, 8) for index in range(2)]
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         outputs = policy(pack(sequences))
     total = sum(storage.nbytes() for storage in kept.values())

@@ -1,21 +1,23 @@
-"""What every policy loss takes and gives."""
+"""The signature of every policy loss. Importing it needs no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from hpc_grpo.config import LossConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """The completion tokens of a microbatch; every tensor has shape `[C]` and dtype float32.
+    """The trained tokens of a microbatch; every tensor has shape `[C]`, all but `sequence_ids` are float32.
 
     `learner_logprobs` alone carry a gradient. `proximal_logprobs` are those of the learner at the start of the step.
-    `ref_logprobs` is None when there is no reference model.
+    `ref_logprobs` is None when there is no reference model. `sequence_ids` (int64) number the sequences of the
+    microbatch from 0, in order: a sequence is never cut, so a loss may sum or average over it.
     """
 
     learner_logprobs: Tensor
@@ -23,6 +25,7 @@ class LossInputs:
     engine_logprobs: Tensor
     ref_logprobs: Tensor | None
     advantages: Tensor
+    sequence_ids: Tensor
 
 
 @dataclass(frozen=True)

@@ -1,41 +1,59 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.rewards.registry import builtin_names, resolve_reward, reward
+from hpc_grpo.registry import ADVANTAGES, ALGORITHMS, LOSSES, REWARDS, Registry
 
 
 def message_of(name: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        resolve_reward(name)
+        REWARDS.find(name)
     return str(caught.value)
 
 
-def test_builtins() -> None:
-    assert {"correctness", "keyword_match", "strict_format"} <= set(builtin_names())
-    assert resolve_reward("correctness")(["q"], ["2"], answer=["2"]) == [1.0]
+@pytest.mark.parametrize("registry", [ALGORITHMS, LOSSES, ADVANTAGES, REWARDS])
+def test_every_module_of_a_folder_registers_itself_under_its_own_name(registry: Registry) -> None:
+    names = registry.names()
+    assert names
+    assert all(callable(registry.find(name)) for name in names)
 
 
-def test_unknown_name_lists_the_builtins() -> None:
+def test_a_built_in_is_found_by_its_name() -> None:
+    assert REWARDS.find("correctness")(["q"], ["2"], answer=["2"]) == [1.0]
+
+
+def test_names_are_listed_without_importing_an_entry() -> None:
+    program = (
+        "import sys\nfrom hpc_grpo.registry import ADVANTAGES, ALGORITHMS, LOSSES, REWARDS\n"
+        "print([registry.names() for registry in (ADVANTAGES, ALGORITHMS, LOSSES, REWARDS)])\n"
+        "print([name for name in sys.modules if name.startswith('hpc_grpo.') and name.count('.') > 1])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1] == "[]"
+
+
+def test_unknown_name_gives_the_nearest_and_lists_the_builtins() -> None:
     message = message_of("corectness")
-    assert "correctness, keyword_match, strict_format" in message
-    assert "module:function" in message
+    assert "did you mean 'correctness'? Built in: correctness, keyword_match, strict_format." in message
+    assert "Set rewards.N.name to one of them, or to your own: module:function" in message
 
 
 def test_a_name_is_registered_once() -> None:
-    builtin_names()
+    REWARDS.find("correctness")
     with pytest.raises(ConfigError, match="registered already"):
-        reward("correctness")(lambda prompts, completions: [])
+        REWARDS.register("correctness")(lambda prompts, completions: [])
 
 
 def test_module_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_rewards_for_registry.py").write_text("def score(prompts, completions): return [7.0]\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert resolve_reward("my_rewards_for_registry:score")([], []) == [7.0]
+    assert REWARDS.find("my_rewards_for_registry:score")([], []) == [7.0]
 
 
 def test_file_with_a_dataclass_and_a_neighbour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +65,7 @@ def test_file_with_a_dataclass_and_a_neighbour(tmp_path: Path, monkeypatch: pyte
         "@dataclass\nclass Weight:\n    value: float = VALUE\n"
         "def score(prompts, completions): return [Weight().value]\n"
     )
-    assert resolve_reward(f"{tmp_path}/file_reward.py:score")([], []) == [3.0]
+    assert REWARDS.find(f"{tmp_path}/file_reward.py:score")([], []) == [3.0]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,80 @@
+"""An algorithm: what a task needs, how its rollouts become training sequences, and its loss.
+
+`task` in the config names one, and whoever has to know what a run consists of asks `config.needs`, never the name.
+Importing an algorithm loads neither numpy nor torch: plans and preflight checks on a login node ask for needs too.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from hpc_grpo.algorithms.losses.base import PolicyLoss
+from hpc_grpo.config import Config
+from hpc_grpo.registry import ALGORITHMS
+from hpc_grpo.types import GroupGrades, GroupSamples, Needs, TrainSequence
+
+
+class Algorithm(ABC):
+    """One per process, made from the config. A step trains on `items_per_step` prompts or demonstrations."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @property
+    @abstractmethod
+    def needs(self) -> Needs: ...
+
+    @property
+    @abstractmethod
+    def items_per_step(self) -> int: ...
+
+    @property
+    def episodes_per_item(self) -> int:
+        """Rollouts of one prompt; a demonstration counts as one."""
+        return 1
+
+    @abstractmethod
+    def find_loss(self) -> PolicyLoss:
+        """Import the loss, and torch with it. Raises ConfigError where the config names none."""
+
+    def advantages(self, grades: GroupGrades) -> Sequence[float]:
+        """Compute the advantages `[G]` of a whole group, in the driver."""
+        raise NotImplementedError(f"{type(self).__name__} trains on no groups")
+
+    def sequences(
+        self, samples: GroupSamples, advantages: Sequence[float], valid: Sequence[bool]
+    ) -> list[TrainSequence]:
+        """Make the training sequences of a group's valid rollouts, in the learner's process.
+
+        Each token sampled by the engine is trained on with its rollout's advantage. Override this for advantages that
+        differ within a rollout: token arrays never pass through the driver.
+        """
+        import numpy as np
+
+        prompt_length = len(samples.prompt_token_ids)
+        made = []
+        for index, (completion, advantage) in enumerate(zip(samples.completions, advantages, strict=True)):
+            if not valid[index]:
+                continue
+            token_ids = np.concatenate([samples.prompt_token_ids, completion.token_ids])
+            loss_mask = np.arange(len(token_ids)) >= prompt_length
+            engine_logprobs = np.zeros(len(token_ids), dtype=np.float32)
+            engine_logprobs[prompt_length:] = completion.engine_logprobs
+            made.append(
+                TrainSequence(
+                    ordinal=samples.ordinal,
+                    sample_index=index,
+                    token_ids=token_ids,
+                    loss_mask=loss_mask,
+                    advantages=loss_mask * np.float32(advantage),
+                    engine_logprobs=engine_logprobs,
+                )
+            )
+        return made
+
+
+def algorithm_of(config: Config) -> Algorithm:
+    """Make the algorithm that `task` names. Raises ConfigError where there is none."""
+    algorithm: Algorithm = ALGORITHMS.find(config.task)(config)
+    return algorithm

@@ -1,0 +1,37 @@
+"""GRPO: rewards of the rollouts of one prompt, compared with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpc_grpo.algorithms.advantages import AdvantageFunction
+from hpc_grpo.algorithms.base import Algorithm
+from hpc_grpo.algorithms.losses.base import PolicyLoss
+from hpc_grpo.registry import ADVANTAGES, ALGORITHMS, LOSSES
+from hpc_grpo.types import GroupGrades, Needs
+
+
+@ALGORITHMS.register("grpo")
+class Grpo(Algorithm):
+    """DeepSeekMath, arXiv:2402.03300; `loss.advantage` and `loss.name` choose its two parts."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(rollouts=True, reference=self.config.loss.kl_coef > 0.0)
+
+    @property
+    def items_per_step(self) -> int:
+        return self.config.rollout.prompts_per_step
+
+    @property
+    def episodes_per_item(self) -> int:
+        return self.config.rollout.group_size
+
+    def find_loss(self) -> PolicyLoss:
+        loss: PolicyLoss = LOSSES.find(self.config.loss.name)
+        return loss
+
+    def advantages(self, grades: GroupGrades) -> Sequence[float]:
+        settings = self.config.loss
+        advantage: AdvantageFunction = ADVANTAGES.find(settings.advantage)
+        return advantage(grades.rewards, grades.valid, settings.normalize_std)

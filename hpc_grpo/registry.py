@@ -1,0 +1,134 @@
+"""Finds what a config names: losses, advantages, rewards and algorithms, built in or the user's own.
+
+A built-in is a module of its folder, called as the module is, and registers itself with a decorator:
+`algorithms/losses/grpo.py` holds `@LOSSES.register("grpo")`. Names are read off the folder and a module is imported
+when it is asked for, so a login node checks names without torch and a reward worker imports one reward alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from hpc_grpo.errors import ConfigError, nearest
+
+Entry = TypeVar("Entry", bound=Callable[..., Any])
+
+_PACKAGE = Path(__file__).parent
+_SHARED = frozenset({"__init__", "base", "common"})
+"""Modules of a folder that its entries share; they are no entries."""
+
+
+class Registry:
+    """The entries of one folder of the package, and those that users bring."""
+
+    def __init__(self, kind: str, key: str, folder: str) -> None:
+        """`kind` and the config `key` that names an entry are for error texts; `folder` lies below the package."""
+        self._kind = kind
+        self._key = key
+        self._folder = folder
+        self._entries: dict[str, Callable[..., Any]] = {}
+
+    def register(self, name: str) -> Callable[[Entry], Entry]:
+        """Decorate the entry of the built-in module `name`. Raises ConfigError for a name that is taken."""
+
+        def add(entry: Entry) -> Entry:
+            if name in self._entries:
+                raise ConfigError(f"{self._kind} {name!r} is registered already, by {self._entries[name].__module__}.")
+            self._entries[name] = entry
+            return entry
+
+        return add
+
+    def names(self) -> list[str]:
+        """List the built-ins. Imports none."""
+        return sorted({path.stem for path in (_PACKAGE / self._folder).glob("*.py")} - _SHARED)
+
+    def check(self, name: str) -> None:
+        """Raise ConfigError where `name` is no built-in. Leaves `module:function` alone: it is the job's to import."""
+        names = self.names()
+        if ":" not in name and name not in names:
+            raise ConfigError(
+                f"{self._kind} {name!r} does not exist{nearest(name, names)} Built in: {', '.join(names)}. "
+                f"Set {self._key} to one of them, or to your own: module:function or path/to/file.py:function."
+            )
+
+    def find(self, name: str) -> Any:
+        """Import and return the entry for a built-in's name, `module:function` or `path/to/file.py:function`.
+
+        Raises ConfigError when there is no such name, with the built-ins listed, or when the module does not import,
+        with its own error.
+        """
+        module_name, separator, attribute = name.rpartition(":")
+        if not separator:
+            self.check(name)
+            importlib.import_module(f"{__package__}.{self._folder.replace('/', '.')}.{name}")
+            return self._entries[name]
+        module = self._import(name, module_name)
+        if not hasattr(module, attribute):
+            functions = sorted(key for key, value in vars(module).items() if callable(value) and key[0] != "_")
+            raise ConfigError(
+                f"{self._kind} {name!r}: {module_name} has no {attribute!r}. "
+                f"It has: {', '.join(functions) or 'no functions'}."
+            )
+        entry = getattr(module, attribute)
+        if not callable(entry):
+            raise ConfigError(f"{self._kind} {name!r}: must be a function, but is of type {type(entry).__name__}.")
+        return entry
+
+    def _import(self, name: str, module_name: str) -> ModuleType:
+        try:
+            if module_name.endswith(".py"):
+                return _import_file(Path(module_name))
+            # A console script's path lacks the working directory. Last, so that it never hides an installed package.
+            _append_to_path(Path.cwd())
+            return importlib.import_module(module_name)
+        except ConfigError as error:
+            raise ConfigError(f"{self._kind} {name!r}: {error}") from error
+        except BaseException as error:
+            # SystemExit included: a script without a main guard is an easy mistake to make here.
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise ConfigError(
+                f"{self._kind} {name!r}: {module_name} does not import: {type(error).__name__}: {error} "
+                f"({place.filename}:{place.lineno}). Built in: {', '.join(self.names())}."
+            ) from error
+
+
+ALGORITHMS = Registry("Algorithm", "task", "algorithms")
+LOSSES = Registry("Loss", "loss.name", "algorithms/losses")
+ADVANTAGES = Registry("Advantage", "loss.advantage", "algorithms/advantages")
+REWARDS = Registry("Reward", "rewards.N.name", "rewards/builtin")
+
+
+def _import_file(path: Path) -> ModuleType:
+    path = path.resolve()
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}.")
+    module_name = f"hpc_grpo_file_{path.stem}_{abs(hash(path)):x}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    _append_to_path(path.parent)
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    # Before it runs: dataclasses and pickle look their module up by name.
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        # Raised again: a module that failed half-way must not be found whole by the next import.
+        del sys.modules[module_name]
+        raise
+    return module
+
+
+def _append_to_path(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))

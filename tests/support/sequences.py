@@ -1,0 +1,21 @@
+"""Training sequences for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hpc_grpo.types import TrainSequence
+
+
+def ordinary_sequence(
+    ordinal: int, sample_index: int, token_ids: Any, num_trained: int, engine_logprobs: Any = None, advantage: float = 1
+) -> TrainSequence:
+    """A prompt and one completion, its last `num_trained` tokens; `engine_logprobs` has one for each of those."""
+    loss_mask = np.arange(len(token_ids)) >= len(token_ids) - num_trained
+    logprobs = np.zeros(len(token_ids), np.float32)
+    if engine_logprobs is not None:
+        logprobs[loss_mask] = engine_logprobs
+    tokens = np.asarray(token_ids, np.int32)
+    return TrainSequence(ordinal, sample_index, tokens, loss_mask, loss_mask * np.float32(advantage), logprobs)
