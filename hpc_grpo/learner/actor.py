@@ -60,8 +60,8 @@ class LearnerActor:
 
     def start(self, rendezvous: Any) -> None:
         """Join the other learners, who meet at the actor `rendezvous` (None for a single one), and load the model."""
+        from hpc_grpo.learner.group import RendezvousStore
         from hpc_grpo.learner.learner import Learner
-        from hpc_grpo.learner.rendezvous_store import RendezvousStore
 
         # Held here: torch keeps only the part of it that is not Python.
         self._store = RendezvousStore(rendezvous) if rendezvous is not None else None
@@ -82,10 +82,9 @@ class LearnerActor:
 
     def write_universal(self, path: Path) -> None:
         """Write the checkpoint's form for another number of learners."""
-        from hpc_grpo.learner.checkpoint import TAG
-        from hpc_grpo.learner.reshard import write_universal
+        from hpc_grpo.learner.checkpoint import write_universal
 
-        write_universal(path, TAG)
+        write_universal(path)
 
     def load_checkpoint(self, path: Path) -> None:
         from hpc_grpo.learner.checkpoint import load_checkpoint

@@ -8,7 +8,11 @@ Waits for all ranks: both functions are collectives.
 from __future__ import annotations
 
 import random
-from contextlib import nullcontext
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,8 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.reshard import universal_folder, universal_loading
+from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.run.checkpoint import FileEntry, Manifest, hash_files, problems, read_manifest, write_manifest
 from hpc_grpo.run.files import publish_dir, staging_path, start_staging
 
@@ -28,6 +31,14 @@ T = TypeVar("T")
 
 TAG = "deepspeed"
 """DeepSpeed's folder in a checkpoint."""
+
+_WORKERS = 2
+"""Processes that convert: each holds one rank's optimizer state in memory."""
+
+_COPIES = 2
+"""The conversion writes every byte twice: in fragments first, then whole."""
+
+_SHOWN_LINES = 5
 
 
 def save_checkpoint(learner: Learner, directory: Path, driver_state: dict[str, Any]) -> None:
@@ -76,6 +87,58 @@ def load_checkpoint(learner: Learner, directory: Path) -> dict[str, Any]:
     # Written by this project and verified above; weights_only still refuses anything but tensors and numbers.
     _restore_rng(torch.load(directory / f"rng_rank_{rank % manifest.world_size}.pt", weights_only=True))
     return manifest.driver_state
+
+
+def universal_folder(checkpoint: Path) -> Path:
+    """Where the universal form of a checkpoint lies: named as one cut short, so that it is swept like those."""
+    return staging_path(_beside(checkpoint))
+
+
+def write_universal(checkpoint: Path) -> None:
+    """Write the universal form of `checkpoint / TAG`. Long for a large model: let no learner wait in a collective.
+
+    Raises LaunchError without the disk space for it, or when DeepSpeed's conversion fails.
+    """
+    source, target = checkpoint / TAG, start_staging(_beside(checkpoint)) / TAG
+    needed = _COPIES * sum(file.stat().st_size for file in source.rglob("*") if file.is_file())
+    free = shutil.disk_usage(target.parent).free
+    if free < needed:
+        raise LaunchError(
+            f"Resuming with another number of learners rewrites the checkpoint, for which {needed / 2**30:.1f} GiB are "
+            f"needed beside {checkpoint}; {free / 2**30:.1f} are free. Free some, or use as many learners as before."
+        )
+    # A process of its own: it forks workers, which a learner with its threads must not.
+    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
+    command += ["--input_folder", str(source), "--output_folder", str(target)]
+    command += ["--num_extract_workers", str(_WORKERS), "--num_merge_workers", str(_WORKERS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = "\n  ".join(done.stderr.strip().splitlines()[-_SHOWN_LINES:])
+        raise LaunchError(f"DeepSpeed could not rewrite {checkpoint} for another number of learners:\n  {last}")
+
+
+@contextmanager
+def universal_loading(engine: Any) -> Iterator[None]:
+    """Have the engine load a universal form, and put right what DeepSpeed 0.19 makes of the optimizer under ZeRO-3.
+
+    It gives all parameter groups the settings of the first one, and all their states one and the same step counter,
+    on the CPU: every group would then advance it, and a fused optimizer read it on the wrong device.
+    """
+    groups = engine.optimizer.optimizer.param_groups
+    settings = [{name: group[name] for name in group if name not in ("params", "lr")} for group in groups]
+    engine._config.load_universal_checkpoint = True
+    try:
+        yield
+    finally:
+        engine._config.load_universal_checkpoint = False
+    for group, own in zip(groups, settings, strict=True):
+        group.update(own)
+    for parameter, state in engine.optimizer.optimizer.state.items():
+        state["step"] = state["step"].clone().to(parameter.device)
+
+
+def _beside(checkpoint: Path) -> Path:
+    return checkpoint.with_name(f"{checkpoint.name}_universal")
 
 
 def _hash_together(staging: Path, rank: int, world_size: int) -> tuple[FileEntry, ...]:

@@ -9,7 +9,7 @@ Unblocked by  the slowest rank; a dead one fails the group's collectives after t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,13 +21,11 @@ from hpc_grpo.algorithms.base import algorithm_of
 from hpc_grpo.algorithms.losses.base import LossInputs
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError, HpcGrpoError
-from hpc_grpo.learner import parameters
-from hpc_grpo.learner.accumulator import MetricAccumulator
-from hpc_grpo.learner.model import PolicyModel
+from hpc_grpo.learner.group import init_process_group
+from hpc_grpo.learner.model import PolicyModel, gathered, parameter_specs
 from hpc_grpo.learner.packing import PackedBatch, pack, split_microbatches, zero_weight_batch
-from hpc_grpo.learner.process_group import init_process_group
 from hpc_grpo.learner.setup import build_engine, build_reference, resolve_device, seed_everything
-from hpc_grpo.metrics.reductions import Mean, Reduction
+from hpc_grpo.metrics.reductions import Max, Mean, Reduction
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
 
 
@@ -90,11 +88,11 @@ class Learner:
 
     def parameter_specs(self) -> list[ParameterSpec]:
         """The weight contract: what `gathered` can give, in a fixed order."""
-        return parameters.parameter_specs(self.model, self.config.model.dtype)
+        return parameter_specs(self.model, self.config.model.dtype)
 
     def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
         """Full live parameters by name inside the `with` block; under ZeRO-3 every rank must enter."""
-        return parameters.gathered(self.model, names)
+        return gathered(self.model, names)
 
     def _pack_equalised(self, shares: Sequence[Sequence[TrainSequence]]) -> list[list[PackedBatch]]:
         """Microbatches of each share, filled up to the largest number any rank has, on the device."""
@@ -158,3 +156,32 @@ class Learner:
         with torch.no_grad():
             logprobs, _ = model(batch)
         return logprobs
+
+
+class MetricAccumulator:
+    """Collects per-token metrics over microbatches. Reading a value every time would stall a GPU."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._maxima: dict[str, Tensor] = {}
+        self._num_tokens: Tensor | None = None
+
+    def add(self, mask: Tensor, means: Mapping[str, Tensor], maxima: Mapping[str, Tensor]) -> None:
+        """Add a microbatch's per-token quantities, each `[C]`, where `mask` `[C]` is 1.0."""
+        count = mask.sum()
+        self._num_tokens = count if self._num_tokens is None else self._num_tokens + count
+        for name, values in means.items():
+            total = torch.dot(values, mask)
+            self._sums[name] = self._sums[name] + total if name in self._sums else total
+        for name, values in maxima.items():
+            largest = (values * mask).max()
+            self._maxima[name] = torch.maximum(self._maxima[name], largest) if name in self._maxima else largest
+
+    def reductions(self) -> dict[str, Reduction]:
+        if self._num_tokens is None:
+            return {}
+        values = torch.stack([self._num_tokens, *self._sums.values(), *self._maxima.values()]).tolist()
+        count, sums, maxima = values[0], values[1 : 1 + len(self._sums)], values[1 + len(self._sums) :]
+        reduced: dict[str, Reduction] = {name: Mean(total, count) for name, total in zip(self._sums, sums, strict=True)}
+        reduced.update({name: Max(value) for name, value in zip(self._maxima, maxima, strict=True)})
+        return reduced

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.attention import PACKED_SDPA, document_layout, register_packed_sdpa
-from hpc_grpo.learner.head import LogprobHead
 from hpc_grpo.learner.packing import PackedBatch
+from hpc_grpo.types import ParameterSpec
 
 _UNSUPPORTED_LOGIT_SCALING = {
     "final_logit_softcapping": None,
@@ -23,6 +26,49 @@ _UNSUPPORTED_LOGIT_SCALING = {
     "logit_scale": 1.0,
 }
 """Settings of a model that change its logits or scores outside the layers used here, and their neutral values."""
+
+
+class LogprobHead(nn.Module):  # type: ignore[misc]
+    """Takes the place of a model's `lm_head` and holds its very parameters, so names and ties stay as they are.
+
+    The loop over chunks lies inside `forward`: under ZeRO-3 the module's hooks gather the weight once per
+    microbatch however many chunks there are, so ranks with different counts stay in step.
+    """
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, chunk_tokens: int) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self._chunk_tokens = chunk_tokens
+
+    def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies, both `[C]` float32 in nats, of the tempered distribution.
+
+        `hidden` is `[C, D]`, `targets` `[C]` int64. float32 logits exist for one chunk at a time: with several
+        chunks, the backward pass computes each chunk's again. Entropies carry no gradient.
+        """
+        chunks = list(zip(hidden.split(self._chunk_tokens), targets.split(self._chunk_tokens), strict=True))
+        if len(chunks) == 1 or not torch.is_grad_enabled():
+            parts = [self._chunk(states, ids, temperature) for states, ids in chunks]
+        else:
+            parts = [
+                checkpoint(self._chunk, states, ids, temperature, use_reentrant=False, preserve_rng_state=False)
+                for states, ids in chunks
+            ]
+        return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropy for _, entropy in parts])
+
+    def _chunk(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        logits = functional.linear(hidden, self.weight, self.bias).float()
+        if temperature != 1.0:
+            logits = logits / temperature
+        log_normalizer = logits.logsumexp(dim=-1)
+        logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - log_normalizer
+        # Last, so that the recomputation in backward stops before it.
+        with torch.no_grad():
+            # Of normalised values: log_normalizer - sum(p * logits) would cancel where entropy is small.
+            all_logprobs = logits - log_normalizer.unsqueeze(-1)
+            entropy = -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
+        return logprobs, entropy
 
 
 class PolicyModel(nn.Module):  # type: ignore[misc]
@@ -66,6 +112,34 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
             "max_length_q": longest,
             "max_length_k": longest,
         }
+
+
+def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
+    """The shape without ZeRO-3's partitioning, under which `.shape` is `(0,)`."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def parameter_specs(model: PolicyModel, dtype: str) -> list[ParameterSpec]:
+    """Every parameter once, in the model's order; a tied output layer is left out."""
+    return [ParameterSpec(name, full_shape(p), dtype) for name, p in model.hf_named_parameters()]
+
+
+@contextmanager
+def gathered(model: PolicyModel, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    """Full parameters by name, valid inside the `with` block only; they are the live weights, not copies.
+
+    Under ZeRO-3 this is a collective: every learner must enter with the same names. Raises KeyError for an
+    unknown name.
+    """
+    parameters = dict(model.hf_named_parameters())
+    chosen = {name: parameters[name] for name in names}
+    if not any(hasattr(p, "ds_id") for p in chosen.values()):
+        yield {name: p.detach() for name, p in chosen.items()}
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(list(chosen.values())):
+        yield {name: p.detach() for name, p in chosen.items()}
 
 
 def load_policy(config: Config, use_gradient_checkpointing: bool) -> PolicyModel:

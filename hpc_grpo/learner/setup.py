@@ -14,9 +14,7 @@ import torch
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.deepspeed_config import deepspeed_config, frozen_config
-from hpc_grpo.learner.model import PolicyModel, load_policy
-from hpc_grpo.learner.parameters import full_shape
+from hpc_grpo.learner.model import PolicyModel, full_shape, load_policy
 
 
 def resolve_device(config: Config) -> Any:
@@ -65,6 +63,51 @@ def build_reference(config: Config, world_size: int, device: Any) -> PolicyModel
         reference = load_policy(config, use_gradient_checkpointing=False).requires_grad_(False)
     engine, *_ = deepspeed.initialize(model=reference, config=settings, dist_init_required=False)
     return engine.module.eval()  # type: ignore[no-any-return]
+
+
+def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
+    """The training configuration.
+
+    Accumulation steps are 1 and the batch sizes nominal: microbatches are counted by the learner, which sets
+    the accumulation boundary itself and divides by the global number of valid tokens.
+    """
+    is_bf16 = config.model.dtype == "bfloat16"
+    settings: dict[str, Any] = {
+        "train_batch_size": world_size,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": config.train.max_grad_norm,
+        "steps_per_print": None,
+        "bf16": {"enabled": is_bf16},
+        "zero_optimization": _zero(config),
+        # torch's AdamW everywhere: DeepSpeed's own CPU Adam compiles for 40 s at its first use.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    if is_bf16:
+        # Sums over many microbatches and ranks would lose small gradients in bfloat16.
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+        settings["communication_data_type"] = "fp32"
+    return settings
+
+
+def frozen_config(config: Config, world_size: int) -> dict[str, Any]:
+    """The configuration of a reference model sharded by ZeRO-3: forward passes only, no optimizer."""
+    return {
+        "train_batch_size": world_size,
+        "train_micro_batch_size_per_gpu": 1,
+        "steps_per_print": None,
+        "bf16": {"enabled": config.model.dtype == "bfloat16"},
+        "zero_optimization": {"stage": 3},
+    }
+
+
+def _zero(config: Config) -> dict[str, Any]:
+    stage = config.train.zero_stage
+    zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True, "overlap_comm": True}
+    if config.train.offload_optimizer == "cpu":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    return zero
 
 
 @contextmanager

@@ -89,14 +89,13 @@ def resume(learner: Any, config: Any, rank: int, world_size: int, root: Path) ->
 
 def resume_from(run_dir: RunDir, config: Any, rank: int, world_size: int) -> Any:
     """The same two steps from a checkpoint that another number of ranks wrote."""
-    from hpc_grpo.learner.checkpoint import TAG, load_checkpoint
+    from hpc_grpo.learner.checkpoint import load_checkpoint, write_universal
     from hpc_grpo.learner.learner import Learner
-    from hpc_grpo.learner.reshard import write_universal
     from hpc_grpo.run.files import recover_dirs
 
     fresh = Learner(config, rank, world_size)
     if rank == 0:
-        write_universal(run_dir.checkpoint(5), TAG)
+        write_universal(run_dir.checkpoint(5))
     torch.distributed.barrier()
     driver_state = load_checkpoint(fresh, run_dir.checkpoint(5))
     torch.distributed.barrier()

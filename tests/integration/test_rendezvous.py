@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from hpc_grpo.learner.rendezvous import Rendezvous
-from hpc_grpo.learner.rendezvous_store import RendezvousStore
+from hpc_grpo.learner.group import RendezvousStore
 
 pytestmark = pytest.mark.integration
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.config import Config
-from hpc_grpo.learner.deepspeed_config import deepspeed_config, frozen_config
+from hpc_grpo.learner.setup import deepspeed_config, frozen_config
 
 
 def config(dtype: str = "float32", **train: Any) -> Config:
