@@ -16,7 +16,7 @@ from bare_parts import prompts
 from common import BENCHMARKS, median, run_script
 
 from hpc_grpo.config import Config
-from hpc_grpo.engine.engine_args import engine_environment, engine_options
+from hpc_grpo.engine.vllm import engine_environment, engine_options
 from hpc_grpo.run.progress import read_metrics
 
 _TIMEOUT_S = 1500.0

@@ -23,7 +23,7 @@ from hpc_grpo.driver.remote import get_all
 from hpc_grpo.driver.sampling import RolloutPool
 from hpc_grpo.driver.weights import NodeMembers, WeightSync
 from hpc_grpo.engine.actor import Engine
-from hpc_grpo.engine.engine_args import engine_environment
+from hpc_grpo.engine.vllm import engine_environment
 from hpc_grpo.grading.grader import Grader
 from hpc_grpo.learner.actor import LearnerActor
 

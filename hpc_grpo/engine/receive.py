@@ -1,83 +1,113 @@
-"""The engine's side of weight sync: a vLLM worker extension.
+"""The engine's side of a publish: methods that vLLM mixes into its worker class.
 
-Runs inside each vLLM worker, called between two steps of the engine. Consumes an announcement and the node's
-weight store; produces a model that holds the announced version, and an acknowledgement.
+Runs in       each vLLM worker of an engine, called between two steps.
+Consumes      an announced version and the node's weight store, read in place.
+Produces      a model that holds that version, and an acknowledgement to the publisher.
+Waits for     the publisher's announcement and the other workers' acknowledgements, each with the group's deadline.
+
+vLLM refuses an extension whose names are the worker's own already, so every name here starts with `hpc_grpo_`.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from hpc_grpo.errors import WeightSyncError
+from hpc_grpo.types import ParameterSpec
 from hpc_grpo.weights.buckets import BucketPlan
-from hpc_grpo.weights.contract import contract_differences, engine_parameters
-from hpc_grpo.weights.node_group import GroupMembership, NodeGroup
-from hpc_grpo.weights.refusal import refusing
+from hpc_grpo.weights.contract import contract_differences
+from hpc_grpo.weights.node_group import LOAD_FAILED, GroupMembership, NodeGroup
 from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore
 
-_FAILED = -1
+
+@dataclass(frozen=True)
+class CaughtWeightSyncError:
+    """A WeightSyncError as a worker's result.
+
+    vLLM's worker processes pass on an exception's text and not its type. The type matters: damaged weights end the
+    driver, where an engine that failed otherwise is replaced.
+    """
+
+    message: str
+
+
+def catching(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a worker's method to return a CaughtWeightSyncError where it raises WeightSyncError."""
+
+    @functools.wraps(method)
+    def call(*args: Any) -> Any:
+        try:
+            return method(*args)
+        except WeightSyncError as error:
+            return CaughtWeightSyncError(str(error))
+
+    return call
+
+
+def raise_caught(results: Sequence[Any]) -> list[Any]:
+    """Return the workers' results; raises WeightSyncError when one of them caught it."""
+    for result in results:
+        if isinstance(result, CaughtWeightSyncError):
+            raise WeightSyncError(result.message)
+    return list(results)
 
 
 class WeightReceiver:
-    """Methods that vLLM mixes into its worker class; attributes are prefixed to stay clear of the worker's own."""
+    """The worker extension: `vllm_config` and `model_runner` are the worker's."""
 
     model_runner: Any
     vllm_config: Any
 
-    def hg_contract_differences(self, plan: BucketPlan) -> list[str]:
-        """Names, shapes and dtypes in which the plan and this worker's model differ; empty when they agree."""
-        parameters = engine_parameters(self._hg_model, self.vllm_config)
-        return contract_differences(plan.specs, parameters, self._hg_packed_modules)
+    def hpc_grpo_contract_differences(self, plan: BucketPlan) -> list[str]:
+        """List the names, shapes and dtypes in which the plan and this worker's model differ."""
+        model = self.model_runner.get_model()
+        packed_modules = getattr(model, "packed_modules_mapping", None) or {}
+        return contract_differences(plan.specs, engine_parameters(model, self.vllm_config), packed_modules)
 
-    @refusing
-    def hg_join(self, engine: GroupMembership, spec: StoreSpec) -> None:
+    @catching
+    def hpc_grpo_join(self, engine: GroupMembership, spec: StoreSpec) -> None:
         """Open the node's store and join its group, as the engine's rank plus the tensor-parallel rank."""
-        self._hg_store = WeightStore(engine.folder, spec, create=False)
-        self._hg_group = NodeGroup(replace(engine, rank=engine.rank + self.vllm_config.parallel_config.rank))
+        self._hpc_grpo_store = WeightStore(engine.folder, spec, create=False)
+        self._hpc_grpo_group = NodeGroup(replace(engine, rank=engine.rank + self.vllm_config.parallel_config.rank))
 
-    @refusing
-    def hg_receive(self, version: int) -> None:
+    @catching
+    def hpc_grpo_receive(self, version: int) -> None:
         """Load the announced version; every member learns of a failure through the acknowledgement.
 
         Raises WeightSyncError on a checksum mismatch, a dead member or the deadline.
         """
-        stored = self._hg_group.receive_announcement(len(self._hg_store.plan.buckets))
+        store, group = self._hpc_grpo_store, self._hpc_grpo_group
+        stored = group.receive_announcement(len(store.plan.buckets))
         try:
             if stored.version != version:
                 raise WeightSyncError(f"weight version {stored.version} was announced where {version} was due")
-            self._hg_store.verify(stored)
-            self._hg_load(stored)
+            self._hpc_grpo_load(stored)
         except BaseException:
-            # Whatever it was, the members that wait must hear of it, and it is raised again below.
-            # Without the group there is nobody to tell; the cause is what the driver has to hear.
+            # The members that wait must hear of any failure. When the group is broken too, nobody is left to tell,
+            # and the first error is the one the driver needs.
             with suppress(WeightSyncError):
-                self._hg_group.acknowledge(_FAILED)
+                group.acknowledge(LOAD_FAILED)
             raise
-        self._hg_group.acknowledge(stored.version)
+        group.acknowledge(stored.version)
 
-    @refusing
-    def hg_load_stored(self) -> int:
-        """Load the version that the node's engines hold, without its announcement; gives its number."""
-        stored = self._hg_store.current()
-        self._hg_store.verify(stored)
-        self._hg_load(stored)
+    @catching
+    def hpc_grpo_load_stored(self) -> int:
+        """Load the version that the node's engines hold, without its announcement; returns its number."""
+        stored = self._hpc_grpo_store.current()
+        self._hpc_grpo_load(stored)
         return stored.version
 
-    @property
-    def _hg_model(self) -> Any:
-        return self.model_runner.get_model()
-
-    @property
-    def _hg_packed_modules(self) -> dict[str, list[str]]:
-        return getattr(self._hg_model, "packed_modules_mapping", None) or {}
-
-    def _hg_load(self, stored: StoredVersion) -> None:
-        model = self._hg_model
-        store = self._hg_store
+    def _hpc_grpo_load(self, stored: StoredVersion) -> None:
+        """Load a stored version into the model; raises WeightSyncError when its checksums do not match."""
+        store, model = self._hpc_grpo_store, self.model_runner.get_model()
+        store.verify(stored)
         pairs = (pair for bucket in store.plan.buckets for pair in store.tensors(stored.buffer, bucket))
         initialize_layerwise_reload(model)
         model.load_weights(pairs)
@@ -86,11 +116,56 @@ class WeightReceiver:
 
 
 def _repack_tied_head(model: Any) -> None:
-    """On CPU a linear's weight is packed for oneDNN; a tied lm_head would keep the packing of the old embedding."""
-    head, embedding = (
-        getattr(model, "lm_head", None),
-        getattr(getattr(model, "model", None), "embed_tokens", None),
-    )
+    """Pack a tied lm_head anew: on CPU, linears are packed for oneDNN, and it would keep the old embedding's."""
+    head = getattr(model, "lm_head", None)
+    embedding = getattr(getattr(model, "model", None), "embed_tokens", None)
     if head is None or embedding is None or head.weight is not embedding.weight:
         return
     head.quant_method.process_weights_after_loading(head)
+
+
+def engine_parameters(model: Any, vllm_config: Any) -> list[ParameterSpec]:
+    """List the parameters of a vLLM model in load format, unsharded and without vocabulary padding.
+
+    Read from the metadata vLLM keeps for reloading, since processed weights may have been repacked; a tied
+    lm_head is the embedding's own module and appears once.
+    """
+    specs: list[ParameterSpec] = []
+    seen: set[int] = set()
+    tied = bool(getattr(vllm_config.model_config.hf_config, "tie_word_embeddings", False))
+    for module_name, module in model.named_modules():
+        if tied and module_name == "lm_head":
+            continue
+        recorded, _ = get_layerwise_info(module).restore_metadata
+        for name, live in module.named_parameters(recurse=False):
+            if id(live) in seen:
+                continue
+            seen.add(id(live))
+            tensor = recorded.get(name, live)
+            shape = unsharded_shape(module, tuple(tensor.shape), vllm_config.parallel_config.tensor_parallel_size)
+            full_name = f"{module_name}.{name}" if module_name else name
+            specs.append(ParameterSpec(full_name, shape, str(tensor.dtype).removeprefix("torch.")))
+    return specs
+
+
+def unsharded_shape(module: Any, shape: tuple[int, ...], tensor_parallel: int) -> tuple[int, ...]:
+    """Return the shape that a rank's parameter has in the model's files."""
+    vocabulary = getattr(module, "org_vocab_size", None)
+    if vocabulary is not None:
+        return (vocabulary, *shape[1:])
+    if tensor_parallel == 1:
+        return shape
+    unsharded = list(shape)
+    for dimension, size in enumerate((_output_size(module), getattr(module, "input_size", None))[: len(shape)]):
+        unsharded[dimension] = unsharded[dimension] if size is None else size
+    return tuple(unsharded)
+
+
+def _output_size(module: Any) -> int | None:
+    """Return the rows of a linear layer's weight in the model's files; None for other modules."""
+    size: int | None = getattr(module, "output_size", None)
+    num_kv_heads = getattr(module, "total_num_kv_heads", None)
+    if num_kv_heads is not None:
+        # vLLM's own counts a head of keys and values once for each rank that holds a copy of it.
+        size = module.total_num_heads * module.head_size + num_kv_heads * (module.head_size + module.v_head_size)
+    return size

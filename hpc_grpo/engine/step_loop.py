@@ -1,7 +1,6 @@
-"""One thread owns the vLLM engine: it steps it, and runs everything else that touches it between two steps.
+"""The thread that owns an engine: it steps it, and runs everything else that touches it between two steps.
 
-Waits for work when idle; unblocked by `submit` or `call`. Because updates are calls, a weight update can never
-fall inside a step, and requests in flight simply continue after it.
+Waits for work when idle; unblocked by `call`. Weight updates are calls, so none can fall inside a step.
 """
 
 from __future__ import annotations
@@ -11,13 +10,11 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
-
-T = TypeVar("T")
+from typing import Any, Generic, Protocol, TypeVar
 
 
 class Steppable(Protocol):
-    """What the loop drives."""
+    """An engine, as the loop drives it."""
 
     def has_work(self) -> bool: ...
 
@@ -27,49 +24,55 @@ class Steppable(Protocol):
         """Give every caller that still waits for a result this error."""
 
 
-class StepLoop:
-    """Runs `make()` and then its product's steps on a thread of its own."""
+S = TypeVar("S", bound=Steppable)
+T = TypeVar("T")
 
-    def __init__(self, make: Callable[[], Steppable]) -> None:
-        self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._ready: Future[Steppable] = Future()
+
+class StepLoop(Generic[S]):
+    """Runs `make()` and then the steps of the engine it returned, on a thread of its own."""
+
+    def __init__(self, make: Callable[[], S]) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[S], Any], Future[Any]]] = queue.SimpleQueue()
+        self._engine: Future[S] = Future()
         threading.Thread(target=self._run, args=(make,), name="engine-steps", daemon=True).start()
 
-    def wait_ready(self) -> Steppable:
-        return self._ready.result()
+    def wait_ready(self) -> S:
+        """Return the engine; raises what `make` raised."""
+        return self._engine.result()
 
-    def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run `function` on the thread between two steps."""
+    def call(self, function: Callable[[S], T]) -> Future[T]:
+        """Run `function(engine)` on the thread between two steps; its future raises what `make` raised."""
         future: Future[T] = Future()
-        self._commands.put((function, future))
+        self._calls.put((function, future))
         return future
 
-    def _run(self, make: Callable[[], Steppable]) -> None:
+    def _run(self, make: Callable[[], S]) -> None:
         try:
-            engine = make()
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits for the engine
-            self._ready.set_exception(error)
-            return
-        self._ready.set_result(engine)
+            self._engine.set_result(make())
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits for the engine
+            self._engine.set_exception(error)
+            while True:
+                self._run_calls(wait=True)
+        engine = self._engine.result()
         while True:
-            self._run_commands(wait=not engine.has_work())
+            self._run_calls(wait=not engine.has_work())
             if not engine.has_work():
                 continue
             try:
                 engine.step()
-            except BaseException as error:  # noqa: BLE001 - handed to every waiting caller
-                traceback.print_exception(error)  # callers are told the cause alone
+            except BaseException as error:  # noqa: BLE001 - raised by every caller that waits
+                traceback.print_exception(error)  # callers see the cause alone
                 engine.fail(error)
 
-    def _run_commands(self, *, wait: bool) -> None:
-        """Run all that was asked for; `wait` for the first of it."""
+    def _run_calls(self, *, wait: bool) -> None:
+        """Run all calls in the queue; `wait` for the first."""
         while True:
             try:
-                function, future = self._commands.get(block=wait)
+                function, future = self._calls.get(block=wait)
             except queue.Empty:
                 return
             wait = False
             try:
-                future.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - handed to the caller
+                future.set_result(function(self._engine.result()))
+            except BaseException as error:  # noqa: BLE001 - raised by the caller
                 future.set_exception(error)

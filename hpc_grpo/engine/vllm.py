@@ -1,6 +1,8 @@
-"""vLLM, token in and token out: groups of requests become groups of completions with versions and logprobs.
+"""vLLM, token in and token out: how an engine's is started, and the groups that are sampled with it.
 
-Consumes GroupRequests and weight updates; produces GroupSamples. Not thread-safe: a StepLoop owns it.
+Runs in    the engine's process, on the thread of its `StepLoop`; importing this module does not import vLLM.
+Consumes   `GroupRequest`s and weight updates.
+Produces   `GroupSamples` with the log-probability and the policy version of each token.
 """
 
 from __future__ import annotations
@@ -12,18 +14,79 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from vllm import EngineArgs, SamplingParams
-from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.llm_engine import LLMEngine
 
-from hpc_grpo.types import Completion, GroupRequest, GroupSamples, SamplingSpec
-from hpc_grpo.weights.buckets import BucketPlan
-from hpc_grpo.weights.node_group import GroupMembership
-from hpc_grpo.weights.refusal import unrefused
-from hpc_grpo.weights.store import StoreSpec
+from hpc_grpo.config import Config
+from hpc_grpo.config.resources import kv_cache_gib
+from hpc_grpo.types import GIB, Completion, GroupRequest, GroupSamples, SamplingSpec
 
 if TYPE_CHECKING:
     from hpc_grpo.types import Int32Array
+    from hpc_grpo.weights.buckets import BucketPlan
+    from hpc_grpo.weights.node_group import GroupMembership
+    from hpc_grpo.weights.store import StoreSpec
+
+_CPU_ENVIRONMENT = {
+    # The first generate would compile a logprob kernel for ten seconds.
+    "TORCHDYNAMO_DISABLE": "1",
+    # Engines of one node share its cores; each bound to the same ones would wait for the others.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    # An engine's workers share a node: vLLM's Gloo groups, which know no password, need no other network.
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+
+
+def engine_environment(config: Config, *, on_gpu: bool) -> dict[str, str]:
+    """Return the variables that an engine's process needs before vLLM is imported."""
+    if on_gpu:
+        return dict(ENVIRONMENT)
+    return {**ENVIRONMENT, **_CPU_ENVIRONMENT, "OMP_NUM_THREADS": str(config.engine.num_threads)}
+
+
+def engine_options(config: Config, *, on_gpu: bool) -> dict[str, Any]:
+    """Return the keyword arguments of vllm.EngineArgs. Weights start as dummies: version 0 comes from the learner."""
+    engine = config.engine
+    options: dict[str, Any] = {
+        "model": config.model.path,
+        "dtype": config.model.dtype,
+        "seed": config.run.seed,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": engine.max_num_seqs,
+        "tensor_parallel_size": engine.tensor_parallel,
+        "enable_prefix_caching": engine.prefix_caching,
+        "enforce_eager": engine.enforce_eager or not on_gpu,
+        # A step must have ended when `step` returns, or an update would race the one in flight.
+        "async_scheduling": False,
+        # Of the distribution sampled from: raw logprobs are 0.5 nats off at temperature 0.7.
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": "hpc_grpo.engine.receive.WeightReceiver",
+        "distributed_executor_backend": "uni" if engine.tensor_parallel == 1 else "mp",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    kv_gib = kv_cache_gib(config, on_gpu=on_gpu)
+    if kv_gib is None:
+        options["gpu_memory_utilization"] = engine.gpu_memory_utilization
+    else:
+        options["kv_cache_memory_bytes"] = int(kv_gib * GIB)
+    return options
+
+
+def start_vllm(config: Config, *, on_gpu: bool) -> Any:
+    """Start vLLM's LLMEngine in this process: in one of its own it takes three times as long."""
+    from vllm import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    arguments = EngineArgs(**engine_options(config, on_gpu=on_gpu))
+    return LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
 
 
 @dataclass
@@ -43,10 +106,11 @@ class _PendingSample:
 
 
 class Sampler:
-    """An in-process vLLM engine with the bookkeeping of groups and policy versions."""
+    """Samples groups with a vLLM engine, and keeps which policy version sampled which token. Not thread-safe."""
 
-    def __init__(self, engine_args: EngineArgs, stop_token_ids: Sequence[int]) -> None:
-        self._engine = LLMEngine.from_engine_args(engine_args, enable_multiprocessing=False)
+    def __init__(self, engine: Any, stop_token_ids: Sequence[int]) -> None:
+        """`engine` is vLLM's LLMEngine."""
+        self._engine = engine
         self._stop_token_ids = list(stop_token_ids)
         self._samples: dict[str, _PendingSample] = {}
         self._request_ids = itertools.count()
@@ -67,7 +131,7 @@ class Sampler:
                 self._finish(output)
 
     def fail(self, error: BaseException) -> None:
-        """Give every group that waits this error, and later calls too: vLLM may be in any state now."""
+        """Raise this error from every group that waits, and from later calls: vLLM may be in any state now."""
         self._failure = error
         waiting = {id(sample.group): sample.group for sample in self._samples.values()}
         self._samples.clear()
@@ -75,11 +139,11 @@ class Sampler:
             group.future.set_exception(error)
 
     def contract_differences(self, plan: BucketPlan) -> list[str]:
-        """What each worker finds different between the plan and its model."""
-        return [line for lines in self._on_workers("hg_contract_differences", plan) for line in lines]
+        """List what the workers find different between the plan and their model."""
+        return [line for lines in self._on_workers("hpc_grpo_contract_differences", plan) for line in lines]
 
     def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
-        self._on_workers("hg_join", membership, store)
+        self._on_workers("hpc_grpo_join", membership, store)
 
     def receive_weights(self, version: int) -> None:
         """Take part in the publish of `version`; requests in flight go on with the new weights.
@@ -87,12 +151,12 @@ class Sampler:
         Raises what a step before it raised.
         """
         self._check_well()
-        self._on_workers("hg_receive", version)
+        self._on_workers("hpc_grpo_receive", version)
         self._switch_to(version)
 
     def load_stored_weights(self) -> None:
-        """Load what the node's other engines hold."""
-        self._switch_to(self._on_workers("hg_load_stored")[0])
+        """Load the version that the node's other engines hold."""
+        self._switch_to(self._on_workers("hpc_grpo_load_stored")[0])
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; requests in flight start over from their tokens."""
@@ -103,7 +167,9 @@ class Sampler:
             raise self._failure
 
     def _on_workers(self, method: str, *args: Any) -> list[Any]:
-        return unrefused(self._engine.collective_rpc(method, args=args))
+        from hpc_grpo.engine.receive import raise_caught
+
+        return raise_caught(self._engine.collective_rpc(method, args=args))
 
     def _switch_to(self, version: int) -> None:
         running = self._engine.output_processor.request_states
@@ -123,7 +189,10 @@ class Sampler:
             self._engine.add_request(request_id, prompt, self._sampling_params(request.sampling, seed))
         return group.future
 
-    def _sampling_params(self, spec: SamplingSpec, seed: int) -> SamplingParams:
+    def _sampling_params(self, spec: SamplingSpec, seed: int) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
         return SamplingParams(
             max_tokens=spec.max_new_tokens,
             min_tokens=spec.min_new_tokens,

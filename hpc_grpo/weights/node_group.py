@@ -18,6 +18,10 @@ from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.weights.store import StoredVersion
 
 PUBLISHER_RANK = 0
+
+LOAD_FAILED = -1
+"""Acknowledged in place of a version."""
+
 RENDEZVOUS = "rendezvous"
 """The file in the store's folder through which a group's members find each other."""
 
@@ -63,7 +67,7 @@ class NodeGroup:
         return StoredVersion(version, buffer, tuple(checksums))
 
     def acknowledge(self, loaded_version: int) -> list[int]:
-        """Everybody says which version it holds now (-1: it failed); returns all answers by rank."""
+        """Everybody says which version it holds now (LOAD_FAILED: none); returns all answers by rank."""
         own = torch.tensor([loaded_version], dtype=torch.int64)
         answers = [torch.empty(1, dtype=torch.int64) for _ in range(self._size)]
         self._wait(self._group.allgather([answers], [own]))

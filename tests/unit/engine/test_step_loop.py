@@ -49,7 +49,7 @@ class Counter:
         self.jobs.clear()
 
 
-def started(counter: Counter) -> StepLoop:
+def started(counter: Counter) -> StepLoop[Counter]:
     loop = StepLoop(lambda: counter)
     assert loop.wait_ready() is counter
     return loop
@@ -58,7 +58,7 @@ def started(counter: Counter) -> StepLoop:
 def test_steps_until_the_work_is_done() -> None:
     counter = Counter()
     loop = started(counter)
-    future = loop.call(lambda: counter.add(5)).result(DEADLINE_S)
+    future = loop.call(lambda counter: counter.add(5)).result(DEADLINE_S)
     assert future.result(DEADLINE_S) == 5
     assert counter.num_steps == 5
 
@@ -66,9 +66,9 @@ def test_steps_until_the_work_is_done() -> None:
 def test_calls_run_between_steps_and_work_in_flight_goes_on() -> None:
     counter = Counter(gated=True)
     loop = started(counter)
-    job = loop.call(lambda: counter.add(3)).result(DEADLINE_S)
+    job = loop.call(lambda counter: counter.add(3)).result(DEADLINE_S)
     assert counter.in_step.wait(DEADLINE_S)
-    update = loop.call(lambda: (counter.stepping, threading.current_thread().name, job.done()))
+    update = loop.call(lambda counter: (counter.stepping, threading.current_thread().name, job.done()))
     assert not update.done()
     counter.gate.set()
     stepping, thread, finished = update.result(DEADLINE_S)
@@ -81,7 +81,7 @@ def test_calls_run_between_steps_and_work_in_flight_goes_on() -> None:
 def test_calls_run_in_the_order_given() -> None:
     loop = started(Counter())
     seen: list[int] = []
-    calls = [loop.call(lambda number=number: seen.append(number)) for number in range(20)]
+    calls = [loop.call(lambda _, number=number: seen.append(number)) for number in range(20)]
     for call in calls:
         call.result(DEADLINE_S)
     assert seen == list(range(20))
@@ -91,23 +91,23 @@ def test_failing_step_fails_all_who_wait_and_the_loop_lives_on() -> None:
     counter = Counter()
     counter.fail_at = 2
     loop = started(counter)
-    jobs = loop.call(lambda: [counter.add(5), counter.add(7)]).result(DEADLINE_S)
+    jobs = loop.call(lambda counter: [counter.add(5), counter.add(7)]).result(DEADLINE_S)
     for job in jobs:
         with pytest.raises(RuntimeError, match="out of blocks"):
             job.result(DEADLINE_S)
-    assert loop.call(lambda: "alive").result(DEADLINE_S) == "alive"
+    assert loop.call(lambda _: "alive").result(DEADLINE_S) == "alive"
 
 
 def test_failing_call_fails_its_caller_alone() -> None:
     counter = Counter()
     loop = started(counter)
 
-    def fail() -> Any:
+    def fail(_: Counter) -> Any:
         raise ValueError("bad weights")
 
     with pytest.raises(ValueError, match="bad weights"):
         loop.call(fail).result(DEADLINE_S)
-    assert loop.call(lambda: counter.add(1)).result(DEADLINE_S).result(DEADLINE_S) == 1
+    assert loop.call(lambda counter: counter.add(1)).result(DEADLINE_S).result(DEADLINE_S) == 1
 
 
 def test_failure_to_make_the_engine_reaches_those_who_wait_for_it() -> None:
@@ -116,3 +116,13 @@ def test_failure_to_make_the_engine_reaches_those_who_wait_for_it() -> None:
 
     with pytest.raises(OSError, match="no such model"):
         StepLoop(fail).wait_ready()
+
+
+def test_calls_to_an_engine_that_could_not_be_made_raise_why() -> None:
+    def fail() -> Counter:
+        raise OSError("no such model")
+
+    loop = StepLoop(fail)
+    for _ in range(2):
+        with pytest.raises(OSError, match="no such model"):
+            loop.call(lambda counter: counter.num_steps).result(DEADLINE_S)

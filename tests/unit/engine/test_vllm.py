@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,22 +10,32 @@ from hpc_grpo.types import GroupRequest, SamplingSpec
 
 pytest.importorskip("vllm")
 
-from hpc_grpo.engine import vllm as sampler_module
 from hpc_grpo.engine.vllm import Sampler
 
 REQUEST = GroupRequest(0, (1, 2), (7, 8), SamplingSpec(4, 0, 1.0, 1.0))
 
 
+class RequestState:
+    """A request that vLLM has under way, with no token sampled yet; it stands for its detokenizer too."""
+
+    def __init__(self, request_id: str) -> None:
+        self.external_req_id = request_id
+        self.detokenizer = self
+
+    def num_output_tokens(self) -> int:
+        return 0
+
+
 class FakeVllm:
-    """As vLLM does, it keeps the requests of a step that raised."""
+    """Stands for LLMEngine: as vLLM does, it keeps the requests of a step that raised."""
 
     def __init__(self) -> None:
-        self.output_processor = SimpleNamespace(request_states={})
+        self.output_processor = self
+        self.request_states: dict[str, RequestState] = {}
         self.asked_of_workers: list[str] = []
 
     def add_request(self, request_id: str, prompt: Any, params: Any) -> None:
-        state = SimpleNamespace(external_req_id=request_id, detokenizer=SimpleNamespace(num_output_tokens=lambda: 0))
-        self.output_processor.request_states[request_id] = state
+        self.request_states[request_id] = RequestState(request_id)
 
     def step(self) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -39,16 +48,9 @@ class FakeVllm:
         pass
 
 
-@pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch) -> FakeVllm:
-    engine = FakeVllm()
-    made = SimpleNamespace(from_engine_args=lambda *_, **__: engine)
-    monkeypatch.setattr(sampler_module, "LLMEngine", made)
-    return engine
-
-
-def test_engine_that_raised_in_a_step_tells_the_next_publish_why(vllm: FakeVllm) -> None:
-    sampler = Sampler(None, [])  # type: ignore[arg-type]
+def test_engine_that_raised_in_a_step_tells_the_next_publish_why() -> None:
+    vllm = FakeVllm()
+    sampler = Sampler(vllm, [])
     (group,) = sampler.add_groups([REQUEST])
     with pytest.raises(RuntimeError, match="illegal memory access") as raised:
         sampler.step()
@@ -63,9 +65,10 @@ def test_engine_that_raised_in_a_step_tells_the_next_publish_why(vllm: FakeVllm)
     assert not sampler.has_work()
 
 
-def test_sampler_that_is_well_takes_part_in_a_publish_and_keeps_its_requests(vllm: FakeVllm) -> None:
-    sampler = Sampler(None, [])  # type: ignore[arg-type]
+def test_sampler_that_is_well_takes_part_in_a_publish_and_keeps_its_requests() -> None:
+    vllm = FakeVllm()
+    sampler = Sampler(vllm, [])
     sampler.add_groups([REQUEST])
     sampler.receive_weights(1)
-    assert (sampler.policy_version, vllm.asked_of_workers) == (1, ["hg_receive"])
+    assert (sampler.policy_version, vllm.asked_of_workers) == (1, ["hpc_grpo_receive"])
     assert sampler.has_work()

@@ -1,11 +1,7 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-import pytest
-
 from hpc_grpo.types import ParameterSpec
-from hpc_grpo.weights.contract import _unsharded_shape, contract_differences
+from hpc_grpo.weights.contract import contract_differences
 
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 
@@ -98,28 +94,3 @@ def test_dtype_of_one_part() -> None:
 def test_all_differences_are_listed_at_once() -> None:
     learner = [*with_changed(LEARNER, spec("norm.weight", 8, dtype="bfloat16"))[1:], spec("extra", 1)]
     assert len(contract_differences(learner, ENGINE, PACKED)) == 3
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_vocabulary_padding_of_the_engine_is_not_a_difference(world_size: int) -> None:
-    """vLLM pads 100 tokens to 128 rows, and a tensor-parallel rank holds its part of them."""
-    module = SimpleNamespace(org_vocab_size=100)
-    vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(tensor_parallel_size=world_size))
-    assert _unsharded_shape(module, "weight", (128 // world_size, 8), vllm_config) == (100, 8)
-
-
-def test_sharded_linears_are_compared_whole() -> None:
-    vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(tensor_parallel_size=2))
-    column = SimpleNamespace(output_size=16, input_size=8)
-    assert _unsharded_shape(column, "weight", (8, 8), vllm_config) == (16, 8)
-    assert _unsharded_shape(column, "bias", (8,), vllm_config) == (16,)
-    assert _unsharded_shape(SimpleNamespace(), "weight", (8,), vllm_config) == (8,)
-
-
-def test_kv_heads_that_ranks_hold_copies_of_count_once() -> None:
-    """12 query heads and 2 of keys and values on 4 ranks, as Qwen2.5-1.5B has: each rank holds 3 + 1 + 1 heads."""
-    vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(tensor_parallel_size=4))
-    heads = {"total_num_heads": 12, "total_num_kv_heads": 2, "head_size": 4, "v_head_size": 4}
-    qkv = SimpleNamespace(output_size=(12 + 4 + 4) * 4, input_size=8, **heads)
-    assert _unsharded_shape(qkv, "weight", (5 * 4, 8), vllm_config) == ((12 + 2 + 2) * 4, 8)
-    assert _unsharded_shape(qkv, "bias", (5 * 4,), vllm_config) == ((12 + 2 + 2) * 4,)

@@ -1,0 +1,56 @@
+"""What crosses from vLLM's workers, and their parameters' shapes as the model's files have them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from hpc_grpo.errors import WeightSyncError
+
+pytest.importorskip("vllm")
+
+from hpc_grpo.engine.receive import catching, raise_caught, unsharded_shape
+
+
+class Worker:
+    @catching
+    def receive(self, version: int) -> int:
+        if version == 3:
+            raise WeightSyncError("checksum mismatch in bucket 0")
+        if version == 4:
+            raise RuntimeError("CUDA out of memory")
+        return version
+
+
+def test_weight_sync_error_is_raised_where_the_results_arrive() -> None:
+    with pytest.raises(WeightSyncError, match=r"^checksum mismatch in bucket 0$"):
+        raise_caught([Worker().receive(2), Worker().receive(3)])
+
+
+def test_results_and_other_errors_pass() -> None:
+    assert raise_caught([Worker().receive(1), Worker().receive(2)]) == [1, 2]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        Worker().receive(4)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_vocabulary_padding_of_the_engine_is_not_a_difference(world_size: int) -> None:
+    """vLLM pads 100 tokens to 128 rows, and a tensor-parallel rank holds its part of them."""
+    module = SimpleNamespace(org_vocab_size=100)
+    assert unsharded_shape(module, (128 // world_size, 8), world_size) == (100, 8)
+
+
+def test_sharded_linears_are_compared_whole() -> None:
+    column = SimpleNamespace(output_size=16, input_size=8)
+    assert unsharded_shape(column, (8, 8), 2) == (16, 8)
+    assert unsharded_shape(column, (8,), 2) == (16,)
+    assert unsharded_shape(SimpleNamespace(), (8,), 2) == (8,)
+
+
+def test_kv_heads_that_ranks_hold_copies_of_count_once() -> None:
+    """12 query heads and 2 of keys and values on 4 ranks, as Qwen2.5-1.5B has: each rank holds 3 + 1 + 1 heads."""
+    heads = {"total_num_heads": 12, "total_num_kv_heads": 2, "head_size": 4, "v_head_size": 4}
+    qkv = SimpleNamespace(output_size=(12 + 4 + 4) * 4, input_size=8, **heads)
+    assert unsharded_shape(qkv, (5 * 4, 8), 4) == ((12 + 2 + 2) * 4, 8)
+    assert unsharded_shape(qkv, (5 * 4,), 4) == ((12 + 2 + 2) * 4,)
