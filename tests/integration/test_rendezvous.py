@@ -12,8 +12,8 @@ import ray
 import torch
 import torch.distributed as dist
 
-from hpc_grpo.learner.rendezvous import Rendezvous
 from hpc_grpo.learner.group import RendezvousStore
+from hpc_grpo.learner.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.integration
 
