@@ -59,7 +59,7 @@ def resume(run: str, overrides: tuple[str, ...], driver: str) -> None:
     from hpc_grpo.cli.run import submit_run
     from hpc_grpo.launch.freeze import freeze, reconfigured
     from hpc_grpo.launch.place.slurm.sbatch import attempt_command, render
-    from hpc_grpo.preflight.submission import refuse_what_fails
+    from hpc_grpo.preflight.inputs import refuse_what_fails
     from hpc_grpo.run.lock import refuse_if_held
 
     run_dir = _find(run)

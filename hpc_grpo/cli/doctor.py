@@ -12,7 +12,7 @@ from hpc_grpo.cli.options import OVERRIDES, SET
 from hpc_grpo.errors import EXIT_CONFIG, ConfigError
 
 if TYPE_CHECKING:
-    from hpc_grpo.preflight.context import Context
+    from hpc_grpo.preflight.findings import Context
 
 
 @click.command()
@@ -46,8 +46,8 @@ def doctor(
     """
     import time
 
-    from hpc_grpo.preflight import diagnosis, report
-    from hpc_grpo.preflight.findings import has_failure
+    from hpc_grpo.preflight.diagnosis import diagnose, diagnose_in_job
+    from hpc_grpo.preflight.findings import has_failure, report_text, to_json
     from hpc_grpo.run.files import write_atomic
 
     if sets and optional_config is None:
@@ -55,12 +55,12 @@ def doctor(
     begun = time.monotonic()
     context = _context(optional_config, [*sets, *overrides])
     if result is not None:
-        groups = diagnosis.diagnose_in_job(context)
-        write_atomic(result, report.to_json(groups))
+        groups = diagnose_in_job(context)
+        write_atomic(result, to_json(groups))
     else:
-        groups = diagnosis.diagnose(context, nodes, wait_min, tell=lambda text: click.echo(text, err=True))
+        groups = diagnose(context, nodes, wait_min, tell=lambda text: click.echo(text, err=True))
     took_s = time.monotonic() - begun
-    click.echo(report.to_json(groups) if as_json else report.report_text(groups, took_s), nl=as_json)
+    click.echo(to_json(groups) if as_json else report_text(groups, took_s), nl=as_json)
     if has_failure(groups):
         sys.exit(EXIT_CONFIG)
 
@@ -71,7 +71,7 @@ def _context(optional_config: str | None, overrides: list[str]) -> Context:
 
     from hpc_grpo.cli.request import load_request
     from hpc_grpo.config import LaunchConfig
-    from hpc_grpo.preflight.context import Context
+    from hpc_grpo.preflight.findings import Context
 
     if optional_config is None:
         return Context(None, LaunchConfig(), os.environ)

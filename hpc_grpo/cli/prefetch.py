@@ -11,7 +11,7 @@ from hpc_grpo.cli.options import CONFIG, OVERRIDES, SET
 from hpc_grpo.errors import EXIT_CONFIG
 
 if TYPE_CHECKING:
-    from hpc_grpo.preflight.prefetch.running import Outcome
+    from hpc_grpo.preflight.prefetch.command import Outcome
 
 _NAME_WIDTH = 48
 
@@ -28,7 +28,7 @@ def prefetch(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...]
     Ends with 78 when the job would miss something.
     """
     from hpc_grpo.cli.request import load_request
-    from hpc_grpo.preflight.prefetch.running import prefetch as fill_caches
+    from hpc_grpo.preflight.prefetch.command import prefetch as fill_caches
 
     request = load_request(config_name, [*sets, *overrides])
     is_complete = True

@@ -89,7 +89,7 @@ def submit(
     from hpc_grpo.cli.request import load_request
     from hpc_grpo.launch.freeze import freeze
     from hpc_grpo.launch.place.slurm import sbatch as slurm
-    from hpc_grpo.preflight.submission import refuse_what_fails
+    from hpc_grpo.preflight.inputs import refuse_what_fails
     from hpc_grpo.run.lock import refuse_if_held
     from hpc_grpo.run.paths import RunDir
 
@@ -150,7 +150,7 @@ def _tell_missing_modules(modules: Sequence[str]) -> None:
 def _comments(request: Request) -> str:
     """What is to be said below a job script, as comments of the shell: the script stays what sbatch takes."""
     from hpc_grpo.plan.requested import plan_or_reason
-    from hpc_grpo.preflight.submission import refusals
+    from hpc_grpo.preflight.inputs import refusals
 
     refused = [f"submit would refuse this. {error}\n\n" for error in refusals(request.config)]
     told = "".join([*refused, plan_or_reason(request.config, request.environ)])

@@ -36,7 +36,7 @@ class AskedNodes:
 
     def __init__(self, topology: Topology) -> None:
         self._links = {
-            node: _Link(step_command(topology, index, [sys.executable, "-E", "-m", "hpc_grpo.preflight.node"]))
+            node: _Link(step_command(topology, index, [sys.executable, "-E", "-m", "hpc_grpo.preflight.node_program"]))
             for index, node in enumerate(topology.nodes)
         }
 

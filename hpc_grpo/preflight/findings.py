@@ -1,21 +1,36 @@
-"""What a check found, and how checks are run so that a broken one is a finding too."""
+"""Findings: the outcome of each check, how checks are run, and how outcomes are printed.
+
+A check that breaks or hangs is a finding too, so one bad file system hides nothing of the rest.
+"""
 
 from __future__ import annotations
 
+import json
 import subprocess
+import textwrap
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
+from hpc_grpo.config import Config, LaunchConfig
 from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.launch.environment.rules import filtered
 
 Status = Literal["ok", "warning", "failure", "skipped"]
+
+_WORST_FIRST: Sequence[Status] = ("failure", "warning", "ok", "skipped")
+_MAX_NAMED_NODES = 4
+_STATUS_WIDTH = len("skipped") + 1
+_INDENT = " " * (_STATUS_WIDTH + 2)
+_DEFAULT_ROOT = Path("runs")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of one check. `says` is what was found, `fix` what to do: never empty for a failure."""
+    """The outcome of one check: `says` is what was found, `fix` what to do, never empty for a failure."""
 
     check: str
     status: Status
@@ -25,10 +40,39 @@ class Finding:
 
 @dataclass(frozen=True)
 class Group:
-    """Findings about one place: the login node, the nodes, or what is between them."""
+    """The findings about one place: the login node, the nodes, or what is between them."""
 
     name: str
     findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Context:
+    """The input of every check: the user's config and environment.
+
+    `config` is None without a CONFIG, or where it does not load for the reason `config_error`. `environ` is the
+    environment of the shell, with what a .sh config exports.
+    """
+
+    config: Config | None
+    launch: LaunchConfig
+    environ: Mapping[str, str]
+    config_error: str = ""
+
+    @property
+    def why_no_config(self) -> str:
+        return "the CONFIG does not load" if self.config_error else "give a CONFIG"
+
+    @property
+    def root(self) -> Path:
+        """The absolute folder of run directories."""
+        return self.config.run.root if self.config else _DEFAULT_ROOT.absolute()
+
+    @property
+    def job_environ(self) -> Mapping[str, str]:
+        """`environ` with launch.env, without the values that only a job's own variables can complete."""
+        in_job = filtered(self.environ, (), self.launch.env)
+        return {**self.environ, **{name: value for name, value in in_job.items() if "$" not in value}}
 
 
 def ok(check: str, says: str) -> Finding:
@@ -48,9 +92,9 @@ def skipped(check: str, why: str) -> Finding:
 
 
 def guarded(check: str, run: Callable[[], Finding], deadline_s: float = 12.0) -> Finding:
-    """The finding of `run`; a failure where it could not be made, with the error's words, or takes too long."""
+    """Return the finding of `run`, or a failure with its error, or one that says it took too long."""
     found: list[Finding] = []
-    # A thread, since a look at a file system that hangs cannot be broken off.
+    # In a thread: nothing interrupts a system call on a file system that hangs.
     worker = threading.Thread(target=lambda: found.append(_caught(check, run)), daemon=True)
     worker.start()
     worker.join(deadline_s)
@@ -72,33 +116,68 @@ def has_failure(groups: Iterable[Group]) -> bool:
     return any(finding.status == "failure" for group in groups for finding in group.findings)
 
 
-_WORST_FIRST: Sequence[Status] = ("failure", "warning", "ok", "skipped")
-_MAX_NAMED_NODES = 4
-
-
 def merged(check: str, by_node: Sequence[tuple[str, Finding]]) -> Finding:
-    """One finding for all nodes: the worst status, with the nodes that have it.
+    """Return one finding for all nodes: the worst status, with the nodes that have it.
 
     >>> merged("gpus", [("a", ok("gpus", "4 idle")), ("b", ok("gpus", "4 idle"))]).says
     '4 idle, on both nodes'
     """
     status = min((finding.status for _, finding in by_node), key=_WORST_FIRST.index)
-    found = [(node, finding) for node, finding in by_node if finding.status == status]
-    by_text: dict[str, list[str]] = {}
-    for node, finding in found:
-        by_text.setdefault(finding.says, []).append(node)
+    worst = [(node, finding) for node, finding in by_node if finding.status == status]
+    nodes_by_text: dict[str, list[str]] = {}
+    for node, finding in worst:
+        nodes_by_text.setdefault(finding.says, []).append(node)
     if len(by_node) == 1:
-        says = found[0][1].says
-    elif len(by_text) == 1 and len(found) == len(by_node):
-        says = f"{found[0][1].says}, on {'both' if len(found) == 2 else f'all {len(found)}'} nodes"
+        says = worst[0][1].says
+    elif len(nodes_by_text) == 1 and len(worst) == len(by_node):
+        says = f"{worst[0][1].says}, on {'both' if len(worst) == 2 else f'all {len(worst)}'} nodes"
     else:
-        texts = [f"{_named(nodes)}: {text}" for text, nodes in by_text.items()]
+        texts = [f"{_named(nodes)}: {text}" for text, nodes in nodes_by_text.items()]
         hidden = len(texts) - _MAX_NAMED_NODES
         says = "; ".join(texts[:_MAX_NAMED_NODES]) + (f"; and {hidden} more" if hidden > 0 else "")
-    fixes = list(dict.fromkeys(finding.fix for _, finding in found if finding.fix))
+    fixes = list(dict.fromkeys(finding.fix for _, finding in worst if finding.fix))
     return Finding(check, status, says, "; ".join(fixes[:_MAX_NAMED_NODES]))
 
 
 def _named(nodes: Sequence[str]) -> str:
     shown = ", ".join(nodes[:_MAX_NAMED_NODES])
     return shown if len(nodes) <= _MAX_NAMED_NODES else f"{shown} and {len(nodes) - _MAX_NAMED_NODES} more"
+
+
+def report_text(groups: Sequence[Group], took_s: float) -> str:
+    """Return a table: one line a check below the name of its group, its fix below that, and the counts at the end."""
+    width = max((len(finding.check) for group in groups for finding in group.findings), default=0) + 2
+    lines: list[str] = []
+    for group in groups:
+        if group.findings:
+            lines += [f"{group.name}:", *(line for finding in group.findings for line in _lines(finding, width)), ""]
+    counts = Counter(finding.status for group in groups for finding in group.findings)
+    parts = [f"{counts['ok']} ok", _counted(counts["warning"], "warning"), _counted(counts["failure"], "failure")]
+    return "\n".join([*lines, f"{', '.join(parts)}, {counts['skipped']} skipped in {took_s:.0f} s"]) + "\n"
+
+
+def to_json(groups: Iterable[Group]) -> str:
+    """Return a JSON list of findings, each with the name of its group."""
+    return json.dumps(
+        [{"group": group.name, **asdict(finding)} for group in groups for finding in group.findings], indent=2
+    )
+
+
+def from_json(text: str) -> list[Group]:
+    """Return the groups that `to_json` wrote. Raises ValueError or TypeError for anything else."""
+    by_group: dict[str, list[Finding]] = {}
+    values: list[dict[str, Any]] = json.loads(text)
+    for value in values:
+        by_group.setdefault(value.pop("group"), []).append(Finding(**value))
+    return [Group(name, tuple(findings)) for name, findings in by_group.items()]
+
+
+def _lines(finding: Finding, width: int) -> Iterable[str]:
+    says = textwrap.indent(finding.says.strip(), _INDENT + " " * width).strip()
+    yield f"  {finding.status:<{_STATUS_WIDTH}}{finding.check:<{width}}{says}"
+    if finding.fix:
+        yield f"{_INDENT}fix: {textwrap.indent(finding.fix, _INDENT + '     ').strip()}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")

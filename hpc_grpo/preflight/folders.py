@@ -1,4 +1,4 @@
-"""On what kind of file system a folder lies, and whether it can be written."""
+"""Folders: the file system under one, its free space, whether it can be written; and the folder of an examination."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEAST_FREE_GIB = 20.0
 
 
 def file_system(path: Path, mounts: str | None = None) -> str:
-    """The type of the file system `path` is on (or would be); `mounts` as in /proc/self/mounts.
+    """Return the type of the file system that `path` is on, or would be; `mounts` is as in /proc/self/mounts.
 
     >>> file_system(Path("/x/y"), "a / ext4 rw 0 0\\nb /x lustre rw 0 0\\n")
     'lustre'
@@ -31,7 +31,7 @@ def file_system(path: Path, mounts: str | None = None) -> str:
 
 
 def existing(path: Path) -> Path:
-    """The folder itself, else the nearest one above it that exists."""
+    """Return the folder itself, else the nearest one above it that exists."""
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
@@ -41,7 +41,7 @@ def free_gib(path: Path) -> float:
 
 
 def write_error(path: Path) -> str:
-    """Why no file can be made in the folder; "" if one can (it is removed again)."""
+    """Try to make a file in the folder, and remove it; return why that failed, or ""."""
     try:
         with tempfile.TemporaryFile(dir=path) as probe:
             probe.write(b"doctor")
@@ -51,34 +51,33 @@ def write_error(path: Path) -> str:
 
 
 def own_folder(root: Path) -> Path:
-    """A folder for one examination below `root`, hidden from `hpc-grpo list`; not made yet."""
+    """Name, without making it, a folder for one examination below `root`; `hpc-grpo list` does not show it."""
     return root / ".doctor" / f"doctor-{time.strftime('%m%d-%H%M%S')}-{os.getpid()}"
 
 
 def remove_own_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # another examination's is in it
+    with contextlib.suppress(OSError):  # another examination's folder is in it
         folder.parent.rmdir()
 
 
 def run_folder_finding(root: Path) -> Finding:
-    """Whether run directories can be made below `run.root`, and whether other nodes can see them."""
+    """Check that run directories can be made below `run.root`, and that other nodes can see them."""
     folder = existing(root)
     if error := write_error(folder):
         return failure("run folder", f"{folder} cannot be written: {error}", "set run.root to a folder you can write")
     return judged_run_folder(root, file_system(folder), free_gib(folder))
 
 
-def judged_run_folder(root: Path, kind: str, free: float) -> Finding:
-    """`kind` is the file system, `free` its free space in GiB."""
-    told = f"{root} is on {kind}, {free:.0f} GiB free"
+def judged_run_folder(root: Path, kind: str, num_free_gib: float) -> Finding:
+    """Judge a run folder by the `kind` of its file system and its free space."""
+    check, says = "run folder", f"{root} is on {kind}, {num_free_gib:.0f} GiB free"
     if kind in NODE_LOCAL:
-        return warning(
-            "run folder", f"{told}: other nodes do not see it", "set run.root to a folder on a shared file system"
-        )
-    if free < _LEAST_FREE_GIB:
-        return warning("run folder", told, "make room, or set run.root elsewhere: a full disk pauses checkpoints")
-    return ok("run folder", told)
+        fix = "set run.root to a folder on a shared file system"
+        return warning(check, f"{says}: other nodes do not see it", fix)
+    if num_free_gib < _LEAST_FREE_GIB:
+        return warning(check, says, "make room, or set run.root elsewhere: a full disk pauses checkpoints")
+    return ok(check, says)
 
 
 def _unescaped(mount_point: str) -> str:

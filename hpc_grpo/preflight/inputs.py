@@ -1,44 +1,63 @@
-"""Whether the files and folders that a config names are where its job will look for them, and begin as it expects."""
+"""The inputs of a run, checked on the login node: Python, notify program, model, data, and what it asks Slurm for.
+
+A job that would fail on one of them queues for hours to say so. `submit` and `resume` refuse it (`refusals`); the
+doctor reports whether model and data are where an offline job finds them (`model_finding`, `data_finding`).
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from pathlib import Path
 
-from hpc_grpo.config import Config, LaunchConfig
+from hpc_grpo.config import Config, LaunchConfig, SlurmConfig
+from hpc_grpo.config.resources import check_fits, node_demand
+from hpc_grpo.data.hugging_face import dataset_folders, datasets_cache, find_model, hub_cache
 from hpc_grpo.data.sources import completion_text, load_items
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.freeze import working_dir
+from hpc_grpo.launch.place.slurm.partition import refuse_what_cannot_start
+from hpc_grpo.preflight.findings import Context, Finding, failure, ok, skipped, warning
 from hpc_grpo.preflight.prefetch.items import Item, dataset_of, is_there, items_of
+from hpc_grpo.run.paths import RunDir
+
+_TRUE = ("1", "on", "yes", "true")
+_OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
+_PREFETCH = "hpc-grpo prefetch CONFIG, on a login node"
 
 
-@dataclass(frozen=True)
-class MissingInput:
-    """A path that is not there: the config's `key` with its value, and the `place` that was looked at."""
-
-    key: str
-    name: str
-    place: Path
-
-    def __str__(self) -> str:
-        hint = " (~ is not expanded here: write the folder out)" if self.name.startswith("~") else ""
-        return f"{self.key} = {self.name}: there is no {self.place}{hint}"
+def refuse_what_fails(config: Config) -> None:
+    """Raise the first of `refusals`."""
+    for error in refusals(config):
+        raise error
 
 
-def refuse_missing_inputs(config: Config, working_dir: Path) -> None:
-    """Raise ConfigError for what `missing_inputs` finds: the job would queue for hours to say the same."""
-    if missing := list(missing_inputs(config, working_dir)):
-        listed = "\n".join(f"  {one}" for one in missing)
-        raise ConfigError(
-            f"The job would not find what its config names:\n{listed}\n"
-            f"Give paths that exist; relative ones are relative to {working_dir}."
-        )
+def refusals(config: Config) -> Iterator[ConfigError]:
+    """Yield each reason why the job would never start, or fail at once, as far as a login node can tell."""
+    run = RunDir(config.run_path)
+    start = working_dir(run) if run.config.exists() else Path.cwd()
+    for check in (
+        partial(refuse_missing_python, config.launch),
+        partial(refuse_missing_notify, config.launch, start),
+        partial(refuse_missing_inputs, config, start),
+        partial(refuse_unreadable_data, config, start),
+        partial(refuse_too_few_gpus, config),
+        partial(refuse_what_cannot_start, config.launch.slurm),
+    ):
+        try:
+            check()
+        except ConfigError as error:
+            yield error
 
 
 def refuse_missing_python(launch: LaunchConfig) -> None:
-    """Raise ConfigError where the job's shell could not start `launch.python`: the job would queue, then end at once
-    and without a successor."""
+    """Raise ConfigError where the job's shell could not start `launch.python`.
+
+    Such a job would queue, end at once, and leave no successor.
+    """
     if launch.python is not None and shutil.which(launch.python) is None:
         raise ConfigError(
             f"launch.python = {launch.python}: must be a file that can be executed, and here it is none. "
@@ -59,9 +78,21 @@ def refuse_missing_notify(launch: LaunchConfig, working_dir: Path) -> None:
         )
 
 
+def refuse_missing_inputs(config: Config, working_dir: Path) -> None:
+    """Raise ConfigError that lists every path of the config that is missing."""
+    if missing := list(missing_inputs(config, working_dir)):
+        listed = "\n".join(f"  {one}" for one in missing)
+        raise ConfigError(
+            f"The job would not find what its config names:\n{listed}\n"
+            f"Give paths that exist; relative ones are relative to {working_dir}."
+        )
+
+
 def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
-    """Raise ConfigError, in the job's words, where a .jsonl file that is there does not begin with a row that has the
-    configured fields. The first row alone is read: the rest is the job's to check."""
+    """Raise ConfigError where the first row of a .jsonl file lacks the configured fields, as the job would.
+
+    Reads no further row: the rest is the job's to check.
+    """
     for item in _items(config, working_dir):
         place = working_dir / item.name
         if place.suffix == ".jsonl" and is_there(place):
@@ -71,8 +102,46 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
                 completion_text(config, row, 0)
 
 
+def refuse_too_few_gpus(config: Config) -> None:
+    """Raise ConfigError where a node of the job could not hold its learners and engines.
+
+    Not judged: GPUs asked for by `launch.slurm.extra`, and the CPUs of a node, which Slurm rounds up to whole cores.
+    """
+    slurm = config.launch.slurm
+    if config.placement.gpus == "none" or _extra_brings_gpus(slurm):
+        return
+    demand = node_demand(config, with_gpus=True)
+    if slurm.gpus_per_node:
+        place = f"launch.slurm.gpus_per_node = {slurm.gpus_per_node}: a node of the job"
+        check_fits(config, place, demand, num_gpus=slurm.gpus_per_node, num_cpus=inf)
+    elif config.model.device == "cuda":
+        raise ConfigError(
+            f"model.device = cuda, but launch.slurm.gpus_per_node = 0 asks Slurm for no GPUs. Learners and engines of "
+            f"a node need {demand.num_gpus}: set launch.slurm.gpus_per_node to that. Where whole nodes come with "
+            f"theirs, set launch.slurm.extra.exclusive=true; on CPUs, model.device=cpu."
+        )
+
+
+def _extra_brings_gpus(slurm: SlurmConfig) -> bool:
+    """Tell whether an option beside `gpus_per_node` may ask for GPUs: --gres, --gpus…, --tres…, --exclusive."""
+    return any(key in ("gres", "exclusive") or key.startswith(("gpus", "tres")) for key in slurm.extra)
+
+
+@dataclass(frozen=True)
+class MissingInput:
+    """A path that is not there: the config's `key` with its value, and the `place` that was looked at."""
+
+    key: str
+    name: str
+    place: Path
+
+    def __str__(self) -> str:
+        hint = " (~ is not expanded here: write the folder out)" if self.name.startswith("~") else ""
+        return f"{self.key} = {self.name}: there is no {self.place}{hint}"
+
+
 def missing_inputs(config: Config, working_dir: Path) -> Iterator[MissingInput]:
-    """The paths that the run would read and that do not exist; relative ones are relative to `working_dir`.
+    """Yield the paths that the run would read and that do not exist; relative ones are relative to `working_dir`.
 
     Not judged: names of the Hugging Face hub, and paths with a `$`, whose variable may be one of the job's.
     """
@@ -83,7 +152,7 @@ def missing_inputs(config: Config, working_dir: Path) -> Iterator[MissingInput]:
 
 
 def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, str]]:
-    """Key and value in the config, and the path that must exist."""
+    """Yield key and value in the config, and the path that must exist."""
     for item in _items(config, working_dir):
         if item.is_local:
             yield item.key, item.name, f"{item.name}/config.json" if item.key == "model.path" else item.name
@@ -94,7 +163,60 @@ def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, 
 
 
 def _items(config: Config, working_dir: Path) -> Iterator[Item]:
-    """Model and data that the run would read: without eval nobody reads its data."""
+    """Yield the model and data that the run would read: it reads no eval data where it never evaluates."""
     for item in items_of(config, working_dir):
         if item.key != "data.eval.path" or config.eval.every_steps is not None:
             yield item
+
+
+def model_finding(context: Context) -> Finding:
+    """Check that `model.path` is a model's folder, or in the cache that the job will use."""
+    check, config = "model", context.config
+    if config is None:
+        return skipped(check, context.why_no_config)
+    environ = context.job_environ
+    if missing := _missing_paths(config, "model."):
+        return failure(check, missing, "set model.path to the folder of a model")
+    try:
+        folder = find_model(config.model.path, environ)
+    except ConfigError:
+        return _not_cached(check, config.model.path, hub_cache(environ), environ)
+    has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
+    if not has_weights:
+        return failure(check, f"{folder} has a config.json but no weights", _PREFETCH)
+    return ok(check, f"{config.model.path} is in {folder}" if str(folder) != config.model.path else f"{folder}")
+
+
+def data_finding(context: Context) -> Finding:
+    """Check that the data sets of the config are files, folders, or in the cache that the job will use."""
+    check, config = "data", context.config
+    if config is None:
+        return skipped(check, context.why_no_config)
+    environ = context.job_environ
+    if missing := _missing_paths(config, "data."):
+        return failure(check, missing, "set data.train.path and data.eval.path")
+    paths = [dataset.path for dataset in (config.data.train, config.data.eval) if dataset is not None]
+    if to_fetch := [path for path in paths if not _is_data_here(path, environ)]:
+        return _not_cached(check, " and ".join(to_fetch), datasets_cache(environ), environ)
+    return ok(check, ", ".join(dict.fromkeys(paths)))
+
+
+def is_offline(environ: Mapping[str, str]) -> bool:
+    """Tell whether a variable of `environ` keeps the Hugging Face libraries off the network."""
+    return any(environ.get(name, "").lower() in _TRUE for name in _OFFLINE)
+
+
+def _missing_paths(config: Config, section: str) -> str:
+    """Return the missing paths of one section of the config in one line; "" if all exist."""
+    return "; ".join(str(one) for one in missing_inputs(config, Path.cwd()) if one.key.startswith(section))
+
+
+def _is_data_here(path: str, environ: Mapping[str, str]) -> bool:
+    return Path(path).exists() or any(folder.is_dir() for folder in dataset_folders(path, environ))
+
+
+def _not_cached(check: str, name: str, cache: Path, environ: Mapping[str, str]) -> Finding:
+    says = f"no such path, and not in the cache {cache}: {name}"
+    if is_offline(environ):
+        return failure(check, f"{says}, and the job is offline", _PREFETCH)
+    return warning(check, f"{says}: the job will download it", _PREFETCH)

@@ -1,27 +1,36 @@
-"""The checks of the login node: what can be known before any node is asked for."""
+"""The checks of the login node: all that can be known before any node is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
+from hpc_grpo.data import hugging_face
 from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.launch.environment.report import environment_report
+from hpc_grpo.launch.environment.rules import is_denied, is_secret
 from hpc_grpo.preflight import scheduler
 from hpc_grpo.preflight.asking import Answer
-from hpc_grpo.preflight.cached_inputs import data_finding, model_finding
-from hpc_grpo.preflight.context import Context
-from hpc_grpo.preflight.environment import proxies_finding, secret_files_finding, variables_finding
-from hpc_grpo.preflight.findings import Finding, Group, failure, guarded, ok, skipped
+from hpc_grpo.preflight.findings import Context, Finding, Group, failure, guarded, ok, skipped, warning
 from hpc_grpo.preflight.folders import run_folder_finding
-from hpc_grpo.preflight.inputs import refuse_missing_python
+from hpc_grpo.preflight.inputs import data_finding, is_offline, model_finding, refuse_missing_python
 from hpc_grpo.run.paths import RunDir
 
 NAME = "login"
-_SBATCH_DEADLINE_S = 10.0
 NEEDED_BY_A_JOB = ("config", "partition", "account", "walltime", "submit options", "run folder", "variables")
+"""Checks without whose success no job is submitted to examine nodes."""
+
+_SBATCH_DEADLINE_S = 10.0
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_REACH_LAUNCHING = ("LD_PRELOAD",)
+"""Variables that training is spared, but not the supervisor and the node agents, which start first."""
+
+_OTHERS_BITS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def login_group(context: Context, num_nodes: int, partitions: Answer | None) -> Group:
-    """All findings of this place; `partitions` is scontrol's answer, None in a job: Slurm has already taken it."""
+    """Return all findings of the login node; `partitions` is None in a job, whose partition Slurm has accepted."""
     findings = [_config(context)]
     if partitions is None:
         findings.append(skipped("partition", "this is a job: Slurm has taken it"))
@@ -39,7 +48,7 @@ def login_group(context: Context, num_nodes: int, partitions: Answer | None) -> 
 
 
 def scheduler_findings(context: Context, num_nodes: int, partitions: Answer) -> Iterator[Finding]:
-    """Partition, account, walltime and options; with `partitions`, three calls to the scheduler in all."""
+    """Check partition, account, walltime and options; with `partitions`, three calls to the scheduler in all."""
     launch, associations = context.launch, scheduler.ask_associations()
     found = [
         guarded("partition", lambda: scheduler.partition_finding(launch, partitions, num_nodes)),
@@ -65,7 +74,7 @@ def _config(context: Context) -> Finding:
 
 
 def _submit_options(context: Context, num_nodes: int) -> Finding:
-    """Ask sbatch, which submits nothing for it, whether it would take the job of `hpc-grpo submit`."""
+    """Check that sbatch, which submits nothing for this, would take the job of `hpc-grpo submit`."""
     from hpc_grpo.launch.place.slurm import sbatch as slurm
 
     check = "submit options"
@@ -81,3 +90,75 @@ def _submit_options(context: Context, num_nodes: int) -> Finding:
         return failure(check, str(error), "change what Slurm names: launch.slurm.*, launch.slurm.extra")
     lines = [line for line in estimate.splitlines() if "to start at" in line]
     return ok(check, lines[-1].partition("sbatch: ")[2] if lines else "sbatch would take the job")
+
+
+def variables_finding(context: Context) -> Finding:
+    """Check that no secret is in the config, and that nothing harmful reaches training or what starts it."""
+    check, launch = "variables", context.launch
+    if secret := [name for name in launch.env if is_secret(name)]:
+        fix = "export it in your shell and name it in launch.pass_env: config.yaml is kept and shared"
+        return failure(check, f"launch.env holds {', '.join(secret)}", fix)
+    if refused := [name for name in launch.pass_env if is_denied(name.rstrip("*"))]:
+        return warning(check, f"launch.pass_env cannot let through {', '.join(refused)}", "take it out of pass_env")
+    if early := [name for name in _REACH_LAUNCHING if context.environ.get(name)]:
+        fix = f"unset {' '.join(early)} before submitting; hpc-grpo env shows what reaches training"
+        return warning(check, f"{', '.join(early)} would change the Python of the supervisor", fix)
+    if str(launch.slurm.extra.get("export", "ALL")).partition(",")[0].upper() != "ALL":
+        says = f"launch.slurm.extra.export = {launch.slurm.extra['export']} keeps your PATH and tokens out of the job"
+        return warning(check, says, "take it out: training gets only what hpc-grpo lets through anyway")
+    report = environment_report(context.environ, launch)
+    dropped = [v.name for v in report if v.outcome == "dropped" and is_denied(v.name) and not _is_slurms(v.name)]
+    return ok(check, f"kept out of training: {', '.join(dropped)}" if dropped else "none that must be kept out")
+
+
+def proxies_finding(context: Context) -> Finding:
+    """Check that a proxy reaches training where the job may download, and that no_proxy keeps it from the nodes."""
+    check, environ = "proxies", context.environ
+    found = [name for name in environ if name.lower() in _PROXIES and environ[name]]
+    if not found:
+        return ok(check, "none")
+    passed = [v.name for v in environment_report(environ, context.launch) if v.outcome != "dropped" and v.name in found]
+    if not passed and not is_offline(context.job_environ):
+        fix = f"launch.pass_env=[{', '.join(found)}] (nodes are then spared it), or HF_HUB_OFFLINE=1 in launch.env"
+        return warning(check, f"{', '.join(found)} stays behind, and the job may download", fix)
+    if not any(environ.get(name) for name in ("no_proxy", "NO_PROXY")):
+        fix = "export no_proxy=localhost,127.0.0.1 and the nodes' network, for programs of your own"
+        return warning(check, f"{', '.join(found)} is set without no_proxy", fix)
+    return ok(check, f"{', '.join(found)}, with no_proxy; {'let through' if passed else 'kept out of training'}")
+
+
+def secret_files_finding(context: Context) -> Finding:
+    """Check that only the user may read the files with tokens and keys."""
+    found = [path for path in secret_files(context) if path.is_file()]
+    if not found:
+        return skipped("secret files", "none found")
+    return judged_secret_files({path: path.stat().st_mode for path in found})
+
+
+def judged_secret_files(modes: Mapping[Path, int]) -> Finding:
+    """Judge files by their modes, which are as of stat(2)."""
+    if exposed := [path for path, mode in modes.items() if mode & _OTHERS_BITS]:
+        says = ", ".join(f"{path} has mode {stat.S_IMODE(modes[path]):04o}" for path in exposed)
+        return failure("secret files", says, f"chmod 600 {_listed(exposed)}")
+    return ok("secret files", f"yours alone: {_listed(modes)}")
+
+
+def secret_files(context: Context) -> Iterator[Path]:
+    """Yield the files where W&B, Hugging Face and this run keep tokens; they need not exist."""
+    environ = context.environ
+    yield Path(environ.get("NETRC") or Path(environ.get("HOME") or Path.home()) / ".netrc")
+    if "HF_TOKEN_PATH" in environ:
+        yield Path(environ["HF_TOKEN_PATH"])
+    # `hf auth login` writes below the shell's; the job's may be elsewhere.
+    for folder in dict.fromkeys((hugging_face.home(environ), hugging_face.home(context.job_environ))):
+        yield from (folder / name for name in ("token", "stored_tokens"))
+    if context.config is not None:
+        yield RunDir(context.root / context.config.run.name).secret
+
+
+def _listed(paths: Iterable[Path]) -> str:
+    return " ".join(map(str, paths))
+
+
+def _is_slurms(name: str) -> bool:
+    return name.startswith(("SLURM", "SBATCH_", "SRUN_"))

@@ -123,7 +123,7 @@ def test_importing_the_command_loads_nothing_heavy() -> None:
     program = (
         "import sys, hpc_grpo.launch.supervisor.attempt, hpc_grpo.launch.agent.agent\n"
         "import hpc_grpo.launch.place.slurm.sbatch\n"
-        "import hpc_grpo.preflight.diagnosis, hpc_grpo.preflight.node\n"
+        "import hpc_grpo.preflight.diagnosis, hpc_grpo.preflight.node_program\n"
         f"print(sorted(set(sys.modules) & {HEAVY!r}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -1,6 +1,6 @@
-"""Filling the caches a job will read, where there is a network, and proving that it needs none.
+"""Prefetch: fill the caches that a job will read, where there is a network, and prove that the job needs none.
 
-The command works out what a config names (`items.py`) and which caches the job will use (`caches.py`). A process of
-its own then fetches (`fetch.py`), and another one, with the network off, loads what was fetched by the run's own code
-(`verify.py`): libraries read the names of their caches when they are imported.
+`items` lists what a config names. `command` starts the two processes of `worker`, with the job's caches in their
+environment, since libraries read it once, when they are imported: one fetches (`fetch`), and one, with the network
+off, loads what was fetched with the run's own code (`verify`).
 """

@@ -1,4 +1,4 @@
-"""What a run reads from the Hugging Face hub or from disk, as its resolved config names it."""
+"""The model and the data sets that a run reads, from the Hugging Face hub or from disk, as its config names them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Item:
 
 
 def items_of(config: Config, working_dir: Path) -> list[Item]:
-    """The model first: the first row of a data set is tokenized with it. The KL reference is the same model.
+    """Return the items of a run, the model first: data are tokenized with it. The KL reference is the same model.
 
     `working_dir` is the folder that the run would read from: one named like ORGANISATION/NAME wins over the hub.
     """
@@ -40,15 +40,15 @@ def items_of(config: Config, working_dir: Path) -> list[Item]:
 
 
 def is_there(place: Path) -> bool:
-    """Whether `place` exists, as far as this user may look."""
+    """Tell whether `place` exists, as far as this user may look."""
     try:
         return place.exists()
-    except OSError:  # not ours to look into, and so not the job's
+    except OSError:  # below a folder this user may not enter, nor may the job
         return False
 
 
 def dataset_of(config: Config, item: Item) -> DatasetConfig:
-    """The section of `config` that describes a data set among its items."""
+    """Return the section of `config` that describes a data set."""
     dataset = config.data.train if item.key == "data.train.path" else config.data.eval
     assert dataset is not None
     return dataset
@@ -64,5 +64,5 @@ def _is_local_dataset(path: str, working_dir: Path) -> bool:
 
 
 def _is_no_hub_name(path: str) -> bool:
-    """Names of the hub are NAME or ORGANISATION/NAME."""
+    """Tell a path from a name of the hub, which is NAME or ORGANISATION/NAME."""
     return path.startswith((".", "/", "~")) or (path.count("/") > 1 and "://" not in path)

@@ -1,32 +1,34 @@
-"""Loading an item as the run will, from the caches alone."""
+"""Verifying: load an item as the run will, from the caches alone. Runs in the worker process."""
 
 from __future__ import annotations
 
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config
+from hpc_grpo.data.hugging_face import WEIGHT_FORMS, read_header, weight_files
 from hpc_grpo.data.sources import Items, completion_text, load_items
 from hpc_grpo.data.templates import PromptTemplate
 from hpc_grpo.data.tokenizer import check_context_length, load_tokenizer, model_folder, stop_token_ids
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.preflight.prefetch.items import Item, dataset_of
-from hpc_grpo.preflight.prefetch.weights import check_weights
 
 _NETWORK_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
 
 
 @dataclass(frozen=True)
 class Found:
-    """Where an item lies, and how large it is there."""
+    """An item's folder, and its size there."""
 
     folder: str
     num_bytes: int
 
 
 def shut_off_network() -> None:
-    """From now on every connection of this process fails as if there were no network. Cannot be undone."""
+    """Fail every connection of this process from now on, as if there were no network. Cannot be undone."""
 
     def refuse(event: str, _arguments: tuple[object, ...]) -> None:
         if event in _NETWORK_EVENTS:
@@ -50,7 +52,7 @@ def _verify_model(config: Config) -> Found:
 
 
 def _verify_dataset(config: Config, item: Item) -> Found:
-    """All columns are there, and the first row becomes a prompt (and, for SFT, a completion)."""
+    """Load all columns, and make a prompt of the first row, for SFT a completion too."""
     dataset = dataset_of(config, item)
     items = load_items(dataset)
     template = PromptTemplate(config.data, dataset, load_tokenizer(config))
@@ -63,6 +65,31 @@ def _verify_dataset(config: Config, item: Item) -> Found:
 
 
 def _files(item: Item, items: Items) -> list[Path]:
-    """The files that rows are read from: Arrow tables, or the JSON file itself."""
+    """Return the files that rows are read from: Arrow tables, or the JSON file itself."""
     tables: list[dict[str, Any]] = getattr(items, "cache_files", [])
     return [Path(table["filename"]) for table in tables] or [Path(item.name)]
+
+
+def check_weights(folder: Path) -> None:
+    """Raise ConfigError that names the first file of the weights that is missing or cut short, without loading any."""
+    files = weight_files(folder)
+    if not files:
+        forms = " nor ".join(WEIGHT_FORMS)
+        raise ConfigError(f"{folder} has no weights: neither {forms}, whole or in parts. Fetch them too.")
+    for file in files:
+        if not file.is_file():
+            raise ConfigError(f"{file} is missing: the index beside it names it. Run prefetch again.")
+        if not _is_whole(file):
+            raise ConfigError(
+                f"{file} ({file.stat().st_size:,} bytes) is cut short or damaged. Delete {file.resolve()} and run "
+                f"prefetch again."
+            )
+
+
+def _is_whole(file: Path) -> bool:
+    if file.suffix != ".safetensors":
+        return zipfile.is_zipfile(file)
+    try:
+        return read_header(file).file_bytes == file.stat().st_size
+    except ConfigError:
+        return False

@@ -13,7 +13,7 @@ from hpc_grpo.config import LaunchConfig, load_config, load_resolved
 from hpc_grpo.errors import EXIT_CONFIG
 from hpc_grpo.launch.chain import submit as handing_in
 from hpc_grpo.launch.freeze import freeze
-from hpc_grpo.preflight import submission as preflight
+from hpc_grpo.preflight import inputs as preflight
 from hpc_grpo.run.chain import ChainRecord, read_chain, write_chain
 from hpc_grpo.run.lock import RunLock
 from hpc_grpo.run.paths import RunDir

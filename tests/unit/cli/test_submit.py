@@ -19,7 +19,7 @@ from hpc_grpo.launch.chain import submit as handing_in
 from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.launch.place.slurm import partition
 from hpc_grpo.launch.place.slurm.sbatch import attempt_command, render
-from hpc_grpo.preflight import submission as preflight
+from hpc_grpo.preflight import inputs as preflight
 from hpc_grpo.run.lock import RunLock
 from hpc_grpo.run.paths import RunDir
 
@@ -226,7 +226,7 @@ def test_of_the_data_the_first_row_alone_is_read(handed_in: list[RunDir], tmp_pa
 
 
 def test_data_is_judged_without_packages_that_a_light_installation_lacks() -> None:
-    program = "import sys, hpc_grpo.preflight.inputs, hpc_grpo.preflight.asked_gpus, hpc_grpo.config\n"
+    program = "import sys, hpc_grpo.preflight.inputs, hpc_grpo.preflight.inputs, hpc_grpo.config\n"
     program += "print(sorted(set(sys.modules) & {'numpy', 'torch', 'ray', 'datasets', 'transformers'}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

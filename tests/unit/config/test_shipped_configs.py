@@ -9,7 +9,7 @@ from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.config.load import CONFIGS_DIR
 from hpc_grpo.launch.place.slurm.sbatch import attempt_command, render
-from hpc_grpo.preflight.asked_gpus import refuse_too_few_gpus
+from hpc_grpo.preflight.inputs import refuse_too_few_gpus
 from hpc_grpo.run.paths import RunDir
 
 SITES = sorted(CONFIGS_DIR.rglob("site.yaml"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_grpo.preflight import between_judging as judge
-from hpc_grpo.preflight.between_judging import Measured
-from hpc_grpo.preflight.facts import NodeFacts
+from hpc_grpo.preflight import network as judge
+from hpc_grpo.preflight.network import Measured
+from hpc_grpo.preflight.node_facts import NodeFacts
 
 OFI = "AWS Libfabric"
 

@@ -12,8 +12,7 @@ from click.testing import CliRunner, Result
 
 from hpc_grpo.cli import main
 from hpc_grpo.errors import EXIT_CONFIG
-from hpc_grpo.preflight.findings import Finding, Group
-from hpc_grpo.preflight.report import from_json, report_text, to_json
+from hpc_grpo.preflight.findings import Finding, Group, from_json, report_text, to_json
 
 PARTITION = "PartitionName=workq AllowAccounts=ALL Default=YES MaxTime=UNLIMITED State=UP TotalNodes=2 TRES=cpu=16"
 JOB = 'bash -c "$script" > /dev/null 2>&1 &'

@@ -16,11 +16,11 @@ from hpc_grpo.launch.place.topology import Topology
 from hpc_grpo.preflight import asked_nodes
 from hpc_grpo.preflight.asked_nodes import AskedNodes
 from hpc_grpo.preflight.asking import ask
-from hpc_grpo.preflight.between_judging import Measured, gloo
-from hpc_grpo.preflight.context import Context
-from hpc_grpo.preflight.examination import examine, needs_of
-from hpc_grpo.preflight.facts import facts_from, gather
+from hpc_grpo.preflight.findings import Context
 from hpc_grpo.preflight.folders import own_folder
+from hpc_grpo.preflight.network import Measured, gloo
+from hpc_grpo.preflight.node_facts import facts_from, gather
+from hpc_grpo.preflight.nodes import examine, needs_of
 from hpc_grpo.preflight.torch_probe import ProbeSpec
 
 TWO = Topology("local", "local1", ("n1", "n2"), (1, 1), "n1")

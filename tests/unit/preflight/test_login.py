@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from hpc_grpo.config import LaunchConfig, load_config
-from hpc_grpo.preflight.cached_inputs import data_finding, model_finding
-from hpc_grpo.preflight.context import Context
-from hpc_grpo.preflight.environment import judged_secret_files, proxies_finding, secret_files_finding, variables_finding
-from hpc_grpo.preflight.findings import Finding, failure, guarded, ok
+from hpc_grpo.preflight.findings import Context, Finding, failure, guarded, ok
 from hpc_grpo.preflight.folders import file_system, judged_run_folder, run_folder_finding
+from hpc_grpo.preflight.inputs import data_finding, model_finding
+from hpc_grpo.preflight.login import judged_secret_files, proxies_finding, secret_files_finding, variables_finding
 
 NO_CONFIG = Context(None, LaunchConfig(), {})
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.preflight.facts import NodeFacts
 from hpc_grpo.preflight.findings import merged, ok
-from hpc_grpo.preflight.gpus import Gpu, parse_driver_cuda, parse_gpus, parse_wheel_cuda, visible
-from hpc_grpo.preflight.node_judging import CHECKS, Needs, node_findings
+from hpc_grpo.preflight.node_checks import CHECKS, Needs, node_findings
+from hpc_grpo.preflight.node_facts import Gpu, NodeFacts, parse_driver_cuda, parse_gpus, parse_wheel_cuda, visible
 
 GPU = Gpu(0, "NVIDIA GH200 120GB", 12, 97871, 0, "565.57.01")
 GOOD = NodeFacts(

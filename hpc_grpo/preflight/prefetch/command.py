@@ -1,0 +1,100 @@
+"""`hpc-grpo prefetch`: fetch, then verify, each in a worker process with the job's caches in its environment.
+
+Consumes the resolved config and the environment of the shell; yields one outcome per item as its worker is done.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_grpo.config import Config, LaunchConfig, to_yaml
+from hpc_grpo.data import hugging_face
+from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.launch.environment.rules import expand
+from hpc_grpo.preflight.prefetch.items import Item, items_of
+
+_PACKAGES = ("huggingface_hub", "transformers", "datasets")
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+_CACHE_VARIABLES = (
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "HF_DATASETS_CACHE",
+    "HF_MODULES_CACHE",
+    "XDG_CACHE_HOME",
+    "HOME",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An item with the folder it lies in, or with the `error` for which the job would not find it."""
+
+    item: Item
+    folder: str = ""
+    num_bytes: int = 0
+    error: str | None = None
+
+
+def prefetch(config: Config, environ: Mapping[str, str], *, verify_only: bool) -> Iterator[Outcome]:
+    """Yield the outcome of each item the config names, as it is known; those that could not be fetched come first.
+
+    Raises ConfigError when a library is missing or the job's caches cannot be named here.
+    """
+    if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
+        raise ConfigError(f"prefetch needs {', '.join(missing)}: install hpc-grpo[train], [cpu] or [gpu] here.")
+    online = _fetching_environment(environ, config.launch)
+    items = {item.key: item for item in items_of(config, Path.cwd())}
+    to_fetch = [] if verify_only else [key for key, item in items.items() if not item.is_local]
+    failed = set[str]()
+    for result in _work("fetch", config, to_fetch, online):
+        if result["error"] is not None:
+            failed.add(result["key"])
+            yield Outcome(items[result["key"]], error=result["error"])
+    # Without the model nothing is verified: a data set's first row is tokenized with it.
+    to_verify = [] if "model.path" in failed else [key for key in items if key not in failed]
+    for result in _work("verify", config, to_verify, {**online, **_OFFLINE}):
+        yield Outcome(items[result.pop("key")], **result)
+
+
+def _fetching_environment(environ: Mapping[str, str], launch: LaunchConfig) -> dict[str, str]:
+    """Return `environ` with the job's cache folders, and with the network on even if the job has none.
+
+    Raises ConfigError for a cache folder that is named by a variable which does not exist here.
+    """
+    caches = {name: expand(value, environ) for name, value in launch.env.items() if name in _CACHE_VARIABLES}
+    for name, value in caches.items():
+        if "$" in value:
+            raise ConfigError(
+                f"launch.env.{name} = {launch.env[name]} cannot be resolved here: it names a variable that is not set "
+                f"on this machine. Export it as it is in the job, or name a folder that all nodes share."
+            )
+    # `hf auth login` in the user's shell wrote there, wherever the job keeps its cache.
+    token = {"HF_TOKEN_PATH": environ.get("HF_TOKEN_PATH") or str(hugging_face.home(environ) / "token")}
+    return {name: value for name, value in {**environ, **caches, **token}.items() if name not in _OFFLINE}
+
+
+def _work(action: str, config: Config, keys: Sequence[str], environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the worker's result for each of `keys`. Raises LaunchError when it dies before the last one."""
+    if not keys:
+        return
+    command = [sys.executable, "-m", "hpc_grpo.preflight.prefetch.worker", action, *keys]
+    num_results = 0
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(environ)
+    ) as worker:
+        assert worker.stdin is not None and worker.stdout is not None
+        worker.stdin.write(to_yaml(config))
+        worker.stdin.close()
+        for line in worker.stdout:
+            num_results += 1
+            yield json.loads(line)
+    if num_results < len(keys):
+        raise LaunchError(f"The process that was to {action} {keys[num_results]} ended with {worker.returncode}.")
