@@ -58,7 +58,9 @@ def resume(run: str, overrides: tuple[str, ...], driver: str) -> None:
     """
     from hpc_grpo.cli.run import submit_run
     from hpc_grpo.launch.freeze import freeze, reconfigured
-    from hpc_grpo.launch.place.slurm.sbatch import attempt_command, render
+    from hpc_grpo.launch.place import job_queue
+    from hpc_grpo.launch.place.base import JobRequest
+    from hpc_grpo.launch.place.slurm.sbatch import attempt_command
     from hpc_grpo.preflight.inputs import refuse_what_fails
     from hpc_grpo.run.lock import refuse_if_held
 
@@ -68,7 +70,8 @@ def resume(run: str, overrides: tuple[str, ...], driver: str) -> None:
     refuse_if_held(run_dir)
     config = reconfigured(run_dir, overrides)
     launch = _asked_next(run_dir, overrides)
-    render(launch, run_dir, attempt_command(run_dir, driver))  # raises ConfigError for options that sbatch cannot take
+    job = JobRequest(run_dir, launch, attempt_command(run_dir, driver))
+    job_queue().render(job)  # raises ConfigError for options that sbatch cannot take
     refuse_what_fails(config.model_copy(update={"launch": launch}))
     if overrides:
         freeze(config, sys.argv, overrides)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch import DEFAULT_DRIVER
+from hpc_grpo.run.contract import DEFAULT_DRIVER
 
 CONFIG = click.argument("config_name", metavar="CONFIG")
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -21,7 +21,7 @@ DRIVER = click.option("--driver", hidden=True, default=DEFAULT_DRIVER, help="Mod
 
 def slurm_time(value: str) -> int:
     """The type of a --time option: a walltime as Slurm's own takes it, in minutes. Raises ConfigError."""
-    from hpc_grpo.launch.place.slurm.jobs import minutes
+    from hpc_grpo.launch.place.slurm.text import minutes
 
     if time_min := minutes(value):
         return time_min

@@ -88,16 +88,19 @@ def submit(
     """
     from hpc_grpo.cli.request import load_request
     from hpc_grpo.launch.freeze import freeze
-    from hpc_grpo.launch.place.slurm import sbatch as slurm
+    from hpc_grpo.launch.place import job_queue
+    from hpc_grpo.launch.place.base import JobRequest
+    from hpc_grpo.launch.place.slurm.sbatch import attempt_command
     from hpc_grpo.preflight.inputs import refuse_what_fails
     from hpc_grpo.run.lock import refuse_if_held
     from hpc_grpo.run.paths import RunDir
 
     request = load_request(config_name, [*sets, *overrides, *slurm_overrides(options)])
     run = RunDir(request.config.run_path)
-    script = slurm.render(request.config.launch, run, slurm.attempt_command(run, driver))
+    job, queue = JobRequest(run, request.config.launch, attempt_command(run, driver)), job_queue()
+    script = queue.render(job)
     if dry_run or test_only:
-        click.echo(slurm.start_estimate(script) if test_only else script + _comments(request), nl=False)
+        click.echo(queue.start_estimate(job) if test_only else script + _comments(request), nl=False)
         return
     os.environ.update(request.exported)
     refuse_if_held(run)

@@ -39,7 +39,7 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
     Without RUN: allocates nodes for interactive use, with modules and set-up lines of --config. There,
     `hpc-grpo train CONFIG` uses all of them; leaving the shell gives them back.
     """
-    from hpc_grpo.launch.place.slurm.interactive import allocation_command, attach_command, become
+    from hpc_grpo.launch.place.slurm.srun import allocation_command, attach_command, become
 
     words = slurm_overrides(options)
     if run_name is None:
@@ -71,6 +71,7 @@ def _running_attempt(run: RunDir) -> AttemptRecord:
     """Raises ConfigError where there is no job to attach to."""
     import time
 
+    from hpc_grpo.launch.place import queue_of
     from hpc_grpo.report.records import read_records
 
     records = read_records(run)
@@ -80,7 +81,7 @@ def _running_attempt(run: RunDir) -> AttemptRecord:
             f"No attempt of run {run.path.name} is running now, so it has no nodes. "
             f"`hpc-grpo status {run.path}` says where it stands."
         )
-    if newest.source != "slurm":
+    if queue_of(newest.source) is None:
         raise ConfigError(f"Run {run.path.name} runs on {newest.nodes[0]} without Slurm: log in there instead.")
     return newest
 

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from hpc_grpo.launch.place.slurm.srun import step_command, step_environment
-from hpc_grpo.launch.place.topology import Topology
+from hpc_grpo.launch.place.base import Place
 from hpc_grpo.launch.supervisor.agent_link import LineReader
 
 _POLL_S = 0.05
@@ -34,11 +33,10 @@ class Reply:
 class AskedNodes:
     """The doctor's processes from start to `close`; a node that once failed to answer is not asked again."""
 
-    def __init__(self, topology: Topology) -> None:
-        self._links = {
-            node: _Link(step_command(topology, index, [sys.executable, "-E", "-m", "hpc_grpo.preflight.node_program"]))
-            for index, node in enumerate(topology.nodes)
-        }
+    def __init__(self, place: Place, nodes: Sequence[str]) -> None:
+        command = [sys.executable, "-E", "-m", "hpc_grpo.preflight.node_program"]
+        environ = place.start_environment(os.environ)
+        self._links = {node: _Link(place.start_command(node, command), environ) for node in nodes}
 
     def ask(self, requests: Mapping[str, dict[str, Any]], deadline_s: float) -> dict[str, Reply]:
         """Send each node its request and wait for all replies; late and dead nodes reply with an error."""
@@ -74,7 +72,7 @@ class AskedNodes:
 class _Link:
     """One process and its pipes."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         self.failed = ""
         self._sent = 0.0
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 as long as the process
@@ -83,7 +81,7 @@ class _Link:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=step_environment(os.environ),
+            env=environ,
             start_new_session=True,
         )
         assert self.process.stdin is not None

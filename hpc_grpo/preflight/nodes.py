@@ -1,7 +1,7 @@
 """Examining nodes: a process on each gathers facts and measures; what comes back is judged here.
 
-Consumes a topology, the context and a folder below run.root; gives the groups "nodes" and "between nodes". Takes less
-than a minute whatever hangs: every question has a deadline, and all of them one together.
+Consumes a place, which nodes, the context and a folder below run.root; gives the groups "nodes" and "between nodes".
+Takes less than a minute whatever hangs: every question has a deadline, and all of them one together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from hpc_grpo.config.resources import engines_per_node, expects_gpus, node_demand, weight_store_bytes
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.agent.protocol import NodeSpec
-from hpc_grpo.launch.place.topology import Topology
+from hpc_grpo.launch.place.base import Place
 from hpc_grpo.plan.model_source import read_model
 from hpc_grpo.preflight import network, node_checks
 from hpc_grpo.preflight.asked_nodes import AskedNodes, Reply
@@ -38,9 +38,9 @@ _CLOSE_S = 3.0
 _PROBE_BYTES = 32 * 2**20
 
 
-def examine(topology: Topology, context: Context, folder: Path) -> list[Group]:
-    """Ask every node of `topology`; `folder` is made for the canary, and removed."""
-    examination = _Examination(topology, context, folder)
+def examine(place: Place, nodes: Sequence[str], context: Context, folder: Path) -> list[Group]:
+    """Ask each of `nodes`; `folder` is made for the canary, and removed."""
+    examination = _Examination(place, nodes, context, folder)
     try:
         return examination.groups()
     finally:
@@ -48,19 +48,17 @@ def examine(topology: Topology, context: Context, folder: Path) -> list[Group]:
 
 
 class _Examination:
-    def __init__(self, topology: Topology, context: Context, folder: Path) -> None:
-        self._topology, self._context, self._folder = topology, context, folder
+    def __init__(self, place: Place, nodes: Sequence[str], context: Context, folder: Path) -> None:
+        self._place, self._names, self._context, self._folder = place, nodes, context, folder
         self._deadline = time.monotonic() + _WHOLE_S
-        self._nodes = AskedNodes(topology)
+        self._nodes = AskedNodes(place, nodes)
 
     def groups(self) -> list[Group]:
-        replies = self._ask({node: self._facts_request(node) for node in self._topology.nodes}, _FACTS_S)
+        replies = self._ask({node: self._facts_request(node) for node in self._names}, _FACTS_S)
         facts = [facts_from(reply.value) for reply in replies.values() if not reply.error]
         findings = [_answered(replies)]
         if facts:
-            findings += node_checks.node_findings(
-                facts, needs_of(self._context, is_job=self._topology.source == "slurm")
-            )
+            findings += node_checks.node_findings(facts, needs_of(self._context, is_job=self._place.queue is not None))
         return [Group(NODES, tuple(findings)), Group(BETWEEN, tuple(self._between(facts)))]
 
     def close(self) -> None:
@@ -68,7 +66,7 @@ class _Examination:
         remove_own_folder(self._folder)
 
     def _between(self, facts: Sequence[NodeFacts]) -> list[Finding]:
-        if len(self._topology.nodes) == 1:
+        if len(self._names) == 1:
             rest = self._measured(facts) if facts and facts[0].gpus else [skipped("gloo", "one node")]
             return [*(skipped(check, "one node") for check in ("canary", "clocks", "versions")), *rest]
         if len(facts) < 2:
@@ -124,7 +122,7 @@ class _Examination:
         launch = self._context.launch
         spec = NodeSpec(
             node=node,
-            tag=f"{self._topology.job_id}-d-{self._topology.nodes.index(node)}",
+            tag=f"{self._place.allocation().job_id}-d-{self._names.index(node)}",
             head_address="",
             token_path="",
             log_dir="",
@@ -141,7 +139,7 @@ class _Examination:
     def _is_alone(self) -> bool:
         """Whether the run, too, would have one node: its Ray listens on loopback then."""
         one_job_node = self._context.launch.slurm.num_nodes == 1
-        return len(self._topology.nodes) == 1 and (one_job_node or self._topology.source == "local")
+        return len(self._names) == 1 and (one_job_node or self._place.queue is None)
 
     def _measure_request(self, rank: int, facts: Sequence[NodeFacts], left_s: float) -> dict[str, Any]:
         head, launch = facts[0], self._context.launch

@@ -6,10 +6,10 @@ import getpass
 from dataclasses import dataclass, replace
 
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.launch.place.slurm.jobs import minutes
 from hpc_grpo.launch.place.slurm.partition import SHOW_PARTITIONS, chosen_partition, parse_partitions
-from hpc_grpo.preflight.asking import Answer, ask
+from hpc_grpo.launch.place.slurm.text import minutes
 from hpc_grpo.preflight.findings import Finding, failure, ok, skipped, warning
+from hpc_grpo.system.commands import Answer, ask
 
 
 @dataclass(frozen=True)

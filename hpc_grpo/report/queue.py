@@ -9,6 +9,7 @@ from typing import Any
 
 from hpc_grpo.config import LaunchConfig, load_launch
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.place import queue_of
 from hpc_grpo.launch.place.slurm.jobs import WAITING_STATES
 from hpc_grpo.launch.place.slurm.queue import QueueAnswer, QueuedJob, ask, cache_path
 from hpc_grpo.report.records import RunRecords
@@ -28,8 +29,9 @@ def ask_about(runs: Sequence[RunRecords]) -> QueueAnswer:
 def jobs_of(records: RunRecords) -> list[str]:
     """The jobs of a run that may still be there: of the attempt that has not ended, and those that wait."""
     found = []
-    if records.newest is not None and records.newest.exit_kind == "running" and records.newest.source == "slurm":
-        found.append(records.newest.job_id)
+    newest = records.newest
+    if newest is not None and newest.exit_kind == "running" and queue_of(newest.source) is not None:
+        found.append(newest.job_id)
     if records.waiting_job:
         found.append(records.waiting_job)
     if (link := records.unstarted_link) is not None and link.job_id not in found:

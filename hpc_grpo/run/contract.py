@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+DEFAULT_DRIVER = "hpc_grpo.driver.main"
+"""The driver's module: the supervisor runs it with the run directory as its argument."""
+
 RAY_ADDRESS_FILE_VARIABLE = "HPC_GRPO_RAY_ADDRESS_FILE"
 """A file that the supervisor writes once every node is in Ray."""
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hpc_grpo.launch import DEFAULT_DRIVER
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.chain import read_chain
+from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir

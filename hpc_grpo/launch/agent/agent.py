@@ -24,7 +24,7 @@ from hpc_grpo.launch.agent import ray_command as ray_cluster
 from hpc_grpo.launch.agent.folders import OwnedDir, shm_dir_path, sweep
 from hpc_grpo.launch.agent.network import choose_ports, node_address
 from hpc_grpo.launch.agent.protocol import STACKS_REQUEST, NodeReport, NodeSpec, spec_from_line
-from hpc_grpo.launch.place.topology import node_resources
+from hpc_grpo.launch.place import find_place
 from hpc_grpo.run.stacks import STACKS_SIGNAL
 from hpc_grpo.system.processes import adopt_orphans, catches, descendants, die_with_parent, end_processes, reap_adopted
 from hpc_grpo.system.say import not_worth_the_run, say
@@ -128,7 +128,7 @@ class NodeAgent:
         """Start Ray and report it up; None once it is, else the exit code it ended with."""
         spec = self._spec
         interface, ip = node_address(spec)
-        resources = node_resources()
+        resources = find_place().node_resources()
         ports = choose_ports(spec.tag, resources.num_cpus, skip_ports)
         own_dir, shm_dir = self._own_dirs()
         temp_dir = own_dir / ray_cluster.TEMP_DIR_NAME

@@ -16,7 +16,7 @@ from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.agent.network import RayPorts, network_of
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.environment.rules import check_resolved, expand, filtered
-from hpc_grpo.launch.place.topology import NodeResources
+from hpc_grpo.launch.place.base import NodeResources
 from hpc_grpo.run.contract import SHM_DIR_VARIABLE
 
 STARTED_LINE = "Ray runtime started."

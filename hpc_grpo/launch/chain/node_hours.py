@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from hpc_grpo.config import LaunchConfig, SlurmConfig
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.place import queue_of
 from hpc_grpo.run.attempt import AttemptRecord
 
 
@@ -20,7 +21,7 @@ def node_hours_used(attempts: Sequence[AttemptRecord], now: float) -> float:
 
     One that was killed without a word counts until the next began, or its allocation ended: never too little.
     """
-    jobs = [attempt for attempt in attempts if attempt.source == "slurm"]
+    jobs = [attempt for attempt in attempts if queue_of(attempt.source) is not None]
     latest = [*(following.started_at for _, following in pairwise(jobs)), now]
     seconds = (
         len(job.nodes) * max(0.0, _end(job, end) - job.started_at) for job, end in zip(jobs, latest, strict=False)

@@ -1,4 +1,4 @@
-"""The supervisor's end of one node agent: start it (through srun on Slurm), feed its lease, read its reports."""
+"""The supervisor's end of one node agent: start it as its place does, feed its lease, read its reports."""
 
 from __future__ import annotations
 
@@ -13,13 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from hpc_grpo.launch.agent.protocol import STACKS_REQUEST, NodeReport, NodeSpec, report_from_line
-from hpc_grpo.launch.place.slurm.srun import step_command, step_environment
-from hpc_grpo.launch.place.topology import Topology
-
-
-def tells_node_failure(why: str) -> bool:
-    """Whether srun's last words say that the node itself is gone."""
-    return "node failure" in why.lower()
+from hpc_grpo.launch.place.base import Place
 
 
 class LineReader:
@@ -51,8 +45,9 @@ class NodeLink:
     All but `heartbeat` is for the main thread.
     """
 
-    def __init__(self, topology: Topology, index: int, log_dir: Path) -> None:
-        self.node = topology.nodes[index]
+    def __init__(self, place: Place, node: str, log_dir: Path) -> None:
+        self._place = place
+        self.node = node
         self.log_dir = log_dir
         self.up: NodeReport | None = None
         self.failure = ""
@@ -63,11 +58,11 @@ class NodeLink:
         command = [sys.executable, "-E", "-m", "hpc_grpo.launch.agent.agent"]
         with self.agent_log.open("ab") as log:
             self.process = subprocess.Popen(
-                step_command(topology, index, command),
+                place.start_command(node, command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=step_environment(os.environ),
+                env=place.start_environment(os.environ),
                 start_new_session=True,  # Ctrl+C is for the supervisor, which ends nodes in order
             )
         assert self.process.stdin is not None
@@ -133,7 +128,7 @@ class NodeLink:
 
     def node_answers(self) -> bool:
         """After `wait`: whether the node is there still. Its agent may have been killed, for want of memory say."""
-        return self.gone is not None or not (self._was_killed or tells_node_failure(self.why_ended()))
+        return self.gone is not None or not (self._was_killed or self._place.is_node_failure(self.why_ended()))
 
     def wait(self, deadline: float) -> bool:
         """Wait until the agent is gone or `deadline` (monotonic); kills its step after that. False if killed."""

@@ -12,9 +12,9 @@ from hpc_grpo.config import LaunchConfig, load_resolved
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchError
 from hpc_grpo.launch.chain.link import ChainLink
 from hpc_grpo.launch.freeze import working_dir
+from hpc_grpo.launch.place import find_place
+from hpc_grpo.launch.place.base import Allocation, Place
 from hpc_grpo.launch.place.slurm.sbatch import job_python
-from hpc_grpo.launch.place.slurm.srun import step_command, step_environment
-from hpc_grpo.launch.place.topology import Topology, detect
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.lock import LockOwner, RunLock, clear, left_behind
@@ -40,17 +40,18 @@ def run_attempt(run: RunDir, driver: str, role: JobRole) -> int:
     `driver` is a module or a .py file; it is run with the run directory as its argument.
     """
     config = load_resolved(run.config)
-    topology = _patiently_detected() if role.is_link else detect()
-    is_link = role.is_link and topology.source == "slurm"
-    if run.is_complete() and not is_link:  # a link also has to say that its chain is over
+    place = find_place()
+    allocation = _patiently_allocated(place) if role.is_link else place.allocation()
+    queue = place.queue if role.is_link else None
+    if run.is_complete() and queue is None:  # a link also has to say that its chain is over
         say(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
         return EXIT_COMPLETE
-    if topology.this_node != topology.head:
-        _move_to_head(step_command(topology, 0, _again(config.launch, run, driver, role)))
+    if allocation.this_node != allocation.head:
+        _move_to_head(place, _again(config.launch, run, driver, role))
     command = [*_driver_command(driver), str(run.path)]
-    if not is_link:
-        return _supervise(Supervisor(run, config, topology, command, working_dir(run)), run, topology, None)
-    link = ChainLink(run, config, topology.job_id, role.successor_of, driver)
+    if queue is None:
+        return _supervise(Supervisor(run, config, place, command, working_dir(run)), run, None)
+    link = ChainLink(run, config, allocation.job_id, role.successor_of, driver)
     decision = link.decide()
     if role.successor_of or not decision.goes_on:
         say(decision.why)
@@ -61,18 +62,18 @@ def run_attempt(run: RunDir, driver: str, role: JobRole) -> int:
     link.tell()
     if not decision.goes_on:
         return EXIT_COMPLETE if run.is_complete() else EXIT_CRASH if decision.gave_up else EXIT_RESUMABLE
-    return _supervise(Supervisor(run, config, topology, command, working_dir(run)), run, topology, link)
+    return _supervise(Supervisor(run, config, place, command, working_dir(run)), run, link)
 
 
-def _patiently_detected() -> Topology:
-    """As `detect`, asking a Slurm that does not answer again: a link that ends here would end its chain."""
+def _patiently_allocated(place: Place) -> Allocation:
+    """Return the allocation, asking a place that does not answer again: a link that ends here would end its chain."""
     for pause_s in _ASK_AGAIN_S:
         try:
-            return detect()
+            return place.allocation()
         except LaunchError as error:
             say(f"{error} Asking again in {pause_s:.0f} s.")
             time.sleep(pause_s)
-    return detect()
+    return place.allocation()
 
 
 def _close_record(run: RunDir, left: LockOwner) -> None:
@@ -83,8 +84,8 @@ def _close_record(run: RunDir, left: LockOwner) -> None:
             record.save(run.attempt(record.attempt, record.job_id))
 
 
-def _supervise(supervisor: Supervisor, run: RunDir, topology: Topology, link: ChainLink | None) -> int:
-    hold = RunLock.take(run, topology.job_id, supervisor.record.attempt, before=link.before if link else None)
+def _supervise(supervisor: Supervisor, run: RunDir, link: ChainLink | None) -> int:
+    hold = RunLock.take(run, supervisor.record.job_id, supervisor.record.attempt, before=link.before if link else None)
     # The warning may come after the driver's end, while the link looks after its successor.
     with outliving_the_warning(), ExitStack() as at_the_end:
         if link is None:
@@ -107,6 +108,7 @@ def _again(launch: LaunchConfig, run: RunDir, driver: str, role: JobRole) -> lis
     return [job_python(launch), "-E", "-m", "hpc_grpo.cli", *words, "--successor-of", role.successor_of]
 
 
-def _move_to_head(command: list[str]) -> None:
-    """Become a step on the head node: salloc leaves its shell on the login node."""
-    os.execvpe(command[0], command, step_environment(os.environ))
+def _move_to_head(place: Place, command: list[str]) -> None:
+    """Become a process of the head node: salloc leaves its shell on the login node."""
+    command = place.start_command(place.allocation().head, command)
+    os.execvpe(command[0], command, place.start_environment(os.environ))

@@ -1,6 +1,6 @@
 """The nodes that an attempt trains on: all it was given at first, then those that are left of them.
 
-Consumes the topology of the allocation; produces `nodes`, with Ray across them, and after a loss the next one, on the
+Consumes the place's allocation; produces `nodes`, with Ray across them, and after a loss the next one, on the
 nodes that still answer.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.launch.place.topology import Topology
+from hpc_grpo.launch.place.base import Place
 from hpc_grpo.launch.supervisor.driver_process import contract_environment
 from hpc_grpo.launch.supervisor.nodes import Nodes
 from hpc_grpo.run.paths import RunDir
@@ -19,14 +19,15 @@ _TEARDOWN_DEADLINE_S = 30.0
 
 
 class Formation:
-    """`topology` are the nodes of now; `ray_address_file` is where the driver waits for the address of their Ray."""
+    """`allocation` are the nodes of now; `ray_address_file` is where the driver waits for the address of their Ray."""
 
-    def __init__(self, run: RunDir, launch: LaunchConfig, topology: Topology, attempt: int, working_dir: Path) -> None:
+    def __init__(self, run: RunDir, launch: LaunchConfig, place: Place, attempt: int, working_dir: Path) -> None:
         self._run, self._launch, self._attempt, self._working_dir = run, launch, attempt, working_dir
-        self._dir = run.attempt(attempt, topology.job_id)
-        self._least = launch.slurm.min_nodes or len(topology.nodes)
+        self._place = place
+        self.allocation = place.allocation()
+        self._dir = run.attempt(attempt, self.allocation.job_id)
+        self._least = launch.slurm.min_nodes or len(self.allocation.nodes)
         self._number = 0
-        self.topology = topology
         self.ray_address_file = self._dir / "ray_address"
         self.nodes = self._make_nodes()
 
@@ -38,25 +39,26 @@ class Formation:
         """End every agent and start anew on the nodes that still answer; False when they are too few."""
         self.nodes.tear_down(_TEARDOWN_DEADLINE_S)
         left = self.nodes.answering()
-        if len(left) < self._least or self.topology.head not in left:
+        if len(left) < self._least or self.allocation.head not in left:
             return False
         self._number += 1
         self.ray_address_file.unlink(missing_ok=True)
-        self.topology = self.topology.only(left)
+        self.allocation = self.allocation.only(left)
         self.nodes = self._make_nodes()
         self.nodes.start()
         return True
 
     def _make_nodes(self) -> Nodes:
-        topology, tag = self.topology, f"{self.topology.job_id}-{self._attempt}"
+        allocation, tag = self.allocation, f"{self.allocation.job_id}-{self._attempt}"
         return Nodes(
-            topology,
+            self._place,
+            allocation,
             self._launch,
             self._run.secret,
             self._dir,
             tag=f"{tag}-{self._number}" if self._number else tag,
             working_dir=self._working_dir,
             contract=contract_environment(
-                self._attempt, self._dir, self.ray_address_file, len(topology.nodes), topology.ends_at
+                self._attempt, self._dir, self.ray_address_file, len(allocation.nodes), allocation.ends_at
             ),
         )

@@ -1,6 +1,6 @@
 """The nodes of one attempt as the supervisor holds them: an agent on each, and Ray across all of them.
 
-Consumes the topology and the config; produces a Ray whose every node and GPU has joined. Never waits: `advance`
+Consumes an allocation and the config; produces a Ray whose every node and GPU has joined. Never waits: `advance`
 takes in what has happened and does the next step whose time has come, so that one loop can serve driver and nodes.
 Only heartbeats have a thread of their own.
 """
@@ -19,7 +19,7 @@ from hpc_grpo.launch.agent.folders import shm_dir_path
 from hpc_grpo.launch.agent.network import node_address
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.agent.ray_command import ray_environment
-from hpc_grpo.launch.place.topology import Topology
+from hpc_grpo.launch.place.base import Allocation, Place
 from hpc_grpo.launch.supervisor.agent_link import NodeLink
 from hpc_grpo.launch.supervisor.bringup import RayWatch
 from hpc_grpo.launch.supervisor.heartbeats import Heartbeats
@@ -31,7 +31,8 @@ class Nodes:
 
     def __init__(
         self,
-        topology: Topology,
+        place: Place,
+        allocation: Allocation,
         launch: LaunchConfig,
         token_path: Path,
         attempt_dir: Path,
@@ -41,7 +42,7 @@ class Nodes:
         contract: Mapping[str, str],
     ) -> None:
         """`tag` names the attempt on its nodes; `contract` are the variables that training is told."""
-        self._topology, self._launch = topology, launch
+        self._place, self._allocation, self._launch = place, allocation, launch
         self._token_path, self._dir = token_path, attempt_dir
         self._tag, self._working_dir, self._contract = tag, working_dir, dict(contract)
         self._links: list[NodeLink] = []
@@ -57,8 +58,8 @@ class Nodes:
         """Start an agent on every node; the head's Ray comes first."""
         self._begun = time.monotonic()
         _make_token(self._token_path)
-        for index, node in enumerate(self._topology.nodes):
-            self._links.append(NodeLink(self._topology, index, self._dir / "nodes" / node))
+        for node in self._allocation.nodes:
+            self._links.append(NodeLink(self._place, node, self._dir / "nodes" / node))
         self._links[0].send_spec(self._spec(0, ""))
         self._heartbeats = Heartbeats(self._links)
 
@@ -87,7 +88,7 @@ class Nodes:
         limit_s = self._launch.bringup_deadline_s
         if time.monotonic() - self._begun > limit_s:
             reports = {link.node: link.up for link in self._links}
-            missing = self._watch.missing(reports) if self._watch else [self._topology.head]
+            missing = self._watch.missing(reports) if self._watch else [self._allocation.head]
             raise NodesUnavailableError(
                 f"After {limit_s:.0f} s not in Ray: {', '.join(missing)}. Their logs are in {self._dir / 'nodes'}; "
                 f"launch.bringup_deadline_s gives more time.",
@@ -105,7 +106,7 @@ class Nodes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return self._topology.nodes
+        return self._allocation.nodes
 
     def answering(self) -> list[str]:
         """After `tear_down`: the nodes on which another agent could be started."""
@@ -147,7 +148,7 @@ class Nodes:
         return round(time.monotonic() - self._begun, 2)
 
     def _spec(self, index: int, head_address: str) -> NodeSpec:
-        launch, node = self._launch, self._topology.nodes[index]
+        launch, node = self._launch, self._allocation.nodes[index]
         return NodeSpec(
             node=node,
             tag=f"{self._tag}-{index}",  # some nodes share their /tmp
@@ -156,13 +157,13 @@ class Nodes:
             log_dir=str(self._dir / "nodes" / node),
             working_dir=str(self._working_dir),
             interface=launch.interface,
-            loopback=len(self._topology.nodes) == 1,
+            loopback=len(self._allocation.nodes) == 1,
             local_dir=launch.local_dir,
             object_store_gib=launch.object_store_gib,
             env=launch.env,
             pass_env=launch.pass_env,
             contract_env=self._contract,
-            nodes=list(self._topology.nodes),
+            nodes=list(self._allocation.nodes),
         )
 
 

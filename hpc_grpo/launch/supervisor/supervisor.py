@@ -1,6 +1,6 @@
 """The supervisor: owns one attempt from the first process to the last.
 
-Consumes a frozen run directory and a `Topology`; has Ray brought up on the nodes, runs the driver, again where it
+Consumes a frozen run directory and a `Place`; has Ray brought up on the nodes, runs the driver, again where it
 crashed and that may help, tears down what it started, and records the attempt. Waits in one place, `_turn`, on
 everything at once: nodes, the driver's output, signals. Runs in the main thread only, because the kernel ties a
 child's parent-death signal to the thread that started it. Where the run directory stalls it waits for that too; only
@@ -26,8 +26,7 @@ from hpc_grpo.errors import (
     LaunchError,
     NodesUnavailableError,
 )
-from hpc_grpo.launch.place.topology import Topology
-from hpc_grpo.launch.supervisor.agent_link import tells_node_failure
+from hpc_grpo.launch.place.base import Place
 from hpc_grpo.launch.supervisor.driver_process import Driver
 from hpc_grpo.launch.supervisor.formation import Formation
 from hpc_grpo.launch.supervisor.last_error import last_error_in_a_line
@@ -57,13 +56,15 @@ take as long as it needs; a second signal ends it at once."""
 
 class Supervisor:
     def __init__(
-        self, run: RunDir, config: Config, topology: Topology, driver_command: Sequence[str], working_dir: Path
+        self, run: RunDir, config: Config, place: Place, driver_command: Sequence[str], working_dir: Path
     ) -> None:
         self._run, self._driver_command, self._working_dir = run, driver_command, working_dir
-        self._max_stalled_restarts = config.launch.max_stalled_restarts if topology.source == "slurm" else 0
+        self._place = place
+        self._max_stalled_restarts = 0 if place.is_attended else config.launch.max_stalled_restarts
         number = run.next_attempt_number()
-        self._dir = run.attempt(number, topology.job_id)
-        self._formation = Formation(run, config.launch, topology, number, working_dir)
+        allocation = place.allocation()
+        self._dir = run.attempt(number, allocation.job_id)
+        self._formation = Formation(run, config.launch, place, number, working_dir)
         self._driver: Driver | None = None
         self._next_look = 0.0
         self._stop_at: float | None = None
@@ -71,11 +72,11 @@ class Supervisor:
         """Called about every second, from the driver's start to its end."""
         self.record = AttemptRecord(
             attempt=number,
-            job_id=topology.job_id,
-            source=topology.source,
-            nodes=list(topology.nodes),
+            job_id=allocation.job_id,
+            source=place.name,
+            nodes=list(allocation.nodes),
             started_at=time.time(),
-            ends_at=topology.ends_at,
+            ends_at=allocation.ends_at,
             supervisor_pid=os.getpid(),
             first_step=newest_step(run),
         )
@@ -87,7 +88,7 @@ class Supervisor:
     @property
     def _lost(self) -> dict[str, str]:
         """Of the present nodes those that are gone -> why."""
-        return {node: why for node, why in self.record.lost_nodes.items() if node in self._formation.topology.nodes}
+        return {node: why for node, why in self.record.lost_nodes.items() if node in self._formation.allocation.nodes}
 
     def run(self) -> int:
         """Run one attempt; returns the exit code to end with. Raises HpcGrpoError if Ray did not come up."""
@@ -163,7 +164,7 @@ class Supervisor:
         if not is_formed:
             return False
         self.record.ray_address = ""
-        say(f"Bringing Ray up again on {', '.join(self._formation.topology.nodes)}.")
+        say(f"Bringing Ray up again on {', '.join(self._formation.allocation.nodes)}.")
         return True
 
     def _judge(self, nodes: Nodes) -> None:
@@ -219,14 +220,14 @@ class Supervisor:
         self.record.ray_address, self.record.num_gpus = self._nodes.ray_address, self._nodes.num_gpus
         self.record.save(self._dir)
         write_atomic(self._formation.ray_address_file, self._nodes.ray_address)
-        nodes, gpus = _count(len(self._formation.topology.nodes), "node"), _count(self._nodes.num_gpus, "GPU")
+        nodes, gpus = _count(len(self._formation.allocation.nodes), "node"), _count(self._nodes.num_gpus, "GPU")
         say(f"Ray ready on {nodes}, {gpus} ({self._nodes.phases_s['ray']:.1f} s)")
 
     def _note_lost_nodes(self) -> None:
         """Record nodes whose Ray is gone. Learners are there on all, so the driver cannot go on and is ended."""
         for node, why in self._nodes.lost().items():
             # Of a job that is cancelled all nodes end; of one that Slurm ends for a lost node, this one came first.
-            if node in self.record.lost_nodes or (self.record.signalled and not tells_node_failure(why)):
+            if node in self.record.lost_nodes or (self.record.signalled and not self._place.is_node_failure(why)):
                 continue
             self.record.lost_nodes[node] = why
             self.record.save(self._dir)

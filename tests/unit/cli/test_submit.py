@@ -17,6 +17,7 @@ from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.errors import EXIT_CONFIG
 from hpc_grpo.launch.chain import submit as handing_in
 from hpc_grpo.launch.freeze import freeze
+from hpc_grpo.launch.place.base import JobRequest
 from hpc_grpo.launch.place.slurm import partition
 from hpc_grpo.launch.place.slurm.sbatch import attempt_command, render
 from hpc_grpo.preflight import inputs as preflight
@@ -307,7 +308,7 @@ def dry_run(*words: str) -> tuple[str, str]:
     assert result.exit_code == 0, result.stderr
     request = load_request("local/debug", [word for word in words if "=" in word])
     run = RunDir(request.config.run_path)
-    script = render(request.config.launch, run, attempt_command(run))
+    script = render(JobRequest(run, request.config.launch, attempt_command(run)))
     assert result.stdout.startswith(script)
     below = result.stdout.removeprefix(script)
     assert all(line == "" or line.startswith("#") for line in below.splitlines())

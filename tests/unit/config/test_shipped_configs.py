@@ -8,6 +8,7 @@ import yaml
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.config.load import CONFIGS_DIR
+from hpc_grpo.launch.place.base import JobRequest
 from hpc_grpo.launch.place.slurm.sbatch import attempt_command, render
 from hpc_grpo.preflight.inputs import refuse_too_few_gpus
 from hpc_grpo.run.paths import RunDir
@@ -20,7 +21,7 @@ RUNS = sorted({*CONFIGS_DIR.rglob("*.yaml"), *CONFIGS_DIR.rglob("*.sh")} - {*SIT
 def test_it_loads_and_gives_a_job_script(path: Path) -> None:
     config = load_request(str(path), []).config
     run = RunDir(config.run_path)
-    script = render(config.launch, run, attempt_command(run))
+    script = render(JobRequest(run, config.launch, attempt_command(run)))
     assert script.startswith("#!/bin/bash\n")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,24 +12,24 @@ import pytest
 from hpc_grpo.config import LaunchConfig, load_config
 from hpc_grpo.launch.agent.network import choose_ports
 from hpc_grpo.launch.agent.protocol import NodeSpec
-from hpc_grpo.launch.place.topology import Topology
-from hpc_grpo.preflight import asked_nodes
 from hpc_grpo.preflight.asked_nodes import AskedNodes
-from hpc_grpo.preflight.asking import ask
 from hpc_grpo.preflight.findings import Context
 from hpc_grpo.preflight.folders import own_folder
 from hpc_grpo.preflight.network import Measured, gloo
 from hpc_grpo.preflight.node_facts import facts_from, gather
 from hpc_grpo.preflight.nodes import examine, needs_of
 from hpc_grpo.preflight.torch_probe import ProbeSpec
+from hpc_grpo.system.commands import ask
+from tests.support.places import FakePlace, allocation
 
-TWO = Topology("local", "local1", ("n1", "n2"), (1, 1), "n1")
+TWO = ("n1", "n2")
+PLACE = FakePlace(allocation(*TWO), queue=None)
 SPEC = NodeSpec("n1", "t", "", "", "", "", None, True, None, 1.0)
 
 
 @pytest.fixture
 def nodes() -> Iterator[AskedNodes]:
-    asked = AskedNodes(TWO)
+    asked = AskedNodes(PLACE, TWO)
     yield asked
     asked.close(5.0)
 
@@ -64,20 +64,17 @@ def test_a_node_that_does_not_answer_is_not_waited_for_twice(nodes: AskedNodes) 
     nodes.close(0.1)
 
 
-def test_a_step_that_dies_says_what_it_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_dies_says_what_it_printed() -> None:
     command = ["bash", "-c", "echo 'srun: error: no such node' >&2; exit 3"]
-    monkeypatch.setattr(asked_nodes, "step_command", lambda *_: command)
-    asked = AskedNodes(TWO)
-    replies = asked.ask({node: {"ask": "clock"} for node in TWO.nodes}, 60.0)
+    asked = AskedNodes(replace(PLACE, wrap=lambda *_: command), TWO)
+    replies = asked.ask({node: {"ask": "clock"} for node in TWO}, 60.0)
     asked.close(5.0)
     assert {reply.error for reply in replies.values()} == {"it ended with 3: srun: error: no such node"}
 
 
-def test_dead_nodes_are_findings_and_what_is_between_them_is_skipped(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(asked_nodes, "step_command", lambda *_: ["false"])
-    groups = examine(TWO, Context(None, LaunchConfig(), {}), own_folder(tmp_path))
+def test_dead_nodes_are_findings_and_what_is_between_them_is_skipped(tmp_path: Path) -> None:
+    place = replace(PLACE, wrap=lambda *_: ["false"])
+    groups = examine(place, TWO, Context(None, LaunchConfig(), {}), own_folder(tmp_path))
     (answers,) = groups[0].findings
     assert (answers.check, answers.status) == ("answers", "failure")
     assert answers.fix
@@ -96,7 +93,7 @@ def test_gloo_is_measured_between_two_processes(nodes: AskedNodes) -> None:
             "env": {},
             "pass_env": [],
         }
-        for rank, node in enumerate(TWO.nodes)
+        for rank, node in enumerate(TWO)
     }
     measured = {node: Measured(**reply.value) for node, reply in nodes.ask(requests, 90.0).items()}
     assert [found.error for found in measured.values()] == ["", ""]

@@ -8,7 +8,7 @@ import pytest
 
 from hpc_grpo.config import LaunchConfig, SlurmConfig
 from hpc_grpo.preflight import scheduler
-from hpc_grpo.preflight.asking import Answer
+from hpc_grpo.system.commands import Answer
 
 _REST = "DefaultTime=NONE Hidden=NO MaxNodes=UNLIMITED OverTimeLimit=NONE SelectTypeParameters=NONE JobDefaults=(null)"
 PARTITIONS = Answer(

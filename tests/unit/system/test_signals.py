@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hpc_grpo.launch.place.topology import Topology
 from hpc_grpo.launch.supervisor import attempt
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.signals import Signals, outliving_the_warning
@@ -41,10 +40,9 @@ def test_a_warning_while_a_link_ends_does_not_keep_it_from_its_successor(tmp_pat
             assert signals.pending == [signal.SIGUSR1]
         return 75
 
-    supervisor: Any = SimpleNamespace(run=run, record=SimpleNamespace(attempt=1))
-    topology = Topology(source="slurm", job_id="7", nodes=("nid001",), num_cpus=(4,), this_node="nid001")
+    supervisor: Any = SimpleNamespace(run=run, record=SimpleNamespace(attempt=1, job_id="7"))
     link: Any = Link()
-    assert attempt._supervise(supervisor, RunDir(tmp_path), topology, link) == 75
+    assert attempt._supervise(supervisor, RunDir(tmp_path), link) == 75
     assert finished == [1, "told"]
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_grpo.config import SlurmConfig
 from hpc_grpo.errors import ConfigError, LaunchError
-from hpc_grpo.launch.place.slurm.jobs import minutes, output_of
+from hpc_grpo.launch.place.slurm.text import fields, granted, minutes, output_of
 
 SHOW_PARTITIONS = ("scontrol", "--all", "show", "partition", "--oneliner")
 _DEADLINE_S = 10.0
@@ -39,8 +38,8 @@ class Partition:
     @property
     def gpus_per_node(self) -> int | None:
         """GPUs of its nodes on average, rounded up; None where Slurm does not account for them."""
-        total = re.search(r"gres/gpu=(\d+)", self.fields.get("TRES", ""))
-        return -(-int(total[1]) // max(1, self.num_nodes)) if total else None
+        total = granted(self.fields.get("TRES", ""), "gres/gpu")
+        return -(-int(total) // max(1, self.num_nodes)) if total else None
 
     @property
     def max_minutes(self) -> int | None:
@@ -59,9 +58,8 @@ def parse_partitions(text: str) -> list[Partition]:
     >>> [(p.name, p.max_minutes) for p in parse_partitions("PartitionName=workq MaxTime=1-00:00:00 State=UP")]
     [('workq', 1440)]
     """
-    records = re.split(r"\n(?=PartitionName=)", text.strip())
-    found = (dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", record)) for record in records)
-    return [Partition(fields["PartitionName"], fields) for fields in found if "PartitionName" in fields]
+    found = (fields(line) for line in text.splitlines())
+    return [Partition(one["PartitionName"], one) for one in found if "PartitionName" in one]
 
 
 def chosen_partition(slurm: SlurmConfig, partitions: Sequence[Partition]) -> Partition | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.place.slurm.jobs import output_of
+from hpc_grpo.launch.place.slurm.text import output_of, unix_time
 from hpc_grpo.run.files import write_json_atomic
 
 _UNKNOWN_JOB = "Invalid job id"
@@ -90,14 +90,7 @@ def _query(job_ids: Sequence[str]) -> QueueAnswer:
 
 def _parse(line: str) -> QueuedJob:
     job_id, state, start, reason = line.strip().split("|", 3)
-    return QueuedJob(job_id, state, "" if reason == "None" else reason, _unix_time(start))
-
-
-def _unix_time(text: str) -> float | None:
-    try:
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:  # N/A
-        return None
+    return QueuedJob(job_id, state, "" if reason == "None" else reason, unix_time(start))
 
 
 def _read(cache: Path) -> QueueAnswer | None:

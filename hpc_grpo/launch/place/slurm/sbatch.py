@@ -8,38 +8,35 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
 from hpc_grpo.config import LaunchConfig, SlurmConfig
 from hpc_grpo.errors import ConfigError, LaunchError
-from hpc_grpo.launch import DEFAULT_DRIVER
-from hpc_grpo.launch.place.slurm.srun import submission_environment
-from hpc_grpo.run.contract import WARNING_BEFORE_END_S
+from hpc_grpo.launch.place.base import JobRequest
+from hpc_grpo.run.contract import DEFAULT_DRIVER, WARNING_BEFORE_END_S
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.commands import ask
 
-_SBATCH_TIMEOUT_S = 60.0
 
-
-def render(launch: LaunchConfig, run: RunDir, command: str) -> str:
-    """The job script of a run that ends with `hpc-grpo COMMAND`.
+def render(request: JobRequest) -> str:
+    """Return the job script, which ends with `hpc-grpo COMMAND`.
 
     Raises ConfigError for options that submitit or the schema owns, and where the job would have no Ray.
     """
     from submitit.slurm.slurm import _make_sbatch_string
 
     script: str = _make_sbatch_string(
-        command=_last_line(launch, command), folder=run.slurm_logs, **parameters(launch, run)
+        command=_last_line(request), folder=request.run.slurm_logs, **parameters(request.launch, request.run)
     )
     return script
 
 
 def parameters(launch: LaunchConfig, run: RunDir) -> dict[str, Any]:
-    """submitit's parameters for a run."""
+    """Return submitit's parameters for a job of a run."""
     slurm = launch.slurm
     extra = extra_options(slurm)
     wanted: dict[str, Any] = {
@@ -118,43 +115,38 @@ def job_python(launch: LaunchConfig) -> str:
     return sys.executable
 
 
-def _last_line(launch: LaunchConfig, command: str, *, keep_shell: bool = False) -> str:
+def _last_line(request: JobRequest) -> str:
     # -E: a PYTHONPATH of the submitting shell or of a module reaches neither training nor what starts it
-    line = f"{shlex.quote(job_python(launch))} -E -u -m hpc_grpo.cli {command}"
+    line = f"{shlex.quote(job_python(request.launch))} -E -u -m hpc_grpo.cli {request.command}"
     # exec: Slurm signals the batch shell, and a shell would pass nothing on
-    return line if keep_shell else f"exec {line}"
+    return line if request.keeps_shell else f"exec {line}"
 
 
-def submit(
-    launch: LaunchConfig,
-    run: RunDir,
-    command: str,
-    *,
-    after: str | None = None,
-    hold: bool = False,
-    keep_shell: bool = False,
-) -> str:
-    """Hand `hpc-grpo COMMAND` to sbatch and return the job id; `after` is a job that must have ended, however it did.
+def submit(launch: LaunchConfig, run: RunDir, command: str, *, after: str | None = None, hold: bool = False) -> str:
+    """Until launch/chain asks a JobQueue."""
+    return submit_job(JobRequest(run, launch, command, after or "", hold))
 
-    With `hold` the job waits until it is released. With `keep_shell` the traps of its set-up lines run at its end,
-    but signals of Slurm do not reach the command.
+
+def submit_job(request: JobRequest) -> str:
+    """Hand the job to sbatch and return its id.
 
     Raises LaunchError with sbatch's own words, ConfigError as `render` does.
     """
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    run.slurm_logs.mkdir(parents=True, exist_ok=True)  # Slurm does not, and the job would die silently
+    logs = request.run.slurm_logs
+    logs.mkdir(parents=True, exist_ok=True)  # Slurm does not, and the job would die silently
     try:
-        executor = submitit.SlurmExecutor(folder=run.slurm_logs)
+        executor = submitit.SlurmExecutor(folder=logs)
     except RuntimeError as error:
         raise LaunchError(
             f"This machine has no Slurm (no srun on PATH); run `hpc-grpo train` instead. ({error})"
         ) from error
-    wanted, line = parameters(launch, run), _last_line(launch, command, keep_shell=keep_shell)
-    if after is not None:
-        wanted["additional_parameters"]["dependency"] = f"afterany:{after}"
-    if hold:
+    wanted, line = parameters(request.launch, request.run), _last_line(request)
+    if request.after:
+        wanted["additional_parameters"]["dependency"] = f"afterany:{request.after}"
+    if request.is_held:
         wanted["additional_parameters"]["hold"] = True
     executor.update_parameters(**wanted)
     with _environment(submission_environment(os.environ)):
@@ -168,23 +160,19 @@ def submit(
     return str(job.job_id)
 
 
-def start_estimate(script: str, deadline_s: float = _SBATCH_TIMEOUT_S) -> str:
-    """When Slurm would start the job, in its own words; submits nothing. Raises LaunchError."""
-    try:
-        done = subprocess.run(
-            ["sbatch", "--test-only"],
-            input=script,
-            env=submission_environment(os.environ),
-            capture_output=True,
-            text=True,
-            timeout=deadline_s,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"sbatch --test-only failed: {error}") from error
-    if done.returncode:
-        raise LaunchError(f"sbatch would refuse the job: {done.stderr.strip()}")
-    return done.stderr  # where sbatch writes the estimate
+def start_estimate(script: str, deadline_s: float) -> str:
+    """Return when Slurm would start the job, in its own words; submits nothing. Raises LaunchError."""
+    environ = submission_environment(os.environ)
+    answer = ask(["sbatch", "--test-only"], deadline_s, environ=environ, stdin=script)
+    if answer.error:
+        raise LaunchError(f"sbatch would refuse the job: {answer.said or answer.error}")
+    return f"{answer.said}\n"  # it writes the estimate to stderr
+
+
+def submission_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for sbatch: inside a job, that job's own settings would leak into the new one."""
+    prefixes, needed = ("SLURM_", "SBATCH_", "SRUN_"), "SLURM_CONF"
+    return {key: value for key, value in environ.items() if key == needed or not key.startswith(prefixes)}
 
 
 @contextmanager

@@ -1,28 +1,36 @@
-"""Steps of the job on one of its nodes, and the environments in which Slurm's commands do what they are told."""
+"""Steps on nodes of a Slurm job: those that run node agents, and shells for the user."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
 
-from hpc_grpo.launch.place.topology import Topology
+from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.errors import LaunchError
+from hpc_grpo.launch.place.slurm.sbatch import extra_options, setup_lines, submission_environment
+
+_STEP = (
+    "srun",
+    "--nodes=1",
+    "--ntasks=1",
+    "--overlap",  # without it the step waits for CPUs that other steps have: for ever
+    "--mem=0",  # else a second step finds the job's memory taken
+    "--cpu-bind=none",
+    "--export=ALL",
+)
 
 
-def step_command(topology: Topology, index: int, command: list[str]) -> list[str]:
-    """Wrap `command` so that it runs on node `index`."""
-    if topology.source == "local":
-        return command
-    gpus = topology.gpus_per_node
+def step_command(node: str, num_cpus: int, gpus: int | None, command: Sequence[str]) -> list[str]:
+    """Wrap `command` so that it runs on a node of the job; `gpus` None: the step inherits the right number."""
     return [
-        "srun",
-        "--nodes=1",
-        "--ntasks=1",
-        f"--nodelist={topology.nodes[index]}",
-        "--overlap",  # without it the step waits until the batch step's CPUs are free: for ever
-        "--mem=0",  # else a second step finds the job's memory taken
-        f"--cpus-per-task={topology.num_cpus[index]}",  # srun has not inherited it since 22.05
+        *_STEP,
+        f"--nodelist={node}",
+        f"--cpus-per-task={num_cpus}",  # srun has not inherited it since 22.05
         *([f"--gpus-per-node={gpus}"] if gpus else []),
-        "--export=ALL",
-        "--cpu-bind=none",
         "--unbuffered",
         "--disable-status",  # else a first Ctrl+C only prints the step's state
         "--job-name=hpc-grpo-node",
@@ -63,12 +71,53 @@ A name that ends in `*` is a prefix. The command line wins over a variable of th
 
 
 def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment srun itself needs, without what would change the step."""
+    """Return the environment that srun itself needs, without what would change the step."""
     prefixes = tuple(name[:-1] for name in _STEP_LEAKS if name.endswith("*"))
     return {key: value for key, value in environ.items() if key not in _STEP_LEAKS and not key.startswith(prefixes)}
 
 
-def submission_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for sbatch: inside a job, that job's own settings would leak into the new one."""
-    prefixes, needed = ("SLURM_", "SBATCH_", "SRUN_"), "SLURM_CONF"
-    return {key: value for key, value in environ.items() if key == needed or not key.startswith(prefixes)}
+def allocation_command(launch: LaunchConfig) -> list[str]:
+    """salloc for what `launch.slurm` asks for, with a shell on the first node; the allocation ends with the shell.
+
+    Raises ConfigError for options that the schema owns.
+    """
+    slurm = launch.slurm
+    wanted: dict[str, object] = {
+        "job-name": "hpc-grpo-shell",
+        "nodes": slurm.num_nodes,
+        "ntasks-per-node": 1,
+        "time": slurm.time_min,
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "gpus-per-node": slurm.gpus_per_node or None,
+        "cpus-per-task": slurm.cpus_per_node,
+        **extra_options(slurm),
+    }
+    options = [f"--{key}" if value is True else f"--{key}={value}" for key, value in wanted.items() if value]
+    # Sites differ in where salloc leaves its shell: a step of our own is on the first node everywhere.
+    return ["salloc", *options, *_STEP, "--relative=0", "--pty", *_shell(setup_lines(launch), launch.python)]
+
+
+def attach_command(job_id: str, node: str, python: str | None) -> list[str]:
+    """A shell on one node of a job that runs, beside what runs there; `python` is the job's, None: this one."""
+    return [*_STEP, f"--jobid={job_id}", f"--nodelist={node}", "--pty", *_shell([], python)]
+
+
+def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Replace this process by one of the commands above. Raises LaunchError where Slurm is not installed.
+
+    `environ` may be that of another allocation, whose settings must not leak into this one.
+    """
+    try:
+        os.execvpe(command[0], list(command), submission_environment(environ))
+    except FileNotFoundError as error:
+        raise LaunchError(
+            f"This machine has no Slurm (no {command[0]} on PATH). Without one, run `hpc-grpo train` right here."
+        ) from error
+
+
+def _shell(setup: Sequence[str], python: str | None) -> list[str]:
+    """A login shell, because modules are defined there; the hpc-grpo of `python`, or this one, is found in it although
+    its profile resets PATH."""
+    path = f"export PATH={shlex.quote(str(Path(python or sys.executable).parent))}:$PATH"
+    return ["bash", "-lc", "\n".join([*setup, path, "exec bash"])]

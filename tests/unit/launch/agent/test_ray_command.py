@@ -9,8 +9,9 @@ from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.agent import ray_command as ray_cluster
 from hpc_grpo.launch.agent.network import RayPorts
 from hpc_grpo.launch.agent.protocol import NodeSpec
-from hpc_grpo.launch.place.topology import NodeResources, Topology
+from hpc_grpo.launch.place.base import NodeResources
 from hpc_grpo.launch.supervisor.nodes import Nodes
+from tests.support.places import FakePlace, allocation
 
 PORTS = RayPorts(1, 2, 3, 4, 5, 6, 7, 8, 99)
 
@@ -75,16 +76,16 @@ def test_nccl_starts_on_the_interface_of_the_run_unless_the_user_says_otherwise(
 
 
 def test_a_proxy_that_gets_through_spares_every_node_on_every_node() -> None:
-    topology = Topology("slurm", "17", ("nid001", "nid002", "nid003"), (8, 8, 8), "nid001")
+    place = FakePlace(allocation("nid001", "nid002", "nid003"))
     launch = LaunchConfig(pass_env=["http_proxy"])
     paths = {"token_path": Path("/token"), "attempt_dir": Path("/attempt"), "working_dir": Path("/work")}
-    nodes = Nodes(topology, launch, **paths, tag="17-1", contract={})
+    nodes = Nodes(place, place.allocation(), launch, **paths, tag="17-1", contract={})
     environ = {"http_proxy": "http://proxy:3128", "no_proxy": ".site"}
     for index, head_address in enumerate(["", "10.0.0.1:6379", "10.0.0.1:6379"]):
         ip = f"10.0.0.{index + 1}"
         env = ray_cluster.ray_environment(environ, nodes._spec(index, head_address), ip, "lo", "/s")
         direct = env["no_proxy"].split(",")
-        assert {".site", "localhost", "127.0.0.1", "10.0.0.1", ip, *topology.nodes} <= set(direct)
+        assert {".site", "localhost", "127.0.0.1", "10.0.0.1", ip, *place.allocation().nodes} <= set(direct)
         assert "127.0.0.0/8" in direct, "the network of the interface"
         assert "" not in direct
         assert env["NO_PROXY"] == env["no_proxy"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,26 +11,11 @@ from hpc_grpo.config import load_config
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.launch.place.slurm import sbatch as slurm
-from hpc_grpo.launch.place.topology import Topology
 from hpc_grpo.launch.supervisor import attempt
 from hpc_grpo.run.attempt import AttemptRecord, read_attempts
 from hpc_grpo.run.lock import LockOwner
 from hpc_grpo.run.paths import RunDir
-
-HERE = Topology("slurm", "17", ("nid001",), (4,), "nid001")
-
-
-class SilentSlurm:
-    """Answers from the call number `answers_at` on."""
-
-    def __init__(self, answers_at: int) -> None:
-        self._calls_left = answers_at
-
-    def detect(self) -> Topology:
-        self._calls_left -= 1
-        if self._calls_left > 0:
-            raise LaunchError("scontrol show job 17 failed: Unable to contact slurm controller.")
-        return HERE
+from tests.support.places import FakePlace, allocation
 
 
 @pytest.fixture
@@ -39,9 +25,8 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return slept
 
 
-def test_a_slurm_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch, slept: list[float]) -> None:
-    monkeypatch.setattr(attempt, "detect", SilentSlurm(answers_at=4).detect)
-    assert attempt._patiently_detected() == HERE
+def test_a_place_that_does_not_answer_is_asked_again(slept: list[float]) -> None:
+    assert attempt._patiently_allocated(FakePlace(silent=3)) == FakePlace().nodes
     assert slept == [2.0, 10.0, 30.0]
 
 
@@ -58,10 +43,9 @@ def test_the_last_sign_of_life_of_a_killed_attempt_is_kept_as_its_end(tmp_path: 
     assert [record.ended_at for record in read_attempts(run)] == [77.0, ended.ended_at]
 
 
-def test_one_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch, slept: list[float]) -> None:
-    monkeypatch.setattr(attempt, "detect", SilentSlurm(answers_at=99).detect)
-    with pytest.raises(LaunchError, match="Unable to contact"):
-        attempt._patiently_detected()
+def test_one_that_never_answers_is_an_error(slept: list[float]) -> None:
+    with pytest.raises(LaunchError, match="does not answer"):
+        attempt._patiently_allocated(FakePlace(silent=99))
     assert sum(slept) == 102.0
 
 
@@ -76,13 +60,13 @@ def test_a_light_installation_on_the_login_node_starts_that_of_the_jobs_on_the_h
         became.append(argv)
         raise SystemExit(0)
 
-    monkeypatch.setattr(attempt, "detect", lambda: Topology("slurm", "17", ("nid001",), (4,), "login01"))
+    place = FakePlace(replace(allocation("nid001"), this_node=None), wrap=lambda node, command: [node, *command])
+    monkeypatch.setattr(attempt, "find_place", lambda: place)
     monkeypatch.setattr(attempt.os, "execvpe", execvpe)
     monkeypatch.setattr(slurm, "find_spec", lambda _name: None)
     with pytest.raises(SystemExit):
         attempt.run_attempt(run, "hpc_grpo.driver.main", attempt.JobRole())
     [command] = became
-    assert command[0] == "srun"
-    assert "--nodelist=nid001" in command
+    assert command[0] == "nid001"
     inner = command[command.index("/proj/env/bin/python") :]
     assert inner[1:6] == ["-E", "-m", "hpc_grpo.cli", "attempt", str(run.path)]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from hpc_grpo.config import load_config
-from hpc_grpo.launch.place.topology import Topology
 from hpc_grpo.launch.supervisor import supervisor
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.signals import Signals
+from tests.support.places import FakePlace
 
 A_BUG = "raise RuntimeError('a bug that every start meets')"
 
@@ -36,8 +36,8 @@ class NodesInRay:
 def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sees programs through as drivers, one for each start; gives the record of the attempt."""
     monkeypatch.setattr(supervisor, "_SETTLE_S", 0.0)
-    topology = Topology("slurm", "17", ("nid001",), (4,), "nid001")
-    formation = SimpleNamespace(nodes=NodesInRay(), topology=topology, was_formed_again=False)
+    place = FakePlace()
+    formation = SimpleNamespace(nodes=NodesInRay(), allocation=place.allocation(), was_formed_again=False)
     monkeypatch.setattr(supervisor, "Formation", lambda *_: formation)
 
     def see_through(*programs: str) -> Any:
@@ -48,7 +48,7 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             f"from pathlib import Path\nbegun = Path({str(begun)!r})\nn = len(begun.read_text())\n"
             f"begun.write_text('x' * (n + 1))\nexec({programs!r}[n])"
         )
-        one = Supervisor(RunDir(tmp_path / "run"), config, topology, [sys.executable, "-c", program], tmp_path)
+        one = Supervisor(RunDir(tmp_path / "run"), config, place, [sys.executable, "-c", program], tmp_path)
         one.record.ray_address = "10.0.0.1:1"
         one._dir.mkdir(parents=True)
         with Signals() as one._signals:

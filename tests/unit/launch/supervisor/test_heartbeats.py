@@ -16,8 +16,8 @@ from typing import IO
 import pytest
 
 from hpc_grpo.launch.agent.protocol import NodeSpec, spec_from_line
-from hpc_grpo.launch.place.topology import Topology
 from hpc_grpo.launch.supervisor.agent_link import NodeLink
+from tests.support.places import FakePlace
 
 DEADLINE_S = 30.0
 PIPE_BYTES = 65536
@@ -28,13 +28,13 @@ from pathlib import Path
 from hpc_grpo.config import load_config
 from hpc_grpo.launch.supervisor import heartbeats
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
-from hpc_grpo.launch.place.topology import Topology
+from tests.support.places import FakePlace
 from hpc_grpo.run.paths import RunDir
 heartbeats.HEARTBEAT_S = 0.05
 config = load_config("local/debug", [f"run.root={sys.argv[1]}"])
 driver = [sys.executable, "-c", "import sys; print('x' * 200000); sys.exit(75)"]
-topology = Topology("slurm", "17", ("n1",), (1,), "n1")
-sys.exit(Supervisor(RunDir(config.run_path), config, topology, driver, Path.cwd()).run())
+place = FakePlace(wrap=lambda node, command: ["srun"])
+sys.exit(Supervisor(RunDir(config.run_path), config, place, driver, Path.cwd()).run())
 """
 
 
@@ -78,7 +78,7 @@ def test_they_go_on_while_the_supervisor_hangs_in_a_write(tmp_path: Path, receiv
 
 
 def test_they_neither_wait_for_a_spec_that_is_being_written_nor_fall_into_it(tmp_path: Path, received: Path) -> None:
-    link = NodeLink(Topology("slurm", "17", ("n1",), (1,), "n1"), 0, tmp_path / "logs")
+    link = NodeLink(FakePlace(wrap=lambda _node, _command: ["srun"]), "nid001", tmp_path / "logs")
     spec = NodeSpec("n1", "17-1-0", "", "/token", "/logs", "/work", None, True, None, 1.0, {"MUCH": "x" * 200000})
     assert link.process.stdin is not None
     writer = threading.Thread(target=link.send_spec, args=[spec], daemon=True)

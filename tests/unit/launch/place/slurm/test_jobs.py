@@ -7,7 +7,9 @@ import pytest
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.slurm import jobs as slurm_job
-from hpc_grpo.launch.place.slurm.jobs import SlurmJob, exclude_nodes, minutes
+from hpc_grpo.launch.place.slurm import text
+from hpc_grpo.launch.place.slurm.jobs import SlurmJob, SlurmQueue
+from hpc_grpo.launch.place.slurm.text import fields
 
 # `scontrol show job` of Slurm 22.05, shortened.
 SHOWN = """JobId=6 JobName=grpo_rlzero
@@ -26,8 +28,12 @@ SHOWN = """JobId=6 JobName=grpo_rlzero
 """
 
 
+def job(job_id: str, shown: str) -> SlurmJob:
+    return SlurmJob(job_id, fields(shown))
+
+
 def test_a_successor_asks_for_what_its_job_has() -> None:
-    launch = SlurmJob.parse("6", SHOWN).launch(LaunchConfig())
+    launch = job("6", SHOWN).granted(LaunchConfig())
     slurm = launch.slurm
     assert (slurm.num_nodes, slurm.time_min, slurm.partition, slurm.account) == (2, 5, "workq", "brics.x")
     assert (slurm.gpus_per_node, slurm.cpus_per_node) == (4, 2)
@@ -46,7 +52,7 @@ def test_a_successor_asks_for_what_its_job_has() -> None:
     ],
 )
 def test_gpus_of_a_node(shown: str, gpus: int) -> None:
-    assert SlurmJob.parse("6", f"JobId=6 NumNodes=2 {shown}").launch(LaunchConfig()).slurm.gpus_per_node == gpus
+    assert job("6", f"JobId=6 NumNodes=2 {shown}").granted(LaunchConfig()).slurm.gpus_per_node == gpus
 
 
 @pytest.mark.parametrize(
@@ -59,29 +65,22 @@ def test_gpus_of_a_node(shown: str, gpus: int) -> None:
     ],
 )
 def test_where_the_output_of_a_job_goes(shown: str, output: str) -> None:
-    job = SlurmJob.parse("6", f"{SHOWN}{shown}")
-    assert job.output == output
-    assert (job.fields["TresPerNode"], job.fields.get("Power")) == ("gres:gpu:gh200:4", None)
+    found = job("6", f"{SHOWN}{shown}")
+    assert found.output == output
+    assert (found.fields["TresPerNode"], found.fields.get("Power")) == ("gres:gpu:gh200:4", None)
 
 
 def test_memory_is_given_once() -> None:
     launch = LaunchConfig.model_validate({"slurm": {"extra": {"mem_per_cpu": "2G", "comment": "x"}}})
-    slurm = SlurmJob.parse("6", "JobId=6 NumNodes=2 TRES=cpu=4,mem=3G,node=2").launch(launch).slurm
+    slurm = job("6", "JobId=6 NumNodes=2 TRES=cpu=4,mem=3G,node=2").granted(launch).slurm
     assert slurm.extra == {"comment": "x", "mem": "1536M"}
 
 
 def test_what_slurm_does_not_say_stays_as_configured() -> None:
-    launch = SlurmJob.parse("6", "JobId=6 NumNodes=1-1 Account=(null) TimeLimit=UNLIMITED").launch(LaunchConfig())
+    launch = job("6", "JobId=6 NumNodes=1-1 Account=(null) TimeLimit=UNLIMITED").granted(LaunchConfig())
     assert launch.slurm.account is None
     assert launch.slurm.time_min == LaunchConfig().slurm.time_min
     assert launch.slurm.extra == {}
-
-
-def test_time_limits() -> None:
-    limits = ("00:03:00", "23:59:59", "2-00:00:00", "UNLIMITED", "")
-    assert [minutes(limit) for limit in limits] == [3, 1440, 2880, None, None]
-    given = ("30", "90:30", "0:01", "1-0", "1-2", "1-2:30", "1-2:30:01", "0:90:00", "1-", ":30", "1:2:3:4")
-    assert [minutes(limit) for limit in given] == [30, 91, 1, 1440, 1560, 1590, 1591, 90, None, None, None]
 
 
 @pytest.mark.parametrize(("needed", "excludes"), [("1-1", True), ("2", False)])
@@ -97,13 +96,14 @@ def test_nodes_are_excluded_only_where_enough_are_left(
         return "PartitionName=workq\n   Nodes=nid[001-003]\n   State=UP TotalCPUs=24 TotalNodes=3"
 
     monkeypatch.setattr(slurm_job, "output_of", output_of)
+    monkeypatch.setattr(text, "output_of", output_of)
     job = SlurmJob("8", {"Partition": "workq", "NumNodes": needed, "ExcNodeList": "nid001"})
     if excludes:
-        exclude_nodes(job, ["nid002"])
+        job.exclude_nodes(["nid002"])
         assert asked[-1] == "scontrol update JobId=8 ExcNodeList=nid001,nid002"
     else:
         with pytest.raises(LaunchError, match="without nid002 its partition has fewer than 2 nodes"):
-            exclude_nodes(job, ["nid002"])
+            job.exclude_nodes(["nid002"])
         assert not any("update" in call for call in asked)
 
 
@@ -135,4 +135,4 @@ def test_how_a_job_ended_with_and_without_accounting(
     answers: dict[str, str], state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked(answers, monkeypatch)
-    assert slurm_job.final_state("7") == state
+    assert SlurmQueue().end_of("7").state == state

@@ -8,6 +8,7 @@ import pytest
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.launch.place.base import JobRequest
 from hpc_grpo.launch.place.slurm import sbatch as slurm
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
 from hpc_grpo.run.paths import RunDir
@@ -29,7 +30,8 @@ def launch(**slurm_values: object) -> LaunchConfig:
 def test_the_script_is_the_golden_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/env/bin/python")
     command = slurm.attempt_command(RUN)
-    assert slurm.render(launch(extra={"exclusive": True, "mail_user": "a@b"}), RUN, command) == GOLDEN.read_text()
+    request = JobRequest(RUN, launch(extra={"exclusive": True, "mail_user": "a@b"}), command)
+    assert slurm.render(request) == GOLDEN.read_text()
 
 
 def test_both_ways_into_a_job_ask_for_the_same_warning() -> None:
@@ -38,7 +40,7 @@ def test_both_ways_into_a_job_ask_for_the_same_warning() -> None:
 
 
 def last_line(launch: LaunchConfig) -> str:
-    return slurm.render(launch, RUN, slurm.attempt_command(RUN)).splitlines()[-1]
+    return slurm.render(JobRequest(RUN, launch, slurm.attempt_command(RUN))).splitlines()[-1]
 
 
 def test_the_job_runs_the_python_that_the_config_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,9 +54,9 @@ def test_an_installation_without_ray_submits_no_job_that_would_run_it(
 ) -> None:
     run = fake_sbatch(tmp_path, monkeypatch, f"touch {tmp_path}/submitted; echo Submitted batch job 42\n")
     monkeypatch.setattr(slurm, "find_spec", lambda name: None if name == "ray" else name)
-    for hand_over in (slurm.render, slurm.submit):
+    for hand_over in (slurm.render, slurm.submit_job):
         with pytest.raises(ConfigError, match=r"This Python has no Ray.*Set launch\.python"):
-            hand_over(launch(), run, slurm.attempt_command(run))
+            hand_over(JobRequest(run, launch(), slurm.attempt_command(run)))
     assert not (tmp_path / "submitted").exists()
 
 
@@ -88,8 +90,9 @@ def test_submit_gives_sbatch_the_script_and_nothing_of_this_job(
     )
     monkeypatch.setenv("SLURM_MEM_PER_CPU", "100")
     command = slurm.attempt_command(run)
-    assert slurm.submit(launch(), run, command) == "42"
-    assert (tmp_path / "script").read_text() == slurm.render(launch(), run, command)
+    request = JobRequest(run, launch(), command)
+    assert slurm.submit_job(request) == "42"
+    assert (tmp_path / "script").read_text() == slurm.render(request)
     assert "SLURM_MEM_PER_CPU" not in (tmp_path / "env").read_text()
     assert run.slurm_log("42").parent.is_dir()
 
@@ -97,10 +100,15 @@ def test_submit_gives_sbatch_the_script_and_nothing_of_this_job(
 def test_a_refusal_is_told_in_sbatchs_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = fake_sbatch(tmp_path, monkeypatch, "echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1\n")
     with pytest.raises(LaunchError, match="invalid partition specified: nope"):
-        slurm.submit(launch(), run, "true")
+        slurm.submit_job(JobRequest(run, launch(), "true"))
 
 
 def test_a_machine_without_slurm_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match="no Slurm"):
-        slurm.submit(launch(), RunDir(tmp_path / "run"), "true")
+        slurm.submit_job(JobRequest(RunDir(tmp_path / "run"), launch(), "true"))
+
+
+def test_a_submission_from_inside_a_job_carries_nothing_of_it() -> None:
+    environ = {"SLURM_MEM_PER_CPU": "100", "SBATCH_X": "1", "SRUN_X": "1", "SLURM_CONF": "/c", "PATH": "/bin"}
+    assert slurm.submission_environment(environ) == {"SLURM_CONF": "/c", "PATH": "/bin"}

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.place import topology
-from hpc_grpo.launch.place.slurm import srun as steps
+from hpc_grpo.launch.place import find_place
+from hpc_grpo.launch.place.base import Allocation, NodeResources
+from hpc_grpo.launch.place.slurm.place import SlurmPlace, gpus_of_a_step
+from hpc_grpo.launch.place.slurm.text import fields
 
 
 @pytest.fixture
@@ -27,6 +28,10 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tool
 
 
+def allocation_of(environ: dict[str, str]) -> Allocation:
+    return find_place(environ).allocation()
+
+
 def test_an_allocation_gives_its_nodes_cpus_and_end(scontrol: Path) -> None:
     environ = {
         "SLURM_JOB_ID": "17",
@@ -34,57 +39,38 @@ def test_an_allocation_gives_its_nodes_cpus_and_end(scontrol: Path) -> None:
         "SLURM_JOB_CPUS_PER_NODE": "72(x2)",
         "SLURMD_NODENAME": "nid002",
     }
-    found = topology.detect(environ)
+    found = allocation_of(environ)
     assert found.nodes == ("nid001", "nid002")
     assert found.num_cpus == (72, 72)
-    assert (found.head, found.this_node, found.job_id, found.source) == ("nid001", "nid002", "17", "slurm")
+    assert (found.head, found.this_node, found.job_id) == ("nid001", "nid002", "17")
     assert found.ends_at == time.mktime((2026, 1, 2, 3, 30, 0, 0, 0, -1))
 
 
 def test_a_shell_outside_the_nodes_is_on_none_of_them(scontrol: Path) -> None:
-    found = topology.detect({"SLURM_JOB_ID": "17", "SLURM_NODELIST": "nid[001-002]"})
+    found = allocation_of({"SLURM_JOB_ID": "17", "SLURM_NODELIST": "nid[001-002]"})
     assert found.this_node is None
 
 
 def test_a_step_without_the_counts_asks_slurm_for_them(scontrol: Path) -> None:
-    assert topology.detect({"SLURM_JOB_ID": "17", "SLURM_NODELIST": "nid[001-002]"}).num_cpus == (72, 72)
+    assert allocation_of({"SLURM_JOB_ID": "17", "SLURM_NODELIST": "nid[001-002]"}).num_cpus == (72, 72)
 
 
 def test_a_shell_attached_to_one_node_finds_all_of_the_job(scontrol: Path) -> None:
     environ = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "nid002", "SLURMD_NODENAME": "nid002"}
-    found = topology.detect(environ)
+    found = allocation_of(environ)
     assert (found.nodes, found.num_cpus, found.this_node) == (("nid001", "nid002"), (72, 72), "nid002")
 
 
 def test_a_job_that_is_over_is_said(scontrol: Path) -> None:
     scontrol.write_text('#!/bin/bash\necho "JobId=17 JobState=COMPLETED NodeList=(null)"\n')
     with pytest.raises(LaunchError, match=r"has no nodes now \(state COMPLETED\)"):
-        topology.detect({"SLURM_JOB_ID": "17"})
+        allocation_of({"SLURM_JOB_ID": "17"})
 
 
 def test_scontrols_own_words_are_in_the_error(scontrol: Path) -> None:
     scontrol.write_text("#!/bin/bash\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
     with pytest.raises(LaunchError, match="Invalid job id specified"):
-        topology.detect({"SLURM_JOB_ID": "17", "SLURM_NODELIST": "n1"})
-
-
-def test_without_slurm_it_is_this_machine() -> None:
-    found = topology.detect({})
-    assert found.source == "local"
-    assert found.this_node == found.head
-    assert found.ends_at is None
-
-
-@pytest.mark.parametrize(
-    ("text", "num_nodes", "counts"),
-    [("72(x2),36", 3, (72, 72, 36)), ("4", 1, (4,)), ("2,4(x3)", 4, (2, 4, 4, 4))],
-)
-def test_counts_per_node(text: str, num_nodes: int, counts: tuple[int, ...]) -> None:
-    assert topology.expand_counts(text, num_nodes) == counts
-
-
-def test_an_unlimited_job_has_no_end() -> None:
-    assert topology.parse_end_time("EndTime=Unknown Deadline=N/A") is None
+        allocation_of({"SLURM_JOB_ID": "17", "SLURM_NODELIST": "n1"})
 
 
 @pytest.mark.parametrize(
@@ -102,35 +88,51 @@ def test_an_unlimited_job_has_no_end() -> None:
 def test_a_step_asks_for_its_nodes_gpus_where_it_would_inherit_others(asked: str, gpus: int | None) -> None:
     untyped, both = "TRES=cpu=16,node=2,gres/gpu=8", "ReqTRES=node=2 AllocTRES=node=2,gres/gpu=8,gres/gpu:gh200=8"
     for shown in (untyped, both, "TRES=cpu=16,node=2,gres/gpu:gh200=8"):
-        assert topology.gpus_of_a_step(f"JobId=17 {shown}\n   {asked}\n", 2) == gpus
-    allocation = topology.Topology("slurm", "17", ("a", "b"), (8, 16), "a", gpus_per_node=gpus)
-    words = [word for word in steps.step_command(allocation, 1, ["agent"]) if "gpus" in word]
-    assert words == ([f"--gpus-per-node={gpus}"] if gpus else [])
+        assert gpus_of_a_step(fields(f"JobId=17 {shown}\n   {asked}\n"), 2) == gpus
 
 
 def test_fewer_gpus_than_nodes_are_refused_in_words() -> None:
     with pytest.raises(LaunchError, match=r"1 GPUs on 2 nodes; ask by node, with --gpus-per-node"):
-        topology.gpus_of_a_step("JobId=17 TRES=cpu=16,node=2,gres/gpu=1 TresPerJob=gres:gpu:1", 2)
+        gpus_of_a_step(fields("JobId=17 TRES=cpu=16,node=2,gres/gpu=1 TresPerJob=gres:gpu:1"), 2)
 
 
 def test_a_job_without_gpus_asks_for_none() -> None:
-    assert topology.gpus_of_a_step("JobId=17 TRES=cpu=16,node=2 TresPerJob=license:gpu_tool:1", 2) is None
+    assert gpus_of_a_step(fields("JobId=17 TRES=cpu=16,node=2 TresPerJob=license:gpu_tool:1"), 2) is None
 
 
 def test_resources_are_those_of_the_allocation() -> None:
     environ = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "72", "SLURM_GPUS_ON_NODE": "4"}
-    assert topology.node_resources(environ) == topology.NodeResources(72, 4)
-    assert topology.node_resources({"CUDA_VISIBLE_DEVICES": "2,3"}).num_gpus == 2
-    assert topology.node_resources({"CUDA_VISIBLE_DEVICES": ""}).num_gpus == 0
-    assert topology.node_resources({"SLURM_JOB_ID": "1"}).num_gpus == 0
+    assert SlurmPlace(environ).node_resources() == NodeResources(72, 4)
+    assert SlurmPlace({"SLURM_JOB_ID": "1", "CUDA_VISIBLE_DEVICES": "2,3"}).node_resources().num_gpus == 2
+    assert SlurmPlace({"SLURM_JOB_ID": "1"}).node_resources().num_gpus == 0
 
 
-def test_only_topology_reads_slurm_variables() -> None:
-    package = Path(topology.__file__).parents[1]
-    found = subprocess.run(
-        ["grep", "-rlE", r"environ.*SLURM|getenv\(.SLURM", "--include=*.py", str(package)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert [Path(name).name for name in found.stdout.split()] == ["topology.py"]
+def test_slurm_is_asked_once_it_has_answered(scontrol: Path) -> None:
+    place = find_place({"SLURM_JOB_ID": "17"})
+    answering = scontrol.read_text()
+    scontrol.write_text("#!/bin/bash\necho 'Unable to contact slurm controller' >&2; exit 1\n")
+    with pytest.raises(LaunchError, match="Unable to contact"):
+        place.allocation()
+    scontrol.write_text(answering)
+    found = place.allocation()
+    scontrol.unlink()
+    assert place.allocation() is found
+    assert place.start_command("nid002", ["agent"])[-1] == "agent"
+
+
+def test_a_step_runs_on_its_node_with_all_of_its_cpus(scontrol: Path) -> None:
+    place = find_place({"SLURM_JOB_ID": "17", "SLURM_JOB_CPUS_PER_NODE": "8,16"})
+    assert {"srun", "--nodelist=nid002", "--cpus-per-task=16"} <= set(place.start_command("nid002", ["agent"]))
+
+
+def test_of_a_heterogeneous_job_its_own_part_counts(scontrol: Path) -> None:
+    own = "JobId=17 HetJobOffset=0 NumCPUs=4 NodeList=nid[001-002]"
+    other = "JobId=18 HetJobOffset=1 NumCPUs=8 NodeList=nid[003-009]"
+    scontrol.write_text(scontrol.read_text().replace('echo "JobId=$3', f'printf "{own}\\n\\n{other}\\n"; exit\necho "'))
+    assert allocation_of({"SLURM_JOB_ID": "17"}).nodes == ("nid001", "nid002")
+
+
+def test_a_lost_node_is_told_by_what_its_step_said_last() -> None:
+    place = SlurmPlace({"SLURM_JOB_ID": "17"})
+    assert place.is_node_failure("exit code 1: srun: error: Node failure on nid002")
+    assert not place.is_node_failure("exit code 137: Killed")

@@ -1,0 +1,48 @@
+"""The local place: this one machine, where a node agent is a child process and nothing ends the run but its user."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+
+from hpc_grpo.launch.place.base import Allocation, NodeResources
+from hpc_grpo.system.commands import ask
+
+_LIST_GPUS_S = 60.0
+
+
+class LocalPlace:
+    name = "local"
+    queue = None
+    is_attended = True
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = environ
+
+    def allocation(self) -> Allocation:
+        name = socket.gethostname()
+        return Allocation(f"local{os.getpid()}", (name,), (len(os.sched_getaffinity(0)),), name)
+
+    def node_resources(self) -> NodeResources:
+        visible = visible_gpus(self._environ)
+        return NodeResources(len(os.sched_getaffinity(0)), _count_nvidia_gpus() if visible is None else visible)
+
+    def start_command(self, node: str, command: Sequence[str]) -> list[str]:
+        return list(command)
+
+    def start_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        return dict(environ)
+
+    def is_node_failure(self, said: str) -> bool:
+        return False
+
+
+def visible_gpus(environ: Mapping[str, str]) -> int | None:
+    """Count the GPUs of CUDA_VISIBLE_DEVICES; None where it is not set."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    return None if visible is None else len([device for device in visible.split(",") if device not in ("", "-1")])
+
+
+def _count_nvidia_gpus() -> int:
+    return ask(["nvidia-smi", "--list-gpus"], _LIST_GPUS_S).text.count("GPU ")

@@ -1,0 +1,90 @@
+"""The place of a process inside a Slurm job. The only module that reads `SLURM_*` for what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from hpc_grpo.errors import LaunchError
+from hpc_grpo.launch.place.base import Allocation, JobQueue, NodeResources
+from hpc_grpo.launch.place.local import visible_gpus
+from hpc_grpo.launch.place.slurm import text
+from hpc_grpo.launch.place.slurm.jobs import SlurmQueue
+from hpc_grpo.launch.place.slurm.srun import step_command, step_environment
+
+JOB_ID_VARIABLE = "SLURM_JOB_ID"
+
+
+class SlurmPlace:
+    name = "slurm"
+    is_attended = False
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = environ
+        self.queue: JobQueue | None = SlurmQueue()
+
+    @cached_property
+    def _shown(self) -> dict[str, str]:
+        """The job's fields, asked for once; a failure to answer is not kept."""
+        job_id = self._environ[JOB_ID_VARIABLE]
+        records = text.records(text.output_of(["scontrol", "show", "job", job_id]))
+        found = next((record for record in records if record.get("JobId") == job_id), records[0])
+        # Not SLURM_JOB_NODELIST: in a shell that srun attached to the job it names the nodes of that step alone.
+        if "NodeList" not in found:
+            raise LaunchError(f"Job {job_id} has no nodes now (state {found.get('JobState', '')}): is it over?")
+        return found
+
+    @cached_property
+    def _allocation(self) -> Allocation:
+        shown = self._shown
+        nodes = tuple(text.hostnames(shown["NodeList"]))
+        # A step of srun --pty lacks the variable.
+        evenly = str(max(1, int(shown.get("NumCPUs", "0")) // len(nodes)))
+        cpus = text.counts_per_node(self._environ.get("SLURM_JOB_CPUS_PER_NODE") or evenly, len(nodes))
+        this_node = self._environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+        gpus_of_a_step(shown, len(nodes))  # raises now, not when the first step starts
+        return Allocation(
+            job_id=self._environ[JOB_ID_VARIABLE],
+            nodes=nodes,
+            num_cpus=cpus,
+            this_node=this_node if this_node in nodes else None,
+            ends_at=text.unix_time(shown.get("EndTime", "")),
+        )
+
+    def allocation(self) -> Allocation:
+        return self._allocation
+
+    def node_resources(self) -> NodeResources:
+        cpus = int(self._environ.get("SLURM_CPUS_ON_NODE") or len(os.sched_getaffinity(0)))
+        gpus = self._environ.get("SLURM_GPUS_ON_NODE")
+        return NodeResources(cpus, int(gpus) if gpus is not None else visible_gpus(self._environ) or 0)
+
+    def start_command(self, node: str, command: Sequence[str]) -> list[str]:
+        nodes = self._allocation.nodes
+        num_cpus = self._allocation.num_cpus[nodes.index(node)]
+        return step_command(node, num_cpus, gpus_of_a_step(self._shown, len(nodes)), command)
+
+    def start_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        return step_environment(environ)
+
+    def is_node_failure(self, said: str) -> bool:
+        return "node failure" in said.lower()
+
+
+def gpus_of_a_step(job: Mapping[str, str], num_nodes: int) -> int | None:
+    """Return the GPUs that a step on one node has to ask for; None where it inherits the right number.
+
+    A step inherits what the job asked for. Of a job that asked by node that is what we want; of one that asked for a
+    total (--gpus) it is the total, of one that asked by task the share of one task. Such a job's GPUs count as evenly
+    spread. Raises LaunchError where some node would have none.
+    """
+    total = text.granted(job.get("TRES", job.get("AllocTRES", "")), "gres/gpu")
+    asked_otherwise = any(re.search("gpu", job.get(name, "")) for name in ("TresPerJob", "TresPerTask"))
+    if not total or not asked_otherwise:
+        return None
+    if int(total) < num_nodes:
+        raise LaunchError(f"The job has {total} GPUs on {num_nodes} nodes; ask by node, with --gpus-per-node.")
+    return int(total) // num_nodes

@@ -1,0 +1,96 @@
+"""Slurm's commands and the text that they print: asking one of them, and reading values out of its answer."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+
+from hpc_grpo.errors import LaunchError
+from hpc_grpo.system.commands import ask
+
+_TIMEOUT_S = 60.0
+
+
+def output_of(argv: Sequence[str], environ: Mapping[str, str] | None = None, *, deadline_s: float = _TIMEOUT_S) -> str:
+    """Return what one command of Slurm prints; `environ` replaces this process's.
+
+    Raises LaunchError with its own words.
+    """
+    answer = ask(argv, deadline_s, environ=environ)
+    if answer.error:
+        raise LaunchError(f"{' '.join(argv)} failed: {answer.said or answer.error}")
+    return answer.text
+
+
+def fields(record: str) -> dict[str, str]:
+    """Return the fields of `scontrol show`, by Slurm's names; "(null)" and "N/A" are left out.
+
+    >>> fields("JobId=7 JobState=RUNNING Account=(null) NumNodes=2-2")
+    {'JobId': '7', 'JobState': 'RUNNING', 'NumNodes': '2-2'}
+    """
+    found = re.findall(r"(?:^|\s)([A-Za-z:/]+)=((?<=StdOut=).*|\S*)", record)
+    return {key: value for key, value in found if value not in ("(null)", "N/A", "")}
+
+
+def records(shown: str) -> list[dict[str, str]]:
+    """Return the fields of each record: of an array or a heterogeneous job there are several. At least one."""
+    return [fields(record) for record in re.split(r"\n\s*\n", shown.strip())]
+
+
+def hostnames(node_list: str) -> list[str]:
+    """Return the nodes of a list as Slurm writes it, such as nid[001-004]. Asks Slurm. Raises LaunchError."""
+    return output_of(["scontrol", "show", "hostnames", node_list]).split()
+
+
+def unix_time(text: str) -> float | None:
+    """Return the unix time of a local one as Slurm prints it; None for "N/A", "Unknown" and the like."""
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
+
+
+def minutes(limit: str) -> int | None:
+    """Return a time limit in any of Slurm's formats in minutes, rounded up; None for "UNLIMITED" and the like.
+
+    >>> [minutes(limit) for limit in ("30", "90:30", "2:00:00", "1-2", "1-2:30", "1-02:00:30")]
+    [30, 91, 120, 1560, 1590, 1561]
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit)
+    if match is None:
+        return None
+    days, *given = match.groups()
+    parts = [int(part) for part in given if part is not None]
+    if days is None and len(parts) < 3:
+        parts = [0, *parts]  # without days, hours come with seconds only
+    hours, mins, secs = [*parts, 0, 0][:3]
+    return (int(days or 0) * 24 + hours) * 60 + mins + -(-secs // 60)
+
+
+def counts_per_node(text: str, num_nodes: int) -> tuple[int, ...]:
+    """Return the numbers, one a node, of Slurm's run-length form.
+
+    >>> counts_per_node("72(x2),36", 3)
+    (72, 72, 36)
+    """
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if not match:
+            raise LaunchError(f"SLURM_JOB_CPUS_PER_NODE = {text!r} is not in a known form.")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return tuple(counts) if len(counts) == num_nodes else (counts[0],) * num_nodes
+
+
+def granted(tres: str, name: str) -> str:
+    """Return how much of a resource a TRES list holds, as Slurm writes it; "" if none.
+
+    A site may account for GPUs by type alone.
+
+    >>> granted("cpu=16,mem=250G,gres/gpu:a=4,gres/gpu=8", "gres/gpu"), granted("gres/gpu:gh200=8", "gres/gpu")
+    ('8', '8')
+    """
+    found = dict(entry.split("=", 1) for entry in tres.split(",") if "=" in entry)
+    typed = next((amount for key, amount in found.items() if key.startswith(f"{name}:")), "")
+    return found.get(name, typed)

@@ -1,0 +1,53 @@
+"""Asking one of the machine's own commands (scontrol, sacctmgr, nvidia-smi), with a deadline."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The output of a command. `error` is "" if it succeeded; `said` is then what it wrote to stderr beside `text`.
+
+    Of one that failed, `said` is the whole of its complaint and `error` sums it up in a line. `is_absent`: there is
+    no such command here.
+    """
+
+    text: str = ""
+    error: str = ""
+    said: str = ""
+    is_absent: bool = False
+
+
+def ask(
+    argv: Sequence[str], deadline_s: float = 10.0, *, environ: Mapping[str, str] | None = None, stdin: str | None = None
+) -> Answer:
+    """Run `argv` and return its answer; never raises for a command that is missing, fails or hangs.
+
+    `environ` replaces this process's environment.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            input=stdin,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=deadline_s,
+            check=False,
+            errors="replace",
+        )
+    except FileNotFoundError:
+        return Answer(error=f"no {argv[0]} on PATH", is_absent=True)
+    except subprocess.TimeoutExpired:
+        return Answer(error=f"{argv[0]} gave no answer within {deadline_s:.0f} s")
+    except OSError as error:
+        return Answer(error=f"{argv[0]} could not be run: {error.strerror}")
+    said = done.stderr.strip()
+    if done.returncode:
+        lines = (said or done.stdout.strip()).splitlines()
+        ended = f"{argv[0]} ended with {done.returncode}" + (f": {lines[-1]}" if lines else "")
+        return Answer(error=ended, said=said)
+    return Answer(done.stdout, said=said)

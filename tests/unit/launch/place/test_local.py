@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.launch.place import find_place, queue_of
+from hpc_grpo.launch.place.local import LocalPlace
+
+
+def test_outside_of_any_job_the_place_is_this_machine() -> None:
+    place = find_place({})
+    found = place.allocation()
+    assert (place.name, place.queue, place.is_attended) == ("local", None, True)
+    assert found.this_node == found.head
+    assert found.ends_at is None
+    assert place.start_command(found.head, ["agent"]) == ["agent"]
+
+
+def test_an_attempt_says_whether_it_was_a_job() -> None:
+    assert queue_of("local") is None
+    assert queue_of("slurm") is not None
+
+
+@pytest.mark.parametrize(("visible", "gpus"), [("2,3", 2), ("", 0), ("-1", 0)])
+def test_the_gpus_are_those_that_the_user_left_visible(visible: str, gpus: int) -> None:
+    assert LocalPlace({"CUDA_VISIBLE_DEVICES": visible}).node_resources().num_gpus == gpus
+
+
+def test_else_the_gpus_are_those_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert LocalPlace({}).node_resources().num_gpus == 0
+    tool.write_text("#!/bin/sh\necho 'GPU 0: H100'; echo 'GPU 1: H100'\n")
+    tool.chmod(0o755)
+    assert LocalPlace({}).node_resources().num_gpus == 2
