@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hpc_grpo import __version__
-from hpc_grpo.cli import check, control, doctor, prefetch, run, shell, show, status
+from hpc_grpo.cli import check, control, run, shell, status
 from hpc_grpo.errors import HpcGrpoError
 
 
@@ -28,6 +28,6 @@ def main() -> None:
     """GRPO post-training of language models as a Slurm job that survives."""
 
 
-for _module in (run, shell, control, status, check, doctor, prefetch, show):
+for _module in (run, shell, control, status, check):
     for _command in _module.COMMANDS:
         main.add_command(_command)

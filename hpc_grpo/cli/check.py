@@ -1,18 +1,39 @@
-"""Before a run: what it needs, and what of the environment reaches it."""
+"""The commands to call before a run: what its config means, what it needs, what would go wrong on this cluster."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from hpc_grpo.cli.options import CONFIG, OVERRIDES, SET
-from hpc_grpo.errors import EXIT_CONFIG
+from hpc_grpo.cli.options import CONFIG, OPTIONAL_CONFIG, OVERRIDES, SET
+from hpc_grpo.errors import EXIT_CONFIG, ConfigError
 from hpc_grpo.plan.memory import GH200, Hardware
 from hpc_grpo.types import GIB
 
+if TYPE_CHECKING:
+    from hpc_grpo.preflight.findings import Context
+
 _GIB = click.FloatRange(0, min_open=True)
 _SIZES = ("0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B")
+_NAME_COLUMNS = 48
+
+
+@click.command()
+@CONFIG
+@OVERRIDES
+@SET
+@click.option("--yaml", "as_yaml", is_flag=True, help="Print only the resolved YAML.")
+def config(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], as_yaml: bool) -> None:
+    """Print every key of a config: its value, its default and what it means."""
+    from hpc_grpo.cli.request import load_request
+    from hpc_grpo.config import to_yaml
+    from hpc_grpo.config.describe import describe
+
+    resolved = load_request(config_name, [*sets, *overrides]).config
+    click.echo(to_yaml(resolved) if as_yaml else describe(resolved), nl=False)
 
 
 @click.command()
@@ -57,7 +78,7 @@ def plan(
 
 
 @click.command()
-@click.argument("optional_config", metavar="[CONFIG]", required=False)
+@OPTIONAL_CONFIG
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list; secrets are masked there too.")
 def env(optional_config: str | None, as_json: bool) -> None:
     """Show which environment variables reach Ray and the actors, and why the others do not.
@@ -82,4 +103,99 @@ def env(optional_config: str | None, as_json: bool) -> None:
         click.echo(report_text(variables), nl=False)
 
 
-COMMANDS = (plan, env)
+@click.command()
+@OPTIONAL_CONFIG
+@OVERRIDES
+@SET
+@click.option("--nodes", type=click.IntRange(1), metavar="N", help="Examine N nodes; on a login node in a short job.")
+@click.option(
+    "--wait-min",
+    type=click.FloatRange(0, min_open=True),
+    default=10.0,
+    show_default=True,
+    metavar="MIN",
+    help="Wait so long for the job of --nodes.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of findings.")
+@click.option("--result", type=click.Path(path_type=Path), hidden=True, help="In the job of --nodes: where to write.")
+def doctor(
+    optional_config: str | None,
+    overrides: tuple[str, ...],
+    sets: tuple[str, ...],
+    nodes: int | None,
+    wait_min: float,
+    as_json: bool,
+    result: Path | None,
+) -> None:
+    """Check config, Slurm, nodes, network and GPUs before a run; each failure names its fix.
+
+    On a login node it checks what can be seen from there, with --nodes N also N compute nodes, in a job of at most
+    5 minutes. In an allocation it examines its nodes. Ends with 78 where a check failed.
+    """
+    import time
+
+    from hpc_grpo.preflight.diagnosis import diagnose, diagnose_in_job
+    from hpc_grpo.preflight.findings import has_failure, report_text, to_json
+    from hpc_grpo.run.files import write_atomic
+
+    if sets and optional_config is None:
+        raise ConfigError("--set changes a key of CONFIG: name one, such as local/demo_grpo.")
+    begun = time.monotonic()
+    context = _context(optional_config, [*sets, *overrides])
+    if result is not None:
+        groups = diagnose_in_job(context)
+        write_atomic(result, to_json(groups))
+    else:
+        groups = diagnose(context, nodes, wait_min, tell=lambda text: click.echo(text, err=True))
+    took_s = time.monotonic() - begun
+    click.echo(to_json(groups) if as_json else report_text(groups, took_s), nl=as_json)
+    if has_failure(groups):
+        sys.exit(EXIT_CONFIG)
+
+
+@click.command()
+@CONFIG
+@OVERRIDES
+@SET
+@click.option("--verify-only", is_flag=True, help="Fetch nothing; say whether the job would find everything.")
+def prefetch(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], verify_only: bool) -> None:
+    """Fetch the model and the data sets of a run on the login node, and verify them with the network off.
+
+    Fills the caches that the job will use (HF_HOME of launch.env counts). Paths on disk are only verified.
+    Ends with 78 when the job would miss something.
+    """
+    from hpc_grpo.cli.request import load_request
+    from hpc_grpo.preflight.prefetch.command import prefetch as fill_caches
+    from hpc_grpo.system.readable import file_size
+
+    request = load_request(config_name, [*sets, *overrides])
+    is_complete = True
+    for outcome in fill_caches(request.config, request.environ, verify_only=verify_only):
+        if outcome.error is None:
+            size = file_size(outcome.num_bytes)
+            click.echo(f"{outcome.item!s:<{_NAME_COLUMNS}}  {size:>10}  verified  {outcome.folder}")
+        else:
+            is_complete = False
+            click.echo(f"error: {outcome.error}", err=True)
+    if not is_complete:
+        sys.exit(EXIT_CONFIG)
+
+
+def _context(optional_config: str | None, overrides: list[str]) -> Context:
+    """Resolve what doctor looks at; a config that does not load is a finding, not an error."""
+    import os
+
+    from hpc_grpo.cli.request import load_request
+    from hpc_grpo.config import LaunchConfig
+    from hpc_grpo.preflight.findings import Context
+
+    if optional_config is None:
+        return Context(None, LaunchConfig(), os.environ)
+    try:
+        request = load_request(optional_config, overrides)
+    except ConfigError as error:
+        return Context(None, LaunchConfig(), os.environ, str(error))
+    return Context(request.config, request.config.launch, request.environ)
+
+
+COMMANDS = (config, plan, env, doctor, prefetch)

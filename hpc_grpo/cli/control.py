@@ -93,7 +93,7 @@ def _asked_next(run: RunDir, overrides: Sequence[str]) -> LaunchConfig:
 
 
 def _find(run: str) -> RunDir:
-    from hpc_grpo.cli.run_argument import find_run
+    from hpc_grpo.cli.options import find_run
 
     return find_run(run)
 

@@ -1,17 +1,25 @@
-"""Options that several commands share."""
+"""Arguments and options that several commands share, and how their values are read."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.contract import DEFAULT_DRIVER
+from hpc_grpo.run.paths import RunDir
 
+RUNS_ROOT_VARIABLE = "HPC_GRPO_RUNS_ROOT"
+_DEFAULT_ROOT = Path("runs")
+
+RUN = click.argument("run_name", metavar="RUN")
 CONFIG = click.argument("config_name", metavar="CONFIG")
+OPTIONAL_CONFIG = click.argument("optional_config", metavar="[CONFIG]", required=False)
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 SET = click.option(
     "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a key of the config, such as train.lr=1e-6."
@@ -59,3 +67,58 @@ def slurm_overrides(options: Mapping[str, Any]) -> list[str]:
     if options.get("until_complete"):
         words.append("launch.slurm.max_job_chains=null")
     return words
+
+
+def find_run(argument: str, root: Path | None = None) -> RunDir:
+    """Return the run that RUN names, with an absolute path: a run directory, or a name below the runs root.
+
+    A folder that is a run wins over a name. Names are looked up below `root`; without it below $HPC_GRPO_RUNS_ROOT,
+    then below ./runs. Raises ConfigError with near matches.
+    """
+    roots = [root] if root is not None else _roots()
+    for path in (Path(argument).expanduser(), *(folder / argument for folder in roots)):
+        if _is_run(path):
+            return RunDir(path.absolute())
+    raise ConfigError(_no_such_run(argument, roots))
+
+
+def runs_root() -> Path:
+    """Return the folder whose runs are listed: $HPC_GRPO_RUNS_ROOT, else ./runs."""
+    return _roots()[0]
+
+
+def runs_below(root: Path) -> list[RunDir]:
+    """Return the runs directly below `root`, by name; none if there is no such folder."""
+    if not root.is_dir():
+        return []
+    return [RunDir(path.absolute()) for path in sorted(root.iterdir()) if _is_run(path)]
+
+
+def _roots() -> list[Path]:
+    named = os.environ.get(RUNS_ROOT_VARIABLE)
+    return [Path(named).expanduser(), _DEFAULT_ROOT] if named else [_DEFAULT_ROOT]
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        return RunDir(path).config.is_file()
+    except OSError:  # somebody else's folder, or no name at all
+        return False
+
+
+def _no_such_run(argument: str, roots: Sequence[Path]) -> str:
+    looked = " or ".join(f"{root.absolute()}" for root in roots)
+    nearest = ", ".join(repr(name) for name in _nearest(argument, roots))
+    hint = f" Did you mean {nearest}?" if nearest else ""
+    return (
+        f"RUN = {argument!r} must be a run directory (a folder with config.yaml) or the name of a run below {looked}."
+        f"{hint} `hpc-grpo list --root FOLDER` shows the runs of a folder; {RUNS_ROOT_VARIABLE} names the "
+        f"one to look in."
+    )
+
+
+def _nearest(argument: str, roots: Sequence[Path]) -> Iterator[str]:
+    import difflib
+
+    names = {run.path.name for root in roots for run in runs_below(root)}
+    yield from difflib.get_close_matches(Path(argument).name, sorted(names), n=3)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_grpo.cli.options import slurm_overrides, slurm_time
-from hpc_grpo.cli.run_argument import find_run
+from hpc_grpo.cli.options import find_run, slurm_overrides, slurm_time
 from hpc_grpo.errors import ConfigError
 
 if TYPE_CHECKING:

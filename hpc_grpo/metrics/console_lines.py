@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpc_grpo.metrics.record import StepRecord
+from hpc_grpo.system.readable import clock, short_number
 
 REWARD = "reward/mean"
 PASS_AT_1 = "eval/pass@1"
@@ -38,7 +39,7 @@ def headline(record: StepRecord) -> list[tuple[str, str]]:
     if "throughput/tokens_per_s" in metrics:
         shown.append(("tokens/s", short_number(metrics["throughput/tokens_per_s"])))
     if _ETA in metrics:
-        shown.append(("eta", duration(metrics[_ETA])))
+        shown.append(("eta", clock(metrics[_ETA])))
     return shown
 
 
@@ -61,27 +62,3 @@ def time_shares(metrics: Mapping[str, float]) -> dict[str, float]:
             phase = name.removeprefix("time/").removesuffix("_s")
             shares[_PHASE_NAMES.get(phase, phase)] = seconds / step_s
     return {name: share for name, share in sorted(shares.items(), key=lambda kv: -kv[1]) if share >= 0.005}
-
-
-def short_number(value: float) -> str:
-    """
-    >>> [short_number(n) for n in (7, 950, 1234, 56_789, 1.2e6)]
-    ['7', '950', '1.2k', '57k', '1.2M']
-    """
-    for factor, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= factor:
-            scaled = value / factor
-            return f"{scaled:.1f}{suffix}" if scaled < 10 else f"{scaled:.0f}{suffix}"
-    return f"{value:.0f}"
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(130), duration(90_061)
-    ('0:02:10', '1d 1:01:01')
-    """
-    minutes, rest_s = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    clock = f"{hours}:{minutes:02}:{rest_s:02}"
-    return f"{days}d {clock}" if days else clock

@@ -1,1 +1,1 @@
-"""Where runs stand and what became of them, read from their directories alone."""
+"""Say where runs stand, what became of them and what they learned: read from their directories, on any machine."""

@@ -1,25 +1,45 @@
-"""`hpc-grpo report RUN_DIR`: what a run has learned, from its files alone."""
+"""Show what a run has learned, from its files alone: curves, and completions before and after.
+
+Nothing in the terminal needs colours: a job's log has none, and not every reader can tell them apart.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.console_lines import PASS_AT_1, REWARD
-from hpc_grpo.report import terminal_plot
-from hpc_grpo.report.terminal_plot import Curve
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
+from hpc_grpo.system.readable import one_line
 
 _SHOWN_COMPLETIONS = 4
 _SHOWN_CHARACTERS = 400
+_LINE = "⠤"
+_MARKS = "●■▲◆"
+"""One for each eval curve: evals have few points, and a mark says where they are."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Hold one metric over the steps that have it; both tuples have the same length, at least 1."""
+
+    name: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+    @property
+    def is_eval(self) -> bool:
+        return self.name.startswith("eval/")
 
 
 def report(run_dir: RunDir) -> Path:
-    """Print the curves of a run and completions from before and after; returns the path of report.png.
+    """Print the curves of a run and completions from before and after; return the path of report.png.
 
     Raises ConfigError when the directory holds no metrics.
     """
@@ -30,7 +50,7 @@ def report(run_dir: RunDir) -> Path:
             f"{run_dir.metrics} holds no {REWARD} or eval yet: has the run finished a step? "
             f"Give the run's folder, <runs root>/<run name>."
         )
-    print(terminal_plot.plot(curves))
+    print(plot(curves))
     for curve in curves:
         print(
             f"{curve.name}: {curve.values[0]:.3f} (step {curve.steps[0]}) -> {curve.values[-1]:.3f} "
@@ -43,7 +63,7 @@ def report(run_dir: RunDir) -> Path:
 
 
 def find_curves(metrics: dict[int, dict[str, Any]]) -> list[Curve]:
-    """The reward and every eval pass@k; of a run without either (SFT) the loss."""
+    """Return the reward and every eval pass@k or, of a run with neither (SFT), the loss."""
     names = {name for line in metrics.values() for name in line}
     wanted = [name for name in (REWARD, PASS_AT_1) if name in names]
     wanted += sorted(name for name in names if name.startswith("eval/pass@") and name != PASS_AT_1)
@@ -57,8 +77,28 @@ def _curve(name: str, metrics: dict[int, dict[str, Any]]) -> Curve:
     return Curve(name, tuple(step for step, _ in points), tuple(value for _, value in points))
 
 
+def plot(curves: Sequence[Curve], num_columns: int = 88, num_rows: int = 18) -> str:
+    """Draw the curves over common axes, as lines of braille dots and, for evals, a mark at each point."""
+    import plotext
+
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plotsize(num_columns, num_rows)
+    legend = []
+    for curve in curves:
+        plotext.plot(curve.steps, curve.values, marker="braille")
+    for mark, curve in zip(_MARKS, (curve for curve in curves if curve.is_eval), strict=False):
+        plotext.scatter(curve.steps, curve.values, marker=mark)
+        legend.append(f"{mark} {curve.name}")
+    legend += [f"{_LINE} {curve.name}" for curve in curves if not curve.is_eval]
+    first, last = min(curve.steps[0] for curve in curves), max(curve.steps[-1] for curve in curves)
+    plotext.xticks(sorted({first, (first + last) // 2, last}))
+    plotext.xlabel("step")
+    return f"{plotext.uncolorize(plotext.build())}\n  {'   '.join(legend)}"
+
+
 def write_picture(curves: list[Curve], path: Path, title: str) -> None:
-    """The curves as a PNG file."""
+    """Draw the curves into a PNG file."""
     # Not pyplot: it would look for a display and keep the figure in a global list.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -77,7 +117,7 @@ def write_picture(curves: list[Curve], path: Path, title: str) -> None:
 
 
 def before_and_after(run_dir: RunDir) -> str:
-    """The same held-out prompts at the first and at the last eval, newly solved ones first."""
+    """Compare the same held-out prompts at the first and at the last eval, newly solved ones first."""
     steps = sorted(_eval_steps(run_dir))
     if len(steps) < 2:
         return "Completions are compared once two evals have been written."
@@ -101,7 +141,7 @@ def _eval_steps(run_dir: RunDir) -> list[int]:
 
 
 def _first_samples(path: Path) -> dict[int, dict[str, Any]]:
-    """The first completion of every prompt whose reward did not fail, by ordinal."""
+    """Return the first completion of every prompt whose reward did not fail, by ordinal."""
     samples: dict[int, dict[str, Any]] = {}
     for line in read_jsonl(path):
         if line["solved"] is not None:
@@ -114,11 +154,9 @@ def _verdict(sample: dict[str, Any]) -> str:
 
 
 def _result(answer: Any) -> str:
-    """What follows GSM8K's `####`, else all of it."""
+    """Return what follows GSM8K's `####`, else all of the answer."""
     return _shortened(str(answer).rpartition("####")[2])
 
 
 def _shortened(text: str) -> str:
-    """On one line, cut where it gets long."""
-    line = " ".join(text.split())
-    return line if len(line) <= _SHOWN_CHARACTERS else line[:_SHOWN_CHARACTERS] + "…"
+    return one_line(text, _SHOWN_CHARACTERS)

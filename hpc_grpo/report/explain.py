@@ -1,4 +1,4 @@
-"""What became of each attempt of a run, and what to do: what `explain` prints."""
+"""Explain what became of each attempt of a run, and what to do about it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 from hpc_grpo.launch.supervisor.last_error import last_error, reason_to_stop
 from hpc_grpo.report.advice import Advice, advise
-from hpc_grpo.report.logs import DRIVER_LOG, attempt_dirs, slurm_output, tail
+from hpc_grpo.report.logs import DRIVER_LOG, attempt_dirs, job_output, tail
 from hpc_grpo.report.records import RunRecords, ended_by_time_limit
-from hpc_grpo.report.words import UNKNOWN, duration, moment
 from hpc_grpo.run.attempt import AttemptRecord
+from hpc_grpo.system.readable import UNKNOWN, duration, moment
 
 _READ_BYTES = 1 << 16
 _READ_LINES = 400
 _END_LINES = 40
-"""Lines at the end of a log in which a pattern counts, when no error message has one."""
+"""Patterns are searched for in so many lines at the end of a log, when no error message has one."""
 
 _DUE_TO = "DUE TO "
-"""In Slurm's line about a job that it cancelled by itself: the time limit, a node failure, preemption."""
+"""Slurm says it of a job that it cancelled by itself: the time limit, a node failure, preemption."""
 
 _JOB = re.compile(r"\b(?:JOB |STEP |StepId=)(\d+)")
 
@@ -30,9 +30,10 @@ _WIDTH = 110
 
 @dataclass(frozen=True)
 class Explanation:
-    """One attempt. `kind` is its exit kind, or `walltime`, `killed` or `running`; `num_steps` what it added to the run.
+    """Explain one attempt.
 
-    `error` is the last error in its log, or why its driver stopped early; both may be "".
+    `kind` is its exit kind, or `walltime`, `killed` or `running`; `num_steps` is what it added to the run. `error` is
+    the last error in its log, or why its driver stopped early; it may be "".
     """
 
     record: AttemptRecord
@@ -44,18 +45,19 @@ class Explanation:
 
 
 def explain(records: RunRecords, now: float) -> list[Explanation]:
-    """Every attempt in order; `now` in unix seconds. Reads the end of each attempt's logs."""
+    """Explain every attempt in order, from the end of its logs; `now` is in unix seconds."""
     dirs = attempt_dirs(records.run)
     return [_explain(records, index, dirs.get(attempt.attempt), now) for index, attempt in enumerate(records.attempts)]
 
 
 def unrecorded_attempts(records: RunRecords) -> list[Path]:
-    """Folders of attempts whose attempt.json is missing or damaged."""
+    """Return the folders of attempts whose attempt.json is missing or damaged."""
     recorded = {attempt.attempt for attempt in records.attempts}
     return [path for number, path in attempt_dirs(records.run).items() if number not in recorded]
 
 
 def as_text(explanation: Explanation) -> str:
+    """Return the explanation as a paragraph of named fields."""
     record = explanation.record
     nodes = ", ".join(record.nodes) or UNKNOWN
     gained = UNKNOWN if explanation.num_steps is None else f"{explanation.num_steps}, from step {record.first_step}"
@@ -68,7 +70,7 @@ def as_text(explanation: Explanation) -> str:
         ("why", record.why),
         *(("lost node", f"{node}: {why}") for node, why in record.lost_nodes.items()),
         *(("restarted", why) for why in record.restarts),
-        ("said", "" if _is_told(explanation.error, record.why) else explanation.error),
+        ("said", "" if _is_repeated(explanation.error, record.why) else explanation.error),
     ]
     if explanation.advice is not None:
         fields += [("cause", explanation.advice.cause), ("what to do", explanation.advice.todo)]
@@ -98,6 +100,7 @@ def _explain(records: RunRecords, index: int, folder: Path | None, now: float) -
 
 
 def _kind(records: RunRecords, record: AttemptRecord, now: float) -> str:
+    """Return how the attempt ended: its record cannot say that it was killed, nor by whom."""
     if records.is_running(record, now):
         return "running"
     sign = records.last_sign_of_life() if record is records.newest else None
@@ -111,7 +114,7 @@ def _kind(records: RunRecords, record: AttemptRecord, now: float) -> str:
 
 
 def _duration_s(records: RunRecords, record: AttemptRecord, now: float) -> float | None:
-    """Of an attempt that was killed: up to its last sign of life, if it left one that nobody has overwritten."""
+    """Return how long the attempt lasted; one that was killed, up to its last sign of life, if that is still there."""
     end = record.ended_at
     if end is None and record is records.newest:
         end = now if records.is_running(record, now) else records.last_sign_of_life()
@@ -119,7 +122,7 @@ def _duration_s(records: RunRecords, record: AttemptRecord, now: float) -> float
 
 
 def _num_steps(records: RunRecords, index: int) -> int | None:
-    """Steps by which the run was further on after this attempt; what it lost again is not counted."""
+    """Return by how many steps the run was further on after this attempt; steps that were lost again do not count."""
     record = records.attempts[index]
     if index + 1 < len(records.attempts):
         return records.attempts[index + 1].first_step - record.first_step
@@ -129,8 +132,8 @@ def _num_steps(records: RunRecords, index: int) -> int | None:
 
 
 def _slurm_said(records: RunRecords, job_id: str) -> str:
-    """Slurm's own lines at the end of a job's output: the only trace of some kills."""
-    path = slurm_output(records.run, records.chain, job_id)
+    """Return Slurm's own lines at the end of a job's output: the only trace of some kills."""
+    path = job_output(records.run, records.chain, job_id)
     try:
         lines = tail(path, _READ_LINES, _READ_BYTES).splitlines() if path.is_file() else []
     except OSError:  # the user may have put it anywhere
@@ -140,16 +143,18 @@ def _slurm_said(records: RunRecords, job_id: str) -> str:
 
 
 def _is_of_job(line: str, job_id: str) -> bool:
-    """False for a line about another job: with --output and append several may write to one file."""
+    """Tell whether the line is about this job: with --output and append several may write to one file."""
     named = _JOB.search(line)
     return named is None or named[1] == job_id
 
 
-def _is_told(error: str, why: str) -> bool:
+def _is_repeated(error: str, why: str) -> bool:
+    """Tell whether `why` quotes the error already."""
     return "\n" not in error and error.removeprefix("error: ").rstrip(".") in why
 
 
 def _field(name: str, text: str) -> str:
+    """Return a named field, wrapped; an error keeps its lines."""
     lines = [
         part for line in text.splitlines() for part in (textwrap.wrap(line, _WIDTH, break_long_words=False) or [""])
     ]

@@ -1,11 +1,16 @@
-"""The logs of a run: where they are, and the end of one."""
+"""Find the logs of a run, print the end of one, and follow them as they grow from one attempt to the next."""
 
 from __future__ import annotations
 
+import codecs
 import os
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.report.records import RunRecords, read_records
+from hpc_grpo.report.status import is_over
 from hpc_grpo.run.chain import ChainRecord
 from hpc_grpo.run.paths import RunDir
 
@@ -13,16 +18,21 @@ DRIVER_LOG = "driver.log"
 _NODE_LOGS = ("agent.log", "ray_start.log")
 _BLOCK_BYTES = 1 << 16
 _MAX_TAIL_BYTES = 1 << 22
+_MAX_READ_BYTES = 1 << 20
+_POLL_S = 0.5
 
 
 def attempt_dirs(run: RunDir) -> dict[int, Path]:
-    """The folders of a run's attempts by number, in order."""
+    """Return the folders of a run's attempts by number, in order."""
     numbered = {int(path.name.split("-")[0]): path for path in run.attempts.glob("[0-9]*-*")}
     return dict(sorted(numbered.items()))
 
 
 def attempt_dir(run: RunDir, number: int | None) -> Path | None:
-    """The folder of an attempt, or of the newest; None if there is none yet. Raises ConfigError for a bad number."""
+    """Return the folder of an attempt, or of the newest; None if there is none yet.
+
+    Raises ConfigError for a number that no attempt has.
+    """
     dirs = attempt_dirs(run)
     if number is None:
         return dirs[max(dirs)] if dirs else None
@@ -33,7 +43,7 @@ def attempt_dir(run: RunDir, number: int | None) -> Path | None:
 
 
 def log_files(attempt: Path, node: str | None) -> list[Path]:
-    """The log of an attempt's driver, or those of one of its nodes. Raises ConfigError for an unknown node."""
+    """Return the log of an attempt's driver, or those of one of its nodes. Raises ConfigError for an unknown node."""
     if node is None:
         return [attempt / DRIVER_LOG]
     known = sorted(path.name for path in (attempt / "nodes").glob("*"))
@@ -49,29 +59,41 @@ def log_files(attempt: Path, node: str | None) -> list[Path]:
 
 
 def ray_logs(attempt: Path, node: str) -> list[Path]:
-    """What was kept of Ray's own logs of a node; they are copied when the attempt ends."""
+    """Return what was kept of Ray's own logs of a node; its agent copies them when the attempt ends."""
     folders = (attempt / "nodes" / node).glob("ray*/")
     return sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
 
 
 def is_of_an_actor(path: Path) -> bool:
-    """Whether a log of Ray's is what a learner, an engine or a grader printed, and not empty."""
+    """Tell whether a log of Ray's is what a learner, an engine or a grader printed, and not empty."""
     return path.name.startswith("worker-") and path.suffix in (".err", ".out") and path.stat().st_size > 0
 
 
-def slurm_output(run: RunDir, chain: ChainRecord, job_id: str) -> Path:
-    """What Slurm and the supervisor printed in a job; one handed in with sbatch says where when it starts."""
+def job_output(run: RunDir, chain: ChainRecord, job_id: str) -> Path:
+    """Return the file with what the scheduler and the supervisor printed in a job.
+
+    A job that the user's own script submitted writes elsewhere, and says where when it starts.
+    """
     link, path = chain.link(job_id), run.slurm_log(job_id)
     return Path(link.output) if link is not None and link.output and not path.exists() else path
 
 
+def why_no_attempt(records: RunRecords) -> str:
+    """Say that no attempt has started, and where the output of the job is that is to start one."""
+    run, link = records.run, records.unstarted_link
+    text = f"No attempt of run {run.path.name} has started yet."
+    if link is None:
+        return text
+    return f"{text} Slurm's output of job {link.job_id}: {job_output(run, records.chain, link.job_id)}"
+
+
 def tail(path: Path, num_lines: int, max_bytes: int = _MAX_TAIL_BYTES) -> str:
-    """The last lines of a file that may be huge: at most `max_bytes` of it are read. "" if there is no file."""
-    return tail_and_end(path, num_lines, max_bytes)[0]
+    """Return the last lines of a file that may be huge: at most `max_bytes` of it are read. "" if there is no file."""
+    return _tail_and_end(path, num_lines, max_bytes)[0]
 
 
-def tail_and_end(path: Path, num_lines: int, max_bytes: int = _MAX_TAIL_BYTES) -> tuple[str, int]:
-    """The last lines, and the offset in bytes behind them."""
+def _tail_and_end(path: Path, num_lines: int, max_bytes: int = _MAX_TAIL_BYTES) -> tuple[str, int]:
+    """Return the last lines, and the offset in bytes behind them."""
     try:
         with path.open("rb") as file:
             end = start = file.seek(0, os.SEEK_END)
@@ -86,3 +108,95 @@ def tail_and_end(path: Path, num_lines: int, max_bytes: int = _MAX_TAIL_BYTES) -
     lines = data.decode(errors="replace").split("\n")
     kept = num_lines + (lines[-1] == "")
     return "\n".join(lines[-kept:]) if num_lines else "", end
+
+
+class GrowingFile:
+    """Read text that is appended to a file; it need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def skip_to_tail(self, num_lines: int) -> str:
+        """Return the last lines that are there now; `read` goes on behind them."""
+        text, self._offset = _tail_and_end(self.path, num_lines)
+        return text
+
+    def read(self) -> str:
+        """Return what came since the last call, at most 1 MiB of it."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(_MAX_READ_BYTES)
+        except FileNotFoundError:
+            return ""
+        self._offset += len(data)
+        return self._decoder.decode(data)
+
+
+class LogFollower:
+    """Read the logs of one attempt or, with `attempt` None, of the newest and of every one after it.
+
+    `node` names the node whose logs are meant; None means the driver's. Raises ConfigError for a node that the first
+    attempt does not have; in later attempts it is waited for.
+    """
+
+    def __init__(self, run: RunDir, *, node: str | None, attempt: int | None, num_lines: int) -> None:
+        self._run, self._node, self._fixed = run, node, attempt
+        self._number = 0
+        self._files: list[GrowingFile] = []
+        self._last_shown: Path | None = None
+        self._start = ""
+        if (folder := attempt_dir(run, attempt)) is not None:
+            self._open(folder)
+            self._start = "".join(self._headed(file, file.skip_to_tail(num_lines)) for file in self._files)
+
+    def read(self) -> str:
+        """Return what the logs gained since the last call; goes over to the next attempt once there is nothing more."""
+        text, self._start = self._start, ""
+        while True:
+            text += "".join(self._headed(file, file.read()) for file in self._files)
+            if text or not self._open_next():
+                return text
+
+    def is_over(self) -> bool:
+        """Tell whether the logs cannot grow any more: call it before the last `read`."""
+        records, now = read_records(self._run), time.time()
+        if self._fixed is None or is_over(records, now):
+            return is_over(records, now)
+        mine = [attempt for attempt in records.attempts if attempt.attempt == self._fixed]
+        return bool(mine) and not records.is_running(mine[0], now)
+
+    def _open(self, folder: Path) -> None:
+        self._number = int(folder.name.split("-")[0])
+        self._files = [GrowingFile(path) for path in log_files(folder, self._node)]
+
+    def _open_next(self) -> bool:
+        if self._fixed is not None:
+            return False
+        for number, folder in attempt_dirs(self._run).items():
+            has_logs = self._node is None or (folder / "nodes" / self._node).is_dir()
+            if number > self._number and has_logs:
+                self._open(folder)
+                return True
+        return False
+
+    def _headed(self, file: GrowingFile, text: str) -> str:
+        """Put the file's path before the text where another file's came last."""
+        if not text or file.path == self._last_shown:
+            return text
+        gap = "" if self._last_shown is None else "\n"
+        self._last_shown = file.path
+        return f"{gap}==> {file.path.relative_to(self._run.path)} <==\n{text}"
+
+
+def follow(follower: LogFollower, sleep: Callable[[float], None] = time.sleep) -> Iterator[str]:
+    """Yield text as it comes, until no more can."""
+    while True:
+        over = follower.is_over()
+        while text := follower.read():
+            yield text
+        if over:
+            return
+        sleep(_POLL_S)

@@ -1,10 +1,10 @@
-"""What the scheduler says about runs, beside what their directories say. Only for who asks for it."""
+"""Put what the scheduler says about runs' jobs beside what their directories say, for those who ask for it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hpc_grpo.config import LaunchConfig, load_launch
@@ -13,21 +13,49 @@ from hpc_grpo.launch.place import queue_of
 from hpc_grpo.launch.place.slurm.jobs import WAITING_STATES
 from hpc_grpo.launch.place.slurm.queue import QueueAnswer, QueuedJob, ask, cache_path
 from hpc_grpo.report.records import RunRecords
-from hpc_grpo.report.summary import RunSummary
-from hpc_grpo.report.words import UNKNOWN, moment
+from hpc_grpo.report.status import RunSummary
+from hpc_grpo.system.readable import UNKNOWN, duration, moment
 
 _NOT_STARTED = ("submitted", "waiting")
 
 
-def ask_about(runs: Sequence[RunRecords]) -> QueueAnswer:
-    """One question about the jobs of all `runs`, or the last answer. Raises LaunchError when Slurm has none."""
-    job_ids = sorted({job_id for records in runs for job_id in jobs_of(records)})
-    min_s = max(_min_s(records) for records in runs) if runs else LaunchConfig().scheduler_query_min_s
-    return ask(job_ids, min_s, cache_path(os.environ))
+@dataclass(frozen=True)
+class QueueReport:
+    """Hold the scheduler's answer, and of each run asked about the jobs that it knows, in the order of the runs."""
+
+    answer: QueueAnswer
+    jobs: tuple[tuple[QueuedJob, ...], ...]
+
+    def cells(self) -> list[tuple[str, str]]:
+        """Return the states and expected starts of each run's jobs, for a table."""
+        return [(_states(jobs), _starts(jobs)) for jobs in self.jobs]
+
+    def values(self) -> list[dict[str, Any]]:
+        """Return the jobs of each run, for JSON."""
+        return [{"asked_at": self.answer.asked_at, "jobs": [asdict(job) for job in jobs]} for jobs in self.jobs]
+
+    def age(self, now: float) -> str:
+        """Say how old the answer is at `now`, in unix seconds."""
+        if not self.answer.asked:
+            return "No job to ask about."
+        return f"Slurm was asked {duration(now - self.answer.asked_at)} ago."
+
+    def corrected(self, summaries: Sequence[RunSummary]) -> list[RunSummary]:
+        """Name as a problem what the runs' own records cannot know: a run waits for a job that is over."""
+        return [_with_problem(summary, jobs) for summary, jobs in zip(summaries, self.jobs, strict=True)]
 
 
-def jobs_of(records: RunRecords) -> list[str]:
-    """The jobs of a run that may still be there: of the attempt that has not ended, and those that wait."""
+def ask_about(runs: Sequence[RunRecords]) -> QueueReport:
+    """Ask one question about the jobs of all `runs`, or take the last answer. Raises LaunchError when there is none."""
+    jobs_of_runs = [_unfinished_jobs(records) for records in runs]
+    min_s = max((_least_seconds_between_questions(records) for records in runs), default=0.0)
+    answer = ask(sorted({job_id for job_ids in jobs_of_runs for job_id in job_ids}), min_s, cache_path(os.environ))
+    known = [tuple(filter(None, map(answer.job, job_ids))) for job_ids in jobs_of_runs]
+    return QueueReport(answer, tuple(known))
+
+
+def _unfinished_jobs(records: RunRecords) -> list[str]:
+    """Return the jobs of a run that may still be there: of the attempt that has not ended, and those that wait."""
     found = []
     newest = records.newest
     if newest is not None and newest.exit_kind == "running" and queue_of(newest.source) is not None:
@@ -39,37 +67,25 @@ def jobs_of(records: RunRecords) -> list[str]:
     return found
 
 
-def told_of(records: RunRecords, answer: QueueAnswer) -> list[QueuedJob]:
-    """What was said about the run's jobs; nothing of jobs that were not asked about."""
-    told = (answer.job(job_id) for job_id in jobs_of(records))
-    return [job for job in told if job is not None]
+def _states(jobs: Sequence[QueuedJob]) -> str:
+    shown = [f"{job.job_id} {job.state}{f' ({job.reason})' if job.reason else ''}" for job in jobs]
+    return ", ".join(shown) or UNKNOWN
 
 
-def in_words(told: Sequence[QueuedJob]) -> tuple[str, str]:
-    """State and expected start, for a table."""
-    states = [f"{job.job_id} {job.state}{f' ({job.reason})' if job.reason else ''}" for job in told]
-    starts = [moment(job.starts_at) for job in told if job.state == "PENDING"]
-    return ", ".join(states) or UNKNOWN, ", ".join(starts) or UNKNOWN
+def _starts(jobs: Sequence[QueuedJob]) -> str:
+    return ", ".join(moment(job.starts_at) for job in jobs if job.state == "PENDING") or UNKNOWN
 
 
-def as_values(told: Sequence[QueuedJob], answer: QueueAnswer) -> dict[str, Any]:
-    """For JSON."""
-    return {"asked_at": answer.asked_at, "jobs": [asdict(job) for job in told]}
-
-
-def with_problem(summary: RunSummary, told: Sequence[QueuedJob]) -> RunSummary:
-    """A run that waits for a job which is over says so: its own records cannot know."""
-    waits = [job for job in told if job.job_id != summary.job_id or summary.attempt is None]
+def _with_problem(summary: RunSummary, jobs: Sequence[QueuedJob]) -> RunSummary:
+    waits = [job for job in jobs if job.job_id != summary.job_id or summary.attempt is None]
     if summary.state not in _NOT_STARTED or not waits or any(job.state in WAITING_STATES for job in waits):
         return summary
     ended = ", ".join(f"{job.job_id} ({job.state})" for job in waits)
-    return replace(
-        summary,
-        problem=f"Its job will not start, Slurm says: {ended}. Hand it in again: hpc-grpo resume {summary.run}",
-    )
+    problem = f"Its job will not start, Slurm says: {ended}. Submit it again: hpc-grpo resume {summary.run}"
+    return replace(summary, problem=problem)
 
 
-def _min_s(records: RunRecords) -> float:
+def _least_seconds_between_questions(records: RunRecords) -> float:
     try:
         return load_launch(str(records.run.config)).scheduler_query_min_s
     except ConfigError:

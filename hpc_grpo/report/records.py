@@ -1,4 +1,4 @@
-"""The small files of a run directory, read once: what every view of a run is made from."""
+"""Read the small files of a run directory once: every view of a run is made from them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import RunState, read_state
 
 SILENT_S = 60.0
-"""A supervisor beats every 5 s; one that was silent for so long is taken for dead."""
+"""A supervisor beats every 5 s; after so long a silence it is taken for dead."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RunRecords:
-    """`attempts` in order; `created_at` in unix seconds; `unreadable` names files that are there but damaged."""
+    """Hold what the files of one run say.
+
+    `owner` is the attempt that holds the run; `attempts` are in order; `created_at` is in unix seconds; `unreadable`
+    names files that are there but damaged.
+    """
 
     run: RunDir
     is_complete: bool
     stop_asked: bool
-    holder: LockOwner | None
+    owner: LockOwner | None
     attempts: tuple[AttemptRecord, ...]
     chain: ChainRecord
     state: RunState | None
@@ -36,16 +40,17 @@ class RunRecords:
 
     @property
     def newest(self) -> AttemptRecord | None:
+        """Return the last attempt, or None before the first."""
         return self.attempts[-1] if self.attempts else None
 
     @property
     def waiting_job(self) -> str:
-        """The job that carries on after the newest attempt and has not started, "" if there is none."""
+        """Return the job that carries on after the newest attempt and has not started, "" if there is none."""
         return "" if self.chain.successor in self._attempted_jobs else self.chain.successor
 
     @property
     def unstarted_link(self) -> Link | None:
-        """The last job of the chain, if there is no attempt of it and one may still come."""
+        """Return the last job of the chain, if there is no attempt of it and one may still come."""
         if not self.chain.links or self.chain.ended:
             return None
         last = self.chain.links[-1]
@@ -56,28 +61,28 @@ class RunRecords:
         return {attempt.job_id for attempt in self.attempts}
 
     def is_held(self, now: float) -> bool:
-        """Whether a supervisor works on the run; `now` in unix seconds."""
-        return self.holder is not None and now - self.holder.beat_at <= SILENT_S
+        """Tell whether a supervisor works on the run; `now` is in unix seconds."""
+        return self.owner is not None and now - self.owner.beat_at <= SILENT_S
 
     def is_running(self, attempt: AttemptRecord, now: float) -> bool:
-        """Whether this attempt still goes on: its record alone cannot tell that it was killed."""
+        """Tell whether this attempt still goes on: its record alone cannot say that it was killed."""
         is_newest = self.newest is not None and attempt.attempt == self.newest.attempt
         return attempt.exit_kind == "running" and is_newest and self.is_held(now)
 
     def last_sign_of_life(self) -> float | None:
-        """Unix seconds of the newest attempt's last beat or finished step; None if it left neither."""
+        """Return the unix time of the newest attempt's last beat or finished step; None if it left neither."""
         if self.newest is None:
             return None
         signs = []
-        if self.holder is not None and self.holder.attempt == self.newest.attempt:
-            signs.append(self.holder.beat_at)
+        if self.owner is not None and self.owner.attempt == self.newest.attempt:
+            signs.append(self.owner.beat_at)
         if self.state is not None and self.state.attempt == self.newest.attempt:
             signs.append(self.state.heartbeat)
         return max(signs, default=None)
 
 
 def read_records(run: RunDir) -> RunRecords:
-    """Read what says where a run stands; a damaged file is named in `unreadable`, and hides no other run."""
+    """Read the records of a run; a damaged file is named in `unreadable`, so that it hides no other run."""
     unreadable: list[str] = []
 
     def guarded(path: Path, read: Callable[[RunDir], T], default: T) -> T:
@@ -91,7 +96,7 @@ def read_records(run: RunDir) -> RunRecords:
         run=run,
         is_complete=run.is_complete(),
         stop_asked=run.stop_marker.exists(),
-        holder=guarded(run.holder, read_lock_owner, None),
+        owner=guarded(run.holder, read_lock_owner, None),
         attempts=tuple(read_attempts(run)),
         chain=guarded(run.chain, read_chain, ChainRecord()),
         state=guarded(run.state, read_state, None),
@@ -101,7 +106,10 @@ def read_records(run: RunDir) -> RunRecords:
 
 
 def ended_by_time_limit(attempt: AttemptRecord, last_sign: float | None) -> bool:
-    """Whether an attempt went on until its allocation ended; `last_sign` in unix seconds stands in for an end."""
+    """Tell whether an attempt went on until its allocation ended.
+
+    `last_sign`, in unix seconds, stands in for the end of an attempt that recorded none.
+    """
     end = next((at for at in (attempt.ended_at, attempt.signalled_at, last_sign) if at is not None), None)
     return attempt.ends_at is not None and end is not None and end >= attempt.ends_at - NEAR_THE_LIMIT_S
 

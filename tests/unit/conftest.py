@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from hpc_grpo.config import Config
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.run.paths import RunDir
+from tests.support.run_builder import RunBuilder
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
@@ -48,6 +49,20 @@ def run_dir(tmp_path: Path) -> RunDir:
     run_dir = RunDir(tmp_path / "adder")
     run_dir.create()
     return run_dir
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the runs root that commands find by themselves; nothing is there yet."""
+    monkeypatch.setenv("HPC_GRPO_RUNS_ROOT", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def built(root: Path) -> RunBuilder:
+    """Return a builder of the run `adder`, which has a config and nothing else."""
+    return RunBuilder(root / "adder")
 
 
 @pytest.fixture

@@ -7,15 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 
 from hpc_grpo import __version__
-from hpc_grpo.cli import main
 from hpc_grpo.config import load_config
-
-
-def call(*words: str) -> Result:
-    return CliRunner().invoke(main, words, catch_exceptions=False)
+from tests.support.command import call
 
 
 def test_help_lists_the_commands_of_a_user() -> None:

@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from hpc_grpo.cli import main
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import load_config
 from hpc_grpo.config.load import CONFIGS_DIR
@@ -23,12 +22,9 @@ from hpc_grpo.launch.place.slurm.sbatch import attempt_command, render
 from hpc_grpo.preflight import inputs as preflight
 from hpc_grpo.run.lock import RunLock
 from hpc_grpo.run.paths import RunDir
+from tests.support.command import call
 
 SHELL_CONFIGS = sorted(set((CONFIGS_DIR / "isambard").glob("*.sh")) - set(CONFIGS_DIR.rglob("setup_*.sh")))
-
-
-def call(*words: str) -> Result:
-    return CliRunner().invoke(main, words, catch_exceptions=False)
 
 
 @pytest.mark.parametrize("command", ["train", "submit"])

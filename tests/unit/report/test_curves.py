@@ -9,7 +9,7 @@ from PIL import Image
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import JsonlSink
-from hpc_grpo.report.curves import report
+from hpc_grpo.report.curves import Curve, plot, report
 from hpc_grpo.run.paths import RunDir
 
 
@@ -91,3 +91,19 @@ def test_sft_run_shows_its_loss(run_dir: RunDir, capsys: pytest.CaptureFixture[s
     sink.close()
     report(run_dir)
     assert "loss/policy: 3.000 (step 1) -> 1.500 (step 2)" in capsys.readouterr().out
+
+
+def test_a_rising_curve_goes_from_the_lower_left_to_the_upper_right_without_colours() -> None:
+    text = plot([Curve("reward/mean", (0, 10), (0.0, 1.0))])
+    assert "\x1b" not in text
+    rows = [line for line in text.splitlines() if "│" in line]
+    ends = [(min(dots), max(dots)) for row in rows if (dots := [n for n, char in enumerate(row) if "⠀" < char <= "⣿"])]
+    assert ends == sorted(ends, reverse=True)
+    assert len(ends) == len(rows)
+    assert text.splitlines()[-1].strip() == "⠤ reward/mean"
+
+
+def test_one_point_and_a_constant_can_be_drawn() -> None:
+    assert plot([Curve("eval/pass@1", (0,), (0.5,))]).count("●") == 2  # the point and the legend
+    constant = plot([Curve("reward/mean", (1, 2, 3), (0.5, 0.5, 0.5))])
+    assert sum("⠀" < char <= "⣿" for char in constant) > 50

@@ -8,7 +8,7 @@ import pytest
 from hpc_grpo.report.explain import Explanation, as_text, explain
 from hpc_grpo.report.records import read_records
 from hpc_grpo.run.chain import ChainRecord, write_chain
-from tests.unit.report.run_builder import RunBuilder
+from tests.support.run_builder import RunBuilder
 
 
 def explained(built: RunBuilder) -> list[Explanation]:

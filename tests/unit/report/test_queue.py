@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from hpc_grpo.launch.place.slurm import queue as slurm_queue
-from tests.unit.report.run_builder import RunBuilder
-
-Call = Callable[..., Result]
+from tests.support.command import call
+from tests.support.run_builder import RunBuilder
 
 PROGRAMS = ("squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel", "srun", "salloc", "sstat")
 START = "2026-01-02T03:04:05"
@@ -55,7 +52,7 @@ def a_minute_later(tmp_path: Path) -> None:
     path.write_text(json.dumps({**answer, "asked_at": time.time() - 61.0}))
 
 
-def test_only_status_with_slurm_asks_the_scheduler(root: Path, built: RunBuilder, call: Call, slurm: FakeSlurm) -> None:
+def test_only_status_with_slurm_asks_the_scheduler(root: Path, built: RunBuilder, slurm: FakeSlurm) -> None:
     built.log(built.attempt(1, "resumable"), "a line\n")
     built.chain("11", "12", successor="12")
     RunBuilder(root / "fresh").chain("20")
@@ -70,7 +67,7 @@ def test_only_status_with_slurm_asks_the_scheduler(root: Path, built: RunBuilder
     assert slurm.calls == ["squeue --noheader --format=%i|%T|%S|%r --jobs=12,20 --states=all"]
 
 
-def test_states_reasons_and_starts_are_shown(root: Path, built: RunBuilder, call: Call, slurm: FakeSlurm) -> None:
+def test_states_reasons_and_starts_are_shown(root: Path, built: RunBuilder, slurm: FakeSlurm) -> None:
     built.attempt(1)
     built.hold(1)
     built.chain("11", "12", successor="12")
@@ -89,9 +86,7 @@ def test_states_reasons_and_starts_are_shown(root: Path, built: RunBuilder, call
     assert len(slurm.calls) == 1
 
 
-def test_within_a_minute_the_last_answer_counts(
-    built: RunBuilder, call: Call, slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_within_a_minute_the_last_answer_counts(built: RunBuilder, slurm: FakeSlurm, tmp_path: Path) -> None:
     built.chain("11")
     slurm.answer("11|PENDING|N/A|Priority\n")
     call("status", "--slurm")
@@ -105,7 +100,7 @@ def test_within_a_minute_the_last_answer_counts(
 
 
 def test_the_age_of_an_answer_is_shown(
-    built: RunBuilder, call: Call, slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built: RunBuilder, slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built.chain("11")
     built.run.config.write_text("launch: {scheduler_query_min_s: 3600}\n")
@@ -116,24 +111,22 @@ def test_the_age_of_an_answer_is_shown(
 
 
 @pytest.mark.parametrize("queue", ["11|CANCELLED|N/A|None\n", ""])
-def test_a_waiting_job_that_was_cancelled_by_hand_is_seen(
-    built: RunBuilder, call: Call, slurm: FakeSlurm, queue: str
-) -> None:
+def test_a_waiting_job_that_was_cancelled_by_hand_is_seen(built: RunBuilder, slurm: FakeSlurm, queue: str) -> None:
     built.chain("11")
     assert "will not start" not in call("status").output
     slurm.answer(queue)
     shown = call("status", "--slurm").output
-    assert f"Slurm says: 11 ({'CANCELLED' if queue else 'GONE'}). Hand it in again: hpc-grpo resume adder" in shown
+    assert f"Slurm says: 11 ({'CANCELLED' if queue else 'GONE'}). Submit it again: hpc-grpo resume adder" in shown
 
 
-def test_a_job_that_slurm_has_forgotten_is_no_error(built: RunBuilder, call: Call, slurm: FakeSlurm) -> None:
+def test_a_job_that_slurm_has_forgotten_is_no_error(built: RunBuilder, slurm: FakeSlurm) -> None:
     built.chain("11")
     squeue = Path(os.environ["PATH"].split(":")[0]) / "squeue"
     squeue.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2\nexit 1\n")
     assert "11 GONE" in call("status", "--slurm").output
 
 
-def test_a_scheduler_that_does_not_answer_is_not_pressed(built: RunBuilder, call: Call, slurm: FakeSlurm) -> None:
+def test_a_scheduler_that_does_not_answer_is_not_pressed(built: RunBuilder, slurm: FakeSlurm) -> None:
     built.chain("11")
     slurm.answer("", code=1)
     for _ in range(2):
@@ -144,14 +137,14 @@ def test_a_scheduler_that_does_not_answer_is_not_pressed(built: RunBuilder, call
     assert len(slurm.calls) == 1
 
 
-def test_runs_without_jobs_cost_no_call(built: RunBuilder, call: Call, slurm: FakeSlurm) -> None:
+def test_runs_without_jobs_cost_no_call(built: RunBuilder, slurm: FakeSlurm) -> None:
     built.attempt(1, "resumable")
     assert call("status", "--slurm").output.endswith("No job to ask about.\n")
     assert slurm.calls == []
 
 
 def test_settings_of_the_users_squeue_do_not_count(
-    built: RunBuilder, call: Call, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    built: RunBuilder, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, str]] = []
     monkeypatch.setenv("SQUEUE_PARTITION", "other")

@@ -1,4 +1,4 @@
-"""Watching a run: its summary and its last steps, again and again until it is over."""
+"""Watch a run: its summary and its last steps, again and again until it is over."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from typing import TYPE_CHECKING, Any
 from hpc_grpo.metrics.console_lines import REWARD
 from hpc_grpo.report.logs import tail
 from hpc_grpo.report.records import read_records
-from hpc_grpo.report.standing import is_over
-from hpc_grpo.report.summary import summarize
-from hpc_grpo.report.views import card
-from hpc_grpo.report.words import UNKNOWN, decimal, short
+from hpc_grpo.report.status import card, is_over, summarize
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.readable import UNKNOWN, decimal, short_number
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-REFRESH_S = 2.0
+_REFRESH_S = 2.0
 _SHOWN_STEPS = 8
 _READ_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
-class Look:
-    """A run at one moment: its summary and its last steps as lines of text."""
+class Snapshot:
+    """Hold a run at one moment: its summary and its last steps as lines of text."""
 
     card: list[str]
     headline: str
@@ -35,54 +33,55 @@ class Look:
     is_over: bool
 
 
-def look(run: RunDir) -> Look:
+def snapshot(run: RunDir) -> Snapshot:
+    """Read the run as it is now."""
     now = time.time()
     records = read_records(run)
     summary = summarize(records, now)
     problem = f": {summary.problem}" if summary.problem else ""
     headline = f"{summary.run}: {summary.state}, attempt {summary.attempt or UNKNOWN}{problem}"
-    return Look(card(summary), headline, last_steps(run), is_over(records, now))
+    return Snapshot(card(summary), headline, last_steps(run), is_over(records, now))
 
 
 def last_steps(run: RunDir, count: int = _SHOWN_STEPS) -> list[str]:
-    """The last lines of metrics.jsonl in words; only the end of the file is read."""
+    """Return a line of text for each of the last steps; only the end of metrics.jsonl is read."""
     lines = tail(run.metrics, count + 1, _READ_BYTES).splitlines(keepends=True)
     read = (_parsed(line) for line in lines if line.endswith("\n"))
     return [_step_line(values) for values in read if values is not None][-count:]
 
 
 def watch_plainly(run: RunDir, sleep: Callable[[float], None] = time.sleep) -> Iterator[str]:
-    """Lines for a pipe or a file: the headline whenever it changes, and every step once."""
-    said_headline, said_step = "", ""
+    """Yield lines for a pipe or a file: the headline whenever it changes, and every step once."""
+    last_headline, last_step = "", ""
     while True:
-        now = look(run)
-        new = now.steps[now.steps.index(said_step) + 1 :] if said_step in now.steps else now.steps
+        now = snapshot(run)
+        new = now.steps[now.steps.index(last_step) + 1 :] if last_step in now.steps else now.steps
         yield from new
-        said_step = new[-1] if new else said_step
-        if now.headline != said_headline:
+        last_step = new[-1] if new else last_step
+        if now.headline != last_headline:
             yield now.headline
-            said_headline = now.headline
+            last_headline = now.headline
         if now.is_over:
             return
-        sleep(REFRESH_S)
+        sleep(_REFRESH_S)
 
 
 def watch_live(run: RunDir, console: Console, sleep: Callable[[float], None] = time.sleep) -> None:
-    """A picture on a terminal, redrawn in place."""
+    """Draw the run on a terminal, again and again in place."""
     from rich.live import Live
     from rich.text import Text
 
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            now = look(run)
+            now = snapshot(run)
             live.update(Text("\n".join([*now.card, "", *now.steps])), refresh=True)
             if now.is_over:
                 return
-            sleep(REFRESH_S)
+            sleep(_REFRESH_S)
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """None for a line whose beginning was not read."""
+    """Return the metrics of a line, or None for a line whose beginning was not read."""
     try:
         values = json.loads(line)
     except ValueError:
@@ -94,5 +93,5 @@ def _step_line(values: dict[str, Any]) -> str:
     name, key = ("reward", REWARD) if REWARD in values else ("loss", "loss/policy")
     step_s = values.get("time/step_s")
     took = UNKNOWN if step_s is None else f"{step_s:.1f} s"
-    tokens = short(values.get("throughput/tokens_per_s"))
+    tokens = short_number(values.get("throughput/tokens_per_s"))
     return f"step {values['step']}  {name} {decimal(values.get(key))}  tokens/s {tokens}  took {took}"

@@ -5,21 +5,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
-from hpc_grpo.cli.run_argument import find_run, runs_below
-from hpc_grpo.errors import ConfigError
-from hpc_grpo.report.summary import RunSummary
-from hpc_grpo.report.views import status_table
+from hpc_grpo.report.status import RunSummary
 from hpc_grpo.run.chain import ChainRecord, write_chain
-from tests.unit.report.run_builder import RunBuilder
-
-Call = Callable[..., Result]
+from tests.support.command import call
+from tests.support.run_builder import RunBuilder
 
 
 def training(built: RunBuilder) -> None:
@@ -28,7 +22,7 @@ def training(built: RunBuilder) -> None:
     built.state(1)
 
 
-def test_status_is_a_table_of_all_runs(root: Path, built: RunBuilder, call: Call) -> None:
+def test_status_is_a_table_of_all_runs(root: Path, built: RunBuilder) -> None:
     training(built)
     RunBuilder(root / "fresh")
     failed = RunBuilder(root / "broken")
@@ -43,13 +37,13 @@ def test_status_is_a_table_of_all_runs(root: Path, built: RunBuilder, call: Call
     assert set(lines[3].split()[2:]) == {"-"}
 
 
-def test_status_of_one_run_by_name_and_by_path(root: Path, built: RunBuilder, call: Call) -> None:
+def test_status_of_one_run_by_name_and_by_path(root: Path, built: RunBuilder) -> None:
     RunBuilder(root / "other")
     for name in ("adder", str(built.run.path), "runs/adder"):
         assert len(call("status", name).output.splitlines()) == 2
 
 
-def test_status_as_json_has_every_field(built: RunBuilder, call: Call) -> None:
+def test_status_as_json_has_every_field(built: RunBuilder) -> None:
     training(built)
     (entry,) = json.loads(call("status", "--json").output)
     assert list(entry) == [field.name for field in fields(RunSummary)]
@@ -57,35 +51,29 @@ def test_status_as_json_has_every_field(built: RunBuilder, call: Call) -> None:
     assert entry["path"] == str(built.run.path)
 
 
-def test_no_runs_is_said_and_no_error(root: Path, call: Call) -> None:
+def test_no_runs_is_said_and_no_error(root: Path) -> None:
     shown = call("status")
     assert (shown.exit_code, shown.stdout) == (0, "")
     assert str(root) in shown.stderr
     assert call("status", "--json").output == "[]\n"
 
 
-def test_root_names_another_folder(tmp_path: Path, root: Path, call: Call) -> None:
+def test_root_names_another_folder(tmp_path: Path, root: Path) -> None:
     RunBuilder(tmp_path / "elsewhere" / "far")
     assert "far" in call("status", "--root", "elsewhere").output
     assert "far" in call("status", "far", "--root", "elsewhere").output
     assert call("status", "far").exit_code == 78
 
 
-def test_list_has_name_creation_and_state(built: RunBuilder, call: Call) -> None:
+def test_list_has_name_creation_and_state(built: RunBuilder) -> None:
     created = time.strftime("%Y-%m-%d", time.localtime(time.time() - 7200))
     (line,) = call("list").output.splitlines()[1:]
     name, day, _, state = line.split()
     assert (name, day, state) == ("adder", created, "new")
 
 
-def test_the_last_problem_is_cut_to_the_terminal() -> None:
-    summary = RunSummary("adder", "/runs/adder", "failed", problem="x " * 200)
-    assert max(map(len, status_table([summary], width=120).splitlines())) == 120
-    assert len(status_table([summary]).splitlines()[1]) > 400
-
-
 @pytest.mark.parametrize("command", ["status", "watch", "logs", "explain"])
-def test_a_wrong_name_ends_with_78_and_near_matches(built: RunBuilder, call: Call, command: str) -> None:
+def test_a_wrong_name_ends_with_78_and_near_matches(built: RunBuilder, command: str) -> None:
     result = call(command, "ader")
     assert result.exit_code == 78
     assert "RUN = 'ader' must be a run directory" in result.stderr
@@ -93,27 +81,7 @@ def test_a_wrong_name_ends_with_78_and_near_matches(built: RunBuilder, call: Cal
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("name", ["", "x" * 5000, "a\0b"])
-def test_a_name_that_can_be_no_file_is_a_config_error(root: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="must be a run directory"):
-        find_run(name)
-
-
-def test_a_folder_that_may_not_be_read_is_no_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    RunBuilder(root / "mine")
-
-    def refuse(path: Path) -> bool:
-        raise PermissionError(path)
-
-    monkeypatch.setattr(Path, "is_file", refuse)
-    assert runs_below(root) == []
-
-
-def test_a_found_run_has_an_absolute_path(built: RunBuilder) -> None:
-    assert find_run("runs/adder").path == built.run.path
-
-
-def test_explain_tells_every_attempt_and_what_to_do(built: RunBuilder, call: Call) -> None:
+def test_explain_tells_every_attempt_and_what_to_do(built: RunBuilder) -> None:
     first = built.attempt(1, "crash", why="The driver crashed with exit code 1; see driver.log.", exit_code=1)
     built.log(first, "step 1\nTraceback (most recent call last):\n  File x\nMemoryError: no\n")
     built.attempt(2, "resumable", age_s=300.0, first_step=10)
@@ -129,27 +97,27 @@ def test_explain_tells_every_attempt_and_what_to_do(built: RunBuilder, call: Cal
     assert printed.endswith("adder is now: stopped\n")
 
 
-def test_explain_names_what_left_no_record(built: RunBuilder, call: Call) -> None:
+def test_explain_names_what_left_no_record(built: RunBuilder) -> None:
     record = built.attempt(1)
     (built.folder(record) / "attempt.json").write_text("")
     printed = call("explain", "adder").output
     assert "attempts/1-11: its attempt.json is missing or damaged" in printed
 
 
-def test_explain_and_logs_of_a_run_that_has_not_started(built: RunBuilder, call: Call) -> None:
+def test_explain_and_logs_of_a_run_that_has_not_started(built: RunBuilder) -> None:
     built.chain("11")
     output = built.run.slurm_logs / "11_0_log.out"
     assert f"Slurm's output of job 11: {output}" in call("explain", "adder").output
     assert f"Slurm's output of job 11: {output}" in call("logs", "adder").stderr
 
 
-def test_output_of_a_job_that_ended_before_its_attempt(built: RunBuilder, call: Call, tmp_path: Path) -> None:
+def test_output_of_a_job_that_ended_before_its_attempt(built: RunBuilder, tmp_path: Path) -> None:
     output = tmp_path / "grpo-11.out"
     write_chain(built.run, ChainRecord().with_link("11", output=str(output)))
     assert f"Slurm's output of job 11: {output}" in call("logs", "adder").stderr
 
 
-def test_logs_prints_the_end_of_the_newest_attempt(built: RunBuilder, call: Call) -> None:
+def test_logs_prints_the_end_of_the_newest_attempt(built: RunBuilder) -> None:
     built.log(built.attempt(1, "crash"), "old\n")
     second = built.attempt(2)
     assert "is not there (yet)" in call("logs", "adder").stderr
@@ -159,7 +127,7 @@ def test_logs_prints_the_end_of_the_newest_attempt(built: RunBuilder, call: Call
     assert call("logs", "adder", "--attempt", "1").stdout == "old\n"
 
 
-def test_logs_of_a_node_shows_its_actors_and_lists_all_of_rays(built: RunBuilder, call: Call) -> None:
+def test_logs_of_a_node_shows_its_actors_and_lists_all_of_rays(built: RunBuilder) -> None:
     record = built.attempt(1)
     node = built.folder(record) / "nodes" / "n1"
     (node / "ray").mkdir(parents=True)
@@ -184,7 +152,7 @@ def test_logs_of_a_node_shows_its_actors_and_lists_all_of_rays(built: RunBuilder
         (["--node", "nn1"], "must be a node of attempt 1-11; it has: n1. Did you mean 'n1'?"),
     ],
 )
-def test_logs_of_what_is_not_there_ends_with_78(built: RunBuilder, call: Call, words: list[str], told: str) -> None:
+def test_logs_of_what_is_not_there_ends_with_78(built: RunBuilder, words: list[str], told: str) -> None:
     (built.folder(built.attempt(1)) / "nodes" / "n1").mkdir(parents=True)
     result = call("logs", "adder", *words)
     assert result.exit_code == 78

@@ -3,14 +3,14 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 
-from click.testing import Result
 from rich.console import Console
 
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import JsonlSink
-from hpc_grpo.report.watching import last_steps, watch_live, watch_plainly
+from hpc_grpo.report.watch import last_steps, watch_live, watch_plainly
 from hpc_grpo.run.paths import RunDir
-from tests.unit.report.run_builder import RunBuilder
+from tests.support.command import call
+from tests.support.run_builder import RunBuilder
 
 
 def write_steps(run: RunDir, *steps: int) -> None:
@@ -66,7 +66,7 @@ def test_on_a_terminal_it_draws_until_the_run_is_over(built: RunBuilder) -> None
     assert "step 1  reward 0.100" in drawn.getvalue()
 
 
-def test_the_command_ends_with_a_run_that_is_over(built: RunBuilder, call: Callable[..., Result]) -> None:
+def test_the_command_ends_with_a_run_that_is_over(built: RunBuilder) -> None:
     built.attempt(1, "crash")
     result = call("watch", "adder")
     assert result.exit_code == 0

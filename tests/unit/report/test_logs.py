@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.report.following import LogFollower, follow
-from hpc_grpo.report.logs import tail
-from tests.unit.report.run_builder import RunBuilder
+from hpc_grpo.report.logs import LogFollower, follow, tail
+from tests.support.run_builder import RunBuilder
 
 DEADLINE_S = 20.0
 

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from hpc_grpo.report.records import read_records
-from hpc_grpo.report.standing import is_over, standing
-from hpc_grpo.report.summary import RunSummary, summarize
+from hpc_grpo.report.status import RunSummary, is_over, run_status, status_table, summarize
 from hpc_grpo.run.chain import write_chain
-from tests.unit.report.run_builder import RunBuilder
+from tests.support.run_builder import RunBuilder
 
 Prepare = Callable[[RunBuilder], object]
 
@@ -147,7 +146,7 @@ def complete(built: RunBuilder) -> None:
 )
 def test_the_state_of_a_run(built: RunBuilder, prepare: Prepare, expected: str) -> None:
     prepare(built)
-    assert standing(read_records(built.run), time.time()) == expected
+    assert run_status(read_records(built.run), time.time()) == expected
 
 
 def test_a_run_that_is_still_held_is_not_over(built: RunBuilder) -> None:
@@ -222,3 +221,9 @@ def test_the_problem_of_an_earlier_attempt_names_it(built: RunBuilder) -> None:
     assert summary(built).problem == "Restarted in place: It crashed."
     built.attempt(2, lost_nodes={"n2": "its agent ended"})
     assert summary(built).problem == "Lost n2: its agent ended"
+
+
+def test_the_last_problem_is_cut_to_the_width_of_the_terminal() -> None:
+    failed = RunSummary("adder", "/runs/adder", "failed", problem="x " * 200)
+    assert max(map(len, status_table([failed], width=120).splitlines())) == 120
+    assert len(status_table([failed]).splitlines()[1]) > 400

@@ -1,0 +1,104 @@
+"""Write times, numbers and tables as people read them; an unknown value is "-".
+
+The table is ours: rich takes 40 ms to import, a third of what `hpc-grpo status` takes in all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+UNKNOWN = "-"
+
+
+def duration(seconds: float | None) -> str:
+    """Return the two largest units of a duration.
+
+    >>> [duration(s) for s in (7.6, 754, 7_400, 273_700, None)]
+    ['7 s', '12 min 34 s', '2 h 03 min', '3 d 04 h', '-']
+    """
+    if seconds is None:
+        return UNKNOWN
+    whole = int(max(0.0, seconds))
+    for unit_s, unit, part_s, part in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit_s:
+            return f"{whole // unit_s} {unit} {whole % unit_s // part_s:02} {part}"
+    return f"{whole} s"
+
+
+def clock(seconds: float) -> str:
+    """Return a duration to the second, in the width of a log line.
+
+    >>> clock(130), clock(90_061)
+    ('0:02:10', '1d 1:01:01')
+    """
+    minutes, rest_s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    time_of_day = f"{hours}:{minutes:02}:{rest_s:02}"
+    return f"{days}d {time_of_day}" if days else time_of_day
+
+
+def moment(unix_s: float | None) -> str:
+    """Return a unix time on this machine's clock, to the minute."""
+    return UNKNOWN if unix_s is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))
+
+
+def fraction(value: int | None, total: int | None) -> str:
+    """Return `value` of `total`.
+
+    >>> fraction(40, 95), fraction(None, None)
+    ('40/95', '-')
+    """
+    return UNKNOWN if value is None else f"{value}/{UNKNOWN if total is None else total}"
+
+
+def decimal(value: float | None) -> str:
+    """Return a number with three decimals."""
+    return UNKNOWN if value is None else f"{value:.3f}"
+
+
+def short_number(value: float | None) -> str:
+    """Return a number with two digits or three, and the letter of its thousands.
+
+    >>> [short_number(n) for n in (7, 950, 1234, 56_789, 1.2e6, None)]
+    ['7', '950', '1.2k', '57k', '1.2M', '-']
+    """
+    if value is None:
+        return UNKNOWN
+    for factor, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            scaled = value / factor
+            return f"{scaled:.1f}{suffix}" if scaled < 10 else f"{scaled:.0f}{suffix}"
+    return f"{value:.0f}"
+
+
+def file_size(num_bytes: int) -> str:
+    """Return a number of bytes in the largest binary unit.
+
+    >>> file_size(512), file_size(3 << 30)
+    ('512 B', '3.0 GiB')
+    """
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.1f} {unit}"
+    return f"{num_bytes} B"
+
+
+def one_line(text: str | None, width: int | None = None) -> str:
+    """Return `text` without line breaks, cut to `width` characters.
+
+    >>> one_line("It crashed;\\n  see driver.log", 15)
+    'It crashed; se…'
+    """
+    line = " ".join((text or UNKNOWN).split())
+    return line if width is None or len(line) <= width else f"{line[: width - 1]}…"
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return columns of text, two spaces apart."""
+    lines = [titles, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )

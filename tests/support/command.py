@@ -1,0 +1,12 @@
+"""Call `hpc-grpo` as a user does, in this process."""
+
+from __future__ import annotations
+
+from click.testing import CliRunner, Result
+
+from hpc_grpo.cli import main
+
+
+def call(*words: str) -> Result:
+    """Run `hpc-grpo WORDS`; an error becomes a message and an exit code, an unexpected exception is raised."""
+    return CliRunner().invoke(main, words, catch_exceptions=False)
