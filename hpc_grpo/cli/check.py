@@ -67,12 +67,14 @@ def plan(
     Ends with 78 when the run does not fit. Loads no model; the defaults are a GH200 node's memory.
     """
     from hpc_grpo.cli.request import load_request
-    from hpc_grpo.plan.requested import plan_of, text_of
+    from hpc_grpo.plan.fit import plan_of
+    from hpc_grpo.plan.step import read_measured_steps
+    from hpc_grpo.plan.text import plan_text
 
     request = load_request(config_name, [*sets, *overrides])
     hardware = Hardware(int(gpu_memory_gib * GIB), int(host_memory_gib * GIB))
     planned = plan_of(request.config, request.environ, hardware, nodes=nodes, size=size)
-    click.echo(text_of(planned), nl=False)
+    click.echo(plan_text(planned, read_measured_steps(request.config)), nl=False)
     if not planned.fits:
         sys.exit(EXIT_CONFIG)
 

@@ -152,7 +152,7 @@ def _tell_missing_modules(modules: Sequence[str]) -> None:
 
 def _comments(request: Request) -> str:
     """What is to be said below a job script, as comments of the shell: the script stays what sbatch takes."""
-    from hpc_grpo.plan.requested import plan_or_reason
+    from hpc_grpo.plan.text import plan_or_reason
     from hpc_grpo.preflight.inputs import refusals
 
     refused = [f"submit would refuse this. {error}\n\n" for error in refusals(request.config)]

@@ -1,4 +1,4 @@
-"""What to change where a run does not fit, and how large a model the same settings carry.
+"""Advise what to change where a run does not fit, and how large a model the same settings carry.
 
 Nothing is guessed: every suggestion was planned, and fits.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.plan.fit import Plan, make_plan
-from hpc_grpo.plan.shapes import FAMILY, family_model
+from hpc_grpo.plan.model import FAMILY, family_model
 from hpc_grpo.types import GIB
 
 _MAX_NODES = 256
@@ -23,7 +23,7 @@ _LEAST_OBJECT_STORE_GIB = 4.0
 
 @dataclass(frozen=True)
 class Change:
-    """Keys with their new values, as on the command line, and the number of nodes."""
+    """Settings to change, as on the command line, and the number of nodes to take."""
 
     values: tuple[tuple[str, Any], ...]
     num_nodes: int
@@ -34,7 +34,7 @@ class Change:
 
 
 def changes_that_fit(plan: Plan) -> list[Change]:
-    """The smallest sets of changes with which the plan fits: on as many nodes, then on the fewest nodes more."""
+    """Return the smallest sets of changes with which the plan fits: on as many nodes, then on the fewest nodes more."""
     singles = _candidates(plan)
     found: list[tuple[tuple[str, Any], ...]] = []
     for size in range(1, _MAX_CHANGES + 1):
@@ -49,13 +49,13 @@ def changes_that_fit(plan: Plan) -> list[Change]:
 
 
 def largest_models(plan: Plan) -> list[tuple[str, Plan]]:
-    """Each known size with its plan under the same settings, in ascending order."""
+    """Return each known size with its plan under the same settings, in ascending order."""
     plans = ((size, make_plan(family_model(size), plan.config, plan.num_nodes, plan.hardware)) for size in FAMILY)
     return list(plans)
 
 
 def with_values(config: Config, values: Iterable[tuple[str, Any]]) -> Config:
-    """The config with `section.key` values replaced; they are not validated."""
+    """Return the config with `section.key` values replaced, not validated."""
     for path, value in values:
         section, key = path.split(".")
         changed = getattr(config, section).model_copy(update={key: value})
@@ -64,7 +64,7 @@ def with_values(config: Config, values: Iterable[tuple[str, Any]]) -> Config:
 
 
 def _candidates(plan: Plan) -> list[tuple[tuple[str, Any], ...]]:
-    """Changes worth trying, those first that cost least."""
+    """List changes worth trying, those first that cost least."""
     config = plan.config
     train, wider = config.train, _wider_engines(plan)
     possible: list[tuple[bool, tuple[tuple[str, Any], ...]]] = [
@@ -87,7 +87,7 @@ def _candidates(plan: Plan) -> list[tuple[tuple[str, Any], ...]]:
 
 
 def _more_nodes(plan: Plan) -> list[Change]:
-    """The fewest nodes with the settings as they are, then with sharding and offload where those take fewer.
+    """Find the fewest nodes with the settings as they are, then with sharding and offload where those take fewer.
 
     More nodes do not help an engine that lacks memory: it gets more GPUs in any case.
     """
@@ -107,7 +107,7 @@ def _more_nodes(plan: Plan) -> list[Change]:
 
 
 def _wider_engines(plan: Plan) -> tuple[tuple[str, Any], ...]:
-    """Twice the GPUs for each engine, and half as many engines; empty where that is not possible."""
+    """Give each engine twice the GPUs, and have half as many engines; nothing where that is not possible."""
     engine = plan.config.engine
     wider = 2 * engine.tensor_parallel
     if not plan.config.needs.rollouts or engine.engines_per_node < 2 or plan.model.shape.num_heads % wider:
@@ -120,7 +120,7 @@ def _with(plan: Plan, values: Iterable[tuple[str, Any]], num_nodes: int) -> Plan
 
 
 def shortfall(plan: Plan) -> str:
-    """The device that lacks most, in a few words; empty when the plan fits."""
+    """Name the device that lacks most, in a few words; empty when the plan fits."""
     missing = [budget for budget in plan.budgets if not budget.fits]
     if not missing:
         return "; ".join(plan.problems)

@@ -1,22 +1,24 @@
-"""Does a run fit on the nodes it is planned for? Puts the budgets of learner, engine and node side by side."""
+"""Decide whether a run fits the nodes it is planned for: the memory of learner, engine and node, side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import engines_per_node, expects_gpus, gpus_per_node, weight_bytes
-from hpc_grpo.plan.engine import KvCache, cpu_kv_cache, engine_budget
-from hpc_grpo.plan.learner import learner_budget
+from hpc_grpo.launch.environment.rules import job_environ
+from hpc_grpo.plan.engine_memory import KvCache, cpu_kv_cache, engine_budget
+from hpc_grpo.plan.learner_memory import learner_budget
 from hpc_grpo.plan.memory import Hardware, MemoryBudget
-from hpc_grpo.plan.node import host_budget, shared_memory_budget
-from hpc_grpo.plan.shapes import Model
+from hpc_grpo.plan.model import Model, family_model, read_model
+from hpc_grpo.plan.node_memory import host_budget, shared_memory_budget
 from hpc_grpo.types import GIB
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The budgets of every kind of device. `kv_cache` is None without engines (SFT)."""
+    """A run on so many nodes, with the budget of every kind of device; `kv_cache` is None without engines (SFT)."""
 
     model: Model
     config: Config
@@ -35,7 +37,7 @@ class Plan:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What does not fit, in words; empty when all does."""
+        """Say what does not fit; nothing when all does."""
         found = [
             f"{budget.device}: {budget.num_bytes / GIB:.1f} GiB needed, {budget.capacity_bytes / GIB:.1f} GiB there"
             for budget in self.budgets
@@ -53,7 +55,7 @@ class Plan:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What fits while training but may not in a moment beside it."""
+        """Say what fits while training but may not in a moment beside it."""
         host = next(budget for budget in self.budgets if budget.device == "node's host memory")
         export = weight_bytes(self.config, self.model.num_parameters)
         if not host.fits or host.num_bytes + export <= host.capacity_bytes:
@@ -63,6 +65,26 @@ class Plan:
             f"{host.capacity_bytes / GIB:.1f} GiB for a moment, and the job may be killed there. Free host memory: "
             f"more nodes, or a smaller launch.object_store_gib.",
         )
+
+
+def plan_of(
+    config: Config,
+    environ: Mapping[str, str],
+    hardware: Hardware,
+    *,
+    nodes: int | None = None,
+    size: str | None = None,
+) -> Plan:
+    """Plan `config` on `nodes`, else on its own, with the shape of `size`, else of its model.path.
+
+    `environ` is the environment that the job starts from: it says where the model is looked for. Raises ConfigError
+    where the model is not on this machine, or is none that can be planned.
+    """
+    if size is None:
+        model = read_model(config.model.path, job_environ(environ, config.launch.env))
+    else:
+        model = family_model(size)
+    return make_plan(model, config, nodes or config.launch.slurm.num_nodes, hardware)
 
 
 def make_plan(model: Model, config: Config, num_nodes: int, hardware: Hardware) -> Plan:

@@ -1,9 +1,15 @@
-"""Memory on one device as a sum of named parts."""
+"""Count bytes: a device's memory as a sum of named parts, what DeepSpeed keeps a parameter, what a microbatch keeps.
+
+Formulas of numbers alone: which of a run's settings go into them is said beside each device (learner_memory.py,
+engine_memory.py, node_memory.py).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hpc_grpo.plan.model import ModelShape
 from hpc_grpo.types import GIB
 
 
@@ -33,6 +39,10 @@ class MemoryBudget:
         return self.num_bytes <= self.capacity_bytes
 
 
+def nonzero(*parts: Part) -> tuple[Part, ...]:
+    return tuple(part for part in parts if part.num_bytes)
+
+
 @dataclass(frozen=True)
 class Hardware:
     """A node. `gpu_bytes` is one GPU's memory, `host_bytes` what a job may use of the node's.
@@ -47,8 +57,122 @@ class Hardware:
 
 
 GH200 = Hardware(gpu_bytes=96 * GIB, host_bytes=460 * GIB)
-"""What is assumed where nothing else is said."""
+"""Assumed where nothing else is said."""
 
 
-def nonzero(*parts: Part) -> tuple[Part, ...]:
-    return tuple(part for part in parts if part.num_bytes)
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes a parameter that DeepSpeed keeps on one learner for weights, gradients and the optimizer.
+
+    `_whole` does not depend on the number of learners W; `_shard` is divided by W. The first five lie on the GPU, those
+    with `host_` in host memory. `host_pinned_shard` are the sizes of page-locked arrays among them.
+
+    Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), section 3: mixed-precision Adam keeps 2 (weights) + 2
+    (gradients) + 12 (float32 weights and two moments) bytes a parameter; stage 1 divides the 12 by W, stage 2 the
+    gradients too, stage 3 everything. Deviations here, since gradients are summed in float32 over microbatches
+    (`grad_accum_dtype` in learner/setup.py): 4 bytes of gradients instead of 2, and what DeepSpeed 0.19.8 keeps beside
+    them. Measured as the live tensors of a learner on CPU before its step, for W = 1 and 2; float32 rows of stages 1
+    and 2 include the copy of the gradients that the step makes, and stage 1 with offload is read from the source.
+    """
+
+    weights_whole: int = 0
+    weights_shard: int = 0
+    gradients_whole: int = 0
+    gradients_shard: int = 0
+    optimizer_shard: int = 0
+    host_optimizer_shard: int = 0
+    host_gradients_shard: int = 0
+    host_staging_shard: int = 0
+    host_pinned_shard: tuple[int, ...] = ()
+
+
+# fmt: off
+STATES: dict[tuple[str, int, bool], StateBytes] = {
+    # dtype, stage, offload              weights       gradients     optimizer  | host: optimizer, gradients, staging,
+    #                                    whole shard   whole shard   shard      | page-locked
+    ("bfloat16", 1, False): StateBytes(  2,    0,      6,    0,      12),
+    ("bfloat16", 1, True):  StateBytes(  2,    0,      4,    4,      0,           12, 4, 2, (4, 4, 2)),
+    ("bfloat16", 2, False): StateBytes(  2,    0,      0,    4,      12),
+    ("bfloat16", 2, True):  StateBytes(  2,    0,      0,    4,      0,           12, 4, 2, (4, 4, 2)),
+    ("bfloat16", 3, False): StateBytes(  0,    2,      0,    4,      12),
+    ("bfloat16", 3, True):  StateBytes(  0,    2,      0,    0,      0,           12, 8, 0, (4,)),
+    ("float32", 1, False):  StateBytes(  4,    0,      4,    4,      12),
+    ("float32", 1, True):   StateBytes(  4,    0,      4,    0,      0,           12, 8, 4, (4, 4, 4)),
+    ("float32", 2, False):  StateBytes(  4,    0,      0,    8,      12),
+    ("float32", 2, True):   StateBytes(  4,    0,      0,    0,      0,           12, 8, 4, (4, 4, 4)),
+    ("float32", 3, False):  StateBytes(  0,    4,      0,    4,      12),
+    ("float32", 3, True):   StateBytes(  0,    4,      0,    0,      0,           12, 8, 0, (4,)),
+}
+# fmt: on
+"""By the model's dtype, the ZeRO stage and whether the optimizer is offloaded; columns: the fields of `StateBytes`.
+
+Stage 1 in bfloat16 has the gradients of the whole backward pass beside their float32 sum (BF16_Optimizer). Stage 3 with
+offload has the sum over microbatches, and the optimizer's own copy of it.
+"""
+
+
+def pinned_rounding_bytes(arrays: Iterable[int]) -> int:
+    """Return what page-locking adds to arrays of these sizes: torch's host allocator rounds each to a power of two.
+
+    ATen/core/CachingHostAllocator.h, `PowerOf2Ceil`.
+
+    >>> pinned_rounding_bytes([3 * 2**20, 4 * 2**20])
+    1048576
+    """
+    return sum((1 << (num_bytes - 1).bit_length()) - num_bytes for num_bytes in arrays if num_bytes)
+
+
+LOGIT_BYTES = 20
+"""A chunk's logit in float32, and four more arrays of its size: normalised logits, probabilities, gradients."""
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes at the peak of a backward pass. `kept` waits for it; `one_layer` and `head` come one after the other.
+
+    The way of counting is that of Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
+    Models" (arXiv:2205.05198), section 4: what autograd keeps for the backward pass, operation by operation. The
+    operations are those of transformers' Llama and Qwen2 layers with a fused attention kernel (nothing of size T x T).
+    Letters: `T` tokens of a microbatch, `d` hidden size, `a` and `k` channels of all query and of all key heads, `H`
+    query heads, `f` intermediate size, `V` vocabulary, `L` layers, `b` bytes of the model's dtype, `c` tokens of a
+    logits chunk.
+    """
+
+    kept: int
+    one_layer: int
+    head: int
+    kept_formula: str
+
+    @property
+    def working(self) -> int:
+        return max(self.one_layer, self.head)
+
+
+def layer_bytes_per_token(shape: ModelShape, dtype_bytes: int) -> int:
+    """Return (8 + 4 b) d + b (3 a + 2 k) + 4 H + 4 b f.
+
+    Two norms keep their float32 input (4 d each), the normalised value and their output (b d each). Attention keeps
+    queries, keys, values and its output, which the output projection keeps once more, and 4 bytes a head of
+    log-sum-exps. The MLP keeps gate, its activation, up and their product.
+    """
+    d, a, k, f, b = shape.hidden_size, shape.attention_size, shape.kv_size, shape.intermediate_size, dtype_bytes
+    return (8 + 4 * b) * d + b * (3 * a + 2 * k) + 4 * shape.num_heads + 4 * b * f
+
+
+def activations(
+    shape: ModelShape, dtype_bytes: int, num_tokens: int, chunk_tokens: int, *, is_checkpointed: bool
+) -> Activations:
+    """Return the peak of one microbatch of `num_tokens`.
+
+    With gradient checkpointing (Chen et al. 2016, arXiv:1604.06174) only each layer's input is kept, b d a token,
+    and one layer's activations exist again while its backward pass runs, with gradients of about 2 b f beside them.
+    The output layer computes logits chunk by chunk and adds two weight gradients of the chunks up.
+    """
+    per_layer = num_tokens * layer_bytes_per_token(shape, dtype_bytes)
+    boundary = num_tokens * dtype_bytes * shape.hidden_size
+    gradients = num_tokens * 2 * dtype_bytes * shape.intermediate_size
+    chunk = min(chunk_tokens, num_tokens)
+    head = chunk * shape.vocab_size * LOGIT_BYTES + 2 * dtype_bytes * shape.vocab_size * shape.hidden_size
+    if is_checkpointed:
+        return Activations(shape.num_layers * boundary, per_layer + gradients, head, "b d L T")
+    return Activations(shape.num_layers * per_layer, gradients, head, "((8+4b) d + b (3a+2k) + 4H + 4b f) L T")

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from hpc_grpo.config import Config, LaunchConfig
 from hpc_grpo.errors import HpcGrpoError
-from hpc_grpo.launch.environment.rules import filtered
+from hpc_grpo.launch.environment.rules import job_environ
 
 Status = Literal["ok", "warning", "failure", "skipped"]
 
@@ -71,8 +71,7 @@ class Context:
     @property
     def job_environ(self) -> Mapping[str, str]:
         """`environ` with launch.env, without the values that only a job's own variables can complete."""
-        in_job = filtered(self.environ, (), self.launch.env)
-        return {**self.environ, **{name: value for name, value in in_job.items() if "$" not in value}}
+        return job_environ(self.environ, self.launch.env)
 
 
 def ok(check: str, says: str) -> Finding:

@@ -17,7 +17,7 @@ from hpc_grpo.config.resources import engines_per_node, expects_gpus, node_deman
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.place.base import Place
-from hpc_grpo.plan.model_source import read_model
+from hpc_grpo.plan.model import read_model
 from hpc_grpo.preflight import network, node_checks
 from hpc_grpo.preflight.asked_nodes import AskedNodes, Reply
 from hpc_grpo.preflight.findings import Context, Finding, Group, failure, guarded, ok, skipped

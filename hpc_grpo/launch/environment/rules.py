@@ -144,6 +144,15 @@ def filtered(
     return kept
 
 
+def job_environ(environ: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
+    """Return `environ` with `env` (launch.env) on top, as far as it can be known before the job runs.
+
+    A site's variables may exist inside its jobs only; a value that names one is left out.
+    """
+    in_job = filtered(environ, (), env)
+    return {**environ, **{name: value for name, value in in_job.items() if "$" not in value}}
+
+
 def expand(text: str, environ: Mapping[str, str] = os.environ) -> str:
     """Replace `$NAME` and `${NAME}`; an unknown name stays as it is, since a site's may exist in its jobs only."""
     return _VARIABLE.sub(lambda match: environ.get(match[1] or match[2], match[0]), text)

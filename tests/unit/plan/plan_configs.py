@@ -7,7 +7,7 @@ from typing import Any
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.plan.fit import Plan, make_plan
 from hpc_grpo.plan.memory import Hardware, MemoryBudget
-from hpc_grpo.plan.shapes import family_model
+from hpc_grpo.plan.model import family_model
 from hpc_grpo.types import GIB
 
 GH200 = Hardware(gpu_bytes=96 * GIB, host_bytes=460 * GIB)

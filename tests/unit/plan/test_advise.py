@@ -7,8 +7,8 @@ import pytest
 from hpc_grpo.config import load_config
 from hpc_grpo.plan.advise import changes_that_fit, largest_models
 from hpc_grpo.plan.fit import make_plan
-from hpc_grpo.plan.pace import measured_pace
-from hpc_grpo.plan.report import plan_text
+from hpc_grpo.plan.step import measured_steps
+from hpc_grpo.plan.text import plan_text
 from tests.unit.plan.plan_configs import GH200, least_config, plan_7b_config
 
 
@@ -72,7 +72,7 @@ def test_the_pace_is_the_median_of_the_newest_attempt() -> None:
         3: {"attempt": 2, "time/step_s": 10.0},
         4: {"attempt": 2, "time/step_s": 20.0},
     }
-    pace = measured_pace(metrics, {1: 1, 2: 3}, total_steps=184)
+    pace = measured_steps(metrics, {1: 1, 2: 3}, total_steps=184)
     assert pace is not None
     assert (pace.median_step_s, pace.num_steps, pace.attempt, pace.num_nodes) == (20.0, 3, 2, 3)
     assert pace.num_remaining_steps == 180
@@ -80,13 +80,13 @@ def test_the_pace_is_the_median_of_the_newest_attempt() -> None:
 
 
 def test_no_step_no_pace() -> None:
-    assert measured_pace({}, {}, 10) is None
-    assert measured_pace(lines(5.0), {}, 10) is None  # only the eval before the first step
-    assert measured_pace({1: {"attempt": 1, "time/step_s": float("nan")}}, {}, 10) is None
+    assert measured_steps({}, {}, 10) is None
+    assert measured_steps(lines(5.0), {}, 10) is None  # only the eval before the first step
+    assert measured_steps({1: {"attempt": 1, "time/step_s": float("nan")}}, {}, 10) is None
 
 
 def test_node_hours_need_the_length_of_the_run() -> None:
-    pace = measured_pace(lines(1.0, 2.0), {}, None)
+    pace = measured_steps(lines(1.0, 2.0), {}, None)
     assert pace is not None
     assert pace.node_hours_left(2) is None
     text = plan_text(make_plan(plan_7b_config("7B", 2).model, least_config(train={"zero_stage": 3}), 2, GH200), pace)
@@ -95,7 +95,7 @@ def test_node_hours_need_the_length_of_the_run() -> None:
 
 
 def test_a_pace_measured_on_other_nodes_is_said() -> None:
-    pace = measured_pace(lines(0.0, 3600.0), {1: 4}, 11)
+    pace = measured_steps(lines(0.0, 3600.0), {1: 4}, 11)
     text = plan_text(plan_7b_config("7B", 2), pace)
     assert "Node-hours left: 40.0, for 10 steps." in text
     assert "(on 4 nodes; how it changes with 2 was not measured)" in text

@@ -16,7 +16,7 @@ from hpc_grpo.cli import check
 from hpc_grpo.config import load_config, to_yaml
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.plan.shapes import FAMILY
+from hpc_grpo.plan.model import FAMILY
 
 SECRET = "planted-5f3c-value"
 CONFIG_7B = "isambard/grpo_7b_rlzero_general"

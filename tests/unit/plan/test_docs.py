@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from hpc_grpo.cli import check
-from hpc_grpo.plan import engine, learner, node, states
-from hpc_grpo.plan.states import StateBytes
+from hpc_grpo.plan import engine_memory, learner_memory, node_memory
+from hpc_grpo.plan.memory import STATES, StateBytes
 from hpc_grpo.types import GIB
 from tests.unit.plan.plan_configs import plan_7b_config
 
@@ -60,7 +60,7 @@ def host_terms(row: StateBytes) -> str:
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("is_offloaded", [False, True])
 def test_the_table_of_states_is_the_one_of_the_code(stage: int, is_offloaded: bool) -> None:
-    row = states._STATES["bfloat16", stage, is_offloaded]
+    row = STATES["bfloat16", stage, is_offloaded]
     cells = [
         f"stage {stage}" + (", offload" if is_offloaded else ""),
         terms(row.weights_whole, row.weights_shard),
@@ -74,13 +74,15 @@ def test_the_table_of_states_is_the_one_of_the_code(stage: int, is_offloaded: bo
 
 def test_assumed_numbers_are_those_of_the_code() -> None:
     text = " ".join(PAGE.split())
-    assert f"{learner.FRAGMENTATION:.0%} for what torch's allocator cannot use" in text
-    assert f"{learner.CONTEXT_BYTES // GIB} GiB for CUDA and NCCL" in text
-    assert f"CUDA and its graphs {(engine.CONTEXT_BYTES + engine.CUDA_GRAPH_BYTES) // GIB} GiB (assumed)" in text
-    assert f"{node.GPU_PROCESS_GIB:g} GiB for each learner" in text
-    assert f"{node.GRADING_PROCESS_GIB:g} GiB for each reward process, {node.SYSTEM_GIB:g} GiB for driver" in text
-    assert learner.REDUCE_BUCKET_ELEMENTS == 5 * 10**8
-    assert node.SHARED_MEMORY_SHARE == 0.5
+    assert f"{learner_memory.FRAGMENTATION:.0%} for what torch's allocator cannot use" in text
+    assert f"{learner_memory.CONTEXT_BYTES // GIB} GiB for CUDA and NCCL" in text
+    graphs_gib = (engine_memory.CONTEXT_BYTES + engine_memory.CUDA_GRAPH_BYTES) // GIB
+    assert f"CUDA and its graphs {graphs_gib} GiB (assumed)" in text
+    assert f"{node_memory.GPU_PROCESS_GIB:g} GiB for each learner" in text
+    assert f"{node_memory.GRADING_PROCESS_GIB:g} GiB for each reward process" in text
+    assert f"{node_memory.SYSTEM_GIB:g} GiB for driver" in text
+    assert learner_memory.REDUCE_BUCKET_ELEMENTS == 5 * 10**8
+    assert node_memory.SHARED_MEMORY_SHARE == 0.5
 
 
 def test_the_export_of_32b_on_two_nodes_is_warned_about() -> None:

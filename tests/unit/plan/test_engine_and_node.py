@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 from hpc_grpo.config.resources import weight_bytes
-from hpc_grpo.plan.engine import KvCache, engine_budget, kv_bytes_per_token
+from hpc_grpo.plan.engine_memory import KvCache, engine_budget, kv_bytes_per_token
 from hpc_grpo.plan.fit import make_plan
 from hpc_grpo.plan.memory import Hardware
-from hpc_grpo.plan.node import host_budget, shared_memory_budget
-from hpc_grpo.plan.shapes import FAMILY, family_model
-from hpc_grpo.plan.workload import workload
+from hpc_grpo.plan.model import FAMILY, family_model
+from hpc_grpo.plan.node_memory import host_budget, shared_memory_budget
+from hpc_grpo.plan.step import workload
 from hpc_grpo.types import GIB
 from tests.unit.plan.plan_configs import GH200, least_config, parts
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.plan.model_source import count_parameters, read_model
+from hpc_grpo.plan.model import count_parameters, read_model
 
 QWEN: dict[str, Any] = {
     "model_type": "qwen2",

@@ -1,18 +1,26 @@
-"""The plan as text for a terminal."""
+"""Write a plan as text for a terminal."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from hpc_grpo.config import Config
 from hpc_grpo.config.resources import engines_per_node, expects_gpus, gpus_per_node
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.advise import changes_that_fit, largest_models, shortfall
-from hpc_grpo.plan.expected import DECODING_SHARE, TRAINING_SHARE, expected_step, num_steps
-from hpc_grpo.plan.fit import Plan
-from hpc_grpo.plan.learner import is_checkpointed
-from hpc_grpo.plan.memory import MemoryBudget
-from hpc_grpo.plan.pace import MeasuredPace
-from hpc_grpo.plan.workload import workload
+from hpc_grpo.plan.fit import Plan, plan_of
+from hpc_grpo.plan.learner_memory import is_checkpointed
+from hpc_grpo.plan.memory import GH200, MemoryBudget
+from hpc_grpo.plan.step import (
+    DECODING_SHARE,
+    TRAINING_SHARE,
+    MeasuredSteps,
+    expected_step,
+    num_steps,
+    read_measured_steps,
+    workload,
+)
 from hpc_grpo.types import GIB
 
 _MAX_CHANGES_SHOWN = 6
@@ -20,10 +28,21 @@ _NAME_WIDTH = 46
 _LINE_WIDTH = 100
 
 
-def plan_text(plan: Plan, pace: MeasuredPace | None) -> str:
-    """Everything `hpc-grpo plan` prints."""
+def plan_text(plan: Plan, measured: MeasuredSteps | None) -> str:
+    """Return everything that `hpc-grpo plan` prints."""
     sections = [_head(plan), *map(_budget, plan.budgets), _verdict(plan), _step(plan), _sizes(plan)]
-    return "\n\n".join("\n".join(section) for section in (*sections, _time(plan, pace))) + "\n"
+    return "\n\n".join("\n".join(section) for section in (*sections, _time(plan, measured))) + "\n"
+
+
+def plan_or_reason(config: Config, environ: Mapping[str, str]) -> str:
+    """Return the plan on the hardware that `hpc-grpo plan` assumes, else one line that says why there is none."""
+    try:
+        text = plan_text(plan_of(config, environ, GH200), read_measured_steps(config))
+    except ConfigError as error:
+        return f"No plan: {' '.join(str(error).split())}\n"
+    gpu_gib, host_gib = GH200.gpu_bytes // GIB, GH200.host_bytes // GIB
+    assumed = f"{gpu_gib} GiB on each GPU and {host_gib} GiB of a node's memory; `hpc-grpo plan` takes other values"
+    return f"Plan, assuming {assumed}.\n\n{text}"
 
 
 def _head(plan: Plan) -> Iterator[str]:
@@ -96,24 +115,24 @@ def _sizes(plan: Plan) -> Iterator[str]:
         yield f"  {size:>5}  " + ("fits" if planned.fits else f"does not fit: {shortfall(planned)}")
 
 
-def _time(plan: Plan, pace: MeasuredPace | None) -> Iterator[str]:
-    if pace is None:
+def _time(plan: Plan, measured: MeasuredSteps | None) -> Iterator[str]:
+    if measured is None:
         yield from _expected_time(plan)
         return
-    where = f" on {_count(pace.num_nodes, 'node')}" if pace.num_nodes else ""
+    where = f" on {_count(measured.num_nodes, 'node')}" if measured.num_nodes else ""
     yield (
-        f"Step time: {pace.median_step_s:.1f} s, the median of {_count(pace.num_steps, 'step')} of attempt "
-        f"{pace.attempt}{where}."
+        f"Step time: {measured.median_step_s:.1f} s, the median of {_count(measured.num_steps, 'step')} of attempt "
+        f"{measured.attempt}{where}."
     )
-    left = pace.node_hours_left(plan.num_nodes)
-    if left is None or pace.num_remaining_steps is None:
+    left = measured.node_hours_left(plan.num_nodes)
+    if left is None or measured.num_remaining_steps is None:
         yield "Node-hours left: not known, since the length of the run is not (train.total_epochs)."
         return
-    yield f"Node-hours left: {left:.1f}, for {_count(pace.num_remaining_steps, 'step')}."
+    yield f"Node-hours left: {left:.1f}, for {_count(measured.num_remaining_steps, 'step')}."
     if expects_gpus(plan.config):
         yield f"GPU-hours left: {left * gpus_per_node(plan.config):.1f}."
-    if pace.num_nodes not in (None, plan.num_nodes):
-        yield f"  (on {_count(pace.num_nodes or 0, 'node')}; how it changes with {plan.num_nodes} was not measured)"
+    if measured.num_nodes not in (None, plan.num_nodes):
+        yield f"  (on {_count(measured.num_nodes or 0, 'node')}; how it changes with {plan.num_nodes} was not measured)"
 
 
 def _expected_time(plan: Plan) -> Iterator[str]:

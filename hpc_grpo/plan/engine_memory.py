@@ -1,4 +1,4 @@
-"""What one vLLM engine holds on each of its GPUs, and how many sequences fit its KV cache.
+"""Add up each GPU of one vLLM engine, and count the sequences that its KV cache holds.
 
 vLLM (Kwon et al. 2023, arXiv:2309.06180) takes `gpu_memory_utilization` of the GPU, runs the largest batch once to see
 what the model needs, and gives the rest to the KV cache in blocks.
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import kv_cache_gib
 from hpc_grpo.plan.memory import Hardware, MemoryBudget, Part, nonzero
-from hpc_grpo.plan.shapes import Model, ModelShape
+from hpc_grpo.plan.model import Model, ModelShape
 from hpc_grpo.types import DTYPE_BYTES, GIB
 
 BLOCK_TOKENS = 16
 MAX_BATCHED_TOKENS = 2048
-"""vLLM's default for an engine made by `LLMEngine.from_engine_args`, as rollout/sampler.py does."""
+"""vLLM's default for an engine made by `LLMEngine.from_engine_args`, as engine/vllm.py does."""
 SAMPLING_ARRAYS = 4
 """float32 arrays [max_num_seqs, V] of the sampler: logits, sorted logits, probabilities, logprobs (assumed)."""
 CONTEXT_BYTES = 1 * GIB
@@ -26,7 +26,7 @@ CUDA_GRAPH_BYTES = 1 * GIB
 
 @dataclass(frozen=True)
 class KvCache:
-    """The cache of one engine. `num_bytes` and `bytes_per_token` are of one GPU; tokens and sequences of the engine.
+    """The KV cache of one engine. `num_bytes` and `bytes_per_token` are of one GPU; tokens and sequences of the engine.
 
     `num_sequences` counts full-length ones (max_model_len): shorter ones share the same tokens.
     """
@@ -46,9 +46,9 @@ class KvCache:
 
 
 def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int, tensor_parallel: int = 1) -> int:
-    """2 L k b: a key and a value of every layer; tensor parallelism divides the heads, down to one a GPU.
+    """Return 2 L k b: a key and a value of every layer; tensor parallelism divides the heads, down to one a GPU.
 
-    >>> from hpc_grpo.plan.shapes import FAMILY
+    >>> from hpc_grpo.plan.model import FAMILY
     >>> kv_bytes_per_token(FAMILY["7B"], 2)
     57344
     """
@@ -57,7 +57,7 @@ def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int, tensor_parallel: int
 
 
 def engine_budget(model: Model, config: Config, hardware: Hardware) -> tuple[MemoryBudget, KvCache]:
-    """One GPU of one engine. Where the weights leave no room for a full-length sequence, what one needs is shown."""
+    """Return one GPU of one engine; its cache holds at least one sequence of full length, whether it fits or not."""
     engine = config.engine
     parts = [*model_parts(model, config), _runtime_part(config)]
     per_token = kv_bytes_per_token(model.shape, DTYPE_BYTES[config.model.dtype], engine.tensor_parallel)
@@ -75,13 +75,14 @@ def engine_budget(model: Model, config: Config, hardware: Hardware) -> tuple[Mem
 
 
 def cpu_kv_cache(model: Model, config: Config) -> KvCache:
+    """Return the cache of an engine on CPU, which has a fixed size."""
     num_bytes = int((kv_cache_gib(config, on_gpu=False) or 0) * GIB)
     per_token = kv_bytes_per_token(model.shape, DTYPE_BYTES[config.model.dtype], config.engine.tensor_parallel)
     return KvCache(num_bytes, per_token, config.max_model_len)
 
 
 def model_parts(model: Model, config: Config) -> list[Part]:
-    """Weights and the largest forward pass, on one GPU of the engine."""
+    """List weights and the largest forward pass, on one GPU of the engine."""
     b, parallel, shape = DTYPE_BYTES[config.model.dtype], config.engine.tensor_parallel, model.shape
     max_num_seqs = config.engine.max_num_seqs
     tokens = min(MAX_BATCHED_TOKENS, max_num_seqs * config.max_model_len)

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.demo.model import ModelSize, write_model
-from hpc_grpo.plan.model_source import read_model
-from hpc_grpo.plan.shapes import FAMILY, ModelShape
+from hpc_grpo.plan.model import FAMILY, ModelShape, read_model
 
 LLAMA_3_8B = ModelShape(4096, 32, 32, 8, 128, 14_336, 128_256)
 MISTRAL_7B = ModelShape(4096, 32, 32, 8, 128, 14_336, 32_000)

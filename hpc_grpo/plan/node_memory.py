@@ -1,4 +1,4 @@
-"""What a node holds in host memory, and in shared memory (/dev/shm) as a part of it.
+"""Add up a node's host memory, and shared memory (/dev/shm) as a part of it.
 
 Every learner writes to the same host memory as the weight store, Ray and the engines' processes: only their sum says
 whether a node has enough.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import engines_per_node, expects_gpus, weight_store_bytes
-from hpc_grpo.plan.engine import model_parts
-from hpc_grpo.plan.learner import activation_parts, host_parts, state_parts
+from hpc_grpo.plan.engine_memory import model_parts
+from hpc_grpo.plan.learner_memory import activation_parts, host_parts, state_parts
 from hpc_grpo.plan.memory import Hardware, MemoryBudget, Part, nonzero
-from hpc_grpo.plan.shapes import Model
+from hpc_grpo.plan.model import Model
 from hpc_grpo.types import GIB
 
 GPU_PROCESS_GIB = 5.0
@@ -24,7 +24,7 @@ SHARED_MEMORY_SHARE = 0.5
 
 
 def host_budget(model: Model, config: Config, num_learners: int, kv_bytes: int, hardware: Hardware) -> MemoryBudget:
-    """A node's host memory at the peak of a step."""
+    """Return a node's host memory at the peak of a step."""
     shared = shared_memory_parts(model, config)
     offloaded = host_parts(model, config, num_learners, config.placement.learners_per_node)
     on_cpu = [] if expects_gpus(config) else _cpu_parts(model, config, num_learners, kv_bytes)
@@ -33,13 +33,13 @@ def host_budget(model: Model, config: Config, num_learners: int, kv_bytes: int, 
 
 
 def shared_memory_budget(model: Model, config: Config, hardware: Hardware) -> MemoryBudget:
-    """The part of it in /dev/shm, whose size is half of a node's memory unless the site changed it."""
+    """Return the part of it in /dev/shm, whose size is half of a node's memory unless the site changed it."""
     capacity = int(hardware.host_bytes * SHARED_MEMORY_SHARE)
     return MemoryBudget("node's shared memory", shared_memory_parts(model, config), capacity)
 
 
 def shared_memory_parts(model: Model, config: Config) -> tuple[Part, ...]:
-    """The weight store (weights/store.py; grpo alone has one) and Ray's object store."""
+    """List the weight store (weights/store.py; none without engines) and Ray's object store."""
     buffers, store = config.weights.num_buffers, weight_store_bytes(config, model.num_parameters)
     objects = int(config.launch.object_store_gib * GIB)
     return nonzero(
@@ -58,7 +58,7 @@ def _processes(config: Config) -> Part:
 
 
 def _cpu_parts(model: Model, config: Config, num_learners: int, kv_bytes: int) -> list[Part]:
-    """Learners and engines that compute on CPU. Communication buffers are left out: untouched pages take nothing."""
+    """List what learners and engines on CPU take, but for communication buffers: untouched pages take nothing."""
     learners, engines = config.placement.learners_per_node, engines_per_node(config)
     learner = [*state_parts(model, config, num_learners), *activation_parts(model, config, on_gpu=False)]
     weights = sum(part.num_bytes for part in model_parts(model, config)) * config.engine.tensor_parallel

@@ -1,4 +1,4 @@
-"""The bytes a parameter of plan/states.py against the tensors that a DeepSpeed learner really holds."""
+"""The bytes a parameter of plan/memory.py against the tensors that a DeepSpeed learner really holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.demo.model import ModelSize, write_model
-from hpc_grpo.plan.states import _STATES
+from hpc_grpo.plan.memory import STATES
 
 KINDS = [("bfloat16", 2, "none"), ("bfloat16", 3, "cpu")]
 
@@ -71,7 +71,7 @@ def test_a_learner_holds_as_many_bytes_a_parameter(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     measured = json.loads(done.stdout.splitlines()[-1])
     for (dtype, stage, offload), num_bytes in zip(KINDS, measured, strict=True):
-        row = _STATES[dtype, stage, offload != "none"]
+        row = STATES[dtype, stage, offload != "none"]
         on_gpu = row.weights_whole + row.weights_shard + row.gradients_whole + row.gradients_shard + row.optimizer_shard
         on_host = row.host_optimizer_shard + row.host_gradients_shard + row.host_staging_shard
         assert num_bytes / num_parameters == pytest.approx(on_gpu + on_host, rel=0.03), (dtype, stage, offload)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.plan.expected import expected_step, num_steps
+from hpc_grpo.plan.step import expected_step, num_steps
 from tests.unit.plan.plan_configs import plan_7b_config
 
 P = 7_615_616_512

@@ -1,12 +1,20 @@
-"""What one learner holds on its GPU, and what its offloaded optimizer holds in host memory."""
+"""Add up one learner's GPU, and what its offloaded optimizer takes of host memory."""
 
 from __future__ import annotations
 
 from hpc_grpo.config import Config
-from hpc_grpo.plan.activations import Activations, activations
-from hpc_grpo.plan.memory import Hardware, MemoryBudget, Part, nonzero
-from hpc_grpo.plan.shapes import Model
-from hpc_grpo.plan.states import StateBytes, pinned_rounding_bytes, state_bytes
+from hpc_grpo.plan.memory import (
+    STATES,
+    Activations,
+    Hardware,
+    MemoryBudget,
+    Part,
+    StateBytes,
+    activations,
+    nonzero,
+    pinned_rounding_bytes,
+)
+from hpc_grpo.plan.model import Model
 from hpc_grpo.types import DTYPE_BYTES, GIB
 
 REDUCE_BUCKET_ELEMENTS = 500_000_000
@@ -21,17 +29,13 @@ FRAGMENTATION = 0.05
 """Share by which torch's allocator reserves more than it hands out (assumed)."""
 
 
-def uses_reference(config: Config) -> bool:
-    return config.needs.reference
-
-
 def is_checkpointed(config: Config, *, on_gpu: bool) -> bool:
     chosen = config.train.gradient_checkpointing
     return on_gpu if chosen is None else chosen
 
 
 def learner_budget(model: Model, config: Config, num_learners: int, hardware: Hardware) -> MemoryBudget:
-    """One learner's GPU at the peak of a step."""
+    """Return one learner's GPU at the peak of a step."""
     states, working = state_parts(model, config, num_learners), activation_parts(model, config, on_gpu=True)
     buffers = communication_part(model, config)
     parts = [*states, *working, buffers, _step_part(model, config, num_learners, working)]
@@ -42,18 +46,18 @@ def learner_budget(model: Model, config: Config, num_learners: int, hardware: Ha
 
 
 def state_parts(model: Model, config: Config, num_learners: int) -> list[Part]:
-    """Weights, gradients, optimizer and reference that lie where the learner computes."""
-    states, p = state_bytes(config), model.num_parameters
+    """List weights, gradients, optimizer and reference, where the learner computes."""
+    states, p = _states(config), model.num_parameters
     dtype = config.model.dtype
     parts = [
-        _states(f"weights ({dtype})", states.weights_whole, states.weights_shard, p, num_learners),
-        _states("gradients (summed in float32)", states.gradients_whole, states.gradients_shard, p, num_learners),
-        _states("optimizer (float32 weights, moments)", 0, states.optimizer_shard, p, num_learners),
+        _state_part(f"weights ({dtype})", states.weights_whole, states.weights_shard, p, num_learners),
+        _state_part("gradients (summed in float32)", states.gradients_whole, states.gradients_shard, p, num_learners),
+        _state_part("optimizer (float32 weights, moments)", 0, states.optimizer_shard, p, num_learners),
     ]
-    if uses_reference(config):
+    if config.needs.reference:
         b, is_sharded = DTYPE_BYTES[dtype], config.train.zero_stage == 3
         whole, shard = (0, b) if is_sharded else (b, 0)
-        parts.append(_states("reference model", whole, shard, p, num_learners))
+        parts.append(_state_part("reference model", whole, shard, p, num_learners))
     return parts
 
 
@@ -78,7 +82,7 @@ def microbatch(model: Model, config: Config, *, on_gpu: bool) -> Activations:
 
 
 def communication_part(model: Model, config: Config) -> Part:
-    """DeepSpeed's buffers in a backward pass.
+    """Return DeepSpeed's buffers in a backward pass.
 
     Stages 1 and 2: two buckets (`overlap_comm`), and the one being reduced in float32. Stage 3: one float32
     bucket, its copy, and the gathered weights. bfloat16 stage 1 reduces its gradients where they are.
@@ -98,8 +102,8 @@ def communication_part(model: Model, config: Config) -> Part:
 
 
 def host_parts(model: Model, config: Config, num_learners: int, learners_on_node: int) -> list[Part]:
-    """The offloaded optimizer of a node's learners in host memory; empty without offload."""
-    states = state_bytes(config)
+    """List what the optimizer of a node's learners takes of host memory: nothing without offload."""
+    states = _states(config)
     p, n = model.num_parameters, learners_on_node
     rounding = n * pinned_rounding_bytes(_pinned_arrays(states, config, p // num_learners))
     times = "" if n == 1 else f" x {n}"
@@ -112,6 +116,10 @@ def host_parts(model: Model, config: Config, num_learners: int, learners_on_node
     return list(nonzero(*parts, Part("rounding of page-locked arrays", rounding, "to powers of two")))
 
 
+def _states(config: Config) -> StateBytes:
+    return STATES[config.model.dtype, config.train.zero_stage, config.train.offload_optimizer != "none"]
+
+
 def _pinned_arrays(states: StateBytes, config: Config, shard: int) -> list[int]:
     arrays = [size * shard for size in states.host_pinned_shard]
     if config.train.offload_optimizer != "none" and config.train.zero_stage == 3:
@@ -121,7 +129,7 @@ def _pinned_arrays(states: StateBytes, config: Config, shard: int) -> list[int]:
 
 
 def _step_part(model: Model, config: Config, num_learners: int, working: list[Part]) -> Part:
-    """What the optimizer's step needs beyond the room that activations, gone by then, have left.
+    """Return what the optimizer's step needs beyond the room that activations, gone by then, have left.
 
     Stages 1 and 2 take the norm of the largest gradient in float64; stage 3 copies a sub-group's gradients.
     """
@@ -135,7 +143,7 @@ def _step_part(model: Model, config: Config, num_learners: int, working: list[Pa
     return Part("optimizer step, beyond activations", beyond, f"{formula} - activations")
 
 
-def _states(name: str, whole: int, shard: int, num_parameters: int, num_learners: int) -> Part:
+def _state_part(name: str, whole: int, shard: int, num_parameters: int, num_learners: int) -> Part:
     num_bytes = whole * num_parameters + shard * num_parameters // num_learners
     terms = [f"{whole} P"] * bool(whole) + [f"{shard} P / W"] * bool(shard)
     return Part(name, num_bytes, " + ".join(terms) or "0")

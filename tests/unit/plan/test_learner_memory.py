@@ -13,12 +13,9 @@ from hpc_grpo.config import Config
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.learner.model import PolicyModel, load_policy
 from hpc_grpo.learner.packing import pack
-from hpc_grpo.plan.activations import activations, layer_bytes_per_token
-from hpc_grpo.plan.learner import communication_part, host_parts, learner_budget, state_parts
-from hpc_grpo.plan.memory import Part
-from hpc_grpo.plan.model_source import read_model
-from hpc_grpo.plan.shapes import FAMILY, Model, family_model
-from hpc_grpo.plan.states import pinned_rounding_bytes
+from hpc_grpo.plan.learner_memory import communication_part, host_parts, learner_budget, state_parts
+from hpc_grpo.plan.memory import Part, activations, layer_bytes_per_token, pinned_rounding_bytes
+from hpc_grpo.plan.model import FAMILY, Model, family_model, read_model
 from tests.support.sequences import ordinary_sequence
 from tests.unit.plan.plan_configs import GH200, least_config, parts
 

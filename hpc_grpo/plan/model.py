@@ -1,0 +1,182 @@
+"""Shapes of dense decoders with grouped-query attention and a gated MLP (Llama, Mistral, Qwen2, Qwen3).
+
+A shape is read from a model's folder without loading the model, or is one of Qwen2.5's. The number of parameters is
+exact where the folder holds safetensors files, whose headers list every tensor; otherwise a formula counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from hpc_grpo.data.hugging_face import find_model, read_header, weight_files
+from hpc_grpo.errors import ConfigError
+
+_REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+_BY_FORMULA = ("qwen2", "qwen3", "llama", "mistral")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes that memory depends on: channels, layers, heads and tokens of the vocabulary.
+
+    `has_qkv_bias`: Qwen2, or `attention_bias`; `has_output_bias`: `attention_bias` of Llama and Qwen3;
+    `has_query_key_norm`: Qwen3.
+    """
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    has_tied_embeddings: bool = False
+    has_qkv_bias: bool = False
+    has_output_bias: bool = False
+    has_mlp_bias: bool = False
+    has_query_key_norm: bool = False
+
+    @property
+    def attention_size(self) -> int:
+        """Channels of all query heads together; the hidden size in most models."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Channels of all key heads together, and of all value heads."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def num_layer_parameters(self) -> int:
+        """Count one layer: q, k, v, o; gate, up, down; two norms; biases where the model has them."""
+        d, a, k, f = self.hidden_size, self.attention_size, self.kv_size, self.intermediate_size
+        matrices = d * (a + 2 * k) + a * d + 3 * d * f
+        biases = self.has_qkv_bias * (a + 2 * k) + self.has_output_bias * d + self.has_mlp_bias * (2 * f + d)
+        return matrices + biases + 2 * d + self.has_query_key_norm * 2 * self.head_dim
+
+    @property
+    def num_parameters(self) -> int:
+        """Count V d (twice when the output layer is not tied) + L layers + the last norm.
+
+        >>> FAMILY["7B"].num_parameters
+        7615616512
+        """
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.has_tied_embeddings else 2)
+        return embeddings + self.num_layers * self.num_layer_parameters + self.hidden_size
+
+    @property
+    def largest_parameter(self) -> int:
+        """Count the elements of the largest parameter: the embedding, but for models with a tiny vocabulary."""
+        widest = max(self.vocab_size, self.intermediate_size, self.attention_size)
+        return widest * self.hidden_size
+
+
+@dataclass(frozen=True)
+class Model:
+    """A shape with a parameter count; `counted_from` says in words where the count comes from."""
+
+    name: str
+    shape: ModelShape
+    num_parameters: int
+    counted_from: str
+
+
+def _qwen(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, *, tied: bool = False) -> ModelShape:
+    vocabulary = 151_936 if tied else 152_064
+    return ModelShape(
+        hidden, layers, heads, kv_heads, hidden // heads, intermediate, vocabulary, tied, has_qkv_bias=True
+    )
+
+
+FAMILY: dict[str, ModelShape] = {
+    "0.5B": _qwen(896, 24, 14, 2, 4_864, tied=True),
+    "1.5B": _qwen(1_536, 28, 12, 2, 8_960, tied=True),
+    "3B": _qwen(2_048, 36, 16, 2, 11_008, tied=True),
+    "7B": _qwen(3_584, 28, 28, 4, 18_944),
+    "14B": _qwen(5_120, 48, 40, 8, 13_824),
+    "32B": _qwen(5_120, 64, 40, 8, 27_648),
+    "72B": _qwen(8_192, 80, 64, 8, 29_568),
+}
+"""Qwen2.5's sizes, in ascending order; from the config.json of each."""
+
+
+def family_model(size: str) -> Model:
+    shape = FAMILY[size]
+    return Model(f"Qwen2.5-{size}", shape, shape.num_parameters, "built-in shape")
+
+
+def read_model(path: str, environ: Mapping[str, str]) -> Model:
+    """Return the model of `model.path`: a folder, or a name in the Hugging Face cache that `environ` points to.
+
+    Raises ConfigError when it is not on this machine, or is no dense decoder that the formulas describe.
+    """
+    try:
+        folder = find_model(path, environ)
+    except ConfigError as error:
+        raise ConfigError(f"{error} Or plan with the shape of a known size: --size {' | '.join(FAMILY)}.") from error
+    settings = _read_json(folder / "config.json")
+    shape = read_shape(settings, path)
+    counted = count_parameters(folder, is_tied=shape.has_tied_embeddings)
+    if counted is not None:
+        return Model(path, shape, counted, "safetensors headers")
+    kind = settings.get("model_type")
+    if kind not in _BY_FORMULA:
+        raise ConfigError(
+            f"model.path = {path}: {folder} has no safetensors files to count, and no formula is known for "
+            f"model_type = {kind!r} (known: {', '.join(_BY_FORMULA)}). Fetch the weights too."
+        )
+    return Model(path, shape, shape.num_parameters, "formula on config.json")
+
+
+def read_shape(settings: Mapping[str, Any], path: str) -> ModelShape:
+    """Return the shape in a config.json. Raises ConfigError for a mixture of experts and for missing sizes."""
+    experts = [key for key in ("num_experts", "num_local_experts", "n_routed_experts") if settings.get(key)]
+    missing = [key for key in _REQUIRED if not isinstance(settings.get(key), int)]
+    if experts or missing:
+        why = f"{experts[0]} = {settings[experts[0]]}" if experts else f"its config.json has no {', '.join(missing)}"
+        raise ConfigError(f"model.path = {path}: plan knows dense decoder models only ({why}).")
+    kind, heads = settings.get("model_type"), settings["num_attention_heads"]
+    has_bias = bool(settings.get("attention_bias", False))
+    return ModelShape(
+        hidden_size=settings["hidden_size"],
+        num_layers=settings["num_hidden_layers"],
+        num_heads=heads,
+        num_kv_heads=settings.get("num_key_value_heads") or heads,
+        head_dim=settings.get("head_dim") or settings["hidden_size"] // heads,
+        intermediate_size=settings["intermediate_size"],
+        vocab_size=settings["vocab_size"],
+        has_tied_embeddings=bool(settings.get("tie_word_embeddings", False)),
+        has_qkv_bias=kind == "qwen2" or has_bias,
+        has_output_bias=kind != "qwen2" and has_bias,
+        has_mlp_bias=bool(settings.get("mlp_bias", False)),
+        has_query_key_norm=kind == "qwen3",
+    )
+
+
+def count_parameters(folder: Path, *, is_tied: bool) -> int | None:
+    """Return the elements of all tensors in the folder's safetensors files; None unless every file is there.
+
+    A tied output layer is one parameter with the embedding, also where a file stores it twice.
+    """
+    files = weight_files(folder)
+    if not files or not all(file.suffix == ".safetensors" and file.is_file() for file in files):
+        return None
+    shapes = {name: shape for file in files for name, shape in read_header(file).shapes.items()}
+    if is_tied and len(shapes) > 1:
+        shapes.pop("lm_head.weight", None)
+    return sum(prod(shape) for shape in shapes.values())
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a JSON object.")
+    return values
