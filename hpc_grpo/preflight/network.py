@@ -1,4 +1,4 @@
-"""Judging what nodes have in common and what is between them: pure functions of facts and replies."""
+"""Judge nodes against each other and the network between them: pure functions of facts and replies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_NAMED_VERSIONS = 4
 
 @dataclass(frozen=True)
 class Measured:
-    """What the torch probe of one node found; bandwidths in 10^9 bytes a second, None where not measured."""
+    """The measurements of one node's torch probe; bandwidths in 10^9 bytes a second, None where not measured."""
 
     sees_gpus: int = 0
     gloo_gb_per_s: float | None = None
@@ -29,7 +29,7 @@ class Measured:
 
 
 def canary(written_by: str, root: str, sees: Mapping[str, bool]) -> Finding:
-    """Whether every node reads in the run folder what the first wrote there."""
+    """Check that every node reads in the run folder what the first wrote there."""
     if blind := [node for node, sees_it in sees.items() if not sees_it]:
         says = f"{', '.join(blind)} cannot read what {written_by} wrote in {root}"
         return failure("canary", says, "set run.root to a folder on a file system that all nodes share")
@@ -37,7 +37,7 @@ def canary(written_by: str, root: str, sees: Mapping[str, bool]) -> Finding:
 
 
 def clocks(offsets_s: Mapping[str, float]) -> Finding:
-    """`offsets_s` are the nodes' clocks relative to this one's."""
+    """Check that clocks agree; `offsets_s` are those of the nodes relative to this machine's."""
     skew_s = max(offsets_s.values()) - min(offsets_s.values())
     says = f"clocks differ by {skew_s:.1f} s" + (f" ({_furthest(offsets_s)})" if skew_s > _LARGE_SKEW_S else "")
     if skew_s > _MAX_SKEW_S:
@@ -48,7 +48,7 @@ def clocks(offsets_s: Mapping[str, float]) -> Finding:
 
 
 def versions(facts: Sequence[NodeFacts]) -> Finding:
-    """Whether all nodes have the same packages."""
+    """Check that all nodes have the same packages."""
     names = sorted({name for node in facts for name in node.versions})
     differing = [name for name in names if len({node.versions.get(name) for node in facts}) > 1]
     if differing:
@@ -63,7 +63,7 @@ def versions(facts: Sequence[NodeFacts]) -> Finding:
 
 
 def gloo(measured: Mapping[str, Measured]) -> Finding:
-    """Bandwidth of an all-reduce over Gloo; the slowest node counts."""
+    """Judge the bandwidth of an all-reduce over Gloo; the slowest node counts."""
     check, fix = "gloo", "check launch.interface, and the site's firewall between nodes"
     if len(measured) == 1:
         return skipped(check, "one node")
@@ -75,7 +75,7 @@ def gloo(measured: Mapping[str, Measured]) -> Finding:
 
 
 def torch_gpus(measured: Mapping[str, Measured], num_gpus: Mapping[str, int]) -> Finding:
-    """Whether torch can use the GPUs that nvidia-smi lists: `num_gpus` of each node."""
+    """Check that torch can use the GPUs that nvidia-smi lists: `num_gpus` of each node."""
     check, fix = (
         "torch gpus",
         "see the check of cuda; python -c 'import torch; torch.cuda.init()' on the node says more",
@@ -91,7 +91,7 @@ def torch_gpus(measured: Mapping[str, Measured], num_gpus: Mapping[str, int]) ->
 
 
 def nccl(measured: Mapping[str, Measured], wanted_network: str | None) -> Finding:
-    """Bandwidth of NCCL on one GPU a node, and the network it chose; `wanted_network` is NCCL_NET of launch.env."""
+    """Judge NCCL's bandwidth with one GPU a node, and its network; `wanted_network` is NCCL_NET of launch.env."""
     check = "nccl"
     if not any(found.sees_gpus for found in measured.values()):
         return skipped(check, "torch sees no GPU")
@@ -116,7 +116,7 @@ def nccl(measured: Mapping[str, Measured], wanted_network: str | None) -> Findin
 
 
 def nccl_network(log: Sequence[str]) -> str:
-    """The network in NCCL's log; "" if it names none.
+    """Return the network that NCCL's log names; "" if it names none.
 
     >>> nccl_network(["n1:7:9 [0] NCCL INFO Using network AWS Libfabric"])
     'AWS Libfabric'

@@ -1,4 +1,4 @@
-"""Judging the nodes one by one: pure functions from `NodeFacts` to findings, merged into one line a check."""
+"""Judge nodes one by one: pure functions from `NodeFacts` to findings, merged into one line a check."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from hpc_grpo.types import GIB
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run needs of each node: `gpus_per_node` is asked of Slurm, learners and engines reserve `worker_cpus` and
-    `worker_gpus`. `store_gib` is the size of the weights in /dev/shm, None where the model is not known."""
+    """The needs of a run on each node.
+
+    Slurm is asked for `gpus_per_node`; learners and engines reserve `worker_cpus` and `worker_gpus`. `store_gib` is the
+    size of the weights in /dev/shm, None where the model is not known.
+    """
 
     gpus_per_node: int = 0
     worker_cpus: float = 0.0
@@ -33,7 +36,7 @@ _MAX_IDLE_UTILIZATION = 10
 
 
 def node_findings(facts: Sequence[NodeFacts], needs: Needs) -> list[Finding]:
-    """One finding for each check, over all nodes."""
+    """Return one finding for each check, over all nodes."""
     return [merged(check, [(node.node, judge(node, needs)) for node in facts]) for check, judge in CHECKS.items()]
 
 
@@ -77,7 +80,7 @@ def temp_dir(node: NodeFacts, _needs: Needs) -> Finding:
 
 
 def variables(node: NodeFacts, _needs: Needs) -> Finding:
-    """Whether launch.env can be completed from the node's own variables."""
+    """Check that launch.env can be completed from the node's own variables."""
     check = "launch.env"
     if node.env_error:
         return failure(check, node.env_error.rstrip("."), "set the variable in the job, or write out its value")
@@ -85,7 +88,7 @@ def variables(node: NodeFacts, _needs: Needs) -> Finding:
 
 
 def shared_memory(node: NodeFacts, needs: Needs) -> Finding:
-    """The weight store and Ray's object store."""
+    """Check that /dev/shm has room for the weight store and Ray's object store."""
     check, free = "/dev/shm", node.shm_free_gib
     objects = object_store_bytes(needs.object_store_gib, free * GIB) / GIB
     need = objects + (needs.store_gib or 0.0)
@@ -101,7 +104,7 @@ def shared_memory(node: NodeFacts, needs: Needs) -> Finding:
 
 
 def limits(node: NodeFacts, needs: Needs) -> Finding:
-    """Hard limits, and the soft one of open files, which Ray's own processes live with."""
+    """Check the hard limits, and the soft one of open files, which Ray's own processes live with."""
     check, found = "limits", node.limits
     for name, least in (("nofile", _LEAST_FILES), ("nproc", _LEAST_PROCESSES)):
         if 0 <= found.get(name, -1) < least:
@@ -129,7 +132,7 @@ def cpus(node: NodeFacts, _needs: Needs) -> Finding:
 
 
 def placement(node: NodeFacts, needs: Needs) -> Finding:
-    """Whether learners and engines fit on what the job has of the node."""
+    """Check that learners and engines fit on what the job has of the node."""
     check, fewer = "placement", "fewer engine.engines_per_node, or more of launch.slurm"
     if needs.worker_cpus > node.num_cpus:
         says = f"learners and engines reserve {needs.worker_cpus:g} CPUs, the job has {node.num_cpus}"
@@ -141,7 +144,7 @@ def placement(node: NodeFacts, needs: Needs) -> Finding:
 
 
 def gpus(node: NodeFacts, needs: Needs) -> Finding:
-    """Visible, as many as asked for, and idle."""
+    """Check that GPUs are visible, as many as asked for, and idle."""
     check = "gpus"
     if needs.wants_cuda and not node.gpus:
         return failure(check, f"model.device = cuda, but {node.gpus_error or 'no GPU'}", "a partition with GPUs")
@@ -160,7 +163,7 @@ def gpus(node: NodeFacts, needs: Needs) -> Finding:
 
 
 def cuda(node: NodeFacts, _needs: Needs) -> Finding:
-    """The driver's CUDA against the one torch was built for."""
+    """Check that the driver runs the CUDA that torch was built for."""
     check = "cuda"
     if node.wheel_cuda is None:
         return failure(check, "torch is not installed", 'pip install -e ".[gpu]", or ".[cpu]" without GPUs')
@@ -215,5 +218,5 @@ CHECKS: dict[str, Callable[[NodeFacts, Needs], Finding]] = {
 
 
 def _rounded(gib: float) -> str:
-    """Coarse, so that equal nodes read the same."""
+    """Round coarsely, so that equal nodes read the same."""
     return f"{gib:.0f}" if gib >= 2 else f"{gib:.1f}"

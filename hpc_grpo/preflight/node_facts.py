@@ -1,4 +1,4 @@
-"""What one node says about itself: gathered on the node, judged elsewhere."""
+"""The facts of one node: gathered by the process on it (`gather`), judged on the head (node_checks.py)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COMPILE_CACHES = {
     "TORCH_EXTENSIONS_DIR": "~/.cache/torch_extensions",
     "CUDA_CACHE_PATH": "~/.nv/ComputeCache",
 }
-"""Variable -> where the cache lies without it."""
+"""Each compile cache's variable, with the folder that it defaults to."""
 
 
 _GPU_FIELDS = "index,name,memory.used,memory.total,utilization.gpu,driver_version"
@@ -47,7 +47,7 @@ _GPU_FIELDS = "index,name,memory.used,memory.total,utilization.gpu,driver_versio
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. `used_mib` counts all processes on it; `utilization` is in percent, of the last second."""
+    """One GPU. `used_mib` counts all processes on it; `utilization` is in percent over the last second."""
 
     index: int
     name: str
@@ -59,10 +59,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One node. Errors are "" where there is none; limits are hard limits, -1 for none; sizes in GiB.
+    """One node. An error is "" where there is none; limits are hard limits, -1 for none.
 
-    `wheel_cuda` is that of torch: "" for a CPU build, None without torch. `caches` maps a compile cache's variable to
-    the file system it would lie on.
+    `wheel_cuda` is torch's: "" for a CPU build, None without torch. `caches` maps a compile cache's variable to the
+    file system it would lie on.
     """
 
     node: str
@@ -95,12 +95,12 @@ class NodeFacts:
 
 
 def facts_from(values: Mapping[str, Any]) -> NodeFacts:
-    """The facts in JSON that `asdict` made."""
+    """Return the facts from the JSON of their `asdict`."""
     return NodeFacts(**{**values, "gpus": tuple(Gpu(**gpu) for gpu in values["gpus"])})
 
 
 def gather(spec: NodeSpec) -> NodeFacts:
-    """Look at this node as a node agent would with the same spec."""
+    """Look at this node as a node agent with the same spec would."""
     environ = filtered(os.environ, spec.pass_env, spec.env)
     listed = list_gpus()
     return NodeFacts(
@@ -127,7 +127,7 @@ def gather(spec: NodeSpec) -> NodeFacts:
 
 
 def _network(spec: NodeSpec) -> dict[str, Any]:
-    """Address and ports, or why there are none."""
+    """Choose address and ports, or say why there are none."""
     found: dict[str, Any] = {"num_cpus": find_place().node_resources().num_cpus}
     try:
         found["interface"], found["address"] = node_address(spec)
@@ -164,13 +164,13 @@ def _env_error(spec: NodeSpec) -> str:
 
 
 def _host_address() -> str:
-    """What the node's own name resolves to; "" if nothing, or where the resolver does not answer."""
+    """Resolve the node's own name; "" if it has no address, or where the resolver does not answer."""
     answer = ask(["getent", "ahostsv4", socket.gethostname()], deadline_s=5.0)
     return answer.text.partition(" ")[0]
 
 
 def _versions() -> dict[str, str]:
-    """Version of every package that is installed, of Python and of hpc-grpo; from metadata, nothing is imported."""
+    """Return the versions of packages, Python and hpc-grpo, from metadata: nothing is imported."""
     found = {"hpc-grpo": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -190,7 +190,8 @@ def list_gpus() -> Answer:
 
 
 def parse_gpus(text: str) -> list[Gpu]:
-    """
+    """Read the GPUs that `list_gpus` asks for.
+
     >>> parse_gpus("0, NVIDIA GH200 120GB, 12, 97871, [N/A], 565.57.01")[0].utilization
     0
     """
@@ -201,18 +202,19 @@ def parse_gpus(text: str) -> list[Gpu]:
 
 
 def visible(found: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Those of the job: where Slurm hides no device, nvidia-smi lists the GPUs of other jobs too."""
+    """Leave out GPUs of other jobs, which nvidia-smi lists too where Slurm hides no device."""
     named = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return tuple(gpu for gpu in found if str(gpu.index) in named or not all(name.isdigit() for name in named))
 
 
 def driver_cuda() -> str:
-    """The newest CUDA that the driver can run, such as "12.7"; "" if nvidia-smi does not say."""
+    """Ask nvidia-smi for the newest CUDA that the driver can run, such as "12.7"; "" if it does not say."""
     return parse_driver_cuda(ask(["nvidia-smi"]).text)
 
 
 def parse_driver_cuda(text: str) -> str:
-    """
+    """Read the CUDA version in the heading of nvidia-smi.
+
     >>> parse_driver_cuda("| NVIDIA-SMI 565.57.01   Driver Version: 565.57.01   CUDA Version: 12.7 |")
     '12.7'
     """
@@ -221,7 +223,10 @@ def parse_driver_cuda(text: str) -> str:
 
 
 def wheel_cuda() -> str | None:
-    """The CUDA of the installed torch, such as "12.8"; "" for a CPU build, None without torch. Does not import it."""
+    """Return the CUDA that torch was built for, such as "12.8"; "" for a CPU build, None without torch.
+
+    Reads torch's version file: importing torch takes seconds.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -229,7 +234,8 @@ def wheel_cuda() -> str | None:
 
 
 def parse_wheel_cuda(text: str) -> str:
-    """
+    """Read the CUDA version in torch/version.py.
+
     >>> parse_wheel_cuda("cuda: Optional[str] = '12.8'")
     '12.8'
     """
@@ -238,5 +244,5 @@ def parse_wheel_cuda(text: str) -> str:
 
 
 def _number(text: str) -> int:
-    """0 for what nvidia-smi does not know ("[N/A]")."""
+    """Read a number; what nvidia-smi does not know ("[N/A]") counts as 0."""
     return int(text) if text.isdigit() else 0

@@ -1,7 +1,7 @@
 """The doctor's process on one node: `python -m hpc_grpo.preflight.node_program`.
 
-Reads one JSON request a line on stdin and answers each with one JSON line on stdout: {"value": …} or {"error": …}. Ends
-with stdin. The requests are the functions of `_ANSWERS`.
+Consumes one JSON request a line on stdin, {"ask": NAME, …arguments}, where NAME is a function of `_ANSWERS`. Answers
+each with one JSON line on stdout: {"value": …} or {"error": …}. Ends when stdin does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SEE_AGAIN_S = 0.2
 
 
 def clock() -> float:
-    """This node's unix time."""
+    """Return this node's unix time."""
     return time.time()
 
 
@@ -43,7 +43,7 @@ def write_canary(path: str, text: str) -> None:
 
 
 def read_canary(path: str, text: str, wait_s: float) -> bool:
-    """Whether the file shows up with this text; a shared file system may take its time."""
+    """Return whether the file shows up with this text; a shared file system may take its time."""
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         if Path(path).is_file() and Path(path).read_text() == text:
@@ -53,14 +53,14 @@ def read_canary(path: str, text: str, wait_s: float) -> bool:
 
 
 def remove_canary(path: str) -> None:
-    """Take away the file and its folder: on this node, where a folder that is not shared lies."""
+    """Remove the file and its folder. This node does it: a folder that is not shared lies here."""
     remove_own_folder(Path(path).parent)
 
 
 def measure(
     probe: dict[str, Any], interface: str, deadline_s: float, env: dict[str, str], pass_env: list[str]
 ) -> dict[str, Any]:
-    """Run the torch probe as a learner would run here; what it measured, and what went wrong."""
+    """Run the torch probe with the environment of a learner; return what it measured, and its error."""
     environ = filtered(os.environ, pass_env, env)
     environ |= {**collective_interfaces(interface, environ), "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -74,18 +74,17 @@ def measure(
         preexec_fn=die_with_parent(),
     )
     try:
-        printed, complained = process.communicate(timeout=deadline_s)
+        output, errors = process.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired:
         process.kill()
-        printed, complained = process.communicate()
-        complained += f"\nnot done after {deadline_s:.0f} s"
-    found = [json.loads(line) for line in printed.splitlines() if line.startswith('{"sees_gpus"')]
-    said = complained.strip().splitlines()
-    error = said[-1] if said and process.returncode else ""
+        output, errors = process.communicate()
+        errors += f"\nnot done after {deadline_s:.0f} s"
+    lines, last_words = output.splitlines(), errors.strip().splitlines()
+    results = [json.loads(line) for line in lines if line.startswith('{"sees_gpus"')]
     return {
-        **(found[-1] if found else {}),
-        "error": error,
-        "nccl_network": nccl_network(printed.splitlines()),
+        **(results[-1] if results else {}),
+        "error": last_words[-1] if last_words and process.returncode else "",
+        "nccl_network": nccl_network(lines),
     }
 
 
@@ -95,7 +94,7 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
 
 
 def answer(line: str) -> str:
-    """The reply to one request, {"ask": NAME, …arguments}."""
+    """Return the reply to one request."""
     request = json.loads(line)
     name = request.pop("ask")
     try:

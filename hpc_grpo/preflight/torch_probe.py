@@ -1,7 +1,7 @@
-"""Measures collectives between nodes: `python -m hpc_grpo.preflight.torch_probe '{"rank": 0, …}'`, one process a node.
+"""Measure collectives between nodes: `python -m hpc_grpo.preflight.torch_probe '{"rank": 0, …}'`, a process on each.
 
-The only module of the doctor that imports torch. Consumes one JSON object (see `ProbeSpec`); prints one JSON line with
-the seconds an all-reduce took over Gloo, and over NCCL where torch sees a GPU.
+The only program of the doctor that imports torch. Consumes a `ProbeSpec` in JSON. Prints a JSON line after each step,
+the last with the bandwidth of an all-reduce over Gloo, and over NCCL where torch sees a GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ProbeSpec:
-    """`host` and `port` are those of rank 0's rendezvous; `num_bytes` is the size of the tensor that is reduced."""
+    """One rank: `host` and `port` are of rank 0's store, `num_bytes` is the size of the tensor to reduce."""
 
     rank: int
     world_size: int
@@ -29,7 +29,7 @@ class ProbeSpec:
 
 _REPEATS = 3
 _NCCL_BYTES_FACTOR = 16
-"""A faster network needs a larger tensor to be measured."""
+"""Enlarges the tensor for NCCL: a faster network needs a larger one to be measured."""
 
 
 def main(spec: ProbeSpec) -> None:
@@ -56,7 +56,7 @@ def main(spec: ProbeSpec) -> None:
 
 
 def _rendezvous(spec: ProbeSpec) -> Any:
-    """The store of rank 0, for as long as the probe takes; it listens on the named address alone."""
+    """Return the store of rank 0, which listens on the named address alone."""
     import torch.distributed as dist
 
     timeout = timedelta(seconds=spec.timeout_s)
@@ -72,7 +72,7 @@ def _rendezvous(spec: ProbeSpec) -> Any:
 
 
 def bus_gb_per_s(num_bytes: int, world_size: int, seconds: float) -> float:
-    """Bus bandwidth of a ring all-reduce in 10^9 bytes a second: what one node sends.
+    """Return the bus bandwidth of a ring all-reduce in 10^9 bytes a second: what one node sends.
 
     >>> bus_gb_per_s(2_000_000_000, 2, 2.0)
     1.0
@@ -81,7 +81,7 @@ def bus_gb_per_s(num_bytes: int, world_size: int, seconds: float) -> float:
 
 
 def _all_reduce_s(tensor: Any) -> float:
-    """Seconds of one all-reduce, the fastest of a few."""
+    """Return the seconds of one all-reduce, the fastest of a few."""
     import torch
     import torch.distributed as dist
 

@@ -1,154 +1,134 @@
-"""Judging nodes: facts of a good node give ok, each bad fact the failure that belongs to it, with a fix."""
+"""The doctor's processes on nodes: two on this machine play two nodes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
-from hpc_grpo.preflight.findings import merged, ok
-from hpc_grpo.preflight.node_checks import CHECKS, Needs, node_findings
-from hpc_grpo.preflight.node_facts import Gpu, NodeFacts, parse_driver_cuda, parse_gpus, parse_wheel_cuda, visible
+from hpc_grpo.config import LaunchConfig, load_config
+from hpc_grpo.launch.agent.network import choose_ports
+from hpc_grpo.launch.agent.protocol import NodeSpec
+from hpc_grpo.preflight.asked_nodes import AskedNodes
+from hpc_grpo.preflight.findings import Context
+from hpc_grpo.preflight.folders import own_folder
+from hpc_grpo.preflight.network import Measured, gloo
+from hpc_grpo.preflight.node_facts import facts_from, gather
+from hpc_grpo.preflight.nodes import examine, needs_of
+from hpc_grpo.preflight.torch_probe import ProbeSpec
+from hpc_grpo.system.commands import ask
+from tests.support.places import FakePlace, allocation
 
-GPU = Gpu(0, "NVIDIA GH200 120GB", 12, 97871, 0, "565.57.01")
-GOOD = NodeFacts(
-    node="nid001",
-    host_address="10.1.2.3",
-    interface="hsn0",
-    address="10.1.2.3",
-    num_cpus=288,
-    num_usable_cpus=288,
-    num_machine_cpus=288,
-    free_port=11000,
-    temp_dir="/tmp",
-    temp_dir_system="tmpfs",
-    temp_dir_free_gib=100.0,
-    shm_free_gib=400.0,
-    limits={"nofile": 1048576, "nproc": 600000, "memlock": -1, "as": -1},
-    versions={"torch": "2.13.0"},
-    num_gpus=2,
-    gpus=(GPU, replace(GPU, index=1)),
-    driver_cuda="12.7",
-    wheel_cuda="12.6",
-    caches={"TRITON_CACHE_DIR": "tmpfs"},
-    has_slingshot=True,
-    match_mode="software",
-)
-NEEDS = Needs(gpus_per_node=2, worker_cpus=1.0, worker_gpus=2, store_gib=15.0, object_store_gib=16.0)
+TWO = ("n1", "n2")
+PLACE = FakePlace(allocation(*TWO), queue=None)
+SPEC = NodeSpec("n1", "t", "", "", "", "", None, True, None, 1.0)
 
 
-def test_a_good_node_gives_ok_everywhere() -> None:
-    assert {finding.check: finding.status for finding in node_findings([GOOD], NEEDS)} == dict.fromkeys(CHECKS, "ok")
+@pytest.fixture
+def nodes() -> Iterator[AskedNodes]:
+    asked = AskedNodes(PLACE, TWO)
+    yield asked
+    asked.close(5.0)
 
 
-@pytest.mark.parametrize(
-    ("check", "status", "told", "facts"),
-    [
-        (
-            "interface",
-            "failure",
-            "It has: eth0",
-            {"interface_error": "launch.interface = hsn9. It has: eth0 (10.0.0.1)."},
-        ),
-        ("host name", "warning", "127.0.1.1", {"host_address": "127.0.1.1"}),
-        ("host name", "warning", "does not resolve", {"host_address": ""}),
-        (
-            "launch.env",
-            "failure",
-            "LOCALDIR is not set",
-            {"env_error": "launch.env.A = $LOCALDIR: LOCALDIR is not set."},
-        ),
-        ("free ports", "failure", "No 80 consecutive", {"ports_error": "No 80 consecutive free ports"}),
-        (
-            "temp folder",
-            "failure",
-            "107 bytes",
-            {"temp_dir_error": "would exceed the 107 bytes a socket path may have"},
-        ),
-        ("temp folder", "failure", "is on lustre", {"temp_dir_system": "lustre"}),
-        ("temp folder", "warning", "0.5 GiB free", {"temp_dir_free_gib": 0.5}),
-        ("/dev/shm", "failure", "20.0 GiB free, the run needs 23.0", {"shm_free_gib": 20.0}),
-        ("limits", "failure", "nofile is 1024", {"limits": {"nofile": 1024}}),
-        ("limits", "failure", "nproc is 100", {"limits": {"nofile": -1, "nproc": 100}}),
-        ("limits", "failure", "address space", {"limits": {"as": 2**33}}),
-        ("limits", "warning", "ulimit -n is 1024", {"soft_nofile": 1024}),
-        ("limits", "warning", "locked memory", {"limits": {"memlock": 65536}}),
-        ("cpus", "failure", "pinned to 1 of 288", {"num_usable_cpus": 1}),
-        ("placement", "failure", "reserve 1 CPUs, the job has 0", {"num_cpus": 0}),
-        ("placement", "failure", "reserve 2 GPUs, the job has 1", {"num_gpus": 1}),
-        ("gpus", "failure", "no nvidia-smi", {"gpus": (), "gpus_error": "no nvidia-smi on PATH"}),
-        ("gpus", "failure", "1 of 2 GPUs", {"gpus": (GPU,)}),
-        ("gpus", "failure", "GPU 0 holds 70000 MiB", {"gpus": (replace(GPU, used_mib=70000), GPU)}),
-        ("gpus", "failure", "at 97%", {"gpus": (replace(GPU, utilization=97), GPU)}),
-        ("cuda", "failure", "built for CUDA 13.0, the driver runs up to 12.7", {"wheel_cuda": "13.0"}),
-        ("cuda", "failure", "CPU build", {"wheel_cuda": ""}),
-        ("cuda", "failure", "not installed", {"wheel_cuda": None}),
-        ("cuda", "warning", "does not say", {"driver_cuda": ""}),
-        ("cuda", "ok", "12.9", {"wheel_cuda": "12.9"}),  # a newer minor version runs on the same major driver
-        ("compile caches", "warning", "TRITON_CACHE_DIR (lustre)", {"caches": {"TRITON_CACHE_DIR": "lustre"}}),
-        ("slingshot", "warning", "is not set", {"match_mode": ""}),
-        ("slingshot", "skipped", "no such network", {"has_slingshot": False}),
-    ],
-)
-def test_each_bad_fact_has_its_finding_and_no_other(check: str, status: str, told: str, facts: dict[str, Any]) -> None:
-    findings = {finding.check: finding for finding in node_findings([replace(GOOD, **facts)], NEEDS)}
-    found = findings.pop(check)
-    assert found.status == status
-    assert told in found.says
-    assert bool(found.fix) == (status in ("warning", "failure"))
-    if "gpus" not in facts:
-        assert {other.status for other in findings.values()} == {"ok"}
+def test_facts_come_over_the_wire_as_they_were_gathered(nodes: AskedNodes) -> None:
+    reply = nodes.ask({"n1": {"ask": "facts", "spec": asdict(SPEC)}}, 60.0)["n1"]
+    assert reply.error == ""
+    facts, here = facts_from(reply.value), gather(SPEC)
+    assert (facts.interface, facts.address) == ("lo", "127.0.0.2")
+    assert facts.versions == here.versions
+    assert facts.limits == here.limits
+    assert facts.wheel_cuda == here.wheel_cuda
+    assert 0 < facts.num_usable_cpus <= facts.num_machine_cpus
 
 
-def test_gpus_may_be_absent_where_none_is_wanted() -> None:
-    cpu_node = replace(GOOD, num_gpus=0, gpus=(), gpus_error="no nvidia-smi on PATH", wheel_cuda="", driver_cuda="")
-    statuses = {finding.check: finding.status for finding in node_findings([cpu_node], Needs())}
-    assert (statuses["gpus"], statuses["cuda"]) == ("skipped", "skipped")
-    wanting = {finding.check: finding for finding in node_findings([cpu_node], Needs(wants_cuda=True))}
-    assert wanting["gpus"].status == "failure"
+def test_a_canary_is_written_by_one_and_read_by_the_other(nodes: AskedNodes, tmp_path: Path) -> None:
+    file = {"path": str(tmp_path / "new" / "canary"), "text": "tweet"}
+    assert nodes.ask({"n1": {"ask": "write_canary", **file}}, 60.0)["n1"].error == ""
+    assert nodes.ask({"n2": {"ask": "read_canary", **file, "wait_s": 1.0}}, 60.0)["n2"].value is True
+    stale = {**file, "text": "an older one", "wait_s": 0.0}
+    assert nodes.ask({"n2": {"ask": "read_canary", **stale}}, 60.0)["n2"].value is False
+    refused = nodes.ask({"n1": {"ask": "write_canary", **file, "path": "/proc/canary"}}, 60.0)["n1"]
+    assert "Error" in refused.error
 
 
-def test_the_object_store_takes_at_most_its_share_of_shared_memory() -> None:
-    small = replace(GOOD, shm_free_gib=10.0)
-    assert CHECKS["/dev/shm"](small, Needs(store_gib=6.0, object_store_gib=16.0)).status == "ok"
-    assert CHECKS["/dev/shm"](small, Needs(store_gib=6.1, object_store_gib=16.0)).status == "failure"
+def test_a_node_that_does_not_answer_is_not_waited_for_twice(nodes: AskedNodes) -> None:
+    hangs = {"ask": "read_canary", "path": "/nowhere", "text": "", "wait_s": 600.0}
+    assert nodes.ask({"n1": hangs}, 1.0)["n1"].error == "no answer within 1 s"
+    replies = nodes.ask({"n1": {"ask": "clock"}, "n2": {"ask": "clock"}}, 600.0)  # far beyond the test's patience
+    assert replies["n1"].error == "no answer within 1 s"
+    assert replies["n2"].sent <= replies["n2"].value <= replies["n2"].received
+    nodes.close(0.1)
 
 
-def test_nodes_share_a_line_and_the_worst_is_named() -> None:
-    others = [replace(GOOD, node=f"nid{i:03d}") for i in range(2, 9)]
-    lines = {finding.check: finding for finding in node_findings([GOOD, *others], NEEDS)}
-    assert lines["cuda"].says == "driver runs CUDA 12.7, torch is built for 12.6, on all 8 nodes"
-    bad = replace(GOOD, node="nid009", num_usable_cpus=1)
-    lines = {finding.check: finding for finding in node_findings([GOOD, *others, bad], NEEDS)}
-    assert (lines["cpus"].status, lines["cpus"].says) == ("failure", "nid009: pinned to 1 of 288 CPUs")
+def test_a_process_that_dies_gives_its_last_words_as_error() -> None:
+    command = ["bash", "-c", "echo 'srun: error: no such node' >&2; exit 3"]
+    asked = AskedNodes(replace(PLACE, wrap=lambda *_: command), TWO)
+    replies = asked.ask({node: {"ask": "clock"} for node in TWO}, 60.0)
+    asked.close(5.0)
+    assert {reply.error for reply in replies.values()} == {"it ended with 3: srun: error: no such node"}
 
 
-def test_many_different_nodes_stay_one_short_line() -> None:
-    found = merged("interface", [(f"n{i}", ok("interface", f"eth0 has 10.0.0.{i}")) for i in range(9)])
-    assert found.says.startswith("n0: eth0 has 10.0.0.0; n1: ")
-    assert found.says.endswith("; and 5 more")
+def test_dead_nodes_are_findings_and_what_is_between_them_is_skipped(tmp_path: Path) -> None:
+    place = replace(PLACE, wrap=lambda *_: ["false"])
+    groups = examine(place, TWO, Context(None, LaunchConfig(), {}), own_folder(tmp_path))
+    (answers,) = groups[0].findings
+    assert (answers.check, answers.status) == ("answers", "failure")
+    assert answers.fix
+    assert {finding.status for finding in groups[1].findings} == {"skipped"}
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_what_nvidia_smi_prints_is_read() -> None:
-    printed = "0, NVIDIA GH200 120GB, 12, 97871, 3, 565.57.01\n1, NVIDIA GH200 120GB, 7, 97871, [N/A], 565.57.01\n"
-    assert [(gpu.index, gpu.used_mib, gpu.utilization) for gpu in parse_gpus(printed)] == [(0, 12, 3), (1, 7, 0)]
-    assert parse_gpus("") == []
-    assert parse_driver_cuda("| NVIDIA-SMI 580.1  Driver Version: 580.1  CUDA Version: 13.0 |") == "13.0"
-    assert parse_driver_cuda("garbage") == ""
+def test_gloo_is_measured_between_two_processes(nodes: AskedNodes) -> None:
+    port = choose_ports("doctor-test", 1).gcs
+    requests = {
+        node: {
+            "ask": "measure",
+            "probe": asdict(ProbeSpec(rank, 2, "127.0.0.1", port, 2**20, timeout_s=60.0)),
+            "interface": "lo",
+            "deadline_s": 80.0,
+            "env": {},
+            "pass_env": [],
+        }
+        for rank, node in enumerate(TWO)
+    }
+    measured = {node: Measured(**reply.value) for node, reply in nodes.ask(requests, 90.0).items()}
+    assert [found.error for found in measured.values()] == ["", ""]
+    assert gloo(measured).says.endswith("GB/s between 2 nodes")
+    assert all(found.gloo_gb_per_s and found.gloo_gb_per_s > 0 for found in measured.values())
 
 
-def test_the_cuda_of_a_wheel_is_read_without_importing_it() -> None:
-    assert (
-        parse_wheel_cuda("__version__ = '2.13.0'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n") == "13.0"
-    )
-    assert (
-        parse_wheel_cuda("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\nhip: Optional[str] = '6.2'\n") == ""
-    )
+def test_a_probe_that_dies_gives_its_last_words_as_error(nodes: AskedNodes) -> None:
+    probe = asdict(ProbeSpec(0, 2, "192.0.2.1", 1, 4, timeout_s=5.0))  # no address of this machine
+    request = {"ask": "measure", "probe": probe, "interface": "lo", "deadline_s": 60.0, "env": {}, "pass_env": []}
+    found = Measured(**nodes.ask({"n1": request}, 70.0)["n1"].value)
+    assert found.gloo_gb_per_s is None
+    assert "annot assign requested address" in found.error
 
 
-def test_gpus_of_other_jobs_do_not_count() -> None:
-    four = [replace(GPU, index=index) for index in range(4)]
-    assert [gpu.index for gpu in visible(four, {"CUDA_VISIBLE_DEVICES": "2,3"})] == [2, 3]
-    assert len(visible(four, {})) == 4
-    assert len(visible(four, {"CUDA_VISIBLE_DEVICES": "GPU-5f3c,GPU-77"})) == 4  # named by UUID
+def test_the_weights_of_the_config_count_as_needed(tmp_path: Path) -> None:
+    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 1000, **shape}))
+
+    def store_gib(*overrides: str) -> float | None:
+        config = load_config("local/debug", [f"model.path={tmp_path}", *overrides])
+        return needs_of(Context(config, config.launch, {}), is_job=True).store_gib
+
+    whole = store_gib()
+    assert whole
+    assert store_gib("model.dtype=bfloat16") == whole / 2
+    assert store_gib("weights.num_buffers=2") == whole * 2
+    assert store_gib("model.path=not/here") is None
+
+
+def test_a_command_that_hangs_or_is_no_program_is_an_answer(tmp_path: Path) -> None:
+    assert ask(["sleep", "30"], deadline_s=0.2).error == "sleep gave no answer within 0 s"
+    garbage = tmp_path / "garbage"
+    garbage.write_bytes(b"\x00\x01")
+    garbage.chmod(0o755)
+    assert "could not be run" in ask([str(garbage)]).error
+    absent = ask(["no-such-command-anywhere"])
+    assert (absent.is_absent, absent.error) == (True, "no no-such-command-anywhere on PATH")

@@ -12,7 +12,6 @@ from click.testing import CliRunner, Result
 
 from hpc_grpo.cli import main
 from hpc_grpo.errors import EXIT_CONFIG
-from hpc_grpo.preflight.findings import Finding, Group, from_json, report_text, to_json
 
 PARTITION = "PartitionName=workq AllowAccounts=ALL Default=YES MaxTime=UNLIMITED State=UP TotalNodes=2 TRES=cpu=16"
 JOB = 'bash -c "$script" > /dev/null 2>&1 &'
@@ -144,7 +143,7 @@ def test_on_a_login_node_nodes_are_examined_when_asked_for(place: Path) -> None:
     assert (found["nodes"]["status"], "--nodes N" in found["nodes"]["says"]) == ("skipped", True)
 
 
-def test_the_findings_of_the_job_are_those_of_the_command(place: Path) -> None:
+def test_the_findings_of_the_job_are_printed_by_the_command(place: Path) -> None:
     slurm_of_scripts(place)
     result = doctor("local/debug", "--nodes", "1", "--json")
     assert result.exit_code == 0, result.output
@@ -164,7 +163,7 @@ def test_nothing_is_submitted_when_it_cannot_work(place: Path) -> None:
     assert not (place / "runs").exists()
 
 
-def test_a_secret_in_the_config_is_written_nowhere(place: Path) -> None:
+def test_a_secret_in_the_config_submits_no_job_and_is_written_nowhere(place: Path) -> None:
     slurm_of_scripts(place)
     result = doctor("local/debug", "launch.env.MY_TOKEN=hunter2-hunter2", "--nodes", "1")
     assert result.exit_code == 78
@@ -196,7 +195,7 @@ def test_a_job_that_does_not_start_in_time_is_called_off(place: Path) -> None:
     assert "scancel 77" in findings(result)["job"]["says"], "this Slurm has no scancel: it is left to the user"
 
 
-def test_what_sbatch_says_is_passed_on(place: Path) -> None:
+def test_a_refusal_of_sbatch_is_a_finding_in_its_own_words(place: Path) -> None:
     slurm_of_scripts(place, "echo 'sbatch: error: Invalid qos specification' >&2; exit 1")
     found = findings(doctor("local/debug", "--json"))
     assert "Invalid qos specification" in found["submit options"]["says"]
@@ -204,22 +203,3 @@ def test_what_sbatch_says_is_passed_on(place: Path) -> None:
     assert "launch.slurm.num_nodes" in owned["submit options"]["says"]
     absent = findings(doctor("local/debug", "launch.python=/no/such/python", "--json"))
     assert "launch.python = /no/such/python: must be a file" in absent["submit options"]["says"]
-
-
-def test_the_table_and_json_hold_every_finding() -> None:
-    groups = [
-        Group(
-            "nodes", (Finding("gpus", "failure", "one line\nand another", "end them"), Finding("cuda", "ok", "fine"))
-        ),
-        Group("empty", ()),
-    ]
-    assert from_json(to_json(groups)) == groups[:1]
-    assert report_text(groups, 12.4) == (
-        "nodes:\n"
-        "  failure gpus  one line\n"
-        "                and another\n"
-        "          fix: end them\n"
-        "  ok      cuda  fine\n"
-        "\n"
-        "1 ok, 0 warnings, 1 failure, 0 skipped in 12 s\n"
-    )

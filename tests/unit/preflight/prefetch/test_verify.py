@@ -1,6 +1,7 @@
+"""Weights that are not whole, and a network that is off."""
+
 from __future__ import annotations
 
-import errno
 import json
 import socket
 import subprocess
@@ -10,43 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.config import load_config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.preflight.prefetch.items import Item, items_of
 from hpc_grpo.preflight.prefetch.verify import check_weights
-from hpc_grpo.preflight.prefetch.worker import needed_files, problem
 
 PARTS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
-
-
-@pytest.mark.parametrize(
-    ("files", "left_out"),
-    [
-        (["config.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", *PARTS], []),
-        ([*PARTS, "consolidated.safetensors", "pytorch_model.bin.index.json", "pytorch_model-1.bin"], PARTS),
-        (["pytorch_model.bin", "tf_model.h5", "flax_model.msgpack", "rust_model.ot"], ["pytorch_model.bin"]),
-        (["model.safetensors", "original/config.json", "LICENSE.txt", ".gitattributes"], ["model.safetensors"]),
-    ],
-)
-def test_training_needs_one_form_of_the_weights(files: list[str], left_out: list[str]) -> None:
-    assert needed_files("m", files) == (left_out or files)
-
-
-def test_a_repository_of_conversions_is_refused() -> None:
-    with pytest.raises(ConfigError, match="has no weights that training can load"):
-        needed_files("m", ["config.json", "model-q4.gguf", "adapter_model.safetensors"])
-
-
-def test_what_lies_in_the_folder_of_the_run_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["model.path=org/m", "data.train.path=org/rows", f"data.eval.path={'x' * 300}"]
-    config = load_config("local/debug", words)
-    for name in ("org/m", "org/rows"):
-        (tmp_path / "of the run" / name).mkdir(parents=True)
-    (tmp_path / "elsewhere").mkdir()
-    for here in ("of the run", "elsewhere"):
-        monkeypatch.chdir(tmp_path / here)
-        assert [item.is_local for item in items_of(config, tmp_path / "of the run")] == [True, True, False]
-        assert [item.is_local for item in items_of(config, tmp_path / "elsewhere")] == [False, False, False]
 
 
 def safetensors(num_bytes: int, *, kept: int) -> bytes:
@@ -80,19 +48,6 @@ def test_a_torch_file_must_have_its_end(tmp_path: Path) -> None:
 def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no weights"):
         check_weights(tmp_path)
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_told_however_deep_it_lies(number: int) -> None:
-    try:
-        try:
-            raise OSError(number, "write failed")
-        except OSError as error:
-            raise RuntimeError("while generating") from error
-    except RuntimeError as error:
-        told = problem(Item("data.train.path", "org/sums", False), error)
-    assert told.startswith("data.train.path = org/sums: the disk (or your quota) of the cache is full.")
-    assert "launch.env.HF_HOME=FOLDER" in told
 
 
 def test_the_network_is_off_while_verifying() -> None:

@@ -1,0 +1,58 @@
+"""Running checks, merging findings of many nodes, and printing them."""
+
+from __future__ import annotations
+
+import threading
+
+from hpc_grpo.preflight.findings import Finding, Group, failure, from_json, guarded, merged, ok, report_text, to_json
+
+
+def test_a_check_that_breaks_is_a_failure_that_names_the_error() -> None:
+    def broken() -> Finding:
+        raise PermissionError(13, "Permission denied", "/secret/place")
+
+    found = guarded("model", broken)
+    assert (found.check, found.status) == ("model", "failure")
+    assert "PermissionError" in found.says
+    assert "/secret/place" in found.says
+    assert found.fix
+    assert guarded("model", lambda: ok("model", "fine")).status == "ok"
+    assert guarded("model", lambda: failure("model", "gone", "fetch it")).fix == "fetch it"
+
+
+def test_a_check_that_hangs_is_given_up() -> None:
+    go_on = threading.Event()
+
+    def hanging() -> Finding:
+        go_on.wait()
+        return ok("run folder", "too late")
+
+    found = guarded("run folder", hanging, deadline_s=0.2)
+    go_on.set()
+    assert (found.status, "did not end within" in found.says) == ("failure", True)
+    assert found.fix
+
+
+def test_many_different_nodes_stay_one_short_line() -> None:
+    found = merged("interface", [(f"n{i}", ok("interface", f"eth0 has 10.0.0.{i}")) for i in range(9)])
+    assert found.says.startswith("n0: eth0 has 10.0.0.0; n1: ")
+    assert found.says.endswith("; and 5 more")
+
+
+def test_the_table_and_json_hold_every_finding() -> None:
+    groups = [
+        Group(
+            "nodes", (Finding("gpus", "failure", "one line\nand another", "end them"), Finding("cuda", "ok", "fine"))
+        ),
+        Group("empty", ()),
+    ]
+    assert from_json(to_json(groups)) == groups[:1]
+    assert report_text(groups, 12.4) == (
+        "nodes:\n"
+        "  failure gpus  one line\n"
+        "                and another\n"
+        "          fix: end them\n"
+        "  ok      cuda  fine\n"
+        "\n"
+        "1 ok, 0 warnings, 1 failure, 0 skipped in 12 s\n"
+    )
