@@ -1,6 +1,6 @@
 """vLLM, token in and token out: how an engine's is started, and the groups that are sampled with it.
 
-Runs in    the engine's process, on the thread of its `StepLoop`; importing this module does not import vLLM.
+Runs in    the engine's process, on the thread of its `StepLoop`; importing this module imports neither vLLM nor numpy, for `hpc-grpo env`.
 Consumes   `GroupRequest`s and weight updates.
 Produces   `GroupSamples` with the log-probability and the policy version of each token.
 """
@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import kv_cache_gib
@@ -207,6 +205,8 @@ class Sampler:
         )
 
     def _finish(self, output: Any) -> None:
+        import numpy as np
+
         sample = self._samples.pop(output.request_id)
         (result,) = output.outputs
         self._close_segment(sample, len(result.token_ids))
@@ -226,11 +226,15 @@ class Sampler:
 
 
 def _versions(segments: Sequence[tuple[int, int]]) -> Int32Array:
+    import numpy as np
+
     versions, lengths = zip(*segments, strict=True)
     return np.repeat(np.asarray(versions, dtype=np.int32), lengths)
 
 
 def _samples_of(group: _PendingGroup) -> GroupSamples:
+    import numpy as np
+
     return GroupSamples(
         ordinal=group.request.ordinal,
         prompt_token_ids=np.asarray(group.request.prompt_token_ids, dtype=np.int32),
