@@ -1,6 +1,6 @@
 """vLLM, token in and token out: how an engine's is started, and the groups that are sampled with it.
 
-Runs in    the engine's process, on the thread of its `StepLoop`; importing this module imports neither vLLM nor numpy, for `hpc-grpo env`.
+Runs in    the engine's process, on the thread of its `StepLoop`. `hpc-grpo env` imports it too: without vLLM and numpy.
 Consumes   `GroupRequest`s and weight updates.
 Produces   `GroupSamples` with the log-probability and the policy version of each token.
 """
