@@ -16,11 +16,11 @@ from hpc_grpo.config import to_yaml
 from hpc_grpo.errors import ConfigError, HpcGrpoError, LaunchError
 from hpc_grpo.launch.place import find_place, job_queue
 from hpc_grpo.launch.place.base import Allocation, JobRequest, Place
+from hpc_grpo.launch.place.slurm.partition import ask_partitions
 from hpc_grpo.preflight import login
 from hpc_grpo.preflight.findings import Context, Group, failure, from_json, has_failure, skipped
 from hpc_grpo.preflight.folders import own_folder, remove_own_folder
 from hpc_grpo.preflight.nodes import NODES, examine
-from hpc_grpo.preflight.scheduler import ask_partitions
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.paths import RunDir
 

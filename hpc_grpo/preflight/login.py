@@ -9,7 +9,8 @@ from pathlib import Path
 from hpc_grpo.data import hugging_face
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.environment.report import environment_report
-from hpc_grpo.launch.environment.rules import is_denied, is_secret
+from hpc_grpo.launch.environment.rules import DENIED, is_denied, is_secret
+from hpc_grpo.launch.place.slurm.partition import ask_associations
 from hpc_grpo.preflight import scheduler
 from hpc_grpo.preflight.findings import Context, Finding, Group, failure, guarded, ok, skipped, warning
 from hpc_grpo.preflight.folders import run_folder_finding
@@ -49,7 +50,7 @@ def login_group(context: Context, num_nodes: int, partitions: Answer | None) -> 
 
 def scheduler_findings(context: Context, num_nodes: int, partitions: Answer) -> Iterator[Finding]:
     """Check partition, account, walltime and options; with `partitions`, three calls to the scheduler in all."""
-    launch, associations = context.launch, scheduler.ask_associations()
+    launch, associations = context.launch, ask_associations()
     found = [
         guarded("partition", lambda: scheduler.partition_finding(launch, partitions, num_nodes)),
         guarded("account", lambda: scheduler.account_finding(launch, associations, partitions)),
@@ -109,7 +110,7 @@ def variables_finding(context: Context) -> Finding:
         says = f"launch.slurm.extra.export = {launch.slurm.extra['export']} keeps your PATH and tokens out of the job"
         return warning(check, says, "take it out: training gets only what hpc-grpo lets through anyway")
     report = environment_report(context.environ, launch)
-    dropped = [v.name for v in report if v.outcome == "dropped" and is_denied(v.name) and not _is_slurms(v.name)]
+    dropped = [v.name for v in report if v.outcome == "dropped" and v.name in DENIED]
     return ok(check, f"kept out of training: {', '.join(dropped)}" if dropped else "none that must be kept out")
 
 
@@ -160,7 +161,3 @@ def secret_files(context: Context) -> Iterator[Path]:
 
 def _listed(paths: Iterable[Path]) -> str:
     return " ".join(map(str, paths))
-
-
-def _is_slurms(name: str) -> bool:
-    return name.startswith(("SLURM", "SBATCH_", "SRUN_"))

@@ -1,51 +1,18 @@
-"""Partition, account and walltime against what Slurm allows: one call each to scontrol and sacctmgr."""
+"""Check partition, account and walltime against what Slurm allows, by its rules in launch/place/slurm/partition.py."""
 
 from __future__ import annotations
 
-import getpass
-from dataclasses import dataclass, replace
-
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.launch.place.slurm.partition import SHOW_PARTITIONS, chosen_partition, parse_partitions
-from hpc_grpo.launch.place.slurm.text import minutes
+from hpc_grpo.launch.place.slurm.partition import chosen_partition, parse_associations, parse_partitions
 from hpc_grpo.preflight.findings import Finding, failure, ok, skipped, warning
-from hpc_grpo.system.commands import Answer, ask
+from hpc_grpo.system.commands import Answer
 
 
-@dataclass(frozen=True)
-class Association:
-    """An account that a user may charge, from `sacctmgr show assoc`; `max_minutes` None: no limit of its own."""
-
-    account: str
-    partition: str
-    max_minutes: int | None
-
-
-def ask_partitions() -> Answer:
-    """All partitions; absent also where Slurm's tools are installed and belong to no cluster."""
-    answer = ask(SHOW_PARTITIONS)
-    return replace(answer, is_absent=answer.is_absent or _NO_CLUSTER in answer.error)
-
-
-def ask_associations() -> Answer:
-    words = [f"user={getpass.getuser()}", "format=Account,Partition,MaxWall"]
-    return ask(["sacctmgr", "--noheader", "--parsable2", "show", "assoc", *words])
-
-
-_NO_CLUSTER = "Could not establish a configuration source"
-
-
-def parse_associations(text: str) -> list[Association]:
-    """
-    >>> parse_associations("proj.a|workq|1-00:00:00\\nproj.b||\\n")[0]
-    Association(account='proj.a', partition='workq', max_minutes=1440)
-    """
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") >= 2]
-    return [Association(account, partition, minutes(wall)) for account, partition, wall, *_ in rows]
+_ASK_AGAIN = "try the same command by hand; the site's Slurm may be down"
 
 
 def partition_finding(launch: LaunchConfig, answer: Answer, num_nodes: int) -> Finding:
-    """Whether the partition exists, is up, and has so many nodes with so many GPUs."""
+    """Check that the partition exists, is up, and has as many nodes and GPUs as are asked for."""
     check, slurm = "partition", launch.slurm
     if answer.error:
         return _unanswered(check, answer)
@@ -76,11 +43,11 @@ def partition_finding(launch: LaunchConfig, answer: Answer, num_nodes: int) -> F
 
 
 def account_finding(launch: LaunchConfig, associations: Answer, partitions: Answer) -> Finding:
-    """Whether the account may be charged, and the partition takes it."""
+    """Check that the user may charge the account, and that the partition takes it."""
     check, wanted = "account", launch.slurm.account
     if associations.error:  # a site may do without accounting
         return skipped(check, associations.error)
-    accounts = list(dict.fromkeys(a.account for a in parse_associations(associations.text)))
+    accounts = list(dict.fromkeys(one.account for one in parse_associations(associations.text)))
     listed = ", ".join(accounts)
     if wanted is None:
         if not accounts:
@@ -96,7 +63,7 @@ def account_finding(launch: LaunchConfig, associations: Answer, partitions: Answ
 
 
 def walltime_finding(launch: LaunchConfig, partitions: Answer, associations: Answer) -> Finding:
-    """Whether `launch.slurm.time_min` is within the limits of the partition and of the account."""
+    """Check that `launch.slurm.time_min` is within the limits of the partition and of the account."""
     check, slurm = "walltime", launch.slurm
     if partitions.error:
         return _unanswered(check, partitions)
@@ -104,10 +71,9 @@ def walltime_finding(launch: LaunchConfig, partitions: Answer, associations: Ans
     if chosen is None:
         return skipped(check, "the partition is not known")
     limits = {f"partition {chosen.name}": chosen.max_minutes}
-    for found in parse_associations(associations.text):
-        charged = slurm.account is not None and found.account.lower() == slurm.account.lower()
-        if charged and found.partition in ("", chosen.name):
-            limits[f"account {found.account}"] = found.max_minutes
+    for association in parse_associations(associations.text):
+        if association.is_charged(slurm, chosen):
+            limits[f"account {association.account}"] = association.max_minutes
     for who, limit_min in limits.items():
         if limit_min is not None and slurm.time_min > limit_min:
             says = f"{slurm.time_min} min is more than {who} allows: {limit_min} min"
@@ -118,6 +84,3 @@ def walltime_finding(launch: LaunchConfig, partitions: Answer, associations: Ans
 
 def _unanswered(check: str, answer: Answer) -> Finding:
     return skipped(check, answer.error) if answer.is_absent else failure(check, answer.error, _ASK_AGAIN)
-
-
-_ASK_AGAIN = "try the same command by hand; the site's Slurm may be down"

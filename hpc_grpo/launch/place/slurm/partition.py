@@ -1,17 +1,23 @@
-"""Slurm's partitions, and what they allow: a job beyond it may be taken, only to wait for ever."""
+"""Slurm's partitions and accounts, and what they allow: a job beyond it may be taken, only to wait for ever."""
 
 from __future__ import annotations
 
+import getpass
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpc_grpo.config import SlurmConfig
-from hpc_grpo.errors import ConfigError, LaunchError
-from hpc_grpo.launch.place.slurm.text import fields, granted, minutes, output_of
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.place.slurm.text import fields, granted, minutes
+from hpc_grpo.system.commands import Answer, ask
 
-SHOW_PARTITIONS = ("scontrol", "--all", "show", "partition", "--oneliner")
+_SHOW_PARTITIONS = ("scontrol", "--all", "show", "partition", "--oneliner")
+_SHOW_ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc")
 _DEADLINE_S = 10.0
-"""For an answer that sbatch gives in any case."""
+"""For answers that sbatch gives in any case."""
+
+_NO_CLUSTER = "Could not establish a configuration source"
+"""Slurm's word on a machine where its tools are installed and belong to no cluster."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,45 @@ class Partition:
         )
 
 
-def parse_partitions(text: str) -> list[Partition]:
+@dataclass(frozen=True)
+class Association:
+    """An account that the user may charge, on one partition or, with "", on all; `max_minutes` None: no limit."""
+
+    account: str
+    partition: str
+    max_minutes: int | None
+
+    def is_charged(self, slurm: SlurmConfig, partition: Partition) -> bool:
+        """Tell whether a job on `partition` is charged to it; without launch.slurm.account nobody knows."""
+        is_named = slurm.account is not None and self.account.lower() == slurm.account.lower()
+        return is_named and self.partition in ("", partition.name)
+
+
+def ask_partitions() -> Answer:
+    """Ask Slurm for all partitions; `is_absent` also where its tools belong to no cluster."""
+    answer = ask(_SHOW_PARTITIONS, _DEADLINE_S)
+    return replace(answer, is_absent=answer.is_absent or _NO_CLUSTER in answer.error)
+
+
+def ask_associations() -> Answer:
+    """Ask Slurm for the accounts of the user; it fails where a site does without accounting."""
+    words = [f"user={getpass.getuser()}", "format=Account,Partition,MaxWall"]
+    return ask([*_SHOW_ASSOCIATIONS, *words], _DEADLINE_S)
+
+
+def parse_associations(text: str) -> list[Association]:
+    """Read the answer of `ask_associations`.
+
+    >>> parse_associations("proj.a|workq|1-00:00:00\\nproj.b||\\n")[0]
+    Association(account='proj.a', partition='workq', max_minutes=1440)
     """
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") >= 2]
+    return [Association(account, partition, minutes(wall)) for account, partition, wall, *_ in rows]
+
+
+def parse_partitions(text: str) -> list[Partition]:
+    """Read the answer of `ask_partitions`.
+
     >>> [(p.name, p.max_minutes) for p in parse_partitions("PartitionName=workq MaxTime=1-00:00:00 State=UP")]
     [('workq', 1440)]
     """
@@ -63,22 +106,19 @@ def parse_partitions(text: str) -> list[Partition]:
 
 
 def chosen_partition(slurm: SlurmConfig, partitions: Sequence[Partition]) -> Partition | None:
-    """The partition of the config, else the site's default."""
+    """Return the partition of the config, else the site's default; None where there is no such partition."""
     wanted = [p for p in partitions if (p.name == slurm.partition if slurm.partition else p.is_default)]
     return wanted[0] if wanted else None
 
 
 def refuse_what_cannot_start(slurm: SlurmConfig) -> None:
-    """One call to the scheduler. Raises ConfigError where the partition never starts such a job.
+    """Raise ConfigError where the partition never starts such a job. One call to the scheduler.
 
     What it cannot know is left to sbatch: several partitions, limits that a QOS changes, a Slurm that does not answer.
     """
     if "," in (slurm.partition or "") or "qos" in slurm.extra:
         return
-    try:
-        partitions = parse_partitions(output_of(SHOW_PARTITIONS, deadline_s=_DEADLINE_S))
-    except LaunchError:
-        return
+    partitions = parse_partitions(ask_partitions().text)
     chosen = chosen_partition(slurm, partitions)
     if chosen is None:
         return
