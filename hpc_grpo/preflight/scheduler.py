@@ -7,7 +7,6 @@ from hpc_grpo.launch.place.slurm.partition import chosen_partition, parse_associ
 from hpc_grpo.preflight.findings import Finding, failure, ok, skipped, warning
 from hpc_grpo.system.commands import Answer
 
-
 _ASK_AGAIN = "try the same command by hand; the site's Slurm may be down"
 
 

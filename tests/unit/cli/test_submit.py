@@ -22,6 +22,7 @@ from hpc_grpo.launch.place.slurm.sbatch import attempt_command, render
 from hpc_grpo.preflight import inputs as preflight
 from hpc_grpo.run.lock import RunLock
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.commands import Answer
 from tests.support.command import call
 
 SHELL_CONFIGS = sorted(set((CONFIGS_DIR / "isambard").glob("*.sh")) - set(CONFIGS_DIR.rglob("setup_*.sh")))
@@ -343,7 +344,7 @@ def test_a_dry_run_says_what_submit_would_refuse() -> None:
 
 def test_a_dry_run_says_all_that_submit_would_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = "PartitionName=workq Default=YES MaxNodes=2 MaxTime=UNLIMITED State=UP TotalNodes=9\n"
-    monkeypatch.setattr(partition, "output_of", lambda _argv, **_: shown)
+    monkeypatch.setattr(partition, "ask_partitions", lambda: Answer(shown))
     _, below = dry_run("model.path=./not-here", "launch.slurm.num_nodes=3", "model.device=cuda")
     told = [line for line in below.splitlines() if line.startswith("# submit would refuse this. ")]
     assert [line.split("this. ")[1][:12] for line in told] == ["The job woul", "model.device", "launch.slurm"]

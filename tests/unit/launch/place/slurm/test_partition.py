@@ -10,9 +10,10 @@ from click.testing import CliRunner
 
 from hpc_grpo.cli import main
 from hpc_grpo.config import SlurmConfig
-from hpc_grpo.errors import EXIT_CONFIG, ConfigError, LaunchError
+from hpc_grpo.errors import EXIT_CONFIG, ConfigError
 from hpc_grpo.launch.place.slurm import partition
 from hpc_grpo.launch.place.slurm.partition import parse_partitions, refuse_what_cannot_start
+from hpc_grpo.system.commands import Answer
 
 SHOWN = (
     "PartitionName=workq Default=YES MaxNodes=2 MaxTime=1-00:00:00 State=UP TotalNodes=9\n"
@@ -24,11 +25,11 @@ SHOWN = (
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
 
-    def output_of(argv: Any, **_: Any) -> str:
-        calls.append(argv)
-        return SHOWN
+    def ask_partitions() -> Answer:
+        calls.append("partitions")
+        return Answer(SHOWN)
 
-    monkeypatch.setattr(partition, "output_of", output_of)
+    monkeypatch.setattr(partition, "ask_partitions", ask_partitions)
     return calls
 
 
@@ -67,10 +68,7 @@ def test_what_may_start_is_left_to_sbatch(slurm: dict[str, Any], asked: list[Any
 
 
 def test_a_slurm_that_does_not_answer_is_left_to_sbatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def output_of(argv: Any, **_: Any) -> str:
-        raise LaunchError("scontrol failed")
-
-    monkeypatch.setattr(partition, "output_of", output_of)
+    monkeypatch.setattr(partition, "ask_partitions", lambda: Answer(error="scontrol failed"))
     refuse_what_cannot_start(SlurmConfig(num_nodes=1000))
 
 
