@@ -7,12 +7,12 @@ from typing import Any
 import click
 
 from hpc_grpo import __version__
-from hpc_grpo.cli import check, control, run, shell, status
+from hpc_grpo.cli import check, run, shell, status
 from hpc_grpo.errors import HpcGrpoError
 
 
 class _Group(click.Group):
-    """Shows an HpcGrpoError as one message, and ends with its exit code."""
+    """Show an HpcGrpoError as one message, and end with its exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -28,6 +28,6 @@ def main() -> None:
     """GRPO post-training of language models as a Slurm job that survives."""
 
 
-for _module in (run, shell, control, status, check):
+for _module in (run, shell, status, check):
     for _command in _module.COMMANDS:
         main.add_command(_command)

@@ -1,4 +1,4 @@
-"""Starting runs: here, or as a Slurm job."""
+"""The commands that start runs, here or as Slurm jobs, end them, and take them up again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_grpo.cli.options import CONFIG, DRIVER, OVERRIDES, SET, slurm_overrides, slurm_time
+from hpc_grpo.cli.options import CONFIG, DRIVER, OVERRIDES, RUN, SET, find_run, slurm_overrides, slurm_time
 
 if TYPE_CHECKING:
     from hpc_grpo.cli.request import Request
@@ -45,7 +45,7 @@ def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], l
     click.echo(f"{'New run' if frozen.is_new else 'Resuming run'} in {frozen.run.path}")
     if not link:
         remove_stop(frozen.run)
-        _tell_missing_modules(frozen.config.launch.modules)
+        _warn_of_missing_modules(frozen.config.launch.modules)
     sys.exit(run_attempt(frozen.run, driver, JobRole(is_link=link)))
 
 
@@ -109,7 +109,7 @@ def submit(
     if frozen.run.is_complete():
         click.echo(f"The run in {frozen.run.path} is already complete; raise train.total_* to extend it.")
         return
-    submit_run(frozen.run, frozen.config.launch, driver, parsable=parsable)
+    _submit_frozen(frozen.run, frozen.config.launch, driver, parsable=parsable)
 
 
 @click.command(hidden=True)
@@ -139,32 +139,78 @@ def job_setup(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...
         click.echo(line)
 
 
-def _tell_missing_modules(modules: Sequence[str]) -> None:
-    """A job loads its modules; a shell that somebody trains from has those that were loaded in it."""
-    loaded = os.environ.get("LOADEDMODULES", "").split(":")
-    if missing := [name for name in modules if not any(f"{one}/".startswith(f"{name}/") for one in loaded)]:
-        click.echo(
-            f"Not loaded in this shell, of launch.modules: {', '.join(missing)}. "
-            f"`module load {' '.join(missing)}` does, and so does a shell of `hpc-grpo shell --config CONFIG`.",
-            err=True,
-        )
+@click.command()
+@RUN
+def stop(run_name: str) -> None:
+    """End a run after the step in progress and a checkpoint; its follow-on job is cancelled then."""
+    from hpc_grpo.run.lock import read_lock_owner
+
+    run = find_run(run_name)
+    if _is_complete(run):
+        return
+    run.stop_marker.touch()
+    if read_lock_owner(run) is None:
+        click.echo("Nothing trains it now; a job that waits will end as soon as it starts.")
+    else:
+        click.echo(f"{run.path.name} stops after its step and a checkpoint.")
+    click.echo(f"Take it up again with: hpc-grpo resume {run_name}")
 
 
-def _comments(request: Request) -> str:
-    """What is to be said below a job script, as comments of the shell: the script stays what sbatch takes."""
-    from hpc_grpo.plan.text import plan_or_reason
-    from hpc_grpo.preflight.inputs import refusals
+@click.command()
+@RUN
+def cancel(run_name: str) -> None:
+    """End a run and all its jobs now; steps after the last checkpoint are lost. A second time does no harm."""
+    from hpc_grpo.launch.chain.cancel import cancel_run
 
-    refused = [f"submit would refuse this. {error}\n\n" for error in refusals(request.config)]
-    told = "".join([*refused, plan_or_reason(request.config, request.environ)])
-    return "\n" + "".join(f"# {line}".rstrip() + "\n" for line in told.splitlines())
+    run = find_run(run_name)
+    if not _is_complete(run):
+        for line in cancel_run(run):
+            click.echo(line)
 
 
-def submit_run(run: RunDir, launch: LaunchConfig, driver: str, *, parsable: bool = False) -> None:
-    """Submit a frozen run and say how to follow it. Raises LaunchError."""
-    from hpc_grpo.launch.chain import submit as handing_in
+@click.command()
+@RUN
+@OVERRIDES
+@DRIVER
+def resume(run_name: str, overrides: tuple[str, ...], driver: str) -> None:
+    """Submit a run again with what its last job had: after stop, cancel, or a chain that gave up.
 
-    job_id = handing_in.submit_run(run, launch, driver)
+    KEY=VALUE changes its config first, such as launch.slurm.time_min=600: keys that do not change what is learned.
+    """
+    from hpc_grpo.launch.chain.submit import next_launch
+    from hpc_grpo.launch.freeze import freeze, reconfigured
+    from hpc_grpo.launch.place import job_queue
+    from hpc_grpo.launch.place.base import JobRequest
+    from hpc_grpo.launch.place.slurm.sbatch import attempt_command
+    from hpc_grpo.preflight.inputs import refuse_what_fails
+    from hpc_grpo.run.lock import refuse_if_held
+
+    run = find_run(run_name)
+    if not overrides and _is_complete(run):
+        return
+    refuse_if_held(run)
+    config = reconfigured(run, overrides)
+    launch = next_launch(run, overrides)
+    job_queue().render(JobRequest(run, launch, attempt_command(run, driver)))  # refuses what cannot be asked for
+    refuse_what_fails(config.model_copy(update={"launch": launch}))
+    if overrides:
+        freeze(config, sys.argv, overrides)
+    if not _is_complete(run):  # more steps reopen one that was
+        _submit_frozen(run, launch, driver)
+
+
+def _is_complete(run: RunDir) -> bool:
+    """Tell whether the run is complete, and say so if it is."""
+    if run.is_complete():
+        click.echo(f"The run in {run.path} is complete.")
+    return run.is_complete()
+
+
+def _submit_frozen(run: RunDir, launch: LaunchConfig, driver: str, *, parsable: bool = False) -> None:
+    """Submit a run whose config is frozen, and say how to follow it. Raises LaunchError."""
+    from hpc_grpo.launch.chain.submit import submit_run
+
+    job_id = submit_run(run, launch, driver)
     if parsable:
         click.echo(job_id)
         return
@@ -175,4 +221,25 @@ def submit_run(run: RunDir, launch: LaunchConfig, driver: str, *, parsable: bool
     click.echo(f"  end it:           hpc-grpo stop {run.path}    (or cancel, without a checkpoint)")
 
 
-COMMANDS = (train, submit, attempt, job_setup)
+def _comments(request: Request) -> str:
+    """Return what goes below a job script, as comments of the shell: the script stays what sbatch takes."""
+    from hpc_grpo.plan.text import plan_or_reason
+    from hpc_grpo.preflight.inputs import refusals
+
+    refused = [f"submit would refuse this. {error}\n\n" for error in refusals(request.config)]
+    text = "".join([*refused, plan_or_reason(request.config, request.environ)])
+    return "\n" + "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
+
+
+def _warn_of_missing_modules(modules: Sequence[str]) -> None:
+    """Name the modules that a job would load and this shell has not."""
+    loaded = os.environ.get("LOADEDMODULES", "").split(":")
+    if missing := [name for name in modules if not any(f"{one}/".startswith(f"{name}/") for one in loaded)]:
+        click.echo(
+            f"Not loaded in this shell, of launch.modules: {', '.join(missing)}. "
+            f"`module load {' '.join(missing)}` does, and so does a shell of `hpc-grpo shell --config CONFIG`.",
+            err=True,
+        )
+
+
+COMMANDS = (train, submit, attempt, job_setup, stop, cancel, resume)

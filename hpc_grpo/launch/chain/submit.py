@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
-from hpc_grpo.config import LaunchConfig
+from hpc_grpo.config import LaunchConfig, load_resolved, with_overrides
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.chain.node_hours import node_hours_asked, node_hours_used, within_node_hours
 from hpc_grpo.launch.place.slurm import sbatch as slurm
@@ -65,3 +66,16 @@ def what_each_asks_for(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
         except ConfigError:
             break  # as many as the ceiling allows
     return asked
+
+
+def next_launch(run: RunDir, overrides: Sequence[str]) -> LaunchConfig:
+    """Return what the run's next job asks for: what the last one had, changed by `overrides`.
+
+    sbatch takes one option about memory, so that an override of one replaces the one before.
+    """
+    config = load_resolved(run.config)
+    launch = read_chain(run).launch(config.launch)
+    if any(word.startswith("launch.slurm.extra.mem") for word in overrides):
+        extra = {name: value for name, value in launch.slurm.extra.items() if not name.startswith("mem")}
+        launch = launch.model_copy(update={"slurm": launch.slurm.model_copy(update={"extra": extra})})
+    return with_overrides(config.model_copy(update={"launch": launch}), overrides).launch
