@@ -1,4 +1,4 @@
-"""The printed reference of a config: every key, its value, its default and what it means."""
+"""Print the reference of a config: every key, its value, its default and what it means."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COMMENT_COLUMN = 44
 
 
 def describe(config: Config) -> str:
-    """One line per key, in the order of the schema: `section.key = value  # meaning [default]`."""
+    """Write one line for each key, in the order of the schema: `section.key = value  # meaning [default]`."""
     lines = _lines(config, "")
     kept = [line for before, line in pairwise(["", *lines]) if line or before]
     return "".join(f"{line}\n" for line in kept)

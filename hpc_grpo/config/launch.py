@@ -1,6 +1,6 @@
 """Sections `placement` and `launch`: what runs on each node, what to ask Slurm for, how nodes find each other.
 
-Site settings (configs/*/site.yaml) are values of this section; nothing about a site is in the code.
+Site settings (configs/*/site.yaml) are values of `launch`; nothing about a site is in the code.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class LaunchConfig(Section):
     @field_validator("python")
     @classmethod
     def _whole_path(cls, python: str | None) -> str | None:
-        """Without ~: the job script quotes it."""
+        """Expand ~, which the job script would quote, and refuse what is no absolute path."""
         if python is None:
             return None
         try:

@@ -1,4 +1,7 @@
-"""From a YAML file and dotted overrides to a validated `Config`; every mistake becomes one `ConfigError`."""
+"""Load a config: a YAML file and those it builds on, dotted overrides, validation.
+
+Ours and no library's for its errors: each is one `ConfigError` with the rule, the value, the choices and the fix.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,6 @@ CONFIGS_DIR = Path(__file__).resolve().parents[2] / "configs"
 
 _SHORT_FLOAT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
 """YAML 1.1 reads 1e-6 as text (it wants 1.0e-6); everybody who writes it means the number, as in YAML 1.2."""
-
 
 _CLOCK = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?$")
 """YAML 1.1 reads 24:00:00 as 86400, in base 60; nobody who writes it as a walltime means so many minutes."""
@@ -54,7 +56,7 @@ def load_config(name: str, overrides: Iterable[str] = ()) -> Config:
 
 
 def load_launch(name: str | None, overrides: Iterable[str] = ()) -> LaunchConfig:
-    """The `launch` section of a config that may lack all the others, such as a site's; None: its defaults.
+    """Load the `launch` section of a config that may lack all others, such as a site's; its defaults without a name.
 
     Raises ConfigError as `load_config` does.
     """
@@ -68,12 +70,12 @@ def load_launch(name: str | None, overrides: Iterable[str] = ()) -> LaunchConfig
 
 
 def load_resolved(path: Path) -> Config:
-    """Load the resolved copy a run directory holds."""
+    """Load the resolved copy that a run directory holds. Raises ConfigError."""
     return _validated(_read_yaml(path), str(path))
 
 
 def with_overrides(config: Config, overrides: Iterable[str]) -> Config:
-    """A resolved config with `overrides`, checked as by `load_config`. Raises ConfigError."""
+    """Apply `overrides` to a resolved config and check it as `load_config` does. Raises ConfigError."""
     values = config.model_dump(mode="json")
     for override in overrides:
         _apply_override(values, override)
@@ -81,11 +83,12 @@ def with_overrides(config: Config, overrides: Iterable[str]) -> Config:
 
 
 def to_yaml(config: Config) -> str:
-    """The resolved config as YAML; loading it gives an equal config."""
+    """Write the resolved config as YAML; loading it gives an equal config."""
     return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
 
 
 def find_config(name: str) -> Path:
+    """Return the file behind a path or a name below `configs/`. Raises ConfigError with the shipped names."""
     path = Path(name)
     if path.is_file():
         return path
@@ -101,7 +104,7 @@ def find_config(name: str) -> Path:
 
 
 def _read_layers(path: Path) -> dict[str, Any]:
-    """Read a config and what it builds on: `base: other.yaml` (or a list) is merged below it."""
+    """Read a config and merge it over those it builds on, `base: other.yaml` or a list."""
     values = _read_yaml(path)
     bases = values.pop("base", [])
     merged: dict[str, Any] = {}
@@ -180,7 +183,7 @@ def _validated(values: Mapping[str, Any], origin: str) -> Config:
 
 
 def _problems(error: ValidationError, *above: str) -> str:
-    """One line for each; `above` are the keys of the section that was validated."""
+    """Write one line for each mistake; `above` are the keys of the section that was validated."""
     return "\n".join(f"  {_explain({**detail, 'loc': (*above, *detail['loc'])})}" for detail in error.errors())
 
 

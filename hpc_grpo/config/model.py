@@ -1,4 +1,4 @@
-"""Section `model`: what is trained, in which precision, on what."""
+"""Section `model`: which model is trained, in which precision, on which device."""
 
 from __future__ import annotations
 

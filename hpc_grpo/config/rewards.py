@@ -1,4 +1,4 @@
-"""Sections `rewards` and `grading`: what a completion is worth, and the processes that find out."""
+"""Sections `rewards` and `grading`: the functions that grade a completion, and the processes they run in."""
 
 from __future__ import annotations
 

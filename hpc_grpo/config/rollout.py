@@ -1,4 +1,4 @@
-"""Sections `rollout`, `engine` and `weights`: what is sampled, by which engines, and how they get new weights."""
+"""Sections `rollout`, `engine` and `weights`: sampling, the engines that do it, and how they get new weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rules that span several fields. Each raises ConfigError with the rule, the values and the fix."""
+"""Check rules that span several fields, for which a single field's type has no place.
+
+Each raises ConfigError with the rule, the values and the fix.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from hpc_grpo.registry import ADVANTAGES, ALGORITHMS, LOSSES, REWARDS
 
 
 def check_rules(config: Config) -> None:
+    """Raise ConfigError for the first rule that `config` breaks."""
     for rule in _RULES:
         rule(config)
 
@@ -20,11 +24,11 @@ def _run_name(config: Config) -> None:
         )
 
 
-def _one_budget(config: Config) -> None:
+def _one_length(config: Config) -> None:
     train = config.train
-    budgets = {"total_steps": train.total_steps, "total_episodes": train.total_episodes}
-    budgets["total_epochs"] = train.total_epochs
-    given = [f"train.{name}" for name, value in budgets.items() if value is not None]
+    lengths = {"total_steps": train.total_steps, "total_episodes": train.total_episodes}
+    lengths["total_epochs"] = train.total_epochs
+    given = [f"train.{name}" for name, value in lengths.items() if value is not None]
     if len(given) != 1:
         raise ConfigError(
             f"Exactly one of train.total_steps, train.total_episodes and train.total_epochs must be set; "
@@ -70,7 +74,7 @@ def _names(config: Config) -> None:
             REWARDS.check(reward.name)
 
 
-def _eval_data(config: Config) -> None:
+def _eval(config: Config) -> None:
     if config.eval.every_steps is None:
         return
     if not config.needs.rollouts:
@@ -90,7 +94,7 @@ def _eval_data(config: Config) -> None:
         )
 
 
-def _token_budget(config: Config) -> None:
+def _sequence_lengths(config: Config) -> None:
     if config.needs.rollouts and config.train.max_tokens_per_microbatch < config.max_model_len:
         raise ConfigError(
             f"train.max_tokens_per_microbatch = {config.train.max_tokens_per_microbatch} must hold the longest "
@@ -103,12 +107,12 @@ def _token_budget(config: Config) -> None:
         )
 
 
-def _stages(config: Config) -> None:
+def _attention(config: Config) -> None:
     if config.train.attention == "flash_attention_2" and config.model.device == "cpu":
         raise ConfigError("train.attention = flash_attention_2 needs a GPU; with model.device = cpu choose sdpa.")
 
 
-def _nucleus(config: Config) -> None:
+def _importance_weights(config: Config) -> None:
     if config.rollout.top_p < 1.0 and config.loss.importance_correction == "truncated":
         raise ConfigError(
             f"rollout.top_p = {config.rollout.top_p:g}: engines renormalise over the nucleus and the learner does not, "
@@ -119,11 +123,12 @@ def _nucleus(config: Config) -> None:
 _RULES = (
     _names,
     _run_name,
-    _one_budget,
+    _one_length,
     _nodes,
     _lag_and_minibatches,
-    _eval_data,
-    _token_budget,
-    _stages,
-    _nucleus,
+    _eval,
+    _sequence_lengths,
+    _attention,
+    _importance_weights,
 )
+"""In the order they are checked: names first, since other rules ask what the named algorithm needs."""

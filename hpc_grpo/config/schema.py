@@ -49,7 +49,7 @@ class Config(Section):
 
     @property
     def run_path(self) -> Path:
-        """The run directory, absolute."""
+        """Return the run directory, absolute."""
         return self.run.root / self.run.name
 
     @property
@@ -60,5 +60,5 @@ class Config(Section):
 
     @property
     def max_model_len(self) -> int:
-        """Longest sequence in tokens: prompt and completion."""
+        """Return the longest sequence in tokens: prompt and completion."""
         return self.data.max_prompt_tokens + self.rollout.max_new_tokens

@@ -1,4 +1,4 @@
-"""What every section of a config shares: unknown keys are errors, and nothing changes after loading."""
+"""The base of every section: unknown keys are errors, and nothing changes after loading."""
 
 from __future__ import annotations
 

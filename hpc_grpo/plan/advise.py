@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,32 +19,34 @@ _MAX_NODES = 256
 _MAX_CHANGES = 3
 _LEAST_OBJECT_STORE_GIB = 4.0
 
+Settings = tuple[tuple[str, Any], ...]
+"""Keys with values, such as (("train.zero_stage", 3),)."""
+
 
 @dataclass(frozen=True)
 class Change:
     """Settings to change, as on the command line, and the number of nodes to take."""
 
-    values: tuple[tuple[str, Any], ...]
+    settings: Settings
     num_nodes: int
 
     @property
     def text(self) -> str:
-        return " ".join(f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in self.values)
+        """The settings as words of a command line."""
+        pairs = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in self.settings)
+        return " ".join(f"{key}={value}" for key, value in pairs)
 
 
 def changes_that_fit(plan: Plan) -> list[Change]:
     """Return the smallest sets of changes with which the plan fits: on as many nodes, then on the fewest nodes more."""
-    singles = _candidates(plan)
-    found: list[tuple[tuple[str, Any], ...]] = []
+    found: list[Settings] = []
     for size in range(1, _MAX_CHANGES + 1):
-        for group in itertools.combinations(singles, size):
-            values = tuple(itertools.chain.from_iterable(group))
-            if any(set(smaller) <= set(values) for smaller in found):
-                continue
-            if _with(plan, values, plan.num_nodes).fits:
-                found.append(values)
-    changes = [Change(values, plan.num_nodes) for values in found]
-    return changes + _more_nodes(plan)
+        for group in itertools.combinations(_candidates(plan), size):
+            settings = tuple(itertools.chain.from_iterable(group))
+            is_minimal = not any(set(smaller) <= set(settings) for smaller in found)
+            if is_minimal and _with(plan, settings, plan.num_nodes).fits:
+                found.append(settings)
+    return [Change(settings, plan.num_nodes) for settings in found] + _more_nodes(plan)
 
 
 def largest_models(plan: Plan) -> list[tuple[str, Plan]]:
@@ -54,20 +55,20 @@ def largest_models(plan: Plan) -> list[tuple[str, Plan]]:
     return list(plans)
 
 
-def with_values(config: Config, values: Iterable[tuple[str, Any]]) -> Config:
+def with_settings(config: Config, settings: Settings) -> Config:
     """Return the config with `section.key` values replaced, not validated."""
-    for path, value in values:
+    for path, value in settings:
         section, key = path.split(".")
         changed = getattr(config, section).model_copy(update={key: value})
         config = config.model_copy(update={section: changed})
     return config
 
 
-def _candidates(plan: Plan) -> list[tuple[tuple[str, Any], ...]]:
+def _candidates(plan: Plan) -> list[Settings]:
     """List changes worth trying, those first that cost least."""
     config = plan.config
     train, wider = config.train, _wider_engines(plan)
-    possible: list[tuple[bool, tuple[tuple[str, Any], ...]]] = [
+    possible: list[tuple[bool, Settings]] = [
         (config.weights.num_buffers > 1, (("weights.num_buffers", 1),)),
         (
             config.launch.object_store_gib > _LEAST_OBJECT_STORE_GIB,
@@ -83,7 +84,7 @@ def _candidates(plan: Plan) -> list[tuple[tuple[str, Any], ...]]:
         (bool(wider), wider),
         (config.needs.reference, (("loss.kl_coef", 0.0),)),
     ]
-    return [values for applies, values in possible if applies]
+    return [settings for applies, settings in possible if applies]
 
 
 def _more_nodes(plan: Plan) -> list[Change]:
@@ -97,16 +98,16 @@ def _more_nodes(plan: Plan) -> list[Change]:
     offloaded = (("train.offload_optimizer", "cpu"),) if train.offload_optimizer == "none" else ()
     found: list[Change] = []
     ceiling = _MAX_NODES
-    for values in dict.fromkeys([(), sharded, offloaded, (*sharded, *offloaded)]):
+    for settings in dict.fromkeys([(), sharded, offloaded, (*sharded, *offloaded)]):
         for num_nodes in range(plan.num_nodes + 1, ceiling + 1):
-            if _with(plan, (*wider, *values), num_nodes).fits:
-                found.append(Change((*wider, *values), num_nodes))
+            if _with(plan, (*wider, *settings), num_nodes).fits:
+                found.append(Change((*wider, *settings), num_nodes))
                 ceiling = num_nodes - 1
                 break
     return found
 
 
-def _wider_engines(plan: Plan) -> tuple[tuple[str, Any], ...]:
+def _wider_engines(plan: Plan) -> Settings:
     """Give each engine twice the GPUs, and have half as many engines; nothing where that is not possible."""
     engine = plan.config.engine
     wider = 2 * engine.tensor_parallel
@@ -115,8 +116,8 @@ def _wider_engines(plan: Plan) -> tuple[tuple[str, Any], ...]:
     return ("engine.tensor_parallel", wider), ("engine.engines_per_node", engine.engines_per_node // 2)
 
 
-def _with(plan: Plan, values: Iterable[tuple[str, Any]], num_nodes: int) -> Plan:
-    return make_plan(plan.model, with_values(plan.config, values), num_nodes, plan.hardware)
+def _with(plan: Plan, settings: Settings, num_nodes: int) -> Plan:
+    return make_plan(plan.model, with_settings(plan.config, settings), num_nodes, plan.hardware)
 
 
 def shortfall(plan: Plan) -> str:

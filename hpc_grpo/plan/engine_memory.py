@@ -58,14 +58,14 @@ def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int, tensor_parallel: int
 
 def engine_budget(model: Model, config: Config, hardware: Hardware) -> tuple[MemoryBudget, KvCache]:
     """Return one GPU of one engine; its cache holds at least one sequence of full length, whether it fits or not."""
-    engine = config.engine
+    engine, given_gib = config.engine, kv_cache_gib(config, on_gpu=True)
     parts = [*model_parts(model, config), _runtime_part(config)]
     per_token = kv_bytes_per_token(model.shape, DTYPE_BYTES[config.model.dtype], engine.tensor_parallel)
-    limit = int(hardware.gpu_bytes * (1.0 if engine.kv_cache_gib else engine.gpu_memory_utilization))
+    limit = int(hardware.gpu_bytes * (1.0 if given_gib else engine.gpu_memory_utilization))
     needed = per_token * (config.max_model_len + BLOCK_TOKENS)
     left = limit - sum(part.num_bytes for part in parts)
-    if engine.kv_cache_gib:
-        kv_bytes, formula = int(engine.kv_cache_gib * GIB), "engine.kv_cache_gib"
+    if given_gib:
+        kv_bytes, formula = int(given_gib * GIB), "engine.kv_cache_gib"
     elif left >= needed:
         kv_bytes, formula = left, f"the rest of {engine.gpu_memory_utilization:g} of the GPU"
     else:

@@ -21,6 +21,7 @@ from hpc_grpo.plan.step import (
     read_measured_steps,
     workload,
 )
+from hpc_grpo.system.readable import counted
 from hpc_grpo.types import GIB
 
 _MAX_CHANGES_SHOWN = 6
@@ -49,14 +50,14 @@ def _head(plan: Plan) -> Iterator[str]:
     config, train, engines = plan.config, plan.config.train, engines_per_node(plan.config)
     yield f"{plan.model.name}: {plan.model.num_parameters:,} parameters ({plan.model.counted_from})"
     learners = config.placement.learners_per_node
-    yield f"{_count(plan.num_nodes, 'node')}, each {_count(learners, 'learner')} and {_count(engines, 'engine')}"
+    yield f"{counted(plan.num_nodes, 'node')}, each {counted(learners, 'learner')} and {counted(engines, 'engine')}"
     on_gpu = expects_gpus(config)
     checkpointing = "on" if is_checkpointed(config, on_gpu=on_gpu) else "off"
     yield (
         f"ZeRO-{train.zero_stage}, offload {train.offload_optimizer}, gradient checkpointing {checkpointing}, "
         f"{train.max_tokens_per_microbatch:,} tokens a microbatch" + ("" if on_gpu else ", on CPU")
     )
-    learners_text = _count(plan.num_learners, "learner")
+    learners_text = counted(plan.num_learners, "learner")
     yield f"P = {plan.model.num_parameters / 1e9:.3f}e9 parameters, W = {learners_text}; all symbols: docs/memory.md"
 
 
@@ -100,7 +101,7 @@ def _step(plan: Plan) -> Iterator[str]:
     if all(budget.fits for budget in plan.budgets if budget.device == "engine GPU"):
         yield from _wrapped(
             f"An engine gets {load.sequences_per_engine:,} of them. Its KV cache takes {cache.bytes_per_token:,} bytes "
-            f"a token and GPU and holds {cache.num_tokens:,} tokens: {_count(cache.num_sequences, 'sequence')} of full "
+            f"a token and GPU and holds {cache.num_tokens:,} tokens: {counted(cache.num_sequences, 'sequence')} of full "
             f"length. {load.running_sequences:,} of these run at once (engine.max_num_seqs: "
             f"{plan.config.engine.max_num_seqs:,})."
         )
@@ -119,20 +120,20 @@ def _time(plan: Plan, measured: MeasuredSteps | None) -> Iterator[str]:
     if measured is None:
         yield from _expected_time(plan)
         return
-    where = f" on {_count(measured.num_nodes, 'node')}" if measured.num_nodes else ""
+    where = f" on {counted(measured.num_nodes, 'node')}" if measured.num_nodes else ""
     yield (
-        f"Step time: {measured.median_step_s:.1f} s, the median of {_count(measured.num_steps, 'step')} of attempt "
+        f"Step time: {measured.median_step_s:.1f} s, the median of {counted(measured.num_steps, 'step')} of attempt "
         f"{measured.attempt}{where}."
     )
     left = measured.node_hours_left(plan.num_nodes)
     if left is None or measured.num_remaining_steps is None:
         yield "Node-hours left: not known, since the length of the run is not (train.total_epochs)."
         return
-    yield f"Node-hours left: {left:.1f}, for {_count(measured.num_remaining_steps, 'step')}."
+    yield f"Node-hours left: {left:.1f}, for {counted(measured.num_remaining_steps, 'step')}."
     if expects_gpus(plan.config):
         yield f"GPU-hours left: {left * gpus_per_node(plan.config):.1f}."
     if measured.num_nodes not in (None, plan.num_nodes):
-        yield f"  (on {_count(measured.num_nodes or 0, 'node')}; how it changes with {plan.num_nodes} was not measured)"
+        yield f"  (on {counted(measured.num_nodes or 0, 'node')}; how it changes with {plan.num_nodes} was not measured)"
 
 
 def _expected_time(plan: Plan) -> Iterator[str]:
@@ -147,12 +148,8 @@ def _expected_time(plan: Plan) -> Iterator[str]:
         f"{DECODING_SHARE:.0%} of {hardware.gpu_bytes_per_s / 1e12:.1f} TB/s a GPU."
     )
     if steps is not None:
-        yield f"GPU-hours: about {expected.gpu_hours(steps):,.0f}, for {_count(steps, 'step')}."
+        yield f"GPU-hours: about {expected.gpu_hours(steps):,.0f}, for {counted(steps, 'step')}."
 
 
 def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, _LINE_WIDTH)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

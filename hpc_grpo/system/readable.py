@@ -53,6 +53,15 @@ def fraction(value: int | None, total: int | None) -> str:
     return UNKNOWN if value is None else f"{value}/{UNKNOWN if total is None else total}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things.
+
+    >>> counted(1, "node"), counted(1200, "step")
+    ('1 node', '1,200 steps')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def decimal(value: float | None) -> str:
     """Return a number with three decimals."""
     return UNKNOWN if value is None else f"{value:.3f}"

@@ -37,7 +37,7 @@ def test_suggestions_are_minimal_and_nodes_as_few_as_possible() -> None:
     texts = {change.text for change in changes if change.num_nodes == 2}
     assert {"train.zero_stage=3", "train.offload_optimizer=cpu", "loss.kl_coef=0.0"} <= texts
     assert not any("train.zero_stage=3 " in f"{text} " and text != "train.zero_stage=3" for text in texts)
-    (more,) = [change.num_nodes for change in changes if not change.values]
+    (more,) = [change.num_nodes for change in changes if not change.settings]
     assert not plan_7b_config("7B", more - 1, "train.zero_stage=2", "loss.kl_coef=0.01").fits
 
 
