@@ -101,8 +101,8 @@ def _step(plan: Plan) -> Iterator[str]:
     if all(budget.fits for budget in plan.budgets if budget.device == "engine GPU"):
         yield from _wrapped(
             f"An engine gets {load.sequences_per_engine:,} of them. Its KV cache takes {cache.bytes_per_token:,} bytes "
-            f"a token and GPU and holds {cache.num_tokens:,} tokens: {counted(cache.num_sequences, 'sequence')} of full "
-            f"length. {load.running_sequences:,} of these run at once (engine.max_num_seqs: "
+            f"a token and GPU and holds {cache.num_tokens:,} tokens: {counted(cache.num_sequences, 'sequence')} of "
+            f"full length. {load.running_sequences:,} of these run at once (engine.max_num_seqs: "
             f"{plan.config.engine.max_num_seqs:,})."
         )
     yield f"A learner trains on at most {load.num_microbatches:,} microbatches a step."
@@ -132,8 +132,8 @@ def _time(plan: Plan, measured: MeasuredSteps | None) -> Iterator[str]:
     yield f"Node-hours left: {left:.1f}, for {counted(measured.num_remaining_steps, 'step')}."
     if expects_gpus(plan.config):
         yield f"GPU-hours left: {left * gpus_per_node(plan.config):.1f}."
-    if measured.num_nodes not in (None, plan.num_nodes):
-        yield f"  (on {counted(measured.num_nodes or 0, 'node')}; how it changes with {plan.num_nodes} was not measured)"
+    if measured.num_nodes and measured.num_nodes != plan.num_nodes:
+        yield f"  (on {counted(measured.num_nodes, 'node')}; how it changes with {plan.num_nodes} was not measured)"
 
 
 def _expected_time(plan: Plan) -> Iterator[str]:
