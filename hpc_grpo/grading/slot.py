@@ -1,38 +1,54 @@
-"""A place for one worker process: a thread that takes calls from the shared queue, has them run, and replaces
-the worker when it is stuck or dead.
+"""A place for one worker process, and the thread that serves it.
 
-Consumes `QueuedCall`s; produces their results. Waits for its one worker, never longer than the call's
-deadline; is unblocked by a call, or by `close`.
+Runs in       the grader's process, one thread per worker; the worker's own side is `worker`.
+Consumes      `QueuedCall`s from the pool's queue.
+Produces      their `CallResult`s.
+Waits for     its one worker, never longer than a call's deadline.
+Unblocked by  a call, or `close`.
 
-Each slot has a Pebble pool of one worker and not all slots one pool of many, because a Pebble pool shares a
-pipe and its locks: a worker that dies idle, or while it holds a lock, breaks the pool for all (`All workers
-expired`). The thread lives as long as the slot, as PDEATHSIG fires when the *thread* that spawned a worker
-ends.
+Workers are neither multiprocessing's nor Pebble's. Their pools share a pipe and its locks, so a worker that dies while
+it holds one breaks the pool for all; and a spawned process imports the parent's main module first, which in a Ray
+actor is Ray. Here each worker has a socket of its own, and starts with the registry's imports alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import signal
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
-from pebble import ProcessExpired, ProcessPool
-
 from hpc_grpo.errors import HpcGrpoError
-from hpc_grpo.grading import worker
-from hpc_grpo.grading.spawning import LightSpawnContext
-from hpc_grpo.grading.worker import Call, CallResult
+from hpc_grpo.grading.worker import HEADER, Call, CallResult, framed
 
-_GRACE_S = 30.0
-"""Pebble counts a deadline from when the worker took the call; a call not over so long after it never was
-taken."""
 _MAX_TRIES = 2
 """A worker that died before it took the call is no fault of the call; one that does so twice probably is."""
+
+_CHUNK_BYTES = 1 << 16
+
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv.pop().split(chr(10)); "
+    "from hpc_grpo.grading.worker import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+)
+"""Not `python -m`: that would make the worker's module `__main__`, whose classes cannot be unpickled here."""
+
+
+class _WorkerDiedError(Exception):
+    """The worker's process ended; `took_call` says whether it had begun on the call in hand."""
+
+    def __init__(self, exit_code: int, took_call: bool) -> None:
+        self.words = _exit_words(exit_code)
+        self.took_call = took_call
 
 
 @dataclass(frozen=True)
@@ -45,107 +61,169 @@ class QueuedCall:
 
 
 class WorkerSlot(threading.Thread):
-    """Serves calls until it takes a None from the queue or is closed."""
+    """Serves calls until it takes a None from the queue or is closed; replaces its worker when stuck or dead.
+
+    The thread lives as long as the slot, since a worker's PDEATHSIG fires when the *thread* that started it ends.
+    """
 
     def __init__(self, names: Sequence[str], load_timeout_s: float, queue: SimpleQueue[QueuedCall | None]) -> None:
         super().__init__(name="reward-slot", daemon=True)
         self._names = tuple(names)
         self._load_timeout_s = load_timeout_s
         self._queue = queue
-        self._closing = threading.Event()
-        self._pool: Any = None
-        self._running: Any = None
-        self._is_loaded = False
+        self._worker: _WorkerProcess | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        """Held to start a worker, to forget it, and to close: none is started or killed twice."""
 
     def run(self) -> None:
-        while not self._closing.is_set() and (queued := self._queue.get()) is not None:
+        while not self._closed and (queued := self._queue.get()) is not None:
             try:
                 result = self._serve(queued)
-            except BaseException as error:  # noqa: BLE001 - whoever waits for this call must hear of it
+            except BaseException as error:  # noqa: BLE001 - raised by whoever waits for this call
                 queued.result.set_exception(error)
             else:
                 queued.result.set_result(result)
-        self._drop_pool()
+        self._end_worker()
 
     def close(self) -> None:
-        """Kill the worker, whatever it is at. Wake the thread with a None in the queue, then join it."""
-        self._closing.set()
-        running = self._running
-        if running is not None:
-            running.cancel()
+        """Kill the worker, whatever it does. Wake the thread with a None in the queue, then join it."""
+        with self._lock:
+            self._closed = True
+            if self._worker is not None:
+                self._worker.kill()
 
     def _serve(self, queued: QueuedCall) -> CallResult:
+        """Run the call in the worker; raises HpcGrpoError when the slot is closed meanwhile."""
         for _ in range(_MAX_TRIES):
             try:
                 return self._attempt(queued)
-            except RuntimeError:
-                # Pebble's word for a pool whose worker died without a call in hand.
-                self._drop_pool()
+            except _WorkerDiedError:
+                continue
         return CallResult(failure=f"found no worker: {_MAX_TRIES} died before they took the call")
 
     def _attempt(self, queued: QueuedCall) -> CallResult:
-        """Raises RuntimeError when the worker died before it took the call."""
-        if not self._is_loaded:
-            failure = self._load()
-            if failure is not None:
-                return CallResult(failure=failure)
+        """Raises _WorkerDiedError when the worker died before it took the call."""
+        if self._worker is None and (failure := self._start_worker()) is not None:
+            return CallResult(failure=failure)
         if queued.call is None:
             return CallResult()
         try:
-            result: CallResult = self._execute(worker.run, queued.call, queued.timeout_s)
+            result: CallResult = self._ask(queued.call, queued.timeout_s)
         except TimeoutError:
             return CallResult(failure=f"did not return within {queued.timeout_s:g} s; its process was killed")
-        except ProcessExpired as error:
-            return CallResult(failure=f"ended its process ({_exit_words(error.exitcode)})")
+        except _WorkerDiedError as error:
+            if not error.took_call:
+                raise
+            return CallResult(failure=f"ended its process ({error.words})")
         return result
 
-    def _load(self) -> str | None:
-        """Import the rewards in a new worker, on a deadline of its own: no call pays for a slow import."""
+    def _start_worker(self) -> str | None:
+        """Start a worker and import the rewards in it; returns what went wrong, if anything did.
+
+        The imports have a deadline of their own: no call pays for a slow one.
+        """
+        with self._lock:
+            if self._closed:
+                raise HpcGrpoError("The reward pool was closed during a call.")
+            self._worker = _WorkerProcess()
         importing = f"Importing {', '.join(self._names)}"
         try:
-            failure: str | None = self._execute(worker.load, self._names, self._load_timeout_s)
+            failure: str | None = self._ask(self._names, self._load_timeout_s)
         except TimeoutError:
             return f"{importing} did not end within {self._load_timeout_s:g} s."
-        except ProcessExpired as error:
-            return f"{importing} ended the process ({_exit_words(error.exitcode)})."
-        self._is_loaded = failure is None
+        except _WorkerDiedError as error:
+            return f"{importing} ended the process ({error.words})."
+        if failure is not None:
+            self._end_worker()
         return failure
 
-    def _execute(self, function: Callable[..., Any], argument: Any, timeout_s: float) -> Any:
-        """Run `function(argument)` in the worker.
+    def _ask(self, message: Any, timeout_s: float) -> Any:
+        """Return the worker's answer.
 
-        Raises TimeoutError or ProcessExpired, after which the next worker is a new one, and RuntimeError when
-        the pool broke; HpcGrpoError when the slot is closed meanwhile.
+        Raises TimeoutError or _WorkerDiedError, and the next worker is a new one.
         """
-        if self._pool is None:
-            self._pool = ProcessPool(
-                max_workers=1,
-                initializer=worker.initialize,
-                initargs=(os.getpid(),),
-                context=LightSpawnContext(),
-            )
-        future = self._pool.schedule(function, args=(argument,), timeout=timeout_s)
-        self._running = future
-        if self._closing.is_set():
-            future.cancel()
+        assert self._worker is not None
         try:
-            return future.result(timeout=timeout_s + _GRACE_S)
-        except (TimeoutError, ProcessExpired):
-            self._is_loaded = False
-            if not future.done():
-                self._drop_pool()
+            return self._worker.ask(message, time.monotonic() + timeout_s)
+        except TimeoutError:
+            self._end_worker()
             raise
-        except CancelledError as error:
-            raise HpcGrpoError("The reward pool was closed during a call.") from error
-        finally:
-            self._running = None
+        except EOFError as error:
+            exit_code = self._end_worker()
+            if self._closed:
+                raise HpcGrpoError("The reward pool was closed during a call.") from error
+            raise _WorkerDiedError(exit_code, took_call=bool(error.args[0])) from error
 
-    def _drop_pool(self) -> None:
-        """Kill the worker and forget its pool; the next call makes a new one."""
-        pool, self._pool, self._is_loaded = self._pool, None, False
-        if pool is not None:
-            pool.stop()
-            pool.join()
+    def _end_worker(self) -> int:
+        """Kill the worker, if there is one, and forget it; returns its exit code."""
+        with self._lock:
+            worker, self._worker = self._worker, None
+            return 0 if worker is None else worker.end()
+
+
+class _WorkerProcess:
+    """A process that runs `worker.main`, leads a session of its own, and is asked through a socket.
+
+    The socket is a descriptor of its own, so that what a reward prints cannot fall into an answer.
+    """
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._received = bytearray()
+        flags = [flag for flag, on in (("-E", sys.flags.ignore_environment), ("-s", sys.flags.no_user_site)) if on]
+        arguments = [str(theirs.fileno()), str(os.getpid()), "\n".join(sys.path)]
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, *flags, "-c", _PROGRAM, *arguments],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def ask(self, message: Any, deadline: float) -> Any:
+        """Return the answer to a message; `deadline` is of the monotonic clock.
+
+        Raises TimeoutError at the deadline. Raises EOFError when the worker ends before, with whether it had taken
+        the message as its argument.
+        """
+        took_message = False
+        try:
+            self._wait_until(deadline)
+            self._socket.sendall(framed(message))
+            self._receive(deadline)  # an empty frame: the worker has the message
+            took_message = True
+            return pickle.loads(self._receive(deadline))
+        except (EOFError, ConnectionError) as error:
+            raise EOFError(took_message) from error
+
+    def kill(self) -> None:
+        """Kill the worker with all that its rewards have started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self) -> int:
+        """Kill what is left of the worker; returns its exit code, which is its own if it had begun to end."""
+        self.kill()
+        self._socket.close()
+        return self._process.wait()
+
+    def _receive(self, deadline: float) -> bytes:
+        """Return the content of the next frame."""
+        received = self._received
+        while len(received) < HEADER.size or len(received) < HEADER.size + HEADER.unpack_from(received)[0]:
+            self._wait_until(deadline)
+            if not (part := self._socket.recv(_CHUNK_BYTES)):
+                raise EOFError
+            received += part
+        end = HEADER.size + HEADER.unpack_from(received)[0]
+        content = bytes(received[HEADER.size : end])
+        del received[:end]
+        return content
+
+    def _wait_until(self, deadline: float) -> None:
+        # Never 0, with which a socket does not wait at all.
+        self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
 
 
 def _exit_words(exit_code: int) -> str:

@@ -1,8 +1,12 @@
-"""What runs inside a reward worker. Imports the standard library and the registry, nothing heavy.
+"""The program of a reward worker.
 
-Consumes one call: a reward, a prompt, its completions, the item's fields. Produces a `CallResult` of plain
-values. No exception leaves this module: one that cannot be unpickled by the parent would break its pool, and
-a tensor among the scores would make the parent import torch.
+Runs in    a process of its own, one per worker of the pool; the grader's side is `slot`.
+Consumes   calls, one at a time: a reward, a prompt, its completions, the item's fields.
+Produces   a `CallResult` of plain values for each.
+Waits for  the next call; ends with its parent.
+
+It imports the standard library and the registry, nothing heavy. No exception leaves it: the parent might not be able to
+unpickle one, and a tensor among the scores would make the parent import torch.
 """
 
 from __future__ import annotations
@@ -12,7 +16,9 @@ import inspect
 import math
 import numbers
 import os
+import pickle
 import signal
+import struct
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -25,6 +31,9 @@ from hpc_grpo.rewards import RewardFunction
 
 _PR_SET_PDEATHSIG = 1
 _MAX_MESSAGE_CHARACTERS = 2000
+
+HEADER = struct.Struct("!Q")
+"""In front of each message: its length in bytes."""
 
 _functions: dict[str, RewardFunction] = {}
 
@@ -50,19 +59,48 @@ class CallResult:
     violation: str | None = None
 
 
-def initialize(parent_pid: int) -> None:
-    """First code of a worker: tie its life to the parent's, and make it killable at once."""
+def framed(message: Any) -> bytes:
+    """Return a message as it crosses the socket: its length, then its pickle."""
+    content = pickle.dumps(message)
+    return HEADER.pack(len(content)) + content
+
+
+def main(descriptor: int, parent_pid: int) -> None:
+    """Answer the messages that arrive at a socket, one by one, until the parent closes it.
+
+    A `Call` is run; a tuple of names is that of rewards to import. An empty frame says that a message was taken: a
+    worker that dies after it died of that message.
+    """
+    _die_with_parent(parent_pid)
+    # A process that a reward forks must not keep the socket open: the parent learns by its end that the worker died.
+    os.register_at_fork(after_in_child=lambda: os.close(descriptor))
+    with open(descriptor, "r+b", buffering=0) as connection:
+        while header := _read(connection, HEADER.size):
+            message = pickle.loads(_read(connection, HEADER.unpack(header)[0]))
+            connection.write(HEADER.pack(0))
+            answer = framed(run(message) if isinstance(message, Call) else load(message))
+            while answer:
+                answer = answer[connection.write(answer) :]
+
+
+def _read(connection: Any, size: int) -> bytes:
+    """Return `size` bytes; fewer, or none, when the parent has closed its end."""
+    data = b""
+    while len(data) < size and (part := connection.read(size - len(data))):
+        data += part
+    return data
+
+
+def _die_with_parent(parent_pid: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         # The parent died before prctl was called.
         os._exit(1)
-    # Pebble's own handler runs in the interpreter, which a loop inside C code never returns to.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def load(names: Sequence[str]) -> str | None:
-    """Import the rewards; returns what is wrong, in words, or None."""
+    """Import the rewards; returns the error's text where one cannot be imported."""
     for name in names:
         try:
             _functions[name] = REWARDS.find(name)
