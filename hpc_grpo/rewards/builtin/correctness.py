@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.registry import REWARDS
+from hpc_grpo.rewards import reward
 from hpc_grpo.rewards.answers import is_correct, reference_answer
 
 
-@REWARDS.register("correctness")
+@reward("correctness")
 def correctness(
     prompts: Sequence[str], completions: Sequence[str], answer: Sequence[Any] | None = None, **fields: Any
 ) -> list[float]:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.registry import REWARDS
+from hpc_grpo.rewards import reward
 
 
-@REWARDS.register("keyword_match")
+@reward("keyword_match")
 def keyword_match(
     prompts: Sequence[str],
     completions: Sequence[str],

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from hpc_grpo.registry import REWARDS
+from hpc_grpo.rewards import reward
 
 
-@REWARDS.register("strict_format")
+@reward("strict_format")
 def strict_format(
     prompts: Sequence[str],
     completions: Sequence[str],
