@@ -22,7 +22,9 @@ from hpc_grpo.launch.environment.rules import job_environ
 Status = Literal["ok", "warning", "failure", "skipped"]
 
 _WORST_FIRST: Sequence[Status] = ("failure", "warning", "ok", "skipped")
-_MAX_NAMED_NODES = 4
+MAX_NAMED_NODES = 4
+"""More nodes than that would bury what is wrong with them."""
+
 _STATUS_WIDTH = len("skipped") + 1
 _INDENT = " " * (_STATUS_WIDTH + 2)
 _DEFAULT_ROOT = Path("runs")
@@ -132,15 +134,15 @@ def merged(check: str, by_node: Sequence[tuple[str, Finding]]) -> Finding:
         says = f"{worst[0][1].says}, on {'both' if len(worst) == 2 else f'all {len(worst)}'} nodes"
     else:
         texts = [f"{_named(nodes)}: {text}" for text, nodes in nodes_by_text.items()]
-        hidden = len(texts) - _MAX_NAMED_NODES
-        says = "; ".join(texts[:_MAX_NAMED_NODES]) + (f"; and {hidden} more" if hidden > 0 else "")
+        hidden = len(texts) - MAX_NAMED_NODES
+        says = "; ".join(texts[:MAX_NAMED_NODES]) + (f"; and {hidden} more" if hidden > 0 else "")
     fixes = list(dict.fromkeys(finding.fix for _, finding in worst if finding.fix))
-    return Finding(check, status, says, "; ".join(fixes[:_MAX_NAMED_NODES]))
+    return Finding(check, status, says, "; ".join(fixes[:MAX_NAMED_NODES]))
 
 
 def _named(nodes: Sequence[str]) -> str:
-    shown = ", ".join(nodes[:_MAX_NAMED_NODES])
-    return shown if len(nodes) <= _MAX_NAMED_NODES else f"{shown} and {len(nodes) - _MAX_NAMED_NODES} more"
+    shown = ", ".join(nodes[:MAX_NAMED_NODES])
+    return shown if len(nodes) <= MAX_NAMED_NODES else f"{shown} and {len(nodes) - MAX_NAMED_NODES} more"
 
 
 def report_text(groups: Sequence[Group], took_s: float) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_grpo.preflight.findings import Finding, failure, ok, skipped, warning
+from hpc_grpo.preflight.findings import MAX_NAMED_NODES, Finding, failure, ok, skipped, warning
 from hpc_grpo.preflight.node_facts import NodeFacts
 
 _MAX_SKEW_S = 10.0
@@ -14,7 +14,7 @@ _LARGE_SKEW_S = 1.0
 _LEAST_GLOO_GB_PER_S = 0.1
 _LEAST_NCCL_GB_PER_S = 5.0
 _NETWORK_LINE = re.compile(r"NCCL INFO .*?Using network (\S.*?)\s*$")
-_MAX_NAMED_VERSIONS = 4
+_MAX_NAMED_PACKAGES = 4
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,15 @@ def versions(facts: Sequence[NodeFacts]) -> Finding:
     names = sorted({name for node in facts for name in node.versions})
     differing = [name for name in names if len({node.versions.get(name) for node in facts}) > 1]
     if differing:
-        told = [
-            f"{name}: " + ", ".join(f"{node.node} has {node.versions.get(name, 'none')}" for node in facts[:4])
-            for name in differing[:_MAX_NAMED_VERSIONS]
+        shown = facts[:MAX_NAMED_NODES]
+        lines = [
+            f"{name}: " + ", ".join(f"{node.node} has {node.versions.get(name, 'none')}" for node in shown)
+            for name in differing[:_MAX_NAMED_PACKAGES]
         ]
         fix = "install hpc-grpo once, on a file system that all nodes share, and submit with its Python"
-        return failure("versions", "; ".join(told), fix)
-    shown = [f"{name} {facts[0].versions[name]}" for name in names if name != "numpy"]
-    return ok("versions", f"equal on {_count(facts)}: {', '.join(shown)}")
+        return failure("versions", "; ".join(lines), fix)
+    packages = [f"{name} {facts[0].versions[name]}" for name in names if name != "numpy"]
+    return ok("versions", f"equal on {_all_nodes(len(facts))}: {', '.join(packages)}")
 
 
 def gloo(measured: Mapping[str, Measured]) -> Finding:
@@ -67,8 +68,8 @@ def gloo(measured: Mapping[str, Measured]) -> Finding:
     check, fix = "gloo", "check launch.interface, and the site's firewall between nodes"
     if len(measured) == 1:
         return skipped(check, "one node")
-    if broken := [f"{node}: {found.error or 'it measured nothing'}" for node, found in _without_gloo(measured)]:
-        return failure(check, "; ".join(broken[:4]), fix)
+    if broken := {node: found for node, found in measured.items() if not found.gloo_gb_per_s}:
+        return failure(check, _errors(broken, "it measured nothing"), fix)
     slowest = min(found.gloo_gb_per_s or 0.0 for found in measured.values())
     says = f"all-reduce at {slowest:.2f} GB/s between {len(measured)} nodes"
     return warning(check, says, fix) if slowest < _LEAST_GLOO_GB_PER_S else ok(check, says)
@@ -76,17 +77,17 @@ def gloo(measured: Mapping[str, Measured]) -> Finding:
 
 def torch_gpus(measured: Mapping[str, Measured], num_gpus: Mapping[str, int]) -> Finding:
     """Check that torch can use the GPUs that nvidia-smi lists: `num_gpus` of each node."""
-    check, fix = (
-        "torch gpus",
-        "see the check of cuda; python -c 'import torch; torch.cuda.init()' on the node says more",
-    )
+    check = "torch gpus"
     if not any(num_gpus.values()):
         return skipped(check, "no GPU was seen")
-    blind = [node for node, found in measured.items() if found.sees_gpus < num_gpus[node]]
+    blind = [
+        f"{node}: {found.error or f'torch sees {found.sees_gpus} of {num_gpus[node]} GPUs'}"
+        for node, found in measured.items()
+        if found.sees_gpus < num_gpus[node]
+    ]
     if blind:
-        seen = {node: f"torch sees {measured[node].sees_gpus} of {num_gpus[node]} GPUs" for node in blind[:4]}
-        told = [f"{node}: {measured[node].error or what}" for node, what in seen.items()]
-        return failure(check, "; ".join(told), fix)
+        fix = "see the check of cuda; python -c 'import torch; torch.cuda.init()' on the node says more"
+        return failure(check, "; ".join(blind[:MAX_NAMED_NODES]), fix)
     return ok(check, "torch sees all of them")
 
 
@@ -97,12 +98,9 @@ def nccl(measured: Mapping[str, Measured], wanted_network: str | None) -> Findin
         return skipped(check, "torch sees no GPU")
     if len(measured) == 1:
         return skipped(check, "one node")
-    if broken := [
-        f"{node}: {found.error or 'no result'}" for node, found in measured.items() if not found.nccl_gb_per_s
-    ]:
-        return failure(
-            check, "; ".join(broken[:4]), "load the site's NCCL modules (launch.modules); see NCCL_DEBUG=INFO"
-        )
+    if broken := {node: found for node, found in measured.items() if not found.nccl_gb_per_s}:
+        fix = "load the site's NCCL modules (launch.modules); see NCCL_DEBUG=INFO"
+        return failure(check, _errors(broken, "no result"), fix)
     networks = {found.nccl_network or "an unknown network" for found in measured.values()}
     slowest = min(found.nccl_gb_per_s or 0.0 for found in measured.values())
     says = f"all-reduce at {slowest:.1f} GB/s over {', '.join(sorted(networks))} with one GPU of each node"
@@ -125,8 +123,9 @@ def nccl_network(log: Sequence[str]) -> str:
     return found[-1] if found else ""
 
 
-def _without_gloo(measured: Mapping[str, Measured]) -> list[tuple[str, Measured]]:
-    return [(node, found) for node, found in measured.items() if not found.gloo_gb_per_s]
+def _errors(measured: Mapping[str, Measured], without_error: str) -> str:
+    lines = [f"{node}: {found.error or without_error}" for node, found in measured.items()]
+    return "; ".join(lines[:MAX_NAMED_NODES])
 
 
 def _furthest(offsets_s: Mapping[str, float]) -> str:
@@ -135,5 +134,5 @@ def _furthest(offsets_s: Mapping[str, float]) -> str:
     return f"{node} is {offsets_s[node]:+.1f} s off"
 
 
-def _count(facts: Sequence[NodeFacts]) -> str:
-    return "one node" if len(facts) == 1 else "both nodes" if len(facts) == 2 else f"all {len(facts)} nodes"
+def _all_nodes(count: int) -> str:
+    return {1: "one node", 2: "both nodes"}.get(count, f"all {count} nodes")

@@ -1,7 +1,7 @@
-"""Examining nodes: a process on each gathers facts and measures; what comes back is judged here.
+"""Examine nodes: a process on each gathers facts and measures; their replies are judged here.
 
-Consumes a place, which nodes, the context and a folder below run.root; gives the groups "nodes" and "between nodes".
-Takes less than a minute whatever hangs: every question has a deadline, and all of them one together.
+Runs where the command runs: in a job, on its first node. Produces the groups "nodes" and "between nodes". Takes less
+than a minute whatever hangs: every question has a deadline, and all of them have one together.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.place.base import Place
 from hpc_grpo.plan.model import read_model
 from hpc_grpo.preflight import network, node_checks
-from hpc_grpo.preflight.asked_nodes import AskedNodes, Reply
-from hpc_grpo.preflight.findings import Context, Finding, Group, failure, guarded, ok, skipped
+from hpc_grpo.preflight.findings import MAX_NAMED_NODES, Context, Finding, Group, failure, guarded, ok, skipped
 from hpc_grpo.preflight.folders import remove_own_folder
 from hpc_grpo.preflight.network import Measured
 from hpc_grpo.preflight.node_checks import Needs
 from hpc_grpo.preflight.node_facts import NodeFacts, facts_from
+from hpc_grpo.preflight.node_links import NodeLinks, Reply
 from hpc_grpo.preflight.torch_probe import ProbeSpec
 from hpc_grpo.types import GIB
 
@@ -39,7 +39,7 @@ _PROBE_BYTES = 32 * 2**20
 
 
 def examine(place: Place, nodes: Sequence[str], context: Context, folder: Path) -> list[Group]:
-    """Ask each of `nodes`; `folder` is made for the canary, and removed."""
+    """Return the findings about `nodes` and what is between them; `folder` is made for the canary, and removed."""
     examination = _Examination(place, nodes, context, folder)
     try:
         return examination.groups()
@@ -48,13 +48,15 @@ def examine(place: Place, nodes: Sequence[str], context: Context, folder: Path) 
 
 
 class _Examination:
+    """The questions to the nodes, in order; what comes back late or not at all becomes a finding."""
+
     def __init__(self, place: Place, nodes: Sequence[str], context: Context, folder: Path) -> None:
-        self._place, self._names, self._context, self._folder = place, nodes, context, folder
+        self._place, self._nodes, self._context, self._folder = place, nodes, context, folder
         self._deadline = time.monotonic() + _WHOLE_S
-        self._nodes = AskedNodes(place, nodes)
+        self._links = NodeLinks(place, nodes)
 
     def groups(self) -> list[Group]:
-        replies = self._ask({node: self._facts_request(node) for node in self._names}, _FACTS_S)
+        replies = self._ask({node: self._facts_request(node) for node in self._nodes}, _FACTS_S)
         facts = [facts_from(reply.value) for reply in replies.values() if not reply.error]
         findings = [_answered(replies)]
         if facts:
@@ -62,11 +64,11 @@ class _Examination:
         return [Group(NODES, tuple(findings)), Group(BETWEEN, tuple(self._between(facts)))]
 
     def close(self) -> None:
-        self._nodes.close(_CLOSE_S)
+        self._links.close(_CLOSE_S)
         remove_own_folder(self._folder)
 
     def _between(self, facts: Sequence[NodeFacts]) -> list[Finding]:
-        if len(self._names) == 1:
+        if len(self._nodes) == 1:
             rest = self._measured(facts) if facts and facts[0].gpus else [skipped("gloo", "one node")]
             return [*(skipped(check, "one node") for check in ("canary", "clocks", "versions")), *rest]
         if len(facts) < 2:
@@ -80,6 +82,7 @@ class _Examination:
         ]
 
     def _canary(self, nodes: Sequence[str]) -> Finding:
+        """Have the first node write a file below run.root, and the others read it."""
         first, *others = nodes
         file = {"path": str(self._folder / "canary"), "text": secrets.token_hex(16)}
         written = self._ask({first: {"ask": "write_canary", **file}}, _CANARY_S)[first]
@@ -92,6 +95,7 @@ class _Examination:
         return network.canary(first, str(self._context.root), {n: r.value is True for n, r in seen.items()})
 
     def _clocks(self, nodes: Sequence[str]) -> Finding:
+        """Compare the nodes' clocks; an answer is taken for one given halfway between question and reply."""
         replies = self._ask({node: {"ask": "clock"} for node in nodes}, _CLOCK_S)
         offsets_s = {node: r.value - (r.sent + r.received) / 2 for node, r in replies.items() if not r.error}
         if len(offsets_s) < 2:
@@ -99,6 +103,7 @@ class _Examination:
         return network.clocks(offsets_s)
 
     def _measured(self, facts: Sequence[NodeFacts]) -> list[Finding]:
+        """Run the torch probe on all nodes at once."""
         if broken := [node.node for node in facts if not node.address or not node.free_port]:
             return [skipped("gloo", f"no address or port on {', '.join(broken)}, see above")]
         if missing := [node.node for node in facts if "torch" not in node.versions]:
@@ -107,22 +112,22 @@ class _Examination:
         requests = {node.node: self._measure_request(rank, facts, left_s) for rank, node in enumerate(facts)}
         replies = self._ask(requests, left_s)
         measured = {node: _measured_of(reply) for node, reply in replies.items()}
-        wanted = self._context.launch.env.get("NCCL_NET")
+        wanted_network = self._context.launch.env.get("NCCL_NET")
         num_gpus = {node.node: len(node.gpus) for node in facts}
         return [
             guarded("gloo", lambda: network.gloo(measured)),
             guarded("torch gpus", lambda: network.torch_gpus(measured, num_gpus)),
-            guarded("nccl", lambda: network.nccl(measured, wanted)),
+            guarded("nccl", lambda: network.nccl(measured, wanted_network)),
         ]
 
     def _ask(self, requests: dict[str, dict[str, Any]], limit_s: float) -> dict[str, Reply]:
-        return self._nodes.ask(requests, min(limit_s, max(0.0, self._deadline - time.monotonic())))
+        return self._links.ask(requests, min(limit_s, max(0.0, self._deadline - time.monotonic())))
 
     def _facts_request(self, node: str) -> dict[str, Any]:
         launch = self._context.launch
         spec = NodeSpec(
             node=node,
-            tag=f"{self._place.allocation().job_id}-d-{self._names.index(node)}",
+            tag=f"{self._place.allocation().job_id}-d-{self._nodes.index(node)}",
             head_address="",
             token_path="",
             log_dir="",
@@ -137,9 +142,9 @@ class _Examination:
         return {"ask": "facts", "spec": asdict(spec)}
 
     def _is_alone(self) -> bool:
-        """Whether the run, too, would have one node: its Ray listens on loopback then."""
+        """Tell whether the run, too, would have one node: its Ray listens on loopback then."""
         one_job_node = self._context.launch.slurm.num_nodes == 1
-        return len(self._names) == 1 and (one_job_node or self._place.queue is None)
+        return len(self._nodes) == 1 and (one_job_node or self._place.queue is None)
 
     def _measure_request(self, rank: int, facts: Sequence[NodeFacts], left_s: float) -> dict[str, Any]:
         head, launch = facts[0], self._context.launch
@@ -155,7 +160,7 @@ class _Examination:
 
 
 def needs_of(context: Context, *, is_job: bool) -> Needs:
-    """What the run of the config needs of a node; what is not known counts as nothing."""
+    """Return the needs of the config's run on a node; what is not known counts as nothing."""
     launch, config = context.launch, context.config
     if config is None:
         return Needs(object_store_gib=launch.object_store_gib)
@@ -171,6 +176,7 @@ def needs_of(context: Context, *, is_job: bool) -> Needs:
 
 
 def _store_gib(context: Context) -> float | None:
+    """Return the size of the weight store on a node, or None where the model is not known."""
     config = context.config
     assert config is not None
     if not engines_per_node(config):
@@ -178,15 +184,16 @@ def _store_gib(context: Context) -> float | None:
     try:
         model = read_model(config.model.path, context.job_environ)
     except ConfigError:
-        return None  # the check of the model says so
+        return None  # the login node's check of the model says why
     return weight_store_bytes(config, model.num_parameters) / GIB
 
 
 def _answered(replies: dict[str, Reply]) -> Finding:
     if silent := {node: reply.error for node, reply in replies.items() if reply.error}:
-        told = "; ".join(f"{node}: {why}" for node, why in list(silent.items())[:4])
-        return failure("answers", told, "exclude the node (launch.slurm.extra.exclude), or look at it by hand")
-    return ok("answers", ", ".join(list(replies)[:4]) + (" and more" if len(replies) > 4 else ""))
+        says = "; ".join(f"{node}: {why}" for node, why in list(silent.items())[:MAX_NAMED_NODES])
+        return failure("answers", says, "exclude the node (launch.slurm.extra.exclude), or look at it by hand")
+    more = " and more" if len(replies) > MAX_NAMED_NODES else ""
+    return ok("answers", ", ".join(list(replies)[:MAX_NAMED_NODES]) + more)
 
 
 def _measured_of(reply: Reply) -> Measured:

@@ -12,7 +12,7 @@ import pytest
 from hpc_grpo.config import LaunchConfig, load_config
 from hpc_grpo.launch.agent.network import choose_ports
 from hpc_grpo.launch.agent.protocol import NodeSpec
-from hpc_grpo.preflight.asked_nodes import AskedNodes
+from hpc_grpo.preflight.node_links import NodeLinks
 from hpc_grpo.preflight.findings import Context
 from hpc_grpo.preflight.folders import own_folder
 from hpc_grpo.preflight.network import Measured, gloo
@@ -28,13 +28,13 @@ SPEC = NodeSpec("n1", "t", "", "", "", "", None, True, None, 1.0)
 
 
 @pytest.fixture
-def nodes() -> Iterator[AskedNodes]:
-    asked = AskedNodes(PLACE, TWO)
+def nodes() -> Iterator[NodeLinks]:
+    asked = NodeLinks(PLACE, TWO)
     yield asked
     asked.close(5.0)
 
 
-def test_facts_come_over_the_wire_as_they_were_gathered(nodes: AskedNodes) -> None:
+def test_facts_come_over_the_wire_as_they_were_gathered(nodes: NodeLinks) -> None:
     reply = nodes.ask({"n1": {"ask": "facts", "spec": asdict(SPEC)}}, 60.0)["n1"]
     assert reply.error == ""
     facts, here = facts_from(reply.value), gather(SPEC)
@@ -45,7 +45,7 @@ def test_facts_come_over_the_wire_as_they_were_gathered(nodes: AskedNodes) -> No
     assert 0 < facts.num_usable_cpus <= facts.num_machine_cpus
 
 
-def test_a_canary_is_written_by_one_and_read_by_the_other(nodes: AskedNodes, tmp_path: Path) -> None:
+def test_a_canary_is_written_by_one_and_read_by_the_other(nodes: NodeLinks, tmp_path: Path) -> None:
     file = {"path": str(tmp_path / "new" / "canary"), "text": "tweet"}
     assert nodes.ask({"n1": {"ask": "write_canary", **file}}, 60.0)["n1"].error == ""
     assert nodes.ask({"n2": {"ask": "read_canary", **file, "wait_s": 1.0}}, 60.0)["n2"].value is True
@@ -55,7 +55,7 @@ def test_a_canary_is_written_by_one_and_read_by_the_other(nodes: AskedNodes, tmp
     assert "Error" in refused.error
 
 
-def test_a_node_that_does_not_answer_is_not_waited_for_twice(nodes: AskedNodes) -> None:
+def test_a_node_that_does_not_answer_is_not_waited_for_twice(nodes: NodeLinks) -> None:
     hangs = {"ask": "read_canary", "path": "/nowhere", "text": "", "wait_s": 600.0}
     assert nodes.ask({"n1": hangs}, 1.0)["n1"].error == "no answer within 1 s"
     replies = nodes.ask({"n1": {"ask": "clock"}, "n2": {"ask": "clock"}}, 600.0)  # far beyond the test's patience
@@ -66,7 +66,7 @@ def test_a_node_that_does_not_answer_is_not_waited_for_twice(nodes: AskedNodes) 
 
 def test_a_process_that_dies_gives_its_last_words_as_error() -> None:
     command = ["bash", "-c", "echo 'srun: error: no such node' >&2; exit 3"]
-    asked = AskedNodes(replace(PLACE, wrap=lambda *_: command), TWO)
+    asked = NodeLinks(replace(PLACE, wrap=lambda *_: command), TWO)
     replies = asked.ask({node: {"ask": "clock"} for node in TWO}, 60.0)
     asked.close(5.0)
     assert {reply.error for reply in replies.values()} == {"it ended with 3: srun: error: no such node"}
@@ -82,7 +82,7 @@ def test_dead_nodes_are_findings_and_what_is_between_them_is_skipped(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_gloo_is_measured_between_two_processes(nodes: AskedNodes) -> None:
+def test_gloo_is_measured_between_two_processes(nodes: NodeLinks) -> None:
     port = choose_ports("doctor-test", 1).gcs
     requests = {
         node: {
@@ -101,7 +101,7 @@ def test_gloo_is_measured_between_two_processes(nodes: AskedNodes) -> None:
     assert all(found.gloo_gb_per_s and found.gloo_gb_per_s > 0 for found in measured.values())
 
 
-def test_a_probe_that_dies_gives_its_last_words_as_error(nodes: AskedNodes) -> None:
+def test_a_probe_that_dies_gives_its_last_words_as_error(nodes: NodeLinks) -> None:
     probe = asdict(ProbeSpec(0, 2, "192.0.2.1", 1, 4, timeout_s=5.0))  # no address of this machine
     request = {"ask": "measure", "probe": probe, "interface": "lo", "deadline_s": 60.0, "env": {}, "pass_env": []}
     found = Measured(**nodes.ask({"n1": request}, 70.0)["n1"].value)

@@ -1,4 +1,4 @@
-"""The head's end of the doctor's processes on all nodes: one step each, asked side by side, with deadlines."""
+"""The asking end of the doctor's processes: one `node_program` on each node, asked side by side, with deadlines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Reply:
-    """What a node answered. `error` is "" if it did; `sent` and `received` are this machine's unix times."""
+    """A node's answer: `error` is "" if there is one; `sent` and `received` are this machine's unix times."""
 
     value: Any = None
     error: str = ""
@@ -30,8 +30,8 @@ class Reply:
     received: float = 0.0
 
 
-class AskedNodes:
-    """The doctor's processes from start to `close`; a node that once failed to answer is not asked again."""
+class NodeLinks:
+    """The processes from their start to `close`; a node that once failed to answer is not asked again."""
 
     def __init__(self, place: Place, nodes: Sequence[str]) -> None:
         command = [sys.executable, "-E", "-m", "hpc_grpo.preflight.node_program"]
@@ -56,7 +56,7 @@ class AskedNodes:
         return {node: replies[node] for node in requests}
 
     def close(self, grace_s: float) -> None:
-        """Let the processes end; those that do not get SIGTERM, then SIGKILL, all of them side by side."""
+        """End the processes: by closing their stdin, then with SIGTERM, then SIGKILL, all of them side by side."""
         for link in self._links.values():
             link.close_stdin()
         for sig in (None, signal.SIGTERM, signal.SIGKILL):
@@ -70,7 +70,7 @@ class AskedNodes:
 
 
 class _Link:
-    """One process and its pipes."""
+    """One process and its pipes; `failed` says why it is not asked again, or ""."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         self.failed = ""
@@ -98,10 +98,10 @@ class _Link:
             self._stdin.write(json.dumps(request).encode() + b"\n")
             self._stdin.flush()
         except BrokenPipeError:
-            return  # it ended: reply() says so
+            return  # it has ended: reply() says so
 
     def reply(self) -> Reply | None:
-        """The reply that has arrived, an error once the process has ended, None where neither is so yet."""
+        """Return the reply that has arrived, an error once the process has ended, or None where neither is so yet."""
         for line in self._reader.lines():
             if line.startswith((b'{"value"', b'{"error"')):  # srun and modules print too
                 return Reply(**json.loads(line), sent=self._sent, received=time.time())
@@ -109,12 +109,12 @@ class _Link:
 
     def fail(self, why: str) -> Reply:
         self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip().splitlines()
-        self.failed = why + (f": {said[-1]}" if said else "")
+        last_words = self._errors.read().decode(errors="replace").strip().splitlines()
+        self.failed = why + (f": {last_words[-1]}" if last_words else "")
         return Reply(error=self.failed)
 
     def close_stdin(self) -> None:
         try:
             self._stdin.close()
         except BrokenPipeError:
-            return  # it ended before
+            return  # it has ended before
