@@ -47,16 +47,14 @@ def interface(node: NodeFacts, _needs: Needs) -> Finding:
 
 
 def host_name(node: NodeFacts, _needs: Needs) -> Finding:
+    check = "host name"
     if node.interface == "lo":
-        return skipped("host name", "one node: nobody looks it up")
+        return skipped(check, "one node: nobody looks it up")
+    says = f"resolves to {node.host_address}" if node.host_address else "does not resolve"
     if not node.host_address or node.host_address.startswith("127."):
-        told = f"resolves to {node.host_address}" if node.host_address else "does not resolve"
-        return warning(
-            "host name",
-            f"{told} on the node itself",
-            "set launch.interface; what looks the name up by itself (reward servers) needs the address",
-        )
-    return ok("host name", f"resolves to {node.host_address}")
+        fix = "set launch.interface; what looks the name up by itself (reward servers) needs the address"
+        return warning(check, f"{says} on the node itself", fix)
+    return ok(check, says)
 
 
 def free_ports(node: NodeFacts, _needs: Needs) -> Finding:
@@ -73,9 +71,8 @@ def temp_dir(node: NodeFacts, _needs: Needs) -> Finding:
         says = f"{node.temp_dir} is on {node.temp_dir_system}: Ray's sockets and caches must be node-local"
         return failure(check, says, elsewhere)
     if node.temp_dir_free_gib < _LEAST_TEMP_GIB:
-        return warning(
-            check, f"{node.temp_dir} has {node.temp_dir_free_gib:.1f} GiB free", f"make room, or {elsewhere}"
-        )
+        says = f"{node.temp_dir} has {node.temp_dir_free_gib:.1f} GiB free"
+        return warning(check, says, f"make room, or {elsewhere}")
     return ok(check, f"{node.temp_dir} is node-local ({node.temp_dir_system}) and short enough")
 
 
@@ -95,12 +92,9 @@ def shared_memory(node: NodeFacts, needs: Needs) -> Finding:
     if need > free:
         fix = "remove your leftovers in /dev/shm, a smaller launch.object_store_gib, weights.num_buffers=1, more memory"
         return failure(check, f"{free:.1f} GiB free, the run needs {need:.1f}", fix)
-    whole = (
-        f"the run needs {need:.1f}"
-        if needs.store_gib is not None
-        else f"Ray takes {objects:.1f}, the size of the weights is not known"
-    )
-    return ok(check, f"{_rounded(free)} GiB free; {whole}")
+    if needs.store_gib is None:
+        return ok(check, f"{_rounded(free)} GiB free; Ray takes {objects:.1f}, the size of the weights is not known")
+    return ok(check, f"{_rounded(free)} GiB free; the run needs {need:.1f}")
 
 
 def limits(node: NodeFacts, needs: Needs) -> Finding:
@@ -109,9 +103,8 @@ def limits(node: NodeFacts, needs: Needs) -> Finding:
     for name, least in (("nofile", _LEAST_FILES), ("nproc", _LEAST_PROCESSES)):
         if 0 <= found.get(name, -1) < least:
             says = f"ulimit -H {name} is {found[name]}, Ray and vLLM want at least {least}"
-            return failure(
-                check, says, "ask your site to raise it; some pass on the login shell's: ulimit before sbatch"
-            )
+            fix = "ask your site to raise it; some pass on the login shell's: ulimit before sbatch"
+            return failure(check, says, fix)
     if found.get("as", -1) >= 0:
         return failure(check, f"address space is limited to {found['as']} bytes", "ulimit -v unlimited before sbatch")
     if 0 <= node.soft_nofile < _LEAST_FILES:
@@ -124,6 +117,7 @@ def limits(node: NodeFacts, needs: Needs) -> Finding:
 
 
 def cpus(node: NodeFacts, _needs: Needs) -> Finding:
+    """Check that processes on the node may use all CPUs that the job has of it."""
     expected = min(node.num_cpus, node.num_machine_cpus)
     if node.num_usable_cpus < expected:
         says = f"pinned to {node.num_usable_cpus} of {expected} CPUs"
@@ -157,8 +151,8 @@ def gpus(node: NodeFacts, needs: Needs) -> Finding:
         return failure(check, says, "launch.slurm.gpus_per_node; exclude the node (launch.slurm.extra.exclude)")
     busy = [gpu for gpu in node.gpus if gpu.used_mib > _MAX_IDLE_MIB or gpu.utilization > _MAX_IDLE_UTILIZATION]
     if busy:
-        told = ", ".join(f"GPU {gpu.index} holds {gpu.used_mib} MiB at {gpu.utilization}%" for gpu in busy)
-        return failure(check, f"not idle: {told}", "end your leftovers there (nvidia-smi), or exclude the node")
+        listed = ", ".join(f"GPU {gpu.index} holds {gpu.used_mib} MiB at {gpu.utilization}%" for gpu in busy)
+        return failure(check, f"not idle: {listed}", "end your leftovers there (nvidia-smi), or exclude the node")
     return ok(check, f"{len(node.gpus)} {node.gpus[0].name} visible and idle" if node.gpus else "none")
 
 
@@ -175,13 +169,13 @@ def cuda(node: NodeFacts, _needs: Needs) -> Finding:
         return warning(check, "nvidia-smi does not say which CUDA the driver runs", "compare by hand")
     if int(node.wheel_cuda.partition(".")[0]) > int(node.driver_cuda.partition(".")[0]):
         says = f"torch is built for CUDA {node.wheel_cuda}, the driver runs up to {node.driver_cuda}"
-        return failure(
-            check, says, f"a torch for CUDA {node.driver_cuda}, CUDA's forward compatibility, or a container"
-        )
+        fix = f"a torch for CUDA {node.driver_cuda}, CUDA's forward compatibility, or a container"
+        return failure(check, says, fix)
     return ok(check, f"driver runs CUDA {node.driver_cuda}, torch is built for {node.wheel_cuda}")
 
 
 def compile_caches(node: NodeFacts, _needs: Needs) -> Finding:
+    """Check that no compile cache is shared between nodes."""
     check = "compile caches"
     shared = [f"{name} ({kind})" for name, kind in node.caches.items() if kind in NETWORK]
     if shared:
@@ -191,6 +185,7 @@ def compile_caches(node: NodeFacts, _needs: Needs) -> Finding:
 
 
 def slingshot(node: NodeFacts, _needs: Needs) -> Finding:
+    """Check the one setting of a Slingshot network without which Ray hangs."""
     check = "slingshot"
     if not node.has_slingshot:
         return skipped(check, "no such network here")
