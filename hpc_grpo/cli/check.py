@@ -40,7 +40,7 @@ def config(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], 
 @CONFIG
 @OVERRIDES
 @SET
-@click.option("--nodes", type=click.IntRange(1), metavar="N", help="Default: launch.slurm.num_nodes.")
+@click.option("--nodes", type=click.IntRange(1), metavar="N", help="Default: launch.num_nodes.")
 @click.option("--size", type=click.Choice(_SIZES), help="Plan with this shape of Qwen2.5, not with model.path.")
 @click.option(
     "--gpu-memory-gib", type=_GIB, default=GH200.gpu_bytes / GIB, show_default=True, metavar="GIB", help="Of one GPU."

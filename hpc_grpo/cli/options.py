@@ -50,7 +50,7 @@ def slurm_overrides(options: Mapping[str, Any]) -> list[str]:
         )
     keys = {
         "name": "run.name",
-        "nodes": "launch.slurm.num_nodes",
+        "nodes": "launch.num_nodes",
         "time": "launch.slurm.time_min",
         "partition": "launch.slurm.partition",
         "account": "launch.slurm.account",

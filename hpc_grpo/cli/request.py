@@ -21,7 +21,7 @@ from hpc_grpo.launch.environment.rules import is_allowed, is_denied, is_secret
 
 SETTINGS: dict[str, str] = {
     "MAX_JOB_CHAINS": "launch.slurm.max_job_chains",
-    "NUM_NODES": "launch.slurm.num_nodes",
+    "NUM_NODES": "launch.num_nodes",
     "TIME_MIN": "launch.slurm.time_min",
     "PARTITION": "launch.slurm.partition",
     "ACCOUNT": "launch.slurm.account",

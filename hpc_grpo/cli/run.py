@@ -54,7 +54,7 @@ def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], l
 @OVERRIDES
 @SET
 @click.option("--name", help="run.name")
-@click.option("--nodes", type=click.IntRange(1), help="launch.slurm.num_nodes")
+@click.option("--nodes", type=click.IntRange(1), help="launch.num_nodes")
 @click.option(
     "--time",
     type=slurm_time,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hpc_grpo.run.paths import RunDir
 
 
-_FOR_A_SHELL = ("launch.slurm.time_min=60", "launch.slurm.num_nodes=1")
+_FOR_A_SHELL = ("launch.slurm.time_min=60", "launch.num_nodes=1")
 
 
 @click.command()
@@ -38,6 +38,7 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
     Without RUN: allocates nodes for interactive use, with modules and set-up lines of --config. There,
     `hpc-grpo train CONFIG` uses all of them; leaving the shell gives them back.
     """
+    from hpc_grpo.config import load_resolved_launch
     from hpc_grpo.launch.place.slurm.srun import allocation_command, attach_command, become
 
     words = slurm_overrides(options)
@@ -50,7 +51,7 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
         raise ConfigError("RUN has its nodes already: options for an allocation do not go with it. Give RUN or those.")
     run = find_run(run_name)
     attempt = _running_attempt(run)
-    python = _launch(str(run.config), []).python
+    python = load_resolved_launch(run.config).python
     become(attach_command(attempt.job_id, _node_of(attempt, node), python), os.environ)
 
 

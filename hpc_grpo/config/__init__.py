@@ -3,7 +3,7 @@
 from hpc_grpo.config.data import DataConfig, DatasetConfig
 from hpc_grpo.config.eval import EvalConfig, MetricsConfig
 from hpc_grpo.config.launch import LaunchConfig, PlacementConfig, SlurmConfig
-from hpc_grpo.config.load import load_config, load_launch, load_resolved, to_yaml, with_overrides
+from hpc_grpo.config.load import load_config, load_launch, load_resolved, load_resolved_launch, to_yaml, with_overrides
 from hpc_grpo.config.loss import LossConfig
 from hpc_grpo.config.model import ModelConfig
 from hpc_grpo.config.rewards import GradingConfig, RewardConfig
@@ -36,6 +36,7 @@ __all__ = [
     "load_config",
     "load_launch",
     "load_resolved",
+    "load_resolved_launch",
     "to_yaml",
     "with_overrides",
 ]

@@ -30,7 +30,6 @@ class PlacementConfig(Section):
 
 
 class SlurmConfig(Section):
-    num_nodes: PositiveInt = Field(1, description="Nodes of the job.")
     min_nodes: PositiveInt | None = Field(
         None, description="Nodes to go on with in the job when it loses others; null: all of them, else a new job."
     )
@@ -52,6 +51,7 @@ class SlurmConfig(Section):
 
 
 class LaunchConfig(Section):
+    num_nodes: PositiveInt = Field(1, description="Nodes of the run: those that submit asks for.")
     slurm: SlurmConfig = SlurmConfig()
     interface: str | None = Field(
         None,

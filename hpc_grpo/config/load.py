@@ -20,6 +20,9 @@ from hpc_grpo.errors import ConfigError, nearest
 
 CONFIGS_DIR = Path(__file__).resolve().parents[2] / "configs"
 
+MOVED = {"launch.slurm.num_nodes": "launch.num_nodes"}
+"""Keys that were renamed -> their names now. The old name is an error, but in the run directories that have it."""
+
 _SHORT_FLOAT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
 """YAML 1.1 reads 1e-6 as text (it wants 1.0e-6); everybody who writes it means the number, as in YAML 1.2."""
 
@@ -63,15 +66,17 @@ def load_launch(name: str | None, overrides: Iterable[str] = ()) -> LaunchConfig
     values = {} if name is None else _read_layers(find_config(name))
     for override in overrides:
         _apply_override(values, override)
-    try:
-        return LaunchConfig.model_validate(values.get("launch", {}))
-    except ValidationError as error:
-        raise ConfigError(f"{name or 'This'} is not a valid config:\n{_problems(error, 'launch')}") from None
+    return _validated_launch(values, name or "This")
 
 
 def load_resolved(path: Path) -> Config:
     """Load the resolved copy that a run directory holds. Raises ConfigError."""
-    return _validated(_read_yaml(path), str(path))
+    return _validated(_read_resolved(path), str(path))
+
+
+def load_resolved_launch(path: Path) -> LaunchConfig:
+    """Load the `launch` section of the resolved copy that a run directory holds. Raises ConfigError."""
+    return _validated_launch(_read_resolved(path), str(path))
 
 
 def with_overrides(config: Config, overrides: Iterable[str]) -> Config:
@@ -136,6 +141,19 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
+def _read_resolved(path: Path) -> dict[str, Any]:
+    """Read the config of a run directory; one that an older version wrote has its keys of today afterwards."""
+    values = _read_yaml(path)
+    for old, new in MOVED.items():
+        *parents, key = old.split(".")
+        section: Any = values
+        for parent in parents:
+            section = section.get(parent, {}) if isinstance(section, dict) else {}
+        if isinstance(section, dict) and key in section:
+            _apply_override(values, f"{new}={section.pop(key)}")
+    return values
+
+
 def _apply_override(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
@@ -182,6 +200,13 @@ def _validated(values: Mapping[str, Any], origin: str) -> Config:
     return config
 
 
+def _validated_launch(values: Mapping[str, Any], origin: str) -> LaunchConfig:
+    try:
+        return LaunchConfig.model_validate(values.get("launch", {}))
+    except ValidationError as error:
+        raise ConfigError(f"{origin} is not a valid config:\n{_problems(error, 'launch')}") from None
+
+
 def _problems(error: ValidationError, *above: str) -> str:
     """Write one line for each mistake; `above` are the keys of the section that was validated."""
     return "\n".join(f"  {_explain({**detail, 'loc': (*above, *detail['loc'])})}" for detail in error.errors())
@@ -190,6 +215,8 @@ def _problems(error: ValidationError, *above: str) -> str:
 def _explain(detail: dict[str, Any]) -> str:
     location = [str(part) for part in detail["loc"]]
     key = ".".join(location)
+    if key in MOVED:
+        return f"{key} is now {MOVED[key]}: set {MOVED[key]}={detail['input']} instead."
     if detail["type"] == "extra_forbidden":
         valid = _valid_keys(location[:-1])
         return f"{key}: unknown key{nearest(location[-1], valid)} Valid here: {', '.join(valid)}."

@@ -37,10 +37,10 @@ def _one_length(config: Config) -> None:
 
 
 def _nodes(config: Config) -> None:
-    slurm = config.launch.slurm
-    if slurm.min_nodes is not None and slurm.min_nodes > slurm.num_nodes:
+    slurm, num_nodes = config.launch.slurm, config.launch.num_nodes
+    if slurm.min_nodes is not None and slurm.min_nodes > num_nodes:
         raise ConfigError(
-            f"launch.slurm.min_nodes = {slurm.min_nodes} must be at most launch.slurm.num_nodes = {slurm.num_nodes}: "
+            f"launch.slurm.min_nodes = {slurm.min_nodes} must be at most launch.num_nodes = {num_nodes}: "
             f"it says how many must be left of them. Lower it, or set it to null."
         )
     if slurm.max_job_chains is None and not slurm.jobs_can_submit:

@@ -84,7 +84,7 @@ def plan_of(
         model = read_model(config.model.path, job_environ(environ, config.launch.env))
     else:
         model = family_model(size)
-    return make_plan(model, config, nodes or config.launch.slurm.num_nodes, hardware)
+    return make_plan(model, config, nodes or config.launch.num_nodes, hardware)
 
 
 def make_plan(model: Model, config: Config, num_nodes: int, hardware: Hardware) -> Plan:

@@ -40,7 +40,7 @@ def diagnose(context: Context, asked_nodes: int | None, wait_min: float, tell: C
         allocation = place.allocation()
     except LaunchError as error:
         return [Group(NODES, (failure("allocation", str(error), "leave this shell for a login node's"),))]
-    num_nodes = max(asked_nodes or 1, context.launch.slurm.num_nodes)
+    num_nodes = max(asked_nodes or 1, context.launch.num_nodes)
     partitions = ask_partitions() if place.queue is None else None
     login_group = login.login_group(context, num_nodes, partitions)
     if partitions is None:
@@ -135,9 +135,10 @@ def _submit(context: Context, run: RunDir, num_nodes: int, result: Path, ended: 
         write_atomic(run.config, to_yaml(context.config.model_copy(update={"run": absolute})))
         words.insert(1, str(run.config))
     launch = context.launch
-    asked = launch.slurm.model_copy(update={"num_nodes": num_nodes, "time_min": _JOB_TIME_MIN})
+    asked = launch.slurm.model_copy(update={"time_min": _JOB_TIME_MIN})
     trap = f"trap {shlex.quote(f'touch {shlex.quote(str(ended))}')} EXIT"
-    launch = launch.model_copy(update={"slurm": asked, "setup_lines": [trap, *launch.setup_lines]})
+    values = {"num_nodes": num_nodes, "slurm": asked, "setup_lines": [trap, *launch.setup_lines]}
+    launch = launch.model_copy(update=values)
     return job_queue().submit(JobRequest(run, launch, shlex.join(words), keeps_shell=True))
 
 

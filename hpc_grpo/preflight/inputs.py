@@ -45,7 +45,7 @@ def refusals(config: Config) -> Iterator[ConfigError]:
         partial(refuse_missing_inputs, config, start),
         partial(refuse_unreadable_data, config, start),
         partial(refuse_too_few_gpus, config),
-        partial(refuse_what_cannot_start, config.launch.slurm),
+        partial(refuse_what_cannot_start, config.launch),
     ):
         try:
             check()

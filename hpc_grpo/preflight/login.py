@@ -82,7 +82,7 @@ def _submit_options(context: Context, num_nodes: int) -> Finding:
 
     check = "submit options"
     launch = context.launch
-    launch = launch.model_copy(update={"slurm": launch.slurm.model_copy(update={"num_nodes": num_nodes})})
+    launch = launch.model_copy(update={"num_nodes": num_nodes})
     run = RunDir(context.root / (context.config.run.name if context.config else "doctor"))
     try:
         refuse_missing_python(launch)

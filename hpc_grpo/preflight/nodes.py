@@ -143,7 +143,7 @@ class _Examination:
 
     def _is_alone(self) -> bool:
         """Tell whether the run, too, would have one node: its Ray listens on loopback then."""
-        one_job_node = self._context.launch.slurm.num_nodes == 1
+        one_job_node = self._context.launch.num_nodes == 1
         return len(self._nodes) == 1 and (one_job_node or self._place.queue is None)
 
     def _measure_request(self, rank: int, facts: Sequence[NodeFacts], left_s: float) -> dict[str, Any]:

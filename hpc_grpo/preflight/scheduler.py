@@ -26,7 +26,7 @@ def partition_finding(launch: LaunchConfig, answer: Answer, num_nodes: int) -> F
     if chosen.fields.get("State", "UP") != "UP":
         return failure(check, f"{chosen.name} is {chosen.fields['State']}", f"wait, or {choose}")
     if num_nodes > chosen.max_nodes:
-        fewer = f"ask for fewer (launch.slurm.num_nodes), or {choose}"
+        fewer = f"ask for fewer (launch.num_nodes), or {choose}"
         says = f"{chosen.name} has {chosen.num_nodes} nodes, {chosen.max_nodes} a job; {num_nodes} are asked for"
         return failure(check, says, fewer)
     gpus = chosen.gpus_per_node

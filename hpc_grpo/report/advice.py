@@ -45,7 +45,7 @@ _BY_PATTERN: tuple[tuple[str, Advice], ...] = (
         Advice(
             "out of GPU memory",
             "Learner: lower train.max_tokens_per_microbatch or train.logprob_chunk_tokens; more nodes "
-            "(launch.slurm.num_nodes) shard the optimizer further. Engine: lower engine.gpu_memory_utilization or "
+            "(launch.num_nodes) shard the optimizer further. Engine: lower engine.gpu_memory_utilization or "
             "engine.max_num_seqs. Then hpc-grpo resume RUN KEY=VALUE. If that is not enough, train.zero_stage=3 and "
             "train.offload_optimizer=cpu hold less on the GPU; a run with a checkpoint keeps both, so that they "
             "need a new run.name.",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hpc_grpo.config import LaunchConfig, load_launch
+from hpc_grpo.config import LaunchConfig, load_resolved_launch
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place import queue_of
 from hpc_grpo.launch.place.slurm.jobs import WAITING_STATES
@@ -87,6 +87,6 @@ def _with_problem(summary: RunSummary, jobs: Sequence[QueuedJob]) -> RunSummary:
 
 def _least_seconds_between_questions(records: RunRecords) -> float:
     try:
-        return load_launch(str(records.run.config)).scheduler_query_min_s
+        return load_resolved_launch(records.run.config).scheduler_query_min_s
     except ConfigError:
         return LaunchConfig().scheduler_query_min_s

@@ -18,7 +18,7 @@ from hpc_grpo.run.paths import RunDir
 if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
 
-_OF_A_JOB = ("num_nodes", "time_min", "partition", "account", "gpus_per_node", "cpus_per_node", "extra")
+_OF_A_JOB = ("time_min", "partition", "account", "gpus_per_node", "cpus_per_node", "extra")
 """Of `launch.slurm` what a job has; the rest says how its chain goes on, as the config has it now."""
 
 
@@ -56,7 +56,8 @@ class ChainRecord:
             return configured
         had = {key: value for key, value in self.slurm.items() if key in _OF_A_JOB}
         slurm = type(configured.slurm).model_validate({**configured.slurm.model_dump(), **had})
-        return configured.model_copy(update={"slurm": slurm})
+        num_nodes = self.slurm.get("num_nodes", configured.num_nodes)
+        return configured.model_copy(update={"num_nodes": num_nodes, "slurm": slurm})
 
     def link(self, job_id: str) -> Link | None:
         return next((link for link in self.links if link.job_id == job_id), None)
@@ -80,6 +81,11 @@ class ChainRecord:
         """The links from the last one on that the user handed in: limits count from there."""
         handed_in = [index for index, link in enumerate(self.links) if not link.successor_of]
         return self.links[handed_in[-1] :] if handed_in else self.links
+
+
+def asked_for(launch: LaunchConfig) -> dict[str, Any]:
+    """Return what a job of `launch` asks for, as `ChainRecord.slurm` keeps it."""
+    return {"num_nodes": launch.num_nodes, **launch.slurm.model_dump(mode="json")}
 
 
 def stalled(first_steps: Sequence[int | None], newest: int) -> int:

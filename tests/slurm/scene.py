@@ -77,7 +77,7 @@ class Scene:
     ) -> Scene:
         """A chain of ten-minute jobs; a checkpoint every two steps, each of which takes a second or more."""
         workspace = write_workspace(folder)
-        slurm = {"gpus_per_node": 2, "cpus_per_node": 4, "time_min": 10, "num_nodes": num_nodes}
+        slurm = {"gpus_per_node": 2, "cpus_per_node": 4, "time_min": 10}
         slurm |= sections.pop("slurm", {})
         settings: dict[str, Any] = {
             "train": {"total_steps": NUM_STEPS, "lr": 1e-3},
@@ -85,7 +85,8 @@ class Scene:
             "checkpoint": {"every_steps": 2},
             **sections,
         }
-        config = tiny_config(workspace, "chaos", **settings, launch={"slurm": slurm, "max_stalled_attempts": 2})
+        launch = {"num_nodes": num_nodes, "slurm": slurm, "max_stalled_attempts": 2}
+        config = tiny_config(workspace, "chaos", **settings, launch=launch)
         scene = cls(cluster, RunDir(Path(settings.get("run", {}).get("root", workspace / "runs")) / "chaos"))
         scene.command("submit", str(config), "--until-complete", "--driver", driver, cwd=workspace)
         return scene

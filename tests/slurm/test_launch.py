@@ -146,7 +146,7 @@ def test_submit_refuses_what_the_partition_would_never_start(slurm_cluster: Slur
     argv = [sys.executable, "-m", "hpc_grpo.cli", "submit", *arguments(tmp_path), "--nodes", "3"]
     done = slurm_cluster.run(argv, environment=ENVIRONMENT, cwd=tmp_path)
     assert done.returncode == 78
-    assert "launch.slurm.num_nodes (--nodes) = 3, but a job of partition workq has at most 2" in done.stderr
+    assert "launch.num_nodes (--nodes) = 3, but a job of partition workq has at most 2" in done.stderr
 
 
 def test_a_wrong_interface_is_named_with_the_node_and_those_it_has(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hpc_grpo.launch.chain.notify import News, notify
 from hpc_grpo.launch.place.slurm import sbatch as slurm
 from hpc_grpo.launch.place.slurm.jobs import WAITING_STATES, SlurmJob, cancel_jobs, exclude_nodes, final_state, show_job
 from hpc_grpo.run.attempt import AttemptRecord, read_attempts
-from hpc_grpo.run.chain import Link, read_chain, stalled, write_chain
+from hpc_grpo.run.chain import Link, asked_for, read_chain, stalled, write_chain
 from hpc_grpo.run.checkpoint import newest_step
 from hpc_grpo.run.lock import EndedJob, read_lock_owner
 from hpc_grpo.run.paths import RunDir
@@ -85,8 +85,8 @@ class ChainLink:
             record = read_chain(self._run).with_link(self._job_id, self._successor_of, step, output)
             launch = job.launch(self._config.launch) if job else self._config.launch
             successor = "" if record.successor == self._job_id else record.successor
-            self._own_node_hours = node_hours_asked(launch.slurm)
-            asked = launch.slurm.model_dump(mode="json")
+            self._own_node_hours = node_hours_asked(launch)
+            asked = asked_for(launch)
             if self._config.launch.slurm.max_node_hours is not None:  # may have cut this job short, not those after it
                 asked["time_min"] = max(launch.slurm.time_min, self._config.launch.slurm.time_min)
             if not self._config.launch.slurm.jobs_can_submit:

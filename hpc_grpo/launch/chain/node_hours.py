@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from hpc_grpo.config import LaunchConfig, SlurmConfig
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place import queue_of
 from hpc_grpo.run.attempt import AttemptRecord
 
 
-def node_hours_asked(slurm: SlurmConfig) -> float:
+def node_hours_asked(launch: LaunchConfig) -> float:
     """What a job uses that goes on to its time limit."""
-    return slurm.num_nodes * slurm.time_min / 60
+    return launch.num_nodes * launch.slurm.time_min / 60
 
 
 def node_hours_used(attempts: Sequence[AttemptRecord], now: float) -> float:
@@ -37,11 +37,11 @@ def within_node_hours(launch: LaunchConfig, used: float) -> LaunchConfig:
     slurm = launch.slurm
     if slurm.max_node_hours is None:
         return launch
-    left_min = int((slurm.max_node_hours - used) * 60 / slurm.num_nodes)
+    left_min = int((slurm.max_node_hours - used) * 60 / launch.num_nodes)
     if left_min * 60 < launch.bringup_deadline_s:
         raise ConfigError(
             f"The jobs of this run have taken {used:.1f} of launch.slurm.max_node_hours = {slurm.max_node_hours:g}: "
-            f"too little is left for another job of {slurm.num_nodes} node(s). Raise it to go on."
+            f"too little is left for another job of {launch.num_nodes} node(s). Raise it to go on."
         )
     shorter = slurm.model_copy(update={"time_min": min(slurm.time_min, left_min)})
     return launch.model_copy(update={"slurm": shorter})

@@ -13,7 +13,7 @@ from hpc_grpo.launch.chain.node_hours import node_hours_asked, node_hours_used, 
 from hpc_grpo.launch.place.slurm import sbatch as slurm
 from hpc_grpo.launch.place.slurm.jobs import cancel_jobs, release_job
 from hpc_grpo.run.attempt import read_attempts
-from hpc_grpo.run.chain import read_chain, write_chain
+from hpc_grpo.run.chain import asked_for, read_chain, write_chain
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.say import say
 
@@ -36,7 +36,7 @@ def submit_run(run: RunDir, launch: LaunchConfig, driver: str) -> str:
     except LaunchError as error:
         cancel_jobs(jobs)
         raise LaunchError(f"{error} It was follow-on job {len(jobs)}; the jobs before it were cancelled.") from error
-    record = replace(read_chain(run), successor="", ended="", slurm=launch.slurm.model_dump(mode="json"))
+    record = replace(read_chain(run), successor="", ended="", slurm=asked_for(launch))
     for job_id, before in zip(jobs, ["", *jobs], strict=False):
         record = record.with_link(job_id, before)
     write_chain(run, record)
@@ -60,7 +60,7 @@ def what_each_asks_for(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
     used_node_hours = node_hours_used(read_attempts(run), time.time())
     asked = [within_node_hours(launch, used_node_hours)]
     for _ in range(0 if launch.slurm.jobs_can_submit else launch.slurm.max_job_chains or 0):
-        used_node_hours += node_hours_asked(asked[-1].slurm)
+        used_node_hours += node_hours_asked(asked[-1])
         try:
             asked.append(within_node_hours(launch, used_node_hours))
         except ConfigError:

@@ -41,7 +41,7 @@ def test_config_explains_every_key() -> None:
     assert "Precision of the forward pass" in dtype
     assert dtype.endswith("[default: bfloat16]")
     keys = [line.split(" = ")[0] for line in lines if line and not line.startswith("#")]
-    assert {"rewards.0.name", "launch.slurm.num_nodes", "train.lr", "launch.env"} <= set(keys)
+    assert {"rewards.0.name", "launch.num_nodes", "train.lr", "launch.env"} <= set(keys)
     assert all("  # " in line for line in lines if " = " in line)
 
 

@@ -28,9 +28,9 @@ def test_a_string_is_split_as_a_shell_would(tmp_path: Path) -> None:
 
 def test_settings_become_keys_and_explicit_overrides_win(tmp_path: Path) -> None:
     path = script(tmp_path, "TRAINING_ARGS=(local/debug)\nMAX_JOB_CHAINS=5\nNUM_NODES=4\n")
-    request = load_request(str(path), ["launch.slurm.num_nodes=2"])
+    request = load_request(str(path), ["launch.num_nodes=2"])
     assert request.config.launch.slurm.max_job_chains == 5
-    assert request.config.launch.slurm.num_nodes == 2
+    assert request.config.launch.num_nodes == 2
 
 
 def test_a_setting_of_the_callers_shell_is_not_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def resume(run: RunDir, *words: str) -> Result:
 def test_without_overrides_the_config_stays_as_it_is(run: RunDir, asked: list[LaunchConfig]) -> None:
     before = run.config.read_text()
     assert resume(run).exit_code == 0
-    assert (asked[0].slurm.num_nodes, asked[0].slurm.time_min) == (2, 90)
+    assert (asked[0].num_nodes, asked[0].slurm.time_min) == (2, 90)
     assert run.config.read_text() == before
 
 
@@ -60,9 +60,9 @@ def test_overrides_win_over_what_the_last_job_had(run: RunDir, asked: list[Launc
     result = resume(run, *words, "train.logprob_chunk_tokens=64")
     assert result.exit_code == 0, result.stderr
     slurm = asked[0].slurm
-    assert (slurm.num_nodes, slurm.time_min, slurm.extra) == (2, 30, {"qos": "long", "exclude": "n2"})
+    assert (asked[0].num_nodes, slurm.time_min, slurm.extra) == (2, 30, {"qos": "long", "exclude": "n2"})
     there = load_resolved(run.config)
-    assert (there.train.logprob_chunk_tokens, there.launch.slurm.num_nodes) == (64, 1)
+    assert (there.train.logprob_chunk_tokens, there.launch.num_nodes) == (64, 1)
     assert there.launch.setup_lines == asked[0].setup_lines == ["ulimit -l"]
 
 

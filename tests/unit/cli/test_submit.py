@@ -345,10 +345,10 @@ def test_a_dry_run_says_what_submit_would_refuse() -> None:
 def test_a_dry_run_says_all_that_submit_would_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = "PartitionName=workq Default=YES MaxNodes=2 MaxTime=UNLIMITED State=UP TotalNodes=9\n"
     monkeypatch.setattr(partition, "ask_partitions", lambda: Answer(shown))
-    _, below = dry_run("model.path=./not-here", "launch.slurm.num_nodes=3", "model.device=cuda")
+    _, below = dry_run("model.path=./not-here", "launch.num_nodes=3", "model.device=cuda")
     told = [line for line in below.splitlines() if line.startswith("# submit would refuse this. ")]
-    assert [line.split("this. ")[1][:12] for line in told] == ["The job woul", "model.device", "launch.slurm"]
-    assert "launch.slurm.num_nodes (--nodes) = 3" in told[2]
+    assert [line.split("this. ")[1][:12] for line in told] == ["The job woul", "model.device", "launch.num_n"]
+    assert "launch.num_nodes (--nodes) = 3" in told[2]
 
 
 @pytest.mark.parametrize("scontrol", [None, "echo no controller >&2; exit 1", "exec sleep 30"])
@@ -361,6 +361,6 @@ def test_a_dry_run_needs_no_slurm_that_answers(
         (tmp_path / "bin" / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(partition, "_DEADLINE_S", 0.5)
-    _, below = dry_run(model, "launch.slurm.num_nodes=1000")
+    _, below = dry_run(model, "launch.num_nodes=1000")
     assert "refuse" not in below
     assert "# Plan, assuming" in below

@@ -78,9 +78,9 @@ def test_a_run_that_was_refused_takes_the_corrected_config(tmp_path: Path) -> No
 
 def test_keys_that_do_not_change_what_is_learned_may_differ(tmp_path: Path) -> None:
     freeze(config(tmp_path), [], [])
-    frozen = freeze(config(tmp_path, "launch.slurm.num_nodes=2", "checkpoint.every_steps=7"), [], [])
-    assert sorted(frozen.changed) == ["checkpoint.every_steps", "launch.slurm.num_nodes"]
-    assert load_resolved(frozen.run.config).launch.slurm.num_nodes == 2
+    frozen = freeze(config(tmp_path, "launch.num_nodes=2", "checkpoint.every_steps=7"), [], [])
+    assert sorted(frozen.changed) == ["checkpoint.every_steps", "launch.num_nodes"]
+    assert load_resolved(frozen.run.config).launch.num_nodes == 2
 
 
 def test_a_longer_run_is_no_longer_complete(tmp_path: Path) -> None:

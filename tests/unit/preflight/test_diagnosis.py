@@ -90,7 +90,7 @@ def test_a_failure_ends_with_78_and_its_fix_is_below_it(place: Path) -> None:
 
 
 def test_a_single_machine_needs_no_interface_between_nodes(place: Path) -> None:
-    result = doctor("local/debug", "launch.interface=hsn9", "launch.slurm.num_nodes=2", "--json")
+    result = doctor("local/debug", "launch.interface=hsn9", "launch.num_nodes=2", "--json")
     assert (result.exit_code, findings(result)["interface"]["says"]) == (0, "lo has 127.0.0.2")
 
 
@@ -200,6 +200,6 @@ def test_a_refusal_of_sbatch_is_a_finding_in_its_own_words(place: Path) -> None:
     found = findings(doctor("local/debug", "--json"))
     assert "Invalid qos specification" in found["submit options"]["says"]
     owned = findings(doctor("local/debug", "launch.slurm.extra.nodes=4", "--json"))
-    assert "launch.slurm.num_nodes" in owned["submit options"]["says"]
+    assert "launch.num_nodes" in owned["submit options"]["says"]
     absent = findings(doctor("local/debug", "launch.python=/no/such/python", "--json"))
     assert "launch.python = /no/such/python: must be a file" in absent["submit options"]["says"]

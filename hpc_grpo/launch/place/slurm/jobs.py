@@ -105,10 +105,9 @@ class SlurmJob:
 
     def granted(self, launch: LaunchConfig) -> LaunchConfig:
         slurm = launch.slurm
-        num_nodes = int(self.fields.get("NumNodes", str(slurm.num_nodes)).partition("-")[0])
+        num_nodes = int(self.fields.get("NumNodes", str(launch.num_nodes)).partition("-")[0])
         per_task = int(self.fields.get("CPUs/Task", "1"))
         values: dict[str, Any] = {
-            "num_nodes": num_nodes,
             "time_min": minutes(self.fields.get("TimeLimit", "")) or slurm.time_min,
             "partition": self.fields.get("Partition", slurm.partition),
             "account": self.fields.get("Account", slurm.account),
@@ -125,7 +124,7 @@ class SlurmJob:
         }
         given = {key: value for key, value in slurm.extra.items() if not (options["mem"] and key.startswith("mem"))}
         values["extra"] = {**given, **{key: value for key, value in options.items() if value}}
-        return launch.model_copy(update={"slurm": slurm.model_copy(update=values)})
+        return launch.model_copy(update={"num_nodes": num_nodes, "slurm": slurm.model_copy(update=values)})
 
     launch = granted
 

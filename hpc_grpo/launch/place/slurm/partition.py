@@ -6,7 +6,7 @@ import getpass
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hpc_grpo.config import SlurmConfig
+from hpc_grpo.config import LaunchConfig, SlurmConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place.slurm.text import fields, granted, minutes
 from hpc_grpo.system.commands import Answer, ask
@@ -111,20 +111,21 @@ def chosen_partition(slurm: SlurmConfig, partitions: Sequence[Partition]) -> Par
     return wanted[0] if wanted else None
 
 
-def refuse_what_cannot_start(slurm: SlurmConfig) -> None:
+def refuse_what_cannot_start(launch: LaunchConfig) -> None:
     """Raise ConfigError where the partition never starts such a job. One call to the scheduler.
 
     What it cannot know is left to sbatch: several partitions, limits that a QOS changes, a Slurm that does not answer.
     """
+    slurm = launch.slurm
     if "," in (slurm.partition or "") or "qos" in slurm.extra:
         return
     partitions = parse_partitions(ask_partitions().text)
     chosen = chosen_partition(slurm, partitions)
     if chosen is None:
         return
-    if slurm.num_nodes > chosen.max_nodes:
+    if launch.num_nodes > chosen.max_nodes:
         raise ConfigError(
-            f"launch.slurm.num_nodes (--nodes) = {slurm.num_nodes}, but a job of partition {chosen.name} has at most "
+            f"launch.num_nodes (--nodes) = {launch.num_nodes}, but a job of partition {chosen.name} has at most "
             f"{chosen.max_nodes}. Ask for no more, or for another partition: {_names(partitions)}."
         )
     if chosen.max_minutes is not None and slurm.time_min > chosen.max_minutes:

@@ -41,7 +41,7 @@ def parameters(launch: LaunchConfig, run: RunDir) -> dict[str, Any]:
     extra = extra_options(slurm)
     wanted: dict[str, Any] = {
         "job_name": run.path.name,
-        "nodes": slurm.num_nodes,
+        "nodes": launch.num_nodes,
         "ntasks_per_node": 1,
         "time": slurm.time_min,
         "partition": slurm.partition,
@@ -56,7 +56,7 @@ def parameters(launch: LaunchConfig, run: RunDir) -> dict[str, Any]:
     given = {key: value for key, value in wanted.items() if value is not None}
     # submitit would have SIGUSR2 sent to the steps, which kills a node agent's Ray before the end.
     fixed = {"signal": f"B:USR1@{WARNING_BEFORE_END_S}", "no-requeue": True, **extra}
-    if slurm.min_nodes is not None and slurm.min_nodes < slurm.num_nodes:
+    if slurm.min_nodes is not None and slurm.min_nodes < launch.num_nodes:
         fixed["no-kill"] = True  # else Slurm ends the job with the first node it loses
     return {**given, "additional_parameters": fixed}
 
@@ -71,7 +71,7 @@ def extra_options(slurm: SlurmConfig) -> dict[str, Any]:
 
 
 _OWNED: dict[str, str] = {
-    "nodes": "launch.slurm.num_nodes",
+    "nodes": "launch.num_nodes",
     "time": "launch.slurm.time_min",
     "partition": "launch.slurm.partition",
     "account": "launch.slurm.account",

@@ -84,7 +84,7 @@ def allocation_command(launch: LaunchConfig) -> list[str]:
     slurm = launch.slurm
     wanted: dict[str, object] = {
         "job-name": "hpc-grpo-shell",
-        "nodes": slurm.num_nodes,
+        "nodes": launch.num_nodes,
         "ntasks-per-node": 1,
         "time": slurm.time_min,
         "partition": slurm.partition,

@@ -19,7 +19,7 @@ def test_a_link_queues_its_successor_with_what_it_has(run: RunDir, fake: FakeSlu
     link(run, "7").start()
     ((successor, after, launch),) = fake.submitted
     assert after == "7"
-    assert (launch.slurm.num_nodes, launch.slurm.partition, launch.slurm.max_job_chains) == (2, "workq", None)
+    assert (launch.num_nodes, launch.slurm.partition, launch.slurm.max_job_chains) == (2, "workq", None)
     record = read_chain(run)
     assert [(entry.job_id, entry.successor_of) for entry in record.links] == [("7", ""), (successor, "7")]
     assert (record.successor, record.ended) == (successor, "")
@@ -237,5 +237,5 @@ def test_a_walltime_that_the_ceiling_cut_short_is_not_handed_on(run: RunDir, fak
 
 def test_how_a_chain_goes_on_is_as_the_config_says_now(run: RunDir, fake: FakeSlurm) -> None:
     ChainLink(run, config(max_node_hours=4.0), "7", "", "hpc_grpo.driver.main").start()
-    slurm = read_chain(run).launch(config(max_job_chains=3, max_node_hours=9.0).launch).slurm
-    assert (slurm.max_node_hours, slurm.max_job_chains, slurm.num_nodes) == (9.0, 3, 2)
+    launch = read_chain(run).launch(config(max_job_chains=3, max_node_hours=9.0).launch)
+    assert (launch.slurm.max_node_hours, launch.slurm.max_job_chains, launch.num_nodes) == (9.0, 3, 2)

@@ -39,14 +39,14 @@ def test_node_hours_are_never_counted_too_low(attempts: list[AttemptRecord], use
 
 
 def launch(max_node_hours: float | None) -> LaunchConfig:
-    return LaunchConfig(slurm=SlurmConfig(num_nodes=4, time_min=120, max_node_hours=max_node_hours))
+    return LaunchConfig(num_nodes=4, slurm=SlurmConfig(time_min=120, max_node_hours=max_node_hours))
 
 
 @pytest.mark.parametrize(("ceiling", "used", "minutes"), [(None, 1e6, 120), (20.0, 12.0, 120), (20.0, 14.0, 90)])
 def test_a_job_asks_for_no_more_than_is_left(ceiling: float | None, used: float, minutes: int) -> None:
-    slurm = within_node_hours(launch(ceiling), used).slurm
-    assert slurm.time_min == minutes
-    assert node_hours_asked(slurm) == 4 * minutes / 60
+    asked = within_node_hours(launch(ceiling), used)
+    assert asked.slurm.time_min == minutes
+    assert node_hours_asked(asked) == 4 * minutes / 60
 
 
 def test_too_little_to_bring_nodes_up_is_refused_in_words() -> None:

@@ -35,7 +35,7 @@ def job(job_id: str, shown: str) -> SlurmJob:
 def test_a_successor_asks_for_what_its_job_has() -> None:
     launch = job("6", SHOWN).granted(LaunchConfig())
     slurm = launch.slurm
-    assert (slurm.num_nodes, slurm.time_min, slurm.partition, slurm.account) == (2, 5, "workq", "brics.x")
+    assert (launch.num_nodes, slurm.time_min, slurm.partition, slurm.account) == (2, 5, "workq", "brics.x")
     assert (slurm.gpus_per_node, slurm.cpus_per_node) == (4, 2)
     assert slurm.extra == {"qos": "normal", "mem": "8000M", "exclusive": True}
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpc_grpo.cli import main
-from hpc_grpo.config import SlurmConfig
+from hpc_grpo.config import LaunchConfig, SlurmConfig
 from hpc_grpo.errors import EXIT_CONFIG, ConfigError
 from hpc_grpo.launch.place.slurm import partition
 from hpc_grpo.launch.place.slurm.partition import parse_partitions, refuse_what_cannot_start
@@ -37,44 +37,48 @@ def test_the_most_nodes_of_a_job_are_the_partitions_limit_or_all_it_has() -> Non
     assert [found.max_nodes for found in parse_partitions(SHOWN)] == [2, 40]
 
 
+def launch(num_nodes: int, **slurm: Any) -> LaunchConfig:
+    return LaunchConfig(num_nodes=num_nodes, slurm=SlurmConfig(**slurm))
+
+
 @pytest.mark.parametrize(
-    ("slurm", "words"),
+    ("asked_for", "words"),
     [
-        ({"num_nodes": 3}, ["num_nodes", "3", "workq", "at most 2", "large (at most 40)"]),
-        ({"num_nodes": 41, "partition": "large"}, ["num_nodes", "41", "at most 40"]),
-        ({"time_min": 1441}, ["time_min", "1441", "--time 1440", "--until-complete"]),
+        (launch(3), ["launch.num_nodes", "3", "workq", "at most 2", "large (at most 40)"]),
+        (launch(41, partition="large"), ["launch.num_nodes", "41", "at most 40"]),
+        (launch(1, time_min=1441), ["time_min", "1441", "--time 1440", "--until-complete"]),
     ],
 )
-def test_what_cannot_start_is_refused(slurm: dict[str, Any], words: list[str], asked: list[Any]) -> None:
+def test_what_cannot_start_is_refused(asked_for: LaunchConfig, words: list[str], asked: list[Any]) -> None:
     with pytest.raises(ConfigError) as raised:
-        refuse_what_cannot_start(SlurmConfig(**slurm))
+        refuse_what_cannot_start(asked_for)
     for word in words:
         assert word in str(raised.value)
     assert len(asked) == 1
 
 
 @pytest.mark.parametrize(
-    "slurm",
+    "asked_for",
     [
-        {"num_nodes": 2, "time_min": 1440},
-        {"num_nodes": 40, "time_min": 9999, "partition": "large"},
-        {"num_nodes": 3, "extra": {"qos": "long"}},
-        {"num_nodes": 3, "partition": "workq,large"},
-        {"partition": "unknown"},
+        launch(2, time_min=1440),
+        launch(40, time_min=9999, partition="large"),
+        launch(3, extra={"qos": "long"}),
+        launch(3, partition="workq,large"),
+        launch(1, partition="unknown"),
     ],
 )
-def test_what_may_start_is_left_to_sbatch(slurm: dict[str, Any], asked: list[Any]) -> None:
-    refuse_what_cannot_start(SlurmConfig(**slurm))
+def test_what_may_start_is_left_to_sbatch(asked_for: LaunchConfig, asked: list[Any]) -> None:
+    refuse_what_cannot_start(asked_for)
 
 
 def test_a_slurm_that_does_not_answer_is_left_to_sbatch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "ask_partitions", lambda: Answer(error="scontrol failed"))
-    refuse_what_cannot_start(SlurmConfig(num_nodes=1000))
+    refuse_what_cannot_start(launch(1000))
 
 
 def test_submit_refuses_and_leaves_no_run(tmp_path: Path, asked: list[Any]) -> None:
     without_data = ["data.train.path=org/rows", "eval.every_steps=null"]
     done = CliRunner().invoke(main, ["submit", "local/debug", *without_data, f"run.root={tmp_path}", "--nodes", "3"])
     assert done.exit_code == EXIT_CONFIG
-    assert "launch.slurm.num_nodes (--nodes) = 3" in done.stderr
+    assert "launch.num_nodes (--nodes) = 3" in done.stderr
     assert list(tmp_path.iterdir()) == []

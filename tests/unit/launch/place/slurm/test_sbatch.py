@@ -22,7 +22,8 @@ def launch(**slurm_values: object) -> LaunchConfig:
         {
             "modules": ["brics/nccl", "cudatoolkit"],
             "setup_lines": ["ulimit -l unlimited"],
-            "slurm": {"num_nodes": 4, "partition": "workq", "account": "brics.x", "gpus_per_node": 4, **slurm_values},
+            "num_nodes": 4,
+            "slurm": {"partition": "workq", "account": "brics.x", "gpus_per_node": 4, **slurm_values},
         }
     )
 

@@ -161,6 +161,6 @@ def test_without_slurm_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_a_launch_section_alone_is_checked_like_a_whole_config(tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_text("launch: {slurm: {nodes: 3}}\n")
-    with pytest.raises(ConfigError, match=r"launch\.slurm\.nodes: unknown key; did you mean 'num_nodes'"):
+    (tmp_path / "bad.yaml").write_text("launch: {nodes: 3}\n")
+    with pytest.raises(ConfigError, match=r"launch\.nodes: unknown key; did you mean 'num_nodes'"):
         load_launch(str(tmp_path / "bad.yaml"))
