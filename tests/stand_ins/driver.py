@@ -17,7 +17,8 @@ from pathlib import Path
 import ray
 
 from hpc_grpo.driver.ray_address import wait_for_ray
-from hpc_grpo.run.stacks import dump_stacks_on_signal, say_stuck
+from hpc_grpo.driver.watchdog import say_stuck
+from hpc_grpo.run.stacks import dump_stacks_on_signal
 
 
 @ray.remote(num_cpus=0.5)
