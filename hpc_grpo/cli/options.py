@@ -28,7 +28,7 @@ DRIVER = click.option("--driver", hidden=True, default=DEFAULT_DRIVER, help="Mod
 
 
 def slurm_time(value: str) -> int:
-    """The type of a --time option: a walltime as Slurm's own takes it, in minutes. Raises ConfigError."""
+    """Read a --time option, a walltime in one of Slurm's formats, in minutes. Raises ConfigError."""
     from hpc_grpo.launch.place.slurm.text import minutes
 
     if time_min := minutes(value):
@@ -40,7 +40,7 @@ def slurm_time(value: str) -> int:
 
 
 def slurm_overrides(options: Mapping[str, Any]) -> list[str]:
-    """Options of a command as overrides of the config; those not given are left out.
+    """Return the options that were given to a command as overrides of the config.
 
     Raises UsageError for two that contradict each other.
     """
@@ -58,15 +58,15 @@ def slurm_overrides(options: Mapping[str, Any]) -> list[str]:
         "cpus_per_node": "launch.slurm.cpus_per_node",
         "chain": "launch.slurm.max_job_chains",
     }
-    words = [f"{key}={json.dumps(options[name])}" for name, key in keys.items() if options.get(name) is not None]
+    overrides = [f"{key}={json.dumps(options[name])}" for name, key in keys.items() if options.get(name) is not None]
     for pair in options.get("sbatch", ()):
         key, separator, value = pair.partition("=")
-        words.append(f"launch.slurm.extra.{key.replace('-', '_')}={json.dumps(value if separator else True)}")
+        overrides.append(f"launch.slurm.extra.{key.replace('-', '_')}={json.dumps(value if separator else True)}")
     if options.get("setup"):
-        words.append(f"launch.setup_lines+={json.dumps(list(options['setup']))}")
+        overrides.append(f"launch.setup_lines+={json.dumps(list(options['setup']))}")
     if options.get("until_complete"):
-        words.append("launch.slurm.max_job_chains=null")
-    return words
+        overrides.append("launch.slurm.max_job_chains=null")
+    return overrides
 
 
 def find_run(argument: str, root: Path | None = None) -> RunDir:

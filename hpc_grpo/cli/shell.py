@@ -1,4 +1,4 @@
-"""Working on compute nodes by hand."""
+"""The command that gives a shell on compute nodes, for work by hand."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _FOR_A_SHELL = ("launch.slurm.time_min=60", "launch.num_nodes=1")
+"""These win over the config, which asks for what training needs."""
 
 
 @click.command()
@@ -41,13 +42,13 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
     from hpc_grpo.config import load_resolved_launch
     from hpc_grpo.launch.place.slurm.srun import allocation_command, attach_command, become
 
-    words = slurm_overrides(options)
+    overrides = slurm_overrides(options)
     if run_name is None:
-        words = [*_FOR_A_SHELL, *words]  # not what the config asks for training
         if node is not None:
             raise ConfigError("--node names a node of a running job: give RUN too. To allocate nodes, use --nodes N.")
-        become(allocation_command(_launch(optional_config, words)), os.environ)
-    if words or optional_config:
+        launch = _launch(optional_config, [*_FOR_A_SHELL, *overrides])
+        become(allocation_command(launch), os.environ)
+    if overrides or optional_config:
         raise ConfigError("RUN has its nodes already: options for an allocation do not go with it. Give RUN or those.")
     run = find_run(run_name)
     attempt = _running_attempt(run)
@@ -55,20 +56,20 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
     become(attach_command(attempt.job_id, _node_of(attempt, node), python), os.environ)
 
 
-def _launch(optional_config: str | None, words: list[str]) -> LaunchConfig:
-    """The launch section of a config, which may hold nothing else, or that of none at all."""
+def _launch(optional_config: str | None, overrides: list[str]) -> LaunchConfig:
+    """Return the launch section of a config, which may hold nothing else, or the defaults without one."""
     from hpc_grpo.cli.request import load_request
     from hpc_grpo.config import load_launch
 
     if optional_config is None or not optional_config.endswith(".sh"):
-        return load_launch(optional_config, words)
-    request = load_request(optional_config, words)
+        return load_launch(optional_config, overrides)
+    request = load_request(optional_config, overrides)
     os.environ.update(request.exported)
     return request.config.launch
 
 
 def _running_attempt(run: RunDir) -> AttemptRecord:
-    """Raises ConfigError where there is no job to attach to."""
+    """Return the attempt that runs now. Raises ConfigError where there is no job to attach to."""
     import time
 
     from hpc_grpo.launch.place import queue_of
@@ -87,6 +88,7 @@ def _running_attempt(run: RunDir) -> AttemptRecord:
 
 
 def _node_of(attempt: AttemptRecord, node: str | None) -> str:
+    """Return the node to attach to. Raises ConfigError for one that the attempt does not have."""
     if node is None:
         return attempt.nodes[0]
     if node not in attempt.nodes:

@@ -1,4 +1,4 @@
-"""`python -m hpc_grpo.demo.make FOLDER`: writes FOLDER/model and FOLDER/{train,eval,sft}.jsonl."""
+"""Write the demo's FOLDER/model and FOLDER/{train,eval,sft}.jsonl: `python -m hpc_grpo.demo.make FOLDER`."""
 
 from __future__ import annotations
 

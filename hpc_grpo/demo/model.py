@@ -13,12 +13,14 @@ from hpc_grpo.errors import ConfigError
 
 PAD, EOS = "<pad>", "<eos>"
 _CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
-# Of vLLM's attention kernel for CPUs.
 _HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""vLLM's attention kernel for CPUs takes these alone."""
 
 
 @dataclass(frozen=True)
 class ModelSize:
+    """Hold the shape of a Qwen2 model; `max_tokens` bounds prompt and completion together."""
+
     hidden_size: int = 128
     num_layers: int = 3
     num_heads: int = 4
@@ -29,7 +31,7 @@ class ModelSize:
 
 
 def write_model(folder: Path, size: ModelSize, seed: int) -> int:
-    """Write config.json, model.safetensors and the tokenizer to `folder`; returns the number of parameters.
+    """Write config.json, model.safetensors and the tokenizer to `folder`; return the number of parameters.
 
     Raises ConfigError for a head size that vLLM has no CPU kernel for.
     """
@@ -65,7 +67,7 @@ def write_model(folder: Path, size: ModelSize, seed: int) -> int:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte, hence per character of ASCII."""
+    """Return a tokenizer with one token per byte, hence per character of ASCII."""
     # AutoTokenizer gives every qwen2 folder Qwen2Tokenizer, which rebuilds its own byte-level BPE pipeline
     # from the vocabulary: a byte alphabet without merges means the same in that pipeline and in this one.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

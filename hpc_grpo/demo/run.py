@@ -1,4 +1,4 @@
-"""`python -m hpc_grpo.demo.run`: the whole demo, from nothing to a curve.
+"""Run the whole demo, from nothing to a curve: `python -m hpc_grpo.demo.run`.
 
 Makes a small model and its task, warm-starts it by SFT until it is right sometimes, then trains it with GRPO. Each
 part is the same command a user would type; the table at the end says what each took.
@@ -47,7 +47,7 @@ def main(folder: Path, seed: int) -> None:
 
 
 def _train(config: str, folder: Path, seed: int, model: Path) -> RunDir:
-    """Run `hpc-grpo train` to COMPLETE; leaves this process with its exit code otherwise."""
+    """Run `hpc-grpo train` until the run is complete; end this process with its exit code otherwise."""
     name = config.replace("_", "-")
     settings = {"run.name": name, "run.root": folder / "runs", "run.seed": seed, "model.path": model}
     settings |= {"data.train.path": folder / ("sft.jsonl" if config == "demo_sft" else "train.jsonl")}

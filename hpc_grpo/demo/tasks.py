@@ -24,7 +24,7 @@ _MOST_ITEMS = (_LARGEST - _SMALLEST + 1) ** 2
 
 @dataclass(frozen=True)
 class Addition:
-    """One problem; both terms have two digits."""
+    """Hold one problem; both terms have two digits."""
 
     left: int
     right: int
@@ -35,11 +35,11 @@ class Addition:
 
     @property
     def answer(self) -> str:
-        """The right solution."""
+        """Return the right solution."""
         return self._worked(carries=True)
 
     def sloppy_answer(self, rng: random.Random, guessed: float, carry_forgotten: float) -> str:
-        """A demonstration: with these probabilities a guess without working, or working without the carry."""
+        """Return a demonstration: with these probabilities a guess without working, or working without the carry."""
         if rng.random() < guessed:
             return f"#### {self.left + self.right + rng.randint(-_GUESS_ERROR, _GUESS_ERROR)}"
         return self._worked(carries=rng.random() >= carry_forgotten)
@@ -56,7 +56,7 @@ class Addition:
 
 @dataclass(frozen=True)
 class TaskSizes:
-    """How many items each file holds, and how often demonstrators go wrong."""
+    """Say how many items each file holds, and how often demonstrators go wrong."""
 
     num_train: int = 1024
     num_eval: int = 128

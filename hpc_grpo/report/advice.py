@@ -1,4 +1,4 @@
-"""From how an attempt ended to what to do about it: a table, and the function that looks it up."""
+"""Advise what to do about how an attempt ended: a table, and the function that looks it up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Advice:
-    """`cause` names what happened in a few words; `todo` says what the user does."""
+    """Name in `cause` what happened, and say in `todo` what the user does about it."""
 
     cause: str
     todo: str
@@ -36,7 +36,7 @@ _BY_KIND: dict[str, Advice] = {
         "with all nodes to keep off.",
     ),
 }
-"""Ends whose kind says it all: what the log shows besides is a consequence."""
+"""Looked up first: such a kind says it all, and what the log shows besides is a consequence."""
 
 _BY_PATTERN: tuple[tuple[str, Advice], ...] = (
     (
@@ -161,10 +161,10 @@ _UNKNOWN = Advice(
 
 
 def advise(kind: str, *texts: str) -> Advice | None:
-    """What to do about an attempt that ended as `kind`: an exit kind, or `walltime` or `killed`.
+    """Return what to do about an attempt that ended as `kind`: an exit kind, or `walltime` or `killed`.
 
-    `texts` are what it left, the most telling first (its last error, why it ended, the end of its log). None for
-    a run that is complete.
+    `texts` are what it left, the clearest first: its last error, why it ended, the end of its log. Returns None for a
+    run that is complete.
 
     >>> advise("crash", "torch.OutOfMemoryError: CUDA out of memory.").cause
     'out of GPU memory'
