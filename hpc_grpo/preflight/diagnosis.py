@@ -23,6 +23,7 @@ from hpc_grpo.preflight.folders import own_folder, remove_own_folder
 from hpc_grpo.preflight.nodes import NODES, examine
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.readable import counted
 
 _JOB_TIME_MIN = 5
 _LOOK_S = 1.0
@@ -91,8 +92,7 @@ def examine_in_job(context: Context, num_nodes: int, wait_min: float, tell: Call
         remove_own_folder(run.path)
         return _job_failure(str(error), "correct what it names: launch.*, run.root")
     log = run.slurm_log(job_id)
-    nodes = "1 node" if num_nodes == 1 else f"{num_nodes} nodes"
-    tell(f"Job {job_id} examines {nodes}; waiting up to {wait_min:g} min for it, then it is called off.")
+    tell(f"Job {job_id} examines {counted(num_nodes, 'node')}; waiting up to {wait_min:g} min for it, then it is called off.")
     try:
         return _findings(run.path, log, job_id, wait_min)
     except KeyboardInterrupt:  # nobody waits for the job any more

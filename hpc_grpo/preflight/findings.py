@@ -18,6 +18,7 @@ from typing import Any, Literal
 from hpc_grpo.config import Config, LaunchConfig
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.launch.environment.rules import job_environ
+from hpc_grpo.system.readable import counted
 
 Status = Literal["ok", "warning", "failure", "skipped"]
 
@@ -153,7 +154,7 @@ def report_text(groups: Sequence[Group], took_s: float) -> str:
         if group.findings:
             lines += [f"{group.name}:", *(line for finding in group.findings for line in _lines(finding, width)), ""]
     counts = Counter(finding.status for group in groups for finding in group.findings)
-    parts = [f"{counts['ok']} ok", _counted(counts["warning"], "warning"), _counted(counts["failure"], "failure")]
+    parts = [f"{counts['ok']} ok", counted(counts["warning"], "warning"), counted(counts["failure"], "failure")]
     return "\n".join([*lines, f"{', '.join(parts)}, {counts['skipped']} skipped in {took_s:.0f} s"]) + "\n"
 
 
@@ -178,7 +179,3 @@ def _lines(finding: Finding, width: int) -> Iterable[str]:
     yield f"  {finding.status:<{_STATUS_WIDTH}}{finding.check:<{width}}{says}"
     if finding.fix:
         yield f"{_INDENT}fix: {textwrap.indent(finding.fix, _INDENT + '     ').strip()}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")

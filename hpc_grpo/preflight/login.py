@@ -92,7 +92,7 @@ def _submit_options(context: Context, num_nodes: int) -> Finding:
     except LaunchError as error:
         return failure(check, str(error), "change what Slurm names: launch.slurm.*, launch.slurm.extra")
     lines = [line for line in estimate.splitlines() if "to start at" in line]
-    return ok(check, lines[-1].partition("sbatch: ")[2] if lines else "sbatch would take the job")
+    return ok(check, lines[-1].partition(": ")[2] if lines else "sbatch would take the job")
 
 
 def variables_finding(context: Context) -> Finding:
