@@ -87,34 +87,50 @@ def examine_in_job(context: Context, num_nodes: int, wait_min: float, tell: Call
     """Submit the job, wait for its findings and return them, or a failure that says how to go on without them."""
     run = RunDir(own_folder(context.root))
     try:
-        job_id = _submit(context, run, num_nodes, run.path / _RESULT, run.path / _ENDED)
+        job_id = _submit(context, run, num_nodes)
     except (HpcGrpoError, OSError) as error:
         remove_own_folder(run.path)
         return _job_failure(str(error), "correct what it names: launch.*, run.root")
-    log = run.slurm_log(job_id)
-    tell(f"Job {job_id} examines {counted(num_nodes, 'node')}; waiting up to {wait_min:g} min for it, then it is called off.")
+    nodes = counted(num_nodes, "node")
+    tell(f"Job {job_id} examines {nodes}; waiting up to {wait_min:g} min for it, then it is called off.")
     try:
-        return _findings(run.path, log, job_id, wait_min)
+        return _findings(run, job_id, wait_min)
     except KeyboardInterrupt:  # nobody waits for the job any more
         tell(_call_off(job_id))
         raise
 
 
-def _findings(folder: Path, log: Path, job_id: str, wait_min: float) -> list[Group]:
-    result, ended = folder / _RESULT, folder / _ENDED
+def _submit(context: Context, run: RunDir, num_nodes: int) -> str:
+    """Queue the doctor's own command as a job, and return its id. Its shell marks the folder when the job ends."""
+    words = ["doctor", "--result", str(run.path / _RESULT)]
+    if context.config is not None:
+        absolute = context.config.run.model_copy(update={"root": context.root})
+        write_atomic(run.config, to_yaml(context.config.model_copy(update={"run": absolute})))
+        words.insert(1, str(run.config))
+    launch = context.launch
+    slurm = launch.slurm.model_copy(update={"time_min": _JOB_TIME_MIN})
+    trap = f"trap {shlex.quote(f'touch {shlex.quote(str(run.path / _ENDED))}')} EXIT"
+    asked = {"num_nodes": num_nodes, "slurm": slurm, "setup_lines": [trap, *launch.setup_lines]}
+    request = JobRequest(run, launch.model_copy(update=asked), shlex.join(words), keeps_shell=True)
+    return job_queue().submit(request)
+
+
+def _findings(run: RunDir, job_id: str, wait_min: float) -> list[Group]:
+    """Wait for the findings of the job, or for its end without any."""
+    result, ended, log = run.path / _RESULT, run.path / _ENDED, run.slurm_log(job_id)
     deadline = time.monotonic() + wait_min * 60
     while time.monotonic() < deadline:
-        was_over = ended.exists()
+        was_over = ended.exists()  # before looking for the result, which may be the job's last act
         if result.exists():
             groups = from_json(result.read_text())
             if not has_failure(groups):  # else its log may tell more
-                remove_own_folder(folder)
+                remove_own_folder(run.path)
             return groups
         if was_over:
             return _job_failure(f"job {job_id} ended without findings: {_tail(log)}", f"its output is in {log}")
         time.sleep(_LOOK_S)
     return _job_failure(
-        f"job {job_id} left no findings in {folder} within {wait_min:g} min: it waited in the queue, or its nodes do "
+        f"job {job_id} left no findings in {run.path} within {wait_min:g} min: it waited in the queue, or its nodes do "
         f"not share that folder. {_call_off(job_id)}",
         f"--wait-min waits longer; its output, if it ran, is in {log}",
     )
@@ -126,20 +142,6 @@ def _call_off(job_id: str) -> str:
     except LaunchError as error:
         return f"It may still run ({error}): scancel {job_id}"
     return f"Job {job_id} was cancelled."
-
-
-def _submit(context: Context, run: RunDir, num_nodes: int, result: Path, ended: Path) -> str:
-    words = ["doctor", "--result", str(result)]
-    if context.config is not None:
-        absolute = context.config.run.model_copy(update={"root": context.root})
-        write_atomic(run.config, to_yaml(context.config.model_copy(update={"run": absolute})))
-        words.insert(1, str(run.config))
-    launch = context.launch
-    asked = launch.slurm.model_copy(update={"time_min": _JOB_TIME_MIN})
-    trap = f"trap {shlex.quote(f'touch {shlex.quote(str(ended))}')} EXIT"
-    values = {"num_nodes": num_nodes, "slurm": asked, "setup_lines": [trap, *launch.setup_lines]}
-    launch = launch.model_copy(update=values)
-    return job_queue().submit(JobRequest(run, launch, shlex.join(words), keeps_shell=True))
 
 
 def _job_failure(says: str, fix: str) -> list[Group]:
