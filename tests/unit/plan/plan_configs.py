@@ -1,4 +1,4 @@
-"""Configs and hardware of the tests beside this file."""
+"""Configs and plans of the tests beside this file."""
 
 from __future__ import annotations
 
@@ -6,27 +6,22 @@ from typing import Any
 
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.plan.fit import Plan, make_plan
-from hpc_grpo.plan.memory import Hardware, MemoryBudget
+from hpc_grpo.plan.memory import GH200, MemoryBudget
 from hpc_grpo.plan.model import family_model
-from hpc_grpo.types import GIB
-
-GH200 = Hardware(gpu_bytes=96 * GIB, host_bytes=460 * GIB)
+from tests.support.configs import minimal_config
 
 
-def least_config(**sections: dict[str, Any]) -> Config:
-    values: dict[str, Any] = {
-        "run": {"name": "test"},
-        "model": {"path": "model"},
+def planned_config(**sections: Any) -> Config:
+    """Make a config whose step is worth planning: 64 groups of 16 sequences of 1,024 + 3,072 tokens."""
+    step = {
         "data": {"train": {"path": "data"}, "max_prompt_tokens": 1024},
         "rollout": {"prompts_per_step": 64, "group_size": 16, "max_new_tokens": 3072},
     }
-    train = {"total_steps": 10, **sections.pop("train", {})}
-    merged = {name: {**values.get(name, {}), **sections.get(name, {})} for name in {*values, *sections}}
-    return Config.model_validate({**merged, "train": train})
+    return minimal_config(**{**sections, **{name: {**step[name], **sections.get(name, {})} for name in step}})
 
 
 def plan_7b_config(size: str, num_nodes: int, *overrides: str) -> Plan:
-    """The shipped 7B config, with another model's shape."""
+    """Plan the shipped 7B config with another model's shape."""
     config = load_config("isambard/grpo_7b_rlzero_general", overrides)
     return make_plan(family_model(size), config, num_nodes, GH200)
 

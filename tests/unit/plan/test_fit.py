@@ -1,14 +1,24 @@
-"""What the design says fits on GH200 nodes (7B and 32B, mixed-precision Adam), as a table."""
+"""The design's table of what fits on GH200 nodes (7B and 32B, mixed-precision Adam), and what else may not fit."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.unit.plan.plan_configs import parts, plan_7b_config
+from hpc_grpo.config.resources import weight_bytes
+from hpc_grpo.plan.fit import make_plan
+from hpc_grpo.plan.memory import (
+    GH200,
+    Hardware,
+)
+from hpc_grpo.plan.model import family_model
+from hpc_grpo.plan.step import workload
+from hpc_grpo.types import GIB
+from tests.unit.plan.plan_configs import parts, plan_7b_config, planned_config
 
 OFFLOAD = "train.offload_optimizer=cpu"
 WITH_REFERENCE = "loss.kl_coef=0.01"
 TWO_BUFFERS = "weights.num_buffers=2"
+SEVEN = family_model("7B")
 
 
 def stage(number: int) -> str:
@@ -64,3 +74,29 @@ def test_gigabytes_of_7b_with_offload() -> None:
 def test_the_weight_store_takes_two_bytes_a_parameter(size: str, gigabytes: int) -> None:
     store = parts(plan_7b_config(size, 2).budgets[2])["weight store in /dev/shm"]
     assert store / 1e9 == pytest.approx(gigabytes, abs=0.6)
+
+
+def test_sft_has_neither_store_nor_engines() -> None:
+    config = planned_config().model_copy(update={"task": "sft"})
+    plan = make_plan(SEVEN, config, 4, GH200)
+    assert {budget.device for budget in plan.budgets} == {"learner GPU", "node's host memory", "node's shared memory"}
+    assert "weight store in /dev/shm" not in parts(plan.budgets[1])
+    assert workload(plan).num_sequences == config.sft.batch_size
+    assert workload(plan).max_tokens is None
+
+
+def test_more_gpus_than_the_job_asks_for_is_a_problem() -> None:
+    config = planned_config(engine={"engines_per_node": 4}, launch={"slurm": {"gpus_per_node": 4}})
+    assert "GPUs: 5 needed on each node, launch.slurm.gpus_per_node = 4" in make_plan(SEVEN, config, 4, GH200).problems
+
+
+def test_an_export_that_does_not_fit_beside_training_is_a_warning() -> None:
+    config = planned_config(train={"zero_stage": 3})
+    host = make_plan(SEVEN, config, 2, GH200).budgets[2].num_bytes
+    assert (
+        make_plan(SEVEN, config, 2, Hardware(96 * GIB, host + weight_bytes(config, SEVEN.num_parameters))).warnings
+        == ()
+    )
+    tight = make_plan(SEVEN, config, 2, Hardware(96 * GIB, host + weight_bytes(config, SEVEN.num_parameters) - 1))
+    assert tight.fits
+    assert "The export collects the weights once more on the head node" in tight.warnings[0]

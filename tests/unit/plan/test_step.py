@@ -1,19 +1,35 @@
-"""What a step is expected to take, by hand."""
+"""A step's tokens and its expected time by hand, and the steps that a run directory tells of."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hpc_grpo.plan.step import expected_step, num_steps
-from tests.unit.plan.plan_configs import plan_7b_config
+from hpc_grpo.plan.fit import make_plan
+from hpc_grpo.plan.memory import (
+    GH200,
+)
+from hpc_grpo.plan.model import family_model
+from hpc_grpo.plan.step import expected_step, measured_steps, num_steps, workload
+from tests.unit.plan.plan_configs import plan_7b_config, planned_config
 
 P = 7_615_616_512
 """Parameters of 7B. Its config has three engines and one learner a node."""
 
 
-def test_training_is_arithmetic_and_sampling_is_memory() -> None:
+def test_tokens_of_a_step_by_hand() -> None:
+    load = workload(make_plan(family_model("7B"), planned_config(train={"zero_stage": 3}), 2, GH200))
+    assert load.num_sequences == 64 * 16
+    assert load.max_tokens == 1024 * 4096
+    assert load.max_new_tokens == 1024 * 3072
+    assert load.sequences_per_engine == 171  # 1024 / 6 engines
+    assert load.num_microbatches == 256  # 512 a learner, two of 4096 tokens in each 8192
+    assert load.running_sequences == 256
+
+
+def test_training_takes_its_arithmetic_and_sampling_its_reads() -> None:
     plan = plan_7b_config("7B", 4)
     assert plan.kv_cache is not None
     config = plan.config
@@ -33,7 +49,7 @@ def test_training_is_arithmetic_and_sampling_is_memory() -> None:
     assert step.gpu_hours(steps) == pytest.approx(steps * step.step_s * 16 / 3600)
 
 
-def test_without_checkpointing_there_is_no_second_forward_pass() -> None:
+def test_without_checkpointing_training_saves_the_second_forward_pass() -> None:
     step, plain = (
         expected_step(plan_7b_config("7B", 4, f"train.gradient_checkpointing={chosen}")) for chosen in ("true", "false")
     )
@@ -42,13 +58,13 @@ def test_without_checkpointing_there_is_no_second_forward_pass() -> None:
     assert step.train_s == pytest.approx(plain.train_s * 8 / 6)
 
 
-def test_sampling_ahead_costs_the_longer_of_the_two() -> None:
+def test_a_step_that_samples_ahead_takes_the_longer_of_the_two() -> None:
     ahead = expected_step(plan_7b_config("7B", 4, "rollout.max_policy_lag=1"))
     assert ahead is not None
     assert ahead.step_s == max(ahead.sample_s, ahead.train_s)
 
 
-def test_more_nodes_divide_both() -> None:
+def test_twice_the_nodes_halve_training_and_shorten_sampling() -> None:
     few, many = expected_step(plan_7b_config("7B", 4)), expected_step(plan_7b_config("7B", 8))
     assert few is not None
     assert many is not None
@@ -70,3 +86,34 @@ def test_the_epochs_of_a_file_are_counted(tmp_path: Path) -> None:
     assert num_steps(plan) == 5  # 260 prompts in steps of 64
     rows.write_text("{\n")
     assert num_steps(plan) is None
+
+
+def lines(*seconds: float, attempt: int = 1) -> dict[int, dict[str, Any]]:
+    return {step: {"attempt": attempt, "time/step_s": value} for step, value in enumerate(seconds)}
+
+
+def test_only_the_newest_attempts_steps_are_measured_and_their_median_is_taken() -> None:
+    metrics = {
+        0: {"attempt": 1, "time/step_s": 900.0},
+        1: {"attempt": 1, "time/step_s": 50.0},
+        2: {"attempt": 2, "time/step_s": 90.0},
+        3: {"attempt": 2, "time/step_s": 10.0},
+        4: {"attempt": 2, "time/step_s": 20.0},
+    }
+    measured = measured_steps(metrics, {1: 1, 2: 3}, total_steps=184)
+    assert measured is not None
+    assert (measured.median_step_s, measured.num_steps, measured.attempt, measured.num_nodes) == (20.0, 3, 2, 3)
+    assert measured.num_remaining_steps == 180
+    assert measured.node_hours_left(planned_nodes=8) == 180 * 20.0 * 3 / 3600
+
+
+def test_without_a_finished_step_nothing_is_measured() -> None:
+    assert measured_steps({}, {}, 10) is None
+    assert measured_steps(lines(5.0), {}, 10) is None  # only the eval before the first step
+    assert measured_steps({1: {"attempt": 1, "time/step_s": float("nan")}}, {}, 10) is None
+
+
+def test_node_hours_are_not_known_while_the_length_of_the_run_is_not() -> None:
+    measured = measured_steps(lines(1.0, 2.0), {}, None)
+    assert measured is not None
+    assert measured.node_hours_left(2) is None

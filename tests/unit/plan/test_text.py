@@ -1,0 +1,38 @@
+"""Sentences of a plan that depend on what was found."""
+
+from __future__ import annotations
+
+from hpc_grpo.plan.step import measured_steps
+from hpc_grpo.plan.text import plan_text
+from tests.unit.plan.plan_configs import plan_7b_config
+
+
+def test_a_plan_that_fits_says_so() -> None:
+    text = plan_text(plan_7b_config("7B", 2), None)
+    assert "\nIt fits.\n" in text
+    assert "DOES NOT FIT" not in text
+    assert "Largest model with these settings, of Qwen2.5's sizes: 7B\n" in text
+    assert "expected and not measured" in text
+
+
+def test_a_size_that_does_not_fit_is_listed_with_what_lacks() -> None:
+    assert "   14B  does not fit: learner GPU" in plan_text(plan_7b_config("7B", 2), None)
+
+
+def test_without_a_change_that_helps_a_smaller_model_is_advised() -> None:
+    plan = plan_7b_config("72B", 1, "engine.engines_per_node=1")
+    assert "take a smaller model" in plan_text(plan, None)
+
+
+def test_the_time_of_measured_steps_is_given_without_node_hours_while_the_length_is_not_known() -> None:
+    lines = {step: {"attempt": 1, "time/step_s": float(step)} for step in (1, 2)}
+    text = plan_text(plan_7b_config("7B", 2), measured_steps({2: lines[2]}, {}, None))
+    assert "Step time: 2.0 s, the median of 1 step of attempt 1." in text
+    assert "Node-hours left: not known" in text
+
+
+def test_steps_measured_on_other_nodes_are_given_with_their_number() -> None:
+    lines = {step: {"attempt": 1, "time/step_s": 3600.0 * step} for step in (0, 1)}
+    text = plan_text(plan_7b_config("7B", 2), measured_steps(lines, {1: 4}, 11))
+    assert "Node-hours left: 40.0, for 10 steps." in text
+    assert "(on 4 nodes; how it changes with 2 was not measured)" in text
