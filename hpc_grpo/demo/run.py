@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from hpc_grpo.demo.make import main as make_demo
-from hpc_grpo.metrics.console_lines import PASS_AT_1
+from hpc_grpo.metrics.record import PASS_AT_1
 from hpc_grpo.report.curves import report
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics

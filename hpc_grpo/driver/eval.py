@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from math import comb
 from typing import Any
 
 from hpc_grpo.config import Config
@@ -15,7 +16,6 @@ from hpc_grpo.data.seeds import sampling_seed
 from hpc_grpo.data.stream import PromptStream
 from hpc_grpo.driver.rollouts import check_failures
 from hpc_grpo.driver.sampling import GradedGroup, RolloutPool
-from hpc_grpo.metrics.pass_at_k import pass_at_k
 from hpc_grpo.run.files import when_there_is_space, write_atomic
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.types import GroupRequest, SamplingSpec
@@ -106,3 +106,21 @@ class Evaluation:
                 zip(grades.texts, grades.rewards, self._solved(group), strict=True)
             )
         ]
+
+
+def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
+    """Chance that at least one of `k` completions solves the prompt, estimated without bias.
+
+    `1 - C(n - c, k) / C(n, k)` for n samples of which c are solved: the share of all k-subsets that hold a
+    solved one. Chen et al. 2021, Evaluating Large Language Models Trained on Code (arXiv:2107.03374), eq. 1.
+    Unlike `1 - (1 - c/n)^k` it is not biased low. Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
+
+    >>> pass_at_k(num_samples=4, num_solved=1, k=2)
+    0.5
+    """
+    if not 0 <= num_solved <= num_samples:
+        raise ValueError(f"num_solved = {num_solved} must be between 0 and num_samples = {num_samples}.")
+    if not 1 <= k <= num_samples:
+        raise ValueError(f"k = {k} must be between 1 and num_samples = {num_samples}.")
+    # Exact integers: the factorials of a few hundred samples do not fit a float.
+    return 1.0 - comb(num_samples - num_solved, k) / comb(num_samples, k)

@@ -6,6 +6,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+REWARD = "reward/mean"
+PASS_AT_1 = "eval/pass@1"
+
 
 @dataclass(frozen=True)
 class StepRecord:

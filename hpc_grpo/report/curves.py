@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.metrics.console_lines import PASS_AT_1, REWARD
+from hpc_grpo.metrics.record import PASS_AT_1, REWARD
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics

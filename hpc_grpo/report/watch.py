@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_grpo.metrics.console_lines import REWARD
+from hpc_grpo.metrics.record import REWARD
 from hpc_grpo.report.logs import tail
 from hpc_grpo.report.records import read_records
 from hpc_grpo.report.status import card, is_over, summarize

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpc_grpo.config import Config
-from hpc_grpo.driver.eval import Evaluation
+from hpc_grpo.driver.eval import Evaluation, pass_at_k
 from hpc_grpo.driver.sampling import GradedGroup
 from hpc_grpo.errors import RewardError
 from hpc_grpo.run.files import read_jsonl
@@ -109,3 +110,19 @@ def test_cut_completion_counts_even_where_training_masks_it(tmp_path: Path) -> N
     metrics = run_eval(tmp_path, [cut])
     assert metrics["eval/pass@1"] == pytest.approx(1 / 3)
     assert metrics["eval/failed_fraction"] == 0.0
+
+
+def test_pass_at_k_equals_enumeration() -> None:
+    for n in range(1, 7):
+        for c in range(n + 1):
+            for k in range(1, n + 1):
+                subsets = list(combinations([True] * c + [False] * (n - c), k))
+                expected = sum(any(subset) for subset in subsets) / len(subsets)
+                assert pass_at_k(n, c, k) == pytest.approx(expected, abs=1e-12)
+
+
+def test_pass_at_k_of_many_samples_and_bad_arguments() -> None:
+    assert pass_at_k(2000, 1, 1000) == pytest.approx(0.5)
+    for arguments in ((4, 5, 1), (4, -1, 1), (4, 2, 5), (4, 2, 0)):
+        with pytest.raises(ValueError, match="must be between"):
+            pass_at_k(*arguments)

@@ -8,8 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from hpc_grpo.metrics import console_lines
-from hpc_grpo.metrics.console import ConsoleSink
+from hpc_grpo.metrics.console import ConsoleSink, plain_line
 from hpc_grpo.metrics.record import StepRecord
 
 LINE = (
@@ -27,19 +26,19 @@ def test_plain_line_exactly(record: StepRecord, capsys: pytest.CaptureFixture[st
 
 def test_plain_line_with_an_eval(record: StepRecord) -> None:
     evaluated = dataclasses.replace(record, metrics={"reward/mean": 0.5, "eval/pass@1": 0.25})
-    line = console_lines.plain_line(evaluated)
+    line = plain_line(evaluated)
     assert line == "Epoch 1/5 step 6/19 global step 6 reward 0.500 pass@1 0.250"
 
 
 def test_plain_line_of_the_eval_before_the_first_step() -> None:
     before = StepRecord(step=0, total_steps=9, total_epochs=2, steps_per_epoch=5, metrics={"eval/pass@1": 0.1})
-    assert console_lines.plain_line(before).startswith("Epoch 1/2 global step 0 ")
-    assert console_lines.plain_line(before).endswith("pass@1 0.100")
+    assert plain_line(before).startswith("Epoch 1/2 global step 0 ")
+    assert plain_line(before).endswith("pass@1 0.100")
 
 
 def test_loss_is_shown_where_there_is_no_reward(record: StepRecord) -> None:
     sft = dataclasses.replace(record, metrics={"loss/policy": 1.23456})
-    assert console_lines.plain_line(sft) == "Epoch 1/5 step 6/19 global step 6 loss 1.2346"
+    assert plain_line(sft) == "Epoch 1/5 step 6/19 global step 6 loss 1.2346"
 
 
 def test_log_line_is_not_wrapped_in_a_narrow_terminal(

@@ -7,11 +7,9 @@ from unittest.mock import MagicMock
 import pytest
 
 from hpc_grpo.config import Config
-from hpc_grpo.metrics import wandb as wandb_sink
 from hpc_grpo.metrics.console import ConsoleSink
 from hpc_grpo.metrics.record import StepRecord
-from hpc_grpo.metrics.sinks import JsonlSink, TensorBoardSink, make_sinks
-from hpc_grpo.metrics.wandb import WandbSink, wandb_mode
+from hpc_grpo.metrics.sinks import JsonlSink, TensorBoardSink, WandbSink, make_sinks, wandb_mode, wandb_run_id
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
 
@@ -135,9 +133,9 @@ def test_a_mistake_of_ours_is_not_taken_for_a_failure_of_wandb(
 
 
 def test_wandb_id_survives_in_the_run_directory(run_dir: RunDir) -> None:
-    first = wandb_sink.wandb_run_id(run_dir)
+    first = wandb_run_id(run_dir)
     assert len(first) == 8
-    assert wandb_sink.wandb_run_id(RunDir(Path(run_dir.path))) == first
+    assert wandb_run_id(RunDir(Path(run_dir.path))) == first
 
 
 def test_tensorboard_events_can_be_read_back(config: Config, run_dir: RunDir, record: StepRecord) -> None:

@@ -7,7 +7,7 @@ import math
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import JsonlSink
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.run.progress import read_metrics
+from hpc_grpo.run.progress import RunState, read_metrics, read_state, write_state
 
 
 def make_record(step: int, attempt: int, reward: float) -> StepRecord:
@@ -62,3 +62,12 @@ def test_value_that_is_not_finite_is_null_in_json_and_nan_for_readers(run_dir: R
 
 def test_no_file_no_metrics(run_dir: RunDir) -> None:
     assert read_metrics(run_dir.metrics) == {}
+
+
+def test_state_is_published_whole_and_read_back(run_dir: RunDir) -> None:
+    assert read_state(run_dir) is None
+    state = RunState(step=3, total_steps=9, attempt=2, phase="training", reward=0.5, eta_s=12.0, heartbeat=99.0)
+    write_state(run_dir, state)
+    assert read_state(run_dir) == state
+    assert json.loads(run_dir.state.read_text())["tokens_per_s"] is None
+    assert [path.name for path in run_dir.path.iterdir()] == ["state.json"]

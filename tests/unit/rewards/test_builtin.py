@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.metrics.pass_at_k import pass_at_k
 from hpc_grpo.rewards.builtin.correctness import correctness
 from hpc_grpo.rewards.builtin.keyword_match import keyword_match
 from hpc_grpo.rewards.builtin.strict_format import strict_format
@@ -61,21 +60,3 @@ def test_strict_format_with_other_tags() -> None:
     completion = "<think>hm</think><answer>2</answer>"
     assert strict_format(["q"], [completion], reasoning_tag="think") == [1.0]
     assert strict_format(["q"], [completion]) == [0.0]
-
-
-def test_pass_at_k_equals_enumeration() -> None:
-    from itertools import combinations
-
-    for n in range(1, 7):
-        for c in range(n + 1):
-            for k in range(1, n + 1):
-                subsets = list(combinations([True] * c + [False] * (n - c), k))
-                expected = sum(any(subset) for subset in subsets) / len(subsets)
-                assert pass_at_k(n, c, k) == pytest.approx(expected, abs=1e-12)
-
-
-def test_pass_at_k_of_many_samples_and_bad_arguments() -> None:
-    assert pass_at_k(2000, 1, 1000) == pytest.approx(0.5)
-    for arguments in ((4, 5, 1), (4, -1, 1), (4, 2, 5), (4, 2, 0)):
-        with pytest.raises(ValueError, match="must be between"):
-            pass_at_k(*arguments)

@@ -1,12 +1,8 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from hpc_grpo.metrics.timing import StepTimer
-from hpc_grpo.run.paths import RunDir
-from hpc_grpo.run.progress import RunState, read_state, write_state
 
 
 class Clock:
@@ -46,12 +42,3 @@ def test_eta_is_not_moved_by_one_slow_step() -> None:
         clock.now += seconds
         timer.finish_step()
     assert timer.eta_s(10) == 10.0
-
-
-def test_state_is_published_whole_and_read_back(run_dir: RunDir) -> None:
-    assert read_state(run_dir) is None
-    state = RunState(step=3, total_steps=9, attempt=2, phase="training", reward=0.5, eta_s=12.0, heartbeat=99.0)
-    write_state(run_dir, state)
-    assert read_state(run_dir) == state
-    assert json.loads(run_dir.state.read_text())["tokens_per_s"] is None
-    assert [path.name for path in run_dir.path.iterdir()] == ["state.json"]
