@@ -87,10 +87,10 @@ def submit(
     is complete.
     """
     from hpc_grpo.cli.request import load_request
+    from hpc_grpo.launch.chain.submit import attempt_command
     from hpc_grpo.launch.freeze import freeze
     from hpc_grpo.launch.place import job_queue
     from hpc_grpo.launch.place.base import JobRequest
-    from hpc_grpo.launch.place.slurm.sbatch import attempt_command
     from hpc_grpo.preflight.inputs import refuse_what_fails
     from hpc_grpo.run.lock import refuse_if_held
     from hpc_grpo.run.paths import RunDir
@@ -160,11 +160,12 @@ def stop(run_name: str) -> None:
 @RUN
 def cancel(run_name: str) -> None:
     """End a run and all its jobs now; steps after the last checkpoint are lost. A second time does no harm."""
-    from hpc_grpo.launch.chain.cancel import cancel_run
+    from hpc_grpo.launch.chain.submit import cancel_run
+    from hpc_grpo.launch.place import job_queue
 
     run = find_run(run_name)
     if not _is_complete(run):
-        for line in cancel_run(run):
+        for line in cancel_run(run, job_queue()):
             click.echo(line)
 
 
@@ -177,11 +178,10 @@ def resume(run_name: str, overrides: tuple[str, ...], driver: str) -> None:
 
     KEY=VALUE changes its config first, such as launch.slurm.time_min=600: keys that do not change what is learned.
     """
-    from hpc_grpo.launch.chain.submit import next_launch
+    from hpc_grpo.launch.chain.submit import attempt_command, next_launch
     from hpc_grpo.launch.freeze import freeze, reconfigured
     from hpc_grpo.launch.place import job_queue
     from hpc_grpo.launch.place.base import JobRequest
-    from hpc_grpo.launch.place.slurm.sbatch import attempt_command
     from hpc_grpo.preflight.inputs import refuse_what_fails
     from hpc_grpo.run.lock import refuse_if_held
 
@@ -209,8 +209,9 @@ def _is_complete(run: RunDir) -> bool:
 def _submit_frozen(run: RunDir, launch: LaunchConfig, driver: str, *, parsable: bool = False) -> None:
     """Submit a run whose config is frozen, and say how to follow it. Raises LaunchError."""
     from hpc_grpo.launch.chain.submit import submit_run
+    from hpc_grpo.launch.place import job_queue
 
-    job_id = submit_run(run, launch, driver)
+    job_id = submit_run(run, launch, driver, job_queue())
     if parsable:
         click.echo(job_id)
         return

@@ -1,11 +1,12 @@
-"""Freezing a run: the resolved config and where it came from, written into the run directory once.
+"""Freeze a run: write its resolved config, and where that came from, into the run directory once.
 
-A run is resumed only with the config it was started with, but for the keys of `changeable.py`.
+A run is resumed only with the config it was started with, but for the keys of CHANGEABLE.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Sequence
@@ -16,12 +17,37 @@ from typing import Any
 from hpc_grpo import __version__
 from hpc_grpo.config import Config, load_resolved, to_yaml, with_overrides
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.changeable import CHANGEABLE, differences, may_change
 from hpc_grpo.launch.environment.rules import is_secret
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.files import read_jsonl, write_atomic, write_json_atomic
 from hpc_grpo.run.paths import RunDir
+
+CHANGEABLE: dict[str, str] = {
+    "train.total_steps": "extends or shortens the run",
+    "train.total_episodes": "extends or shortens the run",
+    "train.total_epochs": "extends or shortens the run",
+    "train.max_tokens_per_microbatch": "how the same sums are cut, not what is summed",
+    "train.logprob_chunk_tokens": "how the same logits are cut",
+    "train.gradient_checkpointing": "computes again what it does not keep",
+    "train.attention": "another kernel of the same attention",
+    "train.num_threads": "how fast, not what",
+    "rollout.logged_fraction": "what is written down, not what is trained on",
+    "rewards.*.timeout_s": "how long to wait for the same reward",
+    "grading.": "how failures of rewards are borne, and how many processes grade",
+    "checkpoint.": "when state is saved, not what it is",
+    "metrics.": "where numbers are sent",
+    "launch.": "another partition, time or number of nodes carries on the same run",
+    "placement.": "a checkpoint is rewritten for another number of learners",
+    "eval.": "looks at the policy without changing it",
+    "weights.": "how the same bytes travel",
+    "deadlines.": "when to give up, not what to do",
+    "engine.": "how the same policy is sampled from; fits another kind of node",
+}
+"""Keys that may differ on resume, and why. A trailing dot: all keys of a section; `*`: any position in a list.
+
+Not the learning rate: the scheduler's state in a checkpoint has it, so another one would be ignored in silence.
+"""
 
 _SECRET_LENGTH = 16
 _MAY_CHANGE = f"What may change in it: {', '.join(f'{key}*' if key.endswith('.') else key for key in CHANGEABLE)}."
@@ -29,7 +55,7 @@ _MAY_CHANGE = f"What may change in it: {', '.join(f'{key}*' if key.endswith('.')
 
 @dataclass(frozen=True)
 class Frozen:
-    """A run ready to start. `changed` maps keys that differ from the config on disk to (old, new)."""
+    """A run that is ready to start. `changed` maps the keys that differ from the config on disk to (old, new)."""
 
     run: RunDir
     config: Config
@@ -38,9 +64,9 @@ class Frozen:
 
 
 def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Frozen:
-    """Create the run directory, or take up the one that is there. One that was refused takes another config.
+    """Create the run directory, or take up the one that is there. One that never trained takes another config.
 
-    Raises ConfigError when it cannot be written, or belongs to another config.
+    Raises ConfigError when it cannot be written, belongs to another config, or the config holds secrets.
     """
     _refuse_secrets(config)
     run = RunDir(config.run_path)
@@ -53,7 +79,7 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Fro
 
 
 def reconfigured(run: RunDir, overrides: Sequence[str]) -> Config:
-    """The config that a run holds, with overrides, for `freeze`. Raises ConfigError for those it may not change."""
+    """Return the config that a run holds, with overrides, for `freeze`. Raises ConfigError for keys that must stay."""
     there = load_resolved(run.config)
     config = with_overrides(there, overrides)
     if config.run_path != there.run_path:
@@ -70,11 +96,22 @@ def reconfigured(run: RunDir, overrides: Sequence[str]) -> Config:
 
 
 def working_dir(run: RunDir) -> Path:
-    """The folder the run was started in: relative paths of the config are relative to it."""
+    """Return the folder the run was started in: relative paths of the config are relative to it. Raises ConfigError."""
     try:
         return Path(json.loads(run.source.read_text())["working_dir"])
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{run.path} is not a run directory: {run.source.name} cannot be read ({error}).") from error
+
+
+def may_change(key: str) -> bool:
+    """Return whether CHANGEABLE has the key."""
+    return any(re.fullmatch(_pattern(entry), key) for entry in CHANGEABLE)
+
+
+def differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
+    """Map dotted keys whose values differ to (before, now); the items of a list are keys such as rewards.0.name."""
+    old, new = _flat(before.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
+    return {key: (old.get(key), new.get(key)) for key in sorted({*old, *new}) if old.get(key) != new.get(key)}
 
 
 def _take_up(run: RunDir, config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Frozen:
@@ -93,7 +130,7 @@ def _take_up(run: RunDir, config: Config, argv: Sequence[str], overrides: Sequen
 
 
 def _forbidden(run: RunDir, changed: dict[str, tuple[Any, Any]]) -> str:
-    """The changes that a run which has trained does not take, a line each; "" if there are none."""
+    """List the changes that the run may not take, a line each; "" without any."""
     keys = [] if _never_trained(run) else [key for key in changed if not may_change(key)]
     return "\n".join(f"  {key}: {changed[key][0]!r} there, {changed[key][1]!r} now" for key in keys)
 
@@ -113,7 +150,7 @@ def _refuse_secrets(config: Config) -> None:
 
 
 def _never_trained(run: RunDir) -> bool:
-    """Whether nothing depends on the config: Slurm or the driver refused it, so no job waits and no step was done."""
+    """Return whether nothing depends on the config: no job waits, no step was done and there is no checkpoint."""
     chain = read_chain(run)
     is_queued = bool(chain.links) and not chain.ended
     has_steps = next(read_jsonl(run.ledger), None) is not None
@@ -122,7 +159,7 @@ def _never_trained(run: RunDir) -> bool:
 
 
 def _is_long_word(value: Any) -> bool:
-    """Whether a value may be a key or a password: not so `stop_token: </s>`."""
+    """Return whether a value may be a key or a password: not so `stop_token: </s>`."""
     return isinstance(value, str) and len(value) >= _SECRET_LENGTH and not any(char.isspace() for char in value)
 
 
@@ -148,7 +185,7 @@ def _append_resume(
 
 
 def _git_state(checkout: Path) -> dict[str, Any] | None:
-    """Commit and dirty flag of the package's checkout; None where it is not one."""
+    """Return commit and dirty flag of the package's checkout; None where it is not one."""
 
     def git(*words: str) -> str | None:
         try:
@@ -163,3 +200,19 @@ def _git_state(checkout: Path) -> dict[str, Any] | None:
     if top is None or Path(top) != checkout:
         return None
     return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+
+
+def _pattern(entry: str) -> str:
+    return re.escape(entry).replace(r"\*", "[0-9]+") + (".+" if entry.endswith(".") else "")
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, list) and any(isinstance(part, dict) for part in item):
+            item = {str(position): part for position, part in enumerate(item)}
+        if isinstance(item, dict) and item:
+            flat.update(_flat(item, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = item
+    return flat

@@ -76,9 +76,9 @@ def _config(context: Context) -> Finding:
 
 def _submit_options(context: Context, num_nodes: int) -> Finding:
     """Check that sbatch, which submits nothing for this, would take the job of `hpc-grpo submit`."""
+    from hpc_grpo.launch.chain.submit import attempt_command
     from hpc_grpo.launch.place import job_queue
     from hpc_grpo.launch.place.base import JobRequest
-    from hpc_grpo.launch.place.slurm.sbatch import attempt_command
 
     check = "submit options"
     launch = context.launch

@@ -1,4 +1,4 @@
-"""`attempt.json`: what an attempt was and how it ended, in words a user can act on."""
+"""Record an attempt: what it was and how it ended (`attempt.json`), in words a user can act on."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class AttemptRecord:
 
     @property
     def was_killed_when_told_to_end(self) -> bool:
-        """Of an attempt that no longer runs: whether it was cancelled, and SIGKILL came before its teardown was over.
+        """Whether an attempt that no longer runs was cancelled, and SIGKILL came before its teardown was over.
 
-        With a node lost it was not: of such a job Slurm ends the rest.
+        One that lost a node was not: of such a job the queue ends the rest.
         """
         return self.exit_kind == "running" and self.signalled != "" and not self.lost_nodes
 
@@ -71,7 +71,7 @@ class AttemptRecord:
 
 
 def read_attempts(run: RunDir) -> list[AttemptRecord]:
-    """All attempts of a run, in order. A record that cannot be read (its disk was full) is left out."""
+    """Return a run's attempts, in order, but for a record that cannot be read: its disk was full."""
     records = [_read(path) for path in run.attempts.glob("[0-9]*-*/attempt.json")]
     return sorted((record for record in records if record is not None), key=lambda record: record.attempt)
 
@@ -88,10 +88,10 @@ def _read(path: Path) -> AttemptRecord | None:
 def classify(
     returncode: int, is_complete: bool, signalled: str, lost_nodes: dict[str, str], last_error: str = ""
 ) -> tuple[ExitKind, int, str]:
-    """(kind, the supervisor's exit code, why) for a driver that ended with `returncode`.
+    """Judge what an attempt died of, whose driver ended with `returncode`: (kind, the supervisor's exit code, why).
 
-    `signalled` names the signal that the supervisor was sent, if any; `last_error` is what the driver printed of an
-    error, in one line.
+    `signalled` names the signal that the supervisor was sent, if any; `last_error` is the error that the driver
+    printed, in one line. The first rule that holds counts.
     """
     if is_complete:  # whatever became of its driver after that
         return "complete", EXIT_COMPLETE, "The run is complete."

@@ -1,6 +1,6 @@
-"""`chain.json`: the Slurm jobs of a run, as its own jobs and commands wrote them down.
+"""`chain.json`: the jobs of a run, as its own jobs and commands wrote them down.
 
-Written by `hpc-grpo submit`, `resume` and `cancel`, and by a link that holds the run; read by every command, which must
+Written by `hpc-grpo submit`, `resume` and `cancel`, and by the job that holds the run. Read by every command: they must
 not ask the scheduler.
 """
 
@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.run.files import write_json_atomic
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
 
 _OF_A_JOB = ("time_min", "partition", "account", "gpus_per_node", "cpus_per_node", "extra")
-"""Of `launch.slurm` what a job has; the rest says how its chain goes on, as the config has it now."""
+"""The keys of `launch.slurm` that describe a job. The others say how a chain goes on: as the config has it now."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A job of the run. `successor_of` is the job that queued it, empty for one the user handed in.
+    """A job of the run. `successor_of` is the job that queued it, "" for one that the user submitted.
 
     `first_step` is the step of the checkpoint it started from; None until it has started. `output` is the file that
-    Slurm writes its output to, once it has started and "" where Slurm did not say.
+    its output goes to; "" until it has started, and where the queue did not say.
     """
 
     job_id: str
@@ -42,7 +43,7 @@ class ChainRecord:
     """`links` in the order they were queued; `successor` waits for the running one, "" if none does.
 
     `ended` says why no further link is to come, "" while one may. `slurm` holds what the last link really had, as a
-    `launch.slurm` section: a job may have been handed in with other options than the config's.
+    `launch.slurm` section with its `num_nodes`: a job may have been submitted with other options than the config's.
     """
 
     links: tuple[Link, ...] = ()
@@ -51,7 +52,7 @@ class ChainRecord:
     slurm: dict[str, Any] = field(default_factory=dict)
 
     def launch(self, configured: LaunchConfig) -> LaunchConfig:
-        """`configured`, asking Slurm for what the last link had."""
+        """Return `configured`, asking for what the last link had."""
         if not self.slurm:
             return configured
         had = {key: value for key, value in self.slurm.items() if key in _OF_A_JOB}
@@ -59,37 +60,57 @@ class ChainRecord:
         num_nodes = self.slurm.get("num_nodes", configured.num_nodes)
         return configured.model_copy(update={"num_nodes": num_nodes, "slurm": slurm})
 
+    def asking_for(self, launch: LaunchConfig) -> ChainRecord:
+        """Note what the next link is to have."""
+        return replace(self, slurm={"num_nodes": launch.num_nodes, **launch.slurm.model_dump(mode="json")})
+
     def link(self, job_id: str) -> Link | None:
         return next((link for link in self.links if link.job_id == job_id), None)
 
     def with_link(
         self, job_id: str, successor_of: str = "", first_step: int | None = None, output: str = ""
     ) -> ChainRecord:
-        """With a job entered, or what is known of it brought up to date."""
+        """Enter a job, or bring what is known of it up to date."""
         known = self.link(job_id)
         if known is None:
             return replace(self, links=(*self.links, Link(job_id, time.time(), successor_of, first_step, output)))
         updated = replace(known, successor_of=successor_of, first_step=first_step, output=output or known.output)
         return replace(self, links=tuple(updated if link is known else link for link in self.links))
 
+    def closed_by(self, job_id: str, why: str) -> ChainRecord:
+        """Note why nothing follows a job, unless the user has submitted another one since: then nothing changes."""
+        behind = self.followers(job_id)
+        others = [link.job_id for link in self.links if link.job_id not in behind]
+        return replace(self, successor="", ended=why) if not others or others[-1] == job_id else self
+
+    def successor_behind(self, job_id: str) -> str:
+        """Return the recorded successor if it is this job's, else ""."""
+        link = self.link(self.successor)
+        return self.successor if link is not None and link.successor_of == job_id else ""
+
     def followers(self, job_id: str) -> tuple[str, ...]:
-        """The jobs queued behind one: its successor, that one's, and so on; several where all were queued at once."""
+        """Return the jobs queued behind one: its successor, that one's, and so on.
+
+        There are several where all were queued at once.
+        """
         behind = next((link.job_id for link in reversed(self.links) if link.successor_of == job_id), "")
         return (behind, *self.followers(behind)) if behind else ()
 
     def since_the_user(self) -> tuple[Link, ...]:
-        """The links from the last one on that the user handed in: limits count from there."""
-        handed_in = [index for index, link in enumerate(self.links) if not link.successor_of]
-        return self.links[handed_in[-1] :] if handed_in else self.links
+        """Return the links from the last one on that the user submitted: limits count from there."""
+        users_own = [index for index, link in enumerate(self.links) if not link.successor_of]
+        return self.links[users_own[-1] :] if users_own else self.links
 
+    def links_before(self, job_id: str, successor_of: str) -> tuple[Link, ...]:
+        """Return the links since the user's last one that came before a job; none before the user's own.
 
-def asked_for(launch: LaunchConfig) -> dict[str, Any]:
-    """Return what a job of `launch` asks for, as `ChainRecord.slurm` keeps it."""
-    return {"num_nodes": launch.num_nodes, **launch.slurm.model_dump(mode="json")}
+        That one may start before it is in the record, behind an earlier chain.
+        """
+        return tuple(takewhile(lambda link: link.job_id != job_id, self.since_the_user())) if successor_of else ()
 
 
 def stalled(first_steps: Sequence[int | None], newest: int) -> int:
-    """How many of the latest links ended without a newer checkpoint than they started from.
+    """Count the latest links in a row that ended without a newer checkpoint than they started from.
 
     A None is a link that ended before it could say where it started.
 
@@ -105,7 +126,7 @@ def stalled(first_steps: Sequence[int | None], newest: int) -> int:
 
 
 def read_chain(run: RunDir) -> ChainRecord:
-    """The run's jobs; an empty record for a run that never was on Slurm."""
+    """Return the run's jobs; an empty record for a run that never was submitted."""
     try:
         values = json.loads(run.chain.read_text())
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Which folders are checkpoints. No torch: the driver asks this before anything is loaded.
+"""Find, check and prune checkpoints. Without torch: the driver asks before anything is loaded, commands at any time.
 
-A checkpoint is a folder with a `manifest.json` whose every file is there, with its size and hash. The manifest
-is written last, so a save that was cut short leaves none.
+A checkpoint is a folder with a `manifest.json` whose every file is there, with its size and hash. The manifest is
+written last, so a save that was cut short leaves none. The learners write the files (learner/checkpoint.py).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Checkpoint:
 
 
 def valid_checkpoints(run_dir: RunDir, check_hashes: bool = True) -> Iterator[Checkpoint]:
-    """The run's valid checkpoints, newest first, verified one by one as they are asked for.
+    """Yield the run's valid checkpoints, newest first; each is verified when it is asked for.
 
     Without `check_hashes` only the presence and sizes of files are looked at: fast however large they are.
     """
@@ -70,17 +70,17 @@ def valid_checkpoints(run_dir: RunDir, check_hashes: bool = True) -> Iterator[Ch
 
 
 def newest_valid_checkpoint(run_dir: RunDir) -> Checkpoint | None:
-    """The checkpoint to resume from, its hashes verified; None if there is none."""
+    """Return the checkpoint to resume from, its hashes verified; None if there is none."""
     return next(valid_checkpoints(run_dir), None)
 
 
 def newest_step(run_dir: RunDir) -> int:
-    """The step of the newest whole checkpoint, 0 without one; looks at names and sizes only."""
+    """Return the step of the newest whole checkpoint, 0 without one; look at names and sizes only."""
     return next((checkpoint.step for checkpoint in valid_checkpoints(run_dir, check_hashes=False)), 0)
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """The manifest of the checkpoint folder `path`; None if it is absent or not one."""
+    """Return the manifest of the checkpoint folder `path`; None if it is absent or not one."""
     try:
         values = json.loads((path / MANIFEST).read_text())
         files = tuple(FileEntry(**entry) for entry in values.pop("files"))
@@ -94,7 +94,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def problems(path: Path, manifest: Manifest, check_hashes: bool) -> list[str]:
-    """What is wrong with the files of a checkpoint, in words; empty if nothing is."""
+    """List what is wrong with the files of a checkpoint; empty if nothing is."""
     found = []
     for entry in manifest.files:
         file = path / entry.name
@@ -109,7 +109,7 @@ def problems(path: Path, manifest: Manifest, check_hashes: bool) -> list[str]:
 
 
 def hash_files(path: Path, names: list[str]) -> list[FileEntry]:
-    """Size and digest of each file, in the order of `names`."""
+    """Return size and digest of each file, in the order of `names`."""
     with ThreadPoolExecutor(_HASH_THREADS) as pool:
         return list(pool.map(lambda name: _hash_file(path, name), names))
 
@@ -127,7 +127,7 @@ def _hash_file(path: Path, name: str) -> FileEntry:
 
 
 def prune_checkpoints(run_dir: RunDir, keep_last: int) -> list[int]:
-    """Remove the checkpoints older than the newest `keep_last` valid ones; gives the steps removed.
+    """Remove the checkpoints older than the newest `keep_last` valid ones; return the steps removed.
 
     Folders newer than those are left alone, valid or not, and nothing goes while fewer valid ones exist.
     """

@@ -1,4 +1,4 @@
-"""The ledger: which ordinals each step trained on. `python -m hpc_grpo.run.ledger RUN_DIR` checks a run's.
+"""Keep the ledger, the ordinals that each step trained on. `python -m hpc_grpo.run.ledger RUN_DIR` checks a run's.
 
 `ledger.jsonl` is append-only. Steps after the checkpoint that an attempt resumes from are trained again, so a line
 undoes every earlier line of its own step and later ones; what is left is the lineage of the weights that survived.
@@ -50,7 +50,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class LedgerVerdict:
-    """What the surviving lineage trained on. Ordinals count from 0; `undone` counts steps trained and then undone.
+    """The ordinals, from 0, that the surviving lineage trained on; `undone` counts steps trained and then undone.
 
     `repeated` and `skipped` are ordinals trained more than once and not at all; `gaps` are steps without a line.
     """
@@ -81,7 +81,7 @@ class LedgerVerdict:
 
 
 def surviving_lineage(lines: Sequence[LedgerLine]) -> list[LedgerLine]:
-    """The lines of the steps that the newest weights have behind them, by step.
+    """Return the lines of the steps that the newest weights have behind them, by step.
 
     >>> [line.attempt for line in surviving_lineage([LedgerLine(s, a, ()) for s, a in [(1, 1), (2, 1), (2, 2)]])]
     [1, 2]
@@ -95,6 +95,7 @@ def surviving_lineage(lines: Sequence[LedgerLine]) -> list[LedgerLine]:
 
 
 def check_ledger(run_dir: RunDir) -> LedgerVerdict:
+    """Judge whether the surviving lineage trained every ordinal exactly once."""
     lines = [LedgerLine(v["step"], v["attempt"], tuple(v["ordinals"])) for v in read_jsonl(run_dir.ledger)]
     lineage = surviving_lineage(lines)
     counts = Counter(ordinal for line in lineage for ordinal in line.ordinals)

@@ -1,9 +1,12 @@
-"""One attempt at a time: the run is held by a file that its supervisor keeps beating.
+"""Hold a run for one attempt at a time, by a lease: a file that the attempt's supervisor keeps beating.
 
-`holder.json` names the attempt that owns the run directory. Another supervisor takes it over only when the holder
-is provably gone: its process on this host, or its beat, watched for longer than it ever pauses, so that clocks of
-different nodes are not compared. A holder that finds another's name in the file was taken for dead (its node was
+`holder.json` names the attempt that owns the run directory. Another supervisor takes it over only when the owner is
+provably gone: its process on this host, or its beat, watched for longer than it ever pauses, so that clocks of
+different nodes are not compared. An owner that finds another's name in the file was taken for dead (its node was
 suspended, say): it ends itself. Readers (`hpc-grpo status`) see from it when a run was last alive.
+
+No library's lock does this: those of the kernel do not reach other nodes on every parallel file system, those by file
+alone outlive a killed owner, and neither ends an owner that was replaced or says when it was last alive.
 """
 
 from __future__ import annotations
@@ -26,17 +29,17 @@ from hpc_grpo.system.say import not_worth_the_run, say
 
 BEAT_S = 5.0
 _SILENT_S = 4 * BEAT_S
-"""A holder that has not beaten for so long is gone: a shared file system may show a beat late."""
+"""An owner that has not beaten for so long is gone: a shared file system may show a beat late."""
 
 _RECENT_S = 60.0
 
 _YIELD_S = 90.0
-"""A holder that finds another's name has ended after so long: a beat, its driver's last checkpoint, its teardown."""
+"""An owner that finds another's name has ended after so long: a beat, its driver's last checkpoint, its teardown."""
 
 
 @dataclass(frozen=True)
 class EndedJob:
-    """The job before, which Slurm says is over. `is_gone`: its processes too; not so of a node it lost sight of."""
+    """The job before, over as its queue says. `is_gone`: its processes too, which on a lost node may still live."""
 
     job_id: str
     is_gone: bool
@@ -44,7 +47,7 @@ class EndedJob:
 
 @dataclass(frozen=True)
 class LockOwner:
-    """Who holds the run. `pid_started` is the process's start in clock ticks since boot; times are unix seconds."""
+    """The supervisor that holds the run. `pid_started`: clock ticks since boot; `beat_at`: unix seconds."""
 
     host: str
     pid: int
@@ -54,43 +57,46 @@ class LockOwner:
     beat_at: float
 
     def is_same(self, other: LockOwner | None) -> bool:
-        """The same process, whenever it beat."""
+        """Return whether both are one process, whenever it beat."""
         return other is not None and replace(other, beat_at=self.beat_at) == self
 
 
 def read_lock_owner(run: RunDir) -> LockOwner | None:
-    """The attempt that holds the run, or held it last if it was killed; None if the last one ended properly."""
+    """Return the attempt that holds the run, or was killed while it did; None if the last one ended properly."""
     return _read(run.holder)
 
 
 def refuse_if_held(run: RunDir) -> None:
     """Raise RunHeldError when an attempt seems to train the run. Does not wait: `RunLock.take` is the one to decide."""
-    holder = read_lock_owner(run)
-    if holder is None:
+    owner = read_lock_owner(run)
+    if owner is None:
         return
-    here = holder.host == socket.gethostname()
-    if start_time(holder.pid) == holder.pid_started if here else time.time() - holder.beat_at < _RECENT_S:
-        raise _held(run, holder)
+    is_here = owner.host == socket.gethostname()
+    if start_time(owner.pid) == owner.pid_started if is_here else time.time() - owner.beat_at < _RECENT_S:
+        raise _held(run, owner)
 
 
-def left_behind(run: RunDir, before: EndedJob | None) -> LockOwner | None:
-    """What the job before has left of its hold: it was killed. None if it gave it up, or may still be alive."""
-    holder = read_lock_owner(run)
-    is_left = holder is not None and before is not None and before.is_gone and holder.job_id == before.job_id
-    return holder if is_left else None
+def abandoned_by(run: RunDir, before: EndedJob | None) -> LockOwner | None:
+    """Return the owner that the job before left in the file, because it was killed.
+
+    None if that job gave the run up, or may still be alive.
+    """
+    owner = read_lock_owner(run)
+    is_left = owner is not None and before is not None and before.is_gone and owner.job_id == before.job_id
+    return owner if is_left else None
 
 
-def clear(run: RunDir, left: LockOwner) -> None:
-    """Remove what is `left_behind`, where no attempt takes the run over."""
-    _retire(run.holder, left)
+def remove_abandoned(run: RunDir, owner: LockOwner) -> None:
+    """Remove what is left by a killed owner, where no attempt takes the run over."""
+    _retire(run.holder, owner)
 
 
 class RunLock:
-    """Held, and kept beating by a thread, from `take` to `release`."""
+    """The hold on a run: kept beating by a thread, from `take` to `release`."""
 
-    def __init__(self, run: RunDir, holder: LockOwner) -> None:
+    def __init__(self, run: RunDir, owner: LockOwner) -> None:
         self._run = run
-        self._holder = holder
+        self._owner = owner
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="hold", daemon=True)
         self._thread.start()
@@ -104,10 +110,10 @@ class RunLock:
         before: EndedJob | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> RunLock:
-        """Become the run's holder.
+        """Become the run's owner. Raises RunHeldError where another one lives.
 
-        Waits up to 20 s to see whether a holder on another host still beats. One of the job `before` then has 90 s to
-        end itself; for any other one this raises RunHeldError.
+        Waits up to 20 s to see whether an owner on another host still beats. One of the job `before` is replaced all
+        the same, and has 90 s to end itself.
         """
         pid = os.getpid()
         mine = LockOwner(socket.gethostname(), pid, start_time(pid), job_id, attempt, time.time())
@@ -121,35 +127,35 @@ class RunLock:
                     raise _held(run, other)
                 survivor = other
             _retire(run.holder, other)
-        hold = RunLock(run, mine)
+        lock = RunLock(run, mine)
         if survivor is not None:
             say(
                 f"Slurm has ended job {survivor.job_id}, but it lives on {survivor.host}: {_YIELD_S:.0f} s for its end."
             )
             sleep(_YIELD_S)
-        return hold
+        return lock
 
     def release(self) -> None:
         self._released.set()
         self._thread.join()
-        if self._holder.is_same(read_lock_owner(self._run)):
+        if self._owner.is_same(read_lock_owner(self._run)):
             self._run.holder.unlink(missing_ok=True)
 
     def _beat(self) -> None:
         while not self._released.wait(BEAT_S):
             with not_worth_the_run(f"The sign of life in {self._run.holder} was not written"):
                 other = read_lock_owner(self._run)
-                if other is not None and not self._holder.is_same(other):
+                if other is not None and not self._owner.is_same(other):
                     say(f"Attempt {other.attempt} on {other.host} took this one for dead; ending.")
                     os.kill(os.getpid(), signal.SIGTERM)
                     return
-                write_json_atomic(self._run.holder, asdict(replace(self._holder, beat_at=time.time())))
+                write_json_atomic(self._run.holder, asdict(replace(self._owner, beat_at=time.time())))
 
 
-def _held(run: RunDir, holder: LockOwner) -> RunHeldError:
+def _held(run: RunDir, owner: LockOwner) -> RunHeldError:
     return RunHeldError(
-        f"The run in {run.path} is being trained by attempt {holder.attempt} (job {holder.job_id}, process "
-        f"{holder.pid} on {holder.host}). Wait for it, or end it with: hpc-grpo stop {run.path}"
+        f"The run in {run.path} is being trained by attempt {owner.attempt} (job {owner.job_id}, process "
+        f"{owner.pid} on {owner.host}). Wait for it, or end it with: hpc-grpo stop {run.path}"
     )
 
 
@@ -160,10 +166,10 @@ def _read(path: Path) -> LockOwner | None:
         return None
 
 
-def _create(path: Path, holder: LockOwner) -> bool:
+def _create(path: Path, owner: LockOwner) -> bool:
     """Write the file unless there is one; a link is made or not, on every file system."""
-    beside = path.with_name(f".{path.name}.{holder.host}.{holder.pid}")
-    write_json_atomic(beside, asdict(holder))
+    beside = path.with_name(f".{path.name}.{owner.host}.{owner.pid}")
+    write_json_atomic(beside, asdict(owner))
     try:
         os.link(beside, path)
     except FileExistsError:
@@ -174,7 +180,7 @@ def _create(path: Path, holder: LockOwner) -> bool:
 
 
 def _retire(path: Path, judged: LockOwner | None) -> None:
-    """Move the file of a holder judged dead away, and back if another had taken its place meanwhile."""
+    """Move the file of an owner judged dead away, and back if another had taken its place meanwhile."""
     aside = path.with_name(f".{path.name}.dead.{socket.gethostname()}.{os.getpid()}")
     try:
         path.replace(aside)

@@ -36,7 +36,7 @@ class RunDir:
 
     @property
     def ledger(self) -> Path:
-        """Which ordinals each step trained on; append-only, see run/ledger.py."""
+        """The ordinals that each step trained on; append-only, see run/ledger.py."""
         return self.path / "ledger.jsonl"
 
     @property
@@ -70,12 +70,12 @@ class RunDir:
 
     @property
     def holder(self) -> Path:
-        """Which attempt is training the run, and its last sign of life; see run/lock.py."""
+        """The attempt that is training the run, and its last sign of life; see run/lock.py."""
         return self.path / "holder.json"
 
     @property
     def chain(self) -> Path:
-        """The run's Slurm jobs; see run/chain.py."""
+        """The run's jobs; see run/chain.py."""
         return self.path / "chain.json"
 
     @property
@@ -118,7 +118,7 @@ class RunDir:
         return steps[max(steps)] if steps else None
 
     def create(self) -> None:
-        """Make the directory; raises ConfigError when it cannot be written."""
+        """Make the directory. Raises ConfigError when it cannot be written."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / f".writable.{os.getpid()}"

@@ -1,4 +1,4 @@
-"""What the driver tells of a run's progress: state.json and metrics.jsonl.
+"""Read and write a run's progress as its driver tells it: state.json and metrics.jsonl.
 
 state.json holds the last finished step in a few numbers and is published atomically. metrics.jsonl has a line for
 every step and is only appended to (by `JsonlSink` in metrics/sinks.py); any command may read it meanwhile.

@@ -1,20 +1,47 @@
-"""Whether a starting link of a chain goes on. Pure: what it must know is in `Facts`, gathered by chain.py.
+"""Decide what a link of a chain does: pure functions of facts, in the order of a link's life.
 
-Slurm starts a successor whatever became of the job before it, which is the point: walltime, out-of-memory kills
-and lost nodes are all covered. What no dependency can tell apart is told here.
+A run is a chain of jobs. Each job is a link, and queues its successor as soon as it starts: the queue starts that one
+whatever became of the job before it, so walltime, out-of-memory kills and lost nodes are all covered. What no
+dependency can tell apart is decided here; `ChainLink` (link.py) gathers the facts and does what is decided.
+
+    what happens                     the attempt's end     the successor                    the user hears
+    -------------------------------  --------------------  -------------------------------  --------------------------
+    the driver crashes for good      crash                 waits, queued anew if need be    retrying, from this link
+    a node is lost                   node_lost             the same, and keeps off it       retrying, from this link
+    the queue ends the job for it    node_lost, signalled  keeps off it                     retrying, from this link
+    the end of walltime is near      resumable             waits, queued anew if need be    nothing: all is well
+    walltime kills the job           running               finds TIMEOUT and goes on        nothing
+    the kernel kills the job         running               goes on                          retrying, from the successor
+    an administrator cancels it      cancelled             finds that and goes on           retrying, from the successor
+    the user cancels it              cancelled             finds that and ends the chain    ended, from the successor
+    nothing is left to do            complete, stopped,    is cancelled: the chain ends     complete or ended,
+                                     config                                                 from this link
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
-from hpc_grpo.launch.place.slurm.jobs import is_users_cancel
-from hpc_grpo.run.attempt import NEAR_THE_LIMIT_S, ExitKind
+from hpc_grpo.config import LaunchConfig
+from hpc_grpo.launch.place.base import JobEnd
+from hpc_grpo.run.attempt import NEAR_THE_LIMIT_S, AttemptRecord, ExitKind
+
+_NOTHING_LEFT: tuple[ExitKind, ...] = ("complete", "config", "stopped")
+"""After these another job could do nothing."""
+
+
+@dataclass(frozen=True)
+class News:
+    """What has become of the run. `ended`: with more to do, and no further job; `retrying`: the next job carries on."""
+
+    event: Literal["complete", "ended", "retrying"]
+    why: str
 
 
 @dataclass(frozen=True)
 class PreviousLink:
-    """`slurm_state` as sacct has it, "" if unknown. `left_s`: walltime that was left when it ended, if known.
+    """The job that queued this one. `end`: as the queue knows it; `left_s`: its walltime left at its end, if known.
 
     `was_killed`: before it had given the run up, whatever its record says.
     """
@@ -22,23 +49,32 @@ class PreviousLink:
     job_id: str
     exit_kind: ExitKind
     why: str
-    slurm_state: str = ""
+    end: JobEnd = field(default_factory=JobEnd)
     left_s: float | None = None
     was_killed: bool = False
 
     @property
+    def was_cancelled(self) -> bool:
+        """Whether the user cancelled it."""
+        if self.end.state:
+            return self.end.by_user
+        # The queue no longer knows: a job that was told to end long before its limit was cancelled by somebody.
+        return self.exit_kind == "cancelled" and self.left_s is not None and self.left_s > NEAR_THE_LIMIT_S
+
+    @property
     def could_not_tell(self) -> bool:
-        """Whether it came to grief without a chance to say so. The time limit is no grief."""
-        if self.exit_kind == "resumable" or self.slurm_state.startswith("TIMEOUT"):
+        """Whether it came to grief without a chance to tell the user. The time limit is no grief."""
+        if self.exit_kind == "resumable" or self.end.at_time_limit:
             return False
         return self.was_killed or self.exit_kind in ("running", "cancelled")
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a link finds when it starts. `attempts` and `stalled` count since the user last handed the run in;
-    `stalled` are the latest attempts in a row without a new checkpoint. `node_hours` are all of the run's so far.
-    `previous`: None in the user's own link.
+class StartFacts:
+    """What a link finds when it starts. `previous`: None in the job that the user submitted.
+
+    `attempts` and `stalled` count since that one; `stalled` are the latest attempts in a row without a new checkpoint.
+    `node_hours` are all of the run's so far. `user_knows`: an earlier link of the chain has told why it ended.
     """
 
     is_complete: bool
@@ -50,47 +86,86 @@ class Facts:
     max_stalled: int
     node_hours: float = 0.0
     max_node_hours: float | None = None
+    user_knows: bool = False
 
 
 @dataclass(frozen=True)
-class Decision:
+class StartDecision:
+    """Whether to train, and why, in words a user can act on. `gave_up`: the run did not end as the user wanted."""
+
     goes_on: bool
     why: str
     gave_up: bool = False
+    news: News | None = None
 
 
-def decide(facts: Facts) -> Decision:
-    """Whether to train, and why not in words a user can act on."""
-    if facts.is_complete:
-        return Decision(False, "The run is complete.")
-    if facts.stop_asked:
-        return Decision(False, "The STOP file asks the run to end; hpc-grpo resume takes it up again.")
-    if facts.max_node_hours is not None and facts.node_hours >= facts.max_node_hours:
-        why = (
-            f"{facts.node_hours:.1f} node-hours have been used; launch.slurm.max_node_hours = {facts.max_node_hours:g}."
-        )
-        return Decision(False, why, gave_up=True)
-    if facts.previous is None:
-        return Decision(True, "Handed in by the user.")
+def decide_start(facts: StartFacts) -> StartDecision:
+    """Decide whether a link that starts trains, and what the user has to hear."""
+    if (reason := _reason_to_end(facts)) is not None:
+        why, gave_up = reason
+        news = None if facts.user_knows else News("complete" if facts.is_complete else "ended", why)
+        return StartDecision(False, why, gave_up, news)
     previous = facts.previous
-    if _was_cancelled(previous):
-        return Decision(False, f"Job {previous.job_id} was cancelled by the user; hpc-grpo resume takes it up again.")
-    if previous.exit_kind == "config":
-        return Decision(False, f"The configuration must be changed first: {previous.why}", gave_up=True)
-    if facts.stalled >= facts.max_stalled:
-        why = f"No new checkpoint in {facts.stalled} attempts (launch.max_stalled_attempts). The last: {previous.why}"
-        return Decision(False, why, gave_up=True)
-    if facts.max_attempts is not None and facts.attempts >= facts.max_attempts:
-        why = f"{facts.attempts} jobs have been used, as many as launch.slurm.max_job_chains allows."
-        return Decision(False, why, gave_up=True)
+    if previous is None:
+        return StartDecision(True, "Submitted by the user.")
     how = f"ended as {previous.exit_kind}"
     if previous.exit_kind == "running":
-        how = f"ended without a word ({previous.slurm_state or 'and Slurm does not know how'})"
-    return Decision(True, f"Job {previous.job_id} {how}; carrying on.")
+        how = f"ended without a word ({previous.end.state or 'and Slurm does not know how'})"
+    why = f"Job {previous.job_id} {how}; carrying on."
+    return StartDecision(True, why, news=News("retrying", why) if previous.could_not_tell else None)
 
 
-def _was_cancelled(previous: PreviousLink) -> bool:
-    if previous.slurm_state:
-        return is_users_cancel(previous.slurm_state)
-    # Slurm no longer knows: a job that was told to end long before its limit was cancelled by somebody.
-    return previous.exit_kind == "cancelled" and previous.left_s is not None and previous.left_s > NEAR_THE_LIMIT_S
+def _reason_to_end(facts: StartFacts) -> tuple[str, bool] | None:
+    """Return (why the chain ends here, whether it gives up) by the first rule that holds; None if it goes on."""
+    previous = facts.previous
+    if facts.is_complete:
+        return "The run is complete.", False
+    if facts.stop_asked:
+        return "The STOP file asks the run to end; hpc-grpo resume takes it up again.", False
+    if facts.max_node_hours is not None and facts.node_hours >= facts.max_node_hours:
+        used, limit = facts.node_hours, facts.max_node_hours
+        return f"{used:.1f} node-hours have been used; launch.slurm.max_node_hours = {limit:g}.", True
+    if previous is None:
+        return None
+    if previous.was_cancelled:
+        return f"Job {previous.job_id} was cancelled by the user; hpc-grpo resume takes it up again.", False
+    if previous.exit_kind == "config":
+        return f"The configuration must be changed first: {previous.why}", True
+    if facts.stalled >= facts.max_stalled:
+        limit_key = "launch.max_stalled_attempts"
+        return f"No new checkpoint in {facts.stalled} attempts ({limit_key}). The last: {previous.why}", True
+    if facts.max_attempts is not None and facts.attempts >= facts.max_attempts:
+        return f"{facts.attempts} jobs have been used, as many as launch.slurm.max_job_chains allows.", True
+    return None
+
+
+def may_queue_successor(launch: LaunchConfig, links_before: int) -> bool:
+    """Return whether this link may queue another; `links_before` counts those since the user's own job."""
+    max_links = launch.slurm.max_job_chains
+    return launch.slurm.jobs_can_submit and (max_links is None or links_before < max_links)
+
+
+Succession = Literal["end the chain", "have one wait", "keep it off lost nodes", "leave it"]
+
+
+def decide_succession(attempt: AttemptRecord, stop_asked: bool) -> Succession:
+    """Decide what becomes of the successor when this link's attempt is over.
+
+    One that waits also keeps off the nodes that the attempt lost.
+    """
+    if attempt.exit_kind in _NOTHING_LEFT or stop_asked:
+        return "end the chain"
+    if not attempt.signalled:
+        return "have one wait"
+    # The queue ended the job for its lost node. Otherwise somebody did, and the successor learns from the queue who.
+    return "keep it off lost nodes" if attempt.lost_nodes else "leave it"
+
+
+def news_at_end(attempt: AttemptRecord, is_complete: bool, has_successor: bool, chain_ended: str) -> News | None:
+    """Decide what the user has to hear of an attempt that is over; `chain_ended`: why no further link comes, if so."""
+    if is_complete:
+        return News("complete", attempt.why)
+    if not has_successor:
+        return News("ended", chain_ended or attempt.why)
+    # In time, as it should be; or cancelled, and the successor learns by whom.
+    return None if attempt.exit_kind in ("resumable", "cancelled") else News("retrying", attempt.why)

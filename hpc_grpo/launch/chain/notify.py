@@ -1,15 +1,14 @@
-"""Telling a user who does not look: a command of theirs, run by the job when something has become of the run."""
+"""Tell a user who does not look: the job runs a command of theirs when something has become of the run."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.launch.chain.decide import News
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.say import say
@@ -17,18 +16,10 @@ from hpc_grpo.system.say import say
 _DEADLINE_S = 30.0
 
 
-@dataclass(frozen=True)
-class News:
-    """`ended`: no further job of the chain, and more to do. `retrying`: an attempt failed, the next job carries on."""
-
-    event: Literal["complete", "ended", "retrying"]
-    why: str
-
-
 def notify(command: Sequence[str], run: RunDir, news: News) -> None:
     """Run `command` in the run's working directory, with HPC_GRPO_EVENT, HPC_GRPO_RUN and HPC_GRPO_WHY set.
 
-    It has 30 s. A command that fails is told, and changes nothing for the run.
+    It has 30 s. Says where the command fails, which changes nothing for the run.
     """
     told = {"HPC_GRPO_EVENT": news.event, "HPC_GRPO_RUN": str(run.path), "HPC_GRPO_WHY": news.why}
     try:
@@ -41,7 +32,7 @@ def notify(command: Sequence[str], run: RunDir, news: News) -> None:
             timeout=_DEADLINE_S,
         ).returncode
     except (OSError, HpcGrpoError, subprocess.TimeoutExpired, RuntimeError, ValueError) as error:
-        # RuntimeError: ~name of nobody. ValueError: words that the environment cannot hold.
+        # RuntimeError: ~name of nobody. ValueError: text that the environment cannot hold.
         say(f"launch.notify could not tell that the run is {news.event}: {error}")
         return
     if code != 0:

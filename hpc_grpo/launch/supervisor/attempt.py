@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from hpc_grpo.config import LaunchConfig, load_resolved
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchError
-from hpc_grpo.launch.chain.link import ChainLink
+from hpc_grpo.launch.chain.link import ChainLink, LinkJob
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.launch.place.base import Allocation, Place
 from hpc_grpo.launch.place.slurm.sbatch import job_python
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
 from hpc_grpo.run.attempt import read_attempts
-from hpc_grpo.run.lock import LockOwner, RunLock, clear, left_behind
+from hpc_grpo.run.lock import LockOwner, RunLock, abandoned_by, remove_abandoned
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.say import say
 from hpc_grpo.system.signals import outliving_the_warning
@@ -51,14 +51,14 @@ def run_attempt(run: RunDir, driver: str, role: JobRole) -> int:
     command = [*_driver_command(driver), str(run.path)]
     if queue is None:
         return _supervise(Supervisor(run, config, place, command, working_dir(run)), run, None)
-    link = ChainLink(run, config, allocation.job_id, role.successor_of, driver)
+    link = ChainLink(run, config.launch, queue, LinkJob(allocation.job_id, role.successor_of, driver))
     decision = link.decide()
     if role.successor_of or not decision.goes_on:
         say(decision.why)
-    if left := left_behind(run, link.before):
+    if left := abandoned_by(run, link.before):
         _close_record(run, left)
         if not decision.goes_on:
-            clear(run, left)
+            remove_abandoned(run, left)
     link.tell()
     if not decision.goes_on:
         return EXIT_COMPLETE if run.is_complete() else EXIT_CRASH if decision.gave_up else EXIT_RESUMABLE

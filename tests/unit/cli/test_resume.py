@@ -24,7 +24,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[LaunchConfig]:
     """What was handed in; Slurm is not asked."""
     launches: list[LaunchConfig] = []
 
-    def submit_run(_run: RunDir, launch: LaunchConfig, _driver: str) -> str:
+    def submit_run(_run: RunDir, launch: LaunchConfig, *_more: object) -> str:
         launches.append(launch)
         return "77"
 

@@ -15,10 +15,11 @@ from hpc_grpo.config.load import CONFIGS_DIR
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.errors import EXIT_CONFIG
 from hpc_grpo.launch.chain import submit as handing_in
+from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.launch.place.base import JobRequest
 from hpc_grpo.launch.place.slurm import partition
-from hpc_grpo.launch.place.slurm.sbatch import attempt_command, render
+from hpc_grpo.launch.place.slurm.sbatch import render
 from hpc_grpo.preflight import inputs as preflight
 from hpc_grpo.run.lock import RunLock
 from hpc_grpo.run.paths import RunDir

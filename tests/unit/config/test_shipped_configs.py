@@ -8,8 +8,9 @@ import yaml
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.config.load import CONFIGS_DIR
+from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.place.base import JobRequest
-from hpc_grpo.launch.place.slurm.sbatch import attempt_command, render
+from hpc_grpo.launch.place.slurm.sbatch import render
 from hpc_grpo.preflight.inputs import refuse_too_few_gpus
 from hpc_grpo.run.paths import RunDir
 

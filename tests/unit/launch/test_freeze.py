@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from hpc_grpo.config import Config, load_config, load_resolved
+from hpc_grpo.config import Config, load_config, load_resolved, with_overrides
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.freeze import freeze, reconfigured, working_dir
+from hpc_grpo.launch import freeze as freezing
+from hpc_grpo.launch.freeze import CHANGEABLE, differences, freeze, may_change, reconfigured, working_dir
 from hpc_grpo.run.chain import ChainRecord, write_chain
 from hpc_grpo.run.checkpoint import Manifest, write_manifest
 from hpc_grpo.run.paths import RunDir
@@ -152,3 +154,46 @@ def test_a_key_in_the_arguments_of_a_reward_is_refused(tmp_path: Path) -> None:
     assert key not in str(caught.value)
     harmless = 'rewards=[{"name": "correctness", "args": {"stop_token": "</s>"}}]'
     freeze(config(tmp_path, harmless), [], [])
+
+
+DEBUG = load_config("local/debug")
+
+
+@pytest.mark.parametrize("entry", CHANGEABLE)
+def test_every_entry_names_keys_that_exist_and_has_a_reason(entry: str) -> None:
+    keys = freezing._flat(DEBUG.model_dump(mode="json"))
+    assert any(re.fullmatch(freezing._pattern(entry), key) for key in keys)
+    assert CHANGEABLE[entry]
+
+
+@pytest.mark.parametrize(
+    ("key", "may"),
+    [
+        ("train.total_steps", True),
+        ("train.total_steps_more", False),
+        ("train.lr", False),
+        ("train.zero_stage", False),
+        ("train.offload_optimizer", False),
+        ("rollout.group_size", False),
+        ("placement.learners_per_node", True),
+        ("launch.slurm.extra.exclude", True),
+        ("rewards.0.timeout_s", True),
+        ("rewards.12.timeout_s", True),
+        ("rewards.0.args.timeout_s", False),
+        ("rewards.0.weight", False),
+        ("rewards", False),
+    ],
+)
+def test_what_may_change(key: str, may: bool) -> None:
+    assert may_change(key) is may
+
+
+def test_items_of_a_list_of_sections_are_keys() -> None:
+    one = with_overrides(DEBUG, ["rewards=[{name: correctness}]"])
+    other = with_overrides(one, ["rewards.0.timeout_s=60", "train.betas=[0.8, 0.9]"])
+    assert differences(one, other) == {
+        "rewards.0.timeout_s": (10.0, 60.0),
+        "train.betas": ([0.9, 0.95], [0.8, 0.9]),
+    }
+    two = with_overrides(one, ["rewards=[{name: correctness}, {name: strict_format}]"])
+    assert differences(one, two)["rewards.1.name"] == (None, "strict_format")

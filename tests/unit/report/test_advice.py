@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hpc_grpo.config import Config, load_config, with_overrides
-from hpc_grpo.launch.changeable import may_change
+from hpc_grpo.launch.freeze import may_change
 from hpc_grpo.report import advice as tables
 from hpc_grpo.report.advice import advise
 from hpc_grpo.run.attempt import classify

@@ -13,7 +13,16 @@ import pytest
 
 from hpc_grpo.errors import RunHeldError
 from hpc_grpo.run.files import write_json_atomic
-from hpc_grpo.run.lock import EndedJob, LockOwner, RunLock, _retire, clear, left_behind, read_lock_owner, refuse_if_held
+from hpc_grpo.run.lock import (
+    EndedJob,
+    LockOwner,
+    RunLock,
+    _retire,
+    abandoned_by,
+    read_lock_owner,
+    refuse_if_held,
+    remove_abandoned,
+)
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.processes import start_time
 
@@ -75,12 +84,12 @@ def test_a_job_that_slurm_says_is_over_is_not_waited_for(tmp_path: Path) -> None
 def test_what_a_killed_job_left_is_cleared_where_nobody_goes_on(tmp_path: Path, before: str, is_left: bool) -> None:
     run = RunDir(tmp_path)
     write_json_atomic(run.holder, asdict(holder("nid007", 1, 1)))
-    assert left_behind(run, EndedJob(before, is_gone=False)) is None
-    assert left_behind(run, None) is None
-    left = left_behind(run, EndedJob(before, is_gone=True))
+    assert abandoned_by(run, EndedJob(before, is_gone=False)) is None
+    assert abandoned_by(run, None) is None
+    left = abandoned_by(run, EndedJob(before, is_gone=True))
     assert left == (read_lock_owner(run) if is_left else None)
     if left is not None:
-        clear(run, left)
+        remove_abandoned(run, left)
         assert read_lock_owner(run) is None
 
 

@@ -126,8 +126,6 @@ class SlurmJob:
         values["extra"] = {**given, **{key: value for key, value in options.items() if value}}
         return launch.model_copy(update={"num_nodes": num_nodes, "slurm": slurm.model_copy(update=values)})
 
-    launch = granted
-
     def exclude_nodes(self, nodes: Sequence[str]) -> None:
         """Keep the pending job off further nodes.
 
@@ -160,24 +158,3 @@ class SlurmJob:
             return None
         mib = float(granted[1]) * {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}[granted[2]]
         return f"{int(mib / num_nodes)}M"
-
-
-# What launch/chain calls until it asks a JobQueue.
-def show_job(job_id: str) -> SlurmJob | None:
-    return SlurmQueue().show(job_id)
-
-
-def final_state(job_id: str) -> str:
-    return SlurmQueue()._final_state(job_id)
-
-
-def cancel_jobs(job_ids: Sequence[str]) -> None:
-    SlurmQueue().cancel(job_ids)
-
-
-def release_job(job_id: str) -> None:
-    SlurmQueue().release(job_id)
-
-
-def exclude_nodes(job: SlurmJob, nodes: Sequence[str]) -> None:
-    job.exclude_nodes(nodes)

@@ -17,7 +17,7 @@ from typing import Any
 from hpc_grpo.config import LaunchConfig, SlurmConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.place.base import JobRequest
-from hpc_grpo.run.contract import DEFAULT_DRIVER, WARNING_BEFORE_END_S
+from hpc_grpo.run.contract import WARNING_BEFORE_END_S
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.commands import ask
 
@@ -93,16 +93,6 @@ def setup_lines(launch: LaunchConfig) -> list[str]:
     return [*(modules if launch.modules else []), *launch.setup_lines]
 
 
-def attempt_command(run: RunDir, driver: str = DEFAULT_DRIVER, successor_of: str = "") -> str:
-    """What hpc-grpo is told in the job; `successor_of` is the job that queues it, if not the user does."""
-    words = ["attempt", str(run.path)]
-    if successor_of:
-        words += ["--successor-of", successor_of]
-    if driver != DEFAULT_DRIVER:
-        words += ["--driver", driver]
-    return shlex.join(words)
-
-
 def job_python(launch: LaunchConfig) -> str:
     """The Python of the jobs: `launch.python`, else the one that submits. Raises ConfigError if that has no Ray."""
     if launch.python is not None:
@@ -120,11 +110,6 @@ def _last_line(request: JobRequest) -> str:
     line = f"{shlex.quote(job_python(request.launch))} -E -u -m hpc_grpo.cli {request.command}"
     # exec: Slurm signals the batch shell, and a shell would pass nothing on
     return line if request.keeps_shell else f"exec {line}"
-
-
-def submit(launch: LaunchConfig, run: RunDir, command: str, *, after: str | None = None, hold: bool = False) -> str:
-    """Until launch/chain asks a JobQueue."""
-    return submit_job(JobRequest(run, launch, command, after or "", hold))
 
 
 def submit_job(request: JobRequest) -> str:

@@ -1,4 +1,4 @@
-"""What the tests of a chain's links begin with."""
+"""A run and a queue that the tests of a chain begin with."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.launch.chain import link as chain
+from hpc_grpo.run.files import write_json_atomic
 from hpc_grpo.run.paths import RunDir
-from tests.unit.launch.chain.chain_scene import FakeSlurm
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    fake = FakeSlurm(jobs={"7": {"JobState": "RUNNING", "NumNodes": "2", "Partition": "workq"}})
-    monkeypatch.setattr(chain.slurm, "submit", fake.submit)
-    monkeypatch.setattr(chain, "final_state", lambda job_id: fake.final.get(job_id, ""))
-    monkeypatch.setattr(chain, "notify", lambda command, run, news: fake.notified.append((news.event, news.why)))
-    for name in ("show_job", "cancel_jobs", "exclude_nodes"):
-        monkeypatch.setattr(chain, name, getattr(fake, name))
-    return fake
+from tests.support.places import FakeJob, FakeQueue
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    return RunDir(tmp_path)
+    """A run that was started in the folder it lies in."""
+    run = RunDir(tmp_path / "run")
+    run.create()
+    write_json_atomic(run.source, {"working_dir": str(tmp_path)})
+    return run
+
+
+@pytest.fixture
+def queue() -> FakeQueue:
+    """The queue while job 7 runs; the jobs that it takes are numbered from 100."""
+    return FakeQueue(jobs={"7": FakeJob("7")})

@@ -1,241 +1,363 @@
-"""A link of a chain against a Slurm that remembers what it was asked."""
+"""A link of a chain does what is decided: the jobs it queues and cancels, the record it keeps, the news it tells."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
-from hpc_grpo.launch.chain import link as chain
-from hpc_grpo.launch.chain.link import ChainLink
+from hpc_grpo.config import LaunchConfig
+from hpc_grpo.launch.chain.link import ChainLink, LinkJob
+from hpc_grpo.launch.place.base import JobEnd
 from hpc_grpo.run.attempt import AttemptRecord, ExitKind
 from hpc_grpo.run.chain import ChainRecord, read_chain, write_chain
-from hpc_grpo.run.lock import EndedJob
+from hpc_grpo.run.files import write_json_atomic
+from hpc_grpo.run.lock import EndedJob, LockOwner
 from hpc_grpo.run.paths import RunDir
-from tests.unit.launch.chain.chain_scene import CANCELLED, FakeSlurm, config, ended, link
+from tests.support.configs import minimal_config
+from tests.support.places import FakeJob, FakeQueue
+
+CANCELLED = JobEnd("CANCELLED by 7", by_user=True)
+TELL = ["sh", "-c", 'echo "$HPC_GRPO_EVENT: $HPC_GRPO_WHY" >> "$HPC_GRPO_RUN/told"']
 
 
-def test_a_link_queues_its_successor_with_what_it_has(run: RunDir, fake: FakeSlurm) -> None:
-    link(run, "7").start()
-    ((successor, after, launch),) = fake.submitted
-    assert after == "7"
-    assert (launch.num_nodes, launch.slurm.partition, launch.slurm.max_job_chains) == (2, "workq", None)
+def launch(**slurm: Any) -> LaunchConfig:
+    slurm = {"max_job_chains": None, **slurm}
+    return minimal_config(launch={"notify": TELL, "slurm": slurm, "max_stalled_attempts": 3}).launch
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def link(run: RunDir, queue: FakeQueue, job_id: str = "7", successor_of: str = "", **slurm: Any) -> ChainLink:
+    return ChainLink(run, launch(**slurm), queue, LinkJob(job_id, successor_of, "hpc_grpo.driver.main"))
+
+
+def started(run: RunDir, queue: FakeQueue, job_id: str = "7", successor_of: str = "", **slurm: Any) -> ChainLink:
+    own = link(run, queue, job_id, successor_of, **slurm)
+    own.start()
+    return own
+
+
+def ended(kind: ExitKind, lost: dict[str, str] | None = None, signalled: str = "") -> AttemptRecord:
+    record = AttemptRecord(1, "7", "slurm", ["nid001"], time.time(), None, 1)
+    record.end(kind, 1, f"It ended as {kind}.")
+    record.lost_nodes, record.signalled = lost or {}, signalled
+    return record
+
+
+def saved(run: RunDir, attempt: AttemptRecord) -> AttemptRecord:
+    folder = run.attempt(attempt.attempt, attempt.job_id)
+    folder.mkdir(parents=True)
+    attempt.save(folder)
+    return attempt
+
+
+def granted_two_nodes(launch: LaunchConfig) -> LaunchConfig:
+    slurm = launch.slurm.model_copy(update={"partition": "workq"})
+    return launch.model_copy(update={"num_nodes": 2, "slurm": slurm})
+
+
+def told(run: RunDir) -> list[str]:
+    path = run.path / "told"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_a_link_queues_its_successor_once_with_what_it_was_granted(run: RunDir, queue: FakeQueue) -> None:
+    queue.jobs["7"].grant = granted_two_nodes
+    link(run, queue).start()
+    assert queue.asked == ["submit 100 after 7"]
+    (request,) = queue.requests
+    assert request.command == f"attempt {run.path} --successor-of 7"
+    slurm = request.launch.slurm
+    assert (request.launch.num_nodes, slurm.partition, slurm.max_job_chains) == (2, "workq", None)
     record = read_chain(run)
-    assert [(entry.job_id, entry.successor_of) for entry in record.links] == [("7", ""), (successor, "7")]
-    assert (record.successor, record.ended) == (successor, "")
-    link(run, "7").start()
-    assert len(fake.submitted) == 1
+    assert [(entry.job_id, entry.successor_of) for entry in record.links] == [("7", ""), ("100", "7")]
+    assert (record.successor, record.ended) == ("100", "")
+    link(run, queue).start()
+    assert len(queue.requests) == 1
 
 
-def test_a_link_writes_down_where_its_output_goes(run: RunDir, fake: FakeSlurm) -> None:
-    fake.jobs["7"]["StdOut"] = "/home/u/job-7.out"
-    link(run, "7").start()
+def test_a_link_writes_down_where_its_output_goes(run: RunDir, queue: FakeQueue) -> None:
+    queue.jobs["7"].output = "/home/u/job-7.out"
+    link(run, queue).start()
     assert [entry.output for entry in read_chain(run).links] == ["/home/u/job-7.out", ""]
-    fake.is_silent = True
-    link(run, "7").start()
+    queue.is_silent = True
+    link(run, queue).start()
     assert read_chain(run).links[0].output == "/home/u/job-7.out"
 
 
 @pytest.mark.parametrize("kind", ["complete", "config", "stopped"])
-def test_a_link_that_is_done_cancels_its_successor(run: RunDir, fake: FakeSlurm, kind: ExitKind) -> None:
-    own = link(run, "7")
-    own.start()
-    own.finish(ended(kind))
-    assert fake.cancelled == ["100"]
+def test_a_link_with_nothing_left_to_do_cancels_its_successor(run: RunDir, queue: FakeQueue, kind: ExitKind) -> None:
+    started(run, queue).finish(ended(kind))
+    assert queue.cancelled == ["100"]
     record = read_chain(run)
     assert (record.successor, record.ended) == ("", f"It ended as {kind}.")
 
 
 @pytest.mark.parametrize("signalled", ["", "SIGTERM"])
-def test_an_interrupted_link_leaves_its_successor_and_keeps_it_off_lost_nodes(
-    run: RunDir, fake: FakeSlurm, signalled: str
-) -> None:
-    """Signalled: Slurm ended the job for the node."""
-    own = link(run, "7")
-    own.start()
-    own.finish(ended("node_lost", {"nid002": "power"}, signalled))
-    assert (fake.cancelled, len(fake.submitted)) == ([], 1)
-    assert fake.excluded == {"100": ["nid002"]}
+def test_a_link_that_lost_a_node_keeps_its_successor_off_it(run: RunDir, queue: FakeQueue, signalled: str) -> None:
+    """Signalled: the queue ended the job for the node."""
+    started(run, queue).finish(ended("node_lost", {"nid002": "power"}, signalled))
+    assert (queue.cancelled, len(queue.requests)) == ([], 1)
+    assert queue.jobs["100"].excluded == ["nid002"]
 
 
-def test_a_slurm_that_cancels_nothing_from_a_node_leaves_the_record_closed(run: RunDir, fake: FakeSlurm) -> None:
-    own = link(run, "7")
-    own.start()
-    fake.is_silent = True
+def test_a_chain_is_over_although_its_successor_cannot_be_cancelled(run: RunDir, queue: FakeQueue) -> None:
+    own = started(run, queue)
+    queue.is_silent = True
     own.finish(ended("complete"))
     assert read_chain(run).ended == "It ended as complete."
 
 
-def test_a_successor_that_somebody_cancelled_is_replaced(run: RunDir, fake: FakeSlurm) -> None:
-    own = link(run, "7")
-    own.start()
-    fake.jobs["100"] = {"JobState": "CANCELLED"}
+def test_a_successor_that_is_gone_is_queued_anew(run: RunDir, queue: FakeQueue) -> None:
+    own = started(run, queue)
+    queue.jobs["100"].is_over = True
     own.finish(ended("resumable"))
-    assert [job for job, _, _ in fake.submitted] == ["100", "101"]
+    assert queue.asked == ["submit 100 after 7", "submit 101 after 7"]
     assert read_chain(run).successor == "101"
 
 
-def test_after_scancel_nothing_new_is_queued(run: RunDir, fake: FakeSlurm) -> None:
-    own = link(run, "7")
-    own.start()
-    fake.jobs["100"] = {"JobState": "CANCELLED"}
+def test_a_link_that_was_told_to_end_queues_nothing(run: RunDir, queue: FakeQueue) -> None:
+    own = started(run, queue)
+    queue.jobs["100"].is_over = True
     own.finish(ended("resumable", signalled="SIGTERM"))
-    assert len(fake.submitted) == 1
+    assert len(queue.requests) == 1
 
 
-def test_a_slurm_that_does_not_answer_costs_the_attempt_nothing(run: RunDir, fake: FakeSlurm) -> None:
-    fake.is_silent = True
-    own = link(run, "7")
-    own.start()
+def test_a_queue_that_does_not_answer_costs_the_attempt_nothing(run: RunDir, queue: FakeQueue) -> None:
+    queue.is_silent = True
+    own = started(run, queue)
     own.finish(ended("resumable"))
     assert read_chain(run).successor == ""
-    fake.is_silent = False
+    queue.is_silent = False
     own.finish(ended("resumable"))
     assert read_chain(run).successor == "100"
 
 
-def test_a_successor_that_sbatch_refused_is_tried_again_while_the_link_runs(
-    run: RunDir, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(chain.time, "monotonic", lambda: now[0])
-    fake.is_silent = True
-    own = link(run, "7")
+def test_a_refused_successor_is_queued_some_minutes_later(run: RunDir, queue: FakeQueue) -> None:
+    clock = Clock()
+    queue.is_silent = True
+    own = ChainLink(run, launch(), queue, LinkJob("7", "", "hpc_grpo.driver.main"), clock)
     own.start()
-    fake.is_silent = False
+    queue.is_silent = False
     own.queue_again()
-    assert fake.submitted == []
-    now[0] += 300.0
+    assert queue.requests == []
+    clock.now += 300.0
     own.queue_again()
     own.queue_again()
-    assert len(fake.submitted) == 1
+    assert len(queue.requests) == 1
     assert read_chain(run).successor == "100"
 
 
-def test_a_stop_written_while_the_link_starts_cancels_the_successor(run: RunDir, fake: FakeSlurm) -> None:
+def test_a_stop_written_while_the_link_starts_cancels_the_successor(run: RunDir, queue: FakeQueue) -> None:
     run.stop_marker.touch()
-    link(run, "7").start()
-    assert fake.cancelled == ["100"]
+    link(run, queue).start()
+    assert queue.cancelled == ["100"]
 
 
-def test_a_successor_knows_that_its_job_was_cancelled(run: RunDir, fake: FakeSlurm) -> None:
-    link(run, "7").start()
-    fake.final["7"] = CANCELLED
-    successor = link(run, "100", "7")
-    assert not successor.decide().goes_on
+def test_a_link_whose_predecessor_the_user_cancelled_ends_the_chain(run: RunDir, queue: FakeQueue) -> None:
+    link(run, queue).start()
+    queue.ends["7"] = CANCELLED
+    assert not link(run, queue, "100", "7").decide().goes_on
     assert "cancelled by the user" in read_chain(run).ended
 
 
-def test_a_late_successor_of_an_earlier_chain_touches_nothing(run: RunDir, fake: FakeSlurm) -> None:
-    link(run, "7").start()
-    # The user hands the run in again as 50, which queues 101.
+def test_a_late_link_of_an_earlier_chain_leaves_the_users_new_chain_alone(run: RunDir, queue: FakeQueue) -> None:
+    link(run, queue).start()
+    # The user submits the run again as 50, which queues 101.
     write_chain(run, read_chain(run).with_link("50"))
-    fake.jobs["50"] = {"JobState": "RUNNING"}
-    link(run, "50").start()
+    queue.jobs["50"] = FakeJob("50")
+    link(run, queue, "50").start()
     assert read_chain(run).successor == "101"
-    fake.final["7"] = CANCELLED
-    assert not link(run, "100", "7").decide().goes_on
+    queue.ends["7"] = CANCELLED
+    assert not link(run, queue, "100", "7").decide().goes_on
     record = read_chain(run)
-    assert (record.successor, record.ended, fake.cancelled) == ("101", "", [])
+    assert (record.successor, record.ended, queue.cancelled) == ("101", "", [])
 
 
-def test_the_number_of_jobs_counts_from_the_users_own(run: RunDir, fake: FakeSlurm) -> None:
+def test_the_number_of_jobs_counts_from_the_users_own(run: RunDir, queue: FakeQueue) -> None:
     before = ""
     for job_id in ("7", "100", "101"):
-        fake.jobs[job_id] = {"JobState": "RUNNING"}
-        link(run, job_id, before, max_job_chains=2).start()
+        link(run, queue, job_id, before, max_job_chains=2).start()
         before = job_id
-    assert [job for job, _, _ in fake.submitted] == ["100", "101"]
-    fake.jobs["60"] = {"JobState": "RUNNING"}
-    again = link(run, "60", max_job_chains=2)
+    assert queue.asked == ["submit 100 after 7", "submit 101 after 100"]
+    again = link(run, queue, "60", max_job_chains=2)
     assert again.decide().goes_on
     again.start()
     assert read_chain(run).successor == "102"
 
 
-def test_jobs_that_die_before_they_begin_end_the_chain_too(run: RunDir, fake: FakeSlurm) -> None:
-    record = ChainRecord().with_link("1").with_link("2", "1").with_link("3", "2").with_link("4", "3")
-    write_chain(run, record)
-    decision = link(run, "4", "3").decide()
+def test_jobs_that_die_before_they_begin_end_the_chain_too(run: RunDir, queue: FakeQueue) -> None:
+    write_chain(run, ChainRecord().with_link("1").with_link("2", "1").with_link("3", "2").with_link("4", "3"))
+    decision = link(run, queue, "4", "3").decide()
     assert decision.gave_up
     assert "No new checkpoint in 3" in decision.why
 
 
-def test_a_node_that_slurm_lost_sight_of_may_still_hold_the_run(run: RunDir, fake: FakeSlurm) -> None:
-    known = {"TIMEOUT": EndedJob("7", is_gone=True), "NODE_FAIL": EndedJob("7", is_gone=False), "": None}
-    for state, before in known.items():
-        fake.final["7"] = state
-        assert link(run, "100", "7").before == before
+@pytest.mark.parametrize(
+    ("end", "before"),
+    [
+        (JobEnd("TIMEOUT", at_time_limit=True), EndedJob("7", is_gone=True)),
+        (JobEnd("NODE_FAIL", lost_a_node=True), EndedJob("7", is_gone=False)),
+        (JobEnd(), None),
+    ],
+)
+def test_a_job_that_lost_a_node_may_still_live(
+    run: RunDir, queue: FakeQueue, end: JobEnd, before: EndedJob | None
+) -> None:
+    queue.ends["7"] = end
+    assert link(run, queue, "100", "7").before == before
 
 
-def test_where_jobs_cannot_submit_each_link_takes_the_one_queued_behind_it(run: RunDir, fake: FakeSlurm) -> None:
+def test_where_jobs_cannot_submit_each_link_takes_the_one_queued_behind_it(run: RunDir, queue: FakeQueue) -> None:
     """Three jobs were queued at once; the first is interrupted, the second completes the run."""
-    record = ChainRecord().with_link("7").with_link("8", "7").with_link("9", "8")
-    write_chain(run, record)
-    fake.jobs |= {"8": {"JobState": "PENDING"}, "9": {"JobState": "PENDING"}}
-    first = ChainLink(run, config(2, jobs_can_submit=False), "7", "", "hpc_grpo.driver.main")
-    first.start()
+    write_chain(run, ChainRecord().with_link("7").with_link("8", "7").with_link("9", "8"))
+    queue.jobs |= {"8": FakeJob("8"), "9": FakeJob("9")}
+    first = started(run, queue, max_job_chains=2, jobs_can_submit=False)
     assert read_chain(run).successor == "8"
     first.finish(ended("resumable"))
-    assert (fake.submitted, fake.cancelled) == ([], [])
-    fake.final["7"] = "TIMEOUT"
-    second = ChainLink(run, config(2, jobs_can_submit=False), "8", "7", "hpc_grpo.driver.main")
+    assert queue.asked == []
+    queue.ends["7"] = JobEnd("TIMEOUT", at_time_limit=True)
+    second = link(run, queue, "8", "7", max_job_chains=2, jobs_can_submit=False)
     assert second.decide().goes_on
     second.start()
     assert read_chain(run).successor == "9"
     second.finish(ended("complete"))
-    assert (fake.submitted, fake.cancelled) == ([], ["9"])
+    assert queue.asked == ["cancel 9"]
     assert (read_chain(run).successor, read_chain(run).ended) == ("", "It ended as complete.")
 
 
-def test_all_that_wait_are_cancelled_when_the_first_link_completes_the_run(run: RunDir, fake: FakeSlurm) -> None:
+def test_all_that_wait_are_cancelled_when_the_first_link_completes_the_run(run: RunDir, queue: FakeQueue) -> None:
     write_chain(run, ChainRecord().with_link("7").with_link("8", "7").with_link("9", "8"))
-    first = ChainLink(run, config(2, jobs_can_submit=False), "7", "", "hpc_grpo.driver.main")
-    first.start()
-    first.finish(ended("complete"))
-    assert fake.cancelled == ["8", "9"]
+    started(run, queue, max_job_chains=2, jobs_can_submit=False).finish(ended("complete"))
+    assert queue.asked == ["cancel 8 9"]
     assert read_chain(run).ended == "It ended as complete."
 
 
-def test_a_successor_asks_for_what_is_left_of_the_node_hours(run: RunDir, fake: FakeSlurm) -> None:
+def test_a_successor_asks_for_what_is_left_of_the_node_hours(run: RunDir, queue: FakeQueue) -> None:
     """Of 3 node-hours this job of 2 nodes may take 2, so 30 minutes of 2 nodes are left."""
-    ChainLink(run, config(max_node_hours=3.0), "7", "", "hpc_grpo.driver.main").start()
-    assert [launch.slurm.time_min for _, _, launch in fake.submitted] == [30]
+    queue.jobs["7"].grant = granted_two_nodes
+    link(run, queue, max_node_hours=3.0).start()
+    assert [request.launch.slurm.time_min for request in queue.requests] == [30]
 
 
-def test_where_the_node_hours_are_used_up_the_chain_ends_in_words(run: RunDir, fake: FakeSlurm) -> None:
-    own = ChainLink(run, config(max_node_hours=2.0), "7", "", "hpc_grpo.driver.main")
-    own.start()
+def test_a_chain_whose_node_hours_are_used_up_ends(run: RunDir, queue: FakeQueue) -> None:
+    queue.jobs["7"].grant = granted_two_nodes
+    own = started(run, queue, max_node_hours=2.0)
     attempt = AttemptRecord(1, "7", "slurm", ["nid001", "nid002"], time.time() - 3600, None, 1)
     attempt.end("resumable", 75, "Checkpointed.")
-    folder = run.attempt(1, "7")
-    folder.mkdir(parents=True)
-    attempt.save(folder)
-    own.finish(attempt)
-    assert fake.submitted == []
+    own.finish(saved(run, attempt))
+    assert queue.requests == []
     assert read_chain(run).ended.startswith("The jobs of this run have taken 2.0 of launch.slurm.max_node_hours = 2: ")
 
 
-def test_a_job_that_crashes_early_leaves_its_hours_to_the_next(run: RunDir, fake: FakeSlurm) -> None:
-    own = ChainLink(run, config(max_node_hours=2.0), "7", "", "hpc_grpo.driver.main")
-    own.start()
+def test_a_job_that_crashes_early_leaves_its_hours_to_the_next(run: RunDir, queue: FakeQueue) -> None:
+    queue.jobs["7"].grant = granted_two_nodes
+    own = started(run, queue, max_node_hours=2.0)
     attempt = AttemptRecord(1, "7", "slurm", ["nid001", "nid002"], time.time() - 350, None, 1)
     attempt.end("crash", 1, "A bug.")
-    folder = run.attempt(1, "7")
-    folder.mkdir(parents=True)
-    attempt.save(folder)
-    own.finish(attempt)
-    assert [launch.slurm.time_min for _, _, launch in fake.submitted] == [54]
+    own.finish(saved(run, attempt))
+    assert [request.launch.slurm.time_min for request in queue.requests] == [54]
 
 
-def test_a_walltime_that_the_ceiling_cut_short_is_not_handed_on(run: RunDir, fake: FakeSlurm) -> None:
+def test_a_walltime_that_the_ceiling_cut_short_is_not_handed_on(run: RunDir, queue: FakeQueue) -> None:
     """The job before took 1 of 3 node-hours at most and crashed at once; this one was queued with 30 minutes."""
-    fake.jobs["7"] |= {"TimeLimit": "00:30:00"}
-    ChainLink(run, config(max_node_hours=4.0), "7", "", "hpc_grpo.driver.main").start()
-    assert [launch.slurm.time_min for _, _, launch in fake.submitted] == [60]
+
+    def granted(launch: LaunchConfig) -> LaunchConfig:
+        had = granted_two_nodes(launch)
+        return had.model_copy(update={"slurm": had.slurm.model_copy(update={"time_min": 30})})
+
+    queue.jobs["7"].grant = granted
+    link(run, queue, max_node_hours=4.0).start()
+    assert [request.launch.slurm.time_min for request in queue.requests] == [60]
 
 
-def test_how_a_chain_goes_on_is_as_the_config_says_now(run: RunDir, fake: FakeSlurm) -> None:
-    ChainLink(run, config(max_node_hours=4.0), "7", "", "hpc_grpo.driver.main").start()
-    launch = read_chain(run).launch(config(max_job_chains=3, max_node_hours=9.0).launch)
-    assert (launch.slurm.max_node_hours, launch.slurm.max_job_chains, launch.num_nodes) == (9.0, 3, 2)
+def test_how_a_chain_goes_on_is_as_the_config_says_now(run: RunDir, queue: FakeQueue) -> None:
+    queue.jobs["7"].grant = granted_two_nodes
+    link(run, queue, max_node_hours=4.0).start()
+    next_one = read_chain(run).launch(launch(max_job_chains=3, max_node_hours=9.0))
+    assert (next_one.slurm.max_node_hours, next_one.slurm.max_job_chains, next_one.num_nodes) == (9.0, 3, 2)
+
+
+def test_the_user_hears_of_a_crash_once_and_when_the_run_is_no_longer_held(run: RunDir, queue: FakeQueue) -> None:
+    own = started(run, queue)
+    own.finish(ended("crash"))
+    assert told(run) == []
+    own.tell()
+    own.tell()
+    assert told(run) == ["retrying: It ended as crash."]
+
+
+def test_the_user_hears_that_no_job_is_left(run: RunDir, queue: FakeQueue) -> None:
+    own = started(run, queue, max_job_chains=0)
+    own.finish(ended("resumable"))
+    own.tell()
+    assert told(run) == ["ended: It ended as resumable."]
+
+
+def test_the_user_hears_once_that_the_run_is_complete(run: RunDir, queue: FakeQueue) -> None:
+    own = started(run, queue)
+    run.complete_marker.touch()
+    own.finish(ended("complete", signalled="SIGTERM"))
+    own.tell()
+    successor = link(run, queue, "100", successor_of="7")
+    assert not successor.decide().goes_on
+    successor.tell()
+    assert told(run) == ["complete: It ended as complete."]
+
+
+def test_the_successor_tells_who_cancelled_a_job(run: RunDir, queue: FakeQueue) -> None:
+    own = started(run, queue)
+    own.finish(ended("cancelled", signalled="SIGTERM"))
+    own.tell()
+    assert told(run) == []
+    queue.ends["7"] = CANCELLED
+    successor = link(run, queue, "100", successor_of="7")
+    assert not successor.decide().goes_on
+    successor.tell()
+    assert told(run) == ["ended: Job 7 was cancelled by the user; hpc-grpo resume takes it up again."]
+
+
+def test_the_user_hears_of_a_crash_where_the_queue_does_not_answer(run: RunDir, queue: FakeQueue) -> None:
+    own = started(run, queue)
+    queue.is_silent = True
+    own.finish(ended("crash"))
+    own.tell()
+    assert told(run) == ["retrying: It ended as crash."]
+
+
+def test_the_successor_tells_of_a_job_that_was_killed_before_it_gave_the_run_up(run: RunDir, queue: FakeQueue) -> None:
+    link(run, queue).start()
+    saved(run, ended("node_lost"))
+    write_json_atomic(run.holder, asdict(LockOwner("nid001", 1, 1, "7", 1, beat_at=5.0)))
+    queue.ends["7"] = JobEnd("NODE_FAIL", lost_a_node=True)
+    successor = link(run, queue, "100", successor_of="7")
+    assert successor.decide().goes_on
+    successor.tell()
+    assert told(run) == ["retrying: Job 7 ended as node_lost; carrying on."]
+
+
+def test_the_successor_tells_of_a_job_that_was_killed_without_a_record(run: RunDir, queue: FakeQueue) -> None:
+    link(run, queue).start()
+    queue.ends["7"] = JobEnd("OUT_OF_MEMORY")
+    successor = link(run, queue, "100", successor_of="7")
+    assert successor.decide().goes_on
+    successor.tell()
+    assert told(run) == ["retrying: Job 7 ended without a word (OUT_OF_MEMORY); carrying on."]
+
+
+def test_a_job_submitted_again_that_cannot_go_on_is_news(run: RunDir, queue: FakeQueue) -> None:
+    write_chain(run, replace(read_chain(run).with_link("6"), ended="Gave up."))
+    run.stop_marker.touch()
+    own = link(run, queue)
+    assert not own.decide().goes_on
+    own.tell()
+    assert told(run) == ["ended: The STOP file asks the run to end; hpc-grpo resume takes it up again."]

@@ -1,3 +1,5 @@
+"""The user's command hears what has become of the run, and its failures cost nothing."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -5,21 +7,12 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.launch.chain import notify as notification
-from hpc_grpo.launch.chain.notify import News, notify
-from hpc_grpo.run.files import write_json_atomic
+from hpc_grpo.launch.chain.decide import News
+from hpc_grpo.launch.chain.notify import notify
 from hpc_grpo.run.paths import RunDir
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    """Started in the folder that it lies in."""
-    run = RunDir(tmp_path / "run")
-    run.create()
-    write_json_atomic(run.source, {"working_dir": str(tmp_path)})
-    return run
-
-
-def test_the_command_runs_where_the_run_was_started_and_is_told_what_happened(run: RunDir, tmp_path: Path) -> None:
+def test_the_command_runs_where_the_run_was_started_and_learns_what_happened(run: RunDir, tmp_path: Path) -> None:
     line = 'echo "$1: $HPC_GRPO_EVENT $HPC_GRPO_RUN $HPC_GRPO_WHY" > told'
     notify(["sh", "-c", line, "sh", "me"], run, News("retrying", "Lost 1 node(s)."))
     assert (tmp_path / "told").read_text() == f"me: retrying {run.path} Lost 1 node(s).\n"
@@ -34,7 +27,7 @@ def test_the_command_runs_where_the_run_was_started_and_is_told_what_happened(ru
         (["sleep", "60"], "timed out after 0."),
     ],
 )
-def test_a_command_that_fails_is_told_and_costs_nothing(
+def test_a_command_that_fails_is_reported_and_costs_nothing(
     command: list[str],
     expected: str,
     run: RunDir,

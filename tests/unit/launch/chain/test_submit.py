@@ -1,49 +1,35 @@
-"""Handing a run in, to a Slurm that remembers what it was asked."""
+"""Submitting and cancelling a run from outside: what the queue is asked, in which order, and what is recorded."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
-from hpc_grpo.launch.chain import submit as handing_in
-from hpc_grpo.launch.chain.submit import submit_run
-from hpc_grpo.run.chain import read_chain
+from hpc_grpo.launch.chain.submit import (
+    attempt_command,
+    cancel_run,
+    node_hours_asked,
+    node_hours_used,
+    submit_run,
+    within_node_hours,
+)
+from hpc_grpo.run.attempt import AttemptRecord
+from hpc_grpo.run.chain import ChainRecord, read_chain, write_chain
+from hpc_grpo.run.files import write_json_atomic
+from hpc_grpo.run.lock import LockOwner
 from hpc_grpo.run.paths import RunDir
-
-
-class FakeSlurm:
-    """`asked` is what was asked of it, in order; `minutes` the jobs' walltimes. Refuses the job number `refused`."""
-
-    def __init__(self, refused: int = 0) -> None:
-        self.asked: list[str] = []
-        self.minutes: list[int] = []
-        self._refused = refused
-        self._num_jobs = 0
-
-    def submit(self, launch: LaunchConfig, run: RunDir, command: str, **options: Any) -> str:
-        self._num_jobs += 1
-        if self._num_jobs == self._refused:
-            raise LaunchError("sbatch refused the job: too many jobs.")
-        self.asked.append(f"submit after={options.get('after')} hold={options.get('hold', False)}")
-        self.minutes.append(launch.slurm.time_min)
-        return str(self._num_jobs)
-
-    def cancel_jobs(self, job_ids: Any) -> None:
-        self.asked.append(f"cancel {','.join(job_ids)}")
-
-    def release_job(self, job_id: str) -> None:
-        self.asked.append(f"release {job_id}")
-
-
-def use(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    monkeypatch.setattr(handing_in.slurm, "submit", fake.submit)
-    monkeypatch.setattr(handing_in, "cancel_jobs", fake.cancel_jobs)
-    monkeypatch.setattr(handing_in, "release_job", fake.release_job)
-    return fake
+from hpc_grpo.system.processes import start_time
+from tests.support.places import FakeQueue
 
 
 def launch(jobs_can_submit: bool, max_job_chains: int | None, max_node_hours: float | None = None) -> LaunchConfig:
@@ -51,68 +37,190 @@ def launch(jobs_can_submit: bool, max_job_chains: int | None, max_node_hours: fl
     return LaunchConfig.model_validate({"slurm": slurm})
 
 
-def handed_in(run: RunDir, launch: LaunchConfig) -> str:
-    return submit_run(run, launch, "driver")
+def minutes(queue: FakeQueue) -> list[int]:
+    return [request.launch.slurm.time_min for request in queue.requests]
 
 
-def test_one_job_is_submitted_where_it_can_submit_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = use(FakeSlurm(), monkeypatch)
-    assert handed_in(RunDir(tmp_path), launch(True, None)) == "1"
-    assert fake.asked == ["submit after=None hold=False"]
-    assert [(link.job_id, link.successor_of) for link in read_chain(RunDir(tmp_path)).links] == [("1", "")]
+def recorded(run: RunDir) -> list[tuple[str, str]]:
+    return [(link.job_id, link.successor_of) for link in read_chain(run).links]
 
 
-def test_what_it_asks_for_is_what_the_next_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a ceiling cut the time of this one, and where it is cancelled before it starts."""
-    fake = use(FakeSlurm(), monkeypatch)
-    run, asked = RunDir(tmp_path), launch(True, None, max_node_hours=0.5)
-    handed_in(run, asked)
-    assert (fake.minutes, asked.slurm.time_min) == ([30], 60)
+def test_one_job_is_submitted_where_it_can_submit_the_next(run: RunDir, queue: FakeQueue) -> None:
+    assert submit_run(run, launch(True, None), "driver.py", queue) == "100"
+    assert queue.asked == ["submit 100"]
+    assert queue.requests[0].command == f"attempt {run.path} --driver driver.py"
+    assert recorded(run) == [("100", "")]
+
+
+def test_a_job_is_told_what_queued_it_and_a_driver_that_is_not_the_default(run: RunDir) -> None:
+    assert attempt_command(run) == f"attempt {run.path}"
+    assert attempt_command(run, "my.py", "7") == f"attempt {run.path} --successor-of 7 --driver my.py"
+
+
+def test_a_walltime_that_the_ceiling_cuts_short_is_not_recorded_for_the_next(run: RunDir, queue: FakeQueue) -> None:
+    """The job may also be cancelled before it starts."""
+    asked = launch(True, None, max_node_hours=0.5)
+    submit_run(run, asked, "driver", queue)
+    assert (minutes(queue), asked.slurm.time_min) == ([30], 60)
     assert read_chain(run).launch(launch(True, None)).slurm.time_min == 60
 
 
 def test_a_stop_of_before_is_removed_unless_the_run_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: RunDir, queue: FakeQueue, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake = use(FakeSlurm(), monkeypatch)
-    run = RunDir(tmp_path)
     run.stop_marker.touch()
     with pytest.raises(ConfigError, match="max_node_hours"):
-        handed_in(run, launch(True, None, max_node_hours=0.001))
-    assert (run.stop_marker.exists(), fake.asked) == (True, [])
-    handed_in(run, launch(True, None))
+        submit_run(run, launch(True, None, max_node_hours=0.001), "driver", queue)
+    assert (run.stop_marker.exists(), queue.asked) == (True, [])
+    submit_run(run, launch(True, None), "driver", queue)
     assert not run.stop_marker.exists()
     assert "Removed STOP" in capsys.readouterr().err
 
 
-def test_else_all_are_queued_before_the_first_may_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = use(FakeSlurm(), monkeypatch)
-    handed_in(RunDir(tmp_path), launch(False, 2))
-    first, *others, last = fake.asked
-    assert first == "submit after=None hold=True"
-    assert others == ["submit after=1 hold=False", "submit after=2 hold=False"]
-    assert last == "release 1"
-    links = read_chain(RunDir(tmp_path)).links
-    assert [(link.job_id, link.successor_of) for link in links] == [("1", ""), ("2", "1"), ("3", "2")]
+def test_where_jobs_cannot_submit_all_are_queued_before_the_first_may_start(run: RunDir, queue: FakeQueue) -> None:
+    submit_run(run, launch(False, 2), "driver", queue)
+    assert queue.asked == ["submit 100 held", "submit 101 after 100", "submit 102 after 101", "release 100"]
+    assert recorded(run) == [("100", ""), ("101", "100"), ("102", "101")]
 
 
-def test_handing_in_again_cancels_what_waits_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(FakeSlurm(), monkeypatch)
-    handed_in(RunDir(tmp_path), launch(False, 1))
-    fake = use(FakeSlurm(), monkeypatch)
-    handed_in(RunDir(tmp_path), launch(True, 0))
-    assert fake.asked[0] == "cancel 1,2"
+def test_submitting_again_cancels_what_waits_of_before(run: RunDir, queue: FakeQueue) -> None:
+    submit_run(run, launch(False, 1), "driver", queue)
+    again = FakeQueue()
+    submit_run(run, launch(True, 0), "driver", again)
+    assert again.asked[0] == "cancel 100 101"
 
 
-def test_a_follow_on_job_that_is_refused_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = use(FakeSlurm(refused=3), monkeypatch)
+def test_a_follow_on_job_that_is_refused_leaves_nothing_behind(run: RunDir) -> None:
+    queue = FakeQueue(refused=3)
     with pytest.raises(LaunchError, match=r"too many jobs\. It was follow-on job 2; the jobs before it were cancelled"):
-        handed_in(RunDir(tmp_path), launch(False, 5))
-    assert fake.asked[-1] == "cancel 1,2"
-    assert read_chain(RunDir(tmp_path)).links == ()
+        submit_run(run, launch(False, 5), "driver", queue)
+    assert queue.asked[-1] == "cancel 100 101"
+    assert read_chain(run).links == ()
 
 
-def test_all_that_are_queued_at_once_share_the_node_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = use(FakeSlurm(), monkeypatch)
-    handed_in(RunDir(tmp_path), launch(False, 9, max_node_hours=2.5))
-    assert fake.minutes == [60, 60, 30]
+def test_jobs_that_are_queued_at_once_share_the_node_hours(run: RunDir, queue: FakeQueue) -> None:
+    submit_run(run, launch(False, 9, max_node_hours=2.5), "driver", queue)
+    assert minutes(queue) == [60, 60, 30]
+
+
+def four_nodes(max_node_hours: float | None) -> LaunchConfig:
+    slurm = {"time_min": 120, "max_node_hours": max_node_hours}
+    return LaunchConfig.model_validate({"num_nodes": 4, "slurm": slurm})
+
+
+@pytest.mark.parametrize(("ceiling", "used", "expected"), [(None, 1e6, 120), (20.0, 12.0, 120), (20.0, 14.0, 90)])
+def test_a_job_asks_for_no_more_than_is_left_of_the_node_hours(
+    ceiling: float | None, used: float, expected: int
+) -> None:
+    asked = within_node_hours(four_nodes(ceiling), used)
+    assert asked.slurm.time_min == expected
+    assert node_hours_asked(asked) == 4 * expected / 60
+
+
+def test_a_job_whose_nodes_could_not_come_up_in_what_is_left_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"taken 19\.8 of launch\.slurm\.max_node_hours = 20: .* 4 node\(s\)"):
+        within_node_hours(four_nodes(20.0), 19.8)
+
+
+HOUR = 3600.0
+
+
+def charged(nodes: int, started_h: float, ended_h: float | None, ends_h: float | None = None) -> AttemptRecord:
+    names = [f"nid{number:03}" for number in range(nodes)]
+    ends_at = None if ends_h is None else ends_h * HOUR
+    record = AttemptRecord(1, "7", "slurm", names, started_h * HOUR, ends_at, 1)
+    record.ended_at = None if ended_h is None else ended_h * HOUR
+    return record
+
+
+@pytest.mark.parametrize(
+    ("attempts", "used"),
+    [
+        ([], 0.0),
+        ([charged(2, 0, 1), charged(4, 5, 5.5)], 4.0),
+        ([charged(2, 0, None, ends_h=8)], 8.0),  # still going on, or so it seems, for four hours
+        ([charged(2, 0, None, ends_h=3)], 6.0),  # killed without a word: no longer than its allocation
+        ([charged(2, 0, None, ends_h=3), charged(1, 1, 2)], 3.0),  # and the next began before that
+        ([replace(charged(2, 0, None), source="local"), charged(1, 1, 2)], 1.0),  # a workstation's hours are no job's
+        ([charged(1, 9, None)], 0.0),  # a clock that is behind takes nothing off
+    ],
+)
+def test_node_hours_are_never_counted_too_low(attempts: list[AttemptRecord], used: float) -> None:
+    assert node_hours_used(attempts, now=4 * HOUR) == pytest.approx(used)
+
+
+@dataclass
+class WatchfulQueue(FakeQueue):
+    """Cancels only where the STOP file of `run` keeps a link from starting meanwhile."""
+
+    run: RunDir | None = field(default=None)
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        assert self.run is not None
+        assert self.run.stop_marker.exists(), "a link that starts now would train"
+        super().cancel(job_ids)
+
+
+def test_cancelling_a_chain_ends_its_jobs_and_its_record(run: RunDir) -> None:
+    queue = WatchfulQueue(run=run)
+    write_chain(run, ChainRecord(successor="8").with_link("7").with_link("8", "7"))
+    for _ in range(2):  # a second time does no harm
+        assert list(cancel_run(run, queue)) == ["Cancelled what is left of 2 jobs: 7, 8."]
+    assert queue.cancelled == ["8", "7"] * 2
+    record = read_chain(run)
+    assert (record.successor, record.ended) == ("", "Cancelled by hpc-grpo cancel.")
+    assert [link.job_id for link in record.links] == ["7", "8"]
+
+
+def test_cancelling_a_chain_that_gave_up_keeps_why_it_did(run: RunDir, queue: FakeQueue) -> None:
+    write_chain(run, ChainRecord(ended="No new checkpoint in 3 attempts.").with_link("7"))
+    list(cancel_run(run, queue))
+    assert read_chain(run).ended == "No new checkpoint in 3 attempts."
+
+
+def test_cancelling_a_run_that_nothing_trains_asks_the_queue_nothing(run: RunDir, queue: FakeQueue) -> None:
+    assert list(cancel_run(run, queue)) == ["Nothing of the run is waiting or running."]
+    assert (queue.asked, run.chain.exists(), run.stop_marker.exists()) == ([], False, True)
+
+
+def own_by(run: RunDir, host: str, pid: int, **changed: Any) -> None:
+    owner = LockOwner(host, pid, start_time(pid) or 1, "local1", 1, 0.0)
+    write_json_atomic(run.holder, {**asdict(owner), **changed})
+
+
+_COUNTS_TERM = """
+import signal, sys
+seen = 0
+def count(*_):
+    global seen
+    seen += 1
+    if seen == 2:
+        sys.exit(42)
+signal.signal(signal.SIGTERM, count)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_process_on_this_machine_is_told_twice(run: RunDir, queue: FakeQueue) -> None:
+    """The second signal does not wait for a checkpoint."""
+    with subprocess.Popen([sys.executable, "-c", _COUNTS_TERM], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        own_by(run, socket.gethostname(), process.pid)
+        assert list(cancel_run(run, queue)) == [f"Told process {process.pid} to end."]
+        assert process.wait(30) == 42
+
+
+def test_a_process_that_is_gone_is_not_signalled(run: RunDir, queue: FakeQueue) -> None:
+    own_by(run, socket.gethostname(), os.getpid(), pid_started=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "kill", lambda pid, number: pytest.fail(f"sent {signal.Signals(number).name}"))
+        assert list(cancel_run(run, queue)) == [f"Process {os.getpid()} is gone already."]
+
+
+def test_a_process_elsewhere_finds_the_stop(run: RunDir, queue: FakeQueue) -> None:
+    own_by(run, "nid007", 1)
+    expected = ["It was started by hand on nid007: the STOP file ends it there after its step."]
+    assert list(cancel_run(run, queue)) == expected

@@ -8,6 +8,7 @@ import pytest
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.place.base import JobRequest
 from hpc_grpo.launch.place.slurm import sbatch as slurm
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
@@ -30,7 +31,7 @@ def launch(**slurm_values: object) -> LaunchConfig:
 
 def test_the_script_is_the_golden_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/env/bin/python")
-    command = slurm.attempt_command(RUN)
+    command = attempt_command(RUN)
     request = JobRequest(RUN, launch(extra={"exclusive": True, "mail_user": "a@b"}), command)
     assert slurm.render(request) == GOLDEN.read_text()
 
@@ -41,7 +42,7 @@ def test_both_ways_into_a_job_ask_for_the_same_warning() -> None:
 
 
 def last_line(launch: LaunchConfig) -> str:
-    return slurm.render(JobRequest(RUN, launch, slurm.attempt_command(RUN))).splitlines()[-1]
+    return slurm.render(JobRequest(RUN, launch, attempt_command(RUN))).splitlines()[-1]
 
 
 def test_the_job_runs_the_python_that_the_config_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +58,7 @@ def test_an_installation_without_ray_submits_no_job_that_would_run_it(
     monkeypatch.setattr(slurm, "find_spec", lambda name: None if name == "ray" else name)
     for hand_over in (slurm.render, slurm.submit_job):
         with pytest.raises(ConfigError, match=r"This Python has no Ray.*Set launch\.python"):
-            hand_over(JobRequest(run, launch(), slurm.attempt_command(run)))
+            hand_over(JobRequest(run, launch(), attempt_command(run)))
     assert not (tmp_path / "submitted").exists()
 
 
@@ -90,7 +91,7 @@ def test_submit_gives_sbatch_the_script_and_nothing_of_this_job(
         tmp_path, monkeypatch, f'env > {tmp_path}/env; cp "$1" {tmp_path}/script; echo Submitted batch job 42\n'
     )
     monkeypatch.setenv("SLURM_MEM_PER_CPU", "100")
-    command = slurm.attempt_command(run)
+    command = attempt_command(run)
     request = JobRequest(run, launch(), command)
     assert slurm.submit_job(request) == "42"
     assert (tmp_path / "script").read_text() == slurm.render(request)
