@@ -7,7 +7,7 @@ completion's and `L` a whole sequence's are counted in tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ class GroupGrades:
     All tuples have length G. `rewards` is the weighted sum of `reward_parts`; where `valid` is False the
     reward could not be computed (the verifier crashed or timed out), the reward is 0.0 by convention and
     the rollout carries no gradient. `min_policy_versions` is the oldest version that sampled a token.
+    `measures` are those of `metrics.rollouts`, by the metric's name.
     `texts` holds the decoded completions when they were asked for, else it is empty.
     """
 
@@ -118,6 +119,7 @@ class GroupGrades:
     truncated: tuple[bool, ...]
     min_policy_versions: tuple[int, ...]
     mean_policy_versions: tuple[float, ...]
+    measures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     texts: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
     """One line per failed reward call, in words."""

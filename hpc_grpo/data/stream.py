@@ -1,32 +1,40 @@
-"""The prompt stream: a pure function of (seed, epoch, ordinal).
+"""The streams a run trains on, prompts or demonstrations: pure functions of (seed, epoch, ordinal).
 
-Consumes items and a tokenizer; produces the `Prompt` of any ordinal, in any order, as often as asked. It
-keeps no cursor: which ordinals were used is the caller's to remember, so a resumed run needs nothing from
-here.
+Consumes items and a tokenizer; produces the `Prompt` or `Demonstration` of any ordinal, in any order, as often as
+asked. A stream keeps no cursor: which ordinals were used is the caller's to remember, so a resumed run needs nothing
+from here. Construction tokenizes every item once, so that one that does not fit is found now and not at step 1000.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpc_grpo.config import Config, DatasetConfig
-from hpc_grpo.data.lengths import LengthRule, fitting_items
 from hpc_grpo.data.seeds import epoch_permutation
-from hpc_grpo.data.sources import Item, Items
-from hpc_grpo.data.templates import PromptTemplate, Tokenizer
-from hpc_grpo.types import Prompt
+from hpc_grpo.data.sources import Item, Items, completion_text
+from hpc_grpo.data.templates import PromptTemplate, Tokenizer, encode_completions
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.types import Demonstration, Prompt
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_log = logging.getLogger(__name__)
+
+_BATCH_ITEMS = 1000
+"""Items tokenized in one call: enough for the tokenizer's threads, few enough to stay small in memory."""
 
 _NUM_CACHED_EPOCHS = 2
 """Engines that run ahead straddle at most the end of one epoch and the start of the next."""
 
 
 class EpochOrder:
-    """Which of `num_items` items an ordinal stands for. Ordinals count from 0 over the whole run."""
+    """Maps ordinals to the `num_items` items of an epoch. Ordinals count from 0 over the whole run."""
 
     def __init__(self, num_items: int, seed: int, shuffle: bool) -> None:
         self._num_items = num_items
@@ -57,10 +65,8 @@ class EpochOrder:
 class PromptStream:
     """Prompts of a data set, by ordinal.
 
-    `dataset` is `config.data.train` unless given, `shuffle` is `config.data.shuffle` unless given: eval
-    passes its own data set and False. Construction renders and tokenizes every item once, so that a prompt
-    that does not fit is found now and not at step 1000; token ids are not kept, they are made again when
-    asked for.
+    `dataset` is `config.data.train` unless given, `shuffle` is `config.data.shuffle` unless given: eval passes its own
+    data set and False. Token ids are not kept, they are made again when asked for.
 
     Raises ConfigError for a prompt longer than `data.max_prompt_tokens`, unless `data.drop_long_prompts`;
     then `num_dropped` counts them, and it is an error only when nothing is left.
@@ -112,3 +118,107 @@ class PromptStream:
     def _num_tokens(self, numbers: list[int]) -> list[int]:
         texts = [self._template.render(self._items[number], number) for number in numbers]
         return [len(ids) for ids in self._template.encode(texts)]
+
+
+class DemonstrationStream:
+    """Demonstrations of `config.data.train`: the completion is `sft.completion_field` and an end token.
+
+    Raises ConfigError for a missing or empty completion and, unless
+    `data.drop_long_prompts`, for a prompt longer than `data.max_prompt_tokens` or a sequence longer than
+    `train.max_tokens_per_microbatch`, which no microbatch could hold. `num_dropped` counts what was dropped.
+    """
+
+    def __init__(self, config: Config, items: Items, tokenizer: Tokenizer, seed: int) -> None:
+        self._items = items
+        self._tokenizer = tokenizer
+        self._config = config
+        self._template = PromptTemplate(config.data, config.data.train, tokenizer)
+        path, drop = config.data.train.path, config.data.drop_long_prompts
+        prompt_rule = LengthRule("data.max_prompt_tokens", config.data.max_prompt_tokens, path)
+        whole_rule = LengthRule("train.max_tokens_per_microbatch", config.train.max_tokens_per_microbatch, path)
+        every_item = np.arange(len(items), dtype=np.int64)
+        fitting = fitting_items(every_item, self._num_prompt_tokens, prompt_rule, drop)
+        self._kept = fitting_items(fitting, self._num_tokens, whole_rule, drop)
+        self.num_dropped = len(items) - len(self._kept)
+        self._order = EpochOrder(len(self._kept), seed, config.data.shuffle)
+
+    def __len__(self) -> int:
+        """Demonstrations in one epoch."""
+        return len(self._order)
+
+    def epoch_of(self, ordinal: int) -> int:
+        return self._order.epoch_of(ordinal)
+
+    def demonstration(self, ordinal: int) -> Demonstration:
+        number = int(self._kept[self._order.index_of(ordinal)])
+        [prompt_ids] = self._prompt_ids([number])
+        [completion_ids] = self._completion_ids([number])
+        return Demonstration(
+            ordinal=ordinal,
+            epoch=self.epoch_of(ordinal),
+            prompt_token_ids=tuple(prompt_ids),
+            completion_token_ids=tuple(completion_ids),
+        )
+
+    def _num_prompt_tokens(self, numbers: list[int]) -> list[int]:
+        return [len(ids) for ids in self._prompt_ids(numbers)]
+
+    def _num_tokens(self, numbers: list[int]) -> list[int]:
+        pairs = zip(self._prompt_ids(numbers), self._completion_ids(numbers), strict=True)
+        return [len(prompt_ids) + len(completion_ids) for prompt_ids, completion_ids in pairs]
+
+    def _prompt_ids(self, numbers: list[int]) -> list[list[int]]:
+        return self._template.encode([self._template.render(self._items[number], number) for number in numbers])
+
+    def _completion_ids(self, numbers: list[int]) -> list[list[int]]:
+        return encode_completions(self._tokenizer, [self._completion(number) for number in numbers])
+
+    def _completion(self, number: int) -> str:
+        return completion_text(self._config, self._items[number], number)
+
+
+@dataclass(frozen=True)
+class LengthRule:
+    """At most `max_tokens` tokens, as the config key `key` says, for items of the data set `path`."""
+
+    key: str
+    max_tokens: int
+    path: str
+
+
+def fitting_items(
+    candidates: NDArray[np.int64], num_tokens: Callable[[list[int]], list[int]], rule: LengthRule, drop: bool
+) -> NDArray[np.int64]:
+    """Return the candidates (item numbers) that keep the rule, in their order.
+
+    `num_tokens` gives the lengths of some items. With `drop`, the others are counted in the log. Raises
+    ConfigError for the first that is too long, or when dropping leaves nothing.
+    """
+    kept: list[int] = []
+    for start in range(0, len(candidates), _BATCH_ITEMS):
+        numbers = [int(number) for number in candidates[start : start + _BATCH_ITEMS]]
+        for number, length in zip(numbers, num_tokens(numbers), strict=True):
+            if length <= rule.max_tokens:
+                kept.append(number)
+            elif not drop:
+                raise ConfigError(
+                    f"Item {number} of {rule.path} (counted from 0) has {length} tokens, more than "
+                    f"{rule.key} = {rule.max_tokens}. Raise {rule.key}, or set data.drop_long_prompts = true "
+                    f"to train without such items."
+                )
+    num_dropped = len(candidates) - len(kept)
+    if not kept:
+        raise ConfigError(
+            f"All {num_dropped} items of {rule.path} are longer than {rule.key} = {rule.max_tokens}; "
+            f"dropping them leaves nothing. Raise {rule.key}."
+        )
+    if num_dropped:
+        _log.warning(
+            "Dropped %d of %d items of %s: longer than %s = %d tokens.",
+            num_dropped,
+            len(candidates),
+            rule.path,
+            rule.key,
+            rule.max_tokens,
+        )
+    return np.asarray(kept, dtype=np.int64)

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.driver.learners import LearnerGroup
-from hpc_grpo.driver.step_times import Durations
+from hpc_grpo.driver.length import Durations
 from hpc_grpo.run.checkpoint import newest_valid_checkpoint, prune_checkpoints, valid_checkpoints
 from hpc_grpo.run.files import recover_dirs, wait_for_space
 from hpc_grpo.run.paths import RunDir

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_grpo.config import Config
-from hpc_grpo.data.demonstrations import DemonstrationStream
 from hpc_grpo.data.sources import load_items
-from hpc_grpo.data.stream import PromptStream
+from hpc_grpo.data.stream import DemonstrationStream, PromptStream
 from hpc_grpo.data.tokenizer import check_context_length, load_tokenizer, stop_token_ids
 from hpc_grpo.grading.pool import RewardPool
 

@@ -1,6 +1,6 @@
-"""The driver's face of all learners together: each call reaches every one of them.
+"""The driver's handle on all learners together: each call reaches every one of them.
 
-Consumes graded groups or demonstrations; produces merged metrics. The split over learners balances tokens, and
+Consumes batches; produces merged metrics. Waits for the slowest learner. The split over learners balances tokens, and
 does not change the gradient, since the loss is normalised by the tokens of all of them.
 """
 
@@ -12,16 +12,13 @@ from typing import Any, TypeVar
 
 import ray
 
-from hpc_grpo.algorithms.base import algorithm_of
-from hpc_grpo.config import Config
+from hpc_grpo.driver.batches import Batch
 from hpc_grpo.driver.remote import get_all
-from hpc_grpo.driver.sampling import GradedGroup
-from hpc_grpo.learner.actor import RemoteGroup, RemoteMinibatch
+from hpc_grpo.learner.actor import RemoteMinibatch
 from hpc_grpo.learner.rendezvous import Rendezvous
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.run.checkpoint import Checkpoint
 from hpc_grpo.run.files import recover_dirs
-from hpc_grpo.types import Minibatch, TrainSequence
 
 T = TypeVar("T")
 
@@ -29,10 +26,8 @@ T = TypeVar("T")
 class LearnerGroup:
     """All learners of the run, by rank."""
 
-    def __init__(self, config: Config, learners: Sequence[Any]) -> None:
-        self._config = config
+    def __init__(self, learners: Sequence[Any]) -> None:
         self._learners = learners
-        self._algorithm = algorithm_of(config)
         self._rendezvous: Any = None  # an actor lives as long as its creator holds it
 
     def start(self) -> None:
@@ -41,27 +36,15 @@ class LearnerGroup:
             self._rendezvous = ray.remote(Rendezvous).options(num_cpus=0).remote()
         self._on_all("start", self._rendezvous, waiting_for="the learners")
 
-    def train_on_groups(self, groups: Sequence[GradedGroup]) -> dict[str, float]:
-        """One step of `train.num_minibatches` optimizer steps."""
-        num_minibatches = self._config.train.num_minibatches
-        per_minibatch = [groups[index::num_minibatches] for index in range(num_minibatches)]
+    def train(self, batch: Batch) -> dict[str, float]:
+        """Take one optimizer step for each minibatch; return the metrics of all learners together."""
         shares: list[list[RemoteMinibatch]] = [[] for _ in self._learners]
-        for minibatch in per_minibatch:
-            num_valid_tokens = sum(_num_valid_tokens(group) for group in minibatch)
-            split = balanced(minibatch, [_num_valid_tokens(group) for group in minibatch], len(self._learners))
+        for minibatch in batch.minibatches:
+            num_valid_tokens = sum(item.num_trained_tokens for item in minibatch)
+            split = balanced(minibatch, [item.size for item in minibatch], len(self._learners))
             for share, part in zip(shares, split, strict=True):
-                share.append(RemoteMinibatch(tuple(self._remote(group) for group in part), num_valid_tokens))
-        calls = [learner.train_on_groups.remote(share) for learner, share in zip(self._learners, shares, strict=True)]
-        return merge(get_all(calls, None, "the training step"))
-
-    def train_on_sequences(self, sequences: Sequence[TrainSequence]) -> dict[str, float]:
-        """One optimizer step on demonstrations."""
-        num_tokens = sum(sequence.num_trained_tokens for sequence in sequences)
-        split = balanced(sequences, [len(sequence.token_ids) for sequence in sequences], len(self._learners))
-        calls = [
-            learner.train_on_sequences.remote(Minibatch(tuple(part), num_tokens))
-            for learner, part in zip(self._learners, split, strict=True)
-        ]
+                share.append(RemoteMinibatch(tuple(item.data for item in part), num_valid_tokens))
+        calls = [learner.train.remote(share) for learner, share in zip(self._learners, shares, strict=True)]
         return merge(get_all(calls, None, "the training step"))
 
     def save_checkpoint(self, path: Path, driver_state: dict[str, Any]) -> None:
@@ -86,12 +69,6 @@ class LearnerGroup:
     def _on_all(self, method: str, *args: Any, waiting_for: str) -> None:
         get_all([getattr(learner, method).remote(*args) for learner in self._learners], None, waiting_for)
 
-    def _remote(self, group: GradedGroup) -> RemoteGroup:
-        return RemoteGroup(group.samples, self.advantages(group), group.grades.valid)
-
-    def advantages(self, group: GradedGroup) -> tuple[float, ...]:
-        return tuple(self._algorithm.advantages(group.grades))
-
 
 def balanced(items: Sequence[T], sizes: Sequence[int], num_parts: int) -> list[list[T]]:
     """Split into parts of about equal total size: the largest first, each to the part that has least.
@@ -106,8 +83,3 @@ def balanced(items: Sequence[T], sizes: Sequence[int], num_parts: int) -> list[l
         parts[smallest].append(index)
         totals[smallest] += sizes[index]
     return [[items[index] for index in sorted(part)] for part in parts]
-
-
-def _num_valid_tokens(group: GradedGroup) -> int:
-    grades = group.grades
-    return sum(n for n, valid in zip(grades.num_completion_tokens, grades.valid, strict=True) if valid)

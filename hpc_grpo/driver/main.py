@@ -13,21 +13,17 @@ from pathlib import Path
 import ray
 
 from hpc_grpo.config import Config, load_resolved
-from hpc_grpo.data.demonstrations import DemonstrationStream
-from hpc_grpo.driver.actors import Workers
+from hpc_grpo.data.stream import DemonstrationStream
+from hpc_grpo.driver.actors import Workers, reserve_nodes
+from hpc_grpo.driver.batches import DemonstrationBatches, RolloutBatches
 from hpc_grpo.driver.checkpoints import Checkpoints, DriverState
 from hpc_grpo.driver.eval import Evaluation
 from hpc_grpo.driver.inputs import Inputs, load_inputs
-from hpc_grpo.driver.journal import Journal
-from hpc_grpo.driver.loop import GrpoLoop
-from hpc_grpo.driver.placement import reserve_nodes
-from hpc_grpo.driver.ray_address import wait_for_ray
+from hpc_grpo.driver.journal import Journal, Session
+from hpc_grpo.driver.length import StepTimes, train_length
+from hpc_grpo.driver.loop import TrainingLoop
 from hpc_grpo.driver.rollouts import RolloutScheduler
-from hpc_grpo.driver.session import Session
-from hpc_grpo.driver.sft_loop import SftLoop
-from hpc_grpo.driver.step_times import StepTimes
-from hpc_grpo.driver.stop import StopRequest
-from hpc_grpo.driver.train_length import train_length
+from hpc_grpo.driver.stop import StopRequest, wait_for_ray
 from hpc_grpo.driver.watchdog import Watchdog
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, HpcGrpoError
 from hpc_grpo.metrics.timing import StepTimer
@@ -50,7 +46,7 @@ def train(run_dir: RunDir) -> bool:
 def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
     with timer.phase("start"):
         inputs = load_inputs(config)
-    budget = train_length(config, len(inputs.stream))
+    length = train_length(config, len(inputs.stream))
     stop = StopRequest(run_dir)
     address = wait_for_ray(lambda: stop.reason(0.0) is not None)
     if address is None:
@@ -58,14 +54,14 @@ def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
     with timer.phase("start"):
         ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="hpc-grpo")
     stop.listen()
-    pace = StepTimes.after(read_state(run_dir))
-    journal = Journal(config, run_dir, budget, pace, timer)
+    times = StepTimes.after(read_state(run_dir))
+    journal = Journal(config, run_dir, length, times, timer)
     try:
         with timer.phase("start"):
-            workers = Workers(config, reserve_nodes(config), inputs, budget.total_steps * config.train.num_minibatches)
+            workers = Workers(config, reserve_nodes(config), inputs, length.total_steps * config.train.num_minibatches)
             workers.start()
-        checkpoints = Checkpoints(config, run_dir, workers.learners, pace.saves)
-        session = Session(config, run_dir, budget, journal, checkpoints, stop, pace)
+        checkpoints = Checkpoints(config, run_dir, workers.learners, times.saves)
+        session = Session(config, run_dir, length, journal, checkpoints, stop, times)
         state = _run_loop(session, workers, inputs)
         with timer.phase("checkpoint"):
             checkpoints.save(state)
@@ -83,23 +79,24 @@ def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
 
 
 def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState:
-    timer = session.journal.timer
+    config, timer = session.config, session.timer
     with timer.phase("resume"):
         state = session.checkpoints.resume()
     session.journal.publish_state(state.step, "starting")
     if state.step:
-        print(f"Resuming after step {state.step} of {session.budget.total_steps}.", flush=True)
+        print(f"Resuming after step {state.step} of {session.length.total_steps}.", flush=True)
     if isinstance(inputs.stream, DemonstrationStream):
-        return SftLoop(session, inputs.stream, workers.learners).run(state)
+        demonstrations = DemonstrationBatches(inputs.stream, config.sft.batch_size, state.next_ordinal)
+        return TrainingLoop(session, demonstrations, workers.learners).run(state)
     with timer.phase("start"):
         weights = workers.connect_weights()
-    config = session.config
-    sampler = workers.group_sampler(weights)
-    rollouts = RolloutScheduler(config, inputs.stream, sampler, state.step, session.budget.total_steps)
+    pool = workers.rollout_pool(weights)
+    scheduler = RolloutScheduler(config, inputs.stream, pool, state.step, session.length.total_steps)
     evaluation = None
     if inputs.eval_stream is not None:
-        evaluation = Evaluation(config, inputs.eval_stream, sampler, session.run_dir)
-    return GrpoLoop(session, rollouts, workers.learners, weights, evaluation).run(state)
+        evaluation = Evaluation(config, inputs.eval_stream, pool, session.run_dir)
+    batches = RolloutBatches(config, scheduler)
+    return TrainingLoop(session, batches, workers.learners, weights, evaluation).run(state)
 
 
 def main() -> int:

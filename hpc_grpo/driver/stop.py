@@ -1,15 +1,21 @@
-"""When a driver stops before the run is complete: asked by a signal, by the STOP file, or by the clock."""
+"""When a driver stops before the run is complete: asked by a signal, by the STOP file, or by the clock.
+
+Importing it loads neither Ray nor torch: the driver asks while it still waits for Ray to come up.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
-from hpc_grpo.run.contract import ENDS_AT_VARIABLE, WARNING_BEFORE_END_S
+from hpc_grpo.run.contract import ENDS_AT_VARIABLE, RAY_ADDRESS_FILE_VARIABLE, WARNING_BEFORE_END_S
 from hpc_grpo.run.paths import RunDir
 
+_POLL_S = 0.25
 _MARGIN_S = 30.0
 _EARLIEST_WARNING_S = WARNING_BEFORE_END_S + 60.0
 
@@ -24,12 +30,12 @@ class StopRequest:
         self.listen()
 
     def listen(self) -> None:
-        """Take the signals; to be called again after `ray.init`, whose crash handler takes SIGTERM for itself."""
+        """Take the signals. Call it again after `ray.init`, whose crash handler takes SIGTERM for itself."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._handle)
 
     def reason(self, step_and_save_s: float) -> str | None:
-        """Why to stop now, in words; None to go on. `step_and_save_s`: what one more step and a checkpoint need."""
+        """Say why to stop now, or return None to go on. `step_and_save_s`: what one more step and a checkpoint need."""
         if self._asked:
             return self._asked
         if self._run_dir.stop_marker.exists():
@@ -47,8 +53,22 @@ class StopRequest:
         self._asked = f"signal {signal.Signals(number).name}"
 
     def _expects_warning(self) -> bool:
-        """Whether Slurm's warning says nothing new: up to a minute early, it is less exact than the end as known.
+        """Say whether Slurm's warning tells nothing new: up to a minute early, it is less exact than the end as known.
 
         One that comes much earlier means another end: the time limit was shortened, or a clock is wrong.
         """
         return self._ends_at is not None and self._ends_at - time.time() <= _EARLIEST_WARNING_S + _MARGIN_S
+
+
+def wait_for_ray(is_asked_to_stop: Callable[[], bool]) -> str | None:
+    """Return the address of the run's Ray, or None when asked to stop before there is one.
+
+    The driver is started while Ray still comes up, so that its imports and its checks of the user's inputs take no
+    time of their own. There is no deadline here: the supervisor ends this process when Ray does not come up.
+    """
+    path = Path(os.environ[RAY_ADDRESS_FILE_VARIABLE])
+    while not path.exists():
+        if is_asked_to_stop():
+            return None
+        time.sleep(_POLL_S)
+    return path.read_text()

@@ -11,6 +11,7 @@ import asyncio
 from hpc_grpo.config import Config
 from hpc_grpo.data.templates import Tokenizer
 from hpc_grpo.grading.pool import RewardPool
+from hpc_grpo.metrics.rollouts import measure
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.types import GroupGrades, GroupSamples, Prompt
 
@@ -53,6 +54,7 @@ class Grader:
             truncated=truncated,
             min_policy_versions=tuple(int(completion.policy_versions.min()) for completion in completions),
             mean_policy_versions=tuple(float(completion.policy_versions.mean()) for completion in completions),
+            measures=measure(completions, texts),
             texts=texts if with_texts else (),
             errors=tuple(f"prompt {samples.ordinal}, {error}" for error in outcome.errors),
         )

@@ -1,7 +1,8 @@
 """The learner actor: a Ray face on a Learner and on its node's weight publisher.
 
 Consumes references to samples with their advantages, fetched here so that token arrays never pass through the
-driver; produces typed metrics, staged weights, checkpoints and exports. Every call is a collective of all learners.
+driver, or whole sequences; produces typed metrics, staged weights, checkpoints and exports. Every call is a
+collective of all learners.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hpc_grpo.algorithms.base import algorithm_of
 from hpc_grpo.config import Config
 from hpc_grpo.run.contract import SHM_DIR_VARIABLE
 from hpc_grpo.run.stacks import dump_stacks_on_signal
-from hpc_grpo.types import Minibatch, ParameterSpec
+from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
 from hpc_grpo.weights.node_group import RENDEZVOUS, GroupMembership, NodeGroup
 from hpc_grpo.weights.store import StoreSpec
 
@@ -42,7 +43,7 @@ class RemoteGroup:
 class RemoteMinibatch:
     """One learner's share of an optimizer step; `num_valid_tokens` counts the tokens of all learners."""
 
-    groups: tuple[RemoteGroup, ...]
+    items: tuple[RemoteGroup | TrainSequence, ...]
     num_valid_tokens: int
 
 
@@ -69,11 +70,8 @@ class LearnerActor:
             self._config, self._rank, self._world_size, self._store, self._total_optimizer_steps
         )
 
-    def train_on_groups(self, minibatches: Sequence[RemoteMinibatch]) -> dict[str, Reduction]:
+    def train(self, minibatches: Sequence[RemoteMinibatch]) -> dict[str, Reduction]:
         return self._learner.train_step([self._fetch(minibatch) for minibatch in minibatches])
-
-    def train_on_sequences(self, minibatch: Minibatch) -> dict[str, Reduction]:
-        return self._learner.train_step([minibatch])
 
     def save_checkpoint(self, path: Path, driver_state: dict[str, Any]) -> None:
         from hpc_grpo.learner.checkpoint import save_checkpoint
@@ -124,12 +122,10 @@ class LearnerActor:
         self._require_publisher().announce()
 
     def _fetch(self, minibatch: RemoteMinibatch) -> Minibatch:
-        all_samples = ray.get([group.samples for group in minibatch.groups])
-        sequences = [
-            sequence
-            for samples, group in zip(all_samples, minibatch.groups, strict=True)
-            for sequence in self._algorithm.sequences(samples, group.advantages, group.valid)
-        ]
+        groups = [item for item in minibatch.items if isinstance(item, RemoteGroup)]
+        sequences = [item for item in minibatch.items if isinstance(item, TrainSequence)]
+        for group, samples in zip(groups, ray.get([group.samples for group in groups]), strict=True):
+            sequences += self._algorithm.sequences(samples, group.advantages, group.valid)
         return Minibatch(sequences=tuple(sequences), num_valid_tokens=minibatch.num_valid_tokens)
 
     def _require_publisher(self) -> WeightPublisher:

@@ -17,7 +17,7 @@ from typing import Any
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import engines_per_node, expects_gpus, gpus_per_node
 from hpc_grpo.data.sources import load_items
-from hpc_grpo.driver.train_length import train_length
+from hpc_grpo.driver.length import train_length
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.learner_memory import is_checkpointed

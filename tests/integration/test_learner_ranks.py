@@ -50,7 +50,7 @@ def broken_steps(learner: Any) -> list[str]:
     minibatch = make_step(1, 0, 1)[0]
     first, *others = minibatch.sequences
     long = replace(first, token_ids=np.full(65, 3, np.int32))
-    broken = replace(first, advantage=float("nan"))
+    broken = replace(first, advantages=first.advantages * np.float32("nan"))
     messages = []
     for sequence in (long, broken):
         with pytest.raises(HpcGrpoError) as caught:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import ray
 
-from hpc_grpo.driver.ray_address import wait_for_ray
+from hpc_grpo.driver.stop import wait_for_ray
 from hpc_grpo.driver.watchdog import say_stuck
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 

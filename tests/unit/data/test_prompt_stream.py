@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.config import Config
-from hpc_grpo.data.demonstrations import DemonstrationStream
-from hpc_grpo.data.stream import PromptStream
+from hpc_grpo.data.stream import DemonstrationStream, PromptStream
 from hpc_grpo.errors import ConfigError
 
 ITEMS = [{"question": f"{i}+1=", "answer": f"so #### {i + 1}", "level": i} for i in range(10)]

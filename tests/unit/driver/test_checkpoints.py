@@ -9,7 +9,7 @@ import pytest
 
 from hpc_grpo.config import load_config
 from hpc_grpo.driver.checkpoints import Checkpoints, DriverState
-from hpc_grpo.driver.step_times import Durations
+from hpc_grpo.driver.length import Durations
 from hpc_grpo.run.paths import RunDir
 
 

@@ -1,30 +1,87 @@
+"""The records of a run, and how long a session goes on."""
+
 from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_grpo.config import Config
+from hpc_grpo.driver.batches import Batch
 from hpc_grpo.driver.checkpoints import DriverState
-from hpc_grpo.driver.journal import Journal
-from hpc_grpo.driver.step_times import StepTimes
-from hpc_grpo.driver.train_length import TrainLength
+from hpc_grpo.driver.journal import Journal, Session
+from hpc_grpo.driver.length import StepTimes, TrainLength
+from hpc_grpo.driver.stop import StopRequest
 from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.run.contract import ENDS_AT_VARIABLE
+from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
 
+LENGTH = TrainLength(total_steps=95, items_per_step=1, items_per_epoch=95)
+METRICS = {"tokens/completion_total": 100.0}
+
+
+@pytest.fixture
+def clock() -> list[float]:
+    """What the timer's clock shows, in seconds: set its only item."""
+    return [0.0]
+
+
+@pytest.fixture
+def make_journal(config: Config, run_dir: RunDir, clock: list[float]) -> Callable[[StepTimes], Journal]:
+    return lambda times: Journal(config, run_dir, LENGTH, times, StepTimer(lambda: clock[0]))
+
 
 def test_the_eval_before_the_first_step_is_known_to_the_next_attempt(
-    config: Config, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+    make_journal: Callable[[StepTimes], Journal], run_dir: RunDir, clock: list[float]
 ) -> None:
-    pace = StepTimes.after(None)
-    budget = TrainLength(total_steps=95, items_per_step=1, items_per_epoch=95)
-    journal = Journal(config, run_dir, budget, pace, StepTimer())
-    times = [{"time/start_s": 500.0, "time/eval_s": 300.0, "time/step_s": 800.0}, {"time/step_s": 10.0}]
-    monkeypatch.setattr(journal.timer, "finish_step", lambda: times.pop(0))
+    times = StepTimes.after(None)
+    journal = make_journal(times)
+    with journal.timer.phase("start"):
+        clock[0] = 500.0
+    with journal.timer.phase("eval"):
+        clock[0] = 800.0
     journal.record_eval(0, {"eval/pass@1": 0.25})
-    assert not pace.steps.is_measured, "what comes before the first step is no step"
-    journal.record_step(DriverState(1, 1), {"tokens/completion_total": 100.0}, [0])
+    assert not times.steps.is_measured, "what comes before the first step is no step"
+    clock[0] = 810.0
+    journal.record_step(DriverState(1, 1), METRICS, Batch([], [0], {}))
     journal.close()
     state = read_state(run_dir)
     assert state is not None
     assert (state.step_p95_s, state.eval_p95_s) == (10.0, 300.0)
     assert StepTimes.after(state).evals.p95_s == 300.0
+
+
+@pytest.mark.parametrize("lines", [(), ({"ordinal": 7, "completion": "#### 3"}, {"ordinal": 7, "completion": "?"})])
+def test_a_step_leaves_its_ordinals_and_the_rollouts_that_were_kept(
+    lines: tuple[dict[str, Any], ...],
+    make_journal: Callable[[StepTimes], Journal],
+    run_dir: RunDir,
+    clock: list[float],
+) -> None:
+    journal = make_journal(StepTimes.after(None))
+    clock[0] = 2.0
+    journal.record_step(DriverState(3, 8), METRICS, Batch([], [7], {}, lines))
+    journal.close()
+    assert run_dir.rollouts(3).exists() == bool(lines)
+    assert [*read_jsonl(run_dir.rollouts(3))] == [*lines] if lines else True
+    assert [line["ordinals"] for line in read_jsonl(run_dir.ledger)] == [[7]]
+
+
+def test_time_for_a_step_is_not_taken_for_time_for_a_step_with_an_eval(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(ENDS_AT_VARIABLE, str(time.time() + 250))
+    times, unused = StepTimes.after(None), None
+    times.saves.add(20.0)
+    for eval_s in [0.0] * 19 + [290.0]:
+        times.add_step({"time/step_s": 10.0 + eval_s, **({"time/eval_s": eval_s} if eval_s else {})})
+    run_dir: Any = RunDir(tmp_path)
+    session = Session(config, run_dir, LENGTH, unused, unused, StopRequest(run_dir), times)  # type: ignore[arg-type]
+    assert session.should_go_on(DriverState(38), evaluates=False)
+    assert not session.should_go_on(DriverState(39), evaluates=True)
+    assert capsys.readouterr().out.startswith("Stopping after step 39: the end of the allocation (350 s kept")

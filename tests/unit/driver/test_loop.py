@@ -1,105 +1,149 @@
-"""The loop, on learners and engines that only note what is asked of them."""
+"""The loop, on batches, learners and engines that only note what is asked of them."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from hpc_grpo.driver import loop as grpo
+from hpc_grpo.driver.batches import Batch
 from hpc_grpo.driver.checkpoints import DriverState
-from hpc_grpo.driver.loop import GrpoLoop
-from hpc_grpo.errors import EngineLostError, LaunchError, RewardError, WeightSyncError
+from hpc_grpo.driver.journal import Session
+from hpc_grpo.driver.length import StepTimes, TrainLength
+from hpc_grpo.driver.loop import TrainingLoop
+from hpc_grpo.errors import EngineLostError, HpcGrpoError, LaunchError, RewardError, WeightSyncError
+from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.run.paths import RunDir
+from tests.support.configs import minimal_config
 
 TOTAL_STEPS = 3
 
 
 class FakeRun:
-    """Everything around the loop; `fails` maps what is done, such as "eval 2", to the error it raises."""
+    """Everything around the loop: batches, learners, weights, eval, journal, checkpoints and the request to stop.
 
-    def __init__(self, fails: dict[str, Exception], total_steps: int = TOTAL_STEPS) -> None:
+    `fails` maps what is done, such as "eval 2", to the error it raises; an eval is due every `eval_every` steps.
+    """
+
+    def __init__(
+        self,
+        fails: dict[str, Exception] | None = None,
+        *,
+        total_steps: int = TOTAL_STEPS,
+        with_engines: bool = True,
+        eval_every: int = 1,
+    ) -> None:
         self.done: list[str] = []
-        self._fails = fails
-        self._step = 0
-        timer = SimpleNamespace(phase=lambda name: nullcontext(), start_over=lambda: None)
-        session = SimpleNamespace(
-            config=SimpleNamespace(train=SimpleNamespace(num_minibatches=1)),
-            budget=SimpleNamespace(total_steps=total_steps),
-            run_dir=Path(),
-            journal=SimpleNamespace(timer=timer, record_step=self._record_step, record_eval=lambda *_: None),
-            checkpoints=SimpleNamespace(save=self._save, save_if_due=lambda state: None),
-            should_go_on=lambda state, evaluates: state.step < total_steps,
-        )
-        rollouts = SimpleNamespace(take_step=self._take_step, start_prompts=lambda _: None, num_engine_restarts=0)
-        learners = SimpleNamespace(train_on_groups=self._train, advantages=lambda group: ())
-        weights = SimpleNamespace(publish=lambda version: self._do(f"publish {version}"))
-        evaluation = SimpleNamespace(is_due=lambda *_: True, run=self._evaluate)
-        self.loop = GrpoLoop(session, rollouts, learners, weights, evaluation)  # type: ignore[arg-type]
+        self.timer = StepTimer()
+        self._fails = fails or {}
+        self._total_steps, self._eval_every = total_steps, eval_every
+        self._taken = self._trained = 0
+        own: Any = self
+        length = TrainLength(total_steps, items_per_step=10, items_per_epoch=100)
+        config = minimal_config(train={"total_steps": total_steps})
+        self.session = Session(config, RunDir(Path()), length, own, own, own, StepTimes.after(None))
+        engines = (own, own) if with_engines else (None, None)
+        self.loop = TrainingLoop(self.session, own, own, *engines)
 
     def _do(self, what: str) -> None:
         self.done.append(what)
         if error := self._fails.get(what):
             raise error
 
-    def _take_step(self, policy_version: int) -> list[Any]:
-        self._do(f"take {self._step + 1}")
-        return [SimpleNamespace(prompt=SimpleNamespace(ordinal=10 * self._step + 9))]
+    def start(self, policy_version: int) -> None:
+        self.done.append(f"start {policy_version}")
 
-    def _train(self, groups: Any) -> dict[str, float]:
-        self._step += 1
-        self._do(f"train {self._step}")
-        return {"loss": 1.0}
+    def take_step(self, policy_version: int, timer: StepTimer) -> Batch:
+        self._taken += 1
+        self._do(f"take {self._taken}")
+        return Batch([], range(10 * self._taken - 10, 10 * self._taken), {"reward/mean": 1.0})
 
-    def _evaluate(self, step: int) -> dict[str, float]:
+    def train(self, batch: Batch) -> dict[str, float]:
+        self._trained += 1
+        self._do(f"train {self._trained}")
+        return {"loss/policy": 1.0}
+
+    def publish(self, version: int) -> None:
+        self._do(f"publish {version}")
+
+    def is_due(self, step: int, total_steps: int) -> bool:
+        return step % self._eval_every == 0 or step == total_steps
+
+    def run(self, step: int) -> dict[str, float]:
         self._do(f"eval {step}")
         return {"eval/pass@1": 0.5}
 
-    def _record_step(self, state: DriverState, metrics: dict[str, float], ordinals: list[int]) -> None:
+    def record_eval(self, step: int, metrics: dict[str, float]) -> None:
+        self.done.append(f"record eval {step}")
+
+    def record_step(self, state: DriverState, metrics: dict[str, float], batch: Batch) -> None:
         self._do(f"record {state.step} {' '.join(sorted(metrics))}")
 
-    def _save(self, state: DriverState) -> None:
+    def save(self, state: DriverState) -> None:
         self._do(f"save {state.step} {state.next_ordinal}")
 
+    def save_if_due(self, state: DriverState) -> None:
+        self.done.append(f"save if due {state.step}")
 
-@pytest.fixture(autouse=True)
-def no_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpo, "rollout_metrics", lambda groups, version: {})
-    monkeypatch.setattr(grpo, "write_rollouts", lambda *_: None)
-
-
-def test_steps_are_recorded_with_their_evals() -> None:
-    run = FakeRun({}, total_steps=1)
-    assert run.loop.run(DriverState()) == DriverState(1, 10)
-    steps = ["publish 0", "eval 0", "take 1", "train 1", "publish 1", "eval 1"]
-    assert run.done == [*steps, "record 1 engine/restarts eval/pass@1 loss"]
+    def reason(self, step_and_save_s: float) -> str | None:
+        return None
 
 
-def test_reward_that_fails_over_a_step_loses_none() -> None:
-    run = FakeRun({"take 3": RewardError("sympy is gone")})
-    with pytest.raises(RewardError, match="sympy is gone"):
+def failing(run: FakeRun, error: type[HpcGrpoError] | type[RuntimeError], match: str | None = None) -> list[str]:
+    """Run into `error`; what was done, without starts and checkpoints."""
+    with pytest.raises(error, match=match):
         run.loop.run(DriverState())
-    assert run.done[-2:] == ["take 3", "save 2 20"]
+    return [line for line in run.done if not line.startswith(("start", "save if due"))]
 
 
-def test_reward_that_fails_over_an_eval_loses_no_step() -> None:
+def test_a_step_goes_from_its_batch_over_weights_and_eval_to_its_record_and_checkpoint() -> None:
+    run = FakeRun(total_steps=1)
+    assert run.loop.run(DriverState()) == DriverState(1, 10)
+    assert run.done == [
+        *["publish 0", "eval 0", "record eval 0", "start 0"],
+        *["take 1", "train 1", "publish 1", "eval 1", "start 1"],
+        *["record 1 eval/pass@1 loss/policy reward/mean", "save if due 1"],
+    ]
+
+
+def test_a_task_without_engines_publishes_and_evaluates_nothing() -> None:
+    run = FakeRun(total_steps=1, with_engines=False)
+    assert run.loop.run(DriverState()) == DriverState(1, 10)
+    assert run.done == ["start 0", "take 1", "train 1", "start 1", "record 1 loss/policy reward/mean", "save if due 1"]
+
+
+def test_an_eval_is_run_and_time_kept_for_it_only_where_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, reserved = FakeRun(total_steps=6, eval_every=4), []
+
+    def step_and_save_s(times: StepTimes, *, evaluates: bool) -> float:
+        reserved.append(evaluates)
+        return 0.0
+
+    monkeypatch.setattr(StepTimes, "step_and_save_s", step_and_save_s)
+    run.loop.run(DriverState())
+    assert [line for line in run.done if line.startswith("eval")] == ["eval 0", "eval 4", "eval 6"]
+    assert [before for before, evaluates in enumerate(reserved) if evaluates] == [3, 5], "each before its step"
+
+
+def test_a_reward_that_fails_over_a_step_loses_none() -> None:
+    run = FakeRun({"take 3": RewardError("sympy is gone")})
+    assert failing(run, RewardError, "sympy is gone")[-2:] == ["take 3", "save 2 20"]
+
+
+def test_a_reward_that_fails_over_an_eval_loses_no_step() -> None:
     """The step before it is on record when it is saved: a resumed run does not train on its prompts again."""
     run = FakeRun({"eval 2": RewardError("sympy is gone")})
-    with pytest.raises(RewardError, match="sympy is gone"):
-        run.loop.run(DriverState())
-    assert run.done[-3:] == ["eval 2", "record 2 engine/restarts loss", "save 2 20"]
+    done = failing(run, RewardError, "sympy is gone")
+    assert done[-3:] == ["eval 2", "record 2 loss/policy reward/mean", "save 2 20"]
 
 
 @pytest.mark.parametrize(("over", "saved"), [("take 3", "save 2 20"), ("publish 3", "save 3 30")])
-def test_engine_that_fails_for_good_loses_no_step(over: str, saved: str) -> None:
-    run = FakeRun({over: EngineLostError("an engine died")})
-    with pytest.raises(EngineLostError):
-        run.loop.run(DriverState())
-    assert run.done[-1] == saved
-    recorded = [line.split()[1] for line in run.done if line.startswith("record")]
+def test_an_engine_that_fails_for_good_loses_no_step(over: str, saved: str) -> None:
+    done = failing(FakeRun({over: EngineLostError("an engine died")}), EngineLostError)
+    assert done[-1] == saved
+    recorded = [line.split()[1] for line in done if line.startswith("record") and "eval 0" not in line]
     assert recorded == [str(step) for step in range(1, int(saved.split()[1]) + 1)]
 
 
@@ -112,10 +156,8 @@ def test_engine_that_fails_for_good_loses_no_step(over: str, saved: str) -> None
     ],
     ids=type,
 )
-def test_save_that_fails_hides_no_cause(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
-    run = FakeRun({"take 3": RewardError("sympy is gone"), "save 2 20": error})
-    with pytest.raises(RewardError, match="sympy is gone"):
-        run.loop.run(DriverState())
+def test_a_save_that_fails_hides_no_cause(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    failing(FakeRun({"take 3": RewardError("sympy is gone"), "save 2 20": error}), RewardError, "sympy is gone")
     cause, failed = capsys.readouterr().out.split("Step 2 could not be saved: ")
     assert cause == "Saving before ending: sympy is gone\n"
     assert failed == f"{error}\n"
@@ -123,13 +165,9 @@ def test_save_that_fails_hides_no_cause(error: Exception, capsys: pytest.Capture
 
 def test_weights_that_may_be_damaged_are_not_saved() -> None:
     run = FakeRun({"publish 2": WeightSyncError("checksum mismatch in bucket 0")})
-    with pytest.raises(WeightSyncError):
-        run.loop.run(DriverState())
-    assert run.done[-1] == "publish 2"
+    assert failing(run, WeightSyncError)[-1] == "publish 2"
 
 
-def test_error_of_the_learners_saves_nothing() -> None:
+def test_an_error_of_the_learners_saves_nothing() -> None:
     run = FakeRun({"train 2": RuntimeError("the gradient is not finite")})
-    with pytest.raises(RuntimeError):
-        run.loop.run(DriverState())
-    assert run.done[-1] == "train 2"
+    assert failing(run, RuntimeError)[-1] == "train 2"

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,6 @@ from hpc_grpo.run.contract import ENDS_AT_VARIABLE
 from hpc_grpo.run.paths import RunDir
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
-
-@pytest.fixture(autouse=True)
-def own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv(ENDS_AT_VARIABLE, raising=False)
-    before = {number: signal.getsignal(number) for number in HANDLED}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def test_goes_on_when_nobody_asks(tmp_path: Path) -> None:

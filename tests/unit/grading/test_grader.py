@@ -69,6 +69,7 @@ def test_group_is_decoded_and_graded(make_tokenizer: Callable[..., Any]) -> None
         truncated=(False, True, False),
         min_policy_versions=(4, 5, 5),
         mean_policy_versions=(pytest.approx(13 / 3), 5.5, 5.0),
+        measures={"tokens/completion_mean": (3.0, 2.0, 2.0), "tokens/truncated_fraction": (0.0, 1.0, 0.0)},
         texts=(" 2", "=2", "3"),
         errors=(),
     )

@@ -38,7 +38,7 @@ def test_inputs_that_hang_are_told_of(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_resuming_and_the_weight_contract_have_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     timer, phases = StepTimer(), {}
     session, workers = MagicMock(), MagicMock()
-    session.journal.timer = timer
+    session.timer = timer
 
     def resume() -> DriverState:
         phases["resume"] = timer.current[0]

@@ -8,8 +8,8 @@ from unittest.mock import Mock
 import pytest
 
 from hpc_grpo.config import Config
-from hpc_grpo.driver import placement
-from hpc_grpo.driver.placement import NodeSlots, reserve_nodes
+from hpc_grpo.driver import actors
+from hpc_grpo.driver.actors import NodeSlots, reserve_nodes
 from hpc_grpo.errors import ConfigError
 
 
@@ -38,10 +38,10 @@ def reserve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., li
         driver.unlink(missing_ok=True)
         if has_driver:
             driver.touch()
-        monkeypatch.setattr(placement, "_NVIDIA_DRIVER", driver)
-        monkeypatch.setattr(placement.ray, "nodes", lambda: [node])
-        monkeypatch.setattr(placement.ray, "wait", lambda waiting, **_: (waiting, []))
-        monkeypatch.setattr(placement, "placement_group", lambda _bundles, **_: Mock())
+        monkeypatch.setattr(actors, "_NVIDIA_DRIVER", driver)
+        monkeypatch.setattr(actors.ray, "nodes", lambda: [node])
+        monkeypatch.setattr(actors.ray, "wait", lambda waiting, **_: (waiting, []))
+        monkeypatch.setattr(actors, "placement_group", lambda _bundles, **_: Mock())
         return reserve_nodes(settings)
 
     return reserve

@@ -1,0 +1,132 @@
+"""What a step trains on, as items for the learners: groups of rollouts, or demonstrations.
+
+Consumes graded groups or the demonstration stream; produces a `Batch` per step. Token arrays of rollouts stay in the
+object store: an item refers to them. Rollouts wait for engines and graders; demonstrations for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hpc_grpo.algorithms.base import algorithm_of
+from hpc_grpo.algorithms.sft import demonstration_sequence
+from hpc_grpo.config import Config
+from hpc_grpo.data.stream import DemonstrationStream
+from hpc_grpo.driver.rollouts import RolloutScheduler
+from hpc_grpo.driver.sampling import GradedGroup
+from hpc_grpo.learner.actor import RemoteGroup
+from hpc_grpo.metrics.rollouts import rollout_metrics
+from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.types import TrainSequence
+
+
+@dataclass(frozen=True)
+class TrainItem:
+    """What one learner trains on whole. Learners' shares are balanced by `size`, in tokens."""
+
+    data: RemoteGroup | TrainSequence
+    num_trained_tokens: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step's items, one list for each optimizer step, and what is recorded of them.
+
+    `ordinals` are in order, without a gap; `lines` are those of rollouts/step_N.jsonl.
+    """
+
+    minibatches: Sequence[Sequence[TrainItem]]
+    ordinals: Sequence[int]
+    metrics: Mapping[str, float]
+    lines: Sequence[Mapping[str, Any]] = ()
+
+
+class Batches(Protocol):
+    """The batches of a run, in order."""
+
+    def start(self, policy_version: int) -> None:
+        """Begin whatever may begin now that engines hold this version."""
+        ...
+
+    def take_step(self, policy_version: int, timer: StepTimer) -> Batch:
+        """Wait for the next step's batch."""
+        ...
+
+
+class RolloutBatches:
+    """Groups of rollouts, with the advantages that the run's algorithm gives them."""
+
+    def __init__(self, config: Config, scheduler: RolloutScheduler) -> None:
+        self._num_minibatches = config.train.num_minibatches
+        self._algorithm = algorithm_of(config)
+        self._scheduler = scheduler
+
+    def start(self, policy_version: int) -> None:
+        self._scheduler.start_prompts(policy_version)
+
+    def take_step(self, policy_version: int, timer: StepTimer) -> Batch:
+        """Wait for a step's groups. Raises as `RolloutScheduler.take_step` does."""
+        with timer.phase("generate_wait"):
+            groups = self._scheduler.take_step(policy_version)
+        advantages = [tuple(self._algorithm.advantages(group.grades)) for group in groups]
+        items = [_group_item(group, own) for group, own in zip(groups, advantages, strict=True)]
+        metrics = rollout_metrics([group.grades for group in groups], policy_version)
+        return Batch(
+            minibatches=[items[index :: self._num_minibatches] for index in range(self._num_minibatches)],
+            ordinals=[group.prompt.ordinal for group in groups],
+            metrics={**metrics, "engine/restarts": self._scheduler.num_engine_restarts},
+            lines=[line for group, own in zip(groups, advantages, strict=True) for line in _lines(group, own)],
+        )
+
+
+class DemonstrationBatches:
+    """Demonstrations, `batch_size` for each step of one optimizer step."""
+
+    def __init__(self, stream: DemonstrationStream, batch_size: int, next_ordinal: int) -> None:
+        self._stream = stream
+        self._batch_size = batch_size
+        self._next_ordinal = next_ordinal
+
+    def start(self, policy_version: int) -> None:
+        """Do nothing: what engines hold is no matter here."""
+
+    def take_step(self, policy_version: int, timer: StepTimer) -> Batch:
+        ordinals = range(self._next_ordinal, self._next_ordinal + self._batch_size)
+        self._next_ordinal = ordinals.stop
+        sequences = [demonstration_sequence(self._stream.demonstration(ordinal)) for ordinal in ordinals]
+        items = [TrainItem(each, each.num_trained_tokens, len(each.token_ids)) for each in sequences]
+        num_tokens = sum(item.num_trained_tokens for item in items)
+        metrics = {
+            "tokens/completion_mean": num_tokens / len(items),
+            "tokens/completion_total": float(num_tokens),
+        }
+        return Batch([items], ordinals, metrics)
+
+
+def _group_item(group: GradedGroup, advantages: tuple[float, ...]) -> TrainItem:
+    grades = group.grades
+    num_trained = sum(n for n, valid in zip(grades.num_completion_tokens, grades.valid, strict=True) if valid)
+    return TrainItem(RemoteGroup(group.samples, advantages, grades.valid), num_trained, num_trained)
+
+
+def _lines(group: GradedGroup, advantages: Sequence[float]) -> list[dict[str, Any]]:
+    """Describe each rollout of a group whose texts were kept (`rollout.logged_fraction`)."""
+    grades = group.grades
+    return [
+        {
+            "ordinal": group.prompt.ordinal,
+            "sample": index,
+            "prompt": group.prompt.text,
+            "completion": text,
+            "reward": grades.rewards[index],
+            "rewards": {name: parts[index] for name, parts in grades.reward_parts.items()},
+            "valid": grades.valid[index],
+            "advantage": advantages[index],
+            "truncated": grades.truncated[index],
+            "policy_version": grades.min_policy_versions[index],
+        }
+        for index, text in enumerate(grades.texts)
+    ]

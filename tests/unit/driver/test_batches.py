@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from hpc_grpo.driver.batches import DemonstrationBatches, RolloutBatches, TrainItem
+from hpc_grpo.driver.learners import LearnerGroup
+from hpc_grpo.driver.sampling import GradedGroup
+from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.types import Demonstration, GroupGrades, Prompt, TrainSequence
+from tests.support.configs import minimal_config
+
+
+def group(ordinal: int, **changes: Any) -> GradedGroup:
+    values: dict[str, Any] = {
+        "ordinal": ordinal,
+        "rewards": (1.5, 0.5),
+        "reward_parts": {"correctness": (1.0, 0.0), "strict_format": (0.5, 0.5)},
+        "valid": (True, True),
+        "num_completion_tokens": (4, 8),
+        "truncated": (False, True),
+        "min_policy_versions": (5, 5),
+        "mean_policy_versions": (5.0, 5.5),
+    }
+    prompt = Prompt(ordinal, 0, (1, 2), f"What is {ordinal}?", {"answer": "3"})
+    return GradedGroup(prompt, f"samples {ordinal}", GroupGrades(**{**values, **changes}))
+
+
+class FakeScheduler:
+    num_engine_restarts = 2
+
+    def __init__(self, groups: Sequence[GradedGroup]) -> None:
+        self._groups = groups
+
+    def take_step(self, policy_version: int) -> Sequence[GradedGroup]:
+        return self._groups
+
+
+class FakeDemonstrations:
+    def demonstration(self, ordinal: int) -> Demonstration:
+        return Demonstration(ordinal, 0, (5,) * (ordinal + 1), (7, 8))
+
+
+def batches(groups: Sequence[GradedGroup], num_minibatches: int = 1) -> RolloutBatches:
+    config = minimal_config(loss={"normalize_std": False}, train={"num_minibatches": num_minibatches})
+    scheduler: Any = FakeScheduler(groups)
+    return RolloutBatches(config, scheduler)
+
+
+def data_of(items: Sequence[TrainItem]) -> list[Any]:
+    return [item.data for item in items]
+
+
+def test_a_group_goes_to_a_learner_with_its_advantages_and_its_valid_tokens() -> None:
+    invalid = group(1, valid=(True, False))
+    batch = batches([group(0), invalid]).take_step(6, StepTimer())
+    [first, second] = batch.minibatches[0]
+    assert data_of([first])[0].advantages == (0.5, -0.5)
+    assert data_of([second])[0].advantages == (0.0, 0.0), "a group with one valid rollout compares nothing"
+    assert [(item.num_trained_tokens, item.size) for item in (first, second)] == [(12, 12), (4, 4)]
+    assert batch.ordinals == [0, 1]
+    assert (batch.metrics["lag/max"], batch.metrics["engine/restarts"]) == (1.0, 2)
+
+
+def test_the_groups_of_a_step_are_dealt_out_to_its_minibatches() -> None:
+    batch = batches([group(ordinal) for ordinal in range(5)], num_minibatches=2).take_step(5, StepTimer())
+    samples = [[data.samples for data in data_of(minibatch)] for minibatch in batch.minibatches]
+    assert samples == [["samples 0", "samples 2", "samples 4"], ["samples 1", "samples 3"]]
+
+
+def test_the_wait_for_rollouts_is_a_phase() -> None:
+    timer = StepTimer()
+    batches([group(0)]).take_step(5, timer)
+    assert "time/generate_wait_s" in timer.finish_step()
+
+
+def test_a_line_is_kept_for_each_rollout_with_a_text() -> None:
+    batch = batches([group(0, texts=("#### 3", "no idea")), group(1)]).take_step(5, StepTimer())
+    common = {"ordinal": 0, "prompt": "What is 0?", "valid": True, "policy_version": 5}
+    assert batch.lines == [
+        {
+            **common,
+            "sample": 0,
+            "completion": "#### 3",
+            "reward": 1.5,
+            "rewards": {"correctness": 1.0, "strict_format": 0.5},
+            "advantage": 0.5,
+            "truncated": False,
+        },
+        {
+            **common,
+            "sample": 1,
+            "completion": "no idea",
+            "reward": 0.5,
+            "rewards": {"correctness": 0.0, "strict_format": 0.5},
+            "advantage": -0.5,
+            "truncated": True,
+        },
+    ]
+
+
+def test_demonstrations_are_trained_on_in_order_from_the_first_that_no_step_had() -> None:
+    stream: Any = FakeDemonstrations()
+    source = DemonstrationBatches(stream, batch_size=2, next_ordinal=4)
+    first, second = (source.take_step(0, StepTimer()) for _ in range(2))
+    assert (list(first.ordinals), list(second.ordinals)) == ([4, 5], [6, 7])
+    [items] = first.minibatches
+    assert [(item.num_trained_tokens, item.size) for item in items] == [(2, 7), (2, 8)]
+    assert first.metrics == {"tokens/completion_mean": 2.0, "tokens/completion_total": 4.0}
+    sequence = items[0].data
+    assert isinstance(sequence, TrainSequence)
+    assert sequence.token_ids.tolist() == [5, 5, 5, 5, 5, 7, 8]
+    assert sequence.loss_mask.tolist() == [False] * 5 + [True] * 2
+    assert sequence.advantages.tolist() == [0.0] * 5 + [1.0] * 2
+    assert sequence.engine_logprobs.tolist() == [0.0] * 7
+
+
+@pytest.mark.parametrize("num_learners", [1, 2])
+def test_learners_are_told_the_valid_tokens_of_all_of_them(num_learners: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+
+    class FakeLearner:
+        def __init__(self) -> None:
+            self.train = self
+
+        def remote(self, share: Any) -> Any:
+            told.append(share)
+            return {}
+
+    monkeypatch.setattr("hpc_grpo.driver.learners.get_all", lambda calls, *_: calls)
+    batch = batches([group(ordinal) for ordinal in range(4)], num_minibatches=2).take_step(5, StepTimer())
+    LearnerGroup([FakeLearner() for _ in range(num_learners)]).train(batch)
+    assert [[minibatch.num_valid_tokens for minibatch in share] for share in told] == [[24, 24]] * num_learners
+    ordinals = sorted(item.samples for share in told for minibatch in share for item in minibatch.items)
+    assert ordinals == [f"samples {ordinal}" for ordinal in range(4)]

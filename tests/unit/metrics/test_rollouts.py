@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpc_grpo.metrics.rollouts import MEASURES, measure, rollout_metrics
+from hpc_grpo.types import Completion, FinishReason, GroupGrades
+
+
+def group(ordinal: int, **changes: Any) -> GroupGrades:
+    values: dict[str, Any] = {
+        "ordinal": ordinal,
+        "rewards": (1.5, 0.0),
+        "reward_parts": {"correctness": (1.0, 0.0), "strict_format": (0.5, 0.0)},
+        "valid": (True, True),
+        "num_completion_tokens": (4, 8),
+        "truncated": (False, True),
+        "min_policy_versions": (5, 5),
+        "mean_policy_versions": (5.0, 5.5),
+        "measures": {"tokens/completion_mean": (4.0, 8.0), "tokens/truncated_fraction": (0.0, 1.0)},
+    }
+    return GroupGrades(**{**values, **changes})
+
+
+def completion(num_tokens: int, reason: FinishReason) -> Completion:
+    tokens = np.ones(num_tokens, np.int32)
+    return Completion(tokens, np.zeros(num_tokens, np.float32), tokens, reason)
+
+
+def test_metrics_of_two_groups() -> None:
+    """The second group has one valid reward left, and so no variance."""
+    second = group(
+        1,
+        rewards=(2.0, 0.0),
+        reward_parts={"correctness": (1.0, 0.0), "strict_format": (1.0, 0.0)},
+        valid=(True, False),
+        num_completion_tokens=(2, 2),
+        truncated=(False, False),
+        min_policy_versions=(4, 6),
+        mean_policy_versions=(4.5, 6.0),
+        measures={"tokens/completion_mean": (2.0, 2.0), "tokens/truncated_fraction": (0.0, 0.0)},
+    )
+    metrics = rollout_metrics([group(0), second], policy_version=6)
+    assert metrics == {
+        "reward/mean": pytest.approx(3.5 / 3),
+        "reward/invalid_fraction": 0.25,
+        "reward/zero_variance_fraction": 0.5,
+        "tokens/completion_mean": 4.0,
+        "tokens/completion_total": 16.0,
+        "tokens/truncated_fraction": 0.25,
+        "lag/mean": pytest.approx((1.0 + 0.5 + 1.5 + 0.0) / 4),
+        "lag/max": 2.0,
+        "reward/correctness": pytest.approx(2 / 3),
+        "reward/strict_format": pytest.approx(1.5 / 3),
+    }
+
+
+def test_a_group_of_equal_rewards_teaches_nothing_and_is_counted() -> None:
+    metrics = rollout_metrics([group(0), group(1, rewards=(1.0, 1.0))], policy_version=5)
+    assert metrics["reward/zero_variance_fraction"] == 0.5
+
+
+def test_a_step_without_any_valid_reward_has_a_mean_of_zero() -> None:
+    metrics = rollout_metrics([group(0, rewards=(0.0, 0.0), valid=(False, False))], policy_version=5)
+    assert metrics["reward/mean"] == 0.0
+    assert metrics["reward/invalid_fraction"] == 1.0
+
+
+def test_a_completion_is_measured_once_by_every_measure() -> None:
+    measures = measure([completion(3, "stop"), completion(5, "length")], ["yes", "no..."])
+    assert measures["tokens/completion_mean"] == (3.0, 5.0)
+    assert measures["tokens/truncated_fraction"] == (0.0, 1.0)
+    assert measures.keys() == MEASURES.keys()
