@@ -24,7 +24,7 @@ class RunState:
     """`reward`, `tokens_per_s` and `eta_s` are None until a step has ended; times are Unix seconds.
 
     `step_p95_s`, `eval_p95_s` and `save_p95_s` are the 95th percentiles of what a step, without what follows, an eval
-    and a checkpoint take (see driver/step_times.py).
+    and a checkpoint take (see driver/length.py).
     """
 
     step: int
