@@ -51,7 +51,7 @@ def test_status_as_json_has_every_field(built: RunBuilder) -> None:
     assert entry["path"] == str(built.run.path)
 
 
-def test_no_runs_is_said_and_no_error(root: Path) -> None:
+def test_a_root_without_runs_is_named_and_no_error(root: Path) -> None:
     shown = call("status")
     assert (shown.exit_code, shown.stdout) == (0, "")
     assert str(root) in shown.stderr
@@ -81,7 +81,7 @@ def test_a_wrong_name_ends_with_78_and_near_matches(built: RunBuilder, command: 
     assert result.stdout == ""
 
 
-def test_explain_tells_every_attempt_and_what_to_do(built: RunBuilder) -> None:
+def test_explain_shows_every_attempt_and_what_to_do(built: RunBuilder) -> None:
     first = built.attempt(1, "crash", why="The driver crashed with exit code 1; see driver.log.", exit_code=1)
     built.log(first, "step 1\nTraceback (most recent call last):\n  File x\nMemoryError: no\n")
     built.attempt(2, "resumable", age_s=300.0, first_step=10)
@@ -146,17 +146,17 @@ def test_logs_of_a_node_shows_its_actors_and_lists_all_of_rays(built: RunBuilder
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--attempt", "3"], "--attempt = 3 must be an attempt of the run adder; it has: 1."),
         (["--node", "nn1"], "must be a node of attempt 1-11; it has: n1. Did you mean 'n1'?"),
     ],
 )
-def test_logs_of_what_is_not_there_ends_with_78(built: RunBuilder, words: list[str], told: str) -> None:
+def test_logs_of_what_is_not_there_ends_with_78(built: RunBuilder, words: list[str], message: str) -> None:
     (built.folder(built.attempt(1)) / "nodes" / "n1").mkdir(parents=True)
     result = call("logs", "adder", *words)
     assert result.exit_code == 78
-    assert told in result.stderr
+    assert message in result.stderr
 
 
 def test_status_of_fifty_runs_is_fast_and_loads_nothing_heavy(root: Path) -> None:

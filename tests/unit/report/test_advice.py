@@ -57,17 +57,17 @@ is killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop --forc
         ("a kind of the future", "", "not recognised"),
     ],
 )
-def test_advice(kind: str, text: str, cause: str) -> None:
+def test_the_cause_follows_from_the_exit_kind_and_from_what_was_printed(kind: str, text: str, cause: str) -> None:
     advice = advise(kind, "", text)
     assert advice is not None
     assert advice.cause == cause
     assert advice.todo.endswith(".")
 
 
-def test_the_first_text_that_says_something_decides() -> None:
-    told = advise("crash", "No space left on device", "CUDA out of memory")
-    assert told is not None
-    assert told.cause == "disk full"
+def test_the_first_text_with_a_known_pattern_decides() -> None:
+    advice = advise("crash", "No space left on device", "CUDA out of memory")
+    assert advice is not None
+    assert advice.cause == "disk full"
 
 
 def test_a_complete_run_needs_no_advice() -> None:

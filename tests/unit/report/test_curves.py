@@ -79,7 +79,7 @@ def test_what_could_not_be_graded_is_not_shown_as_wrong(
     assert "What is 7+1?" not in shown
 
 
-def test_run_without_metrics_is_refused_in_words(run_dir: RunDir) -> None:
+def test_a_run_without_metrics_is_a_config_error(run_dir: RunDir) -> None:
     with pytest.raises(ConfigError, match="has the run finished a step"):
         report(run_dir)
 

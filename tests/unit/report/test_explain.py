@@ -67,7 +67,7 @@ def test_killed_at_the_end_of_the_allocation_is_walltime(built: RunBuilder) -> N
     assert (entry.kind, cause(entry)) == ("walltime", "walltime")
 
 
-def test_slurms_own_words_are_heard(built: RunBuilder) -> None:
+def test_slurms_line_about_an_oom_kill_names_the_cause(built: RunBuilder) -> None:
     built.attempt(1)
     built.hold(1, beat_age_s=300.0)
     built.run.slurm_logs.mkdir()
@@ -78,7 +78,9 @@ def test_slurms_own_words_are_heard(built: RunBuilder) -> None:
     assert cause(entry) == "out of host memory (probably)"
 
 
-def test_of_a_job_handed_in_with_sbatch_slurm_says_where_it_wrote(built: RunBuilder, tmp_path: Path) -> None:
+def test_the_output_of_a_job_of_the_users_own_script_is_read_where_its_link_says(
+    built: RunBuilder, tmp_path: Path
+) -> None:
     built.attempt(1)
     built.attempt(2, age_s=100.0)
     for path in (tmp_path / "%x-11.out", tmp_path, tmp_path / "no" / "such.out"):
@@ -92,7 +94,7 @@ def test_of_a_job_handed_in_with_sbatch_slurm_says_where_it_wrote(built: RunBuil
     assert (first.error, cause(first)) == (said, "out of host memory (probably)")
 
 
-def test_what_is_said_is_not_said_twice(built: RunBuilder) -> None:
+def test_an_error_that_the_reason_quotes_is_not_repeated(built: RunBuilder) -> None:
     why = "Something must be changed first: model.path = m is no model; see driver.log."
     built.log(built.attempt(1, "config", why=why), "error: model.path = m is no model.\n")
     built.log(built.attempt(2, "config", why=why), "error: model.path = m is no model.\n  It has no tokenizer.\n")
@@ -109,7 +111,9 @@ def test_what_is_said_is_not_said_twice(built: RunBuilder) -> None:
         ("*** JOB 11 ON n1 CANCELLED AT 2026-11-22T00:00:00 DUE TO NODE FAILURE ***", "node lost"),
     ],
 )
-def test_of_an_attempt_that_was_told_to_end_slurm_knows_why(built: RunBuilder, said: str, expected: str) -> None:
+def test_an_attempt_killed_after_a_signal_ended_for_the_reason_that_slurm_gives(
+    built: RunBuilder, said: str, expected: str
+) -> None:
     built.attempt(1, signalled="SIGTERM", signalled_at=time.time() - 500.0)
     built.attempt(2, age_s=100.0)
     built.run.slurm_logs.mkdir()
@@ -123,14 +127,14 @@ def test_the_end_of_the_log_counts_where_no_error_stands_out(built: RunBuilder) 
     assert [cause(entry) for entry in explained(built)] == ["nodes stopped talking (NCCL or Gloo)", "not recognised"]
 
 
-def test_why_it_stopped_early_is_said(built: RunBuilder) -> None:
+def test_a_resumable_attempt_shows_why_its_driver_stopped(built: RunBuilder) -> None:
     built.log(built.attempt(1, "resumable"), "Traceback (most recent call last):\nStopping after step 3: the clock.\n")
     (entry,) = explained(built)
     assert entry.error == "Stopping after step 3: the clock."
     assert cause(entry) == "stopped in time"
 
 
-def test_one_that_was_killed_for_a_lost_node_says_so(built: RunBuilder) -> None:
+def test_an_attempt_killed_after_it_lost_a_node_has_the_cause_node_lost(built: RunBuilder) -> None:
     built.attempt(1, signalled="SIGTERM", lost_nodes={"n2": "its agent ended"})
     built.attempt(2, age_s=100.0)
     assert cause(explained(built)[0]) == "node lost"

@@ -159,12 +159,12 @@ def expect(lines: queue.Queue[str], wanted: str) -> None:
         ("".join(f"{n:07}\n" for n in range(50_000)), 20_000, "".join(f"{n:07}\n" for n in range(30_000, 50_000))),
     ],
 )
-def test_the_end_of_a_file(tmp_path: Path, text: str, num_lines: int, expected: str) -> None:
+def test_tail_returns_the_last_lines(tmp_path: Path, text: str, num_lines: int, expected: str) -> None:
     (tmp_path / "log").write_text(text, newline="")
     assert tail(tmp_path / "log", num_lines) == expected
 
 
-def test_the_end_of_a_file_is_read_within_bounds(tmp_path: Path) -> None:
+def test_tail_reads_no_more_than_max_bytes(tmp_path: Path) -> None:
     assert tail(tmp_path / "none", 5) == ""
     (tmp_path / "log").write_text("x" * 10_000_000)
     assert len(tail(tmp_path / "log", 5, max_bytes=100_000)) == 100_000

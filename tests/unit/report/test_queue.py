@@ -9,41 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.launch.place.slurm import queue as slurm_queue
 from tests.support.command import call
 from tests.support.run_builder import RunBuilder
+from tests.support.slurm_programs import SlurmPrograms
 
-PROGRAMS = ("squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel", "srun", "salloc", "sstat")
 START = "2026-01-02T03:04:05"
 
 
-class FakeSlurm:
-    """`calls` holds the command lines so far; squeue prints `queue` and ends with `code`."""
-
-    def __init__(self, folder: Path) -> None:
-        self._log, self._queue, self._code = folder / "calls", folder / "queue", folder / "code"
-        self.answer("")
-        for name in PROGRAMS:
-            program = f'#!/bin/sh\necho {name} "$@" >> {self._log}\ncat {self._queue}\nexit $(cat {self._code})\n'
-            (folder / name).write_text(program)
-            (folder / name).chmod(0o755)
-
-    def answer(self, queue: str, code: int = 0) -> None:
-        self._queue.write_text(queue)
-        self._code.write_text(str(code))
-
-    @property
-    def calls(self) -> list[str]:
-        return self._log.read_text().splitlines() if self._log.exists() else []
-
-
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmPrograms:
+    programs = SlurmPrograms(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{programs.folder}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return FakeSlurm(folder)
+    return programs
 
 
 def a_minute_later(tmp_path: Path) -> None:
@@ -52,7 +30,7 @@ def a_minute_later(tmp_path: Path) -> None:
     path.write_text(json.dumps({**answer, "asked_at": time.time() - 61.0}))
 
 
-def test_only_status_with_slurm_asks_the_scheduler(root: Path, built: RunBuilder, slurm: FakeSlurm) -> None:
+def test_only_status_with_slurm_asks_the_scheduler(root: Path, built: RunBuilder, slurm: SlurmPrograms) -> None:
     built.log(built.attempt(1, "resumable"), "a line\n")
     built.chain("11", "12", successor="12")
     RunBuilder(root / "fresh").chain("20")
@@ -67,12 +45,14 @@ def test_only_status_with_slurm_asks_the_scheduler(root: Path, built: RunBuilder
     assert slurm.calls == ["squeue --noheader --format=%i|%T|%S|%r --jobs=12,20 --states=all"]
 
 
-def test_states_reasons_and_starts_are_shown(root: Path, built: RunBuilder, slurm: FakeSlurm) -> None:
+def test_states_reasons_and_expected_starts_are_columns_and_json(
+    root: Path, built: RunBuilder, slurm: SlurmPrograms
+) -> None:
     built.attempt(1)
     built.hold(1)
     built.chain("11", "12", successor="12")
     RunBuilder(root / "fresh").chain("20")
-    slurm.answer(f"11|RUNNING|{START}|None\n12|PENDING|N/A|Dependency\n20|PENDING|{START}|Priority\n")
+    slurm.answer("squeue", f"11|RUNNING|{START}|None\n12|PENDING|N/A|Dependency\n20|PENDING|{START}|Priority\n")
     title, adder, fresh, asked = call("status", "--slurm").output.splitlines()
     assert "walltime left  heartbeat  Slurm" in title
     assert title.index("Slurm") == adder.index("11 RUNNING, 12 PENDING (Dependency)")
@@ -86,11 +66,11 @@ def test_states_reasons_and_starts_are_shown(root: Path, built: RunBuilder, slur
     assert len(slurm.calls) == 1
 
 
-def test_within_a_minute_the_last_answer_counts(built: RunBuilder, slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_within_a_minute_the_last_answer_counts(built: RunBuilder, slurm: SlurmPrograms, tmp_path: Path) -> None:
     built.chain("11")
-    slurm.answer("11|PENDING|N/A|Priority\n")
+    slurm.answer("squeue", "11|PENDING|N/A|Priority\n")
     call("status", "--slurm")
-    slurm.answer(f"11|RUNNING|{START}|None\n")
+    slurm.answer("squeue", f"11|RUNNING|{START}|None\n")
     again = call("status", "--slurm").output
     assert "11 PENDING (Priority)" in again
     assert len(slurm.calls) == 1
@@ -100,7 +80,7 @@ def test_within_a_minute_the_last_answer_counts(built: RunBuilder, slurm: FakeSl
 
 
 def test_the_age_of_an_answer_is_shown(
-    built: RunBuilder, slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built: RunBuilder, slurm: SlurmPrograms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built.chain("11")
     built.run.config.write_text("launch: {scheduler_query_min_s: 3600}\n")
@@ -111,46 +91,46 @@ def test_the_age_of_an_answer_is_shown(
 
 
 @pytest.mark.parametrize("queue", ["11|CANCELLED|N/A|None\n", ""])
-def test_a_waiting_job_that_was_cancelled_by_hand_is_seen(built: RunBuilder, slurm: FakeSlurm, queue: str) -> None:
+def test_a_waiting_job_that_was_cancelled_by_hand_is_seen(built: RunBuilder, slurm: SlurmPrograms, queue: str) -> None:
     built.chain("11")
     assert "will not start" not in call("status").output
-    slurm.answer(queue)
+    slurm.answer("squeue", queue)
     shown = call("status", "--slurm").output
     assert f"Slurm says: 11 ({'CANCELLED' if queue else 'GONE'}). Submit it again: hpc-grpo resume adder" in shown
 
 
-def test_a_job_that_slurm_has_forgotten_is_no_error(built: RunBuilder, slurm: FakeSlurm) -> None:
+def test_a_job_that_slurm_has_forgotten_is_gone(built: RunBuilder, slurm: SlurmPrograms) -> None:
     built.chain("11")
-    squeue = Path(os.environ["PATH"].split(":")[0]) / "squeue"
-    squeue.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2\nexit 1\n")
+    slurm.answer("squeue", "", stderr="slurm_load_jobs error: Invalid job id specified", code=1)
     assert "11 GONE" in call("status", "--slurm").output
 
 
-def test_a_scheduler_that_does_not_answer_is_not_pressed(built: RunBuilder, slurm: FakeSlurm) -> None:
+def test_a_scheduler_that_does_not_answer_is_not_asked_again_within_a_minute(
+    built: RunBuilder, slurm: SlurmPrograms
+) -> None:
     built.chain("11")
-    slurm.answer("", code=1)
+    slurm.answer("squeue", "", code=1)
     for _ in range(2):
         result = call("status", "--slurm")
         assert result.exit_code == 0
         assert "squeue" in result.stderr and "asked again after 60 s" in result.stderr
-        assert "submitted" in result.stdout, "what the run directory says is told all the same"
+        assert "submitted" in result.stdout, "what the run directory says is shown all the same"
     assert len(slurm.calls) == 1
 
 
-def test_runs_without_jobs_cost_no_call(built: RunBuilder, slurm: FakeSlurm) -> None:
+def test_runs_without_jobs_cost_no_call(built: RunBuilder, slurm: SlurmPrograms) -> None:
     built.attempt(1, "resumable")
     assert call("status", "--slurm").output.endswith("No job to ask about.\n")
     assert slurm.calls == []
 
 
-def test_settings_of_the_users_squeue_do_not_count(
-    built: RunBuilder, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+def test_squeue_runs_without_the_users_settings_of_it(
+    built: RunBuilder, slurm: SlurmPrograms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[dict[str, str]] = []
     monkeypatch.setenv("SQUEUE_PARTITION", "other")
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
-    monkeypatch.setattr(slurm_queue, "output_of", lambda argv, environ: seen.append(dict(environ)) or "")
     built.chain("11")
     call("status", "--slurm")
-    assert "SQUEUE_PARTITION" not in seen[0]
-    assert seen[0]["SLURM_TIME_FORMAT"] == "standard"
+    environ = slurm.environ("squeue")
+    assert "SQUEUE_PARTITION" not in environ
+    assert environ["SLURM_TIME_FORMAT"] == "standard"

@@ -144,7 +144,7 @@ def complete(built: RunBuilder) -> None:
         (after("running"), "lost"),
     ],
 )
-def test_the_state_of_a_run(built: RunBuilder, prepare: Prepare, expected: str) -> None:
+def test_run_status_follows_from_the_records(built: RunBuilder, prepare: Prepare, expected: str) -> None:
     prepare(built)
     assert run_status(read_records(built.run), time.time()) == expected
 
@@ -207,7 +207,7 @@ def test_a_damaged_file_is_named_and_hides_nothing_else(built: RunBuilder) -> No
         (complete, None),
     ],
 )
-def test_the_last_problem_in_words(built: RunBuilder, prepare: Prepare, expected: str | None) -> None:
+def test_the_last_problem_is_a_sentence(built: RunBuilder, prepare: Prepare, expected: str | None) -> None:
     prepare(built)
     assert summary(built).problem == expected
 

@@ -27,7 +27,7 @@ def complete(built: RunBuilder) -> None:
     built.run.complete_marker.touch()
 
 
-def test_the_last_steps_in_words(built: RunBuilder) -> None:
+def test_the_last_steps_are_lines_of_text(built: RunBuilder) -> None:
     assert last_steps(built.run) == []
     write_steps(built.run, *range(1, 21))
     with built.run.metrics.open("a") as file:
@@ -37,7 +37,7 @@ def test_the_last_steps_in_words(built: RunBuilder) -> None:
     assert shown[-1] == "step 20  reward 2.000  tokens/s 2.8k  took 3.4 s"
 
 
-def test_lines_for_a_pipe_say_everything_once(built: RunBuilder) -> None:
+def test_a_pipe_gets_every_step_and_every_new_headline_once(built: RunBuilder) -> None:
     built.attempt(1)
     built.hold(1)
     built.state(1)
