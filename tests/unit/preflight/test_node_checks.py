@@ -10,7 +10,7 @@ import pytest
 from hpc_grpo.preflight.node_checks import CHECKS, Needs, node_findings
 from hpc_grpo.preflight.node_facts import Gpu, NodeFacts
 
-GPU = Gpu(0, "NVIDIA GH200 120GB", 12, 97871, 0, "565.57.01")
+GPU = Gpu(0, "NVIDIA GH200 120GB", 12, 0)
 GOOD = NodeFacts(
     node="nid001",
     host_address="10.1.2.3",

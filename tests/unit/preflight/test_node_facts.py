@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hpc_grpo.preflight.node_facts import Gpu, parse_driver_cuda, parse_gpus, parse_wheel_cuda, visible
+from hpc_grpo.preflight.node_facts import Gpu, gpus_of_job, parse_driver_cuda, parse_gpus, parse_wheel_cuda
 
 
 def test_what_nvidia_smi_prints_is_read() -> None:
-    printed = "0, NVIDIA GH200 120GB, 12, 97871, 3, 565.57.01\n1, NVIDIA GH200 120GB, 7, 97871, [N/A], 565.57.01\n"
+    printed = "0, NVIDIA GH200 120GB, 12, 3\n1, NVIDIA GH200 120GB, 7, [N/A]\n"
     assert [(gpu.index, gpu.used_mib, gpu.utilization) for gpu in parse_gpus(printed)] == [(0, 12, 3), (1, 7, 0)]
     assert parse_gpus("") == []
     assert parse_driver_cuda("| NVIDIA-SMI 580.1  Driver Version: 580.1  CUDA Version: 13.0 |") == "13.0"
@@ -23,7 +23,7 @@ def test_the_cuda_of_a_wheel_is_read_from_its_version_file() -> None:
 
 
 def test_gpus_of_other_jobs_do_not_count() -> None:
-    four = [Gpu(index, "NVIDIA GH200 120GB", 12, 97871, 0, "565.57.01") for index in range(4)]
-    assert [gpu.index for gpu in visible(four, {"CUDA_VISIBLE_DEVICES": "2,3"})] == [2, 3]
-    assert len(visible(four, {})) == 4
-    assert len(visible(four, {"CUDA_VISIBLE_DEVICES": "GPU-5f3c,GPU-77"})) == 4  # named by UUID
+    four = [Gpu(index, "NVIDIA GH200 120GB", 12, 0) for index in range(4)]
+    assert [gpu.index for gpu in gpus_of_job(four, {"CUDA_VISIBLE_DEVICES": "2,3"})] == [2, 3]
+    assert len(gpus_of_job(four, {})) == 4
+    assert len(gpus_of_job(four, {"CUDA_VISIBLE_DEVICES": "GPU-5f3c,GPU-77"})) == 4  # named by UUID
