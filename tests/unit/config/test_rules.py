@@ -8,36 +8,24 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.config import Config
 from hpc_grpo.config.rules import check_rules
 from hpc_grpo.errors import ConfigError
+from tests.support.configs import minimal_config
 
 EVAL = {"path": "eval.jsonl"}
 
 
-def make(**sections: Any) -> Config:
-    values: dict[str, Any] = {
-        "run": {"name": "r"},
-        "model": {"path": "m"},
-        "data": {"train": {"path": "d"}},
-        "train": {"total_steps": 1},
-    }
-    for section, changes in sections.items():
-        values[section] = {**values.get(section, {}), **changes} if isinstance(changes, dict) else changes
-    return Config.model_validate(values)
-
-
-def test_defaults_pass() -> None:
-    check_rules(make())
+def test_the_defaults_break_no_rule() -> None:
+    check_rules(minimal_config())
 
 
 @pytest.mark.parametrize("name", ["no_such_module:reward", "gone/file.py:reward"])
-def test_rewards_of_the_users_own_are_left_to_the_job(name: str) -> None:
-    check_rules(make(rewards=[{"name": name}]))
+def test_a_reward_of_the_users_own_is_left_to_the_job(name: str) -> None:
+    check_rules(minimal_config(rewards=[{"name": name}]))
 
 
 def test_sft_has_no_rewards_to_check() -> None:
-    check_rules(make(task="sft", rewards=[{"name": "corectness"}]))
+    check_rules(minimal_config(task="sft", rewards=[{"name": "corectness"}]))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +36,7 @@ def test_sft_has_no_rewards_to_check() -> None:
         ({"run": {"name": "a/b"}}, "without '/'"),
         ({"run": {"name": "x" * 201}}, "at most 200 bytes"),
         ({"train": {"total_steps": None}}, "set are: none"),
-        ({"train": {"total_epochs": 2}}, "set are: train.total_steps, train.total_epochs"),
+        ({"train": {"total_steps": 1, "total_epochs": 2}}, "set are: train.total_steps, train.total_epochs"),
         (
             {"rollout": {"max_policy_lag": 3}, "train": {"num_minibatches": 2}},
             "max_policy_lag = 3 counts optimizer steps and must be a multiple of train.num_minibatches = 2",
@@ -89,9 +77,9 @@ def test_sft_has_no_rewards_to_check() -> None:
         ),
     ],
 )
-def test_broken_rule_is_a_config_error_in_words(sections: dict[str, Any], words: str) -> None:
+def test_a_broken_rule_is_an_error_with_the_values_and_the_fix(sections: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_rules(make(**sections))
+        check_rules(minimal_config(**sections))
     assert words in str(caught.value)
     assert caught.value.exit_code == 78
 
@@ -108,8 +96,8 @@ def test_broken_rule_is_a_config_error_in_words(sections: dict[str, Any], words:
         {"rollout": {"min_new_tokens": 20, "max_new_tokens": 20}},
     ],
 )
-def test_what_is_just_allowed(sections: dict[str, Any]) -> None:
-    check_rules(make(**sections))
+def test_a_value_at_the_edge_of_a_rule_passes(sections: dict[str, Any]) -> None:
+    check_rules(minimal_config(**sections))
 
 
 def test_checking_a_config_loads_nothing_heavy() -> None:

@@ -9,20 +9,14 @@ import pytest
 from hpc_grpo.config import Config
 from hpc_grpo.data.stream import DemonstrationStream, PromptStream
 from hpc_grpo.errors import ConfigError
+from tests.support.configs import minimal_config
 
 ITEMS = [{"question": f"{i}+1=", "answer": f"so #### {i + 1}", "level": i} for i in range(10)]
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def make_config(train: dict[str, Any] | None = None, **data: Any) -> Config:
-    return Config.model_validate(
-        {
-            "run": {"name": "t"},
-            "model": {"path": "none"},
-            "data": {"train": {"path": "d.jsonl", **(train or {})}, "template": "plain", **data},
-            "train": {"total_steps": 1, "max_tokens_per_microbatch": 1000},
-        }
-    )
+    return minimal_config(data={"train": {"path": "d.jsonl", **(train or {})}, "template": "plain", **data})
 
 
 @pytest.fixture

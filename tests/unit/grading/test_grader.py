@@ -16,21 +16,13 @@ from hpc_grpo.grading.grader import Grader
 from hpc_grpo.run.contract import ATTEMPT_DIR_VARIABLE
 from hpc_grpo.run.stacks import STACKS_NAME, STACKS_SIGNAL
 from hpc_grpo.types import Completion, FinishReason, GroupGrades, GroupSamples, Prompt
+from tests.support.configs import minimal_config
 
 PROMPT = Prompt(ordinal=7, epoch=0, token_ids=(3, 4), text="1+1=", fields={"answer": "2"})
 
 
 def make_config(reward: str = "correctness", mask_truncated: bool = False) -> Config:
-    return Config.model_validate(
-        {
-            "run": {"name": "t"},
-            "model": {"path": "none"},
-            "data": {"train": {"path": "d.jsonl"}},
-            "rewards": [{"name": reward, "weight": 2.0}],
-            "rollout": {"mask_truncated": mask_truncated},
-            "train": {"total_steps": 1},
-        }
-    )
+    return minimal_config(rewards=[{"name": reward, "weight": 2.0}], rollout={"mask_truncated": mask_truncated})
 
 
 def completion(tokenizer: Any, text: str, versions: list[int], reason: FinishReason) -> Completion:
