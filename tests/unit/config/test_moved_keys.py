@@ -10,7 +10,7 @@ import yaml
 from hpc_grpo.config import LaunchConfig, load_config, load_launch, load_resolved, load_resolved_launch, to_yaml
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.freeze import freeze
-from hpc_grpo.run.chain import ChainRecord, asked_for, read_chain
+from hpc_grpo.run.chain import ChainRecord, read_chain
 from hpc_grpo.run.paths import RunDir
 
 NOW = r"launch\.slurm\.num_nodes is now launch\.num_nodes: set launch\.num_nodes=3 instead"
@@ -63,5 +63,5 @@ def test_a_chain_record_keeps_the_form_that_it_has_always_had(tmp_path: Path) ->
     run.chain.write_text('{"links": [], "successor": "", "ended": "", "slurm": {"num_nodes": 2, "time_min": 90}}')
     had = read_chain(run).launch(LaunchConfig(num_nodes=1))
     assert (had.num_nodes, had.slurm.time_min) == (2, 90)
-    assert asked_for(had)["num_nodes"] == 2
-    assert ChainRecord(slurm=asked_for(had)).launch(LaunchConfig()) == had
+    assert ChainRecord().asking_for(had).slurm["num_nodes"] == 2
+    assert ChainRecord().asking_for(had).launch(LaunchConfig()) == had
