@@ -16,7 +16,10 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def make_config(train: dict[str, Any] | None = None, **data: Any) -> Config:
-    return minimal_config(data={"train": {"path": "d.jsonl", **(train or {})}, "template": "plain", **data})
+    source = {"path": "d.jsonl", **(train or {})}
+    return minimal_config(
+        data={"train": source, "template": "plain", **data}, train={"max_tokens_per_microbatch": 1000}
+    )
 
 
 @pytest.fixture
