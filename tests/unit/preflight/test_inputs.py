@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from hpc_grpo.config import LaunchConfig, load_config
+import pytest
+
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.preflight.findings import Context, Finding
 from hpc_grpo.preflight.inputs import data_finding, model_finding
+from tests.support.configs import minimal_config
 
-NO_CONFIG = Context(None, LaunchConfig(), {})
+PREFETCH = "hpc-grpo prefetch CONFIG, on a login node"
 
 
-def context(environ: dict[str, str], *overrides: str) -> Context:
-    config = load_config("local/debug", overrides)
-    return Context(config, config.launch, environ)
+def context(environ: dict[str, str] | None = None, **sections: Any) -> Context:
+    config = minimal_config(**sections)
+    return Context(config, config.launch, environ or {})
 
 
 def cached(home: Path, kind: str, name: str) -> Path:
@@ -22,49 +26,63 @@ def cached(home: Path, kind: str, name: str) -> Path:
     return snapshot
 
 
-def test_a_model_is_found_by_path_and_in_the_cache_the_job_uses(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    assert model_finding(context({}, f"model.path={model}")).status == "failure"  # no weights
-    (model / "model.safetensors").touch()
-    assert model_finding(context({}, f"model.path={model}")).status == "ok"
+def test_a_model_folder_needs_weights(tmp_path: Path) -> None:
+    here = context(model={"path": str(tmp_path)})
+    (tmp_path / "config.json").write_text("{}")
+    found = model_finding(here)
+    assert (found.status, found.fix) == ("failure", PREFETCH)
+    (tmp_path / "model.safetensors").touch()
+    assert model_finding(here) == Finding("model", "ok", str(tmp_path))
+
+
+def test_a_model_by_name_is_found_in_the_cache_that_launch_env_names(tmp_path: Path) -> None:
     snapshot = cached(tmp_path, "models", "some/model")
     (snapshot / "config.json").write_text("{}")
     (snapshot / "model.safetensors").touch()
-    found = model_finding(context({"MINE": str(tmp_path)}, "model.path=some/model", "launch.env.HF_HOME=$MINE"))
-    assert found.status == "ok"
-    assert str(snapshot) in found.says
+    launch = {"env": {"HF_HOME": "$MINE"}}
+    found = model_finding(context({"MINE": str(tmp_path)}, model={"path": "some/model"}, launch=launch))
+    assert (found.status, found.says) == ("ok", f"some/model is in {snapshot}")
 
 
-def test_a_missing_model_is_a_failure_offline_only(tmp_path: Path) -> None:
-    overrides = ["model.path=some/model", f"launch.env.HF_HOME={tmp_path}"]
-    assert model_finding(context({}, *overrides)).status == "warning"
-    found = model_finding(context({}, *overrides, 'launch.env.HF_HUB_OFFLINE="1"'))
-    assert found.status == "failure"
-    assert found.fix.startswith("hpc-grpo prefetch CONFIG")
-    assert model_finding(NO_CONFIG) == Finding("model", "skipped", "give a CONFIG")
+@pytest.mark.parametrize(("offline", "status"), [({}, "warning"), ({"HF_HUB_OFFLINE": "1"}, "failure")])
+def test_a_model_that_is_not_cached_is_a_failure_only_offline(
+    offline: dict[str, str], status: str, tmp_path: Path
+) -> None:
+    launch = {"env": {"HF_HOME": str(tmp_path), **offline}}
+    found = model_finding(context(model={"path": "some/model"}, launch=launch))
+    assert (found.status, found.fix) == (status, PREFETCH)
 
 
-def test_data_are_found_as_files_and_in_the_cache(tmp_path: Path) -> None:
+def test_without_a_config_nothing_is_looked_for() -> None:
+    nothing = Context(None, LaunchConfig(), {})
+    assert model_finding(nothing) == Finding("model", "skipped", "give a CONFIG")
+    assert data_finding(nothing) == Finding("data", "skipped", "give a CONFIG")
+
+
+def test_data_files_must_exist(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.touch()
-    base = [f"data.train.path={rows}", f"data.eval.path={rows}"]
-    assert data_finding(context({}, *base)).status == "ok"
-    gone = data_finding(context({}, *base, f"data.eval.path={tmp_path}/gone.jsonl"))
-    assert (gone.status, "data.eval.path" in gone.fix) == ("failure", True)
-    named = [*base, "data.eval.path=some/set", "data.eval.subset=main"]
+    assert data_finding(context(data={"train": {"path": str(rows)}, "eval": {"path": str(rows)}})).status == "ok"
+    gone = {"path": f"{tmp_path}/gone.jsonl"}
+    found = data_finding(context(data={"train": {"path": str(rows)}, "eval": gone}, eval={"every_steps": 1}))
+    assert (found.status, "data.eval.path" in found.fix) == ("failure", True)
+
+
+def test_data_sets_by_name_are_found_in_the_cache(tmp_path: Path) -> None:
+    train = {"path": "other/set", "split": "all"}
+    held_out = {"path": "some/set", "subset": "main"}
     offline = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    found = data_finding(context(offline, *named))
-    assert found.status == "failure"
-    assert "hpc-grpo prefetch CONFIG" in found.fix
-    both = data_finding(context(offline, *named, "data.train.path=other/set", "data.train.split=all"))
-    assert "other/set and some/set" in both.says
+    here = context(offline, data={"train": train, "eval": held_out})
+    missing = data_finding(here)
+    assert (missing.status, missing.fix) == ("failure", PREFETCH)
+    assert "other/set and some/set" in missing.says
     cached(tmp_path, "datasets", "some/set")
-    assert data_finding(context(offline, *named)).status == "ok"
+    assert "other/set" in data_finding(here).says and "some/set" not in data_finding(here).says
+    cached(tmp_path, "datasets", "other/set")
+    assert data_finding(here) == Finding("data", "ok", "other/set, some/set")
 
 
 def test_a_path_that_does_not_exist_is_a_failure_online_too(tmp_path: Path) -> None:
-    found = model_finding(context({}, f"model.path={tmp_path}/gone"))
+    found = model_finding(context(model={"path": f"{tmp_path}/gone"}))
     assert (found.status, f"{tmp_path}/gone/config.json" in found.says) == ("failure", True)
-    assert data_finding(context({}, f"data.train.path={tmp_path}/gone")).status == "failure"
+    assert data_finding(context(data={"train": {"path": f"{tmp_path}/gone"}})).status == "failure"

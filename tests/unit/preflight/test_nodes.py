@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.config import LaunchConfig, load_config
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.launch.agent.network import choose_ports
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.preflight.findings import Context
@@ -19,6 +19,7 @@ from hpc_grpo.preflight.node_facts import facts_from, gather
 from hpc_grpo.preflight.node_links import NodeLinks
 from hpc_grpo.preflight.nodes import examine, needs_of
 from hpc_grpo.preflight.torch_probe import ProbeSpec
+from tests.support.configs import minimal_config
 from tests.support.places import FakePlace, allocation
 
 TWO = ("n1", "n2")
@@ -112,12 +113,13 @@ def test_the_weights_of_the_config_count_as_needed(tmp_path: Path) -> None:
     shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 1000, **shape}))
 
-    def store_gib(*overrides: str) -> float | None:
-        config = load_config("local/debug", [f"model.path={tmp_path}", *overrides])
+    def store_gib(num_buffers: int = 1, **model: str) -> float | None:
+        settings = {"path": str(tmp_path), "dtype": "float32", **model}
+        config = minimal_config(model=settings, weights={"num_buffers": num_buffers})
         return needs_of(Context(config, config.launch, {}), is_job=True).store_gib
 
     whole = store_gib()
     assert whole
-    assert store_gib("model.dtype=bfloat16") == whole / 2
-    assert store_gib("weights.num_buffers=2") == whole * 2
-    assert store_gib("model.path=not/here") is None
+    assert store_gib(dtype="bfloat16") == whole / 2
+    assert store_gib(num_buffers=2) == whole * 2
+    assert store_gib(path="not/here") is None
