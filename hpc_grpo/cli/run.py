@@ -14,7 +14,6 @@ from hpc_grpo.cli.options import CONFIG, DRIVER, OVERRIDES, RUN, SET, find_run, 
 
 if TYPE_CHECKING:
     from hpc_grpo.cli.request import Request
-    from hpc_grpo.config import LaunchConfig
     from hpc_grpo.run.paths import RunDir
 
 
@@ -87,7 +86,7 @@ def submit(
     is complete.
     """
     from hpc_grpo.cli.request import load_request
-    from hpc_grpo.launch.chain.submit import attempt_command
+    from hpc_grpo.launch.chain.submit import attempt_command, submit_run
     from hpc_grpo.launch.freeze import freeze
     from hpc_grpo.launch.place import job_queue
     from hpc_grpo.launch.place.base import JobRequest
@@ -109,7 +108,8 @@ def submit(
     if frozen.run.is_complete():
         click.echo(f"The run in {frozen.run.path} is already complete; raise train.total_* to extend it.")
         return
-    _submit_frozen(frozen.run, frozen.config.launch, driver, parsable=parsable)
+    job_id = submit_run(frozen.run, frozen.config.launch, driver, queue)
+    click.echo(job_id if parsable else _how_to_follow(frozen.run, job_id))
 
 
 @click.command(hidden=True)
@@ -178,7 +178,7 @@ def resume(run_name: str, overrides: tuple[str, ...], driver: str) -> None:
 
     KEY=VALUE changes its config first, such as launch.slurm.time_min=600: keys that do not change what is learned.
     """
-    from hpc_grpo.launch.chain.submit import attempt_command, next_launch
+    from hpc_grpo.launch.chain.submit import attempt_command, next_launch, submit_run
     from hpc_grpo.launch.freeze import freeze, reconfigured
     from hpc_grpo.launch.place import job_queue
     from hpc_grpo.launch.place.base import JobRequest
@@ -191,12 +191,13 @@ def resume(run_name: str, overrides: tuple[str, ...], driver: str) -> None:
     refuse_if_held(run)
     config = reconfigured(run, overrides)
     launch = next_launch(run, overrides)
-    job_queue().render(JobRequest(run, launch, attempt_command(run, driver)))  # refuses what cannot be asked for
+    queue = job_queue()
+    queue.render(JobRequest(run, launch, attempt_command(run, driver)))  # refuses what cannot be asked for
     refuse_what_fails(config.model_copy(update={"launch": launch}))
     if overrides:
         freeze(config, sys.argv, overrides)
     if not _is_complete(run):  # more steps reopen one that was
-        _submit_frozen(run, launch, driver)
+        click.echo(_how_to_follow(run, submit_run(run, launch, driver, queue)))
 
 
 def _is_complete(run: RunDir) -> bool:
@@ -206,20 +207,15 @@ def _is_complete(run: RunDir) -> bool:
     return run.is_complete()
 
 
-def _submit_frozen(run: RunDir, launch: LaunchConfig, driver: str, *, parsable: bool = False) -> None:
-    """Submit a run whose config is frozen, and say how to follow it. Raises LaunchError."""
-    from hpc_grpo.launch.chain.submit import submit_run
-    from hpc_grpo.launch.place import job_queue
-
-    job_id = submit_run(run, launch, driver, job_queue())
-    if parsable:
-        click.echo(job_id)
-        return
-    click.echo(f"Submitted job {job_id} for run {run.path}")
-    click.echo(f"  where it stands:  hpc-grpo status {run.path}")
-    click.echo(f"  its log:          hpc-grpo logs -f {run.path}")
-    click.echo(f"  Slurm's output:   {run.slurm_log(job_id)}")
-    click.echo(f"  end it:           hpc-grpo stop {run.path}    (or cancel, without a checkpoint)")
+def _how_to_follow(run: RunDir, job_id: str) -> str:
+    """Return what to type next, now that the run is submitted."""
+    return (
+        f"Submitted job {job_id} for run {run.path}\n"
+        f"  where it stands:  hpc-grpo status {run.path}\n"
+        f"  its log:          hpc-grpo logs -f {run.path}\n"
+        f"  Slurm's output:   {run.slurm_log(job_id)}\n"
+        f"  end it:           hpc-grpo stop {run.path}    (or cancel, without a checkpoint)"
+    )
 
 
 def _comments(request: Request) -> str:

@@ -1,0 +1,40 @@
+"""A job queue for the commands that submit."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.launch.place.base import JobRequest
+from hpc_grpo.launch.place.slurm.jobs import SlurmQueue
+from tests.support.places import FakeQueue
+from tests.support.slurm_programs import SlurmPrograms
+
+
+@pytest.fixture
+def programs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> SlurmPrograms:
+    """Return Slurm's programs; scontrol answers nothing about partitions."""
+    programs = SlurmPrograms(tmp_path_factory.mktemp("slurm"))
+    programs.answer("scontrol", "", code=1)
+    monkeypatch.setenv("PATH", f"{programs.folder}:{os.environ['PATH']}")
+    return programs
+
+
+@dataclass
+class RenderingQueue(FakeQueue):
+    """Renders as Slurm's queue does, which refuses options."""
+
+    def render(self, request: JobRequest) -> str:
+        return SlurmQueue().render(request)
+
+
+@pytest.fixture
+def queue(programs: SlurmPrograms, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeQueue:
+    """Return the queue that commands submit to, called in an empty working directory."""
+    queue = RenderingQueue()
+    monkeypatch.setattr("hpc_grpo.launch.place.job_queue", lambda: queue)
+    monkeypatch.chdir(tmp_path)
+    return queue

@@ -1,0 +1,213 @@
+"""What submit refuses before it queues a job: a model, data, rewards and programs that are not there, too few GPUs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from hpc_grpo.errors import EXIT_CONFIG
+from tests.support.command import call
+from tests.support.places import FakeQueue
+
+
+def submit(*words: str) -> Result:
+    """Submit a run that names nothing on this machine but what `words` say."""
+    return call("submit", "local/debug", "data.train.path=org/rows", "eval.every_steps=null", *words)
+
+
+ROW = '{"question": "What is 1+1?", "answer": "2"}\n'
+
+MISSING = [
+    ("model.path=./qwen", ["model.path = ./qwen: ", "{here}/qwen/config.json"]),
+    ("model.path=/no/such/model", ["model.path = /no/such/model: ", "/no/such/model/config.json"]),
+    ("model.path=models/of/mine", ["model.path = models/of/mine: "]),
+    ("model.path=.", ["model.path = .: ", "config.json"]),
+    ("data.train.path=rows.jsonl", ["data.train.path = rows.jsonl: ", "{here}/rows.jsonl"]),
+    ("data.train.path=../saved", ["data.train.path = ../saved: "]),
+    ("data.train.path=~/rows.json", ["data.train.path = ~/rows.json: ", "~ is not expanded"]),
+    (
+        "rewards.0.name=my/rewards.py:shows_work",
+        ["rewards.0.name = my/rewards.py:shows_work: ", "{here}/my/rewards.py"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("word", "messages"), MISSING, ids=[word for word, _ in MISSING])
+def test_a_path_that_does_not_exist_is_refused(
+    word: str, messages: list[str], queue: FakeQueue, tmp_path: Path
+) -> None:
+    result = submit("rewards=[{name: correctness}]", word)
+    assert result.exit_code == EXIT_CONFIG
+    for text in messages:
+        assert text.format(here=tmp_path) in result.stderr
+    assert (queue.requests, list(tmp_path.iterdir())) == ([], [])
+
+
+def test_all_that_is_missing_is_one_error(queue: FakeQueue) -> None:
+    shown = submit("model.path=./m", "data.train.path=a.json", "data.eval.path=b.json", "eval.every_steps=2").stderr
+    assert [line.split(" = ")[0].strip() for line in shown.splitlines() if " = " in line] == [
+        "model.path",
+        "data.train.path",
+        "data.eval.path",
+    ]
+    assert shown.count("error: ") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model.path=Qwen/Qwen2.5-7B", "data.train.path=openai/gsm8k"],
+        ["model.path=$SCRATCHDIR/models/qwen", "data.train.path=${SCRATCH}/rows.jsonl"],
+        ["data.eval.path=gone.jsonl"],  # without eval nobody reads it
+        ["rewards.0.name=my_rewards:shows_work"],
+        ["task=sft", "rewards.0.name=gone.py:shows_work"],
+    ],
+    ids=["of the hub", "with a job's variables", "eval that is off", "reward of a module", "reward that sft ignores"],
+)
+def test_an_input_that_the_job_may_find_is_accepted(words: list[str], queue: FakeQueue) -> None:
+    result = submit("rewards=[{name: correctness}]", *words)
+    assert result.exit_code == 0, result.stderr
+    assert len(queue.requests) == 1
+
+
+def test_paths_are_relative_to_the_folder_the_run_was_started_in(
+    queue: FakeQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my" / "rows.jsonl").write_text(ROW)
+    (tmp_path / "my" / "rewards.py").touch()
+    words = ["data.train.path=my/rows.jsonl", "rewards=[{name: 'my/rewards.py:f'}]", f"run.root={tmp_path}/runs"]
+    assert submit(*words).exit_code == 0
+    monkeypatch.chdir(tmp_path / "runs")
+    assert submit(*words).exit_code == 0
+    (tmp_path / "my" / "rewards.py").unlink()
+    assert f"there is no {tmp_path}/my/rewards.py" in submit(*words).stderr
+
+
+def test_a_name_of_the_hub_is_one_although_another_folder_holds_a_clone(
+    queue: FakeQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["model.path=org/m", f"run.root={tmp_path}/runs"]
+    assert submit(*words).exit_code == 0
+    (tmp_path / "other" / "org" / "m").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "other")
+    assert submit(*words).exit_code == 0
+    assert len(queue.requests) == 2
+
+
+def test_a_folder_of_the_run_is_checked_from_everywhere(
+    queue: FakeQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models" / "x").mkdir(parents=True)
+    (tmp_path / "models" / "x" / "config.json").touch()
+    (tmp_path / "other").mkdir()
+    words = ["model.path=models/x", f"run.root={tmp_path}/runs"]
+    assert submit(*words).exit_code == 0
+    (tmp_path / "models" / "x" / "config.json").unlink()
+    monkeypatch.chdir(tmp_path / "other")
+    assert f"model.path = models/x: there is no {tmp_path}/models/x/config.json" in submit(*words).stderr
+    assert len(queue.requests) == 1
+
+
+@pytest.mark.parametrize(("key", "value"), [("launch.python", "{}"), ("launch.notify", "[{}, me]")])
+def test_a_program_that_the_job_could_not_start_is_refused(
+    key: str, value: str, queue: FakeQueue, tmp_path: Path
+) -> None:
+    program = tmp_path / "program"
+    words = ["model.path=org/m", f"{key}={value.format(program)}", f"run.root={tmp_path}/runs"]
+
+    def is_refused() -> bool:
+        result = submit(*words)
+        parts = (f"{key} = ", str(program), "must be a file that can be executed")
+        return result.exit_code == EXIT_CONFIG and all(part in result.stderr for part in parts)
+
+    assert is_refused()
+    assert f"# submit would refuse this. {key} = " in submit(*words, "--dry-run").output
+    program.touch(0o644)
+    assert is_refused()
+    assert (queue.requests, (tmp_path / "runs").exists()) == ([], False)
+    program.chmod(0o755)
+    assert submit(*words).exit_code == 0
+    assert len(queue.requests) == 1
+
+
+BAD_FIRST_ROWS = {
+    "broken": ('\n{"question": "q"\n' + ROW, [], "rows.jsonl, line 2, byte 18: not valid JSON"),
+    "no object": ("[1]\n", [], "rows.jsonl, line 1, byte 0: must be a JSON object"),
+    "no prompt": (
+        '{"qustion": "q", "answer": "a"}\n',
+        [],
+        "there is no field 'question' (prompt_field). Fields: qustion",
+    ),
+    "no answer": (ROW, ["data.train.answer_field=gold"], "there is no field 'gold' (answer_field)"),
+    "no completion": (ROW, ["task=sft", "sft.completion_field=reply"], "'reply' (sft.completion_field)"),
+    "empty": ("\n", [], "rows.jsonl is empty"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FIRST_ROWS)
+def test_data_that_begins_with_a_bad_row_is_refused(case: str, queue: FakeQueue, tmp_path: Path) -> None:
+    text, words, message = BAD_FIRST_ROWS[case]
+    (tmp_path / "rows.jsonl").write_text(text)
+    result = submit("model.path=org/m", "data.train.path=rows.jsonl", *words)
+    assert (result.exit_code, queue.requests) == (EXIT_CONFIG, [])
+    assert message in result.stderr
+    assert result.stderr.count("error: ") == 1
+
+
+def test_of_the_data_the_first_row_alone_is_read(queue: FakeQueue, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n" + ROW + "{broken\n")
+    result = submit("model.path=org/m", "data.train.path=rows.jsonl")
+    assert result.exit_code == 0, result.stderr
+    assert len(queue.requests) == 1
+
+
+def test_data_is_judged_without_packages_that_a_light_installation_lacks() -> None:
+    program = "import sys, hpc_grpo.preflight.inputs, hpc_grpo.config\n"
+    program += "print(sorted(set(sys.modules) & {'numpy', 'torch', 'ray', 'datasets', 'transformers'}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+TOO_FEW_GPUS = [
+    (["model.device=cuda"], "model.device = cuda, but launch.slurm.gpus_per_node = 0 asks Slurm for no GPUs"),
+    (["model.device=cuda", "engine.tensor_parallel=2"], "need 5: set launch.slurm.gpus_per_node to that"),
+    (["launch.slurm.gpus_per_node=2"], "launch.slurm.gpus_per_node = 2: a node of the job has 2 GPUs, but placement."),
+    (["launch.slurm.gpus_per_node=4", "engine.tensor_parallel=2"], "(engine.tensor_parallel = 2) need 5."),
+    (["launch.slurm.gpus_per_node=2", "model.device=cpu"], "need 3."),  # reserved although nothing computes on them
+]
+
+
+@pytest.mark.parametrize(("words", "message"), TOO_FEW_GPUS)
+def test_fewer_gpus_than_learners_and_engines_need_are_refused(
+    words: list[str], message: str, queue: FakeQueue
+) -> None:
+    result = submit("model.path=org/m", *words)
+    assert (result.exit_code, queue.requests) == (EXIT_CONFIG, [])
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["model.device=cpu"],
+        ["model.device=cuda", "launch.slurm.gpus_per_node=3"],
+        ["model.device=cuda", "task=sft", "launch.slurm.gpus_per_node=1"],
+        ["placement.gpus=none", "launch.slurm.gpus_per_node=1"],
+        ["model.device=cuda", "--sbatch", "gres=gpu:4"],
+        ["model.device=cuda", "--sbatch", "gpus-per-task=4"],
+        ["model.device=cuda", "--sbatch", "exclusive"],
+    ],
+    ids=lambda words: " ".join(words) or "defaults",
+)
+def test_gpus_that_suffice_or_that_slurm_is_asked_for_otherwise_are_accepted(
+    words: list[str], queue: FakeQueue
+) -> None:
+    result = submit("model.path=org/m", *words)
+    assert result.exit_code == 0, result.stderr
+    assert len(queue.requests) == 1
