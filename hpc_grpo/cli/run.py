@@ -133,7 +133,7 @@ def attempt(run_dir: Path, link: bool, successor_of: str, driver: str) -> None:
 def job_setup(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], driver: str) -> None:
     """Print the shell lines a job runs first: for sbatch/grpo_rlzero.sbatch, which takes what `train` takes."""
     from hpc_grpo.cli.request import load_request
-    from hpc_grpo.launch.place.slurm.sbatch import setup_lines
+    from hpc_grpo.launch.place.job_command import setup_lines
 
     for line in setup_lines(load_request(config_name, [*sets, *overrides]).config.launch):
         click.echo(line)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpc_grpo.launch.place.slurm.text import own_lines
 from hpc_grpo.launch.supervisor.last_error import last_error, reason_to_stop
 from hpc_grpo.report.advice import Advice, advise
 from hpc_grpo.report.logs import DRIVER_LOG, attempt_dirs, job_output, tail
@@ -22,7 +22,6 @@ _END_LINES = 40
 _DUE_TO = "DUE TO "
 """Slurm says it of a job that it cancelled by itself: the time limit, a node failure, preemption."""
 
-_JOB = re.compile(r"\b(?:JOB |STEP |StepId=)(\d+)")
 
 _NO_ERROR = ("complete", "stopped", "resumable")
 _WIDTH = 110
@@ -138,14 +137,7 @@ def _slurm_said(records: RunRecords, job_id: str) -> str:
         lines = tail(path, _READ_LINES, _READ_BYTES).splitlines() if path.is_file() else []
     except OSError:  # the user may have put it anywhere
         return ""
-    own = [line for line in lines if line.startswith(("slurmstepd: ", "srun: error")) and _is_of_job(line, job_id)]
-    return "\n".join(own)[-2000:]
-
-
-def _is_of_job(line: str, job_id: str) -> bool:
-    """Tell whether the line is about this job: with --output and append several may write to one file."""
-    named = _JOB.search(line)
-    return named is None or named[1] == job_id
+    return "\n".join(own_lines(lines, job_id))[-2000:]
 
 
 def _is_repeated(error: str, why: str) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 from hpc_grpo.config import LaunchConfig, load_resolved_launch
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place import queue_of
-from hpc_grpo.launch.place.slurm.jobs import WAITING_STATES
 from hpc_grpo.launch.place.slurm.queue import QueueAnswer, QueuedJob, ask, cache_path
 from hpc_grpo.report.records import RunRecords
 from hpc_grpo.report.status import RunSummary
@@ -78,7 +77,7 @@ def _starts(jobs: Sequence[QueuedJob]) -> str:
 
 def _with_problem(summary: RunSummary, jobs: Sequence[QueuedJob]) -> RunSummary:
     waits = [job for job in jobs if job.job_id != summary.job_id or summary.attempt is None]
-    if summary.state not in _NOT_STARTED or not waits or any(job.state in WAITING_STATES for job in waits):
+    if summary.state not in _NOT_STARTED or not waits or any(not job.is_over for job in waits):
         return summary
     ended = ", ".join(f"{job.job_id} ({job.state})" for job in waits)
     problem = f"Its job will not start, Slurm says: {ended}. Submit it again: hpc-grpo resume {summary.run}"

@@ -14,7 +14,7 @@ from hpc_grpo.launch.chain.link import ChainLink, LinkJob
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.launch.place.base import Allocation, Place
-from hpc_grpo.launch.place.slurm.sbatch import job_python
+from hpc_grpo.launch.place.job_command import job_python
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.lock import LockOwner, RunLock, abandoned_by, remove_abandoned

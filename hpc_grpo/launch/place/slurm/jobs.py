@@ -16,12 +16,11 @@ from hpc_grpo.config.launch import LaunchConfig
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.base import JobEnd, JobRequest
 from hpc_grpo.launch.place.slurm import sbatch, text
-from hpc_grpo.launch.place.slurm.text import minutes, output_of
+from hpc_grpo.launch.place.slurm.text import WAITING_STATES, minutes, output_of
 
 _FINAL_STATES = frozenset(
     ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
 )
-WAITING_STATES = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "RUNNING", "SUSPENDED"})
 
 
 class SlurmQueue:

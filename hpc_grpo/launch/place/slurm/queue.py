@@ -1,19 +1,17 @@
-"""What the scheduler has to say about jobs, in one call for all of them, and not more often than a site allows."""
+"""What squeue says about jobs, in one call for all of them, and not more often than a site allows."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.place.slurm.text import output_of, unix_time
+from hpc_grpo.launch.place.slurm.text import WAITING_STATES, output_of, unix_time
 from hpc_grpo.run.files import write_json_atomic
 
 _UNKNOWN_JOB = "Invalid job id"
@@ -22,17 +20,21 @@ _FORMAT = "%i|%T|%S|%r"
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """`state` in Slurm's words; `starts_at`: when it did or is expected to start, in unix seconds, if Slurm says."""
+    """A job that waits or runs; `state` in Slurm's words, `starts_at` its actual or expected start in unix seconds."""
 
     job_id: str
     state: str
     reason: str = ""
     starts_at: float | None = None
 
+    @property
+    def is_over(self) -> bool:
+        return self.state not in WAITING_STATES
+
 
 @dataclass(frozen=True)
 class QueueAnswer:
-    """What Slurm said at `asked_at` (unix seconds) about the jobs in `asked`; of those it has forgotten, nothing.
+    """Slurm's answer of `asked_at` (unix seconds) about the jobs in `asked`; `jobs` lacks those it has forgotten.
 
     `error` holds its words where it did not answer.
     """
@@ -43,24 +45,33 @@ class QueueAnswer:
     error: str = ""
 
     def job(self, job_id: str) -> QueuedJob | None:
-        """None for a job that was not asked about; "GONE" is one that Slurm does not know (any more)."""
+        """Return what is known of a job, "GONE" if Slurm has forgotten it; None for one that was not asked about."""
         if job_id not in self.asked:
             return None
         return self.jobs.get(job_id, QueuedJob(job_id, "GONE"))
 
 
 def ask(job_ids: Sequence[str], min_s: float, cache: Path) -> QueueAnswer:
-    """What Slurm says of these jobs, or said if somebody asked in the last `min_s` seconds: `cache` remembers.
+    """Ask Slurm about jobs, or take its last answer where that is less than `min_s` seconds old: `cache` has it.
 
     Without jobs nobody is asked. Raises LaunchError when Slurm does not answer, or did not the last time.
     """
     if not job_ids:
         return QueueAnswer(time.time())
-    with _locked(cache):
-        answer = _read(cache)
-        if answer is None or not 0 <= time.time() - answer.asked_at < min_s:
-            answer = _query(job_ids)
-            write_json_atomic(cache, asdict(answer))
+    from filelock import FileLock  # brings asyncio, which only `status --slurm` is to wait for
+
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(cache.with_suffix(".lock")):  # one at a time: who waits here finds the answer of who went first
+            answer = _read(cache)
+            if answer is None or not 0 <= time.time() - answer.asked_at < min_s:
+                answer = _query(job_ids)
+                write_json_atomic(cache, asdict(answer))
+    except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
+        raise LaunchError(
+            f"{cache.parent}, which says when Slurm was asked last, cannot be used ({error}); set XDG_CACHE_HOME to a "
+            f"folder on another disk, that you can write to."
+        ) from error
     if answer.error:
         age_s = time.time() - answer.asked_at
         raise LaunchError(f"{answer.error} (asked {age_s:.0f} s ago; asked again after {min_s:.0f} s)")
@@ -68,7 +79,7 @@ def ask(job_ids: Sequence[str], min_s: float, cache: Path) -> QueueAnswer:
 
 
 def cache_path(environ: Mapping[str, str]) -> Path:
-    """Below the user's cache folder: sites count the calls of a user, wherever the runs are."""
+    """Return the path of the last answer. It is the user's, not a run's: sites count the calls of a user."""
     caches = environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(caches).expanduser() / "hpc-grpo" / "slurm_queue.json"
 
@@ -100,18 +111,3 @@ def _read(cache: Path) -> QueueAnswer | None:
         return QueueAnswer(**{**values, "asked": tuple(values["asked"])}, jobs=jobs)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None  # none yet, or of another version
-
-
-@contextmanager
-def _locked(cache: Path) -> Iterator[None]:
-    """One at a time: who waits here finds the answer of who went first."""
-    try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        with cache.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-    except OSError as error:
-        raise LaunchError(
-            f"{cache.parent}, which says when Slurm was asked last, cannot be used ({error.strerror}); set "
-            f"XDG_CACHE_HOME to a folder you can write to."
-        ) from error

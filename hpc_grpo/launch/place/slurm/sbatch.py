@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
 from hpc_grpo.config import LaunchConfig, SlurmConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.place.base import JobRequest
+from hpc_grpo.launch.place.job_command import job_python, setup_lines
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.commands import ask
@@ -62,7 +61,7 @@ def parameters(launch: LaunchConfig, run: RunDir) -> dict[str, Any]:
 
 
 def extra_options(slurm: SlurmConfig) -> dict[str, Any]:
-    """`launch.slurm.extra` under Slurm's names. Raises ConfigError for options that have a key of their own."""
+    """Return `launch.slurm.extra` under Slurm's names. Raises ConfigError for options that have a key of their own."""
     extra = {key.replace("_", "-"): value for key, value in slurm.extra.items()}
     if owned := sorted(extra.keys() & _OWNED.keys()):
         told = "; ".join(f"{key}: {_OWNED[key]}" for key in owned)
@@ -85,24 +84,6 @@ _OWNED: dict[str, str] = {
     "array": "a run is a chain of jobs, one after the other; the tasks of an array would fight for it",
     "dependency": "links of a chain depend on each other",
 }
-
-
-def setup_lines(launch: LaunchConfig) -> list[str]:
-    """Shell lines before the supervisor: modules and what the site wants."""
-    modules = ["module reset", *(f"module load {shlex.quote(name)}" for name in launch.modules)]
-    return [*(modules if launch.modules else []), *launch.setup_lines]
-
-
-def job_python(launch: LaunchConfig) -> str:
-    """The Python of the jobs: `launch.python`, else the one that submits. Raises ConfigError if that has no Ray."""
-    if launch.python is not None:
-        return launch.python
-    if find_spec("ray") is None:
-        raise ConfigError(
-            f"This Python has no Ray, and jobs would run it: {sys.executable}. Set launch.python to that of an "
-            f"installation with Ray (pip install -e '.[gpu]') on a file system that the nodes see."
-        )
-    return sys.executable
 
 
 def _last_line(request: JobRequest) -> str:

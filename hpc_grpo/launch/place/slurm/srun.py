@@ -11,7 +11,8 @@ from typing import NoReturn
 
 from hpc_grpo.config.launch import LaunchConfig
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.place.slurm.sbatch import extra_options, setup_lines, submission_environment
+from hpc_grpo.launch.place.job_command import setup_lines
+from hpc_grpo.launch.place.slurm.sbatch import extra_options, submission_environment
 
 _STEP = (
     "srun",

@@ -10,6 +10,10 @@ from hpc_grpo.errors import LaunchError
 from hpc_grpo.system.commands import ask
 
 _TIMEOUT_S = 60.0
+WAITING_STATES = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "RUNNING", "SUSPENDED"})
+"""States of jobs that are not over."""
+
+_NAMED_JOB = re.compile(r"\b(?:JOB |STEP |StepId=)(\d+)")
 
 
 def output_of(argv: Sequence[str], environ: Mapping[str, str] | None = None, *, deadline_s: float = _TIMEOUT_S) -> str:
@@ -36,6 +40,12 @@ def fields(record: str) -> dict[str, str]:
 def records(shown: str) -> list[dict[str, str]]:
     """Return the fields of each record: of an array or a heterogeneous job there are several. At least one."""
     return [fields(record) for record in re.split(r"\n\s*\n", shown.strip())]
+
+
+def own_lines(printed: Sequence[str], job_id: str) -> list[str]:
+    """Keep what Slurm itself printed about a job: with --output and append, several write to one file."""
+    own = (line for line in printed if line.startswith(("slurmstepd: ", "srun: error")))
+    return [line for line in own if (named := _NAMED_JOB.search(line)) is None or named[1] == job_id]
 
 
 def hostnames(node_list: str) -> list[str]:

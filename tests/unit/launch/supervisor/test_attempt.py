@@ -10,7 +10,7 @@ import pytest
 from hpc_grpo.config import load_config
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.freeze import freeze
-from hpc_grpo.launch.place.slurm import sbatch as slurm
+from hpc_grpo.launch.place import job_command
 from hpc_grpo.launch.supervisor import attempt
 from hpc_grpo.run.attempt import AttemptRecord, read_attempts
 from hpc_grpo.run.lock import LockOwner
@@ -63,7 +63,7 @@ def test_a_light_installation_on_the_login_node_starts_that_of_the_jobs_on_the_h
     place = FakePlace(replace(allocation("nid001"), this_node=None), wrap=lambda node, command: [node, *command])
     monkeypatch.setattr(attempt, "find_place", lambda: place)
     monkeypatch.setattr(attempt.os, "execvpe", execvpe)
-    monkeypatch.setattr(slurm, "find_spec", lambda _name: None)
+    monkeypatch.setattr(job_command, "find_spec", lambda _name: None)
     with pytest.raises(SystemExit):
         attempt.run_attempt(run, "hpc_grpo.driver.main", attempt.JobRole())
     [command] = became

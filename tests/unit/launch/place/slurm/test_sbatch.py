@@ -9,7 +9,9 @@ import pytest
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.chain.submit import attempt_command
+from hpc_grpo.launch.place import job_command
 from hpc_grpo.launch.place.base import JobRequest
+from hpc_grpo.launch.place.job_command import setup_lines
 from hpc_grpo.launch.place.slurm import sbatch as slurm
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
 from hpc_grpo.run.paths import RunDir
@@ -46,7 +48,7 @@ def last_line(launch: LaunchConfig) -> str:
 
 
 def test_the_job_runs_the_python_that_the_config_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "find_spec", lambda _name: None)  # a light installation on a login node
+    monkeypatch.setattr(job_command, "find_spec", lambda _name: None)  # a light installation on a login node
     expected = "exec '/proj/my env/bin/python' -E -u -m hpc_grpo.cli attempt '/scratch/my runs/demo'"
     assert last_line(LaunchConfig(python="/proj/my env/bin/python")) == expected
 
@@ -55,7 +57,7 @@ def test_an_installation_without_ray_submits_no_job_that_would_run_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = fake_sbatch(tmp_path, monkeypatch, f"touch {tmp_path}/submitted; echo Submitted batch job 42\n")
-    monkeypatch.setattr(slurm, "find_spec", lambda name: None if name == "ray" else name)
+    monkeypatch.setattr(job_command, "find_spec", lambda name: None if name == "ray" else name)
     for hand_over in (slurm.render, slurm.submit_job):
         with pytest.raises(ConfigError, match=r"This Python has no Ray.*Set launch\.python"):
             hand_over(JobRequest(run, launch(), attempt_command(run)))
@@ -73,7 +75,7 @@ def test_options_that_belong_elsewhere_are_refused_with_the_place(key: str) -> N
 
 
 def test_without_modules_nothing_is_reset() -> None:
-    assert slurm.setup_lines(LaunchConfig(setup_lines=["true"])) == ["true"]
+    assert setup_lines(LaunchConfig(setup_lines=["true"])) == ["true"]
 
 
 def fake_sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> RunDir:
