@@ -26,7 +26,7 @@ from hpc_grpo.preflight.node_facts import gather
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.system.processes import die_with_parent
 
-_SEE_AGAIN_S = 0.2
+_LOOK_S = 0.2
 
 
 def clock() -> float:
@@ -35,6 +35,7 @@ def clock() -> float:
 
 
 def facts(spec: dict[str, Any]) -> dict[str, Any]:
+    """Gather the facts of this node, as JSON."""
     return asdict(gather(NodeSpec(**spec)))
 
 
@@ -48,12 +49,12 @@ def read_canary(path: str, text: str, wait_s: float) -> bool:
     while time.monotonic() < deadline:
         if Path(path).is_file() and Path(path).read_text() == text:
             return True
-        time.sleep(_SEE_AGAIN_S)
+        time.sleep(_LOOK_S)
     return False
 
 
 def remove_canary(path: str) -> None:
-    """Remove the file and its folder. This node does it: a folder that is not shared lies here."""
+    """Remove the file and its folder. The node that wrote them does it: it alone sees a folder that is not shared."""
     remove_own_folder(Path(path).parent)
 
 

@@ -20,20 +20,19 @@ from typing import Any
 import yaml
 
 from hpc_grpo.config import Config
+from hpc_grpo.data.hugging_face import WEIGHT_FORMS
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.preflight.prefetch.items import Item, dataset_of, items_of
 
-_WEIGHTS = (
-    ("model.safetensors.index.json", "model-*.safetensors"),
-    ("model.safetensors",),
-    ("pytorch_model.bin.index.json", "pytorch_model-*.bin"),
-    ("pytorch_model.bin",),
+_WEIGHTS = tuple(
+    patterns
+    for name in WEIGHT_FORMS
+    for patterns in ((f"{name}.index.json", f"{Path(name).stem}-*{Path(name).suffix}"), (name,))
 )
-"""The forms of weights that transformers loads, the preferred one first; the first name of a form must be there."""
+"""The files of each form of weights, the preferred form first; the first file of a form must be there."""
 
 _SETTINGS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "additional_chat_templates/*.jinja")
 _NOT_SETTINGS = ("*.index.json", "adapter_*", "*requirements*.txt", "LICENSE*", "*license*.txt")
-
 
 _HTTP_PACKAGES = ("httpx", "httpx2", "requests", "urllib3", "aiohttp")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -97,8 +96,8 @@ def needed_files(name: str, files: Sequence[str]) -> list[str]:
     weights = next((patterns for patterns in _WEIGHTS if patterns[0] in files), None)
     if weights is None:
         raise ConfigError(
-            f"model.path = {name}: the repository has no weights that training can load ({_WEIGHTS[1][0]} or "
-            f"{_WEIGHTS[3][0]}, whole or in parts). Name the repository of the original model, not of a conversion."
+            f"model.path = {name}: the repository has no weights that training can load ({' or '.join(WEIGHT_FORMS)}, "
+            f"whole or in parts). Name the repository of the original model, not of a conversion."
         )
     return [file for file in files if _matches(file, weights) or _is_setting(file)]
 

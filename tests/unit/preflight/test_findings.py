@@ -20,7 +20,7 @@ def test_a_check_that_breaks_is_a_failure_that_names_the_error() -> None:
     assert guarded("model", lambda: failure("model", "gone", "fetch it")).fix == "fetch it"
 
 
-def test_a_check_that_hangs_is_given_up() -> None:
+def test_a_check_that_hangs_is_a_failure_after_its_deadline() -> None:
     go_on = threading.Event()
 
     def hanging() -> Finding:

@@ -23,7 +23,7 @@ def test_a_canary_that_is_not_seen_names_the_node_and_the_folder() -> None:
 
 
 @pytest.mark.parametrize(("skew_s", "status"), [(0.3, "ok"), (3.0, "warning"), (60.0, "failure")])
-def test_clock_skew_is_between_nodes(skew_s: float, status: str) -> None:
+def test_clocks_of_nodes_are_compared_with_each_other(skew_s: float, status: str) -> None:
     # All nodes may differ from the machine that asks.
     found = judge.clocks({"nid001": 500.0, "nid002": 500.0 + skew_s, "nid003": 500.0})
     assert found.status == status
@@ -50,7 +50,7 @@ def test_gloo_reports_the_slowest_node_and_what_broke() -> None:
     assert "launch.interface" in broken.fix
 
 
-def test_nccl_over_its_plugin_is_ok_and_names_it() -> None:
+def test_nccl_over_its_plugin_is_ok_and_named() -> None:
     found = judge.nccl(both(Measured(4, 1.0, 22.0, nccl_network=OFI)), "AWS Libfabric")
     assert (found.status, found.says) == (
         "ok",
@@ -68,7 +68,9 @@ def test_nccl_over_its_plugin_is_ok_and_names_it() -> None:
         (Measured(0, 1.0), None, "skipped", "no GPU"),
     ],
 )
-def test_nccl_without_its_plugin_is_found(measured: Measured, wanted: str | None, status: str, told: str) -> None:
+def test_nccl_without_its_plugin_is_a_warning_or_a_failure_where_it_was_asked_for(
+    measured: Measured, wanted: str | None, status: str, told: str
+) -> None:
     found = judge.nccl(both(measured), wanted)
     assert found.status == status
     assert told in found.says
@@ -89,7 +91,7 @@ def test_torch_must_see_the_gpus_that_are_listed() -> None:
     assert found.fix
 
 
-def test_one_node_has_nothing_between() -> None:
+def test_with_one_node_what_is_between_nodes_is_skipped() -> None:
     alone = {"nid001": Measured(4)}
     assert (judge.gloo(alone).status, judge.nccl(alone, None).status) == ("skipped", "skipped")
 

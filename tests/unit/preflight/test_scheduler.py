@@ -48,7 +48,9 @@ def test_partitions_are_read_with_their_nodes_gpus_and_limits() -> None:
         ({}, 1, "warning", "none is asked for"),
     ],
 )
-def test_the_partition_is_judged(slurm: dict[str, Any], num_nodes: int, status: str, told: str) -> None:
+def test_a_partition_that_cannot_take_the_job_is_a_failure_that_names_the_others(
+    slurm: dict[str, Any], num_nodes: int, status: str, told: str
+) -> None:
     found = scheduler.partition_finding(launch(**slurm), PARTITIONS, num_nodes)
     assert found.status == status
     assert told in found.says
@@ -67,7 +69,9 @@ def test_the_partition_is_judged(slurm: dict[str, Any], num_nodes: int, status: 
         ({"account": "proj.a", "partition": "cpu"}, "failure", "cpu does not take proj.a"),
     ],
 )
-def test_the_account_is_judged(slurm: dict[str, Any], status: str, told: str) -> None:
+def test_an_account_must_be_the_users_and_one_that_the_partition_takes(
+    slurm: dict[str, Any], status: str, told: str
+) -> None:
     found = scheduler.account_finding(launch(**slurm), ASSOCIATIONS, PARTITIONS)
     assert found.status == status
     assert told in found.says
