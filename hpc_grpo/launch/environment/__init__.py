@@ -1,1 +1,1 @@
-"""Which environment variables reach Ray and its actors, and why."""
+"""The environment variables that reach Ray and its actors, and why."""

@@ -1,7 +1,7 @@
-"""Why each environment variable reaches Ray and the actors, or does not: what `hpc-grpo env` prints.
+"""Say of each environment variable why it reaches Ray and the actors, or does not: `hpc-grpo env` prints it.
 
-The rules are those of environment.py and ray_cluster.py; here they get words. No secret's value is ever part of
-the result: secrets are masked by their names, and their values wherever else they occur.
+The rules are those of rules.py and agent/ray_command.py; here they get words. No secret's value is ever part of the
+result: secrets are masked by their names, and their values wherever else they occur.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from hpc_grpo.launch.environment.rules import (
     ALLOWED_PREFIXES,
     DENIED,
     DENIED_PREFIXES,
+    PROXIES,
     filtered,
     is_denied,
+    is_named,
     is_secret,
 )
 
@@ -37,7 +39,7 @@ NODE_VALUES: dict[str, str] = {
     "HPC_GRPO_SHM_DIR": "the run's own folder in shared memory",
     "TMPDIR": "the node's temp-dir, which goes with the attempt",
 }
-"""Set by ray_environment on every node, whatever the environment says, and why."""
+"""Variable -> what ray_environment sets it to on every node, whatever the environment says."""
 
 DEFAULTS: dict[str, tuple[str, str]] = {
     "OMP_NUM_THREADS": ("1", "many processes share a node"),
@@ -45,7 +47,6 @@ DEFAULTS: dict[str, tuple[str, str]] = {
 }
 """Variable -> (value, reason): set by ray_environment unless the environment or launch.env has it."""
 
-_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _LEAST_SECRET_LENGTH = 4
 _URL_CREDENTIALS = re.compile(r"://[^/@\s]+@")
 _SHOWN_VALUE_LENGTH = 48
@@ -53,7 +54,7 @@ _SHOWN_VALUE_LENGTH = 48
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable and what becomes of it. `value` is what reaches the actors: None if dropped, MASK for a secret."""
+    """A variable and its fate. `value` is what reaches the actors: None if dropped, MASK for a secret."""
 
     name: str
     outcome: Outcome
@@ -65,7 +66,7 @@ class Variable:
 def environment_report(
     environ: Mapping[str, str], launch: LaunchConfig, engine_settings: Mapping[str, str] | None = None
 ) -> list[Variable]:
-    """Every variable of `environ`, of launch.env and of hpc-grpo itself, by name.
+    """Report on every variable of `environ`, of launch.env and of hpc-grpo itself, by name.
 
     `engine_settings` are variables that the engine actors set for themselves.
     """
@@ -87,7 +88,7 @@ def environment_report(
 
 
 def why(name: str, launch: LaunchConfig) -> tuple[Outcome, str]:
-    """What becomes of a variable of the user's environment, and why."""
+    """Return what becomes of a variable of the user's environment, and why."""
     if name in RAY_SETTINGS:
         return "set", RAY_SETTINGS[name][1]
     if name in NODE_VALUES:
@@ -95,21 +96,21 @@ def why(name: str, launch: LaunchConfig) -> tuple[Outcome, str]:
     if name in launch.env:
         return "set", "launch.env" + (" must not hold secrets: train and submit refuse it" if is_secret(name) else "")
     if is_denied(name):
-        asked = "; launch.pass_env cannot let it through" if _named(name, launch.pass_env) else ""
+        asked = "; launch.pass_env cannot let it through" if is_named(name, launch.pass_env) else ""
         return "dropped", (DENIED.get(name) or _by_prefix(name, DENIED_PREFIXES)) + asked
     if name in ALLOWED:
         return "passed", ALLOWED[name]
     if reason := _by_prefix(name, ALLOWED_PREFIXES):
         return "passed", reason
-    if _named(name, launch.pass_env):
+    if is_named(name, launch.pass_env):
         return "passed", "launch.pass_env"
-    if name.lower() in (*_PROXIES, "no_proxy"):
+    if name.lower() in (*PROXIES, "no_proxy"):
         return "dropped", "a proxy must not stand between the nodes; launch.pass_env lets it through"
     return "dropped", "not on the allow-list; launch.pass_env lets it through"
 
 
 def redacted(name: str, value: str, secrets: Iterable[str]) -> str:
-    """The value without what must not be shown: all of a secret, other secrets inside it, credentials in a URL.
+    """Mask in a value what must not be shown: all of a secret, other secrets inside it, credentials in a URL.
 
     >>> redacted("GREETING", "hello hunter2", ["hunter2"])
     'hello ********'
@@ -125,7 +126,7 @@ def redacted(name: str, value: str, secrets: Iterable[str]) -> str:
 
 
 def report_text(variables: Sequence[Variable]) -> str:
-    """The report for a terminal; dropped variables by reason, without values."""
+    """Write the report for a terminal; dropped variables by reason, without values."""
     passed = [variable for variable in variables if variable.outcome == "passed"]
     fixed = [variable for variable in variables if variable.outcome == "set"]
     dropped = [variable for variable in variables if variable.outcome == "dropped"]
@@ -140,7 +141,7 @@ def report_text(variables: Sequence[Variable]) -> str:
 
 
 def _fate(name: str, is_kept: bool, is_in_environ: bool, launch: LaunchConfig) -> tuple[Outcome, str]:
-    """As `why`, and for what no user has set."""
+    """Answer as `why`, also for what no user has set."""
     outcome, reason = why(name, launch)
     if outcome == "dropped" and is_kept:
         return "set", "spares the nodes of the run, since a proxy gets through"
@@ -149,12 +150,8 @@ def _fate(name: str, is_kept: bool, is_in_environ: bool, launch: LaunchConfig) -
     return outcome, reason
 
 
-def _named(name: str, entries: Iterable[str]) -> bool:
-    return any(name == entry or (entry.endswith("*") and name.startswith(entry[:-1])) for entry in entries)
-
-
 def _by_prefix(name: str, reasons: Mapping[str, str]) -> str:
-    """The reason of the longest prefix that fits; empty without one."""
+    """Return the reason of the longest prefix that fits; "" without one."""
     fitting = [prefix for prefix in reasons if name.startswith(prefix)]
     return reasons[max(fitting, key=len)] if fitting else ""
 

@@ -1,4 +1,4 @@
-"""Which environment variables reach Ray, the driver and the actors: an allow-list with reasons.
+"""Let the environment variables through to Ray, the driver and the actors that have a reason to: an allow-list.
 
 Everything not named here, in `launch.pass_env` or in `launch.env` stays behind: a job's environment carries
 another scheduler's ranks, another user's proxies and another Python's path.
@@ -101,25 +101,31 @@ DENIED_PREFIXES: dict[str, str] = {
 """These win over everything but an explicit `launch.env`."""
 
 _VARIABLE = re.compile(r"\$(\w+)|\$\{(\w+)\}")
-_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _SECRET = re.compile(r"(^|_)(API_?)?(KEYS?|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
 
 
 def is_allowed(name: str, pass_env: Iterable[str] = ()) -> bool:
-    """Whether the variable gets through. `pass_env` adds names; one ending in `*` is a prefix."""
+    """Return whether the variable gets through; `pass_env` adds names (`is_named`)."""
     if is_denied(name):
         return False
     if name in ALLOWED or name.startswith(tuple(ALLOWED_PREFIXES)):
         return True
-    return any(name == entry or (entry.endswith("*") and name.startswith(entry[:-1])) for entry in pass_env)
+    return is_named(name, pass_env)
+
+
+def is_named(name: str, entries: Iterable[str]) -> bool:
+    """Return whether an entry names the variable; one that ends in `*` is a prefix."""
+    return any(name == entry or (entry.endswith("*") and name.startswith(entry[:-1])) for entry in entries)
 
 
 def is_denied(name: str) -> bool:
+    """Return whether nothing but an explicit `launch.env` lets the variable through."""
     return name in DENIED or name.startswith(tuple(DENIED_PREFIXES))
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable of this name must stay out of every file, argv and log."""
+    """Return whether a variable of this name must stay out of every file, argv and log."""
     return bool(_SECRET.search(name))
 
 
@@ -129,7 +135,7 @@ def filtered(
     env: Mapping[str, str] | None = None,
     nodes: Iterable[str] = (),
 ) -> dict[str, str]:
-    """The environment of Ray, the driver and the actors on this node.
+    """Return the environment of Ray, the driver and the actors on this node.
 
     `env` (launch.env) is set on top, with `$NAME` expanded from this node's own environment. Proxies stay
     behind unless `pass_env` names them; then `nodes` (names, addresses, networks of the run) are put into no_proxy.
@@ -138,7 +144,7 @@ def filtered(
     kept = {name: value for name, value in environ.items() if is_allowed(name, wanted)}
     for name, value in (env or {}).items():
         kept[name] = expand(value, environ)
-    if any(name.lower() in _PROXIES[:3] for name in kept):
+    if any(name.lower() in PROXIES for name in kept):
         direct = [part for part in environ.get("no_proxy", environ.get("NO_PROXY", "")).split(",") if part]
         kept["no_proxy"] = kept["NO_PROXY"] = ",".join(dict.fromkeys([*direct, "localhost", "127.0.0.1", *nodes]))
     return kept
@@ -159,7 +165,7 @@ def expand(text: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def check_resolved(env: Mapping[str, str], environ: Mapping[str, str]) -> None:
-    """Raises ConfigError for a value of launch.env that names a variable which this node does not have."""
+    """Raise ConfigError for a value of launch.env that names a variable which this node does not have."""
     for name, text in env.items():
         if unknown := [
             found[1] or found[2] for found in _VARIABLE.finditer(text) if (found[1] or found[2]) not in environ

@@ -1,3 +1,5 @@
+"""A run is frozen with its config, and resumed only with that one or with changes that do no harm."""
+
 from __future__ import annotations
 
 import json
@@ -36,7 +38,7 @@ def test_a_relative_root_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     assert load_resolved(frozen.run.config).run.root == tmp_path / "runs"
 
 
-def test_the_same_config_resumes(tmp_path: Path) -> None:
+def test_the_same_config_resumes_the_run(tmp_path: Path) -> None:
     freeze(config(tmp_path), [], [])
     again = freeze(config(tmp_path), ["again"], [])
     assert not again.is_new
@@ -94,7 +96,7 @@ def test_a_longer_run_is_no_longer_complete(tmp_path: Path) -> None:
     assert not run.is_complete()
 
 
-def test_secrets_are_refused_in_the_config(tmp_path: Path) -> None:
+def test_a_secret_in_launch_env_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="WANDB_API_KEY"):
         freeze(config(tmp_path, "launch.env.WANDB_API_KEY=abc"), [], [])
     assert list(tmp_path.iterdir()) == []
@@ -145,7 +147,7 @@ def test_a_run_is_not_reconfigured_into_another(word: str, told: str, tmp_path: 
     assert (run.config.read_text(), run.source.read_text()) == before
 
 
-def test_a_key_in_the_arguments_of_a_reward_is_refused(tmp_path: Path) -> None:
+def test_a_secret_in_the_arguments_of_a_reward_is_refused(tmp_path: Path) -> None:
     key = "sk-0123456789abcdef0123"
     judged = f'rewards=[{{"name": "correctness", "args": {{"judge_api_key": "{key}"}}}}]'
     with pytest.raises(ConfigError, match="must not hold secrets") as caught:
@@ -184,11 +186,11 @@ def test_every_entry_names_keys_that_exist_and_has_a_reason(entry: str) -> None:
         ("rewards", False),
     ],
 )
-def test_what_may_change(key: str, may: bool) -> None:
+def test_a_key_may_change_only_where_the_table_has_it(key: str, may: bool) -> None:
     assert may_change(key) is may
 
 
-def test_items_of_a_list_of_sections_are_keys() -> None:
+def test_a_difference_inside_a_list_of_sections_names_the_item() -> None:
     one = with_overrides(DEBUG, ["rewards=[{name: correctness}]"])
     other = with_overrides(one, ["rewards.0.timeout_s=60", "train.betas=[0.8, 0.9]"])
     assert differences(one, other) == {

@@ -1,3 +1,5 @@
+"""What an attempt died of, and its record."""
+
 from __future__ import annotations
 
 import json
@@ -25,17 +27,17 @@ from hpc_grpo.run.attempt import AttemptRecord, classify
         (-9, False, "", {}, "crash", 137),
     ],
 )
-def test_an_end_is_classified(
+def test_a_drivers_end_decides_what_the_attempt_died_of(
     returncode: int, complete: bool, signalled: str, lost: dict[str, str], kind: str, code: int
 ) -> None:
     assert classify(returncode, complete, signalled, lost)[:2] == (kind, code)
 
 
-def test_exit_code_0_is_no_proof_of_success() -> None:
+def test_exit_code_0_without_complete_is_a_crash() -> None:
     assert "wrote no COMPLETE" in classify(0, False, "", {})[2]
 
 
-def test_a_killed_driver_is_said_to_be_so() -> None:
+def test_a_driver_killed_by_sigkill_names_the_likely_cause() -> None:
     assert "SIGKILL (often the kernel, out of memory)" in classify(-9, False, "", {})[2]
 
 
@@ -49,11 +51,11 @@ def test_a_killed_driver_is_said_to_be_so() -> None:
         (75, "Checkpointed with more to do; start it again to carry on."),
     ],
 )
-def test_what_the_driver_said_is_told_where_it_is_the_cause(returncode: int, why: str) -> None:
+def test_the_drivers_last_error_is_told_where_it_is_the_cause(returncode: int, why: str) -> None:
     assert classify(returncode, False, "", {}, "KeyError: 'x'")[2] == why
 
 
-def test_the_record_is_readable_while_the_attempt_runs(tmp_path: Path) -> None:
+def test_a_record_can_be_read_while_the_attempt_runs_and_after(tmp_path: Path) -> None:
     record = AttemptRecord(1, "17", "slurm", ["n1"], 1.0, None, 5)
     record.save(tmp_path)
     assert json.loads((tmp_path / "attempt.json").read_text())["exit_kind"] == "running"

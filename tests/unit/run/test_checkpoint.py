@@ -1,3 +1,5 @@
+"""Only whole checkpoints are found, the newest first, and only older ones are pruned."""
+
 from __future__ import annotations
 
 import subprocess
@@ -36,7 +38,7 @@ def steps(run_dir: RunDir) -> list[int]:
     return [checkpoint.step for checkpoint in valid_checkpoints(run_dir)]
 
 
-def test_newest_first_with_its_driver_state(run_dir: RunDir) -> None:
+def test_the_newest_checkpoint_comes_first_with_its_driver_state(run_dir: RunDir) -> None:
     for step in (5, 10, 100):
         make_checkpoint(run_dir, step)
     assert steps(run_dir) == [100, 10, 5]
@@ -45,7 +47,7 @@ def test_newest_first_with_its_driver_state(run_dir: RunDir) -> None:
     assert newest.driver_state == {"step": 100}
 
 
-def test_what_is_cut_missing_changed_or_unreadable_is_passed_over(run_dir: RunDir) -> None:
+def test_a_checkpoint_that_is_cut_or_changed_or_unreadable_is_passed_over(run_dir: RunDir) -> None:
     for step in range(1, 8):
         make_checkpoint(run_dir, step)
     (run_dir.checkpoint(7) / "manifest.json").unlink()
@@ -58,12 +60,12 @@ def test_what_is_cut_missing_changed_or_unreadable_is_passed_over(run_dir: RunDi
     assert [c.step for c in valid_checkpoints(run_dir, check_hashes=False)] == [3, 1]
 
 
-def test_no_checkpoints(run_dir: RunDir) -> None:
+def test_a_run_without_checkpoints_has_none_to_resume_from_or_to_prune(run_dir: RunDir) -> None:
     assert newest_valid_checkpoint(run_dir) is None
     assert prune_checkpoints(run_dir, 2) == []
 
 
-def test_prune_counts_valid_ones_only(run_dir: RunDir) -> None:
+def test_pruning_counts_valid_checkpoints_only(run_dir: RunDir) -> None:
     for step in (1, 2, 3, 4, 5):
         make_checkpoint(run_dir, step)
     (run_dir.checkpoint(4) / "manifest.json").unlink()
@@ -73,6 +75,6 @@ def test_prune_counts_valid_ones_only(run_dir: RunDir) -> None:
     assert prune_checkpoints(run_dir, keep_last=3) == []
 
 
-def test_needs_no_torch() -> None:
+def test_finding_checkpoints_loads_no_torch() -> None:
     code = "import sys, hpc_grpo.run.checkpoint; assert not {'torch', 'deepspeed', 'xxhash'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -69,7 +69,7 @@ def test_read_jsonl_skips_a_torn_last_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "a\n", "a\nb\n"])
-def test_whole_lines_stay(tmp_path: Path, content: str) -> None:
+def test_dropping_a_torn_line_keeps_whole_ones(tmp_path: Path, content: str) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text(content)
     drop_torn_line(path)
@@ -77,7 +77,7 @@ def test_whole_lines_stay(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize(("content", "left"), [("a\nb", "a\n"), ("b", "")])
-def test_torn_line_is_cut_off(tmp_path: Path, content: str, left: str) -> None:
+def test_a_torn_last_line_is_cut_off(tmp_path: Path, content: str, left: str) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text(content)
     drop_torn_line(path)
@@ -85,7 +85,7 @@ def test_torn_line_is_cut_off(tmp_path: Path, content: str, left: str) -> None:
     drop_torn_line(tmp_path / "absent")
 
 
-def test_content_appears_at_once_and_replaces_what_was_there(tmp_path: Path) -> None:
+def test_a_published_folder_appears_at_once_and_replaces_what_was_there(tmp_path: Path) -> None:
     final = tmp_path / "checkpoints" / "step_5"
     for text in ("first", "second"):
         staging = start_staging(final)
@@ -97,7 +97,7 @@ def test_content_appears_at_once_and_replaces_what_was_there(tmp_path: Path) -> 
     assert [path.name for path in final.parent.iterdir()] == ["step_5"]
 
 
-def test_leavings_of_an_interrupted_attempt_are_removed(tmp_path: Path) -> None:
+def test_staging_removes_what_an_interrupted_attempt_left(tmp_path: Path) -> None:
     final = tmp_path / "step_5"
     (start_staging(final) / "half").write_text("written")
     assert list(start_staging(final).iterdir()) == []
@@ -108,14 +108,14 @@ def folder(path: Path, content: str) -> None:
     (path / "file").write_text(content)
 
 
-def test_killed_while_staging(tmp_path: Path) -> None:
+def test_a_kill_while_staging_leaves_the_old_folder(tmp_path: Path) -> None:
     folder(tmp_path / "step_1", "old")
     folder(tmp_path / ".step_1.tmp", "half")
     recover_dirs(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
 
 
-def test_killed_between_the_two_renames(tmp_path: Path) -> None:
+def test_a_kill_between_the_two_renames_leaves_the_old_folder(tmp_path: Path) -> None:
     folder(tmp_path / ".step_1.old", "old")
     folder(tmp_path / ".step_1.tmp", "whole, but not known to be")
     recover_dirs(tmp_path)
@@ -123,7 +123,7 @@ def test_killed_between_the_two_renames(tmp_path: Path) -> None:
     assert (tmp_path / "step_1" / "file").read_text() == "old"
 
 
-def test_killed_before_the_old_one_was_removed(tmp_path: Path) -> None:
+def test_a_kill_before_the_old_folder_was_removed_leaves_the_new_one(tmp_path: Path) -> None:
     folder(tmp_path / "step_1", "new")
     folder(tmp_path / ".step_1.old", "old")
     recover_dirs(tmp_path)
@@ -131,7 +131,7 @@ def test_killed_before_the_old_one_was_removed(tmp_path: Path) -> None:
     assert not (tmp_path / ".step_1.old").exists()
 
 
-def test_a_folder_that_is_not_there_is_no_error(tmp_path: Path) -> None:
+def test_recovering_a_folder_that_is_not_there_does_nothing(tmp_path: Path) -> None:
     recover_dirs(tmp_path / "checkpoints")
 
 
@@ -151,7 +151,7 @@ def test_a_write_is_repeated_until_it_fits(number: int, capsys: pytest.CaptureFi
     ]
 
 
-def test_other_errors_are_not_waited_out() -> None:
+def test_an_error_that_is_not_a_full_disk_is_raised() -> None:
     def write() -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -159,7 +159,7 @@ def test_other_errors_are_not_waited_out() -> None:
         disk.when_there_is_space(write, "metrics.jsonl")
 
 
-def test_waiting_ends_when_there_is_room(
+def test_waiting_for_space_ends_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], no_pause: None
 ) -> None:
     free = [500, 1000, 1100]

@@ -1,3 +1,5 @@
+"""The ledger tells which ordinals the surviving weights were trained on, and keeps whole lines only."""
+
 from __future__ import annotations
 
 import errno
@@ -24,7 +26,7 @@ def write(run_dir: RunDir, lines: Lines) -> None:
         Ledger(run_dir, attempt).append(step, ordinals)
 
 
-def test_uninterrupted_run_is_sound(run_dir: RunDir) -> None:
+def test_an_uninterrupted_run_is_sound(run_dir: RunDir) -> None:
     write(run_dir, [(1, 1, (0, 1)), (2, 1, (2, 3)), (3, 1, (4, 5))])
     verdict = check_ledger(run_dir)
     assert verdict.is_sound
@@ -55,19 +57,19 @@ def test_steps_of_a_dead_lineage_do_not_count_before_they_are_trained_again(run_
         ([(1, 1, (0,)), (2, 1, (1,)), (2, 2, (2,))], "ordinals skipped: [1]"),
     ],
 )
-def test_what_is_wrong_is_named(run_dir: RunDir, lines: Lines, words: str) -> None:
+def test_a_ledger_that_is_not_sound_says_why(run_dir: RunDir, lines: Lines, words: str) -> None:
     write(run_dir, lines)
     verdict = check_ledger(run_dir)
     assert not verdict.is_sound
     assert words in str(verdict)
 
 
-def test_empty_ledger(run_dir: RunDir) -> None:
+def test_an_empty_ledger_is_sound(run_dir: RunDir) -> None:
     assert check_ledger(run_dir).is_sound
     assert surviving_lineage([]) == []
 
 
-def test_torn_line_is_not_glued_to_the_next(run_dir: RunDir) -> None:
+def test_a_torn_line_is_not_glued_to_the_next(run_dir: RunDir) -> None:
     write(run_dir, [(1, 1, (0,))])
     with run_dir.ledger.open("a") as file:
         file.write('{"step": 2, "att')
@@ -75,7 +77,7 @@ def test_torn_line_is_not_glued_to_the_next(run_dir: RunDir) -> None:
     assert check_ledger(run_dir).is_sound
 
 
-def test_lineage_keeps_the_newest_line_of_each_step() -> None:
+def test_the_lineage_keeps_the_newest_line_of_each_step() -> None:
     lines = [LedgerLine(step, attempt, ()) for step, attempt in [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (2, 3)]]
     assert [(line.step, line.attempt) for line in surviving_lineage(lines)] == [(1, 2), (2, 3)]
 

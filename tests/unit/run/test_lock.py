@@ -1,3 +1,5 @@
+"""One attempt holds a run at a time: the owner that lives keeps it, one that is gone is replaced."""
+
 from __future__ import annotations
 
 import json
@@ -27,19 +29,19 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.processes import start_time
 
 
-def holder(host: str, pid: int, started: int, beat_at: float = 0.0) -> LockOwner:
+def owner(host: str, pid: int, started: int, beat_at: float = 0.0) -> LockOwner:
     return LockOwner(host, pid, started, "17", 3, beat_at)
 
 
-def test_held_until_released(tmp_path: Path) -> None:
+def test_a_run_is_held_until_it_is_released(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    hold = RunLock.take(run, "17", 1)
+    lock = RunLock.take(run, "17", 1)
     held = read_lock_owner(run)
     assert held is not None
     assert (held.pid, held.job_id, held.attempt) == (os.getpid(), "17", 1)
     with pytest.raises(RunHeldError, match="attempt 1"):
         RunLock.take(run, "18", 2)
-    hold.release()
+    lock.release()
     assert read_lock_owner(run) is None
     assert list(tmp_path.iterdir()) == []
 
@@ -50,22 +52,22 @@ def test_a_process_that_is_gone_holds_nothing(tmp_path: Path) -> None:
     started = start_time(child.pid)
     assert started > 0
     child.communicate()
-    write_json_atomic(run.holder, asdict(holder(socket.gethostname(), child.pid, started)))
+    write_json_atomic(run.holder, asdict(owner(socket.gethostname(), child.pid, started)))
     RunLock.take(run, "18", 4).release()
 
 
 def test_another_process_with_the_same_id_holds_nothing(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    write_json_atomic(run.holder, asdict(holder(socket.gethostname(), os.getpid(), started=1)))
+    write_json_atomic(run.holder, asdict(owner(socket.gethostname(), os.getpid(), started=1)))
     RunLock.take(run, "18", 4).release()
 
 
-def test_on_another_host_the_beat_decides(tmp_path: Path) -> None:
+def test_an_owner_on_another_host_lives_while_it_beats(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    write_json_atomic(run.holder, asdict(holder("nid007", 1, 1, beat_at=1.0)))
+    write_json_atomic(run.holder, asdict(owner("nid007", 1, 1, beat_at=1.0)))
 
     def beats(_seconds: float) -> None:
-        write_json_atomic(run.holder, asdict(holder("nid007", 1, 1, beat_at=2.0)))
+        write_json_atomic(run.holder, asdict(owner("nid007", 1, 1, beat_at=2.0)))
 
     with pytest.raises(RunHeldError, match="on nid007"):
         RunLock.take(run, "18", 4, sleep=beats)
@@ -74,16 +76,16 @@ def test_on_another_host_the_beat_decides(tmp_path: Path) -> None:
     assert sum(slept) == 20.0
 
 
-def test_a_job_that_slurm_says_is_over_is_not_waited_for(tmp_path: Path) -> None:
+def test_the_job_before_is_not_waited_for_when_it_is_over(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    write_json_atomic(run.holder, asdict(holder("nid007", 1, 1)))
+    write_json_atomic(run.holder, asdict(owner("nid007", 1, 1)))
     RunLock.take(run, "18", 4, before=EndedJob("17", is_gone=True), sleep=lambda _: pytest.fail("it waited")).release()
 
 
 @pytest.mark.parametrize(("before", "is_left"), [("17", True), ("16", False)])
-def test_what_a_killed_job_left_is_cleared_where_nobody_goes_on(tmp_path: Path, before: str, is_left: bool) -> None:
+def test_what_a_killed_job_left_is_removed_where_nobody_goes_on(tmp_path: Path, before: str, is_left: bool) -> None:
     run = RunDir(tmp_path)
-    write_json_atomic(run.holder, asdict(holder("nid007", 1, 1)))
+    write_json_atomic(run.holder, asdict(owner("nid007", 1, 1)))
     assert abandoned_by(run, EndedJob(before, is_gone=False)) is None
     assert abandoned_by(run, None) is None
     left = abandoned_by(run, EndedJob(before, is_gone=True))
@@ -93,53 +95,53 @@ def test_what_a_killed_job_left_is_cleared_where_nobody_goes_on(tmp_path: Path, 
         assert read_lock_owner(run) is None
 
 
-def test_a_job_that_slurm_lost_sight_of_is_told_to_end_and_waited_for(tmp_path: Path) -> None:
+def test_the_job_before_that_may_still_live_is_replaced_and_given_time_to_end(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    write_json_atomic(run.holder, asdict(holder("nid007", 1, 1)))
+    write_json_atomic(run.holder, asdict(owner("nid007", 1, 1)))
     slept: list[float] = []
 
     def beats(seconds: float) -> None:
         slept.append(seconds)
         if len(slept) == 3:
-            write_json_atomic(run.holder, asdict(holder("nid007", 1, 1, beat_at=2.0)))
+            write_json_atomic(run.holder, asdict(owner("nid007", 1, 1, beat_at=2.0)))
 
-    hold = RunLock.take(run, "18", 4, before=EndedJob("17", is_gone=False), sleep=beats)
+    lock = RunLock.take(run, "18", 4, before=EndedJob("17", is_gone=False), sleep=beats)
     assert slept == [1.0, 1.0, 1.0, 90.0]
     held = read_lock_owner(run)
     assert held is not None
     assert held.job_id == "18"  # which the one on nid007 finds, and ends
-    hold.release()
+    lock.release()
 
 
-def test_submitting_is_refused_while_the_holder_gives_signs_of_life(tmp_path: Path) -> None:
+def test_a_command_is_refused_while_the_owner_gives_signs_of_life(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     refuse_if_held(run)
-    write_json_atomic(run.holder, asdict(holder("nid007", 1, 1, beat_at=time.time())))
+    write_json_atomic(run.holder, asdict(owner("nid007", 1, 1, beat_at=time.time())))
     with pytest.raises(RunHeldError, match="hpc-grpo stop"):
         refuse_if_held(run)
     write_json_atomic(run.holder, {**json.loads(run.holder.read_text()), "beat_at": time.time() - 61})
     refuse_if_held(run)
 
 
-def test_of_two_that_find_a_dead_holder_one_gets_the_run(tmp_path: Path) -> None:
+def test_of_two_that_find_a_dead_owner_one_gets_the_run(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    write_json_atomic(run.holder, asdict(holder("nid007", 1, 1)))
-    holds: list[RunLock] = []
+    write_json_atomic(run.holder, asdict(owner("nid007", 1, 1)))
+    locks: list[RunLock] = []
 
     def faster(_seconds: float) -> None:
-        if not holds:
-            holds.append(RunLock.take(run, "17", 4, sleep=lambda _: None))
+        if not locks:
+            locks.append(RunLock.take(run, "17", 4, sleep=lambda _: None))
 
     with pytest.raises(RunHeldError):
         RunLock.take(run, "18", 5, sleep=faster)
-    holds[0].release()
+    locks[0].release()
 
 
-def test_a_fresh_holder_is_not_moved_away_for_a_dead_one(tmp_path: Path) -> None:
+def test_a_fresh_owner_is_not_moved_away_for_a_dead_one(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    fresh = holder("nid008", 2, 2)
+    fresh = owner("nid008", 2, 2)
     write_json_atomic(run.holder, asdict(fresh))
-    _retire(run.holder, holder("nid007", 1, 1))
+    _retire(run.holder, owner("nid007", 1, 1))
     assert read_lock_owner(run) == fresh
     assert [path.name for path in tmp_path.iterdir()] == ["holder.json"]
 
@@ -150,10 +152,10 @@ def test_a_damaged_file_holds_nothing(tmp_path: Path) -> None:
     RunLock.take(run, "18", 4).release()
 
 
-def test_one_that_was_taken_for_dead_leaves_the_others_file(tmp_path: Path) -> None:
+def test_an_owner_that_was_taken_for_dead_leaves_the_others_file(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    hold = RunLock.take(run, "17", 1)
-    other = holder("nid009", 5, 5)
+    lock = RunLock.take(run, "17", 1)
+    other = owner("nid009", 5, 5)
     write_json_atomic(run.holder, asdict(other))
-    hold.release()
+    lock.release()
     assert read_lock_owner(run) == other

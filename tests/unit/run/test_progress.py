@@ -1,3 +1,5 @@
+"""The metrics that a driver wrote are read back as they survived."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -14,7 +16,7 @@ def make_record(step: int, attempt: int, reward: float) -> StepRecord:
     return StepRecord(step=step, total_steps=9, attempt=attempt, time_s=5.0, metrics={"reward/mean": reward})
 
 
-def test_line_holds_step_attempt_time_and_metrics(run_dir: RunDir, record: StepRecord) -> None:
+def test_a_line_holds_step_attempt_time_and_metrics(run_dir: RunDir, record: StepRecord) -> None:
     sink = JsonlSink(run_dir.metrics)
     sink.write(record)
     # Before close: a reader follows a run while it trains.
@@ -38,7 +40,7 @@ def test_an_attempt_undoes_later_steps_and_the_file_is_only_appended_to(run_dir:
     assert (metrics[2]["attempt"], metrics[2]["reward/mean"]) == (2, 0.7)
 
 
-def test_line_torn_by_a_crash_does_not_spoil_the_next(run_dir: RunDir) -> None:
+def test_a_line_torn_by_a_crash_does_not_spoil_the_next(run_dir: RunDir) -> None:
     whole = JsonlSink(run_dir.metrics)
     whole.write(make_record(1, attempt=1, reward=0.5))
     whole.close()
@@ -51,7 +53,7 @@ def test_line_torn_by_a_crash_does_not_spoil_the_next(run_dir: RunDir) -> None:
     assert {step: line["reward/mean"] for step, line in read_metrics(run_dir.metrics).items()} == {1: 0.5, 2: 0.6}
 
 
-def test_value_that_is_not_finite_is_null_in_json_and_nan_for_readers(run_dir: RunDir, record: StepRecord) -> None:
+def test_a_value_that_is_not_finite_is_null_in_json_and_nan_for_readers(run_dir: RunDir, record: StepRecord) -> None:
     sink = JsonlSink(run_dir.metrics)
     sink.write(dataclasses.replace(record, metrics={"loss/policy": math.nan, "policy/grad_norm": math.inf}))
     sink.close()
@@ -60,7 +62,7 @@ def test_value_that_is_not_finite_is_null_in_json_and_nan_for_readers(run_dir: R
     assert math.isnan(read_metrics(run_dir.metrics)[6]["policy/grad_norm"])
 
 
-def test_no_file_no_metrics(run_dir: RunDir) -> None:
+def test_a_run_without_metrics_file_has_no_metrics(run_dir: RunDir) -> None:
     assert read_metrics(run_dir.metrics) == {}
 
 

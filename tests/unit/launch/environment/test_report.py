@@ -1,3 +1,5 @@
+"""`hpc-grpo env` says of each variable what becomes of it and why, and shows no secret."""
+
 from __future__ import annotations
 
 import pytest
@@ -73,12 +75,12 @@ def test_a_default_is_set_and_what_the_user_gave_is_passed_on() -> None:
     assert (in_config.outcome, in_config.value, in_config.reason) == ("set", "hsn", "launch.env")
 
 
-def test_the_longest_prefix_gives_the_reason() -> None:
+def test_a_variable_of_two_prefixes_has_the_reason_of_the_longer() -> None:
     assert why("PMIX_RANK", LaunchConfig()) == ("dropped", "MPI start-up of the srun step")
     assert why("HF_TOKEN", LaunchConfig())[0] == "passed"
 
 
-def test_it_agrees_with_what_ray_gets() -> None:
+def test_the_report_agrees_with_what_ray_gets() -> None:
     environ = {**ENVIRON, "OMP_PROC_BIND": "close", "GLOO_SOCKET_IFNAME": "eth9", "NOT_HERE": "/on/nodes"}
     spec = NodeSpec("n", "t", "", "/token", "/log", "/w", None, True, None, 1.0, LAUNCH.env, LAUNCH.pass_env)
     real = ray_environment(environ, spec, "10.0.0.1", "hsn0", "/dev/shm/x")
@@ -130,7 +132,7 @@ def test_a_secret_cut_off_by_the_width_is_masked_before() -> None:
     assert "planted" not in line
 
 
-def test_engines_say_what_they_set_for_themselves() -> None:
+def test_a_variable_that_engines_set_for_themselves_says_so() -> None:
     environ = {"VLLM_LOGGING_LEVEL": "DEBUG"}
     (found,) = [
         variable

@@ -1,7 +1,16 @@
+"""The allow-list lets through what training needs and nothing else, and launch.env names what the node has."""
+
 from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from hpc_grpo.config import to_yaml
 from hpc_grpo.launch.environment.rules import (
     ALLOWED,
     ALLOWED_PREFIXES,
@@ -11,6 +20,8 @@ from hpc_grpo.launch.environment.rules import (
     filtered,
     is_secret,
 )
+from hpc_grpo.run.paths import RunDir
+from tests.support.configs import minimal_config
 
 
 def test_every_entry_has_a_reason() -> None:
@@ -21,7 +32,7 @@ def test_every_entry_has_a_reason() -> None:
 @pytest.mark.parametrize(
     "name", ["PATH", "HF_HOME", "WANDB_API_KEY", "NCCL_DEBUG", "FI_PROVIDER", "CUDA_VISIBLE_DEVICES"]
 )
-def test_what_training_needs_gets_through(name: str) -> None:
+def test_a_variable_that_training_needs_gets_through(name: str) -> None:
     assert filtered({name: "value"}) == {name: "value"}
 
 
@@ -42,7 +53,7 @@ def test_what_training_needs_gets_through(name: str) -> None:
         "SOME_VARIABLE",
     ],
 )
-def test_everything_else_stays_behind(name: str) -> None:
+def test_a_variable_nobody_asked_for_stays_behind(name: str) -> None:
     assert filtered({name: "value"}) == {}
 
 
@@ -64,7 +75,7 @@ def test_a_proxy_that_is_asked_for_spares_the_nodes() -> None:
     assert env["no_proxy"] == env["NO_PROXY"] == ".site,localhost,127.0.0.1,10.0.0.1"
 
 
-def test_expand_leaves_unknown_names() -> None:
+def test_expand_leaves_an_unknown_name_as_it_is() -> None:
     assert expand("${A}/$B/$C", {"A": "1", "B": "2"}) == "1/2/$C"
 
 
@@ -82,3 +93,23 @@ def test_expand_leaves_unknown_names() -> None:
 )
 def test_secrets_are_known_by_their_names(name: str, secret: bool) -> None:
     assert is_secret(name) is secret
+
+
+def test_an_unknown_variable_in_launch_env_ends_the_attempt_before_anything_trains(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "r")
+    run.create()
+    run.config.write_text(to_yaml(minimal_config(launch={"env": {"TRITON_CACHE_DIR": "$SITE_DISK/triton"}})))
+    run.source.write_text(json.dumps({"working_dir": str(tmp_path)}))
+    driver = tmp_path / "driver.py"
+    driver.write_text("from pathlib import Path; Path('trained').touch()\n")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    command = [sys.executable, "-m", "hpc_grpo.cli", "attempt", str(run.path), "--driver", str(driver)]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 78, done.stderr
+    told = "launch.env.TRITON_CACHE_DIR = $SITE_DISK/triton: SITE_DISK is not set on "
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    (record,) = [json.loads(path.read_text()) for path in run.attempts.glob("*/attempt.json")]
+    assert (record["exit_kind"], record["exit_code"]) == ("config", 78)
+    assert record["why"].startswith(told)
+    assert not list(tmp_path.rglob("trained"))
