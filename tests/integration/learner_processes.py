@@ -12,6 +12,7 @@ import numpy as np
 
 from hpc_grpo.config import Config
 from hpc_grpo.types import Minibatch, TrainSequence
+from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
 
 VOCABULARY = 200
@@ -20,15 +21,13 @@ VOCABULARY = 200
 def make_config(model: Path, root: Path, **train: Any) -> Config:
     """A config of a tiny CPU model; `train` overrides the training section."""
     defaults = {"total_steps": 10, "lr": 1e-3, "eps": 1e-4, "weight_decay": 0.1, "max_tokens_per_microbatch": 64}
-    return Config.model_validate(
-        {
-            "run": {"name": "test", "root": str(root)},
-            "model": {"path": str(model), "dtype": "float32", "device": "cpu"},
-            "data": {"train": {"path": "none"}, "max_prompt_tokens": 16},
-            "rollout": {"max_new_tokens": 32, "temperature": 0.8},
-            "loss": {"kl_coef": 0.1},
-            "train": {**defaults, **train},
-        }
+    return minimal_config(
+        run={"root": str(root)},
+        model={"path": str(model), "dtype": "float32", "device": "cpu"},
+        data={"max_prompt_tokens": 16},
+        rollout={"max_new_tokens": 32, "temperature": 0.8},
+        loss={"kl_coef": 0.1},
+        train={**defaults, **train},
     )
 
 

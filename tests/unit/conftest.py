@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from hpc_grpo.config import Config
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.run.paths import RunDir
+from tests.support.configs import minimal_config
 from tests.support.run_builder import RunBuilder
 
 CHAT_TEMPLATE = (
@@ -67,14 +68,7 @@ def built(root: Path) -> RunBuilder:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    return Config.model_validate(
-        {
-            "run": {"name": "adder", "root": str(tmp_path)},
-            "model": {"path": "m"},
-            "data": {"train": {"path": "d.jsonl"}},
-            "train": {"total_steps": 95},
-        }
-    )
+    return minimal_config(run={"name": "adder", "root": str(tmp_path)}, train={"total_steps": 95})
 
 
 @pytest.fixture

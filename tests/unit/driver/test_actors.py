@@ -11,20 +11,11 @@ from hpc_grpo.config import Config
 from hpc_grpo.driver import actors
 from hpc_grpo.driver.actors import NodeSlots, reserve_nodes
 from hpc_grpo.errors import ConfigError
+from tests.support.configs import minimal_config
 
 
 def config(task: str = "grpo", engine: dict[str, Any] | None = None, **placement: Any) -> Config:
-    return Config.model_validate(
-        {
-            "run": {"name": "r"},
-            "task": task,
-            "model": {"path": "m"},
-            "data": {"train": {"path": "d"}},
-            "train": {"total_steps": 1},
-            "engine": engine or {},
-            "placement": placement,
-        }
-    )
+    return minimal_config(task=task, engine=engine or {}, placement=placement)
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.config import Config
 from hpc_grpo.driver.eval import Evaluation, pass_at_k
 from hpc_grpo.driver.sampling import GradedGroup
 from hpc_grpo.errors import RewardError
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
+from tests.support.configs import minimal_config
 
 NUM_SAMPLES = 3
 STEP = 4
@@ -65,15 +65,11 @@ class FakeSampler:
 
 
 def run_eval(folder: Path, answers: Sequence[GroupGrades], max_failed_fraction: float = 0.5) -> dict[str, float]:
-    config = Config.model_validate(
-        {
-            "run": {"name": "evaluated"},
-            "model": {"path": "m"},
-            "data": {"train": {"path": "d.jsonl"}, "eval": {"path": "e.jsonl"}},
-            "grading": {"max_failed_fraction": max_failed_fraction},
-            "eval": {"every_steps": 2, "num_samples": NUM_SAMPLES, "pass_k": [2]},
-            "train": {"total_steps": 6},
-        }
+    config = minimal_config(
+        data={"train": {"path": "d.jsonl"}, "eval": {"path": "e.jsonl"}},
+        grading={"max_failed_fraction": max_failed_fraction},
+        eval={"every_steps": 2, "num_samples": NUM_SAMPLES, "pass_k": [2]},
+        train={"total_steps": 6},
     )
     stream, sampler = FakeStream(len(answers)), FakeSampler(answers)
     return Evaluation(config, stream, sampler, RunDir(folder)).run(STEP)  # type: ignore[arg-type]

@@ -11,22 +11,16 @@ from hpc_grpo.driver.rollouts import RolloutScheduler, check_failures
 from hpc_grpo.driver.sampling import GradedGroup
 from hpc_grpo.errors import HpcGrpoError, RewardError
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
+from tests.support.configs import minimal_config
 
 PROMPTS_PER_STEP = 3
 TOTAL_STEPS = 6
 
 
 def make_config(**sections: dict[str, Any]) -> Config:
-    values: dict[str, Any] = {
-        "run": {"name": "scheduled", "seed": 7},
-        "model": {"path": "m"},
-        "data": {"train": {"path": "d.jsonl"}},
-        "rollout": {"prompts_per_step": PROMPTS_PER_STEP, "group_size": 2},
-        "train": {"total_steps": TOTAL_STEPS},
-    }
-    for section, changes in sections.items():
-        values[section] = {**values.get(section, {}), **changes}
-    return Config.model_validate(values)
+    rollout = {"prompts_per_step": PROMPTS_PER_STEP, "group_size": 2, **sections.pop("rollout", {})}
+    train = {"total_steps": TOTAL_STEPS, **sections.pop("train", {})}
+    return minimal_config(run={"seed": 7}, rollout=rollout, train=train, **sections)
 
 
 def make_grades(ordinal: int, version: int = 0, errors: tuple[str, ...] = ()) -> GroupGrades:

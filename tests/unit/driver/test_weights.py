@@ -10,23 +10,14 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from hpc_grpo.config import Config
 from hpc_grpo.driver import weights as sync
 from hpc_grpo.driver.remote import Deadline
 from hpc_grpo.driver.weights import NodeMembers, WeightSync
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import ParameterSpec
+from tests.support.configs import minimal_config
 
-CONFIG = Config.model_validate(
-    {
-        "run": {"name": "synced"},
-        "model": {"path": "m"},
-        "data": {"train": {"path": "d.jsonl"}},
-        "train": {"total_steps": 1},
-        "weights": {"deadline_s": 20.0},
-        "deadlines": {"start_s": 900.0},
-    }
-)
+CONFIG = minimal_config(run={"name": "synced"}, weights={"deadline_s": 20.0}, deadlines={"start_s": 900.0})
 
 
 class FakeActor:

@@ -27,6 +27,7 @@ from hpc_grpo.learner.attention import document_layout, packed_sdpa
 from hpc_grpo.learner.model import LogprobHead, PolicyModel, load_policy
 from hpc_grpo.learner.packing import pack, split_microbatches
 from hpc_grpo.types import TrainSequence
+from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
 
 VOCABULARY = 50
@@ -51,16 +52,13 @@ def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def make_config(path: Path, **changes: Any) -> Config:
-    values: dict[str, Any] = {
-        "run": {"name": "test"},
+    tiny: dict[str, Any] = {
         "model": {"path": str(path), "dtype": "float32", "device": "cpu"},
-        "data": {"train": {"path": "none"}, "max_prompt_tokens": 32},
+        "data": {"max_prompt_tokens": 32},
         "rollout": {"max_new_tokens": 32, "temperature": 0.7},
-        "train": {"total_steps": 1, "logprob_chunk_tokens": 16},
+        "train": {"logprob_chunk_tokens": 16},
     }
-    for section, change in changes.items():
-        values[section] = {**values.get(section, {}), **change} if isinstance(change, dict) else change
-    return Config.model_validate(values)
+    return minimal_config(**{**changes, **{name: {**tiny[name], **changes.get(name, {})} for name in tiny}})
 
 
 def make_sequences(lengths: list[tuple[int, int]]) -> list[TrainSequence]:

@@ -6,16 +6,11 @@ import pytest
 
 from hpc_grpo.config import Config
 from hpc_grpo.learner.setup import deepspeed_config, frozen_config
+from tests.support.configs import minimal_config
 
 
 def config(dtype: str = "float32", **train: Any) -> Config:
-    values = {
-        "run": {"name": "test"},
-        "model": {"path": "model", "dtype": dtype},
-        "data": {"train": {"path": "data"}},
-        "train": {"total_steps": 1, **train},
-    }
-    return Config.model_validate(values)
+    return minimal_config(model={"dtype": dtype}, train=train)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
