@@ -18,9 +18,12 @@ TOTAL_STEPS = 6
 
 
 def make_config(**sections: dict[str, Any]) -> Config:
-    rollout = {"prompts_per_step": PROMPTS_PER_STEP, "group_size": 2, **sections.pop("rollout", {})}
-    train = {"total_steps": TOTAL_STEPS, **sections.pop("train", {})}
-    return minimal_config(run={"seed": 7}, rollout=rollout, train=train, **sections)
+    defaults = {
+        "run": {"seed": 7},
+        "rollout": {"prompts_per_step": PROMPTS_PER_STEP, "group_size": 2},
+        "train": {"total_steps": TOTAL_STEPS},
+    }
+    return minimal_config(defaults, **sections)
 
 
 def make_grades(ordinal: int, version: int = 0, errors: tuple[str, ...] = ()) -> GroupGrades:

@@ -52,13 +52,13 @@ def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def make_config(path: Path, **changes: Any) -> Config:
-    tiny: dict[str, Any] = {
+    tiny = {
         "model": {"path": str(path), "dtype": "float32", "device": "cpu"},
         "data": {"max_prompt_tokens": 32},
         "rollout": {"max_new_tokens": 32, "temperature": 0.7},
         "train": {"logprob_chunk_tokens": 16},
     }
-    return minimal_config(**{**changes, **{name: {**tiny[name], **changes.get(name, {})} for name in tiny}})
+    return minimal_config(tiny, **changes)
 
 
 def make_sequences(lengths: list[tuple[int, int]]) -> list[TrainSequence]:

@@ -14,10 +14,10 @@ from tests.support.configs import minimal_config
 def planned_config(**sections: Any) -> Config:
     """Make a config whose step is worth planning: 64 groups of 16 sequences of 1,024 + 3,072 tokens."""
     step = {
-        "data": {"train": {"path": "data"}, "max_prompt_tokens": 1024},
+        "data": {"max_prompt_tokens": 1024},
         "rollout": {"prompts_per_step": 64, "group_size": 16, "max_new_tokens": 3072},
     }
-    return minimal_config(**{**sections, **{name: {**step[name], **sections.get(name, {})} for name in step}})
+    return minimal_config(step, **sections)
 
 
 def plan_7b_config(size: str, num_nodes: int, *overrides: str) -> Plan:
