@@ -1,7 +1,10 @@
-"""From sampled tokens to grades: what the driver keeps of a group.
+"""The grader actor: decodes sampled tokens and has them scored.
 
-Consumes `GroupSamples` and the prompt; produces `GroupGrades`. Waits for the reward workers; unblocked by the
-slowest of the group's rewards, or by its deadline. Many groups may be graded at once in one event loop.
+Runs in       a Ray actor, one on each node with engines; many groups are graded at once in its event loop.
+Consumes      `GroupSamples` from the engines and the prompt from the driver.
+Produces      `GroupGrades`: what the driver keeps of a group.
+Waits for     the reward workers.
+Unblocked by  the slowest of the group's rewards, or its deadline.
 """
 
 from __future__ import annotations
@@ -17,8 +20,7 @@ from hpc_grpo.types import GroupGrades, GroupSamples, Prompt
 
 
 class Grader:
-    """Decodes completions and has them graded by `config.rewards` in `config.grading.num_workers`
-    processes."""
+    """Grades groups by `config.rewards` in `config.grading.num_workers` processes."""
 
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         dump_stacks_on_signal("grader")
@@ -27,7 +29,7 @@ class Grader:
         self._pool = RewardPool(config.rewards, config.grading.num_workers)
 
     async def check(self) -> None:
-        """Raises ConfigError when a reward cannot be imported. Call it before anything expensive starts."""
+        """Raise ConfigError when a reward cannot be imported. Call it before anything expensive starts."""
         await asyncio.to_thread(self._pool.check)
 
     async def grade(self, samples: GroupSamples, prompt: Prompt, with_texts: bool) -> GroupGrades:

@@ -1,9 +1,12 @@
-"""Grades groups in worker processes, each reward on its own deadline.
+"""The pool of reward workers: grades groups, each reward with a deadline of its own.
 
-Consumes a prompt's text, its completions and the item's fields; produces a `RewardOutcome`. Waits for the
-slowest reward of the group; many groups may be in flight. A reward that raises, hangs or dies masks its group
-and adds an error line: whether the run goes on is the caller's to decide. One that breaks its contract always
-stops the run.
+Runs in    the grader's process; many groups may be in flight.
+Consumes   a prompt's text, its completions and the item's fields.
+Produces   a `RewardOutcome`.
+Waits for  the slowest reward of the group.
+
+A reward that raises, hangs or dies masks its group and adds an error line; the driver decides whether the run goes on.
+One that breaks its contract always stops the run.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class RewardOutcome:
 
 
 class RewardPool:
-    """`num_workers` processes that run the rewards of a config. Processes start with the first call."""
+    """Runs the rewards of a config in `num_workers` processes, which start with their first call."""
 
     def __init__(
         self, rewards: Sequence[RewardConfig], num_workers: int, load_timeout_s: float = _LOAD_TIMEOUT_S
@@ -57,7 +60,7 @@ class RewardPool:
             slot.start()
 
     def check(self) -> None:
-        """Import every reward in a worker; raises ConfigError when that fails, or does not end."""
+        """Import every reward in a worker. Raises ConfigError when that fails, or does not end in time."""
         result = self._put(None, self._load_timeout_s).result()
         if result.failure is not None:
             raise ConfigError(result.failure)
@@ -71,7 +74,7 @@ class RewardPool:
         return group.outcome
 
     def close(self) -> None:
-        """Kill the workers, whatever they are at. Calls not yet over raise HpcGrpoError."""
+        """Kill the workers, whatever they do. Calls not yet over raise HpcGrpoError."""
         self._closed = True
         for slot in self._slots:
             slot.close()
@@ -99,7 +102,7 @@ class RewardPool:
 
 
 def reward_labels(rewards: Sequence[RewardConfig]) -> list[str]:
-    """A distinct name for each reward: its own, with #2, #3 … where a name is used again.
+    """Give each reward a distinct name: its own, with #2, #3 … where a name is used again.
 
     >>> reward_labels([RewardConfig(name="a:f"), RewardConfig(name="a:f"), RewardConfig(name="b:g")])
     ['a:f', 'a:f#2', 'b:g']
@@ -112,7 +115,7 @@ def reward_labels(rewards: Sequence[RewardConfig]) -> list[str]:
 
 
 def _function_name(reward: RewardConfig) -> str:
-    """The name to resolve in a worker: a file's path is absolute, since the worker may start elsewhere."""
+    """Return the name to find in a worker, where a file's path is absolute: the worker may start elsewhere."""
     module, separator, attribute = reward.name.rpartition(":")
     return f"{Path(module).absolute()}:{attribute}" if separator and module.endswith(".py") else reward.name
 
@@ -139,13 +142,13 @@ class _Group:
                 return
         try:
             outcome = self._combined()
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits for the outcome
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits for the outcome
             self.outcome.set_exception(error)
         else:
             self.outcome.set_result(outcome)
 
     def _combined(self) -> RewardOutcome:
-        """Raises RewardError when a reward broke its contract, and whatever its call raised."""
+        """Add up the parts. Raises RewardError when a reward broke its contract, and what its call raised."""
         zeros = (0.0,) * self._num_completions
         parts: dict[str, tuple[float, ...]] = {}
         errors: list[str] = []

@@ -94,7 +94,7 @@ class WorkerSlot(threading.Thread):
                 self._worker.kill()
 
     def _serve(self, queued: QueuedCall) -> CallResult:
-        """Run the call in the worker; raises HpcGrpoError when the slot is closed meanwhile."""
+        """Run the call in the worker. Raises HpcGrpoError when the slot is closed meanwhile."""
         for _ in range(_MAX_TRIES):
             try:
                 return self._attempt(queued)
@@ -103,7 +103,7 @@ class WorkerSlot(threading.Thread):
         return CallResult(failure=f"found no worker: {_MAX_TRIES} died before they took the call")
 
     def _attempt(self, queued: QueuedCall) -> CallResult:
-        """Raises _WorkerDiedError when the worker died before it took the call."""
+        """Run the call once. Raises _WorkerDiedError when the worker died before it took the call."""
         if self._worker is None and (failure := self._start_worker()) is not None:
             return CallResult(failure=failure)
         if queued.call is None:
@@ -141,7 +141,8 @@ class WorkerSlot(threading.Thread):
     def _ask(self, message: Any, timeout_s: float) -> Any:
         """Return the worker's answer.
 
-        Raises TimeoutError or _WorkerDiedError, and the next worker is a new one.
+        Raises TimeoutError or _WorkerDiedError, after which the next worker is a new one, and HpcGrpoError when the
+        slot is closed meanwhile.
         """
         assert self._worker is not None
         try:

@@ -51,8 +51,11 @@ class Call:
 
 @dataclass(frozen=True)
 class CallResult:
-    """Exactly one of the three: `scores` (one per completion), or `failure` (this call went wrong, in words),
-    or `violation` (the function broke its contract and always will, in words)."""
+    """What came of a call; at most one field is set, and none when only the rewards' imports were asked for.
+
+    `scores` has one number per completion. `failure` says what went wrong this time, `violation` how the function
+    broke its contract, as it always will.
+    """
 
     scores: tuple[float, ...] | None = None
     failure: str | None = None
@@ -126,7 +129,7 @@ def run(call: Call) -> CallResult:
 
 
 def _arguments(function: RewardFunction, call: Call) -> dict[str, Any]:
-    """Keyword arguments of the call, without the columns that a function without `**fields` does not name.
+    """Return the call's keyword arguments, without the columns that a function without `**fields` does not name.
 
     Raises TypeError when a parameter of the function is not among them.
     """

@@ -1,1 +1,1 @@
-"""What is measured and where it goes: reductions, timing, sinks."""
+"""Metrics: how they are reduced to numbers, timed, and written to files, services and the console."""

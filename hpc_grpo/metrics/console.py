@@ -104,7 +104,7 @@ def _move_log_handlers(
 
 
 def plain_line(record: StepRecord) -> str:
-    """One line for a log: place in the run, the numbers a reader looks for first, and where the time went."""
+    """Return one line for a log: place in the run, the numbers a reader looks for first, and where the time went."""
     numbers = [f"{label} {value}" for label, value in headline(record)]
     line = " ".join([place(record), *numbers])
     shares = " ".join(f"{name} {share:.0%}" for name, share in time_shares(record.metrics).items())
@@ -112,7 +112,7 @@ def plain_line(record: StepRecord) -> str:
 
 
 def headline(record: StepRecord) -> list[tuple[str, str]]:
-    """The few numbers of a step that are shown, as (label, text); those it does not have are left out."""
+    """Return the few numbers of a step that are shown, as (label, text), without those it does not have."""
     metrics = record.metrics
     # The policy loss of GRPO is near zero by construction and tells nothing; that of SFT is all there is.
     quality = ("reward", REWARD, "{:.3f}") if REWARD in metrics else ("loss", "loss/policy", "{:.4f}")
@@ -133,7 +133,7 @@ def headline(record: StepRecord) -> list[tuple[str, str]]:
 
 
 def place(record: StepRecord) -> str:
-    """`Epoch 1/5 step 6/19 global step 6`; the eval before the first step is `Epoch 1/5 global step 0`."""
+    """Return `Epoch 1/5 step 6/19 global step 6`; for the eval before the first step, `Epoch 1/5 global step 0`."""
     epoch = f"Epoch {record.epoch}/{record.total_epochs}"
     if record.step == 0:
         return f"{epoch} global step 0"
@@ -141,7 +141,7 @@ def place(record: StepRecord) -> str:
 
 
 def time_shares(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Each phase's share of `time/step_s`, largest first; phases below half a percent are left out."""
+    """Return each phase's share of `time/step_s`, largest first; phases below half a percent are left out."""
     step_s = metrics.get("time/step_s", 0.0)
     if step_s <= 0:
         return {}

@@ -1,4 +1,4 @@
-"""The record of one step: what the driver hands to every sink."""
+"""The record of one step, which the driver gives to every sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Typed metrics: how values of microbatches and ranks become one number. Needs nothing but Python."""
+"""Typed metrics: how values of microbatches and ranks become one number.
+
+A learner gives its own; the driver merges those of all learners.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Where metrics go. The driver hands every sink one record per step and closes them at the end."""
+"""Where metrics go: metrics.jsonl always; W&B, TensorBoard and the console beside it.
+
+Runs in the driver, which gives every sink one record per step and closes them at the end.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class MetricSink(Protocol):
 
 
 def make_sinks(config: Config, run_dir: RunDir) -> list[MetricSink]:
-    """The sinks of `config`, metrics.jsonl first: it is the one the others may not keep from its line."""
+    """Open the sinks of `config`, metrics.jsonl first, so that no other one can keep a line from it."""
     sinks: list[MetricSink] = [JsonlSink(run_dir.metrics)]
     mode = wandb_mode(config.metrics)
     if mode is not None:
@@ -79,7 +82,7 @@ class TensorBoardSink:
 
 
 def wandb_mode(metrics: MetricsConfig, environ: Mapping[str, str] = os.environ) -> Mode | None:
-    """How to run W&B; None for not at all. Off by default, it prints which variable would turn it on."""
+    """Decide how to run W&B, None for not at all; where it is off by default, print what would turn it on."""
     wished = environ.get("WANDB_MODE", "")
     if metrics.wandb_mode == "disabled" or wished == "disabled":
         return None
@@ -98,8 +101,8 @@ class WandbSink:
         # Imported here: a second of start-up that only those who use W&B should pay.
         import wandb
 
-        # What wandb raises for a bad key, no network or a refused project. A dead background service shows as
-        # a ConnectionError. Anything else is a bug of ours and propagates.
+        # wandb.Error: a bad key, no network, a refused project. ConnectionError: its background service is dead.
+        # Anything else is a bug of ours and propagates.
         self._failures: tuple[type[Exception], ...] = (wandb.Error, ConnectionError)
         self._run: Any = None
         try:
@@ -140,13 +143,13 @@ class WandbSink:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        """Said once: after it, the sink is silent. Training goes on; metrics.jsonl holds everything."""
+        """Say so once and be silent from then on: training goes on, and metrics.jsonl holds everything."""
         self._run = None
         print(f"W&B failed and is off for the rest of this attempt (metrics.jsonl goes on): {error}", flush=True)
 
 
 def wandb_run_id(run_dir: RunDir) -> str:
-    """The run's W&B id, made on first use."""
+    """Return the run's W&B id; made on first use."""
     if not run_dir.wandb_id.exists():
         write_atomic(run_dir.wandb_id, secrets.token_hex(4) + "\n")
     return run_dir.wandb_id.read_text().strip()

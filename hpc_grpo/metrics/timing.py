@@ -1,6 +1,6 @@
-"""Where the time of a step goes, and when the run will be done.
+"""Times the phases of a step, and estimates when the run will end.
 
-`StepTimer` is used by the driver's loop alone; it holds no state that outlives the process.
+Runs in the driver, in its loop; only `StepTimer.current` is read by another thread, the watchdog's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StepTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Adds the time of the block to `time/<name>_s`; a phase may be entered several times in a step."""
+        """Add the time of the block to `time/<name>_s`; a phase may be entered several times in a step."""
         started = self._clock()
         self.current = (name, started)
         try:
@@ -61,6 +61,6 @@ class StepTimer:
         self._phases = {}
 
     def eta_s(self, num_remaining_steps: int) -> float | None:
-        """Seconds to the end of the run, or None before the first step has ended."""
+        """Estimate the seconds to the end of the run; None before the first step has ended."""
         # The median: one step with an eval or a checkpoint would make a mean of few steps jump.
         return statistics.median(self._recent) * num_remaining_steps if self._recent else None

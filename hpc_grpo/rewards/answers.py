@@ -2,6 +2,12 @@
 
 Everything is one linear pass and every number is bounded in length: completions are written by a model in
 training, which sooner or later emits ten thousand nines.
+
+Ours, and not math-verify 0.9, for its verdicts and its speed. Told which part of a completion is the answer, it still
+judges five of the cases in this module's tests otherwise (it takes 42e9999 for 42, and -5 with Unicode's minus, +7,
+1.5e3 and a plain `Paris` for wrong). It takes 2.7 ms a pair where this module takes 0.07, 0.6 s to import where a
+worker starts in 0.05, and 7 s for a completion of 20,000 blanks. A reward of your own may call it; the pool kills what
+takes too long.
 """
 
 from __future__ import annotations
@@ -39,7 +45,7 @@ _LATEX_REWRITES = tuple(
 
 
 def reference_answer(reference: str) -> str:
-    r"""The answer in a reference: what follows GSM8K's last `####`, else the last box, else the whole text.
+    r"""Return the answer in a reference: what follows GSM8K's last `####`, else the last box, else the whole text.
 
     >>> reference_answer("She has 40 + 2 = 42 eggs.\n#### 42")
     '42'
@@ -52,7 +58,7 @@ def reference_answer(reference: str) -> str:
 
 
 def is_correct(completion: str, answer: str) -> bool:
-    r"""Whether the answer given in `completion` equals `answer`.
+    r"""Tell whether the answer given in `completion` equals `answer`.
 
     The given answer is the last complete `\boxed{}`, else the last `<answer>` element, else what follows the
     last `####`; without any of them it is the last number, or, for an `answer` that is no number, the last
@@ -78,7 +84,7 @@ def is_correct(completion: str, answer: str) -> bool:
 
 
 def parse_number(text: str) -> Fraction | None:
-    r"""The exact value of a text that is one number, else None. A percent sign is dropped, as GSM8K does.
+    r"""Return the exact value of a text that is one number, else None. A percent sign is dropped, as GSM8K does.
 
     >>> parse_number("$1,200.50"), parse_number("-\\frac{3}{4}"), parse_number("50%"), parse_number("5 or 6")
     (Fraction(2401, 2), Fraction(-3, 4), Fraction(50, 1), None)
@@ -93,13 +99,13 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number in `text`, None when there is none or it is no sane number."""
+    """Return the last number in `text`; None when there is none, or it is too long to be an answer."""
     found = [match[0] for match in _NUMBER_IN_TEXT.finditer(_rewritten(text))]
     return parse_number(found[-1]) if found else None
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{}` whose braces close.
+    r"""Return the content of the last `\boxed{}` whose braces close.
 
     >>> last_boxed(r"\boxed{1} and \boxed{\frac{1}{2}} and \boxed{3")
     '\\frac{1}{2}'
@@ -130,12 +136,12 @@ def _after_hashes(text: str) -> str | None:
 
 
 def _rewritten(text: str) -> str:
-    """Common LaTeX for numbers as plain text: fractions as a/b, no dollars, no thousands separators."""
+    """Rewrite common LaTeX for numbers as plain text: fractions as a/b, no dollars, no thousands separators."""
     for pattern, replacement in _LATEX_REWRITES:
         text = pattern.sub(replacement, text)
     return text
 
 
 def _plain(text: str) -> str:
-    """Text without regard to case, spaces and a final dot."""
+    """Reduce a text to what is compared: no capitals, no spaces, no final dot."""
     return "".join(_rewritten(text).split()).rstrip(".").casefold()

@@ -16,7 +16,7 @@ def contract_differences(
     engine: Sequence[ParameterSpec],
     packed_modules: Mapping[str, Sequence[str]],
 ) -> list[str]:
-    """Differences in words, one a line; empty when both sides agree.
+    """List the differences, one a line; empty when both sides agree.
 
     `engine` holds unsharded shapes in the engine's own (fused) names. `packed_modules` maps a fused module to the
     modules it holds, in order: {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}.
@@ -45,12 +45,14 @@ def contract_differences(
 
 
 def _fused_shape(parts: Sequence[ParameterSpec]) -> tuple[int, ...]:
+    """Return the shape of the parts laid one after the other along the first dimension."""
     if len(parts) == 1:
         return parts[0].shape
     return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
 
 
 def _source_names(name: str, packed_modules: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the Hugging Face names of the parameters that fill an engine's parameter."""
     module, _, parameter = name.rpartition(".")
     parent, _, leaf = module.rpartition(".")
     parts = packed_modules.get(leaf)

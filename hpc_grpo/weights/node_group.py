@@ -1,8 +1,8 @@
 """One node's weight group: the learner that publishes and the node's engine workers, over Gloo on loopback.
 
 It carries the announcement of a version (header and checksums) and each worker's acknowledgement. Groups stay
-within a node, since a death kills the whole group and a full mesh costs a socket per pair; and they meet
-through a file in node-local shared memory, so no port is open to strangers.
+within a node: a death kills the whole group, and a full mesh costs a socket per pair. Members meet through a file in
+node-local shared memory, so no port is open to strangers.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ class NodeGroup:
             raise WeightSyncError(f"the node's weight group did not form at rank {self._rank}: {error}") from error
 
     def announce(self, stored: StoredVersion) -> None:
-        """Publisher: tell every worker which version is in the store, and where."""
+        """Tell every worker which version is in the store, and where. Called by the publisher alone."""
         self._broadcast(torch.tensor([stored.version, stored.buffer, *stored.checksums], dtype=torch.int64))
 
     def receive_announcement(self, num_buckets: int) -> StoredVersion:
-        """Worker: wait for the announcement."""
+        """Wait for the announcement. Called by workers alone."""
         message = torch.empty(2 + num_buckets, dtype=torch.int64)
         self._broadcast(message)
         version, buffer, *checksums = message.tolist()
         return StoredVersion(version, buffer, tuple(checksums))
 
     def acknowledge(self, loaded_version: int) -> list[int]:
-        """Everybody says which version it holds now (LOAD_FAILED: none); returns all answers by rank."""
+        """Tell all members which version this one holds now, or LOAD_FAILED; returns what each told, by rank."""
         own = torch.tensor([loaded_version], dtype=torch.int64)
         answers = [torch.empty(1, dtype=torch.int64) for _ in range(self._size)]
         self._wait(self._group.allgather([answers], [own]))

@@ -36,7 +36,7 @@ class StoredVersion:
 
 @dataclass(frozen=True)
 class StoreSpec:
-    """What all that open a run's stores agree on. `key` seeds the checksums, so that only the run's own bytes pass."""
+    """The layout that all members agree on. `key` seeds the checksums, so that only the run's own bytes pass."""
 
     plan: BucketPlan
     num_buffers: int
@@ -44,7 +44,7 @@ class StoreSpec:
 
 
 class WeightStore:
-    """Views of the store's buffers."""
+    """A process's view of the node's buffers; the publisher creates them, the workers open them."""
 
     def __init__(self, folder: Path, spec: StoreSpec, *, create: bool) -> None:
         self.plan = spec.plan
@@ -54,7 +54,7 @@ class WeightStore:
         self._buffers = [self._map(index, create) for index in range(spec.num_buffers)]
 
     def tensors(self, buffer: int, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each parameter of a bucket by name, as a view of shared memory in its shape and dtype."""
+        """Yield each parameter of a bucket by name, as a view of shared memory in its shape and dtype."""
         for slot in bucket.slots:
             raw = self._buffers[buffer][slot.offset : slot.offset + slot.num_bytes]
             yield slot.spec.name, raw.view(getattr(torch, slot.spec.dtype)).view(slot.spec.shape)
@@ -64,7 +64,7 @@ class WeightStore:
         return xxhash.xxh3_64_intdigest(memoryview(raw), seed=self._key) >> 1
 
     def verify(self, stored: StoredVersion) -> None:
-        """Raise WeightSyncError that names the first bucket whose bytes are not those announced."""
+        """Raise a WeightSyncError that names the first bucket whose bytes are not those announced."""
         for index, (bucket, announced) in enumerate(zip(self.plan.buckets, stored.checksums, strict=True)):
             found = self.checksum(stored.buffer, bucket)
             if found != announced:
@@ -74,10 +74,11 @@ class WeightStore:
                 )
 
     def publish_header(self, stored: StoredVersion) -> None:
-        """Record which version every engine of the node holds."""
+        """Record which version every engine of the node holds, for one that takes a dead one's place."""
         write_json_atomic(self._header, asdict(stored))
 
     def current(self) -> StoredVersion:
+        """Return the version that every engine of the node holds."""
         header = json.loads(self._header.read_text())
         return StoredVersion(header["version"], header["buffer"], tuple(header["checksums"]))
 
