@@ -1,8 +1,10 @@
-"""The learner actor: a Ray face on a Learner and on its node's weight publisher.
+"""The learner actor: the face that the driver calls on a Learner and on its node's weight publisher.
 
-Consumes references to samples with their advantages, fetched here so that token arrays never pass through the
-driver, or whole sequences; produces typed metrics, staged weights, checkpoints and exports. Every call is a
-collective of all learners.
+Runs in    a Ray actor, one per rank.
+Consumes   whole sequences, or references to samples with their advantages: these are fetched here, so that token
+           arrays never pass through the driver.
+Produces   typed metrics, staged weights, checkpoints and exports.
+Waits for  the other learners: every call is a collective of all of them.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RemoteGroup:
-    """A group to train on: where its samples are, and what the driver decided about each of its G rollouts."""
+    """A group to train on: a reference to its samples, and what the driver decided about each of its G rollouts."""
 
     samples: Any
     advantages: tuple[float, ...]
@@ -48,7 +50,7 @@ class RemoteMinibatch:
 
 
 class LearnerActor:
-    """Turned into a Ray actor by the wiring; methods run one at a time, in the order called."""
+    """Made a Ray actor by the driver; methods run one at a time, in the order called."""
 
     def __init__(self, config: Config, rank: int, world_size: int, total_optimizer_steps: int) -> None:
         dump_stacks_on_signal("learner")
@@ -98,7 +100,7 @@ class LearnerActor:
         return self._learner.parameter_specs()
 
     def open_weight_store(self, spec: StoreSpec, *, writes: bool) -> Path | None:
-        """Create the node's store if this learner writes it; returns its folder."""
+        """Create the node's store if this learner writes it, and return its folder."""
         from hpc_grpo.learner.publish import WeightPublisher
         from hpc_grpo.weights.store import WeightStore
 
@@ -106,7 +108,7 @@ class LearnerActor:
             self._publisher = WeightPublisher(spec.plan, self._learner.gathered, None)
             return None
         folder = Path(os.environ.get(SHM_DIR_VARIABLE) or tempfile.mkdtemp(prefix="hpc-grpo-", dir="/dev/shm"))
-        # Of a driver before this one on the same node: its group's addresses would be taken for this one's.
+        # One left by a driver before this one: its group's addresses would be taken for this one's.
         (folder / RENDEZVOUS).unlink(missing_ok=True)
         store = WeightStore(folder, spec, create=True)
         self._publisher = WeightPublisher(spec.plan, self._learner.gathered, store)

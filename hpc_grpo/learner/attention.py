@@ -1,4 +1,7 @@
-"""Attention over packed documents that never sees across a document's border, and never builds a T x T mask."""
+"""Attention over packed documents that never sees across a document's border, and never builds a T x T mask.
+
+Letters: `T` tokens of the microbatch, `N` documents, `H` heads, `D` a head's width.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ PACKED_SDPA = "packed_sdpa"
 
 @dataclass(frozen=True)
 class DocumentLayout:
-    """Where the tokens of N documents `[T]` go in a right-padded grid `[N, Tmax]`, and back.
+    """The places of the tokens `[T]` of N documents in a right-padded grid `[N, Tmax]`.
 
     `to_grid` `[N * Tmax]` is the token of each cell (0 for padding), `to_tokens` `[T]` the cell of each token,
     `padding` `[N * Tmax]` True where a cell is padding. All three are None when the documents are equally long:
@@ -44,7 +47,7 @@ def document_layout(lengths: tuple[int, ...], device: Any) -> DocumentLayout:
 
 
 class _Pad(torch.autograd.Function):  # type: ignore[misc]
-    """`[T, ...]` to `[N * Tmax, ...]`. Its own backward, since index_add_ works row by row on CPU."""
+    """Turns `[T, ...]` into `[N * Tmax, ...]`. Has its own backward, since index_add_ works row by row on CPU."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, layout: DocumentLayout) -> Tensor:
@@ -58,7 +61,7 @@ class _Pad(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Unpad(torch.autograd.Function):  # type: ignore[misc]
-    """`[N * Tmax, ...]` to `[T, ...]`."""
+    """Turns `[N * Tmax, ...]` into `[T, ...]`."""
 
     @staticmethod
     def forward(ctx: Any, grid: Tensor, layout: DocumentLayout) -> Tensor:
@@ -83,9 +86,9 @@ def packed_sdpa(
     document_layout: DocumentLayout,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each document; the signature is that of transformers' AttentionInterface.
+    """Attend causally within each document; the signature is that of transformers' AttentionInterface.
 
-    `query` `[1, H, T, D]`, `key` and `value` `[1, Hkv, T, D]`; gives `[1, T, H, D]`. Documents are gathered into
+    `query` `[1, H, T, D]`, `key` and `value` `[1, Hkv, T, D]`; returns `[1, T, H, D]`. Documents are gathered into
     a right-padded grid `[N, H, Tmax, D]`: with causal attention, padding on the right is seen by no real token,
     so no mask is needed and the fused kernels apply.
 
@@ -117,14 +120,14 @@ def _check_supported(
 
 
 def _to_grid(heads: Tensor, layout: DocumentLayout) -> Tensor:
-    """`[1, H, T, D]` to `[N, H, Tmax, D]`."""
+    """Turn `[1, H, T, D]` into `[N, H, Tmax, D]`."""
     tokens = heads[0].transpose(0, 1)
     grid = tokens if layout.to_grid is None else _Pad.apply(tokens, layout)
     return grid.reshape(layout.num_documents, layout.max_length, *tokens.shape[1:]).transpose(1, 2)
 
 
 def _to_tokens(grid: Tensor, layout: DocumentLayout) -> Tensor:
-    """`[N, H, Tmax, D]` to `[1, T, H, D]`."""
+    """Turn `[N, H, Tmax, D]` into `[1, T, H, D]`."""
     cells = grid.transpose(1, 2).flatten(0, 1)
     return (cells if layout.to_tokens is None else _Unpad.apply(cells, layout)).unsqueeze(0)
 

@@ -1,8 +1,12 @@
-"""Saving and restoring everything a learner's next step depends on.
+"""Saves and restores everything a learner's next step depends on.
 
-Consumes  the engine's state on every rank: weights, optimizer, schedule, random number generators.
-Produces  one folder that a manifest proves whole; resuming from it with as many ranks is bit-identical.
-Waits for all ranks: both functions are collectives.
+Runs in    the learner's process.
+Consumes   DeepSpeed's state on every rank: weights, optimizer, schedule; and the random number generators.
+Produces   one folder that a manifest proves whole; resuming from it with as many ranks is bit-identical.
+Waits for  all ranks: saving and loading are collectives.
+
+Another number of ranks loads DeepSpeed's universal form, which holds every parameter and its optimizer state whole. It
+lies beside the checkpoint for as long as loading takes.
 """
 
 from __future__ import annotations
@@ -63,10 +67,10 @@ def save_checkpoint(learner: Learner, directory: Path, driver_state: dict[str, A
 
 
 def load_checkpoint(learner: Learner, directory: Path) -> dict[str, Any]:
-    """Restore `directory`; gives the driver state stored with it.
+    """Restore `directory`; returns the driver state stored with it.
 
-    Of one that another number of learners wrote, `write_universal` must have been called. Raises ConfigError if it is
-    no whole checkpoint, or was written under another ZeRO stage.
+    Needs `write_universal` before it where another number of learners wrote it. Raises ConfigError if it is no whole
+    checkpoint, or was written under another ZeRO stage.
     """
     rank, world_size, ds_engine = learner.rank, learner.world_size, learner.ds_engine
     manifest = read_manifest(directory)
@@ -90,7 +94,7 @@ def load_checkpoint(learner: Learner, directory: Path) -> dict[str, Any]:
 
 
 def universal_folder(checkpoint: Path) -> Path:
-    """Where the universal form of a checkpoint lies: named as one cut short, so that it is swept like those."""
+    """Return where the universal form of a checkpoint lies: named as one cut short, so that it is swept like those."""
     return staging_path(_beside(checkpoint))
 
 
@@ -142,7 +146,7 @@ def _beside(checkpoint: Path) -> Path:
 
 
 def _hash_together(staging: Path, rank: int, world_size: int) -> tuple[FileEntry, ...]:
-    """Every rank hashes its share of the files; all of them are known on every rank afterwards."""
+    """Hash the checkpoint's files, each rank its share; returns those of all ranks."""
     # One list for all: a network file system may show a rank the folder without what others have just written there.
     own_names = [str(file.relative_to(staging)) for file in staging.rglob("*") if file.is_file()]
     names = sorted({name for seen in _gather(own_names, world_size) for name in seen})
@@ -151,7 +155,7 @@ def _hash_together(staging: Path, rank: int, world_size: int) -> tuple[FileEntry
 
 
 def _gather(own: list[T], world_size: int) -> list[list[T]]:
-    """Every rank's list, by rank."""
+    """Return every rank's list, by rank."""
     lists: list[list[T]] = [[] for _ in range(world_size)]
     dist.all_gather_object(lists, own)
     return lists

@@ -1,10 +1,11 @@
-"""The policy in Hugging Face format: config, tokenizer and safetensors, for `from_pretrained` and vLLM."""
+"""Writes the policy in Hugging Face format: config, tokenizer and safetensors, for `from_pretrained` and vLLM.
+
+Runs in the learner's process, as a collective of all learners; rank 0 writes.
+"""
 
 from __future__ import annotations
 
-import math
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,13 @@ from torch import Tensor
 
 from hpc_grpo.data.tokenizer import model_folder
 from hpc_grpo.run.files import publish_dir, start_staging
-from hpc_grpo.types import ParameterSpec
+from hpc_grpo.weights.buckets import make_plan
 
 if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
 
-_BUCKET_ELEMENTS = 1 << 27
-"""Parameters gathered at once under ZeRO-3: 256 MiB in bfloat16."""
+_BUCKET_BYTES = 256 << 20
+"""Of parameters gathered at once under ZeRO-3."""
 _TOKENIZER_FILES = (
     "tokenizer*",
     "vocab*",
@@ -38,8 +39,8 @@ def export_model(learner: Learner, directory: Path) -> None:
     Tied weights are stored once; `from_pretrained` ties them again.
     """
     weights: dict[str, Tensor] = {}
-    for names in _buckets(learner.parameter_specs()):
-        with learner.gathered(names) as parameters:
+    for bucket in make_plan(learner.parameter_specs(), _BUCKET_BYTES).buckets:
+        with learner.gathered(bucket.names) as parameters:
             if learner.rank == 0:
                 weights.update({name: tensor.cpu().clone() for name, tensor in parameters.items()})
     if learner.rank == 0:
@@ -55,16 +56,3 @@ def _copy_tokenizer(source: Path, target: Path) -> None:
     for pattern in _TOKENIZER_FILES:
         for file in sorted(source.glob(pattern)):
             shutil.copyfile(file, target / file.name)
-
-
-def _buckets(specs: list[ParameterSpec]) -> Iterator[list[str]]:
-    names: list[str] = []
-    num_elements = 0
-    for spec in specs:
-        size = math.prod(spec.shape)
-        if names and num_elements + size > _BUCKET_ELEMENTS:
-            yield names
-            names, num_elements = [], 0
-        names.append(spec.name)
-        num_elements += size
-    yield names

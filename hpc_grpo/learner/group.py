@@ -1,7 +1,7 @@
-"""The learners' default process group, set up before DeepSpeed so that it adopts it.
+"""The learners' process group, and each learner's view of the rendezvous where it forms.
 
-DeepSpeed by itself reads rank and address from environment variables, listens on every interface, and compiles
-a shared-memory kernel on its first start on a CPU. None of that happens here.
+The group is set up before DeepSpeed, which adopts it. By itself DeepSpeed reads rank and address from environment
+variables, listens on every interface, and compiles a shared-memory kernel on its first start on a CPU.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def init_process_group(rank: int, world_size: int, device: Any, store: Any = Non
 def _adopt_in_deepspeed(rank: int, world_size: int, device: Any) -> None:
     is_cuda = torch.device(device).type == "cuda"
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if is_cuda else "cpu")
-    # Set, not defaulted: values of another launcher around us would speak of other ranks.
+    # Overwritten: the values of another launcher around us are those of other ranks.
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(torch.device(device).index or 0))
     import deepspeed
 
@@ -66,9 +66,10 @@ def _adopt_in_deepspeed(rank: int, world_size: int, device: Any) -> None:
 
 
 class RendezvousStore(dist.Store):  # type: ignore[misc]
-    """Every operation is one Ray call. `get` and `wait` wait up to the store's timeout for keys to appear.
+    """The `Rendezvous` actor as torch.distributed takes it: every operation is one Ray call.
 
-    Whoever hands it to torch keeps it as well: torch holds only the part of it that is not Python.
+    `get` and `wait` wait up to the store's timeout for keys to appear. torch calls from threads of its own as well, and
+    holds only the part of a store that is not Python: whoever gives it this one has to keep it.
     """
 
     def __init__(self, rendezvous: Any) -> None:
@@ -109,11 +110,11 @@ class RendezvousStore(dist.Store):  # type: ignore[misc]
         return int(ray.get(self._rendezvous.size.remote()))
 
     def clone(self) -> RendezvousStore:
-        """Another view of the same rendezvous: torch takes one where it splits a group."""
+        """Return another view of the same rendezvous: torch takes one where it splits a group."""
         return RendezvousStore(self._rendezvous)
 
     def has_extended_api(self) -> bool:
-        """That append, multi_get and multi_set are there."""
+        """Say that append, multi_get and multi_set are there."""
         return True
 
     # torch looks these two up under the names of its C++ interface.

@@ -1,8 +1,9 @@
 """The learner: turns sequences with advantages into optimizer steps.
 
-Consumes  this rank's `Minibatch`es of a step; under ZeRO every rank must be called.
-Produces  typed metrics of this rank, and new weights (`gathered`, `policy_version`).
-Waits for the other ranks, in every microbatch under ZeRO-2 and ZeRO-3.
+Runs in       the learner's process, one per rank; under ZeRO every rank must be called.
+Consumes      this rank's `Minibatch`es of a step.
+Produces      typed metrics of this rank, and new weights (`gathered`, `policy_version`).
+Waits for     the other ranks, in every microbatch under ZeRO-2 and ZeRO-3.
 Unblocked by  the slowest rank; a dead one fails the group's collectives after their timeout.
 """
 
@@ -30,7 +31,7 @@ from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
 
 
 class Learner:
-    """One rank of the data-parallel group. Plain Python: whoever starts the processes hands in the store."""
+    """One rank of the data-parallel group. Knows nothing of Ray: whoever starts the processes brings the store."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Learner:
         return int(self.ds_engine.global_steps)
 
     def train_step(self, minibatches: Sequence[Minibatch]) -> dict[str, Reduction]:
-        """Take one optimizer step for each minibatch; gives this rank's metrics, to be merged over ranks.
+        """Take one optimizer step for each minibatch; returns this rank's metrics, to be merged over ranks.
 
         Raises HpcGrpoError when a gradient is not finite: DeepSpeed then drops that update, the steps no longer
         mean what they count, and the run has to go on from its last checkpoint. Raises ConfigError for a
@@ -78,24 +79,27 @@ class Learner:
         proximal: list[list[Tensor | None]] = [[None] * len(packed[0])]
         proximal += [[self._logprobs(self.model, batch) for batch in batches] for batches in packed[1:]]
         accumulator = MetricAccumulator()
-        metrics: dict[str, Reduction] = {}
+        learning_rates, grad_norms = [], []
         for minibatch, batches, anchors in zip(minibatches, packed, proximal, strict=True):
-            learning_rate = self.ds_engine.get_lr()[0]
-            grad_norm = self._optimizer_step(batches, anchors, minibatch.num_valid_tokens, accumulator)
-            for name, value in (("grad_norm", grad_norm), ("lr", learning_rate)):
-                metrics[name] = Mean(value) if name not in metrics else metrics[name].merged(Mean(value))  # type: ignore[arg-type]
-        return {**accumulator.reductions(), **metrics}
+            learning_rates.append(self.ds_engine.get_lr()[0])
+            grad_norms.append(self._optimizer_step(batches, anchors, minibatch.num_valid_tokens, accumulator))
+        num_steps = len(minibatches)
+        steps: dict[str, Reduction] = {
+            "grad_norm": Mean(sum(grad_norms), num_steps),
+            "lr": Mean(sum(learning_rates), num_steps),
+        }
+        return {**accumulator.reductions(), **steps}
 
     def parameter_specs(self) -> list[ParameterSpec]:
-        """The weight contract: what `gathered` can give, in a fixed order."""
+        """List what `gathered` can give, in a fixed order."""
         return parameter_specs(self.model, self.config.model.dtype)
 
     def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
-        """Full live parameters by name inside the `with` block; under ZeRO-3 every rank must enter."""
+        """Give full live parameters by name inside the `with` block; under ZeRO-3 every rank must enter."""
         return gathered(self.model, names)
 
     def _pack_equalised(self, shares: Sequence[Sequence[TrainSequence]]) -> list[list[PackedBatch]]:
-        """Microbatches of each share, filled up to the largest number any rank has, on the device."""
+        """Pack each share into microbatches on the device, as many as the rank with most of them has."""
         self._check_context(shares)
         budget = self.config.train.max_tokens_per_microbatch
         packed = [[pack(group) for group in split_microbatches(share, budget)] for share in shares]
@@ -122,7 +126,7 @@ class Learner:
         num_valid_tokens: int,
         accumulator: MetricAccumulator,
     ) -> float:
-        """Accumulate the microbatches' gradients and step; gives the gradient's norm before clipping."""
+        """Accumulate the microbatches' gradients and step; returns the gradient's norm before clipping."""
         # DeepSpeed averages gradients over ranks; the loss wants their sum over the global token count.
         scale = self.world_size / max(num_valid_tokens, 1)
         for index, (batch, anchor) in enumerate(zip(batches, proximal, strict=True)):
@@ -140,7 +144,7 @@ class Learner:
         return grad_norm
 
     def _token_losses(self, batch: PackedBatch, proximal: Tensor | None, accumulator: MetricAccumulator) -> Tensor:
-        """Per-token losses `[C]` of a microbatch, with gradient."""
+        """Compute the per-token losses `[C]` of a microbatch, with gradient."""
         reference = None if self.reference is None else self._logprobs(self.reference, batch)
         learner_logprobs, entropy = self.ds_engine(batch)
         anchor = learner_logprobs.detach() if proximal is None else proximal
@@ -159,7 +163,7 @@ class Learner:
 
 
 class MetricAccumulator:
-    """Collects per-token metrics over microbatches. Reading a value every time would stall a GPU."""
+    """Sums per-token metrics on the device and reads them once: reading one in every microbatch would stall a GPU."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}

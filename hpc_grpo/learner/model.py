@@ -1,4 +1,8 @@
-"""The policy: a Hugging Face causal language model that maps packed microbatches to log-probabilities."""
+"""The policy: a Hugging Face causal language model that maps packed microbatches to log-probabilities.
+
+Holds what the rest of the learner knows of it: its loading, its output layer, and its parameters as engines and files
+name them.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ class LogprobHead(nn.Module):  # type: ignore[misc]
         self._chunk_tokens = chunk_tokens
 
     def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies, both `[C]` float32 in nats, of the tempered distribution.
+        """Return log-probabilities and entropies, both `[C]` float32 in nats, of the tempered distribution.
 
         `hidden` is `[C, D]`, `targets` `[C]` int64. float32 logits exist for one chunk at a time: with several
         chunks, the backward pass computes each chunk's again. Entropies carry no gradient.
@@ -65,7 +69,7 @@ class LogprobHead(nn.Module):  # type: ignore[misc]
         logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - log_normalizer
         # Last, so that the recomputation in backward stops before it.
         with torch.no_grad():
-            # Of normalised values: log_normalizer - sum(p * logits) would cancel where entropy is small.
+            # Computed from normalised values: log_normalizer - sum(p * logits) would cancel where entropy is small.
             all_logprobs = logits - log_normalizer.unsqueeze(-1)
             entropy = -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
         return logprobs, entropy
@@ -83,7 +87,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         self._uses_packed_sdpa = language_model.config._attn_implementation == PACKED_SDPA
 
     def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies, both `[C]` float32, at the batch's completion tokens.
+        """Return log-probabilities and entropies, both `[C]` float32, at the batch's completion tokens.
 
         Layers that work token by token see all documents as one row `[1, T]`; only attention knows borders.
         """
@@ -99,7 +103,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         return head(hidden, batch.target_ids, self._temperature)  # type: ignore[no-any-return]
 
     def hf_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters under their Hugging Face names; a tied one appears once."""
+        """Yield parameters under their Hugging Face names; a tied one appears once."""
         yield from self.language_model.named_parameters()
 
     def _attention_kwargs(self, batch: PackedBatch) -> dict[str, Any]:
@@ -115,18 +119,18 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
 
 
 def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
-    """The shape without ZeRO-3's partitioning, under which `.shape` is `(0,)`."""
+    """Return the shape without ZeRO-3's partitioning, under which `.shape` is `(0,)`."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def parameter_specs(model: PolicyModel, dtype: str) -> list[ParameterSpec]:
-    """Every parameter once, in the model's order; a tied output layer is left out."""
+    """List every parameter once, in the model's order; a tied output layer is left out."""
     return [ParameterSpec(name, full_shape(p), dtype) for name, p in model.hf_named_parameters()]
 
 
 @contextmanager
 def gathered(model: PolicyModel, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Full parameters by name, valid inside the `with` block only; they are the live weights, not copies.
+    """Give full parameters by name, valid inside the `with` block only; they are the live weights, not copies.
 
     Under ZeRO-3 this is a collective: every learner must enter with the same names. Raises KeyError for an
     unknown name.
@@ -200,7 +204,7 @@ def _check_model(language_model: Any, config: Config) -> None:
 
 
 def _disable_dropout(language_model: Any) -> None:
-    """Ratios compare two passes over one sequence; dropout would make them differ by chance."""
+    """Set dropout to zero: ratios compare two passes over one sequence, which it would make differ by chance."""
     for module in language_model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -1,6 +1,10 @@
-"""The learner's side of weight sync.
+"""The learner's side of a publish; the engine's is `engine/receive.py`, what both share is in `weights/`.
 
-Consumes full parameters, bucket by bucket; produces a version in the node's weight store and its announcement.
+Runs in    the learner's process.
+Consumes   full parameters, gathered bucket by bucket.
+Produces   a version in the node's weight store, and its announcement.
+Waits for  the node's engine workers, which acknowledge that they hold it, up to the group's deadline.
+
 `stage` overlaps generation, since engines hold their own copy; only `announce` needs them to pause.
 """
 
@@ -38,7 +42,7 @@ class WeightPublisher:
 
     def stage(self, version: int) -> None:
         """Gather the parameters and write them as `version`; engines go on with the version they hold."""
-        # Publishes are counted, not versions: these advance by the optimizer steps of a step, so often by two.
+        # Buffers alternate by publish, not by version: versions count optimizer steps, and may advance by two.
         buffer = (self._current_buffer + 1) % (self._store.num_buffers if self._store else 1)
         checksums = [self._stage_bucket(buffer, bucket) for bucket in self._plan.buckets]
         self._staged = StoredVersion(version, buffer, tuple(checksums))

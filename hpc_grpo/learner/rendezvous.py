@@ -1,7 +1,11 @@
-"""Where the learners meet: a store of keys and values that they reach through Ray calls, which ask for the run's token.
+"""Where the learners meet: keys and values that they reach through Ray calls, which ask for the run's token.
 
-Consumes what torch.distributed writes (addresses of its members, counters); produces it for the others. torch's own
-`TCPStore` takes any stranger's connection, who could then write, delete and shut it down.
+Runs in    a Ray actor of its own, started by the driver where there are several learners. It imports neither torch nor
+           Ray, which is why it is not in `group`, the learner's side of it.
+Consumes   what torch.distributed writes: addresses of its members, counters.
+Produces   the same for the others, as soon as it is there.
+
+Ours, since torch's own `TCPStore` takes any stranger's connection, who could then write, delete and shut it down.
 """
 
 from __future__ import annotations
@@ -18,12 +22,12 @@ class Rendezvous:
         self._changed = asyncio.Condition()
 
     async def set(self, values: dict[str, bytes]) -> None:
-        self._values.update(values)  # at once, so that nobody comes between the reading and the writing of `add`
+        self._values.update(values)  # before any await: nobody comes between the reading and the writing of `add`
         async with self._changed:
             self._changed.notify_all()
 
     async def get(self, keys: Sequence[str], timeout_s: float) -> list[bytes] | None:
-        """The values, once all keys have one; None when they have not within the time."""
+        """Return the values once all keys have one, or None when the time is over."""
         async with self._changed:
             waiting = self._changed.wait_for(lambda: self._values.keys() >= set(keys))
             try:
@@ -33,7 +37,7 @@ class Rendezvous:
             return [self._values[key] for key in keys]
 
     async def add(self, key: str, amount: int) -> int:
-        """Add to the number at `key` (0 without one); its new value."""
+        """Add to the number at `key` (0 without one) and return the new one."""
         total = int(self._values.get(key, b"0")) + amount
         await self.set({key: str(total).encode()})
         return total
@@ -42,7 +46,7 @@ class Rendezvous:
         await self.set({key: self._values.get(key, b"") + value})
 
     async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Set `desired` if `key` holds `expected`, or if it has no value and b"" is expected; what it holds then."""
+        """Set `desired` if `key` holds `expected`, or has no value and b"" is expected; return what it holds then."""
         if self._values.get(key, b"") == expected:
             await self.set({key: desired})
         return self._values.get(key, expected)

@@ -1,4 +1,4 @@
-"""Building what a learner trains with: optimizer, schedule, DeepSpeed engine, frozen reference."""
+"""Builds what a learner trains with: DeepSpeed's settings and engine, optimizer, schedule, frozen reference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpc_grpo.learner.model import PolicyModel, full_shape, load_policy
 
 
 def resolve_device(config: Config) -> Any:
-    """The device of this learner; `model.device: auto` takes a GPU where torch sees one."""
+    """Return the device of this learner; `model.device: auto` takes a GPU where torch sees one."""
     if config.model.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("model.device = cuda, but torch sees no GPU here. Set model.device to auto or cpu.")
     use_cuda = config.model.device != "cpu" and torch.cuda.is_available()
@@ -32,7 +32,7 @@ def seed_everything(seed: int) -> None:
 
 
 def build_engine(config: Config, world_size: int, device: Any, total_optimizer_steps: int | None) -> Any:
-    """The DeepSpeed engine around the policy; `.module` is the `PolicyModel`."""
+    """Build the DeepSpeed engine around the policy; its `.module` is the `PolicyModel`."""
     import deepspeed
 
     _quieten(deepspeed)
@@ -50,7 +50,7 @@ def build_engine(config: Config, world_size: int, device: Any, total_optimizer_s
 
 
 def build_reference(config: Config, world_size: int, device: Any) -> PolicyModel | None:
-    """The frozen model of the KL penalty, or None without one; sharded under ZeRO-3."""
+    """Load the frozen model of the KL penalty, or None without one; sharded under ZeRO-3."""
     if not config.needs.reference:
         return None
     if config.train.zero_stage != 3:
@@ -66,7 +66,7 @@ def build_reference(config: Config, world_size: int, device: Any) -> PolicyModel
 
 
 def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
-    """The training configuration.
+    """Return DeepSpeed's settings for training.
 
     Accumulation steps are 1 and the batch sizes nominal: microbatches are counted by the learner, which sets
     the accumulation boundary itself and divides by the global number of valid tokens.
@@ -92,7 +92,7 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
 
 
 def frozen_config(config: Config, world_size: int) -> dict[str, Any]:
-    """The configuration of a reference model sharded by ZeRO-3: forward passes only, no optimizer."""
+    """Return DeepSpeed's settings for a reference sharded by ZeRO-3: forward passes only, no optimizer."""
     return {
         "train_batch_size": world_size,
         "train_micro_batch_size_per_gpu": 1,
