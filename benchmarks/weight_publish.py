@@ -25,7 +25,7 @@ from common import load_average, median, print_table
 
 from hpc_grpo.learner.publish import WeightPublisher
 from hpc_grpo.types import ParameterSpec
-from hpc_grpo.weights.buckets import Bucket, BucketPlan, make_plan
+from hpc_grpo.weights.buckets import Bucket, BucketLayout, bucket_layout
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership, NodeGroup
 from hpc_grpo.weights.store import StoreSpec, WeightStore
 
@@ -104,10 +104,10 @@ class BroadcastEach(Method):
 class BroadcastBuckets(Method):
     """Gloo broadcasts of flat buckets, packed by the learner and unpacked by the engines."""
 
-    def __init__(self, tensors: Tensors, plan: BucketPlan) -> None:
+    def __init__(self, tensors: Tensors, layout: BucketLayout) -> None:
         self._tensors = tensors
-        self._buckets = plan.buckets
-        longest = max(sum(prod(slot.spec.shape) for slot in bucket.slots) for bucket in plan.buckets)
+        self._buckets = layout.buckets
+        longest = max(sum(prod(slot.spec.shape) for slot in bucket.slots) for bucket in layout.buckets)
         self._flat = torch.zeros(longest, dtype=_DTYPE)
 
     def publish(self, version: int) -> None:
@@ -133,17 +133,17 @@ class BroadcastBuckets(Method):
 class Store(Method):
     """hpc_grpo's transport: the store in shared memory, announced and acknowledged over the node's group."""
 
-    def __init__(self, tensors: Tensors, plan: BucketPlan, member: GroupMembership, store_class: type[WeightStore]):
+    def __init__(self, tensors: Tensors, layout: BucketLayout, member: GroupMembership, store_class: type[WeightStore]):
         self._tensors = tensors
-        self._plan = plan
+        self._layout = layout
         is_learner = member.rank == PUBLISHER_RANK
         if is_learner:
-            self._store = store_class(member.folder, StoreSpec(plan, _NUM_BUFFERS, _KEY), create=True)
+            self._store = store_class(member.folder, StoreSpec(layout, _NUM_BUFFERS, _KEY), create=True)
         dist.barrier()
         if not is_learner:
-            self._store = store_class(member.folder, StoreSpec(plan, _NUM_BUFFERS, _KEY), create=False)
+            self._store = store_class(member.folder, StoreSpec(layout, _NUM_BUFFERS, _KEY), create=False)
         self._group = NodeGroup(member)
-        self._publisher = WeightPublisher(plan, lambda names: nullcontext(self._tensors), self._store)
+        self._publisher = WeightPublisher(layout, lambda names: nullcontext(self._tensors), self._store)
         self._publisher.join(self._group)
 
     def publish(self, version: int) -> None:
@@ -151,11 +151,11 @@ class Store(Method):
         self._publisher.announce()
 
     def receive(self, version: int) -> float:
-        stored = self._group.receive_announcement(len(self._plan.buckets))
+        stored = self._group.receive_announcement(len(self._layout.buckets))
         # The driver stops the engines only when the version has been staged.
         paused = time.perf_counter()
         self._store.verify(stored)
-        for bucket in self._plan.buckets:
+        for bucket in self._layout.buckets:
             for name, tensor in self._store.tensors(stored.buffer, bucket):
                 self._tensors[name].copy_(tensor)
         self._group.acknowledge(stored.version)
@@ -175,12 +175,12 @@ class Setting:
 
 
 def methods(setting: Setting, tensors: Tensors, rank: int) -> dict[str, Method]:
-    plan = make_plan(setting.specs, _BUCKET_BYTES)
+    layout = bucket_layout(setting.specs, _BUCKET_BYTES)
     size = setting.num_engines + 1
-    made: list[Method] = [BroadcastEach(tensors), BroadcastBuckets(tensors, plan)]
+    made: list[Method] = [BroadcastEach(tensors), BroadcastBuckets(tensors, layout)]
     for folder, store_class in (("checked", WeightStore), ("unchecked", UncheckedStore)):
         member = GroupMembership(setting.folder / folder, rank, size, _DEADLINE_S)
-        made.append(Store(tensors, plan, member, store_class))
+        made.append(Store(tensors, layout, member, store_class))
     return dict(zip(METHODS, made, strict=True))
 
 

@@ -1,6 +1,6 @@
 """The driver's side of weight sync: one call per process, whatever the number of parameters.
 
-It agrees on the plan and builds each node's group; `publish` returns when every engine of every node holds the new
+It agrees on the layout and builds each node's group; `publish` returns when every engine of every node holds the new
 version, and raises the first engine's own error otherwise.
 """
 
@@ -19,7 +19,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.driver.engines import RemoteEngine, is_engine_failure
 from hpc_grpo.driver.remote import Deadline, all_errors, first_error, get_all
 from hpc_grpo.errors import ConfigError, HpcGrpoError, WeightSyncError
-from hpc_grpo.weights.buckets import BucketPlan, make_plan
+from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership
 from hpc_grpo.weights.store import StoreSpec
 
@@ -49,10 +49,10 @@ class WeightSync:
         self._learners = [learner for node in nodes for learner in node.learners]
         self._engines = [engine for node in nodes for engine in node.engines]
         specs = get_all([self._learners[0].parameter_specs.remote()], None, "the learner's parameters")[0]
-        plan = make_plan(specs, config.weights.bucket_mib * 2**20)
-        self._check_contract(plan)
+        layout = bucket_layout(specs, config.weights.bucket_mib * 2**20)
+        self._check_contract(layout)
         # 63 bits: the checksums keyed with it travel in signed integers.
-        self._store = StoreSpec(plan, config.weights.num_buffers, secrets.randbits(63))
+        self._store = StoreSpec(layout, config.weights.num_buffers, secrets.randbits(63))
         self._folders = self._open_stores()
         self._generations = itertools.count()
         self._replace(self._join(nodes))
@@ -147,8 +147,8 @@ class WeightSync:
         size = 1 + len(node.engines) * self._config.engine.tensor_parallel
         return GroupMembership(folder, PUBLISHER_RANK, size, self._config.weights.deadline_s, generation)
 
-    def _check_contract(self, plan: BucketPlan) -> None:
-        comparing = [self._engines[0].actor.contract_differences.remote(plan)]
+    def _check_contract(self, layout: BucketLayout) -> None:
+        comparing = [self._engines[0].actor.contract_differences.remote(layout)]
         (differences,) = get_all(comparing, None, "the weight contract")
         if differences:
             raise ConfigError(

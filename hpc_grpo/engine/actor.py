@@ -19,7 +19,7 @@ from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.types import GroupRequest, GroupSamples
 
 if TYPE_CHECKING:
-    from hpc_grpo.weights.buckets import BucketPlan
+    from hpc_grpo.weights.buckets import BucketLayout
     from hpc_grpo.weights.node_group import GroupMembership
     from hpc_grpo.weights.store import StoreSpec
 
@@ -37,8 +37,8 @@ class Engine:
         """Return when vLLM is up; raises what its construction raised."""
         await asyncio.to_thread(self._loop.wait_ready)
 
-    async def contract_differences(self, plan: BucketPlan) -> list[str]:
-        return await self._between_steps(lambda sampler: sampler.contract_differences(plan))
+    async def contract_differences(self, layout: BucketLayout) -> list[str]:
+        return await self._between_steps(lambda sampler: sampler.contract_differences(layout))
 
     async def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
         await self._between_steps(lambda sampler: sampler.join_weight_group(membership, store))

@@ -21,7 +21,7 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import ParameterSpec
-from hpc_grpo.weights.buckets import BucketPlan
+from hpc_grpo.weights.buckets import BucketLayout
 from hpc_grpo.weights.contract import contract_differences
 from hpc_grpo.weights.node_group import LOAD_FAILED, GroupMembership, NodeGroup
 from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore
@@ -65,11 +65,11 @@ class WeightReceiver:
     model_runner: Any
     vllm_config: Any
 
-    def hpc_grpo_contract_differences(self, plan: BucketPlan) -> list[str]:
-        """List the names, shapes and dtypes in which the plan and this worker's model differ."""
+    def hpc_grpo_contract_differences(self, layout: BucketLayout) -> list[str]:
+        """List the names, shapes and dtypes in which the layout and this worker's model differ."""
         model = self.model_runner.get_model()
         packed_modules = getattr(model, "packed_modules_mapping", None) or {}
-        return contract_differences(plan.specs, engine_parameters(model, self.vllm_config), packed_modules)
+        return contract_differences(layout.specs, engine_parameters(model, self.vllm_config), packed_modules)
 
     @catching
     def hpc_grpo_join(self, engine: GroupMembership, spec: StoreSpec) -> None:
@@ -84,7 +84,7 @@ class WeightReceiver:
         Raises WeightSyncError on a checksum mismatch, a dead member or the deadline.
         """
         store, group = self._hpc_grpo_store, self._hpc_grpo_group
-        stored = group.receive_announcement(len(store.plan.buckets))
+        stored = group.receive_announcement(len(store.layout.buckets))
         try:
             if stored.version != version:
                 raise WeightSyncError(f"weight version {stored.version} was announced where {version} was due")
@@ -108,7 +108,7 @@ class WeightReceiver:
         """Load a stored version into the model; raises WeightSyncError when its checksums do not match."""
         store, model = self._hpc_grpo_store, self.model_runner.get_model()
         store.verify(stored)
-        pairs = (pair for bucket in store.plan.buckets for pair in store.tensors(stored.buffer, bucket))
+        pairs = (pair for bucket in store.layout.buckets for pair in store.tensors(stored.buffer, bucket))
         initialize_layerwise_reload(model)
         model.load_weights(pairs)
         finalize_layerwise_reload(model, self.vllm_config.model_config)

@@ -19,7 +19,7 @@ from hpc_grpo.types import GIB, Completion, GroupRequest, GroupSamples, Sampling
 
 if TYPE_CHECKING:
     from hpc_grpo.types import Int32Array
-    from hpc_grpo.weights.buckets import BucketPlan
+    from hpc_grpo.weights.buckets import BucketLayout
     from hpc_grpo.weights.node_group import GroupMembership
     from hpc_grpo.weights.store import StoreSpec
 
@@ -136,9 +136,9 @@ class Sampler:
         for group in waiting.values():
             group.future.set_exception(error)
 
-    def contract_differences(self, plan: BucketPlan) -> list[str]:
-        """List what the workers find different between the plan and their model."""
-        return [line for lines in self._on_workers("hpc_grpo_contract_differences", plan) for line in lines]
+    def contract_differences(self, layout: BucketLayout) -> list[str]:
+        """List what the workers find different between the layout and their model."""
+        return [line for lines in self._on_workers("hpc_grpo_contract_differences", layout) for line in lines]
 
     def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
         self._on_workers("hpc_grpo_join", membership, store)

@@ -105,13 +105,13 @@ class LearnerActor:
         from hpc_grpo.weights.store import WeightStore
 
         if not writes:
-            self._publisher = WeightPublisher(spec.plan, self._learner.gathered, None)
+            self._publisher = WeightPublisher(spec.layout, self._learner.gathered, None)
             return None
         folder = Path(os.environ.get(SHM_DIR_VARIABLE) or tempfile.mkdtemp(prefix="hpc-grpo-", dir="/dev/shm"))
         # One left by a driver before this one: its group's addresses would be taken for this one's.
         (folder / RENDEZVOUS).unlink(missing_ok=True)
         store = WeightStore(folder, spec, create=True)
-        self._publisher = WeightPublisher(spec.plan, self._learner.gathered, store)
+        self._publisher = WeightPublisher(spec.layout, self._learner.gathered, store)
         return folder
 
     def join_weight_group(self, membership: GroupMembership) -> None:

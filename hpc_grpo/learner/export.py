@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hpc_grpo.data.tokenizer import model_folder
 from hpc_grpo.run.files import publish_dir, start_staging
-from hpc_grpo.weights.buckets import make_plan
+from hpc_grpo.weights.buckets import bucket_layout
 
 if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
@@ -39,7 +39,7 @@ def export_model(learner: Learner, directory: Path) -> None:
     Tied weights are stored once; `from_pretrained` ties them again.
     """
     weights: dict[str, Tensor] = {}
-    for bucket in make_plan(learner.parameter_specs(), _BUCKET_BYTES).buckets:
+    for bucket in bucket_layout(learner.parameter_specs(), _BUCKET_BYTES).buckets:
         with learner.gathered(bucket.names) as parameters:
             if learner.rank == 0:
                 weights.update({name: tensor.cpu().clone() for name, tensor in parameters.items()})

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from hpc_grpo.errors import WeightSyncError
-from hpc_grpo.weights.buckets import Bucket, BucketPlan
+from hpc_grpo.weights.buckets import Bucket, BucketLayout
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, NodeGroup
 from hpc_grpo.weights.store import StoredVersion, WeightStore
 
@@ -29,8 +29,8 @@ class WeightPublisher:
     Under ZeRO-3 every learner takes part in each gather, so learners that do not write have a `store` of None.
     """
 
-    def __init__(self, plan: BucketPlan, gather: Gather, store: WeightStore | None) -> None:
-        self._plan = plan
+    def __init__(self, layout: BucketLayout, gather: Gather, store: WeightStore | None) -> None:
+        self._layout = layout
         self._gather = gather
         self._store = store
         self._group: NodeGroup | None = None
@@ -44,7 +44,7 @@ class WeightPublisher:
         """Gather the parameters and write them as `version`; engines go on with the version they hold."""
         # Buffers alternate by publish, not by version: versions count optimizer steps, and may advance by two.
         buffer = (self._current_buffer + 1) % (self._store.num_buffers if self._store else 1)
-        checksums = [self._stage_bucket(buffer, bucket) for bucket in self._plan.buckets]
+        checksums = [self._stage_bucket(buffer, bucket) for bucket in self._layout.buckets]
         self._staged = StoredVersion(version, buffer, tuple(checksums))
 
     def announce(self) -> None:

@@ -1,7 +1,8 @@
-"""The bucket plan: where each parameter lies in the weight store.
+"""The bucket layout: the place of each parameter in the weight store.
 
-Consumes the learner's parameter specs; produces a plan that learners and engine workers agree on once, before
-the first publish. Every later publish is one header and one copy: no per-parameter messages.
+Runs in    the driver, once before the first publish; learners and engine workers agree on what it returns.
+Consumes   the learner's parameter specs.
+Produces   the layout, with which every publish is one header and one copy, without a message for each parameter.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class BucketPlan:
+class BucketLayout:
+    """The buckets of the whole model, in the order of its parameters."""
+
     buckets: tuple[Bucket, ...]
 
     @property
@@ -51,11 +54,11 @@ class BucketPlan:
         return [slot.spec for bucket in self.buckets for slot in bucket.slots]
 
 
-def make_plan(specs: Iterable[ParameterSpec], bucket_bytes: int) -> BucketPlan:
+def bucket_layout(specs: Iterable[ParameterSpec], bucket_bytes: int) -> BucketLayout:
     """Fill buckets of about `bucket_bytes` in the order given; a larger parameter has a bucket of its own.
 
     >>> specs = [ParameterSpec("a", (4,), "float32"), ParameterSpec("b", (2, 2), "float32")]
-    >>> [bucket.names for bucket in make_plan(specs, 64).buckets]
+    >>> [bucket.names for bucket in bucket_layout(specs, 64).buckets]
     [('a',), ('b',)]
     """
     buckets: list[Bucket] = []
@@ -70,4 +73,4 @@ def make_plan(specs: Iterable[ParameterSpec], bucket_bytes: int) -> BucketPlan:
         end += -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
     if slots:
         buckets.append(Bucket(tuple(slots), start, end))
-    return BucketPlan(tuple(buckets))
+    return BucketLayout(tuple(buckets))

@@ -19,7 +19,7 @@ import xxhash
 
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.run.files import write_json_atomic
-from hpc_grpo.weights.buckets import Bucket, BucketPlan
+from hpc_grpo.weights.buckets import Bucket, BucketLayout
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class StoredVersion:
 class StoreSpec:
     """The layout that all members agree on. `key` seeds the checksums, so that only the run's own bytes pass."""
 
-    plan: BucketPlan
+    layout: BucketLayout
     num_buffers: int
     key: int
 
@@ -47,7 +47,7 @@ class WeightStore:
     """A process's view of the node's buffers; the publisher creates them, the workers open them."""
 
     def __init__(self, folder: Path, spec: StoreSpec, *, create: bool) -> None:
-        self.plan = spec.plan
+        self.layout = spec.layout
         self.num_buffers = spec.num_buffers
         self._folder = folder
         self._key = spec.key
@@ -65,7 +65,7 @@ class WeightStore:
 
     def verify(self, stored: StoredVersion) -> None:
         """Raise a WeightSyncError that names the first bucket whose bytes are not those announced."""
-        for index, (bucket, announced) in enumerate(zip(self.plan.buckets, stored.checksums, strict=True)):
+        for index, (bucket, announced) in enumerate(zip(self.layout.buckets, stored.checksums, strict=True)):
             found = self.checksum(stored.buffer, bucket)
             if found != announced:
                 raise WeightSyncError(
@@ -88,7 +88,7 @@ class WeightStore:
 
     def _map(self, index: int, create: bool) -> torch.Tensor:
         path = self._folder / f"weights-{index}.bin"
-        size = max(self.plan.num_bytes, 1)
+        size = max(self.layout.num_bytes, 1)
         descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
         try:
             if create:

@@ -16,14 +16,14 @@ import torch
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.learner.publish import WeightPublisher
 from hpc_grpo.types import ParameterSpec
-from hpc_grpo.weights.buckets import make_plan
+from hpc_grpo.weights.buckets import bucket_layout
 from hpc_grpo.weights.node_group import GroupMembership, NodeGroup
 from hpc_grpo.weights.store import StoreSpec, WeightStore
 
 SIZE = 3
 DEADLINE_S = 60.0
 KEY = 99
-PLAN = make_plan([ParameterSpec("a", (50,), "float32"), ParameterSpec("b", (7, 3), "bfloat16")], bucket_bytes=128)
+LAYOUT = bucket_layout([ParameterSpec("a", (50,), "float32"), ParameterSpec("b", (7, 3), "bfloat16")], bucket_bytes=128)
 VERSIONS = (0, 2, 4)
 REFUSED, FATAL, REBUILT = 6, 8, 10
 """Versions, by twos as with two minibatches.
@@ -33,7 +33,7 @@ Rank 1 cannot load REFUSED, rank 2 dies of FATAL, REBUILT goes to the others in 
 
 
 def parameters(version: int) -> dict[str, torch.Tensor]:
-    return {spec.name: torch.full(spec.shape, float(version + 1)) for spec in PLAN.specs}
+    return {spec.name: torch.full(spec.shape, float(version + 1)) for spec in LAYOUT.specs}
 
 
 class Publisher:
@@ -41,8 +41,8 @@ class Publisher:
 
     def __init__(self, folder: Path, size: int = SIZE) -> None:
         self.version = 0
-        store = WeightStore(folder, StoreSpec(PLAN, 2, KEY), create=True)
-        self.publisher = WeightPublisher(PLAN, self.gather, store)
+        store = WeightStore(folder, StoreSpec(LAYOUT, 2, KEY), create=True)
+        self.publisher = WeightPublisher(LAYOUT, self.gather, store)
         self.publisher.join(NodeGroup(GroupMembership(folder, 0, size, DEADLINE_S)))
         self.folder = folder
         self.store = store
@@ -77,24 +77,24 @@ class Publisher:
 def work(folder: Path, rank: int) -> dict[int, list[float]]:
     """What WeightReceiver does, without vLLM: the values loaded of each version."""
     group = NodeGroup(GroupMembership(folder, rank, SIZE, DEADLINE_S))
-    store = WeightStore(folder, StoreSpec(PLAN, 2, KEY), create=False)
+    store = WeightStore(folder, StoreSpec(LAYOUT, 2, KEY), create=False)
     loaded = {}
     for version in (*VERSIONS, REFUSED, FATAL, REBUILT):
         if version == FATAL and rank == 2:
             os._exit(9)
         if version == FATAL:
             with suppress(WeightSyncError):
-                group.receive_announcement(len(PLAN.buckets))
+                group.receive_announcement(len(LAYOUT.buckets))
                 group.acknowledge(version)
             group = NodeGroup(GroupMembership(folder, rank, SIZE - 1, DEADLINE_S, generation=1))
             continue
-        stored = group.receive_announcement(len(PLAN.buckets))
+        stored = group.receive_announcement(len(LAYOUT.buckets))
         assert stored.version == version
         store.verify(stored)
         if version == REFUSED and rank == 1:
             group.acknowledge(-1)
             continue
-        views = [view for bucket in PLAN.buckets for _, view in store.tensors(stored.buffer, bucket)]
+        views = [view for bucket in LAYOUT.buckets for _, view in store.tensors(stored.buffer, bucket)]
         loaded[version] = sorted({float(value) for view in views for value in view.float().unique()})
         group.acknowledge(version)
     return loaded
@@ -111,7 +111,7 @@ def member(folder: Path, rank: int, results: Any) -> None:
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     folder = tmp_path_factory.mktemp("shm")
     # The publisher creates the store that the others open, which the driver's order of calls sees to in a run.
-    WeightStore(folder, StoreSpec(PLAN, 2, KEY), create=True)
+    WeightStore(folder, StoreSpec(LAYOUT, 2, KEY), create=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["hpc_grpo.learner.publish"])  # torch is imported once, not three times
     queue = context.Queue()
@@ -177,7 +177,7 @@ def test_announce_needs_a_staged_version_and_a_group(tmp_path: Path) -> None:
     def gather(names: Sequence[str]) -> Iterator[Mapping[str, torch.Tensor]]:
         yield {name: tensor for name, tensor in parameters(0).items() if name in names}
 
-    publisher = WeightPublisher(PLAN, gather, WeightStore(tmp_path, StoreSpec(PLAN, 1, KEY), create=True))
+    publisher = WeightPublisher(LAYOUT, gather, WeightStore(tmp_path, StoreSpec(LAYOUT, 1, KEY), create=True))
     with pytest.raises(WeightSyncError, match="before stage and join"):
         publisher.announce()
     publisher.stage(0)
@@ -193,7 +193,7 @@ def test_learner_without_a_store_gathers_and_says_nothing(tmp_path: Path) -> Non
         gathered.extend(names)
         yield {}
 
-    publisher = WeightPublisher(PLAN, gather, None)
+    publisher = WeightPublisher(LAYOUT, gather, None)
     publisher.stage(0)
     publisher.announce()
     assert gathered == ["a", "b"]

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from hpc_grpo.types import ParameterSpec
+from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
+
+SPECS = [
+    ParameterSpec("embed", (10, 6), "float32"),
+    ParameterSpec("norm", (3,), "bfloat16"),
+    ParameterSpec("head", (6, 10), "float32"),
+    ParameterSpec("bias", (1,), "float16"),
+]
+
+
+@pytest.fixture
+def layout() -> BucketLayout:
+    return bucket_layout(SPECS, bucket_bytes=320)
+
+
+def test_buckets_hold_every_parameter_once_and_in_order(layout: BucketLayout) -> None:
+    assert [bucket.names for bucket in layout.buckets] == [("embed", "norm"), ("head", "bias")]
+    assert list(layout.specs) == SPECS
+
+
+def test_slots_are_aligned_and_do_not_overlap(layout: BucketLayout) -> None:
+    slots = [slot for bucket in layout.buckets for slot in bucket.slots]
+    assert [slot.num_bytes for slot in slots] == [240, 6, 240, 2]
+    assert all(slot.offset % 64 == 0 for slot in slots)
+    ends = [slot.offset + slot.num_bytes for slot in slots]
+    assert all(end <= following.offset for end, following in zip(ends, slots[1:], strict=False))
+    assert layout.num_bytes == layout.buckets[-1].end >= ends[-1]
+    assert all(left.end == right.start for left, right in zip(layout.buckets, layout.buckets[1:], strict=False))
+
+
+def test_larger_parameter_has_a_bucket_of_its_own() -> None:
+    specs = [ParameterSpec(name, (size,), "float32") for name, size in [("a", 4), ("b", 1000), ("c", 4), ("d", 4)]]
+    assert [bucket.names for bucket in bucket_layout(specs, 256).buckets] == [("a",), ("b",), ("c", "d")]
+
+
+def test_layout_of_nothing() -> None:
+    assert bucket_layout([], 256).num_bytes == 0

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpc_grpo.errors import WeightSyncError
+from hpc_grpo.types import ParameterSpec
+from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
+from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore
+
+KEY = 0x1234_5678_9ABC_DEF0 >> 1
+
+SPECS = [
+    ParameterSpec("embed", (10, 6), "float32"),
+    ParameterSpec("norm", (3,), "bfloat16"),
+    ParameterSpec("head", (6, 10), "float32"),
+    ParameterSpec("bias", (1,), "float16"),
+]
+
+
+@pytest.fixture
+def layout() -> BucketLayout:
+    return bucket_layout(SPECS, bucket_bytes=320)
+
+
+def random_parameters(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {spec.name: torch.randn(spec.shape, generator=generator).to(getattr(torch, spec.dtype)) for spec in SPECS}
+
+
+def fill(store: WeightStore, version: int, buffer: int, parameters: dict[str, torch.Tensor]) -> StoredVersion:
+    for bucket in store.layout.buckets:
+        for name, view in store.tensors(buffer, bucket):
+            view.copy_(parameters[name])
+    return StoredVersion(version, buffer, tuple(store.checksum(buffer, bucket) for bucket in store.layout.buckets))
+
+
+def read(store: WeightStore, buffer: int) -> dict[str, torch.Tensor]:
+    return {name: view for bucket in store.layout.buckets for name, view in store.tensors(buffer, bucket)}
+
+
+def test_what_was_written_is_read_by_another_process_bit_for_bit(layout: BucketLayout, tmp_path: Path) -> None:
+    """Two views of the same files: what two processes have."""
+    writer = WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=True)
+    reader = WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=False)
+    parameters = random_parameters(0)
+    reader.verify(fill(writer, 4, 1, parameters))
+    for name, tensor in read(reader, 1).items():
+        assert torch.equal(tensor, parameters[name])
+        assert tensor.dtype == parameters[name].dtype
+
+
+def test_staging_a_version_leaves_the_one_before_readable(layout: BucketLayout, tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=True)
+    first, second = fill(store, 1, 0, random_parameters(1)), fill(store, 2, 1, random_parameters(2))
+    store.verify(first)
+    store.verify(second)
+
+
+def test_one_buffer_holds_one_version(layout: BucketLayout, tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, StoreSpec(layout, 1, KEY), create=True)
+    first = fill(store, 1, 0, random_parameters(1))
+    store.verify(fill(store, 2, 0, random_parameters(2)))
+    with pytest.raises(WeightSyncError, match="checksum mismatch in bucket 0 of weight version 1"):
+        store.verify(first)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_flipped_bit_is_found_and_its_bucket_named(layout: BucketLayout, tmp_path: Path, number: int) -> None:
+    store = WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=True)
+    stored = fill(store, 3, 1, random_parameters(0))
+    bucket = layout.buckets[number]
+    with (tmp_path / "weights-1.bin").open("r+b") as file:
+        file.seek(bucket.slots[1].offset)
+        (byte,) = file.read(1)
+        file.seek(bucket.slots[1].offset)
+        file.write(bytes([byte ^ 0x40]))
+    words = f"checksum mismatch in bucket {number} of weight version 3 ({bucket.names[0]} … {bucket.names[-1]})"
+    with pytest.raises(WeightSyncError, match=re.escape(words)):
+        WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=False).verify(stored)
+
+
+def test_checksums_need_the_key_of_the_run(layout: BucketLayout, tmp_path: Path) -> None:
+    stored = fill(WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=True), 1, 0, random_parameters(0))
+    assert all(0 <= checksum < 2**63 for checksum in stored.checksums)
+    with pytest.raises(WeightSyncError, match="checksum mismatch"):
+        WeightStore(tmp_path, StoreSpec(layout, 2, KEY + 1), create=False).verify(stored)
+
+
+def test_current_version_is_what_was_published_last(layout: BucketLayout, tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=True)
+    stored = StoredVersion(version=7, buffer=1, checksums=(1, 2**63 - 1))
+    store.publish_header(stored)
+    assert WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=False).current() == stored
+
+
+def test_store_is_the_users_alone_and_allocated_up_front(layout: BucketLayout, tmp_path: Path) -> None:
+    WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=True)
+    for index in (0, 1):
+        stat = (tmp_path / f"weights-{index}.bin").stat()
+        assert stat.st_mode & 0o777 == 0o600
+        assert stat.st_blocks * 512 >= layout.num_bytes
+
+
+def test_full_shared_memory_is_told_with_the_remedy(
+    layout: BucketLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int, _offset: int, _size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(WeightSyncError, match=r"No space left on device\. Free shared memory, or lower launch"):
+        WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=True)
