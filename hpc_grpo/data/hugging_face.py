@@ -17,6 +17,8 @@ from hpc_grpo.errors import ConfigError
 WEIGHT_FORMS = ("model.safetensors", "pytorch_model.bin")
 """Files of whole weights that transformers loads, the preferred one first; in parts, NAME.index.json names them."""
 
+OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
+_TRUE = ("1", "on", "yes", "true")
 _MAX_HEADER_BYTES = 100_000_000
 
 
@@ -26,6 +28,11 @@ class WeightsHeader:
 
     shapes: Mapping[str, tuple[int, ...]]
     file_bytes: int
+
+
+def is_offline(environ: Mapping[str, str]) -> bool:
+    """Tell whether a variable of `environ` keeps the libraries off the network."""
+    return any(environ.get(name, "").lower() in _TRUE for name in OFFLINE_VARIABLES)
 
 
 def home(environ: Mapping[str, str]) -> Path:

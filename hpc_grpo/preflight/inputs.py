@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hpc_grpo.config import Config, LaunchConfig, SlurmConfig
 from hpc_grpo.config.resources import check_fits, node_demand
-from hpc_grpo.data.hugging_face import dataset_folders, datasets_cache, find_model, hub_cache
+from hpc_grpo.data.hugging_face import dataset_folders, datasets_cache, find_model, hub_cache, is_offline
 from hpc_grpo.data.sources import completion_text, load_items
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.freeze import working_dir
@@ -24,8 +24,6 @@ from hpc_grpo.preflight.findings import Context, Finding, failure, ok, skipped, 
 from hpc_grpo.preflight.prefetch.items import Item, dataset_of, is_there, items_of
 from hpc_grpo.run.paths import RunDir
 
-_TRUE = ("1", "on", "yes", "true")
-_OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 _PREFETCH = "hpc-grpo prefetch CONFIG, on a login node"
 
 
@@ -199,11 +197,6 @@ def data_finding(context: Context) -> Finding:
     if to_fetch := [path for path in paths if not _is_data_here(path, environ)]:
         return _not_cached(check, " and ".join(to_fetch), datasets_cache(environ), environ)
     return ok(check, ", ".join(dict.fromkeys(paths)))
-
-
-def is_offline(environ: Mapping[str, str]) -> bool:
-    """Tell whether a variable of `environ` keeps the Hugging Face libraries off the network."""
-    return any(environ.get(name, "").lower() in _TRUE for name in _OFFLINE)
 
 
 def _missing_paths(config: Config, section: str) -> str:

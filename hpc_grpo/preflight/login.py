@@ -14,7 +14,7 @@ from hpc_grpo.launch.place.slurm.partition import ask_associations
 from hpc_grpo.preflight import scheduler
 from hpc_grpo.preflight.findings import Context, Finding, Group, failure, guarded, ok, skipped, warning
 from hpc_grpo.preflight.folders import run_folder_finding
-from hpc_grpo.preflight.inputs import data_finding, is_offline, model_finding, refuse_missing_python
+from hpc_grpo.preflight.inputs import data_finding, model_finding, refuse_missing_python
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.commands import Answer
 
@@ -121,7 +121,7 @@ def proxies_finding(context: Context) -> Finding:
     if not found:
         return ok(check, "none")
     passed = [v.name for v in environment_report(environ, context.launch) if v.outcome != "dropped" and v.name in found]
-    if not passed and not is_offline(context.job_environ):
+    if not passed and not hugging_face.is_offline(context.job_environ):
         fix = f"launch.pass_env=[{', '.join(found)}] (nodes are then spared it), or HF_HUB_OFFLINE=1 in launch.env"
         return warning(check, f"{', '.join(found)} stays behind, and the job may download", fix)
     if not any(environ.get(name) for name in ("no_proxy", "NO_PROXY")):

@@ -21,7 +21,7 @@ from hpc_grpo.launch.environment.rules import expand
 from hpc_grpo.preflight.prefetch.items import Item, items_of
 
 _PACKAGES = ("huggingface_hub", "transformers", "datasets")
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+_OFFLINE = dict.fromkeys(hugging_face.OFFLINE_VARIABLES, "1")
 _CACHE_VARIABLES = (
     "HF_HOME",
     "HF_HUB_CACHE",
