@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_grpo.launch.place.slurm.text import own_lines
-from hpc_grpo.launch.supervisor.last_error import last_error, reason_to_stop
 from hpc_grpo.report.advice import Advice, advise
 from hpc_grpo.report.logs import DRIVER_LOG, attempt_dirs, job_output, tail
 from hpc_grpo.report.records import RunRecords, ended_by_time_limit
 from hpc_grpo.run.attempt import AttemptRecord
+from hpc_grpo.run.last_error import last_error, reason_to_stop
 from hpc_grpo.system.readable import UNKNOWN, duration, moment
 
 _READ_BYTES = 1 << 16

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
-from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CONFIG, EXIT_CRASH, EXIT_RESUMABLE, EXIT_UNAVAILABLE
 from hpc_grpo.run.files import write_json_atomic
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.say import not_worth_the_run
@@ -83,35 +81,3 @@ def _read(path: Path) -> AttemptRecord | None:
         return AttemptRecord(**{key: value for key, value in values.items() if key in known})
     except (OSError, ValueError, TypeError, AttributeError):
         return None
-
-
-def classify(
-    returncode: int, is_complete: bool, signalled: str, lost_nodes: dict[str, str], last_error: str = ""
-) -> tuple[ExitKind, int, str]:
-    """Judge what an attempt died of, whose driver ended with `returncode`: (kind, the supervisor's exit code, why).
-
-    `signalled` names the signal that the supervisor was sent, if any; `last_error` is the error that the driver
-    printed, in one line. The first rule that holds counts.
-    """
-    if is_complete:  # whatever became of its driver after that
-        return "complete", EXIT_COMPLETE, "The run is complete."
-    if returncode == EXIT_RESUMABLE:
-        return "resumable", EXIT_RESUMABLE, "Checkpointed with more to do; start it again to carry on."
-    if lost_nodes:
-        named = "; ".join(f"{node}: {why}" for node, why in lost_nodes.items())
-        return "node_lost", EXIT_CRASH, f"Lost {len(lost_nodes)} node(s) while training. {named}"
-    if returncode == EXIT_UNAVAILABLE:
-        return "node_lost", EXIT_CRASH, "A node of the attempt is gone from Ray; see driver.log."
-    said = f": {last_error}; see driver.log." if last_error else "; see driver.log."
-    if returncode == EXIT_CONFIG:
-        return "config", EXIT_CONFIG, f"Something must be changed first{said}"
-    if signalled:
-        return "cancelled", EXIT_CRASH, f"Ended by {signalled}, sent to the supervisor."
-    if returncode == EXIT_COMPLETE:
-        return "crash", EXIT_CRASH, "The driver exited with 0 but wrote no COMPLETE: it ended without finishing."
-    if returncode < 0:
-        name = signal.Signals(-returncode).name
-        if name == "SIGKILL":  # which no process lives to say
-            said = " (often the kernel, out of memory); see driver.log."
-        return "crash", 128 - returncode, f"The driver was killed by {name}{said}"
-    return "crash", returncode, f"The driver crashed with exit code {returncode}{said}"

@@ -35,7 +35,7 @@ LIGHT_ROOMS = ("system", "config", "run", "launch", "plan", "preflight", "report
 """Rooms that a login node enters: no module of theirs imports a heavy package when it is imported."""
 
 HEAVY = {"torch", "vllm", "deepspeed", "transformers", "ray", "datasets"}
-PROBES = {"preflight/torch_probe.py", "launch/agent/ray_start.py", "launch/agent/ray_probe.py"}
+PROBES = {"preflight/torch_probe.py", "launch/agent/ray_program.py"}
 """Programs of their own on a compute node, which nothing imports."""
 
 

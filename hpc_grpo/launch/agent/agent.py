@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
-import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from hpc_grpo.errors import HpcGrpoError
-from hpc_grpo.launch.agent import ray_command as ray_cluster
-from hpc_grpo.launch.agent.folders import OwnedDir, shm_dir_path, sweep
+from hpc_grpo.launch.agent.folders import OwnedDir, copy_logs, shm_dir_path, sweep
 from hpc_grpo.launch.agent.network import choose_ports, node_address
-from hpc_grpo.launch.agent.protocol import STACKS_REQUEST, NodeReport, NodeSpec, spec_from_line
+from hpc_grpo.launch.agent.protocol import Lease, NodeReport, NodeSpec
+from hpc_grpo.launch.agent.ray_command import (
+    STARTED_LINE,
+    TEMP_DIR_NAME,
+    ray_environment,
+    start_command,
+    temp_dir_path,
+)
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.run.stacks import STACKS_SIGNAL
 from hpc_grpo.system.processes import adopt_orphans, catches, descendants, die_with_parent, end_processes, reap_adopted
@@ -36,64 +41,60 @@ _LEFTOVER_GRACE_S = 2.0
 _URGENT_GRACE_S = 0.5
 """After a SIGTERM: Slurm's SIGKILL follows, on some sites within 5 s, and the folders must be gone by then."""
 
-_MAX_LOG_BYTES = 32 * 2**20
-"""A larger Ray log is copied from its end only."""
 
+class RayProcess:
+    """`ray start` in the foreground, with its output in a log that earlier tries wrote to as well."""
 
-class Lease:
-    """Whether the supervisor still lives, judged from stdin."""
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self._log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            self._begin = output.tell()
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=die_with_parent(),
+            )
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._heard = time.monotonic()
-        self._buffer = b""
-        self.ended_by: str = ""
-        self.wants_stacks = False
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
-    def wait_for_spec(self) -> NodeSpec | None:
-        """Block until the spec, past heartbeats sent before it; None if stdin ends first."""
-        while True:
-            line, newline, rest = self._buffer.partition(b"\n")
-            if newline:
-                self._buffer = rest
-                if line:
-                    return spec_from_line(line)
-            elif not self._read():
-                return None
+    def poll(self) -> int | None:
+        """Return the exit code; None while it runs."""
+        return self._process.poll()
 
-    def check(self, lease_s: float, wait_s: float) -> bool:
-        """Wait up to `wait_s` for a heartbeat; False once the lease is over."""
-        self.wants_stacks |= STACKS_REQUEST in self._buffer
-        self._buffer = b""
-        before = time.monotonic()
-        if before - self._heard > lease_s:
-            # Judged before listening: a node that was suspended finds the heartbeats it missed in the pipe.
-            wait_s = max(wait_s, 2.0)
-        if select.select([self._descriptor], [], [], wait_s)[0] and not self._read():
-            self.ended_by = "the supervisor closed the connection"
-            return False
-        if before - self._heard > lease_s:
-            self.ended_by = f"no heartbeat of the supervisor for {lease_s:.0f} s"
-            return False
-        return True
+    def is_up(self) -> bool:
+        return STARTED_LINE.encode() in self._log.read_bytes()[self._begin :]
 
-    def _read(self) -> bool:
-        data = os.read(self._descriptor, 65536)
-        if data:
-            self._heard = time.monotonic()
-            self._buffer += data
-        return bool(data)
+    def terminate(self, grace_s: Callable[[], float]) -> None:
+        """Ask it to end, and wait for that; `grace_s` is asked at every turn, since it may shrink meanwhile."""
+        if self._process.poll() is not None:
+            return
+        self._process.terminate()
+        begun = time.monotonic()
+        while self._process.poll() is None and time.monotonic() - begun < grace_s():
+            time.sleep(0.05)
+        if self._process.poll() is None:
+            say(f"ray start did not end within {grace_s():.1f} s of SIGTERM", sys.stderr)
 
 
 class NodeAgent:
+    """Serves one attempt on this node, from the start of Ray to the removal of its folders."""
+
     def __init__(self, spec: NodeSpec, lease: Lease, reports: IO[bytes]) -> None:
         self._spec = spec
         self._lease = lease
         self._reports = reports
         self._terminated = False
-        self._ray: subprocess.Popen[bytes] | None = None
+        self._ray: RayProcess | None = None
         self._dirs: list[OwnedDir] = []
         self._log_dir = Path(spec.log_dir)
+        self._ray_log = self._log_dir / "ray_start.log"
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -122,32 +123,25 @@ class NodeAgent:
             # A port can be lost between the test and the start: once more elsewhere.
             say(f"ray start ended with {ended}, try {tries + 1} of {_MAX_RAY_STARTS}", sys.stderr)
             self._end_ray()
-        return f"ray start failed {_MAX_RAY_STARTS} times; see {self._ray_log}. Its last lines:\n{self._tail()}"
+        tail = "\n".join(self._ray_log.read_text(errors="replace").splitlines()[-8:])
+        return f"ray start failed {_MAX_RAY_STARTS} times; see {self._ray_log}. Its last lines:\n{tail}"
 
     def _start_ray(self, skip_ports: int) -> int | None:
-        """Start Ray and report it up; None once it is, else the exit code it ended with."""
+        """Start Ray and report it up; returns None once it is, else the exit code it ended with."""
         spec = self._spec
         interface, ip = node_address(spec)
         resources = find_place().node_resources()
         ports = choose_ports(spec.tag, resources.num_cpus, skip_ports)
         own_dir, shm_dir = self._own_dirs()
-        temp_dir = own_dir / ray_cluster.TEMP_DIR_NAME
-        environment = ray_cluster.ray_environment(os.environ, spec, ip, interface, str(shm_dir))
-        self._log_dir.mkdir(parents=True, exist_ok=True)
-        with self._ray_log.open("ab") as log:
-            begin = log.tell()
-            self._ray = subprocess.Popen(
-                ray_cluster.start_command(spec, ip, ports, temp_dir, resources),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-                preexec_fn=die_with_parent(),
-            )
-        while ray_cluster.STARTED_LINE.encode() not in self._ray_log.read_bytes()[begin:]:
-            if self._ray.poll() is not None or not self._goes_on():
-                return self._ray.poll() or 0
+        temp_dir = own_dir / TEMP_DIR_NAME
+        self._ray = ray = RayProcess(
+            start_command(spec, ip, ports, temp_dir, resources),
+            ray_environment(os.environ, spec, ip, interface, str(shm_dir)),
+            self._ray_log,
+        )
+        while not ray.is_up():
+            if ray.poll() is not None or not self._goes_on():
+                return ray.poll() or 0
         self._report(
             NodeReport(
                 "up",
@@ -163,13 +157,13 @@ class NodeAgent:
         return None
 
     def _stay(self) -> str:
+        """Watch over Ray until the lease ends; returns why Ray ended before that, or ""."""
         assert self._ray is not None
         while self._goes_on():
-            if self._ray.poll() is not None:
-                return f"Ray ended by itself with exit code {self._ray.returncode}; see {self._log_dir}."
+            if (code := self._ray.poll()) is not None:
+                return f"Ray ended by itself with exit code {code}; see {self._log_dir}."
             reap_adopted(keep=[self._ray.pid])
-            if self._lease.wants_stacks:
-                self._lease.wants_stacks = False
+            if self._lease.take_stacks_request():
                 self._dump_stacks()
         return ""
 
@@ -184,7 +178,8 @@ class NodeAgent:
         return not self._terminated and self._lease.check(self._spec.lease_s, _POLL_S)
 
     def _own_dirs(self) -> tuple[Path, Path]:
-        paths = (ray_cluster.temp_dir_path(self._spec, os.environ), shm_dir_path(self._spec.tag))
+        """Make the folders of Ray and of the weight store, after removing what dead agents left beside them."""
+        paths = (temp_dir_path(self._spec, os.environ), shm_dir_path(self._spec.tag))
         if not self._dirs:
             for path in paths:
                 for leftover in sweep(path.parent):
@@ -193,10 +188,11 @@ class NodeAgent:
         return paths
 
     def _tear_down(self) -> int:
+        """End Ray, copy its logs and remove the folders; returns how many processes had to be killed."""
         num_killed = self._end_ray()
         # The weight store first: it holds the node's memory, and copying logs can be slow.
         for owned in reversed(self._dirs):
-            logs = owned.path / ray_cluster.TEMP_DIR_NAME / "session_latest" / "logs"
+            logs = owned.path / TEMP_DIR_NAME / "session_latest" / "logs"
             if logs.is_dir():
                 with not_worth_the_run("Ray's logs were not copied", sys.stderr):
                     before = len(list(self._log_dir.glob("ray*/")))  # of Rays before this one, in the same attempt
@@ -207,23 +203,14 @@ class NodeAgent:
 
     def _end_ray(self) -> int:
         """End all descendants; returns how many had to be killed."""
-        if self._ray is not None and self._ray.poll() is None:
+        if self._ray is not None:
             # Alone: it drains its raylet, which takes half a second, or forever once the GCS is told to end too.
-            self._ray.terminate()
-            begun = time.monotonic()
-            while self._ray.poll() is None and time.monotonic() - begun < self._end_grace_s:
-                time.sleep(0.05)
-            if self._ray.poll() is None:
-                say(f"ray start did not end within {self._end_grace_s:.1f} s of SIGTERM", sys.stderr)
+            # Slurm's SIGTERM may come meanwhile.
+            self._ray.terminate(lambda: _URGENT_GRACE_S if self._terminated else _END_GRACE_S)
         leftover_s = _URGENT_GRACE_S if self._terminated else _LEFTOVER_GRACE_S
         killed = end_processes(lambda: descendants(os.getpid()), leftover_s)
         reap_adopted(keep=[])  # pid 1 of a container may never do it
         return killed
-
-    @property
-    def _end_grace_s(self) -> float:
-        """Read at every turn: Slurm's SIGTERM may come while Ray is being ended."""
-        return _URGENT_GRACE_S if self._terminated else _END_GRACE_S
 
     def _report(self, report: NodeReport) -> None:
         try:
@@ -232,30 +219,12 @@ class NodeAgent:
         except BrokenPipeError:
             self._terminated = True  # nobody listens any more: the lease is over
 
-    @property
-    def _ray_log(self) -> Path:
-        return self._log_dir / "ray_start.log"
-
-    def _tail(self) -> str:
-        return "\n".join(self._ray_log.read_text(errors="replace").splitlines()[-8:])
-
     def _on_sigterm(self, _signal: int, _frame: FrameType | None) -> None:
         self._terminated = True
 
 
-def copy_logs(source: Path, target: Path) -> None:
-    """Copy the non-empty files of Ray's log folder; of a huge one only the end."""
-    for path in source.rglob("*"):
-        if path.is_symlink() or not path.is_file() or path.stat().st_size == 0:
-            continue
-        copy = target / path.relative_to(source)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("rb") as reader, copy.open("wb") as writer:
-            reader.seek(max(0, path.stat().st_size - _MAX_LOG_BYTES))
-            shutil.copyfileobj(reader, writer)
-
-
 def main() -> int:
+    """Wait for the spec on stdin and serve it."""
     lease = Lease(0)
     adopt_orphans()
     spec = lease.wait_for_spec()

@@ -16,6 +16,8 @@ from pathlib import Path
 SHM = Path("/dev/shm")
 _PREFIX = "hg-"
 _LOCK_NAME = ".agent"
+_MAX_LOG_BYTES = 32 * 2**20
+"""A larger log of Ray is copied from its end only."""
 
 
 class OwnedDir:
@@ -74,3 +76,15 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder)
     for semaphore in folder.parent.glob(f"sem.{folder.name}-*"):
         semaphore.unlink(missing_ok=True)
+
+
+def copy_logs(source: Path, target: Path) -> None:
+    """Copy the non-empty files of Ray's log folder; of a huge one only the end."""
+    for path in source.rglob("*"):
+        if path.is_symlink() or not path.is_file() or path.stat().st_size == 0:
+            continue
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("rb") as reader, copy.open("wb") as writer:
+            reader.seek(max(0, path.stat().st_size - _MAX_LOG_BYTES))
+            shutil.copyfileobj(reader, writer)

@@ -1,13 +1,17 @@
 """What passes between the supervisor and a node agent: JSON lines over the agent's stdin and stdout.
 
-The first line the agent reads is its `NodeSpec`; every later line is a heartbeat or STACKS_REQUEST. The end of
-stdin, or no line for `lease_s`, means that the supervisor is gone. The agent writes one `NodeReport` per event.
-Pipes rather than files: srun forwards them, and a shared file system may show a file a minute late.
+The first line the agent reads is its `NodeSpec`; every later line is a heartbeat or STACKS_REQUEST, which `Lease`
+takes in. The end of stdin, or no line for `lease_s`, means that the supervisor is gone. The agent writes one
+`NodeReport` per event. Pipes rather than files: srun forwards them, and a shared file system may show a file a minute
+late.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import select
+import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -68,9 +72,59 @@ def spec_from_line(line: bytes) -> NodeSpec:
 
 
 def report_from_line(line: bytes) -> NodeReport | None:
-    """The report in a line of the agent's stdout; None for anything else (srun and modules also print there)."""
+    """Return the report in a line of the agent's stdout; None for other text, which srun and modules print there."""
     try:
         values: Any = json.loads(line)
     except ValueError:
         return None
     return NodeReport(**values) if isinstance(values, dict) and "event" in values else None
+
+
+class Lease:
+    """The agent's end of the pipe: its spec, then signs that the supervisor lives. `ended_by` says why it is over."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._heard = time.monotonic()
+        self._buffer = b""
+        self._wants_stacks = False
+        self.ended_by = ""
+
+    def wait_for_spec(self) -> NodeSpec | None:
+        """Block until the spec, past heartbeats sent before it; None if stdin ends first."""
+        while True:
+            line, newline, rest = self._buffer.partition(b"\n")
+            if newline:
+                self._buffer = rest
+                if line:
+                    return spec_from_line(line)
+            elif not self._read():
+                return None
+
+    def check(self, lease_s: float, wait_s: float) -> bool:
+        """Wait up to `wait_s` for a heartbeat; False once the lease is over."""
+        self._wants_stacks |= STACKS_REQUEST in self._buffer
+        self._buffer = b""
+        before = time.monotonic()
+        if before - self._heard > lease_s:
+            # Judged before listening: a node that was suspended finds the heartbeats it missed in the pipe.
+            wait_s = max(wait_s, 2.0)
+        if select.select([self._descriptor], [], [], wait_s)[0] and not self._read():
+            self.ended_by = "the supervisor closed the connection"
+            return False
+        if before - self._heard > lease_s:
+            self.ended_by = f"no heartbeat of the supervisor for {lease_s:.0f} s"
+            return False
+        return True
+
+    def take_stacks_request(self) -> bool:
+        """Return whether stacks were asked for since the last call."""
+        wanted, self._wants_stacks = self._wants_stacks, False
+        return wanted
+
+    def _read(self) -> bool:
+        data = os.read(self._descriptor, 65536)
+        if data:
+            self._heard = time.monotonic()
+            self._buffer += data
+        return bool(data)

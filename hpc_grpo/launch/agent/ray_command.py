@@ -71,7 +71,7 @@ def collective_interfaces(interface: str, given: Mapping[str, str]) -> dict[str,
 
 def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, resources: NodeResources) -> list[str]:
     """argv of `ray start` in the foreground, as head or joining `spec.head_address`."""
-    command = [sys.executable, "-m", "hpc_grpo.launch.agent.ray_start", "start", "--block", "--disable-usage-stats"]
+    command = [sys.executable, "-m", "hpc_grpo.launch.agent.ray_program", "start", "--block", "--disable-usage-stats"]
     if spec.head_address:
         command += [f"--address={spec.head_address}"]
     else:

@@ -1,4 +1,7 @@
-"""The supervisor's end of one node agent: start it as its place does, feed its lease, read its reports."""
+"""The supervisor's end of the node agents: start one, feed its lease, read its reports; heartbeats for all of them.
+
+What is sent and reported is in `launch/agent/protocol.py`. Pipes carry it, whatever the place starts agents with.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from hpc_grpo.launch.agent.protocol import STACKS_REQUEST, NodeReport, NodeSpec, report_from_line
 from hpc_grpo.launch.place.base import Place
+from hpc_grpo.launch.supervisor.events import Loss
+
+HEARTBEAT_S = 5.0
 
 
 class LineReader:
-    """Whole lines from a non-blocking pipe."""
+    """Reads whole lines from a pipe without blocking."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe = pipe
@@ -28,6 +34,7 @@ class LineReader:
         return self._pipe.fileno()
 
     def lines(self) -> Iterator[bytes]:
+        """Yield the lines that have arrived since the last call, without their ends."""
         while True:
             try:
                 data = os.read(self._pipe.fileno(), 65536)
@@ -39,26 +46,26 @@ class LineReader:
             yield from whole
 
 
-class NodeLink:
-    """A running (or ended) node agent. `up` is its report once Ray runs there.
+class AgentLink:
+    """Holds a running (or ended) node agent. `up` is its report once Ray runs there.
 
     All but `heartbeat` is for the main thread.
     """
 
     def __init__(self, place: Place, node: str, log_dir: Path) -> None:
-        self._place = place
+        """Start the agent; it does nothing until `send_spec`."""
         self.node = node
-        self.log_dir = log_dir
         self.up: NodeReport | None = None
-        self.failure = ""
-        self.gone: NodeReport | None = None
+        self._place = place
+        self._failure = ""
+        self._is_torn_down = False
         self._was_killed = False
         self._writing = threading.Lock()
+        self._log = log_dir / "agent.log"
         log_dir.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-E", "-m", "hpc_grpo.launch.agent.agent"]
-        with self.agent_log.open("ab") as log:
+        with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                place.start_command(node, command),
+                place.start_command(node, [sys.executable, "-E", "-m", "hpc_grpo.launch.agent.agent"]),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -71,14 +78,11 @@ class NodeLink:
         self._reader = LineReader(self.process.stdout)
         os.set_blocking(self._stdin.fileno(), False)
 
-    @property
-    def agent_log(self) -> Path:
-        return self.log_dir / "agent.log"
-
     def fileno(self) -> int:
         return self._reader.fileno()
 
     def send_spec(self, spec: NodeSpec) -> None:
+        """Tell the agent what to do; waits until the pipe has taken all of it."""
         rest, stdin = spec.to_line(), self._stdin.fileno()
         with self._writing, contextlib.suppress(BrokenPipeError):
             os.set_blocking(stdin, True)
@@ -87,7 +91,7 @@ class NodeLink:
             os.set_blocking(stdin, False)
 
     def heartbeat(self) -> None:
-        """A sign of life. Never waits, and never falls into a spec: that is a sign of life too."""
+        """Send a sign of life. Never waits, and never falls into a spec: that is a sign of life too."""
         if self._writing.acquire(blocking=False):
             try:
                 self._write(b"\n")
@@ -108,27 +112,25 @@ class NodeLink:
             if report.event == "up":
                 self.up = report
             elif report.event == "failed":
-                self.failure = report.why
+                self._failure = report.why
             elif report.event == "gone":
-                self.gone = report
+                self._is_torn_down = True
 
-    def why_ended(self) -> str:
-        """Why the agent or its step is no more, in words; "" while it lives."""
-        if self.failure:
-            return self.failure
-        if self.process.poll() is None:
-            return ""
-        said = self.agent_log.read_text(errors="replace").strip().splitlines()[-3:]
-        return f"its agent ended with exit code {self.process.returncode}" + (f": {' / '.join(said)}" if said else "")
+    def loss(self) -> Loss | None:
+        """Return why the agent or its Ray is no more; None while both live."""
+        why = self._failure
+        if not why:
+            if self.process.poll() is None:
+                return None
+            said = self._log.read_text(errors="replace").strip().splitlines()[-3:]
+            why = f"its agent ended with exit code {self.process.returncode}"
+            why += f": {' / '.join(said)}" if said else ""
+        return Loss(why, is_machine=self._place.is_node_failure(why))
 
     def release(self) -> None:
         """End the lease: the agent tears down and exits."""
         if not self._stdin.closed:
             self._stdin.close()
-
-    def node_answers(self) -> bool:
-        """After `wait`: whether the node is there still. Its agent may have been killed, for want of memory say."""
-        return self.gone is not None or not (self._was_killed or self._place.is_node_failure(self.why_ended()))
 
     def wait(self, deadline: float) -> bool:
         """Wait until the agent is gone or `deadline` (monotonic); kills its step after that. False if killed."""
@@ -146,9 +148,39 @@ class NodeLink:
         self.read_reports()
         return not self._was_killed
 
+    def node_answers(self) -> bool:
+        """After `wait`: whether the node is still there. Its agent may have been killed, for want of memory say."""
+        loss = self.loss()
+        return self._is_torn_down or not (self._was_killed or (loss is not None and loss.is_machine))
+
     def _write(self, data: bytes) -> None:
         """Write a few bytes: to a pipe all of them go, or none."""
         try:
             os.write(self._stdin.fileno(), data)
         except (BrokenPipeError, BlockingIOError):
-            return  # ended or stuck: why_ended and the agent's own lease tell; a heartbeat is not worth an error
+            return  # ended or stuck: `loss` and the agent's own lease tell; a heartbeat is not worth an error
+
+
+class Heartbeats:
+    """Sends every agent a sign of life from the start to `stop`, from a thread that touches no disk.
+
+    A shared file system may stall for minutes, and the supervisor's main thread with it, in a write to a log or in a
+    look at the run directory. That is no reason for the agents to take it for dead. The thread starts no process: the
+    kernel would tie its parent-death signal to the thread.
+    """
+
+    def __init__(self, links: Sequence[AgentLink]) -> None:
+        self._links = links
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread: no agent is written to any more, so that its pipe can be closed."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(HEARTBEAT_S):
+            for link in self._links:
+                link.heartbeat()

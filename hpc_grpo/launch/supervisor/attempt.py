@@ -15,6 +15,8 @@ from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.launch.place.base import Allocation, Place
 from hpc_grpo.launch.place.job_command import job_python
+from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
+from hpc_grpo.launch.supervisor.nodes import Nodes
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.lock import LockOwner, RunLock, abandoned_by, remove_abandoned
@@ -48,10 +50,17 @@ def run_attempt(run: RunDir, driver: str, role: JobRole) -> int:
         return EXIT_COMPLETE
     if allocation.this_node != allocation.head:
         _move_to_head(place, _again(config.launch, run, driver, role))
-    command = [*_driver_command(driver), str(run.path)]
-    if queue is None:
-        return _supervise(Supervisor(run, config, place, command, working_dir(run)), run, None)
-    link = ChainLink(run, config.launch, queue, LinkJob(allocation.job_id, role.successor_of, driver))
+    link = None
+    if queue is not None:
+        link = ChainLink(run, config.launch, queue, LinkJob(allocation.job_id, role.successor_of, driver))
+        if (code := _end_of_chain(run, link, role)) is not None:
+            return code
+    setup = AttemptSetup(run, config.launch, place, allocation, run.next_attempt_number(), working_dir(run))
+    return _supervise(Supervisor(setup, Nodes(setup), [*_driver_command(driver), str(run.path)]), run, link)
+
+
+def _end_of_chain(run: RunDir, link: ChainLink, role: JobRole) -> int | None:
+    """Have the link decide whether its chain goes on; returns the exit code where it does not."""
     decision = link.decide()
     if role.successor_of or not decision.goes_on:
         say(decision.why)
@@ -60,9 +69,9 @@ def run_attempt(run: RunDir, driver: str, role: JobRole) -> int:
         if not decision.goes_on:
             remove_abandoned(run, left)
     link.tell()
-    if not decision.goes_on:
-        return EXIT_COMPLETE if run.is_complete() else EXIT_CRASH if decision.gave_up else EXIT_RESUMABLE
-    return _supervise(Supervisor(run, config, place, command, working_dir(run)), run, link)
+    if decision.goes_on:
+        return None
+    return EXIT_COMPLETE if run.is_complete() else EXIT_CRASH if decision.gave_up else EXIT_RESUMABLE
 
 
 def _patiently_allocated(place: Place) -> Allocation:

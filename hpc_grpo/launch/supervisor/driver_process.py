@@ -1,6 +1,7 @@
-"""The driver process as the launching half sees it: what it is told, its console and its log.
+"""The driver's process as the supervisor sees it: its console, its log, its signals and its end.
 
-The contract with training is in `contract_environment`: these variables, the run directory and the exit code.
+What the driver is told is in `AttemptSetup.contract_environment`; what it answers with is its exit code and the run
+directory.
 """
 
 from __future__ import annotations
@@ -18,33 +19,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from hpc_grpo.run.contract import (
-    ATTEMPT_DIR_VARIABLE,
-    ATTEMPT_VARIABLE,
-    ENDS_AT_VARIABLE,
-    NUM_NODES_VARIABLE,
-    RAY_ADDRESS_FILE_VARIABLE,
-)
 from hpc_grpo.run.stacks import STACKS_SIGNAL
 from hpc_grpo.system.processes import catches, die_with_parent, end_processes, session_members
 
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _KEPT_BYTES = 1 << 16
-
-
-def contract_environment(
-    attempt: int, attempt_dir: Path, ray_address_file: Path, num_nodes: int, ends_at: float | None
-) -> dict[str, str]:
-    """What training is told; actors see it too."""
-    told = {
-        ATTEMPT_VARIABLE: str(attempt),
-        ATTEMPT_DIR_VARIABLE: str(attempt_dir),
-        RAY_ADDRESS_FILE_VARIABLE: str(ray_address_file),
-        NUM_NODES_VARIABLE: str(num_nodes),
-    }
-    if ends_at is not None:
-        told[ENDS_AT_VARIABLE] = f"{ends_at:.0f}"
-    return told
 
 
 class Driver:

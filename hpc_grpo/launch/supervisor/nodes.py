@@ -1,51 +1,45 @@
 """The nodes of one attempt as the supervisor holds them: an agent on each, and Ray across all of them.
 
-Consumes an allocation and the config; produces a Ray whose every node and GPU has joined. Never waits: `advance`
-takes in what has happened and does the next step whose time has come, so that one loop can serve driver and nodes.
-Only heartbeats have a thread of their own.
+Consumes an `AttemptSetup`; produces a Ray whose every node and GPU has joined. Never waits: `advance` takes in what
+has happened and does the next step whose time has come, so that one loop can serve driver and nodes. Only heartbeats
+have a thread of their own.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import NodesUnavailableError
 from hpc_grpo.launch.agent.folders import shm_dir_path
 from hpc_grpo.launch.agent.network import node_address
-from hpc_grpo.launch.agent.protocol import NodeSpec
+from hpc_grpo.launch.agent.protocol import NodeReport
 from hpc_grpo.launch.agent.ray_command import ray_environment
-from hpc_grpo.launch.place.base import Allocation, Place
-from hpc_grpo.launch.supervisor.agent_link import NodeLink
-from hpc_grpo.launch.supervisor.bringup import RayWatch
-from hpc_grpo.launch.supervisor.heartbeats import Heartbeats
+from hpc_grpo.launch.supervisor.agent_link import AgentLink, Heartbeats, LineReader
+from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
+from hpc_grpo.launch.supervisor.events import Loss
 from hpc_grpo.run.files import write_atomic
+from hpc_grpo.system.processes import die_with_parent
+
+_PROBE_RETRY_S = 1.0
 
 
 class Nodes:
-    """From `start` to `tear_down`; `ray_address` and `num_gpus` hold once Ray has every node and GPU: `is_ready`."""
+    """Holds the nodes from `start` to `tear_down`.
 
-    def __init__(
-        self,
-        place: Place,
-        allocation: Allocation,
-        launch: LaunchConfig,
-        token_path: Path,
-        attempt_dir: Path,
-        *,
-        tag: str,
-        working_dir: Path,
-        contract: Mapping[str, str],
-    ) -> None:
-        """`tag` names the attempt on its nodes; `contract` are the variables that training is told."""
-        self._place, self._allocation, self._launch = place, allocation, launch
-        self._token_path, self._dir = token_path, attempt_dir
-        self._tag, self._working_dir, self._contract = tag, working_dir, dict(contract)
-        self._links: list[NodeLink] = []
+    `ray_address` and `num_gpus` hold once Ray has every node and GPU: `is_ready`.
+    """
+
+    def __init__(self, setup: AttemptSetup) -> None:
+        self._setup = setup
+        self._links: list[AgentLink] = []
         self._watch: RayWatch | None = None
         self._begun = 0.0
         self._heartbeats: Heartbeats | None = None
@@ -54,17 +48,22 @@ class Nodes:
         self.num_gpus = 0
         self.phases_s: dict[str, float] = {}
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._setup.allocation.nodes
+
     def start(self) -> None:
         """Start an agent on every node; the head's Ray comes first."""
         self._begun = time.monotonic()
-        _make_token(self._token_path)
-        for node in self._allocation.nodes:
-            self._links.append(NodeLink(self._place, node, self._dir / "nodes" / node))
-        self._links[0].send_spec(self._spec(0, ""))
+        _make_token(self._setup.run.secret)
+        self._setup.ray_address_file.unlink(missing_ok=True)
+        for node in self.names:
+            self._links.append(AgentLink(self._setup.place, node, self._setup.dir / "nodes" / node))
+        self._links[0].send_spec(self._setup.node_spec(self.names[0], ""))
         self._heartbeats = Heartbeats(self._links)
 
     def sources(self) -> list[int]:
-        """File descriptors that become readable when there is something to take in."""
+        """Return file descriptors that become readable when there is something to take in."""
         found = [link.fileno() for link in self._links if link.process.poll() is None]
         if self._watch is not None and self._watch.fileno() >= 0:
             found.append(self._watch.fileno())
@@ -76,44 +75,40 @@ class Nodes:
             link.read_reports()
         if self._watch is not None:
             self._watch.read()
-            if not self.is_ready and self._watch.sees([link.up for link in self._links]):
+            if not self.is_ready and not self._watch.missing(self._reports()):
                 self._become_ready()
         elif self._links[0].up is not None:
             self._join_others(self._links[0].up.address)
 
-    def check_bring_up(self) -> None:
-        """Raises NodesUnavailableError when a node failed, or when they take too long: it names those missing."""
-        for node, why in self.lost().items():
-            raise NodesUnavailableError(f"Node {node} did not come up: {why}", [node])
-        limit_s = self._launch.bringup_deadline_s
-        if time.monotonic() - self._begun > limit_s:
-            reports = {link.node: link.up for link in self._links}
-            missing = self._watch.missing(reports) if self._watch else [self._allocation.head]
-            raise NodesUnavailableError(
-                f"After {limit_s:.0f} s not in Ray: {', '.join(missing)}. Their logs are in {self._dir / 'nodes'}; "
-                f"launch.bringup_deadline_s gives more time.",
-                missing,
-            )
+    def bring_up_error(self) -> NodesUnavailableError | None:
+        """Return what keeps Ray from coming up: a node that failed, or too much time; None as long as it may come."""
+        for node, loss in self.lost().items():
+            return NodesUnavailableError(f"Node {node} did not come up: {loss.why}", [node])
+        limit_s = self._setup.launch.bringup_deadline_s
+        if time.monotonic() - self._begun <= limit_s:
+            return None
+        missing = self._watch.missing(self._reports()) if self._watch else [self.names[0]]
+        return NodesUnavailableError(
+            f"After {limit_s:.0f} s not in Ray: {', '.join(missing)}. Their logs are in {self._setup.dir / 'nodes'}; "
+            f"launch.bringup_deadline_s gives more time.",
+            missing,
+        )
 
-    def lost(self) -> dict[str, str]:
-        """Nodes whose agent or Ray has ended -> why."""
-        return {link.node: why for link in self._links if (why := link.why_ended())}
+    def publish_ray(self) -> None:
+        """Tell the driver where Ray is."""
+        write_atomic(self._setup.ray_address_file, self.ray_address)
+
+    def lost(self) -> dict[str, Loss]:
+        """Return the nodes whose agent or Ray has ended."""
+        return {link.node: loss for link in self._links if (loss := link.loss()) is not None}
 
     def ask_for_stacks(self) -> None:
         """Have every process of the run write its Python stacks into the attempt's folder."""
         for link in self._links:
             link.ask_for_stacks()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self._allocation.nodes
-
-    def answering(self) -> list[str]:
-        """After `tear_down`: the nodes on which another agent could be started."""
-        return [link.node for link in self._links if link.node_answers()]
-
     def tear_down(self, deadline_s: float) -> list[str]:
-        """End all leases and wait for the agents; gives the nodes that took too long and were killed."""
+        """End all leases and wait for the agents; returns the nodes that took too long and were killed."""
         if self._watch is not None:
             self._watch.close()
         if self._heartbeats is not None:
@@ -123,18 +118,30 @@ class Nodes:
         deadline = time.monotonic() + deadline_s
         return [link.node for link in self._links if not link.wait(deadline)]
 
+    def answering(self) -> list[str]:
+        """After `tear_down`: return the nodes on which another agent could be started."""
+        return [link.node for link in self._links if link.node_answers()]
+
+    def anew(self) -> Nodes | None:
+        """After `tear_down`: return the nodes that answer, not yet started; None where they are too few to train."""
+        left, setup = self.answering(), self._setup
+        least = setup.launch.slurm.min_nodes or len(self.names)
+        if len(left) < least or self.names[0] not in left:
+            return None
+        return Nodes(replace(setup, allocation=setup.allocation.only(left), formation=setup.formation + 1))
+
     def head_environment(self) -> dict[str, str]:
-        """What the driver sees: the same as actors of the head node, where this process runs."""
-        spec = self._spec(0, "")
+        """Return what the driver sees: the same as actors of the head node, where this process runs."""
+        spec = self._setup.node_spec(self.names[0], "")
         interface, ip = node_address(spec)
         return ray_environment(os.environ, spec, ip, interface, str(shm_dir_path(spec.tag)))
 
     def _join_others(self, head_address: str) -> None:
         self.phases_s["head"] = self._since_start()
-        for index in range(1, len(self._links)):
-            self._links[index].send_spec(self._spec(index, head_address))
+        for link in self._links[1:]:
+            link.send_spec(self._setup.node_spec(link.node, head_address))
         env = {**self.head_environment(), "RAY_ADDRESS": head_address}
-        self._watch = RayWatch(head_address, env, self._dir / "probe.log")
+        self._watch = RayWatch(head_address, env, self._setup.dir / "probe.log")
         self.ray_address = head_address
 
     def _become_ready(self) -> None:
@@ -144,31 +151,67 @@ class Nodes:
         self.num_gpus = sum(link.up.num_gpus for link in self._links if link.up)
         self.is_ready = True
 
+    def _reports(self) -> dict[str, NodeReport | None]:
+        return {link.node: link.up for link in self._links}
+
     def _since_start(self) -> float:
         return round(time.monotonic() - self._begun, 2)
 
-    def _spec(self, index: int, head_address: str) -> NodeSpec:
-        launch, node = self._launch, self._allocation.nodes[index]
-        return NodeSpec(
-            node=node,
-            tag=f"{self._tag}-{index}",  # some nodes share their /tmp
-            head_address=head_address,
-            token_path=str(self._token_path),
-            log_dir=str(self._dir / "nodes" / node),
-            working_dir=str(self._working_dir),
-            interface=launch.interface,
-            loopback=len(self._allocation.nodes) == 1,
-            local_dir=launch.local_dir,
-            object_store_gib=launch.object_store_gib,
-            env=launch.env,
-            pass_env=launch.pass_env,
-            contract_env=self._contract,
-            nodes=list(self._allocation.nodes),
-        )
+
+class RayWatch:
+    """Watches, through a probe process, which nodes and GPUs have joined Ray.
+
+    A probe that dies is started again: one failure is no dead cluster.
+    """
+
+    def __init__(self, address: str, env: Mapping[str, str], log_path: Path) -> None:
+        self._command = [sys.executable, "-m", "hpc_grpo.launch.agent.ray_program", "probe", address]
+        self._env = dict(env)
+        self._log_path = log_path
+        self._gpus: dict[str, int] = {}
+        self._closed = False
+        self._process, self._reader = self._start()
+
+    def missing(self, reports: Mapping[str, NodeReport | None]) -> list[str]:
+        """Return the nodes that have not reported Ray up, or that Ray does not show with all their GPUs."""
+        return [node for node, up in reports.items() if up is None or self._gpus.get(up.ip, -1) < up.num_gpus]
+
+    def fileno(self) -> int:
+        return -1 if self._closed or self._process.poll() is not None else self._reader.fileno()
+
+    def read(self) -> None:
+        """Take in what the probe has printed, and start it again where it died."""
+        if self._closed:
+            return
+        for line in self._reader.lines():
+            self._gpus = dict(json.loads(line)["nodes"])
+        if self._process.poll() is not None and time.monotonic() >= self._restart_at:
+            self._process, self._reader = self._start()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._process.kill()  # it holds nothing: Ray drops its connection
+            self._process.wait()
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], LineReader]:
+        self._restart_at = time.monotonic() + _PROBE_RETRY_S
+        with self._log_path.open("ab") as log:
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._env,
+                start_new_session=True,
+                preexec_fn=die_with_parent(),
+            )
+        assert process.stdout is not None
+        return process, LineReader(process.stdout)
 
 
 def _make_token(path: Path) -> None:
-    """Ray's token of this run, in a file that only the user can read."""
+    """Write Ray's token of this run, unless it is there, into a file that only the user can read."""
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(path, secrets.token_hex(32), mode=0o600)

@@ -6,9 +6,10 @@ import pytest
 
 from hpc_grpo.config import Config, load_config, with_overrides
 from hpc_grpo.launch.freeze import may_change
+from hpc_grpo.launch.supervisor.events import DriverEnded
+from hpc_grpo.launch.supervisor.transitions import end_of_driver
 from hpc_grpo.report import advice as tables
 from hpc_grpo.report.advice import advise
-from hpc_grpo.run.attempt import classify
 
 RAY_ACTOR_DIED = """ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
 The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker
@@ -22,13 +23,13 @@ is killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop --forc
         ("crash", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "out of GPU memory"),
         ("crash", "RuntimeError: CUDA error: out of memory", "out of GPU memory"),
         ("crash", "ValueError: No available memory for the cache blocks.", "out of GPU memory"),
-        ("crash", classify(-9, False, "", {})[2], "out of host memory (probably)"),
+        ("crash", end_of_driver(DriverEnded(-9), signalled="", lost={}).why, "out of host memory (probably)"),
         ("crash", "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0.", "out of host memory (probably)"),
         ("killed", "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0", "out of host memory (probably)"),
         ("crash", "ray.exceptions.OutOfMemoryError: Task was killed due to", "out of host memory (probably)"),
         ("crash", "DefaultCPUAllocator: can't allocate memory", "out of host memory (probably)"),
         ("crash", "WeightSyncError: The weight store needs 15.00 GiB in /dev/shm/x: No space", "out of shared memory"),
-        ("crash", classify(-7, False, "", {})[2], "out of shared memory"),
+        ("crash", end_of_driver(DriverEnded(-7), signalled="", lost={}).why, "out of shared memory"),
         ("crash", "OSError: [Errno 28] No space left on device: 'checkpoints/step_5'", "disk full"),
         ("bringup_failed", "OSError: [Errno 122] Disk quota exceeded", "disk full"),
         ("crash", "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534", "disk full"),

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,64 +12,11 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from hpc_grpo.launch.agent import agent as node
-from hpc_grpo.launch.agent.agent import Lease, NodeAgent, copy_logs
+from hpc_grpo.launch.agent.agent import NodeAgent
 from hpc_grpo.launch.agent.folders import OwnedDir, shm_dir_path
-from hpc_grpo.launch.agent.protocol import NodeReport, NodeSpec, report_from_line
+from hpc_grpo.launch.agent.protocol import Lease, NodeSpec, report_from_line
 
 SPEC = NodeSpec("n1", "17-1-0", "", "/token", "/logs", "/work", None, True, None, 1.0, env={"A": "b"})
-
-
-def test_the_spec_is_read_past_heartbeats_and_in_pieces() -> None:
-    reader, writer = os.pipe()
-    line = SPEC.to_line()
-    os.write(writer, b"\n\n" + line)
-    assert Lease(reader).wait_for_spec() == SPEC
-    os.close(writer)
-    assert Lease(reader).wait_for_spec() is None
-    os.close(reader)
-
-
-def test_the_lease_ends_with_stdin() -> None:
-    reader, writer = os.pipe()
-    lease = Lease(reader)
-    os.write(writer, b"\n")
-    assert lease.check(60.0, 0.0)
-    os.close(writer)
-    assert not lease.check(60.0, 0.0)
-    assert lease.ended_by == "the supervisor closed the connection"
-    os.close(reader)
-
-
-def test_the_lease_ends_without_heartbeats_but_not_after_a_suspension() -> None:
-    reader, writer = os.pipe()
-    lease = Lease(reader)
-    time.sleep(0.05)
-    os.write(writer, b"\n")  # missed while this process slept
-    assert lease.check(0.01, 0.0)
-    time.sleep(0.05)
-    assert not lease.check(0.01, 0.0)
-    assert "no heartbeat" in lease.ended_by
-    os.close(reader)
-    os.close(writer)
-
-
-def test_a_report_survives_the_way_and_other_output_is_passed_over() -> None:
-    report = NodeReport("up", "n1", ip="10.0.0.1", num_gpus=4)
-    assert report_from_line(report.to_line()) == report
-    assert report_from_line(b"Currently Loaded Modules:") is None
-    assert report_from_line(b"17") is None
-
-
-def test_logs_are_copied_without_empty_ones_and_huge_ones_from_their_end(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(node, "_MAX_LOG_BYTES", 4)
-    source = tmp_path / "logs"
-    (source / "events").mkdir(parents=True)
-    (source / "raylet.out").write_text("0123456789")
-    (source / "events" / "e.log").write_text("ab")
-    (source / "empty.err").touch()
-    copy_logs(source, tmp_path / "copy")
-    copied = {p.relative_to(tmp_path / "copy").as_posix(): p.read_text() for p in (tmp_path / "copy").rglob("*.*")}
-    assert copied == {"raylet.out": "6789", "events/e.log": "ab"}
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.launch.agent import folders as node_dirs
-from hpc_grpo.launch.agent.folders import OwnedDir, sweep
+from hpc_grpo.launch.agent import folders
+from hpc_grpo.launch.agent.folders import OwnedDir, copy_logs, sweep
 
 
 def test_a_folder_is_private_and_survives_a_sweep_while_owned(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_a_folder_whose_lock_does_not_fit_on_the_disk_is_not_left(
     def write(_descriptor: int, _data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(node_dirs.os, "write", write)
+    monkeypatch.setattr(folders.os, "write", write)
     with pytest.raises(OSError, match="No space left"):
         OwnedDir(tmp_path / "hg-1-1-0")
     assert list(tmp_path.iterdir()) == []
@@ -79,7 +79,7 @@ def test_of_two_agents_that_sweep_at_once_one_removes(tmp_path: Path, monkeypatc
             swept_meanwhile[0] = sweep(tmp_path)  # what the other agent finds while this one removes
         remove(path)
 
-    monkeypatch.setattr(node_dirs.shutil, "rmtree", rmtree)
+    monkeypatch.setattr(folders.shutil, "rmtree", rmtree)
     assert sweep(tmp_path) == [left]
     assert swept_meanwhile == [[]]
     assert not left.exists()
@@ -91,12 +91,26 @@ def test_a_folder_that_another_agent_removes_under_our_eyes_is_no_error(
 ) -> None:
     left = leftover(tmp_path)
     module, name = when.split(".")
-    wrapped = getattr(getattr(node_dirs, module), name)
+    wrapped = getattr(getattr(folders, module), name)
 
     def late(*arguments: Any, **options: Any) -> Any:
         if arguments[0] == left / ".agent" or name == "flock":
             shutil.rmtree(left)
         return wrapped(*arguments, **options)
 
-    monkeypatch.setattr(getattr(node_dirs, module), name, late)
+    monkeypatch.setattr(getattr(folders, module), name, late)
     assert sweep(tmp_path) == []
+
+
+def test_logs_are_copied_without_empty_ones_and_huge_ones_from_their_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "_MAX_LOG_BYTES", 4)
+    source = tmp_path / "logs"
+    (source / "events").mkdir(parents=True)
+    (source / "raylet.out").write_text("0123456789")
+    (source / "events" / "e.log").write_text("ab")
+    (source / "empty.err").touch()
+    copy_logs(source, tmp_path / "copy")
+    copied = {p.relative_to(tmp_path / "copy").as_posix(): p.read_text() for p in (tmp_path / "copy").rglob("*.*")}
+    assert copied == {"raylet.out": "6789", "events/e.log": "ab"}

@@ -6,11 +6,12 @@ import pytest
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
-from hpc_grpo.launch.agent import ray_command as ray_cluster
 from hpc_grpo.launch.agent.network import RayPorts
 from hpc_grpo.launch.agent.protocol import NodeSpec
+from hpc_grpo.launch.agent.ray_command import ray_environment, start_command, temp_dir_path
 from hpc_grpo.launch.place.base import NodeResources
-from hpc_grpo.launch.supervisor.nodes import Nodes
+from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
+from hpc_grpo.run.paths import RunDir
 from tests.support.places import FakePlace, allocation
 
 PORTS = RayPorts(1, 2, 3, 4, 5, 6, 7, 8, 99)
@@ -33,7 +34,7 @@ def spec(**changes: object) -> NodeSpec:
 
 
 def command(node: NodeSpec) -> list[str]:
-    return ray_cluster.start_command(node, "10.0.0.1", PORTS, Path("/tmp/hg"), NodeResources(72, 4))
+    return start_command(node, "10.0.0.1", PORTS, Path("/tmp/hg"), NodeResources(72, 4))
 
 
 def test_every_port_is_pinned_and_resources_are_the_allocations() -> None:
@@ -56,7 +57,7 @@ def test_no_secret_is_in_the_command() -> None:
 def test_the_environment_authenticates_and_binds_to_this_node() -> None:
     environ = {"PATH": "/bin", "RAY_ADDRESS": "elsewhere", "SLURM_JOB_ID": "17"}
     node = spec(contract_env={"HPC_GRPO_ATTEMPT": "1"})
-    env = ray_cluster.ray_environment(environ, node, "10.0.0.1", "hsn0", "/dev/shm/hg-17-1-0")
+    env = ray_environment(environ, node, "10.0.0.1", "hsn0", "/dev/shm/hg-17-1-0")
     assert env["RAY_AUTH_MODE"] == "token"
     assert env["RAY_AUTH_TOKEN_PATH"] == "/run/token"
     assert env["OMP_NUM_THREADS"] == "1"
@@ -68,7 +69,7 @@ def test_the_environment_authenticates_and_binds_to_this_node() -> None:
 
 def test_nccl_starts_on_the_interface_of_the_run_unless_the_user_says_otherwise() -> None:
     def name(environ: dict[str, str], env: dict[str, str]) -> str:
-        return ray_cluster.ray_environment(environ, spec(env=env), "10.0.0.1", "hsn0", "/s")["NCCL_SOCKET_IFNAME"]
+        return ray_environment(environ, spec(env=env), "10.0.0.1", "hsn0", "/s")["NCCL_SOCKET_IFNAME"]
 
     assert name({}, {}) == "=hsn0"
     assert name({"NCCL_SOCKET_IFNAME": "ib"}, {}) == "ib"
@@ -77,22 +78,21 @@ def test_nccl_starts_on_the_interface_of_the_run_unless_the_user_says_otherwise(
 
 def test_a_proxy_that_gets_through_spares_every_node_on_every_node() -> None:
     place = FakePlace(allocation("nid001", "nid002", "nid003"))
-    launch = LaunchConfig(pass_env=["http_proxy"])
-    paths = {"token_path": Path("/token"), "attempt_dir": Path("/attempt"), "working_dir": Path("/work")}
-    nodes = Nodes(place, place.allocation(), launch, **paths, tag="17-1", contract={})
+    nodes = place.allocation().nodes
+    setup = AttemptSetup(RunDir(Path("/run")), LaunchConfig(pass_env=["http_proxy"]), place, place.nodes, 1, Path("/w"))
     environ = {"http_proxy": "http://proxy:3128", "no_proxy": ".site"}
     for index, head_address in enumerate(["", "10.0.0.1:6379", "10.0.0.1:6379"]):
         ip = f"10.0.0.{index + 1}"
-        env = ray_cluster.ray_environment(environ, nodes._spec(index, head_address), ip, "lo", "/s")
+        env = ray_environment(environ, setup.node_spec(nodes[index], head_address), ip, "lo", "/s")
         direct = env["no_proxy"].split(",")
-        assert {".site", "localhost", "127.0.0.1", "10.0.0.1", ip, *place.allocation().nodes} <= set(direct)
+        assert {".site", "localhost", "127.0.0.1", "10.0.0.1", ip, *nodes} <= set(direct)
         assert "127.0.0.0/8" in direct, "the network of the interface"
         assert "" not in direct
         assert env["NO_PROXY"] == env["no_proxy"]
 
 
 def test_the_users_thread_count_wins() -> None:
-    assert ray_cluster.ray_environment({"OMP_NUM_THREADS": "4"}, spec(), "ip", "lo", "/s")["OMP_NUM_THREADS"] == "4"
+    assert ray_environment({"OMP_NUM_THREADS": "4"}, spec(), "ip", "lo", "/s")["OMP_NUM_THREADS"] == "4"
 
 
 @pytest.mark.parametrize(
@@ -101,17 +101,17 @@ def test_the_users_thread_count_wins() -> None:
 def test_a_variable_that_the_node_does_not_have_is_an_error_there(value: str, expanded: str) -> None:
     node = spec(env={"HF_HOME": "$HOME/hf", "TRITON_CACHE_DIR": value})
     environ = {"HOME": "/h", "LOCALDIR": "/local/7"}
-    env = ray_cluster.ray_environment(environ, node, "ip", "lo", "/s")
+    env = ray_environment(environ, node, "ip", "lo", "/s")
     assert (env["HF_HOME"], env["TRITON_CACHE_DIR"]) == ("/h/hf", expanded)
     del environ["LOCALDIR"]
     with pytest.raises(ConfigError, match=r"launch\.env\.TRITON_CACHE_DIR = .*: LOCALDIR is not set on .*setup_lines"):
-        ray_cluster.ray_environment(environ, node, "ip", "lo", "/s")
+        ray_environment(environ, node, "ip", "lo", "/s")
 
 
 def test_the_temp_dir_is_node_local_and_short() -> None:
-    assert ray_cluster.temp_dir_path(spec(), {}) == Path("/tmp/hg-17-1-0")
+    assert temp_dir_path(spec(), {}) == Path("/tmp/hg-17-1-0")
     local = spec(local_dir="$LOCALDIR")
-    assert ray_cluster.temp_dir_path(local, {"LOCALDIR": "/local/7"}) == Path("/local/7/hg-17-1-0")
-    assert ray_cluster.temp_dir_path(local, {}) == Path("/tmp/hg-17-1-0")
+    assert temp_dir_path(local, {"LOCALDIR": "/local/7"}) == Path("/local/7/hg-17-1-0")
+    assert temp_dir_path(local, {}) == Path("/tmp/hg-17-1-0")
     with pytest.raises(LaunchError, match="107 bytes"):
-        ray_cluster.temp_dir_path(spec(local_dir="/a/very/long/folder/for/temporary/files"), {})
+        temp_dir_path(spec(local_dir="/a/very/long/folder/for/temporary/files"), {})

@@ -1,4 +1,4 @@
-"""Heartbeats to agents that are `cat`: an srun of ours writes down what it is sent."""
+"""The supervisor's end of an agent that is `cat`: it writes down what it is sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import IO
 import pytest
 
 from hpc_grpo.launch.agent.protocol import NodeSpec, spec_from_line
-from hpc_grpo.launch.supervisor.agent_link import NodeLink
+from hpc_grpo.launch.supervisor.agent_link import AgentLink
 from tests.support.places import FakePlace
 
 DEADLINE_S = 30.0
@@ -25,28 +25,30 @@ PIPE_BYTES = 65536
 SUPERVISE = """
 import sys
 from pathlib import Path
-from hpc_grpo.config import load_config
-from hpc_grpo.launch.supervisor import heartbeats
+from hpc_grpo.launch.supervisor import agent_link
+from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
+from hpc_grpo.launch.supervisor.nodes import Nodes
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
-from tests.support.places import FakePlace
 from hpc_grpo.run.paths import RunDir
-heartbeats.HEARTBEAT_S = 0.05
-config = load_config("local/debug", [f"run.root={sys.argv[1]}"])
+from tests.support.configs import minimal_config
+from tests.support.places import FakePlace
+agent_link.HEARTBEAT_S = 0.05
+place = FakePlace(wrap=lambda node, command: [sys.argv[2]])
+run = RunDir(Path(sys.argv[1]) / "run")
+setup = AttemptSetup(run, minimal_config().launch, place, place.allocation(), 1, Path.cwd())
 driver = [sys.executable, "-c", "import sys; print('x' * 200000); sys.exit(75)"]
-place = FakePlace(wrap=lambda node, command: ["srun"])
-sys.exit(Supervisor(RunDir(config.run_path), config, place, driver, Path.cwd()).run())
+sys.exit(Supervisor(setup, Nodes(setup), driver).run())
 """
 
 
 @pytest.fixture
-def received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the agent was sent, once a file `reads` lets it read."""
-    received = tmp_path / "received"
-    srun = tmp_path / "srun"
-    srun.write_text(f"#!/bin/bash\nwhile [[ ! -e {tmp_path}/reads ]]; do sleep 0.05; done\nexec cat > {received}\n")
-    srun.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    return received
+def agent(tmp_path: Path) -> Path:
+    """An agent that writes what it is sent to `received`, once a file `reads` lets it read."""
+    agent = tmp_path / "agent"
+    wait = f"while [[ ! -e {tmp_path}/reads ]]; do sleep 0.05; done"
+    agent.write_text(f"#!/bin/bash\n{wait}\nexec cat > {tmp_path}/received\n")
+    agent.chmod(0o755)
+    return agent
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -60,11 +62,11 @@ def waiting_bytes(pipe: IO[bytes]) -> int:
     return int(struct.unpack("i", fcntl.ioctl(pipe.fileno(), termios.FIONREAD, b"\0" * 4))[0])
 
 
-def test_they_go_on_while_the_supervisor_hangs_in_a_write(tmp_path: Path, received: Path) -> None:
+def test_heartbeats_go_on_while_the_supervisor_hangs_in_a_write(tmp_path: Path, agent: Path) -> None:
     """The driver prints more than the pipe of the job's output takes, and nobody reads it."""
     (tmp_path / "reads").touch()
-    supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISE, str(tmp_path)], stdout=subprocess.PIPE)
-    output = supervisor.stdout
+    supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISE, str(tmp_path), str(agent)], stdout=subprocess.PIPE)
+    received, output = tmp_path / "received", supervisor.stdout
     assert output is not None
     try:
         wait_until(lambda: waiting_bytes(output) > PIPE_BYTES // 2, "the job's output fills its pipe")
@@ -77,8 +79,8 @@ def test_they_go_on_while_the_supervisor_hangs_in_a_write(tmp_path: Path, receiv
         supervisor.wait()
 
 
-def test_they_neither_wait_for_a_spec_that_is_being_written_nor_fall_into_it(tmp_path: Path, received: Path) -> None:
-    link = NodeLink(FakePlace(wrap=lambda _node, _command: ["srun"]), "nid001", tmp_path / "logs")
+def test_heartbeats_neither_wait_for_a_spec_that_is_being_written_nor_fall_into_it(tmp_path: Path, agent: Path) -> None:
+    link = AgentLink(FakePlace(wrap=lambda _node, _command: [str(agent)]), "nid001", tmp_path / "logs")
     spec = NodeSpec("n1", "17-1-0", "", "/token", "/logs", "/work", None, True, None, 1.0, {"MUCH": "x" * 200000})
     assert link.process.stdin is not None
     writer = threading.Thread(target=link.send_spec, args=[spec], daemon=True)
@@ -94,6 +96,6 @@ def test_they_neither_wait_for_a_spec_that_is_being_written_nor_fall_into_it(tmp
     link.release()
     assert link.wait(time.monotonic() + DEADLINE_S)
     assert not has_waited
-    line, *beats_after = received.read_bytes().split(b"\n")
+    line, *beats_after = (tmp_path / "received").read_bytes().split(b"\n")
     assert spec_from_line(line) == spec
     assert beats_after == [b"", b""]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_grpo.launch.supervisor.last_error import last_error, last_error_in_a_line, reason_to_stop
+from hpc_grpo.run.last_error import last_error, last_error_in_a_line, reason_to_stop
 
 
 def test_the_last_traceback_with_its_whole_message() -> None:

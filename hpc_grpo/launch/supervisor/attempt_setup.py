@@ -1,0 +1,98 @@
+"""What an attempt is made of before its first process, and what its nodes and its driver are told of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_grpo.config import LaunchConfig
+from hpc_grpo.launch.agent.protocol import NodeSpec
+from hpc_grpo.launch.place.base import Allocation, Place
+from hpc_grpo.run.attempt import AttemptRecord
+from hpc_grpo.run.contract import (
+    ATTEMPT_DIR_VARIABLE,
+    ATTEMPT_VARIABLE,
+    ENDS_AT_VARIABLE,
+    NUM_NODES_VARIABLE,
+    RAY_ADDRESS_FILE_VARIABLE,
+)
+from hpc_grpo.run.paths import RunDir
+
+
+@dataclass(frozen=True)
+class AttemptSetup:
+    """What is known of an attempt before its first process; the allocation shrinks when nodes are lost.
+
+    `formation` counts how often Ray was brought up anew.
+    """
+
+    run: RunDir
+    launch: LaunchConfig
+    place: Place
+    allocation: Allocation
+    number: int
+    working_dir: Path
+    formation: int = 0
+
+    @property
+    def dir(self) -> Path:
+        return self.run.attempt(self.number, self.allocation.job_id)
+
+    @property
+    def max_stalled_restarts(self) -> int:
+        """How often in a row the driver is started again in vain; 0 where a user sits before it and judges."""
+        return 0 if self.place.is_attended else self.launch.max_stalled_restarts
+
+    @property
+    def ray_address_file(self) -> Path:
+        """Where the driver waits for the address of Ray."""
+        return self.dir / "ray_address"
+
+    def new_record(self, first_step: int) -> AttemptRecord:
+        """Return the record of the attempt as it begins now, in this process."""
+        return AttemptRecord(
+            attempt=self.number,
+            job_id=self.allocation.job_id,
+            source=self.place.name,
+            nodes=list(self.allocation.nodes),
+            started_at=time.time(),
+            ends_at=self.allocation.ends_at,
+            supervisor_pid=os.getpid(),
+            first_step=first_step,
+        )
+
+    def contract_environment(self) -> dict[str, str]:
+        """Return what training is told, in its driver and in its actors."""
+        told = {
+            ATTEMPT_VARIABLE: str(self.number),
+            ATTEMPT_DIR_VARIABLE: str(self.dir),
+            RAY_ADDRESS_FILE_VARIABLE: str(self.ray_address_file),
+            NUM_NODES_VARIABLE: str(len(self.allocation.nodes)),
+        }
+        if self.allocation.ends_at is not None:
+            told[ENDS_AT_VARIABLE] = f"{self.allocation.ends_at:.0f}"
+        return told
+
+    def node_spec(self, node: str, head_address: str) -> NodeSpec:
+        """Return what the agent of `node` is to do; `head_address` is "" for the head itself."""
+        launch, nodes = self.launch, self.allocation.nodes
+        # The index, since some nodes share their /tmp.
+        parts = [self.allocation.job_id, self.number, *([self.formation] if self.formation else []), nodes.index(node)]
+        return NodeSpec(
+            node=node,
+            tag="-".join(map(str, parts)),
+            head_address=head_address,
+            token_path=str(self.run.secret),
+            log_dir=str(self.dir / "nodes" / node),
+            working_dir=str(self.working_dir),
+            interface=launch.interface,
+            loopback=len(nodes) == 1,
+            local_dir=launch.local_dir,
+            object_store_gib=launch.object_store_gib,
+            env=launch.env,
+            pass_env=launch.pass_env,
+            contract_env=self.contract_environment(),
+            nodes=list(nodes),
+        )

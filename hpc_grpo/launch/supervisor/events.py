@@ -1,0 +1,136 @@
+"""The words between the supervisor's eyes, its judgement and its hands: what can happen, and what can be done.
+
+`supervisor.py` observes an `Event`, `transitions.py` answers with `Action`s, `supervisor.py` performs them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpc_grpo.errors import HpcGrpoError, NodesUnavailableError
+from hpc_grpo.run.attempt import ExitKind
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the run directory shows when something ends. `step` is that of the newest checkpoint."""
+
+    step: int = 0
+    is_complete: bool = False
+    stop_asked: bool = False
+
+
+class RayReady:
+    """Every node and GPU has joined Ray."""
+
+
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True)
+class BringUpFailed:
+    """A node failed before all were in Ray, or they took too long."""
+
+    error: NodesUnavailableError
+    facts: RunFacts = RunFacts()
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """The supervisor was sent a signal: SIGTERM and SIGINT ask for the end, SIGUSR1 warns of it."""
+
+    signal: int
+
+
+@dataclass(frozen=True)
+class DriverStuck:
+    """The driver says that it makes no progress; `why` is its sentence."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Why a node's agent or Ray ended. `is_machine`: the node itself is gone, not only what ran there."""
+
+    why: str
+    is_machine: bool = False
+
+
+@dataclass(frozen=True)
+class NodesLost:
+    """Every node that is gone by now, also those reported before."""
+
+    nodes: Mapping[str, Loss]
+
+
+@dataclass(frozen=True)
+class DriverEnded:
+    """`last_error`: the error that this start of the driver printed last, in one line."""
+
+    returncode: int
+    facts: RunFacts = RunFacts()
+    last_error: str = ""
+
+
+@dataclass(frozen=True)
+class FormedAgain:
+    """After FORM_AGAIN: agents start on the nodes that answer, or `is_enough` is False and nothing runs."""
+
+    is_enough: bool
+
+
+Event = RayReady | Tick | BringUpFailed | Signalled | DriverStuck | NodesLost | DriverEnded | FormedAgain
+
+
+class Do(enum.Enum):
+    """Actions that need no further word."""
+
+    PUBLISH_RAY = "tell the driver, which waits for it, where Ray is"
+    KILL_DRIVER = "send the driver SIGKILL"
+    WRITE_STACKS = "have every process of training write its stacks"
+    FORM_AGAIN = "end every agent, and bring Ray up anew on the nodes that answer"
+    SAVE_RECORD = "write attempt.json"
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Pass a signal on to the driver."""
+
+    signal: int
+
+
+@dataclass(frozen=True)
+class StartDriver:
+    """Start the driver again, from the newest checkpoint; `why` is how the one before ended."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Say:
+    """Tell the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Fail:
+    """Raise an error for the command line: training has not begun."""
+
+    error: HpcGrpoError
+
+
+@dataclass(frozen=True)
+class End:
+    """End the attempt; `code` is the exit code."""
+
+    kind: ExitKind
+    code: int
+    why: str
+
+
+Action = Do | Forward | StartDriver | Say | Fail | End

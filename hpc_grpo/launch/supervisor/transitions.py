@@ -1,0 +1,260 @@
+"""Decides what the supervisor does about what happens to an attempt: a pure function of state and event.
+
+`react(state, event, now)` returns the next state and the actions to perform, in order. Nothing here waits, reads a
+file or starts a process: `supervisor.py` observes the events and performs the actions.
+
+    phase     event               actions, in order                                     next phase
+    --------  ------------------  ----------------------------------------------------  -------------------
+    bring_up  RayReady            PUBLISH_RAY                                           training
+    bring_up  BringUpFailed       Fail; with nodes lost before, as lost nodes (below)   over
+    bring_up  asked to end        Forward, SAVE_RECORD, Fail                            over
+    training  asked to end        Forward, SAVE_RECORD; of SIGTERM KILL_DRIVER in 60 s  training
+    training  asked to end again  Forward, SAVE_RECORD; KILL_DRIVER now                 training
+    training  NodesLost           SAVE_RECORD, Say; KILL_DRIVER in 10 s                 training
+    training  DriverEnded         none for 3 s: a lost node may be the cause            settling
+    settling  3 s, NodesLost      as the driver ended (below)                           see below
+    any       SIGUSR1             Forward: walltime ends, the driver checkpoints        the same
+    any       DriverStuck         WRITE_STACKS; KILL_DRIVER in 5 s                      the same
+
+    how the driver ended         where another try may help                             else
+    ---------------------------  -----------------------------------------------------  -----------------
+    complete, resumable, config  -                                                      End
+    crash                        StartDriver, on the nodes as they are                  End
+    lost nodes                   FORM_AGAIN, then of FormedAgain StartDriver or End     End
+
+Another try may help unless the end was asked for, by a signal or the STOP file, and as long as no more than
+`launch.max_stalled_restarts` tries in a row brought no new checkpoint; crashes and losses count apart.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from hpc_grpo.errors import (
+    EXIT_COMPLETE,
+    EXIT_CONFIG,
+    EXIT_CRASH,
+    EXIT_RESUMABLE,
+    EXIT_UNAVAILABLE,
+    ConfigError,
+    HpcGrpoError,
+    LaunchError,
+)
+from hpc_grpo.launch.supervisor.events import (
+    Action,
+    BringUpFailed,
+    Do,
+    DriverEnded,
+    DriverStuck,
+    End,
+    Event,
+    Fail,
+    FormedAgain,
+    Forward,
+    NodesLost,
+    RayReady,
+    RunFacts,
+    Say,
+    Signalled,
+    StartDriver,
+    Tick,
+)
+from hpc_grpo.run.attempt import ExitKind
+
+DRIVER_GRACE_S = 10.0
+_SETTLE_S = 3.0
+"""What ends a driver may be the end of a node, whose agent needs a moment to tell."""
+_STACKS_S = 5.0
+"""Time for processes to write their stacks."""
+_STOP_GRACE_S = 60.0
+"""After SIGTERM, behind which Slurm's SIGKILL waits, the driver may take so long to checkpoint. After Ctrl+C it may
+take as long as it needs; a second signal ends it at once."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What the supervisor remembers from one event to the next. Times are those of `time.monotonic()`.
+
+    `step`: the newest checkpoint when the driver last started. `lost`: node -> why, of the present nodes.
+    `stalled`: tries in a row without a new checkpoint, by how the driver ended. `ended`: the driver's end, while
+    settling. `ending`: how the attempt ends if FORM_AGAIN finds too few nodes.
+    """
+
+    max_stalled: int
+    stacks_dir: Path
+    step: int = 0
+    phase: Literal["bring_up", "training", "settling", "forming", "over"] = "bring_up"
+    was_formed_again: bool = False
+    signalled: str = ""
+    stuck: str = ""
+    lost: Mapping[str, str] = field(default_factory=dict)
+    kill_at: float = math.inf
+    settled_at: float = math.inf
+    stalled: Mapping[ExitKind, int] = field(default_factory=dict)
+    ended: DriverEnded | None = None
+    ending: End | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase == "over"
+
+
+Reaction = tuple[State, list[Action]]
+
+
+def react(state: State, event: Event, now: float) -> Reaction:
+    """Return the state after `event`, and the actions it asks for."""
+    match event:
+        case RayReady():
+            return replace(state, phase="training"), [Do.PUBLISH_RAY]
+        case BringUpFailed():
+            return _on_failed_bring_up(state, event)
+        case Signalled():
+            return _on_signal(state, event.signal, now)
+        case DriverStuck():
+            return replace(state, stuck=event.why, kill_at=now + _STACKS_S), [Do.WRITE_STACKS]
+        case NodesLost():
+            return _on_lost_nodes(state, event, now)
+        case DriverEnded():
+            return _on_driver_end(state, event, now)
+        case FormedAgain():
+            return _on_formed_again(state, event.is_enough)
+        case Tick():
+            return _on_time(state, now)
+
+
+def _on_failed_bring_up(state: State, event: BringUpFailed) -> Reaction:
+    """Fail; once nodes were lost, those that do not come up again are lost ones too, and others may be left."""
+    why = str(event.error)
+    state = replace(state, lost={**state.lost, **dict.fromkeys(event.error.nodes, why)})
+    if not state.was_formed_again:
+        return replace(state, phase="over"), [Fail(event.error)]
+    return _try_again_or_end(state, End("node_lost", EXIT_CRASH, why), event.facts)
+
+
+def _on_signal(state: State, number: int, now: float) -> Reaction:
+    if number == signal.SIGUSR1:
+        return state, [Forward(number)]
+    # Saved at once, since SIGKILL may follow before anything else is said.
+    actions: list[Action] = [Forward(number), Do.SAVE_RECORD]
+    if state.signalled:
+        return replace(state, kill_at=now), actions
+    name = signal.Signals(number).name
+    state = replace(state, signalled=name, kill_at=now + _STOP_GRACE_S if number == signal.SIGTERM else state.kill_at)
+    if state.phase == "bring_up":
+        return replace(state, phase="over"), [*actions, Fail(LaunchError(f"{name} while the nodes were coming up."))]
+    return state, actions
+
+
+def _on_lost_nodes(state: State, event: NodesLost, now: float) -> Reaction:
+    """Note nodes that are gone. Learners are on all of them, so the driver cannot go on and is ended."""
+    new = {
+        node: loss.why
+        for node, loss in event.nodes.items()
+        # Of a job that is cancelled all nodes end; of one that Slurm ends for a lost node, this one came first.
+        if node not in state.lost and (loss.is_machine or not state.signalled)
+    }
+    if not new:
+        return state, []
+    kill_at = now + DRIVER_GRACE_S if state.kill_at == math.inf else state.kill_at
+    state = replace(state, lost={**state.lost, **new}, kill_at=kill_at)
+    actions: list[Action] = [Do.SAVE_RECORD, *(Say(f"Lost node {node}: {why}") for node, why in new.items())]
+    if state.phase != "settling":
+        return state, actions
+    state, others = _on_settled(state)
+    return state, [*actions, *others]
+
+
+def _on_driver_end(state: State, ended: DriverEnded, now: float) -> Reaction:
+    state = replace(state, ended=ended)
+    is_plain = state.signalled or ended.returncode in (EXIT_COMPLETE, EXIT_RESUMABLE)
+    if is_plain or state.lost or state.phase == "bring_up":
+        return _on_settled(state)
+    return replace(state, phase="settling", settled_at=now + _SETTLE_S), []
+
+
+def _on_time(state: State, now: float) -> Reaction:
+    if state.phase == "settling":
+        return _on_settled(state) if now >= state.settled_at else (state, [])
+    if now >= state.kill_at:
+        return replace(state, kill_at=math.inf), [Say("The driver did not end in time; killing it."), Do.KILL_DRIVER]
+    return state, []
+
+
+def _on_settled(state: State) -> Reaction:
+    assert state.ended is not None
+    end = end_of_driver(state.ended, state.signalled, state.lost)
+    if end.kind == "crash" and state.stuck:
+        end = replace(end, why=f"{state.stuck} The stacks of its processes are in {state.stacks_dir}.")
+    return _try_again_or_end(state, end, state.ended.facts)
+
+
+def _on_formed_again(state: State, is_enough: bool) -> Reaction:
+    assert state.ending is not None
+    if not is_enough:
+        return replace(state, phase="over", lost={}), [state.ending]
+    return _restarted(replace(state, phase="bring_up", was_formed_again=True, lost={}), state.ending.why)
+
+
+def _try_again_or_end(state: State, end: End, facts: RunFacts) -> Reaction:
+    if end.kind in ("crash", "node_lost") and not state.signalled and not facts.stop_asked:
+        stalled = 0 if facts.step > state.step else state.stalled.get(end.kind, 0) + 1
+        if state.max_stalled > 0 and stalled <= state.max_stalled:
+            state = replace(state, step=facts.step, stalled={**state.stalled, end.kind: stalled})
+            if end.kind == "crash":
+                return _restarted(state, end.why)
+            return replace(state, phase="forming", ending=end), [Do.FORM_AGAIN]
+    if end.kind == "resumable" and facts.stop_asked:
+        why = "Stopped and checkpointed, as the STOP file asks; hpc-grpo resume takes it up again."
+        end = replace(end, kind="stopped", why=why)
+    return replace(state, phase="over"), [end]
+
+
+def _restarted(state: State, why: str) -> Reaction:
+    if state.phase == "settling":
+        state = replace(state, phase="training")
+    return replace(state, stuck="", kill_at=math.inf, ended=None), [StartDriver(why)]
+
+
+def end_of_driver(ended: DriverEnded, signalled: str, lost: Mapping[str, str]) -> End:
+    """Return how a driver ended, and how its attempt ends unless it is started again.
+
+    `signalled` names the signal that the supervisor was sent, "" if none; `lost` maps nodes to why they are gone.
+    """
+    returncode = ended.returncode
+    if ended.facts.is_complete:  # whatever became of its driver after that
+        return End("complete", EXIT_COMPLETE, "The run is complete.")
+    if returncode == EXIT_RESUMABLE:
+        return End("resumable", EXIT_RESUMABLE, "Checkpointed with more to do; start it again to carry on.")
+    if lost:
+        named = "; ".join(f"{node}: {why}" for node, why in lost.items())
+        return End("node_lost", EXIT_CRASH, f"Lost {len(lost)} node(s) while training. {named}")
+    if returncode == EXIT_UNAVAILABLE:
+        return End("node_lost", EXIT_CRASH, "A node of the attempt is gone from Ray; see driver.log.")
+    said = f": {ended.last_error}; see driver.log." if ended.last_error else "; see driver.log."
+    if returncode == EXIT_CONFIG:
+        return End("config", EXIT_CONFIG, f"Something must be changed first{said}")
+    if signalled:
+        return End("cancelled", EXIT_CRASH, f"Ended by {signalled}, sent to the supervisor.")
+    if returncode == EXIT_COMPLETE:
+        return End("crash", EXIT_CRASH, "The driver exited with 0 but wrote no COMPLETE: it ended without finishing.")
+    if returncode < 0:
+        name = signal.Signals(-returncode).name
+        if name == "SIGKILL":  # which no process lives to say
+            said = " (often the kernel, out of memory); see driver.log."
+        return End("crash", 128 - returncode, f"The driver was killed by {name}{said}")
+    return End("crash", returncode, f"The driver crashed with exit code {returncode}{said}")
+
+
+def end_by_error(error: BaseException, signalled: str) -> End:
+    """Return how an attempt ended whose supervisor raised `error`."""
+    if not isinstance(error, HpcGrpoError):
+        return End("crash", EXIT_CRASH, f"The supervisor failed: {error!r}")
+    if signalled:
+        return End("cancelled", error.exit_code, str(error))
+    return End("config" if isinstance(error, ConfigError) else "bringup_failed", error.exit_code, str(error))

@@ -1,0 +1,169 @@
+"""What becomes of an attempt: real drivers, on nodes that only say what happens to them."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
+from hpc_grpo.launch.supervisor.events import Loss
+from hpc_grpo.launch.supervisor.supervisor import Supervisor
+from hpc_grpo.run.attempt import AttemptRecord
+from hpc_grpo.run.paths import RunDir
+from tests.support.configs import minimal_config
+from tests.support.places import FakePlace, allocation
+
+A_BUG = "raise RuntimeError('a bug that every start meets')"
+CHECKPOINTS_WHEN_TOLD = (
+    "import signal, sys, time\n"
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+    "print('ready', flush=True); time.sleep(60)"
+)
+
+
+class FakeNodes:
+    """Nodes in Ray, or still coming up while not `is_ready`; in `gone` are those that are lost from then on."""
+
+    def __init__(self, *names: str, is_ready: bool, gone: tuple[str, ...] = ()) -> None:
+        self.names, self.is_ready, self._gone = names, is_ready, gone
+        self.ray_address, self.num_gpus, self.phases_s = "10.0.0.1:6379", 0, {"ray": 0.0}
+        self.done: list[str] = []
+
+    def start(self) -> None:
+        self.done.append("start")
+
+    def sources(self) -> list[int]:
+        return []
+
+    def advance(self) -> None: ...
+
+    def bring_up_error(self) -> None:
+        return None
+
+    def publish_ray(self) -> None:
+        self.done.append("publish_ray")
+
+    def lost(self) -> dict[str, Loss]:
+        return {node: Loss("Ray ended by itself") for node in self._gone}
+
+    def ask_for_stacks(self) -> None:
+        self.done.append("ask_for_stacks")
+
+    def tear_down(self, _deadline_s: float) -> list[str]:
+        self.done.append("tear_down")
+        return []
+
+    def answering(self) -> list[str]:
+        return [node for node in self.names if node not in self._gone]
+
+    def anew(self) -> FakeNodes | None:
+        left = self.answering()
+        return FakeNodes(*left, is_ready=True) if left[:1] == list(self.names[:1]) else None
+
+    def head_environment(self) -> dict[str, str]:
+        return {}
+
+
+class Scene:
+    """One attempt in `run`, with a program for each start of its driver."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = RunDir(folder / "run")
+        self._begun = folder / "begun"
+        self._begun.touch()
+        self.supervisor: Supervisor
+
+    def see_through(self, nodes: FakeNodes, *programs: str, chore: Callable[[], None] = lambda: None) -> AttemptRecord:
+        place = FakePlace(allocation(*nodes.names))
+        launch = minimal_config(launch={"max_stalled_restarts": len(programs) - 1}).launch
+        setup = AttemptSetup(self.run, launch, place, place.allocation(), 1, self._begun.parent)
+        program = (
+            f"from pathlib import Path\nbegun = Path({str(self._begun)!r})\nn = len(begun.read_text())\n"
+            f"begun.write_text('x' * (n + 1))\nexec({programs!r}[n])"
+        )
+        self.supervisor = supervisor = Supervisor(setup, nodes, [sys.executable, "-c", program])
+        supervisor.chore = chore
+        setup.dir.mkdir(parents=True)
+        with supervisor._signals:
+            supervisor._processes.start()
+            supervisor._see_it_through()
+        supervisor._processes._close_driver()
+        return supervisor.record
+
+    @property
+    def printed(self) -> str:
+        (log,) = self.run.attempts.glob("*/driver.log")
+        return log.read_text()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_the_record_says_what_the_driver_died_of(scene: Scene) -> None:
+    record = scene.see_through(FakeNodes("n1", is_ready=False), A_BUG, A_BUG)
+    why = "The driver crashed with exit code 1: RuntimeError: a bug that every start meets; see driver.log."
+    assert (record.exit_kind, record.why, record.restarts) == ("crash", why, [why])
+
+
+def test_what_an_earlier_start_died_of_is_not_said_of_the_last(scene: Scene) -> None:
+    record = scene.see_through(FakeNodes("n1", is_ready=False), A_BUG, "raise SystemExit(3)")
+    assert "a bug" in record.restarts[0]
+    assert record.why == "The driver crashed with exit code 3; see driver.log."
+
+
+def test_a_configuration_that_is_rejected_is_said_in_its_own_words(scene: Scene) -> None:
+    rejects = "print('error: model.path = m is\\n  no model.'); raise SystemExit(78)"
+    record = scene.see_through(FakeNodes("n1", is_ready=False), rejects)
+    assert record.exit_kind == "config"
+    assert record.why == "Something must be changed first: model.path = m is no model; see driver.log."
+
+
+def test_after_a_lost_node_the_driver_is_started_again_on_those_that_answer(scene: Scene) -> None:
+    nodes = FakeNodes("n1", "n2", is_ready=True, gone=("n2",))
+    record = scene.see_through(nodes, "raise SystemExit(1)", "raise SystemExit(75)")
+    assert record.exit_kind == "resumable"
+    assert record.restarts == ["Lost 1 node(s) while training. n2: Ray ended by itself"]
+    assert record.lost_nodes == {"n2": "Ray ended by itself"}
+    assert nodes.done == ["start", "publish_ray", "tear_down"]
+    assert scene.supervisor._processes.nodes.names == ("n1",)
+
+
+def test_without_the_head_the_attempt_ends_and_names_the_node(scene: Scene) -> None:
+    nodes = FakeNodes("n1", "n2", is_ready=True, gone=("n1",))
+    record = scene.see_through(nodes, "raise SystemExit(1)", A_BUG)
+    assert (record.exit_kind, record.exit_code, list(record.lost_nodes)) == ("node_lost", 1, ["n1"])
+    assert record.restarts == []
+
+
+def test_a_signal_reaches_the_driver_and_the_record_keeps_it(scene: Scene) -> None:
+    sent: list[int] = []
+
+    def end_once() -> None:
+        if not sent and "ready" in scene.printed:
+            sent.append(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+
+    record = scene.see_through(FakeNodes("n1", is_ready=True), CHECKPOINTS_WHEN_TOLD, chore=end_once)
+    assert (record.exit_kind, record.signalled) == ("resumable", "SIGTERM")
+    assert record.signalled_at is not None
+    assert record.signalled_at <= time.time()
+
+
+def test_a_stuck_driver_and_its_nodes_are_asked_for_stacks(scene: Scene) -> None:
+    nodes = FakeNodes("n1", is_ready=True)
+    stuck = scene.run.attempt(1, "17") / "stuck.txt"
+    hangs = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGUSR2, lambda *_: sys.exit(75))\n"
+        f"Path({str(stuck)!r}).write_text('It hangs.'); time.sleep(60)"
+    )
+    record = scene.see_through(nodes, hangs)
+    assert (record.exit_kind, record.stuck) == ("resumable", "It hangs.")
+    assert "ask_for_stacks" in nodes.done
