@@ -6,6 +6,7 @@ A room is a folder of the package (`launch` has rooms of its own), or one of the
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,32 @@ LIGHT_ROOMS = ("system", "config", "run", "launch", "plan", "preflight", "report
 HEAVY = {"torch", "vllm", "deepspeed", "transformers", "ray", "datasets"}
 PROBES = {"preflight/torch_probe.py", "launch/agent/ray_program.py"}
 """Programs of their own on a compute node, which nothing imports."""
+
+SLURM = "launch.place.slurm"
+_COMMANDS = "srun|salloc|sbatch|scancel|scontrol|sacct|sacctmgr|sinfo|squeue"
+SLURMS_WORD = re.compile(rf"(SLURM|SBATCH|SRUN)\w*|(--)?({_COMMANDS})")
+"""A variable or command of Slurm's alone in a string or a name: code. Texts that tell a user of them are free."""
+
+USES_SLURM = {
+    "launch.place": "finds the place of a process and the queue of its jobs",
+    "cli.options": "--time is given as to sbatch",
+    "cli.shell": "a shell on compute nodes is a step of a Slurm job",
+    "preflight.diagnosis": "whether this is a login node of a Slurm site",
+    "preflight.inputs": "refuses what its partition would never start",
+    "preflight.login": "partition, account and walltime are Slurm's",
+    "preflight.scheduler": "partition, account and walltime are Slurm's",
+    "report.explain": "some kills leave their only trace in Slurm's own lines",
+    "report.queue": "status --slurm",
+}
+"""Modules that import from Slurm's room -> why. Launching itself asks a Place and a JobQueue."""
+
+NAMES_SLURM = {
+    "launch.environment.rules": "the deny list holds in every place: it is one table, to be read as a whole",
+    "cli.options": "the option --sbatch",
+    "cli.run": "the option --sbatch",
+    "cli.shell": "the option --sbatch",
+}
+"""Modules outside Slurm's room with words of Slurm's in their code -> why."""
 
 
 def modules() -> list[Path]:
@@ -71,6 +98,15 @@ def own_imports(path: Path) -> set[str]:
     return found
 
 
+def words_of(path: Path) -> set[str]:
+    """Strings and names in the code of a module: no comments and no docstrings."""
+    tree = ast.parse(path.read_text())
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in told)
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return names | {node.value for node in constants if isinstance(node.value, str)}
+
+
 def imported_on_import(path: Path) -> set[str]:
     """Top-level packages that a module imports when it is imported itself (not inside functions)."""
     found: set[str] = set()
@@ -101,6 +137,18 @@ def test_launching_uses_nothing_of_training(path: Path) -> None:
     allowed = {"errors", "system", "config", "run"}
     used = {room_of(name) for name in own_imports(path)}
     assert {room for room in used if not room.startswith("launch")} <= allowed
+
+
+def test_only_those_with_a_reason_use_slurms_room() -> None:
+    outside = [path for path in modules() if not name_of(path).startswith(SLURM)]
+    users = {name_of(path) for path in outside if any(name.startswith(SLURM) for name in own_imports(path))}
+    assert users == USES_SLURM.keys()
+
+
+def test_only_those_with_a_reason_have_slurms_words_in_their_code() -> None:
+    outside = [path for path in modules() if not name_of(path).startswith(SLURM)]
+    naming = {name_of(path) for path in outside if any(SLURMS_WORD.fullmatch(word) for word in words_of(path))}
+    assert naming == NAMES_SLURM.keys()
 
 
 def test_at_most_six_modules_at_the_root_of_the_package() -> None:
