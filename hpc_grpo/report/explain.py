@@ -22,7 +22,6 @@ _END_LINES = 40
 _DUE_TO = "DUE TO "
 """Slurm says it of a job that it cancelled by itself: the time limit, a node failure, preemption."""
 
-
 _NO_ERROR = ("complete", "stopped", "resumable")
 _WIDTH = 110
 
@@ -86,15 +85,15 @@ def _explain(records: RunRecords, index: int, folder: Path | None, now: float) -
     kind = _kind(records, record, now)
     log = tail(folder / DRIVER_LOG, _READ_LINES, _READ_BYTES) if folder else ""
     error = reason_to_stop(log) if kind in _NO_ERROR else last_error(log)
-    slurm_said = "" if kind in _NO_ERROR else _slurm_said(records, record.job_id)
+    slurm_lines = "" if kind in _NO_ERROR else _slurm_lines(records, record.job_id)
     log_end = "\n".join(log.splitlines()[-_END_LINES:])
     return Explanation(
         record=record,
         kind=kind,
         duration_s=_duration_s(records, record, now),
         num_steps=_num_steps(records, index),
-        error=error or slurm_said,
-        advice=None if kind == "running" else advise(kind, slurm_said, error, record.why, log_end),
+        error=error or slurm_lines,
+        advice=None if kind == "running" else advise(kind, slurm_lines, error, record.why, log_end),
     )
 
 
@@ -105,7 +104,7 @@ def _kind(records: RunRecords, record: AttemptRecord, now: float) -> str:
     sign = records.last_sign_of_life() if record is records.newest else None
     if record.exit_kind in ("running", "cancelled") and ended_by_time_limit(record, sign):
         return "walltime"
-    if record.was_killed_when_told_to_end and _DUE_TO not in _slurm_said(records, record.job_id):
+    if record.was_killed_when_told_to_end and _DUE_TO not in _slurm_lines(records, record.job_id):
         return "cancelled"
     if record.exit_kind != "running":
         return record.exit_kind
@@ -130,7 +129,7 @@ def _num_steps(records: RunRecords, index: int) -> int | None:
     return max(0, records.state.step - record.first_step) if records.state.attempt == record.attempt else 0
 
 
-def _slurm_said(records: RunRecords, job_id: str) -> str:
+def _slurm_lines(records: RunRecords, job_id: str) -> str:
     """Return Slurm's own lines at the end of a job's output: the only trace of some kills."""
     path = job_output(records.run, records.chain, job_id)
     try:

@@ -7,6 +7,6 @@ from click.testing import CliRunner, Result
 from hpc_grpo.cli import main
 
 
-def call(*words: str) -> Result:
+def call(*words: str, **environ: str) -> Result:
     """Run `hpc-grpo WORDS`; an error becomes a message and an exit code, an unexpected exception is raised."""
-    return CliRunner().invoke(main, words, catch_exceptions=False)
+    return CliRunner(env=environ).invoke(main, words, catch_exceptions=False)
