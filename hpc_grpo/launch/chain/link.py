@@ -2,7 +2,7 @@
 
 Runs in the supervisor's process. Consumes the run directory and what the queue knows of the job before; produces at
 most one waiting successor of this job, and news for the user. The supervisor calls the methods of `ChainLink` in the
-order of a link's life: `decide`, `start`, `queue_again` now and then, `finish`, and `tell` while the run is not held.
+order of a link's life: `decide`, `start`, `queue_again` every second, `finish`, and `tell` while the run is not held.
 """
 
 from __future__ import annotations
@@ -99,19 +99,13 @@ class ChainLink:
         return decision
 
     def start(self) -> None:
-        """Enter this job into the record, and queue its successor if the chain may have one.
-
-        Says what fails; `queue_again` and `finish` try again.
-        """
+        """Enter this job into the record and queue its successor, if it may have one; say what fails."""
         with not_worth_the_run(_NO_RECORD):
             self._enter_record()
             self._successor.queue_or_say()
 
     def queue_again(self) -> None:
-        """Try again, every few minutes, where the successor could not be queued. To be called now and then.
-
-        Not at the end alone, which a job that is killed does not see.
-        """
+        """Try again, every few minutes, to queue a refused successor: a job that is killed sees no end to do it at."""
         with not_worth_the_run(_NO_RECORD):
             self._successor.queue_again()
 
@@ -183,15 +177,12 @@ class Successor:
             say(f"No successor waits while this job runs: {error}")
 
     def queue_again(self) -> None:
-        """As `queue_or_say`, where the queue refused one some minutes ago."""
+        """Do as `queue_or_say` where the queue refused one some minutes ago."""
         if self.try_again_at is not None and self.clock() >= self.try_again_at:
             self.queue_or_say()
 
     def have_one_wait(self, lost_nodes: Sequence[str]) -> None:
-        """See to it that one waits and keeps off the lost nodes; end the chain where the node-hours do not suffice.
-
-        Raises LaunchError.
-        """
+        """See to it that one waits off the lost nodes; end the chain for want of node-hours. Raises LaunchError."""
         if (job := self._waiting()) is not None:
             return job.exclude_nodes(lost_nodes) if lost_nodes else None
         record = read_chain(self.run)
