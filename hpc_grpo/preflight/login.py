@@ -8,8 +8,11 @@ from pathlib import Path
 
 from hpc_grpo.data import hugging_face
 from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.environment.report import environment_report
 from hpc_grpo.launch.environment.rules import DENIED, is_denied, is_secret
+from hpc_grpo.launch.place import job_queue
+from hpc_grpo.launch.place.base import JobRequest
 from hpc_grpo.launch.place.slurm.partition import ask_associations
 from hpc_grpo.preflight import scheduler
 from hpc_grpo.preflight.findings import Context, Finding, Group, failure, guarded, ok, skipped, warning
@@ -76,13 +79,8 @@ def _config(context: Context) -> Finding:
 
 def _submit_options(context: Context, num_nodes: int) -> Finding:
     """Check that sbatch, which submits nothing for this, would take the job of `hpc-grpo submit`."""
-    from hpc_grpo.launch.chain.submit import attempt_command
-    from hpc_grpo.launch.place import job_queue
-    from hpc_grpo.launch.place.base import JobRequest
-
     check = "submit options"
-    launch = context.launch
-    launch = launch.model_copy(update={"num_nodes": num_nodes})
+    launch = context.launch.model_copy(update={"num_nodes": num_nodes})
     run = RunDir(context.root / (context.config.run.name if context.config else "doctor"))
     try:
         refuse_missing_python(launch)

@@ -53,7 +53,7 @@ def test_variables_that_leak_are_named_without_their_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "launch", "status", "told"),
+    ("environ", "launch", "status", "says"),
     [
         ({}, {}, "ok", "none"),
         ({"https_proxy": "http://p:1"}, {}, "warning", "stays behind"),
@@ -63,10 +63,10 @@ def test_variables_that_leak_are_named_without_their_values() -> None:
     ],
 )
 def test_a_proxy_that_stays_behind_or_lacks_no_proxy_is_a_warning(
-    environ: dict[str, str], launch: dict[str, Any], status: str, told: str
+    environ: dict[str, str], launch: dict[str, Any], status: str, says: str
 ) -> None:
     found = proxies_finding(shell(environ, **launch))
     assert found.status == status
-    assert told in found.says
+    assert says in found.says
     assert bool(found.fix) == (status == "warning")
     assert "http://p" not in found.says + found.fix

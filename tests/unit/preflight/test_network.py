@@ -59,7 +59,7 @@ def test_nccl_over_its_plugin_is_ok_and_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("measured", "wanted", "status", "told"),
+    ("measured", "wanted", "status", "says"),
     [
         (Measured(4, 1.0, 22.0, nccl_network="Socket"), "AWS Libfabric", "failure", "but NCCL_NET is AWS Libfabric"),
         (Measured(4, 1.0, 3.0, nccl_network="Socket"), None, "warning", "silent fall-back to TCP"),
@@ -69,11 +69,11 @@ def test_nccl_over_its_plugin_is_ok_and_named() -> None:
     ],
 )
 def test_nccl_without_its_plugin_is_a_warning_or_a_failure_where_it_was_asked_for(
-    measured: Measured, wanted: str | None, status: str, told: str
+    measured: Measured, wanted: str | None, status: str, says: str
 ) -> None:
     found = judge.nccl(both(measured), wanted)
     assert found.status == status
-    assert told in found.says
+    assert says in found.says
     assert bool(found.fix) == (status != "skipped")
 
 

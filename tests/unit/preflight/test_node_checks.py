@@ -42,7 +42,7 @@ def test_a_good_node_gives_ok_everywhere() -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "status", "told", "facts"),
+    ("check", "status", "says", "facts"),
     [
         (
             "interface",
@@ -90,11 +90,11 @@ def test_a_good_node_gives_ok_everywhere() -> None:
         ("slingshot", "skipped", "no such network", {"has_slingshot": False}),
     ],
 )
-def test_each_bad_fact_has_its_finding_and_no_other(check: str, status: str, told: str, facts: dict[str, Any]) -> None:
+def test_each_bad_fact_has_its_finding_and_no_other(check: str, status: str, says: str, facts: dict[str, Any]) -> None:
     findings = {finding.check: finding for finding in node_findings([replace(GOOD, **facts)], NEEDS)}
     found = findings.pop(check)
     assert found.status == status
-    assert told in found.says
+    assert says in found.says
     assert bool(found.fix) == (status in ("warning", "failure"))
     if "gpus" not in facts:
         assert {other.status for other in findings.values()} == {"ok"}

@@ -37,7 +37,7 @@ def test_partitions_are_read_with_their_nodes_gpus_and_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slurm", "num_nodes", "status", "told"),
+    ("slurm", "num_nodes", "status", "says"),
     [
         ({"partition": "workq", "gpus_per_node": 4}, 2, "ok", "workq is up: 2 nodes, 4 GPUs each"),
         ({"gpus_per_node": 1}, 1, "ok", "workq is up"),
@@ -49,18 +49,18 @@ def test_partitions_are_read_with_their_nodes_gpus_and_limits() -> None:
     ],
 )
 def test_a_partition_that_cannot_take_the_job_is_a_failure_that_names_the_others(
-    slurm: dict[str, Any], num_nodes: int, status: str, told: str
+    slurm: dict[str, Any], num_nodes: int, status: str, says: str
 ) -> None:
     found = scheduler.partition_finding(launch(**slurm), PARTITIONS, num_nodes)
     assert found.status == status
-    assert told in found.says
+    assert says in found.says
     assert bool(found.fix) == (status != "ok")
     if status == "failure":
         assert "workq, closed, cpu" in found.fix
 
 
 @pytest.mark.parametrize(
-    ("slurm", "status", "told"),
+    ("slurm", "status", "says"),
     [
         ({"account": "proj.a"}, "ok", "proj.a is yours"),
         ({"account": "PROJ.A"}, "ok", "PROJ.A is yours"),
@@ -70,11 +70,11 @@ def test_a_partition_that_cannot_take_the_job_is_a_failure_that_names_the_others
     ],
 )
 def test_an_account_must_be_the_users_and_one_that_the_partition_takes(
-    slurm: dict[str, Any], status: str, told: str
+    slurm: dict[str, Any], status: str, says: str
 ) -> None:
     found = scheduler.account_finding(launch(**slurm), ASSOCIATIONS, PARTITIONS)
     assert found.status == status
-    assert told in found.says
+    assert says in found.says
     assert bool(found.fix) == (status != "ok")
 
 

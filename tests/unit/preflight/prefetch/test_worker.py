@@ -39,6 +39,6 @@ def test_a_full_disk_deep_in_the_chain_of_errors_is_named_with_the_fix(number: i
         except OSError as error:
             raise RuntimeError("while generating") from error
     except RuntimeError as error:
-        told = problem(Item("data.train.path", "org/sums", False), error)
-    assert told.startswith("data.train.path = org/sums: the disk (or your quota) of the cache is full.")
-    assert "launch.env.HF_HOME=FOLDER" in told
+        line = problem(Item("data.train.path", "org/sums", False), error)
+    assert line.startswith("data.train.path = org/sums: the disk (or your quota) of the cache is full.")
+    assert "launch.env.HF_HOME=FOLDER" in line
