@@ -15,12 +15,12 @@ CPU_KV_CACHE_GIB = 0.25
 """KV cache of an engine on CPU where engine.kv_cache_gib is null: vLLM cannot measure what is free there."""
 
 _OBJECT_STORE_SHARE = 0.4
-"""Of the free shared memory: the weight store needs the rest."""
+"""A share of the free shared memory: the weight store needs the rest."""
 _MIN_OBJECT_STORE_BYTES = 80 * 2**20
 """Ray refuses less than 75 MiB."""
 
 Bundle = dict[str, float]
-"""What one actor reserves of a node in Ray, such as {"CPU": 0.5, "GPU": 1}."""
+"""One actor's reservation in Ray, such as {"CPU": 0.5, "GPU": 1}."""
 
 
 @dataclass(frozen=True)

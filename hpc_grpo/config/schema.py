@@ -24,7 +24,7 @@ from hpc_grpo.types import Needs
 
 
 class Config(Section):
-    """Everything that decides a run. Saved, resolved, as config.yaml in the run directory."""
+    """Decides a run. Its resolved copy is config.yaml in the run directory."""
 
     run: RunConfig
     task: str = Field("grpo", description="grpo, or supervised fine-tuning with the same learner.")

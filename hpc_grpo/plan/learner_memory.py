@@ -5,7 +5,6 @@ from __future__ import annotations
 from hpc_grpo.config import Config
 from hpc_grpo.plan.memory import (
     STATES,
-    Activations,
     Hardware,
     MemoryBudget,
     Part,
@@ -30,6 +29,7 @@ FRAGMENTATION = 0.05
 
 
 def is_checkpointed(config: Config, *, on_gpu: bool) -> bool:
+    """Say whether gradient checkpointing is on: where the config leaves it open, on GPUs alone."""
     chosen = config.train.gradient_checkpointing
     return on_gpu if chosen is None else chosen
 
@@ -62,23 +62,19 @@ def state_parts(model: Model, config: Config, num_learners: int) -> list[Part]:
 
 
 def activation_parts(model: Model, config: Config, *, on_gpu: bool) -> list[Part]:
-    peak = microbatch(model, config, on_gpu=on_gpu)
+    """List what the fullest microbatch keeps for its backward pass, and works with in it."""
+    peak = activations(
+        model.shape,
+        DTYPE_BYTES[config.model.dtype],
+        config.train.max_tokens_per_microbatch,
+        config.train.logprob_chunk_tokens,
+        is_checkpointed=is_checkpointed(config, on_gpu=on_gpu),
+    )
     larger = "one layer" if peak.one_layer > peak.head else "one chunk of logits"
     return [
         Part("activations kept", peak.kept, peak.kept_formula),
         Part(f"working set: {larger}", peak.working, "max(one layer, 20 c V + 2 b V d)"),
     ]
-
-
-def microbatch(model: Model, config: Config, *, on_gpu: bool) -> Activations:
-    train = config.train
-    return activations(
-        model.shape,
-        DTYPE_BYTES[config.model.dtype],
-        train.max_tokens_per_microbatch,
-        train.logprob_chunk_tokens,
-        is_checkpointed=is_checkpointed(config, on_gpu=on_gpu),
-    )
 
 
 def communication_part(model: Model, config: Config) -> Part:

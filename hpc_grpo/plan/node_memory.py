@@ -20,7 +20,7 @@ GRADING_PROCESS_GIB = 0.25
 SYSTEM_GIB = 4.0
 """Assumed: libraries and staging buffers of a learner or engine; a reward process; driver, Ray, operating system."""
 SHARED_MEMORY_SHARE = 0.5
-"""Of a node's memory: the kernel's default size of /dev/shm (tmpfs(5), option `size`)."""
+"""A share of a node's memory: the kernel's default size of /dev/shm (tmpfs(5), option `size`)."""
 
 
 def host_budget(model: Model, config: Config, num_learners: int, kv_bytes: int, hardware: Hardware) -> MemoryBudget:

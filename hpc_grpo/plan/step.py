@@ -26,9 +26,9 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics, read_state
 
 TRAINING_SHARE = 0.4
-"""Of the peak FLOP/s. Assumed."""
+"""A share of the peak FLOP/s, assumed."""
 DECODING_SHARE = 0.6
-"""Of the peak memory bandwidth. Assumed."""
+"""A share of the peak memory bandwidth, assumed."""
 _WEIGHT_BYTES = 2
 _STEP_TIME = "time/step_s"
 

@@ -58,7 +58,7 @@ def test_a_run_directory_without_a_launch_section_has_its_defaults(tmp_path: Pat
 
 
 def test_a_chain_record_keeps_the_form_that_it_has_always_had(tmp_path: Path) -> None:
-    """What a job of a 2-node run of before wrote: follow-on jobs ask for as many."""
+    """A job of a 2-node run wrote it before the rename; follow-on jobs ask for as many nodes."""
     run = RunDir(tmp_path)
     run.chain.write_text('{"links": [], "successor": "", "ended": "", "slurm": {"num_nodes": 2, "time_min": 90}}')
     had = read_chain(run).launch(LaunchConfig(num_nodes=1))

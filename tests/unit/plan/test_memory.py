@@ -62,7 +62,7 @@ def tiny(tmp_path: Path) -> tuple[Model, Config]:
 
 
 def bytes_kept(policy: PolicyModel, num_tokens: int) -> int:
-    """What autograd keeps for the backward pass of two documents, parameters aside."""
+    """Count what autograd keeps for the backward pass of two documents, parameters aside."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
     kept: dict[int, Any] = {}
 
