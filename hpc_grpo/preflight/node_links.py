@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import select
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +12,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from hpc_grpo.launch.place.base import Place
-from hpc_grpo.launch.supervisor.agent_link import LineReader
+from hpc_grpo.launch.place.node_process import NodeProcess
 
 _POLL_S = 0.05
 
@@ -34,9 +31,7 @@ class NodeLinks:
     """The processes from their start to `close`; a node that once failed to answer is not asked again."""
 
     def __init__(self, place: Place, nodes: Sequence[str]) -> None:
-        command = [sys.executable, "-E", "-m", "hpc_grpo.preflight.node_program"]
-        environ = place.start_environment(os.environ)
-        self._links = {node: _Link(place.start_command(node, command), environ) for node in nodes}
+        self._links = {node: _Link(place, node) for node in nodes}
 
     def ask(self, requests: Mapping[str, dict[str, Any]], deadline_s: float) -> dict[str, Reply]:
         """Send each node its request and wait for all replies; late and dead nodes reply with an error."""
@@ -72,25 +67,15 @@ class NodeLinks:
 class _Link:
     """One process and its pipes; `failed` says why it is not asked again, or ""."""
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, place: Place, node: str) -> None:
         self.failed = ""
         self._sent = 0.0
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 as long as the process
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=environ,
-            start_new_session=True,
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._stdin = self.process.stdin
-        self._reader = LineReader(self.process.stdout)
+        self._program = NodeProcess(place, node, "hpc_grpo.preflight.node_program", stderr=self._errors)
+        self.process, self._stdin = self._program.process, self._program.stdin
 
     def fileno(self) -> int:
-        return self._reader.fileno()
+        return self._program.fileno()
 
     def send(self, request: dict[str, Any]) -> None:
         self._sent = time.time()
@@ -102,7 +87,7 @@ class _Link:
 
     def reply(self) -> Reply | None:
         """Return the reply that has arrived, an error once the process has ended, or None where neither is so yet."""
-        for line in self._reader.lines():
+        for line in self._program.lines():
             if line.startswith((b'{"value"', b'{"error"')):  # srun and modules print too
                 return Reply(**json.loads(line), sent=self._sent, received=time.time())
         return None if self.process.poll() is None else self.fail(f"it ended with {self.process.returncode}")

@@ -8,42 +8,17 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from hpc_grpo.launch.agent.protocol import STACKS_REQUEST, NodeReport, NodeSpec, report_from_line
 from hpc_grpo.launch.place.base import Place
+from hpc_grpo.launch.place.node_process import NodeProcess
 from hpc_grpo.launch.supervisor.events import Loss
 
 HEARTBEAT_S = 5.0
-
-
-class LineReader:
-    """Reads whole lines from a pipe without blocking."""
-
-    def __init__(self, pipe: IO[bytes]) -> None:
-        self._pipe = pipe
-        self._rest = b""
-        os.set_blocking(pipe.fileno(), False)
-
-    def fileno(self) -> int:
-        return self._pipe.fileno()
-
-    def lines(self) -> Iterator[bytes]:
-        """Yield the lines that have arrived since the last call, without their ends."""
-        while True:
-            try:
-                data = os.read(self._pipe.fileno(), 65536)
-            except BlockingIOError:
-                return
-            if not data:
-                return
-            *whole, self._rest = (self._rest + data).split(b"\n")
-            yield from whole
 
 
 class AgentLink:
@@ -64,22 +39,12 @@ class AgentLink:
         self._log = log_dir / "agent.log"
         log_dir.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                place.start_command(node, [sys.executable, "-E", "-m", "hpc_grpo.launch.agent.agent"]),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=place.start_environment(os.environ),
-                start_new_session=True,  # Ctrl+C is for the supervisor, which ends nodes in order
-            )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._stdin = self.process.stdin
-        self._reader = LineReader(self.process.stdout)
+            self._agent = NodeProcess(place, node, "hpc_grpo.launch.agent.agent", stderr=log)
+        self.process, self._stdin = self._agent.process, self._agent.stdin
         os.set_blocking(self._stdin.fileno(), False)
 
     def fileno(self) -> int:
-        return self._reader.fileno()
+        return self._agent.fileno()
 
     def send_spec(self, spec: NodeSpec) -> None:
         """Tell the agent what to do; waits until the pipe has taken all of it."""
@@ -105,7 +70,7 @@ class AgentLink:
 
     def read_reports(self) -> None:
         """Take in what the agent has reported since the last call."""
-        for line in self._reader.lines():
+        for line in self._agent.lines():
             report = report_from_line(line)
             if report is None:
                 continue

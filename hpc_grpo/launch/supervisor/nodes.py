@@ -22,7 +22,8 @@ from hpc_grpo.launch.agent.folders import shm_dir_path
 from hpc_grpo.launch.agent.network import node_address
 from hpc_grpo.launch.agent.protocol import NodeReport
 from hpc_grpo.launch.agent.ray_command import ray_environment
-from hpc_grpo.launch.supervisor.agent_link import AgentLink, Heartbeats, LineReader
+from hpc_grpo.launch.place.node_process import LineReader
+from hpc_grpo.launch.supervisor.agent_link import AgentLink, Heartbeats
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
 from hpc_grpo.launch.supervisor.events import Loss
 from hpc_grpo.run.files import write_atomic

@@ -1,0 +1,56 @@
+"""One of our programs on a node of a place, spoken to in lines: stdin and stdout are pipes, wherever the node is.
+
+The supervisor holds its node agents by it, `doctor` the process that examines a node.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import IO
+
+from hpc_grpo.launch.place.base import Place
+
+
+class LineReader:
+    """Reads whole lines from a pipe without blocking."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe = pipe
+        self._rest = b""
+        os.set_blocking(pipe.fileno(), False)
+
+    def fileno(self) -> int:
+        return self._pipe.fileno()
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines that have arrived since the last call, without their ends."""
+        while True:
+            try:
+                data = os.read(self._pipe.fileno(), 65536)
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            *whole, self._rest = (self._rest + data).split(b"\n")
+            yield from whole
+
+
+class NodeProcess(LineReader):
+    """Starts a module of ours on a node, and reads the lines it prints; `process` is what the place started it with."""
+
+    def __init__(self, place: Place, node: str, module: str, stderr: IO[bytes]) -> None:
+        self.process = subprocess.Popen(
+            place.start_command(node, [sys.executable, "-E", "-m", module]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=place.start_environment(os.environ),
+            start_new_session=True,  # Ctrl+C is for the starting process, which ends nodes in order
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.stdin = self.process.stdin
+        super().__init__(self.process.stdout)
