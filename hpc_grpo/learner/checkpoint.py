@@ -15,10 +15,10 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,8 +30,6 @@ from hpc_grpo.run.files import publish_dir, staging_path, start_staging
 
 if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
-
-T = TypeVar("T")
 
 TAG = "deepspeed"
 """DeepSpeed's folder in a checkpoint."""
@@ -58,7 +56,7 @@ def save_checkpoint(learner: Learner, directory: Path, driver_state: dict[str, A
     ds_engine.save_checkpoint(str(staging), tag=TAG, save_latest=False)
     torch.save(_rng_state(), staging / f"rng_rank_{rank}.pt")
     dist.barrier()
-    files = _hash_together(staging, rank, world_size)
+    files = hash_together(staging, rank, _gather)
     if rank == 0:
         stage = learner.config.train.zero_stage
         write_manifest(staging, Manifest(learner.policy_version, world_size, stage, files, driver_state))
@@ -145,20 +143,23 @@ def _beside(checkpoint: Path) -> Path:
     return checkpoint.with_name(f"{checkpoint.name}_universal")
 
 
-def _hash_together(staging: Path, rank: int, world_size: int) -> tuple[FileEntry, ...]:
-    """Hash the checkpoint's files, each rank its share; returns those of all ranks."""
+def hash_together(staging: Path, rank: int, gather: Callable[[Any], list[Any]]) -> tuple[FileEntry, ...]:
+    """Hash the checkpoint's files, each rank its share; returns those of all ranks.
+
+    `gather` is a collective that returns what each rank gave it, by rank.
+    """
     # One list for all: a network file system may show a rank the folder without what others have just written there.
-    own_names = [str(file.relative_to(staging)) for file in staging.rglob("*") if file.is_file()]
-    names = sorted({name for seen in _gather(own_names, world_size) for name in seen})
-    shares = _gather(hash_files(staging, names[rank::world_size]), world_size)
+    seen_by_rank = gather([str(file.relative_to(staging)) for file in staging.rglob("*") if file.is_file()])
+    names = sorted({name for seen in seen_by_rank for name in seen})
+    shares = gather(hash_files(staging, names[rank :: len(seen_by_rank)]))
     return tuple(sorted((entry for share in shares for entry in share), key=lambda entry: entry.name))
 
 
-def _gather(own: list[T], world_size: int) -> list[list[T]]:
-    """Return every rank's list, by rank."""
-    lists: list[list[T]] = [[] for _ in range(world_size)]
-    dist.all_gather_object(lists, own)
-    return lists
+def _gather(own: Any) -> list[Any]:
+    """Return what each rank gave, by rank."""
+    gathered = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, own)
+    return gathered
 
 
 def _rng_state() -> dict[str, Any]:

@@ -35,7 +35,7 @@ class OwnedDir:
             raise
 
     def remove(self) -> None:
-        _remove(self.path)
+        shutil.rmtree(self.path)
         os.close(self._lock)
 
 
@@ -63,19 +63,12 @@ def _sweep_one(path: Path) -> bool:
     descriptor = os.open(lock, os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # kept while removing: no two sweeps do it
-        _remove(path)
+        shutil.rmtree(path)
     except BlockingIOError:
         return False
     finally:
         os.close(descriptor)
     return True
-
-
-def _remove(folder: Path) -> None:
-    """The folder, and the semaphores named after it: a killed process leaves those, and they cannot lie inside it."""
-    shutil.rmtree(folder)
-    for semaphore in folder.parent.glob(f"sem.{folder.name}-*"):
-        semaphore.unlink(missing_ok=True)
 
 
 def copy_logs(source: Path, target: Path) -> None:

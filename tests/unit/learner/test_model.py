@@ -116,7 +116,7 @@ def test_split_into_microbatches_does_not_change_the_gradient(model_path: Path) 
         torch.testing.assert_close(gradient, gradients[0], rtol=0.0, atol=1e-6)
 
 
-def test_names_are_those_of_hugging_face(model_path: Path) -> None:
+def test_parameters_have_the_names_of_hugging_face(model_path: Path) -> None:
     plain = AutoModelForCausalLM.from_pretrained(model_path)
     policy = load_policy(make_config(model_path), use_gradient_checkpointing=False)
     assert [name for name, _ in policy.hf_named_parameters()] == [name for name, _ in plain.named_parameters()]
@@ -161,7 +161,7 @@ def test_sft_uses_the_plain_distribution(model_path: Path) -> None:
     torch.testing.assert_close(policy(pack(sequences))[0], expected, rtol=0.0, atol=1e-5)
 
 
-def test_missing_folder_and_broken_model(tmp_path: Path) -> None:
+def test_a_folder_that_is_missing_or_holds_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such folder"):
         load_policy(make_config(tmp_path / "absent"), False)
     (tmp_path / "config.json").write_text("{}")
@@ -169,7 +169,7 @@ def test_missing_folder_and_broken_model(tmp_path: Path) -> None:
         load_policy(make_config(tmp_path), False)
 
 
-def test_short_context_is_refused(model_path: Path) -> None:
+def test_a_context_shorter_than_prompt_and_completion_is_refused(model_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"context of 64 tokens.*= 65"):
         load_policy(make_config(model_path, data={"max_prompt_tokens": 33}), False)
 
@@ -196,7 +196,7 @@ def test_kernel_refuses_what_it_does_not_compute() -> None:
     packed_sdpa(None, heads, heads, heads, None, sliding_window=4, document_layout=layout)
 
 
-def test_dropout_is_off(model_path: Path) -> None:
+def test_a_model_with_dropout_is_loaded_without_it(model_path: Path) -> None:
     policy: PolicyModel = load_policy(make_config(model_path), use_gradient_checkpointing=False)
     assert policy.training
     batch = pack(make_sequences(UNEQUAL))
@@ -236,7 +236,7 @@ def test_logits_exist_for_one_chunk_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 64])
-def test_no_gradient_wanted(chunk_tokens: int) -> None:
+def test_head_without_grad_gives_logprobs_without_gradient(chunk_tokens: int) -> None:
     head = LogprobHead(nn.Parameter(torch.randn(VOCABULARY, WIDTH)), None, chunk_tokens)
     with torch.no_grad():
         logprobs, _ = head(torch.randn(4, WIDTH), torch.zeros(4, dtype=torch.long), 1.0)

@@ -14,7 +14,7 @@ def config(dtype: str = "float32", **train: Any) -> Config:
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_plain(stage: int) -> None:
+def test_a_float32_learner_has_exactly_these_settings(stage: int) -> None:
     settings = deepspeed_config(config(zero_stage=stage, max_grad_norm=0.3), world_size=6)
     assert settings == {
         "train_batch_size": 6,
@@ -29,7 +29,7 @@ def test_plain(stage: int) -> None:
     }
 
 
-def test_bfloat16_sums_in_float32() -> None:
+def test_a_bfloat16_learner_sums_gradients_in_float32() -> None:
     settings = deepspeed_config(config("bfloat16"), 2)
     assert settings["bf16"] == {"enabled": True}
     assert settings["data_types"] == {"grad_accum_dtype": "fp32"}
@@ -43,12 +43,12 @@ def test_bfloat16_sums_in_float32() -> None:
         ("cpu", {"device": "cpu", "pin_memory": True}),
     ],
 )
-def test_offload(name: str, expected: dict[str, Any] | None) -> None:
+def test_offloading_pins_the_optimizers_memory_on_the_cpu(name: str, expected: dict[str, Any] | None) -> None:
     settings = deepspeed_config(config(zero_stage=3, offload_optimizer=name), 2)
     assert settings["zero_optimization"].get("offload_optimizer") == expected
 
 
-def test_reference_is_sharded_without_an_optimizer() -> None:
+def test_a_zero_3_reference_is_sharded_without_an_optimizer() -> None:
     settings = frozen_config(config("bfloat16"), 4)
     assert settings["zero_optimization"] == {"stage": 3}
     assert settings["bf16"] == {"enabled": True}

@@ -46,7 +46,7 @@ from hpc_grpo.rewards.answers import is_correct, last_boxed, last_number, parse_
         ("5-3=2", "2"),
     ],
 )
-def test_correct(completion: str, reference: str) -> None:
+def test_an_equal_answer_is_correct(completion: str, reference: str) -> None:
     assert is_correct(completion, reference_answer(reference))
 
 
@@ -71,11 +71,11 @@ def test_correct(completion: str, reference: str) -> None:
         ("42e9999", "42"),
     ],
 )
-def test_wrong(completion: str, reference: str) -> None:
+def test_another_answer_is_wrong(completion: str, reference: str) -> None:
     assert not is_correct(completion, reference_answer(reference))
 
 
-def test_parts() -> None:
+def test_numbers_and_boxes_are_found_in_text() -> None:
     assert parse_number("-1,000.25") == Fraction(-4001, 4)
     assert parse_number("1 2") is None
     assert last_number("3 apples and 4/6 of a pear") == Fraction(2, 3)
