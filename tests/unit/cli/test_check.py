@@ -14,7 +14,9 @@ import pytest
 from hpc_grpo.cli import check
 from hpc_grpo.config import load_config, to_yaml
 from hpc_grpo.demo.model import ModelSize, write_model
+from hpc_grpo.plan.memory import GH200, Hardware
 from hpc_grpo.plan.model import FAMILY
+from hpc_grpo.types import GIB
 from tests.support.command import call
 
 SECRET = "planted-5f3c-value"
@@ -29,10 +31,12 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
 
 
-def test_the_sizes_offered_are_those_known() -> None:
-    (option,) = [param for param in check.plan.params if param.name == "size"]
-    assert isinstance(option.type, click.Choice)
-    assert list(option.type.choices) == list(FAMILY)
+def test_the_sizes_and_the_memory_of_the_options_are_those_of_plan() -> None:
+    options = {param.name: param for param in check.plan.params}
+    assert isinstance(options["size"].type, click.Choice)
+    assert list(options["size"].type.choices) == list(FAMILY)
+    memory = Hardware(int(options["gpu_memory_gib"].default * GIB), int(options["host_memory_gib"].default * GIB))
+    assert memory == GH200
 
 
 def test_the_exit_code_says_whether_it_fits() -> None:
