@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.files import read_jsonl, write_atomic, write_json_atomic
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.commands import ask
 
 CHANGEABLE: dict[str, str] = {
     "train.total_steps": "extends or shortens the run",
@@ -49,6 +49,7 @@ CHANGEABLE: dict[str, str] = {
 Not the learning rate: the scheduler's state in a checkpoint has it, so another one would be ignored in silence.
 """
 
+_GIT_DEADLINE_S = 30.0
 _SECRET_LENGTH = 16
 _MAY_CHANGE = f"What may change in it: {', '.join(f'{key}*' if key.endswith('.') else key for key in CHANGEABLE)}."
 
@@ -188,13 +189,8 @@ def _git_state(checkout: Path) -> dict[str, Any] | None:
     """Return commit and dirty flag of the package's checkout; None where it is not one."""
 
     def git(*words: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(checkout), *words], capture_output=True, text=True, timeout=30, check=False
-            )
-        except FileNotFoundError:
-            return None  # no git on this machine
-        return done.stdout.strip() if done.returncode == 0 else None
+        answer = ask(["git", "-C", str(checkout), *words], _GIT_DEADLINE_S)
+        return None if answer.error else answer.text.strip()
 
     top = git("rev-parse", "--show-toplevel")
     if top is None or Path(top) != checkout:

@@ -19,7 +19,6 @@ T = TypeVar("T")
 
 _STAGED, _RETIRED = ".tmp", ".old"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_RETRY_S = 2.0
 _HEADROOM = 1.1
 
 
@@ -110,7 +109,7 @@ def recover_dirs(parent: Path) -> None:
         shutil.rmtree(staging)
 
 
-def when_there_is_space(write: Callable[[], T], what: str) -> T:
+def when_there_is_space(write: Callable[[], T], what: str, retry_s: float = 2.0) -> T:
     """Call `write` until it no longer fails for want of space: a full disk pauses the run instead of ending it.
 
     `write` must bear repeating. Raises its other errors. Only for writes of one process: a collective of several must
@@ -124,15 +123,23 @@ def when_there_is_space(write: Callable[[], T], what: str) -> T:
             if error.errno not in _FULL:
                 raise
             told = told or _tell(f"{os.strerror(error.errno)}: {what} cannot be written")
-        time.sleep(_RETRY_S)
+        time.sleep(retry_s)
 
 
-def wait_for_space(folder: Path, num_bytes: int, what: str) -> None:
+def free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
+
+
+def wait_for_space(
+    folder: Path, num_bytes: int, what: str, free: Callable[[Path], int] = free_bytes, retry_s: float = 2.0
+) -> None:
     """Return once the file system of `folder` has room for `num_bytes` and a little more."""
     told = False
-    while (free := shutil.disk_usage(folder).free) < num_bytes * _HEADROOM:
-        told = told or _tell(f"{what} needs {num_bytes / 2**30:.2f} GiB in {folder}, where {free / 2**30:.2f} are free")
-        time.sleep(_RETRY_S)
+    while (found := free(folder)) < num_bytes * _HEADROOM:
+        told = told or _tell(
+            f"{what} needs {num_bytes / 2**30:.2f} GiB in {folder}, where {found / 2**30:.2f} are free"
+        )
+        time.sleep(retry_s)
 
 
 def _tell(problem: str) -> bool:

@@ -129,9 +129,7 @@ class RunLock:
             _retire(run.holder, other)
         lock = RunLock(run, mine)
         if survivor is not None:
-            say(
-                f"Slurm has ended job {survivor.job_id}, but it lives on {survivor.host}: {_YIELD_S:.0f} s for its end."
-            )
+            say(f"Job {survivor.job_id} is over, but it lives on {survivor.host}: {_YIELD_S:.0f} s for its end.")
             sleep(_YIELD_S)
         return lock
 

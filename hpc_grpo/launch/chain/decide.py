@@ -110,7 +110,7 @@ def decide_start(facts: StartFacts) -> StartDecision:
         return StartDecision(True, "Submitted by the user.")
     how = f"ended as {previous.exit_kind}"
     if previous.exit_kind == "running":
-        how = f"ended without a word ({previous.end.state or 'and Slurm does not know how'})"
+        how = f"ended without a word ({previous.end.state or 'and the queue does not know how'})"
     why = f"Job {previous.job_id} {how}; carrying on."
     return StartDecision(True, why, news=News("retrying", why) if previous.could_not_tell else None)
 

@@ -13,13 +13,11 @@ from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.say import say
 
-_DEADLINE_S = 30.0
 
-
-def notify(command: Sequence[str], run: RunDir, news: News) -> None:
+def notify(command: Sequence[str], run: RunDir, news: News, deadline_s: float = 30.0) -> None:
     """Run `command` in the run's working directory, with HPC_GRPO_EVENT, HPC_GRPO_RUN and HPC_GRPO_WHY set.
 
-    It has 30 s. Says where the command fails, which changes nothing for the run.
+    Kills it after `deadline_s`. Says where the command fails, which changes nothing for the run.
     """
     told = {"HPC_GRPO_EVENT": news.event, "HPC_GRPO_RUN": str(run.path), "HPC_GRPO_WHY": news.why}
     try:
@@ -29,7 +27,7 @@ def notify(command: Sequence[str], run: RunDir, news: News) -> None:
             cwd=working_dir(run),
             env={**os.environ, **told},
             stdin=subprocess.DEVNULL,
-            timeout=_DEADLINE_S,
+            timeout=deadline_s,
         ).returncode
     except (OSError, HpcGrpoError, subprocess.TimeoutExpired, RuntimeError, ValueError) as error:
         # RuntimeError: ~name of nobody. ValueError: text that the environment cannot hold.

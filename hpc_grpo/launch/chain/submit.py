@@ -25,6 +25,7 @@ from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.lock import LockOwner, read_lock_owner
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.processes import start_time
+from hpc_grpo.system.readable import counted
 from hpc_grpo.system.say import say
 
 _BETWEEN_SIGNALS_S = 0.5
@@ -161,7 +162,7 @@ def cancel_run(run: RunDir, queue: JobQueue) -> Iterator[str]:
         # The running link may be killed before it can say so.
         record = read_chain(run)
         write_chain(run, replace(record, successor="", ended=record.ended or "Cancelled by hpc-grpo cancel."))
-        yield f"Cancelled what is left of {len(jobs)} job{'' if len(jobs) == 1 else 's'}: {', '.join(jobs)}."
+        yield f"Cancelled what is left of {counted(len(jobs), 'job')}: {', '.join(jobs)}."
     if owner is not None and owner.job_id not in jobs:
         yield _end_process(owner)
     elif not jobs:

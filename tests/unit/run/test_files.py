@@ -5,27 +5,21 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
-from hpc_grpo.run import files as disk
 from hpc_grpo.run.files import (
     drop_torn_line,
     publish_dir,
     read_jsonl,
     recover_dirs,
     start_staging,
+    wait_for_space,
+    when_there_is_space,
     write_atomic,
     write_json_atomic,
 )
-
-
-@pytest.fixture
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiting for space tries again at once."""
-    monkeypatch.setattr(disk, "_RETRY_S", 0.0)
 
 
 def test_write_atomic_makes_folders_and_leaves_nothing_beside(tmp_path: Path) -> None:
@@ -136,7 +130,7 @@ def test_recovering_a_folder_that_is_not_there_does_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_write_is_repeated_until_it_fits(number: int, capsys: pytest.CaptureFixture[str], no_pause: None) -> None:
+def test_a_write_is_repeated_until_it_fits(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     failures = [OSError(number, os.strerror(number))] * 3
 
     def write() -> str:
@@ -144,7 +138,7 @@ def test_a_write_is_repeated_until_it_fits(number: int, capsys: pytest.CaptureFi
             raise failures.pop()
         return "written"
 
-    assert disk.when_there_is_space(write, "metrics.jsonl") == "written"
+    assert when_there_is_space(write, "metrics.jsonl", retry_s=0.0) == "written"
     told = capsys.readouterr().out.splitlines()
     assert told == [
         f"{os.strerror(number)}: metrics.jsonl cannot be written. The run waits for space; free some, and it goes on."
@@ -156,15 +150,11 @@ def test_an_error_that_is_not_a_full_disk_is_raised() -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     with pytest.raises(PermissionError):
-        disk.when_there_is_space(write, "metrics.jsonl")
+        when_there_is_space(write, "metrics.jsonl", retry_s=0.0)
 
 
-def test_waiting_for_space_ends_when_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], no_pause: None
-) -> None:
+def test_waiting_for_space_ends_when_there_is_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     free = [500, 1000, 1100]
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=free.pop(0)))
-    disk.wait_for_space(tmp_path, 1000, "A checkpoint")
+    wait_for_space(tmp_path, 1000, "A checkpoint", lambda _: free.pop(0), retry_s=0.0)
     assert free == []
     assert capsys.readouterr().out.startswith("A checkpoint needs 0.00 GiB in ")

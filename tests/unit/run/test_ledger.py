@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpc_grpo.run import files
 from hpc_grpo.run.ledger import Ledger, LedgerLine, check_ledger, surviving_lineage
 from hpc_grpo.run.paths import RunDir
 
@@ -96,7 +96,7 @@ def test_a_line_that_did_not_fit_is_written_once_and_whole(tmp_path: Path, monke
         return real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(files, "_RETRY_S", 0.0)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     ledger.append(2, [2, 3])
     verdict = check_ledger(RunDir(tmp_path))
     assert (verdict.steps, verdict.ordinals, verdict.undone) == (2, 4, 0)

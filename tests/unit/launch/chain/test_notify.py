@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.launch.chain import notify as notification
 from hpc_grpo.launch.chain.decide import News
 from hpc_grpo.launch.chain.notify import notify
 from hpc_grpo.run.paths import RunDir
@@ -28,12 +27,7 @@ def test_the_command_runs_where_the_run_was_started_and_learns_what_happened(run
     ],
 )
 def test_a_command_that_fails_is_reported_and_costs_nothing(
-    command: list[str],
-    expected: str,
-    run: RunDir,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    command: list[str], expected: str, run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(notification, "_DEADLINE_S", 0.2)
-    notify(command, run, News("ended", "why"))
+    notify(command, run, News("ended", "why"), deadline_s=0.2)
     assert expected in capsys.readouterr().out
