@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 import shlex
 import sys
@@ -13,15 +14,18 @@ from typing import Any
 import pytest
 
 from hpc_grpo import errors
+from hpc_grpo.algorithms.losses.base import LossInputs
 from hpc_grpo.cli import main
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import load_config
-from hpc_grpo.registry import REWARDS
+from hpc_grpo.registry import ADVANTAGES, LOSSES, REWARDS
 from hpc_grpo.run.paths import RunDir
+from tests.support.configs import minimal_config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 README = REPOSITORY / "README.md"
-ARCHITECTURE = REPOSITORY / "docs" / "architecture.md"
+RUN_DIRECTORY = REPOSITORY / "docs" / "run-directory.md"
+LAUNCHING = REPOSITORY / "docs" / "launching.md"
 DOCUMENTS = [README, REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -101,6 +105,13 @@ def test_files_and_modules_named_in_commands_exist() -> None:
     assert [module for module in modules if importlib.util.find_spec(module) is None] == []
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_a_document_names_only_files_that_exist(path: Path) -> None:
+    named = re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?|[a-z_]+\.py)`", path.read_text())
+    roots = (REPOSITORY, REPOSITORY / "hpc_grpo")
+    assert [name for name in named if not any((root / name).exists() for root in roots)] == []
+
+
 def test_make_targets_exist() -> None:
     spans = [code for path in DOCUMENTS for code in _CODE.findall(_BLOCK.sub("", path.read_text()))]
     named = {words[1] for words in commands("make")} | {code.split()[1] for code in spans if code.startswith("make ")}
@@ -117,6 +128,34 @@ def test_the_readme_example_runs(examples: Path) -> None:
         prompts=["p"] * 2, completions=["one line", "one\ntwo\nthree"], answer=["1"] * 2, **own.args
     )
     assert list(scores) == [0.0, 1.0]
+
+
+def test_the_losses_of_contributing_give_one_finite_number_a_token(examples: Path) -> None:
+    torch = pytest.importorskip("torch")
+    values = torch.linspace(-1.0, 1.0, 6)
+    inputs = LossInputs(
+        learner_logprobs=values.requires_grad_(),
+        proximal_logprobs=values.detach() - 0.1,
+        engine_logprobs=values.detach(),
+        ref_logprobs=None,
+        advantages=torch.ones(6),
+        sequence_ids=torch.tensor([0, 0, 0, 1, 1, 1]),
+    )
+    settings = minimal_config().loss
+    token_loss = LOSSES.find(f"{examples / 'my_losses.py'}:reinforce")(inputs, settings).per_token
+    assert token_loss.tolist() == pytest.approx((-values).tolist())
+    sequence_loss = LOSSES.find(f"{examples / 'my_losses.py'}:sequence_ratio")(inputs, settings).per_token
+    assert sequence_loss.tolist() == pytest.approx([-math.exp(0.1)] * 6)
+
+
+def test_the_advantage_of_contributing_compares_with_the_others(examples: Path) -> None:
+    leave_one_out = ADVANTAGES.find(f"{examples / 'my_advantages.py'}:leave_one_out")
+    assert leave_one_out((1.0, 0.0, 5.0), (True, True, False), False) == (1.0, -1.0, 0.0)
+
+
+def test_the_reward_of_contributing_counts_words(examples: Path) -> None:
+    length_limit = REWARDS.find(f"{examples / 'length_limit.py'}:length_limit")
+    assert length_limit(prompts=["p"] * 2, completions=["a b", "a b c"], max_words=2) == [1.0, 0.0]
 
 
 def test_configuration_table_has_real_keys_and_defaults(tmp_path: Path) -> None:
@@ -145,11 +184,11 @@ def test_run_directory_tables_match_the_code() -> None:
     below = {str(parent) for path in real for parent in Path(path).parents}
     in_readme = {code for cells in table(README, "## The run directory") for code in _CODE.findall(cells[0])}
     assert in_readme <= real
-    in_full = {code for cells in table(ARCHITECTURE, "## 11.") for code in _CODE.findall(cells[0])}
+    in_full = {code for cells in table(RUN_DIRECTORY, "# The run directory") for code in _CODE.findall(cells[0])}
     assert in_full == real - below
 
 
-@pytest.mark.parametrize(("path", "heading"), [(README, "## Exit codes"), (ARCHITECTURE, "**Exit codes**")])
+@pytest.mark.parametrize(("path", "heading"), [(README, "## Exit codes"), (LAUNCHING, "**Exit codes**")])
 def test_exit_codes_are_the_codes(path: Path, heading: str) -> None:
     documented = {int(code) for cells in table(path, heading) for code in re.findall(r"\d+", cells[0])}
     assert documented - {128} == {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
