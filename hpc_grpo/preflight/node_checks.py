@@ -13,7 +13,7 @@ from hpc_grpo.types import GIB
 
 
 @dataclass(frozen=True)
-class Needs:
+class NodeNeeds:
     """The needs of a run on each node.
 
     Slurm is asked for `gpus_per_node`; learners and engines reserve `worker_cpus` and `worker_gpus`. `store_gib` is the
@@ -35,18 +35,18 @@ _MAX_IDLE_MIB = 1024
 _MAX_IDLE_UTILIZATION = 10
 
 
-def node_findings(facts: Sequence[NodeFacts], needs: Needs) -> list[Finding]:
+def node_findings(facts: Sequence[NodeFacts], needs: NodeNeeds) -> list[Finding]:
     """Return one finding for each check, over all nodes."""
     return [merged(check, [(node.node, judge(node, needs)) for node in facts]) for check, judge in CHECKS.items()]
 
 
-def interface(node: NodeFacts, _needs: Needs) -> Finding:
+def interface(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     if node.interface_error:
         return failure("interface", node.interface_error.rstrip("."), "set launch.interface to one that every node has")
     return ok("interface", f"{node.interface} has {node.address}")
 
 
-def host_name(node: NodeFacts, _needs: Needs) -> Finding:
+def host_name(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     check = "host name"
     if node.interface == "lo":
         return skipped(check, "one node: nobody looks it up")
@@ -57,13 +57,13 @@ def host_name(node: NodeFacts, _needs: Needs) -> Finding:
     return ok(check, says)
 
 
-def free_ports(node: NodeFacts, _needs: Needs) -> Finding:
+def free_ports(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     if node.ports_error:
         return failure("free ports", node.ports_error, "end what holds them on the node, or exclude the node")
     return ok("free ports", "a block of them is free")
 
 
-def temp_dir(node: NodeFacts, _needs: Needs) -> Finding:
+def temp_dir(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     check, elsewhere = "temp folder", "set launch.local_dir to a short, node-local folder such as /tmp"
     if node.temp_dir_error:
         return failure(check, node.temp_dir_error, elsewhere)
@@ -76,7 +76,7 @@ def temp_dir(node: NodeFacts, _needs: Needs) -> Finding:
     return ok(check, f"{node.temp_dir} is node-local ({node.temp_dir_system}) and short enough")
 
 
-def variables(node: NodeFacts, _needs: Needs) -> Finding:
+def variables(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     """Check that launch.env can be completed from the node's own variables."""
     check = "launch.env"
     if node.env_error:
@@ -84,7 +84,7 @@ def variables(node: NodeFacts, _needs: Needs) -> Finding:
     return ok(check, "every variable in it is set")
 
 
-def shared_memory(node: NodeFacts, needs: Needs) -> Finding:
+def shared_memory(node: NodeFacts, needs: NodeNeeds) -> Finding:
     """Check that /dev/shm has room for the weight store and Ray's object store."""
     check, free = "/dev/shm", node.shm_free_gib
     objects = object_store_bytes(needs.object_store_gib, free * GIB) / GIB
@@ -97,7 +97,7 @@ def shared_memory(node: NodeFacts, needs: Needs) -> Finding:
     return ok(check, f"{_rounded(free)} GiB free; the run needs {need:.1f}")
 
 
-def limits(node: NodeFacts, needs: Needs) -> Finding:
+def limits(node: NodeFacts, needs: NodeNeeds) -> Finding:
     """Check the hard limits, and the soft one of open files, which Ray's own processes live with."""
     check, found = "limits", node.limits
     for name, least in (("nofile", _LEAST_FILES), ("nproc", _LEAST_PROCESSES)):
@@ -116,7 +116,7 @@ def limits(node: NodeFacts, needs: Needs) -> Finding:
     return ok(check, "files, processes and memory suffice")
 
 
-def cpus(node: NodeFacts, _needs: Needs) -> Finding:
+def cpus(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     """Check that processes on the node may use all CPUs that the job has of it."""
     expected = min(node.num_cpus, node.num_machine_cpus)
     if node.num_usable_cpus < expected:
@@ -125,7 +125,7 @@ def cpus(node: NodeFacts, _needs: Needs) -> Finding:
     return ok("cpus", f"{expected} usable")
 
 
-def placement(node: NodeFacts, needs: Needs) -> Finding:
+def placement(node: NodeFacts, needs: NodeNeeds) -> Finding:
     """Check that learners and engines fit on what the job has of the node."""
     check, fewer = "placement", "fewer engine.engines_per_node, or more of launch.slurm"
     if needs.worker_cpus > node.num_cpus:
@@ -137,7 +137,7 @@ def placement(node: NodeFacts, needs: Needs) -> Finding:
     return ok(check, f"learners and engines fit on {node.num_cpus} CPUs and {node.num_gpus} GPUs")
 
 
-def gpus(node: NodeFacts, needs: Needs) -> Finding:
+def gpus(node: NodeFacts, needs: NodeNeeds) -> Finding:
     """Check that GPUs are visible, as many as asked for, and idle."""
     check = "gpus"
     if needs.wants_cuda and not node.gpus:
@@ -156,7 +156,7 @@ def gpus(node: NodeFacts, needs: Needs) -> Finding:
     return ok(check, f"{len(node.gpus)} {node.gpus[0].name} visible and idle" if node.gpus else "none")
 
 
-def cuda(node: NodeFacts, _needs: Needs) -> Finding:
+def cuda(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     """Check that the driver runs the CUDA that torch was built for."""
     check = "cuda"
     if node.wheel_cuda is None:
@@ -174,7 +174,7 @@ def cuda(node: NodeFacts, _needs: Needs) -> Finding:
     return ok(check, f"driver runs CUDA {node.driver_cuda}, torch is built for {node.wheel_cuda}")
 
 
-def compile_caches(node: NodeFacts, _needs: Needs) -> Finding:
+def compile_caches(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     """Check that no compile cache is shared between nodes."""
     check = "compile caches"
     shared = [f"{name} ({kind})" for name, kind in node.caches.items() if kind in NETWORK]
@@ -184,7 +184,7 @@ def compile_caches(node: NodeFacts, _needs: Needs) -> Finding:
     return ok(check, "node-local")
 
 
-def slingshot(node: NodeFacts, _needs: Needs) -> Finding:
+def slingshot(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     """Check the one setting of a Slingshot network without which Ray hangs."""
     check = "slingshot"
     if not node.has_slingshot:
@@ -195,7 +195,7 @@ def slingshot(node: NodeFacts, _needs: Needs) -> Finding:
     return ok(check, "message matching is in software")
 
 
-CHECKS: dict[str, Callable[[NodeFacts, Needs], Finding]] = {
+CHECKS: dict[str, Callable[[NodeFacts, NodeNeeds], Finding]] = {
     "interface": interface,
     "host name": host_name,
     "free ports": free_ports,

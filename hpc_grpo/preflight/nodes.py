@@ -22,7 +22,7 @@ from hpc_grpo.preflight import network, node_checks
 from hpc_grpo.preflight.findings import MAX_NAMED_NODES, Context, Finding, Group, failure, guarded, ok, skipped
 from hpc_grpo.preflight.folders import remove_own_folder
 from hpc_grpo.preflight.network import Measured
-from hpc_grpo.preflight.node_checks import Needs
+from hpc_grpo.preflight.node_checks import NodeNeeds
 from hpc_grpo.preflight.node_facts import NodeFacts, facts_from
 from hpc_grpo.preflight.node_links import NodeLinks, Reply
 from hpc_grpo.preflight.torch_probe import ProbeSpec
@@ -159,13 +159,13 @@ class _Examination:
         }
 
 
-def needs_of(context: Context, *, is_job: bool) -> Needs:
+def needs_of(context: Context, *, is_job: bool) -> NodeNeeds:
     """Return the needs of the config's run on a node; what is not known counts as nothing."""
     launch, config = context.launch, context.config
     if config is None:
-        return Needs(object_store_gib=launch.object_store_gib)
+        return NodeNeeds(object_store_gib=launch.object_store_gib)
     demand = node_demand(config, with_gpus=expects_gpus(config))
-    return Needs(
+    return NodeNeeds(
         gpus_per_node=launch.slurm.gpus_per_node if is_job else 0,
         wants_cuda=config.model.device == "cuda",
         worker_cpus=demand.num_cpus,

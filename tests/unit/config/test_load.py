@@ -39,7 +39,7 @@ def error_of(path: Path, *overrides: str) -> str:
     return str(caught.value)
 
 
-def test_minimal_config_has_the_documented_defaults(minimal: Path) -> None:
+def test_the_least_config_has_the_documented_defaults(minimal: Path) -> None:
     config = load(minimal)
     assert (config.task, config.engine.engines_per_node, config.rollout.max_policy_lag) == ("grpo", 3, 0)
     assert [reward.name for reward in config.rewards] == ["correctness"]
@@ -55,7 +55,7 @@ def test_the_root_of_runs_is_absolute_from_the_start(
     assert load(minimal, f"run.root={root}").run_path == Path(below or Path.cwd() / "b") / "tiny"
 
 
-def test_the_home_of_nobody_is_one_error(minimal: Path) -> None:
+def test_a_root_below_the_home_of_nobody_is_an_error_with_the_fix(minimal: Path) -> None:
     error = error_of(minimal, "run.root=~nobody-of-this-name/runs")
     assert "run.root = '~nobody-of-this-name/runs'" in error
     assert "Give the whole path" in error
@@ -69,20 +69,20 @@ def test_the_python_of_the_jobs_is_a_whole_path(minimal: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("python", ["$PROJECT/env/bin/python", "/proj/$USER/python", "python3", "env/bin/python", "''"])
-def test_a_python_that_the_job_would_look_for_is_one_error(python: str, minimal: Path) -> None:
+def test_a_python_that_is_no_absolute_path_is_an_error_with_the_fix(python: str, minimal: Path) -> None:
     error = error_of(minimal, f"launch.python={python}")
     assert f"launch.python = {python.strip(chr(39))!r}: " in error
     assert "must be an absolute path without variables" in error
     assert "Give the whole path of a Python, such as /" in error
 
 
-def test_a_python_below_the_home_of_nobody_is_one_error(minimal: Path) -> None:
+def test_a_python_below_the_home_of_nobody_is_an_error_with_the_fix(minimal: Path) -> None:
     error = error_of(minimal, "launch.python=~nobody-of-this-name/python")
     assert "launch.python = '~nobody-of-this-name/python'" in error
     assert "Give the whole path" in error
 
 
-def test_overrides_take_types_from_yaml(minimal: Path) -> None:
+def test_an_override_has_the_type_that_yaml_gives_it(minimal: Path) -> None:
     config = load(
         minimal,
         "train.lr=3e-5",
@@ -98,7 +98,7 @@ def test_overrides_take_types_from_yaml(minimal: Path) -> None:
     assert config.run.name == "a=b"
 
 
-def test_a_list_is_added_to_what_the_files_and_earlier_overrides_give(tmp_path: Path, minimal: Path) -> None:
+def test_plus_equals_extends_the_list_of_the_files_and_of_earlier_overrides(tmp_path: Path, minimal: Path) -> None:
     write(tmp_path / "site.yaml", {"launch": {"setup_lines": ["ulimit -l unlimited"]}})
     run = write(tmp_path / "run.yaml", {**MINIMAL, "base": "site.yaml"})
     added = "launch.setup_lines+=['export A=1', 'export B=2']"
@@ -108,11 +108,11 @@ def test_a_list_is_added_to_what_the_files_and_earlier_overrides_give(tmp_path: 
 
 
 @pytest.mark.parametrize("override", ["launch.setup_lines+=one", "train.lr+=[1]", "run.name+=[x]"])
-def test_only_a_list_is_added_to_a_list(minimal: Path, override: str) -> None:
+def test_plus_equals_without_two_lists_is_an_error(minimal: Path, override: str) -> None:
     assert f"Override {override!r}: += adds a list to a list" in error_of(minimal, "train.lr=1", override)
 
 
-def test_a_walltime_is_no_number_in_base_60(minimal: Path) -> None:
+def test_a_walltime_with_colons_stays_text_and_is_no_number_of_minutes(minimal: Path) -> None:
     assert load(minimal, "launch.slurm.extra.begin=24:00:00").launch.slurm.extra == {"begin": "24:00:00"}
     with pytest.raises(ConfigError, match=r"launch\.slurm\.time_min.*24:00:00"):
         load(minimal, "launch.slurm.time_min=24:00:00")
@@ -135,11 +135,11 @@ def test_text_that_looks_like_a_number_stays_text(minimal: Path, text: str) -> N
     assert load(minimal, f"run.name={text}").run.name == text.strip("'")
 
 
-def test_whole_number_may_have_an_exponent(minimal: Path) -> None:
+def test_a_whole_number_may_have_an_exponent(minimal: Path) -> None:
     assert load(minimal, "train.total_steps=1e3").train.total_steps == 1000
 
 
-def test_override_reaches_into_a_list(tmp_path: Path) -> None:
+def test_an_override_with_a_position_changes_that_item_of_a_list(tmp_path: Path) -> None:
     rewards = [{"name": "correctness"}, {"name": "strict_format", "weight": 0.5}]
     path = write(tmp_path / "c.yaml", {**MINIMAL, "rewards": rewards, "eval": {"pass_k": [1]}})
     config = load(path, "rewards.1.weight=0.25", "rewards.0.args.tolerance=0.1", "eval.pass_k.0=1")
@@ -147,13 +147,13 @@ def test_override_reaches_into_a_list(tmp_path: Path) -> None:
     assert config.rewards[0].args == {"tolerance": 0.1}
 
 
-def test_override_of_equal_list_items_changes_the_one_meant(tmp_path: Path) -> None:
+def test_an_override_of_one_of_two_equal_items_changes_that_one(tmp_path: Path) -> None:
     path = write(tmp_path / "c.yaml", {**MINIMAL, "train": {"total_steps": 3, "betas": [0.9, 0.9]}})
     assert load(path, "train.betas.1=0.95").train.betas == (0.9, 0.95)
 
 
 @pytest.mark.parametrize("index", ["2", "-1", "x"])
-def test_override_beyond_a_list(tmp_path: Path, index: str) -> None:
+def test_an_override_beyond_a_list_is_an_error_with_the_positions(tmp_path: Path, index: str) -> None:
     path = write(tmp_path / "c.yaml", {**MINIMAL, "rewards": [{"name": "a"}, {"name": "b"}]})
     message = error_of(path, f"rewards.{index}.weight=1")
     assert f"{index!r} must be a position from 0 to 1" in message
@@ -168,7 +168,7 @@ def test_override_beyond_a_list(tmp_path: Path, index: str) -> None:
         ("train.lr=[1", "not valid YAML"),
     ],
 )
-def test_malformed_override(minimal: Path, override: str, words: str) -> None:
+def test_a_malformed_override_is_an_error_with_the_form(minimal: Path, override: str, words: str) -> None:
     assert words in error_of(minimal, override)
 
 
@@ -183,26 +183,28 @@ def test_malformed_override(minimal: Path, override: str, words: str) -> None:
         ("rolout.group_size=4", "did you mean 'rollout'?"),
     ],
 )
-def test_unknown_key_gets_the_nearest_and_all_valid_ones(minimal: Path, override: str, nearest: str) -> None:
+def test_an_unknown_key_is_an_error_with_the_nearest_and_all_valid_ones(
+    minimal: Path, override: str, nearest: str
+) -> None:
     message = error_of(minimal, override)
     assert nearest in message
     assert "Valid here:" in message
 
 
-def test_wrong_value_is_shown_with_the_choices(minimal: Path) -> None:
+def test_a_wrong_value_is_an_error_with_the_choices(minimal: Path) -> None:
     message = error_of(minimal, "model.dtype=float16", "rollout.group_size=1")
     assert "model.dtype = 'float16'" in message
     assert "'float32' or 'bfloat16'" in message
     assert "rollout.group_size = 1" in message
 
 
-def test_missing_key_is_named(tmp_path: Path) -> None:
+def test_a_missing_section_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = write(tmp_path / "c.yaml", {key: value for key, value in MINIMAL.items() if key != "model"})
     assert "model: must be set." in error_of(path)
 
 
 @pytest.mark.parametrize(("content", "words"), [("a: [", "not valid YAML"), ("- a", "not list"), ("", "not NoneType")])
-def test_file_that_is_no_config(tmp_path: Path, content: str, words: str) -> None:
+def test_a_file_without_keys_and_values_is_an_error(tmp_path: Path, content: str, words: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(content)
     assert words in error_of(path)
@@ -222,28 +224,28 @@ def test_bases_are_merged_in_order_below_the_file(tmp_path: Path) -> None:
     assert config.launch.env == {"A": "1", "B": "2"}
 
 
-def test_list_replaces_the_list_of_the_base(tmp_path: Path) -> None:
+def test_a_list_replaces_the_list_of_the_base(tmp_path: Path) -> None:
     write(tmp_path / "base.yaml", {**MINIMAL, "rewards": [{"name": "a"}, {"name": "b"}]})
     path = write(tmp_path / "c.yaml", {"base": "base.yaml", "rewards": [{"name": "correctness"}]})
     assert [reward.name for reward in load(path).rewards] == ["correctness"]
 
 
-def test_base_that_is_not_there(tmp_path: Path) -> None:
+def test_a_base_that_does_not_exist_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = write(tmp_path / "c.yaml", {**MINIMAL, "base": "nowhere.yaml"})
     assert "base 'nowhere.yaml' does not exist" in error_of(path)
 
 
-def test_shipped_config_is_found_by_name() -> None:
+def test_a_shipped_config_is_found_by_its_name() -> None:
     assert find_config("local/debug").name == "debug.yaml"
     assert find_config("local/debug.yaml") == find_config("local/debug")
 
 
-def test_name_that_is_close_to_a_shipped_one() -> None:
+def test_a_name_close_to_a_shipped_one_is_an_error_that_gives_it() -> None:
     with pytest.raises(ConfigError, match="did you mean 'local/debug'"):
         find_config("local/debgu")
 
 
-def test_resolved_config_loads_to_the_same(minimal: Path, tmp_path: Path) -> None:
+def test_a_resolved_config_loads_to_an_equal_one(minimal: Path, tmp_path: Path) -> None:
     rewards = "rewards=[{name: correctness, args: {x: 1e-3, y: '1e-3'}}]"
     config = load(minimal, "train.lr=1e-6", rewards, "launch.env={A: b}", "run.name='1e5'")
     resolved = tmp_path / "config.yaml"
@@ -252,13 +254,13 @@ def test_resolved_config_loads_to_the_same(minimal: Path, tmp_path: Path) -> Non
     assert to_yaml(load_resolved(resolved)) == to_yaml(config)
 
 
-def test_resolved_config_names_every_key(minimal: Path) -> None:
+def test_a_resolved_config_has_every_key(minimal: Path) -> None:
     values = yaml.safe_load(to_yaml(load(minimal)))
     assert set(values) == set(Config.model_fields)
     assert values["train"]["max_grad_norm"] == 1.0
 
 
-def test_config_cannot_be_changed_once_loaded(minimal: Path) -> None:
+def test_a_loaded_config_cannot_be_changed(minimal: Path) -> None:
     config = load(minimal)
     with pytest.raises(ValueError, match="frozen"):
         config.train.lr = 1.0  # type: ignore[misc]

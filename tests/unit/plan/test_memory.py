@@ -23,6 +23,7 @@ from hpc_grpo.plan.memory import (
     pinned_rounding_bytes,
 )
 from hpc_grpo.plan.model import FAMILY, Model, read_model
+from hpc_grpo.types import DTYPE_BYTES
 from tests.support.sequences import ordinary_sequence
 from tests.unit.plan.plan_configs import planned_config
 
@@ -87,7 +88,7 @@ def test_autograd_keeps_what_the_formula_says(tiny: tuple[Model, Config], dtype:
     config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
     num_tokens = 512
     measured = bytes_kept(load_policy(config, use_gradient_checkpointing=False), num_tokens)
-    reckoned = activations(model.shape, {"bfloat16": 2, "float32": 4}[dtype], num_tokens, 1024, is_checkpointed=False)
+    reckoned = activations(model.shape, DTYPE_BYTES[dtype], num_tokens, 1024, is_checkpointed=False)
     assert measured == pytest.approx(reckoned.kept, rel=0.1)
 
 
@@ -95,9 +96,9 @@ KINDS = [("bfloat16", 2, "none"), ("bfloat16", 3, "cpu")]
 PROGRAM = """
 import gc, json, sys
 import numpy as np, torch
-from hpc_grpo.config import Config
 from hpc_grpo.learner.learner import Learner
 from hpc_grpo.types import Minibatch
+from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
 
 BUCKETS = 10**9  # communication buffers, allocated in full and never touched
@@ -115,11 +116,12 @@ def live_bytes():
 
 def measure(model, dtype, stage, offload, kept):
     before = live_bytes()
-    config = Config.model_validate({
-        "run": {"name": "test"}, "model": {"path": model, "dtype": dtype, "device": "cpu"},
-        "data": {"train": {"path": "none"}, "max_prompt_tokens": 16}, "rollout": {"max_new_tokens": 32},
-        "train": {"total_steps": 9, "zero_stage": stage, "offload_optimizer": offload, "max_tokens_per_microbatch": 48},
-    })
+    config = minimal_config(
+        model={"path": model, "dtype": dtype, "device": "cpu"},
+        data={"max_prompt_tokens": 16},
+        rollout={"max_new_tokens": 32},
+        train={"zero_stage": stage, "offload_optimizer": offload, "max_tokens_per_microbatch": 48},
+    )
     learner = Learner(config)
     kept.append(learner)
     tokens = np.arange(2, 42, dtype=np.int32)

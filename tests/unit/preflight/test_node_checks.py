@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.preflight.node_checks import CHECKS, Needs, node_findings
+from hpc_grpo.preflight.node_checks import CHECKS, NodeNeeds, node_findings
 from hpc_grpo.preflight.node_facts import Gpu, NodeFacts
 
 GPU = Gpu(0, "NVIDIA GH200 120GB", 12, 0)
@@ -34,7 +34,7 @@ GOOD = NodeFacts(
     has_slingshot=True,
     match_mode="software",
 )
-NEEDS = Needs(gpus_per_node=2, worker_cpus=1.0, worker_gpus=2, store_gib=15.0, object_store_gib=16.0)
+NEEDS = NodeNeeds(gpus_per_node=2, worker_cpus=1.0, worker_gpus=2, store_gib=15.0, object_store_gib=16.0)
 
 
 def test_a_good_node_gives_ok_everywhere() -> None:
@@ -102,16 +102,16 @@ def test_each_bad_fact_has_its_finding_and_no_other(check: str, status: str, say
 
 def test_gpus_may_be_absent_where_none_is_wanted() -> None:
     cpu_node = replace(GOOD, num_gpus=0, gpus=(), gpus_error="no nvidia-smi on PATH", wheel_cuda="", driver_cuda="")
-    statuses = {finding.check: finding.status for finding in node_findings([cpu_node], Needs())}
+    statuses = {finding.check: finding.status for finding in node_findings([cpu_node], NodeNeeds())}
     assert (statuses["gpus"], statuses["cuda"]) == ("skipped", "skipped")
-    wanting = {finding.check: finding for finding in node_findings([cpu_node], Needs(wants_cuda=True))}
+    wanting = {finding.check: finding for finding in node_findings([cpu_node], NodeNeeds(wants_cuda=True))}
     assert wanting["gpus"].status == "failure"
 
 
 def test_the_object_store_takes_at_most_its_share_of_shared_memory() -> None:
     small = replace(GOOD, shm_free_gib=10.0)
-    assert CHECKS["/dev/shm"](small, Needs(store_gib=6.0, object_store_gib=16.0)).status == "ok"
-    assert CHECKS["/dev/shm"](small, Needs(store_gib=6.1, object_store_gib=16.0)).status == "failure"
+    assert CHECKS["/dev/shm"](small, NodeNeeds(store_gib=6.0, object_store_gib=16.0)).status == "ok"
+    assert CHECKS["/dev/shm"](small, NodeNeeds(store_gib=6.1, object_store_gib=16.0)).status == "failure"
 
 
 def test_nodes_share_a_line_and_the_worst_is_named() -> None:
