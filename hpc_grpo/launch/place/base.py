@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from hpc_grpo.config.launch import LaunchConfig
+    from hpc_grpo.config import LaunchConfig
     from hpc_grpo.run.paths import RunDir
 
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from hpc_grpo.launch.place.base import Allocation, NodeResources
-from hpc_grpo.system.commands import ask
+from hpc_grpo.system.commands import run_command
 
 _LIST_GPUS_S = 60.0
 
@@ -45,4 +45,4 @@ def visible_gpus(environ: Mapping[str, str]) -> int | None:
 
 
 def _count_nvidia_gpus() -> int:
-    return ask(["nvidia-smi", "--list-gpus"], _LIST_GPUS_S).text.count("GPU ")
+    return run_command(["nvidia-smi", "--list-gpus"], _LIST_GPUS_S).text.count("GPU ")

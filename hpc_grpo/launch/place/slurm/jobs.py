@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.base import JobEnd, JobRequest
 from hpc_grpo.launch.place.slurm import sbatch, text
@@ -24,11 +24,13 @@ _FINAL_STATES = frozenset(
 
 
 class SlurmQueue:
+    """The queue of this cluster, as a `JobQueue`."""
+
     def render(self, request: JobRequest) -> str:
         return sbatch.render(request)
 
     def submit(self, request: JobRequest) -> str:
-        return sbatch.submit_job(request)
+        return sbatch.submit(request)
 
     def start_estimate(self, request: JobRequest, deadline_s: float = 60.0) -> str:
         return sbatch.start_estimate(sbatch.render(request), deadline_s)
@@ -47,7 +49,7 @@ class SlurmQueue:
         state = self._final_state(job_id)
         return JobEnd(
             state,
-            by_user=is_users_cancel(state),
+            by_user=_is_users_cancel(state),
             at_time_limit=state.startswith("TIMEOUT"),
             lost_a_node=state.startswith("NODE_FAIL"),
         )
@@ -74,12 +76,12 @@ class SlurmQueue:
         output_of(["scontrol", "release", job_id])
 
 
-def is_users_cancel(state: str, uid: int | None = None) -> bool:
-    """Return whether a final state says that the user cancelled the job."""
+def _is_users_cancel(state: str) -> bool:
+    """Return whether a final state says that the user cancelled the job, not an administrator."""
     if not state.startswith("CANCELLED"):
         return False
     by = re.search(r"by (\d+)", state)
-    return by is None or int(by[1]) == (os.getuid() if uid is None else uid)
+    return by is None or int(by[1]) == os.getuid()
 
 
 @dataclass(frozen=True)

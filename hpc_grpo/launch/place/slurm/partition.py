@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hpc_grpo.config import LaunchConfig, SlurmConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place.slurm.text import fields, granted, minutes
-from hpc_grpo.system.commands import Answer, ask
+from hpc_grpo.system.commands import Answer, run_command
 
 _SHOW_PARTITIONS = ("scontrol", "--all", "show", "partition", "--oneliner")
 _SHOW_ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc")
@@ -37,19 +37,19 @@ class Partition:
 
     @property
     def max_nodes(self) -> int:
-        """The most nodes that one job may have."""
+        """Return the most nodes that one job may have."""
         limit = self.fields.get("MaxNodes", "")
         return min(self.num_nodes, int(limit)) if limit.isdigit() else self.num_nodes
 
     @property
     def gpus_per_node(self) -> int | None:
-        """GPUs of its nodes on average, rounded up; None where Slurm does not account for them."""
+        """Return the GPUs of a node on average, rounded up; None where Slurm does not account for them."""
         total = granted(self.fields.get("TRES", ""), "gres/gpu")
         return -(-int(total) // max(1, self.num_nodes)) if total else None
 
     @property
     def max_minutes(self) -> int | None:
-        """The longest walltime; None: no limit."""
+        """Return the longest walltime; None: no limit."""
         return minutes(self.fields.get("MaxTime", ""))
 
     def admits(self, account: str) -> bool:
@@ -75,14 +75,14 @@ class Association:
 
 def ask_partitions() -> Answer:
     """Ask Slurm for all partitions; `is_absent` also where its tools belong to no cluster."""
-    answer = ask(_SHOW_PARTITIONS, _DEADLINE_S)
+    answer = run_command(_SHOW_PARTITIONS, _DEADLINE_S)
     return replace(answer, is_absent=answer.is_absent or _NO_CLUSTER in answer.error)
 
 
 def ask_associations() -> Answer:
     """Ask Slurm for the accounts of the user; it fails where a site does without accounting."""
     words = [f"user={getpass.getuser()}", "format=Account,Partition,MaxWall"]
-    return ask([*_SHOW_ASSOCIATIONS, *words], _DEADLINE_S)
+    return run_command([*_SHOW_ASSOCIATIONS, *words], _DEADLINE_S)
 
 
 def parse_associations(text: str) -> list[Association]:

@@ -51,7 +51,7 @@ class QueueAnswer:
         return self.jobs.get(job_id, QueuedJob(job_id, "GONE"))
 
 
-def ask(job_ids: Sequence[str], min_s: float, cache: Path) -> QueueAnswer:
+def queue_answer(job_ids: Sequence[str], min_s: float, cache: Path) -> QueueAnswer:
     """Ask Slurm about jobs, or take its last answer where that is less than `min_s` seconds old: `cache` has it.
 
     Without jobs nobody is asked. Raises LaunchError when Slurm does not answer, or did not the last time.

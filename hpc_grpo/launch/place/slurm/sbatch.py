@@ -1,7 +1,7 @@
-"""Submitting a frozen run with submitit: the job script, and the one call to sbatch.
+"""Job scripts, and the one call to sbatch that submits one.
 
-`render` is pure. submitit is used for its knowledge of sbatch only: the job runs `hpc-grpo attempt`, not a
-pickled function, and nothing polls the scheduler (sites forbid it).
+`render` is pure. submitit is used for its knowledge of sbatch only: the job runs `hpc-grpo attempt`, not a pickled
+function, and nothing polls the scheduler (sites forbid it).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpc_grpo.launch.place.base import JobRequest
 from hpc_grpo.launch.place.job_command import job_python, setup_lines
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.system.commands import ask
+from hpc_grpo.system.commands import run_command
 
 
 def render(request: JobRequest) -> str:
@@ -36,10 +36,25 @@ def render(request: JobRequest) -> str:
 
 def parameters(launch: LaunchConfig, run: RunDir) -> dict[str, Any]:
     """Return submitit's parameters for a job of a run."""
-    slurm = launch.slurm
-    extra = extra_options(slurm)
-    wanted: dict[str, Any] = {
+    # submitit would have SIGUSR2 sent to the steps, which kills a node agent's Ray before the end.
+    further = {"signal": f"B:USR1@{WARNING_BEFORE_END_S}", "no-requeue": True, **extra_options(launch.slurm)}
+    if launch.slurm.min_nodes is not None and launch.slurm.min_nodes < launch.num_nodes:
+        further["no-kill"] = True  # else Slurm ends the job with the first node it loses
+    return {
         "job_name": run.path.name,
+        **node_options(launch),
+        "setup": setup_lines(launch),
+        "stderr_to_stdout": True,
+        "use_srun": False,
+        "wckey": "",  # submitit's default breaks sites that check it
+        "additional_parameters": further,
+    }
+
+
+def node_options(launch: LaunchConfig) -> dict[str, Any]:
+    """Return the options that say which nodes and for how long, under submitit's names; without what is not given."""
+    slurm = launch.slurm
+    wanted = {
         "nodes": launch.num_nodes,
         "ntasks_per_node": 1,
         "time": slurm.time_min,
@@ -47,17 +62,8 @@ def parameters(launch: LaunchConfig, run: RunDir) -> dict[str, Any]:
         "account": slurm.account,
         "gpus_per_node": slurm.gpus_per_node or None,
         "cpus_per_task": slurm.cpus_per_node,
-        "setup": setup_lines(launch),
-        "stderr_to_stdout": True,
-        "use_srun": False,
-        "wckey": "",  # submitit's default breaks sites that check it
     }
-    given = {key: value for key, value in wanted.items() if value is not None}
-    # submitit would have SIGUSR2 sent to the steps, which kills a node agent's Ray before the end.
-    fixed = {"signal": f"B:USR1@{WARNING_BEFORE_END_S}", "no-requeue": True, **extra}
-    if slurm.min_nodes is not None and slurm.min_nodes < launch.num_nodes:
-        fixed["no-kill"] = True  # else Slurm ends the job with the first node it loses
-    return {**given, "additional_parameters": fixed}
+    return {key: value for key, value in wanted.items() if value is not None}
 
 
 def extra_options(slurm: SlurmConfig) -> dict[str, Any]:
@@ -93,7 +99,7 @@ def _last_line(request: JobRequest) -> str:
     return line if request.keeps_shell else f"exec {line}"
 
 
-def submit_job(request: JobRequest) -> str:
+def submit(request: JobRequest) -> str:
     """Hand the job to sbatch and return its id.
 
     Raises LaunchError with sbatch's own words, ConfigError as `render` does.
@@ -129,9 +135,9 @@ def submit_job(request: JobRequest) -> str:
 def start_estimate(script: str, deadline_s: float) -> str:
     """Return when Slurm would start the job, in its own words; submits nothing. Raises LaunchError."""
     environ = submission_environment(os.environ)
-    answer = ask(["sbatch", "--test-only"], deadline_s, environ=environ, stdin=script)
+    answer = run_command(["sbatch", "--test-only"], deadline_s, environ=environ, stdin=script)
     if answer.error:
-        raise LaunchError(f"sbatch would refuse the job: {answer.said or answer.error}")
+        raise LaunchError(f"sbatch would refuse the job: {answer.said}" if answer.said else answer.error)
     return f"{answer.said}\n"  # it writes the estimate to stderr
 
 

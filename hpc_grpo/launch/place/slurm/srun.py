@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from hpc_grpo.config.launch import LaunchConfig
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.job_command import setup_lines
-from hpc_grpo.launch.place.slurm.sbatch import extra_options, submission_environment
+from hpc_grpo.launch.place.slurm.sbatch import extra_options, node_options, submission_environment
 
 _STEP = (
     "srun",
@@ -78,29 +78,19 @@ def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def allocation_command(launch: LaunchConfig) -> list[str]:
-    """salloc for what `launch.slurm` asks for, with a shell on the first node; the allocation ends with the shell.
+    """Return the salloc for what `launch` asks for, with a shell on the first node; the nodes go back with the shell.
 
     Raises ConfigError for options that the schema owns.
     """
-    slurm = launch.slurm
-    wanted: dict[str, object] = {
-        "job-name": "hpc-grpo-shell",
-        "nodes": launch.num_nodes,
-        "ntasks-per-node": 1,
-        "time": slurm.time_min,
-        "partition": slurm.partition,
-        "account": slurm.account,
-        "gpus-per-node": slurm.gpus_per_node or None,
-        "cpus-per-task": slurm.cpus_per_node,
-        **extra_options(slurm),
-    }
+    nodes = {key.replace("_", "-"): value for key, value in node_options(launch).items()}
+    wanted = {"job-name": "hpc-grpo-shell", **nodes, **extra_options(launch.slurm)}
     options = [f"--{key}" if value is True else f"--{key}={value}" for key, value in wanted.items() if value]
     # Sites differ in where salloc leaves its shell: a step of our own is on the first node everywhere.
     return ["salloc", *options, *_STEP, "--relative=0", "--pty", *_shell(setup_lines(launch), launch.python)]
 
 
 def attach_command(job_id: str, node: str, python: str | None) -> list[str]:
-    """A shell on one node of a job that runs, beside what runs there; `python` is the job's, None: this one."""
+    """Return the step that is a shell on a node of a job, beside what runs there; `python` is the job's, None: this."""
     return [*_STEP, f"--jobid={job_id}", f"--nodelist={node}", "--pty", *_shell([], python)]
 
 
@@ -118,7 +108,9 @@ def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
 
 
 def _shell(setup: Sequence[str], python: str | None) -> list[str]:
-    """A login shell, because modules are defined there; the hpc-grpo of `python`, or this one, is found in it although
-    its profile resets PATH."""
+    """Return a login shell, where modules are defined; it finds the hpc-grpo of `python`, None: this one.
+
+    A profile may reset PATH, so that is set after it.
+    """
     path = f"export PATH={shlex.quote(str(Path(python or sys.executable).parent))}:$PATH"
     return ["bash", "-lc", "\n".join([*setup, path, "exec bash"])]

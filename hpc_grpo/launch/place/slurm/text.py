@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.system.commands import ask
+from hpc_grpo.system.commands import run_command
 
 _TIMEOUT_S = 60.0
 WAITING_STATES = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "RUNNING", "SUSPENDED"})
@@ -21,7 +21,7 @@ def output_of(argv: Sequence[str], environ: Mapping[str, str] | None = None, *, 
 
     Raises LaunchError with its own words.
     """
-    answer = ask(argv, deadline_s, environ=environ)
+    answer = run_command(argv, deadline_s, environ=environ)
     if answer.error:
         raise LaunchError(f"{' '.join(argv)} failed: {answer.said or answer.error}")
     return answer.text

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
+from hpc_grpo.launch.place.base import JobEnd
 from hpc_grpo.launch.place.slurm import jobs as slurm_job
 from hpc_grpo.launch.place.slurm import text
 from hpc_grpo.launch.place.slurm.jobs import SlurmJob, SlurmQueue
@@ -136,3 +139,20 @@ def test_how_a_job_ended_with_and_without_accounting(
 ) -> None:
     asked(answers, monkeypatch)
     assert SlurmQueue().end_of("7").state == state
+
+
+@pytest.mark.parametrize(
+    ("state", "end"),
+    [
+        (f"CANCELLED by {os.getuid()}", JobEnd(by_user=True)),
+        (f"CANCELLED by {os.getuid() + 1}", JobEnd()),  # by an administrator
+        ("CANCELLED", JobEnd(by_user=True)),
+        ("TIMEOUT", JobEnd(at_time_limit=True)),
+        ("NODE_FAIL", JobEnd(lost_a_node=True)),
+        ("COMPLETED", JobEnd()),
+        ("", JobEnd()),
+    ],
+)
+def test_an_end_says_who_or_what_made_it(state: str, end: JobEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked({"sacct": state}, monkeypatch)
+    assert SlurmQueue().end_of("7") == replace(end, state=state)

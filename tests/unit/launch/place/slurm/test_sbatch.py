@@ -58,7 +58,7 @@ def test_an_installation_without_ray_submits_no_job_that_would_run_it(
 ) -> None:
     run = fake_sbatch(tmp_path, monkeypatch, f"touch {tmp_path}/submitted; echo Submitted batch job 42\n")
     monkeypatch.setattr(job_command, "find_spec", lambda name: None if name == "ray" else name)
-    for hand_over in (slurm.render, slurm.submit_job):
+    for hand_over in (slurm.render, slurm.submit):
         with pytest.raises(ConfigError, match=r"This Python has no Ray.*Set launch\.python"):
             hand_over(JobRequest(run, launch(), attempt_command(run)))
     assert not (tmp_path / "submitted").exists()
@@ -95,7 +95,7 @@ def test_submit_gives_sbatch_the_script_and_nothing_of_this_job(
     monkeypatch.setenv("SLURM_MEM_PER_CPU", "100")
     command = attempt_command(run)
     request = JobRequest(run, launch(), command)
-    assert slurm.submit_job(request) == "42"
+    assert slurm.submit(request) == "42"
     assert (tmp_path / "script").read_text() == slurm.render(request)
     assert "SLURM_MEM_PER_CPU" not in (tmp_path / "env").read_text()
     assert run.slurm_log("42").parent.is_dir()
@@ -104,13 +104,13 @@ def test_submit_gives_sbatch_the_script_and_nothing_of_this_job(
 def test_a_refusal_is_told_in_sbatchs_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = fake_sbatch(tmp_path, monkeypatch, "echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1\n")
     with pytest.raises(LaunchError, match="invalid partition specified: nope"):
-        slurm.submit_job(JobRequest(run, launch(), "true"))
+        slurm.submit(JobRequest(run, launch(), "true"))
 
 
 def test_a_machine_without_slurm_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match="no Slurm"):
-        slurm.submit_job(JobRequest(RunDir(tmp_path / "run"), launch(), "true"))
+        slurm.submit(JobRequest(RunDir(tmp_path / "run"), launch(), "true"))
 
 
 def test_a_submission_from_inside_a_job_carries_nothing_of_it() -> None:
