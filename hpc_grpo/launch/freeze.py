@@ -21,7 +21,7 @@ from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.files import read_jsonl, write_atomic, write_json_atomic
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.system.commands import ask
+from hpc_grpo.system.commands import run_command
 
 CHANGEABLE: dict[str, str] = {
     "train.total_steps": "extends or shortens the run",
@@ -189,7 +189,7 @@ def _git_state(checkout: Path) -> dict[str, Any] | None:
     """Return commit and dirty flag of the package's checkout; None where it is not one."""
 
     def git(*words: str) -> str | None:
-        answer = ask(["git", "-C", str(checkout), *words], _GIT_DEADLINE_S)
+        answer = run_command(["git", "-C", str(checkout), *words], _GIT_DEADLINE_S)
         return None if answer.error else answer.text.strip()
 
     top = git("rev-parse", "--show-toplevel")
