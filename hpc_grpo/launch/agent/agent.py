@@ -31,7 +31,8 @@ from hpc_grpo.launch.agent.ray_command import (
 )
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.run.stacks import STACKS_SIGNAL
-from hpc_grpo.system.processes import adopt_orphans, catches, descendants, die_with_parent, end_processes, reap_adopted
+from hpc_grpo.system.process_tree import descendants, end_processes, reap_adopted
+from hpc_grpo.system.processes import adopt_orphans, catches, die_with_parent
 from hpc_grpo.system.say import not_worth_the_run, say
 
 _POLL_S = 0.25

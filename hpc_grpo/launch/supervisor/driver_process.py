@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hpc_grpo.run.stacks import STACKS_SIGNAL
-from hpc_grpo.system.processes import catches, die_with_parent, end_processes, session_members
+from hpc_grpo.system.process_tree import end_processes, session_members
+from hpc_grpo.system.processes import catches, die_with_parent
 
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _KEPT_BYTES = 1 << 16

@@ -28,7 +28,8 @@ from hpc_grpo.run.checkpoint import newest_step
 from hpc_grpo.run.contract import STUCK_NAME
 from hpc_grpo.run.last_error import last_error_in_a_line
 from hpc_grpo.run.stacks import STACKS_NAME, STACKS_SIGNAL
-from hpc_grpo.system.processes import adopt_orphans, descendants, end_processes, reap_adopted
+from hpc_grpo.system.process_tree import descendants, end_processes, reap_adopted
+from hpc_grpo.system.processes import adopt_orphans
 from hpc_grpo.system.readable import counted
 from hpc_grpo.system.say import say
 from hpc_grpo.system.signals import Signals
