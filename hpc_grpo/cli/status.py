@@ -35,7 +35,7 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, asks_sl
     import shutil
     import time
 
-    from hpc_grpo.report import status as report
+    from hpc_grpo.report.status import status_json, status_table
 
     runs = [find_run(name, root) for name in run_names] if run_names else runs_below(root or runs_root())
     records = _records(runs)
@@ -44,12 +44,12 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, asks_sl
     if queue is not None:
         summaries = queue.corrected(summaries)
     if as_json:
-        click.echo(report.as_json(summaries, queue.values() if queue else None))
+        click.echo(status_json(summaries, queue.values() if queue else None))
     elif not runs:
         _say_no_runs(root)
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        click.echo(report.status_table(summaries, width, queue.cells() if queue else None))
+        click.echo(status_table(summaries, width, queue.cells() if queue else None))
         if queue is not None:
             click.echo(queue.age(time.time()))
 
@@ -59,15 +59,15 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, asks_sl
 @_JSON
 def list_runs(root: Path | None, as_json: bool) -> None:
     """List the runs: name, when they were created, state."""
-    from hpc_grpo.report import status as report
+    from hpc_grpo.report.status import list_table, status_json
 
     summaries = _summaries(_records(runs_below(root or runs_root())))
     if as_json:
-        click.echo(report.as_json(summaries))
+        click.echo(status_json(summaries))
     elif not summaries:
         _say_no_runs(root)
     else:
-        click.echo(report.list_table(summaries))
+        click.echo(list_table(summaries))
 
 
 @click.command()
@@ -121,14 +121,14 @@ def explain(run_name: str) -> None:
     """Say what became of every attempt of a run, and what to do about it."""
     import time
 
-    from hpc_grpo.report import explain as report
+    from hpc_grpo.report.explain import explain_attempts, explanation_text, unrecorded_attempts
     from hpc_grpo.report.logs import why_no_attempt
 
     run = find_run(run_name)
     (records,) = _records([run])
-    for explanation in report.explain(records, time.time()):
-        click.echo(f"{report.as_text(explanation)}\n")
-    unrecorded = report.unrecorded_attempts(records)
+    for explanation in explain_attempts(records, time.time()):
+        click.echo(f"{explanation_text(explanation)}\n")
+    unrecorded = unrecorded_attempts(records)
     for path in unrecorded:
         click.echo(f"{path.relative_to(run.path)}: its attempt.json is missing or damaged. Was the disk full?\n")
     if not records.attempts and not unrecorded:
@@ -143,10 +143,10 @@ def explain(run_name: str) -> None:
 @click.argument("run_dir", type=click.Path(path_type=Path))
 def report(run_dir: Path) -> None:
     """Plot what a run has learned, in the terminal and as report.png, with completions before and after."""
-    from hpc_grpo.report.curves import report as write_report
+    from hpc_grpo.report.curves import print_report
     from hpc_grpo.run.paths import RunDir
 
-    write_report(RunDir(run_dir))
+    print_report(RunDir(run_dir))
 
 
 def _records(runs: Sequence[RunDir]) -> list[RunRecords]:

@@ -18,7 +18,7 @@ import click
 
 from hpc_grpo.demo.make import main as make_demo
 from hpc_grpo.metrics.record import PASS_AT_1
-from hpc_grpo.report.curves import report
+from hpc_grpo.report.curves import print_report
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
 
@@ -41,7 +41,7 @@ def main(folder: Path, seed: int) -> None:
     with _timed(seconds, "GRPO"):
         grpo = _train("demo_grpo", folder, seed, model=warm_start)
     with _timed(seconds, "report"):
-        report(grpo)
+        print_report(grpo)
     _show_seconds(seconds)
     _show_gain(grpo, seed)
 

@@ -38,7 +38,7 @@ class Curve:
         return self.name.startswith("eval/")
 
 
-def report(run_dir: RunDir) -> Path:
+def print_report(run_dir: RunDir) -> Path:
     """Print the curves of a run and completions from before and after; return the path of report.png.
 
     Raises ConfigError when the directory holds no metrics.
@@ -77,12 +77,13 @@ def _curve(name: str, metrics: dict[int, dict[str, Any]]) -> Curve:
     return Curve(name, tuple(step for step, _ in points), tuple(value for _, value in points))
 
 
-def plot(curves: Sequence[Curve], num_columns: int = 88, num_rows: int = 18) -> str:
+def plot(curves: Sequence[Curve], num_columns: int = 80, num_rows: int = 18) -> str:
     """Draw the curves over common axes, as lines of braille dots and, for evals, a mark at each point."""
     import plotext
 
     plotext.clear_figure()
     plotext.theme("clear")
+    plotext.limit_size(False, False)  # not by this terminal: the output may go to a file
     plotext.plotsize(num_columns, num_rows)
     legend = []
     for curve in curves:
@@ -94,7 +95,8 @@ def plot(curves: Sequence[Curve], num_columns: int = 88, num_rows: int = 18) -> 
     first, last = min(curve.steps[0] for curve in curves), max(curve.steps[-1] for curve in curves)
     plotext.xticks(sorted({first, (first + last) // 2, last}))
     plotext.xlabel("step")
-    return f"{plotext.uncolorize(plotext.build())}\n  {'   '.join(legend)}"
+    lines = plotext.uncolorize(plotext.build()).splitlines()
+    return "\n".join([*(line.rstrip() for line in lines), f"  {'   '.join(legend)}"])
 
 
 def write_picture(curves: list[Curve], path: Path, title: str) -> None:

@@ -42,7 +42,7 @@ class Explanation:
     advice: Advice | None
 
 
-def explain(records: RunRecords, now: float) -> list[Explanation]:
+def explain_attempts(records: RunRecords, now: float) -> list[Explanation]:
     """Explain every attempt in order, from the end of its logs; `now` is in unix seconds."""
     dirs = attempt_dirs(records.run)
     return [_explain(records, index, dirs.get(attempt.attempt), now) for index, attempt in enumerate(records.attempts)]
@@ -54,7 +54,7 @@ def unrecorded_attempts(records: RunRecords) -> list[Path]:
     return [path for number, path in attempt_dirs(records.run).items() if number not in recorded]
 
 
-def as_text(explanation: Explanation) -> str:
+def explanation_text(explanation: Explanation) -> str:
     """Return the explanation as a paragraph of named fields."""
     record = explanation.record
     nodes = ", ".join(record.nodes) or UNKNOWN

@@ -159,7 +159,7 @@ def list_table(summaries: Sequence[RunSummary]) -> str:
     return table(("run", "created", "state"), rows)
 
 
-def as_json(summaries: Sequence[RunSummary], queue: Sequence[dict[str, Any]] | None = None) -> str:
+def status_json(summaries: Sequence[RunSummary], queue: Sequence[dict[str, Any]] | None = None) -> str:
     """Return a list of objects with the fields of RunSummary, null where unknown; with `queue`, `slurm` too."""
     entries = [asdict(summary) for summary in summaries]
     for entry, jobs in zip(entries, queue or (), strict=queue is not None):

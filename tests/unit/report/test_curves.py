@@ -9,7 +9,7 @@ from PIL import Image
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import JsonlSink
-from hpc_grpo.report.curves import Curve, plot, report
+from hpc_grpo.report.curves import Curve, plot, print_report
 from hpc_grpo.run.paths import RunDir
 
 
@@ -41,7 +41,7 @@ def write_eval(path: Path, completions: list[tuple[int, str, bool | None]]) -> N
 
 
 def test_curve_and_picture(finished_run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = report(finished_run)
+    picture = print_report(finished_run)
     shown = capsys.readouterr().out
     assert "reward/mean: 0.040 (step 1) -> 0.800 (step 20)" in shown
     assert "eval/pass@1: 0.300 (step 0) -> 0.800 (step 20)" in shown
@@ -60,7 +60,7 @@ def test_before_and_after_shows_newly_solved_prompts_first(
     write_eval(finished_run.eval_rollouts(0), [(0, "#### 1", True), (7, "#### 9", False), (7, "second", True)])
     write_eval(finished_run.eval_rollouts(10), [(7, "in between", False)])
     write_eval(finished_run.eval_rollouts(20), [(0, "#### 1", True), (7, "7+1=8\n#### 8", True)])
-    report(finished_run)
+    print_report(finished_run)
     shown = capsys.readouterr().out
     assert "What is 7+1?   (answer: 8)\n  step    0 wrong #### 9\n  step   20 right 7+1=8 #### 8\n" in shown
     assert shown.index("What is 7+1?") < shown.index("What is 0+1?")
@@ -73,7 +73,7 @@ def test_what_could_not_be_graded_is_not_shown_as_wrong(
 ) -> None:
     write_eval(finished_run.eval_rollouts(0), [(0, "#### 1", True), (7, "#### 8", None)])
     write_eval(finished_run.eval_rollouts(20), [(0, "#### 1", True), (7, "#### 8", True)])
-    report(finished_run)
+    print_report(finished_run)
     shown = capsys.readouterr().out
     assert "What is 0+1?" in shown
     assert "What is 7+1?" not in shown
@@ -81,7 +81,7 @@ def test_what_could_not_be_graded_is_not_shown_as_wrong(
 
 def test_a_run_without_metrics_is_a_config_error(run_dir: RunDir) -> None:
     with pytest.raises(ConfigError, match="has the run finished a step"):
-        report(run_dir)
+        print_report(run_dir)
 
 
 def test_sft_run_shows_its_loss(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +89,7 @@ def test_sft_run_shows_its_loss(run_dir: RunDir, capsys: pytest.CaptureFixture[s
     for step in (1, 2):
         sink.write(StepRecord(step=step, total_steps=2, metrics={"loss/policy": 3.0 / step}))
     sink.close()
-    report(run_dir)
+    print_report(run_dir)
     assert "loss/policy: 3.000 (step 1) -> 1.500 (step 2)" in capsys.readouterr().out
 
 
