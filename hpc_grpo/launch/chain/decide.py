@@ -1,4 +1,4 @@
-"""Decide what a link of a chain does: pure functions of facts, in the order of a link's life.
+"""Decide what a link of a chain does and asks for: pure functions of facts, in the order of a link's life.
 
 A run is a chain of jobs. Each job is a link, and queues its successor as soon as it starts: the queue starts that one
 whatever became of the job before it, so walltime, out-of-memory kills and lost nodes are all covered. What no
@@ -20,10 +20,14 @@ dependency can tell apart is decided here; `ChainLink` (link.py) gathers the fac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from hpc_grpo.config import LaunchConfig
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.place import queue_of
 from hpc_grpo.launch.place.base import JobEnd
 from hpc_grpo.run.attempt import NEAR_THE_LIMIT_S, AttemptRecord, ExitKind
 
@@ -169,3 +173,47 @@ def news_at_end(attempt: AttemptRecord, is_complete: bool, has_successor: bool, 
         return News("ended", chain_ended or attempt.why)
     # In time, as it should be; or cancelled, and the successor learns by whom.
     return None if attempt.exit_kind in ("resumable", "cancelled") else News("retrying", attempt.why)
+
+
+def node_hours_asked(launch: LaunchConfig) -> float:
+    """Return the node-hours of a job that goes on to its time limit."""
+    return launch.num_nodes * launch.slurm.time_min / 60
+
+
+def node_hours_used(attempts: Sequence[AttemptRecord], now: float) -> float:
+    """Count the node-hours that the jobs among a run's attempts, in order, have used until `now` (unix seconds).
+
+    One that was killed without a word counts until the next began, or its allocation ended: never too little.
+    """
+    jobs = [attempt for attempt in attempts if queue_of(attempt.source) is not None]
+    latest_ends = [*(following.started_at for _, following in pairwise(jobs)), now]
+    node_seconds = 0.0
+    for job, latest in zip(jobs, latest_ends, strict=False):
+        end = job.ended_at if job.ended_at is not None else min(latest, job.ends_at or latest)
+        node_seconds += len(job.nodes) * max(0.0, end - job.started_at)
+    return node_seconds / 3600
+
+
+def node_hours_when_over(attempts: Sequence[AttemptRecord], job_id: str, job_hours: float, now: float) -> float:
+    """Count as `node_hours_used`, but a job that goes on with the `job_hours` of its time limit."""
+    over = [attempt for attempt in attempts if attempt.ended_at or attempt.job_id != job_id]
+    is_job_over = any(attempt.job_id == job_id for attempt in over)
+    return node_hours_used(over, now) + (0.0 if is_job_over else job_hours)
+
+
+def within_node_hours(launch: LaunchConfig, used: float) -> LaunchConfig:
+    """Return `launch` asking for no more walltime than `used` node-hours leave of `launch.slurm.max_node_hours`.
+
+    Raises ConfigError where that is too little for the nodes to come up.
+    """
+    slurm = launch.slurm
+    if slurm.max_node_hours is None:
+        return launch
+    left_min = int((slurm.max_node_hours - used) * 60 / launch.num_nodes)
+    if left_min * 60 < launch.bringup_deadline_s:
+        raise ConfigError(
+            f"The jobs of this run have taken {used:.1f} of launch.slurm.max_node_hours = {slurm.max_node_hours:g}: "
+            f"too little is left for another job of {launch.num_nodes} node(s). Raise it to go on."
+        )
+    shorter = slurm.model_copy(update={"time_min": min(slurm.time_min, left_min)})
+    return launch.model_copy(update={"slurm": shorter})

@@ -22,15 +22,13 @@ from hpc_grpo.launch.chain.decide import (
     decide_succession,
     may_queue_successor,
     news_at_end,
-)
-from hpc_grpo.launch.chain.notify import notify
-from hpc_grpo.launch.chain.submit import (
-    attempt_command,
     node_hours_asked,
     node_hours_used,
     node_hours_when_over,
     within_node_hours,
 )
+from hpc_grpo.launch.chain.notify import notify
+from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.place.base import Job, JobEnd, JobQueue, JobRequest
 from hpc_grpo.run.attempt import AttemptRecord, read_attempts
 from hpc_grpo.run.chain import read_chain, stalled, write_chain

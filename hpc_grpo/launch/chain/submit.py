@@ -1,4 +1,4 @@
-"""Queue the jobs of a run and cancel them, from outside; what any job of it runs and may ask for.
+"""Submit a run and cancel it: queue its first job, or all of them, and end what is left of them.
 
 Runs on a login node: consumes a frozen run directory, produces jobs and their record in chain.json.
 """
@@ -13,13 +13,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 from hpc_grpo.config import LaunchConfig, load_resolved, with_overrides
 from hpc_grpo.errors import ConfigError, LaunchError
-from hpc_grpo.launch.place import queue_of
+from hpc_grpo.launch.chain.decide import node_hours_asked, node_hours_used, within_node_hours
 from hpc_grpo.launch.place.base import JobQueue, JobRequest
-from hpc_grpo.run.attempt import AttemptRecord, read_attempts
+from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.chain import read_chain, write_chain
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.lock import LockOwner, read_lock_owner
@@ -103,50 +102,6 @@ def remove_stop(run: RunDir) -> None:
     if run.stop_marker.exists():
         run.stop_marker.unlink()
         say(f"Removed {run.stop_marker.name}, which had asked the run to end.", sys.stderr)
-
-
-def node_hours_asked(launch: LaunchConfig) -> float:
-    """Return the node-hours of a job that goes on to its time limit."""
-    return launch.num_nodes * launch.slurm.time_min / 60
-
-
-def node_hours_used(attempts: Sequence[AttemptRecord], now: float) -> float:
-    """Count the node-hours that the jobs among a run's attempts, in order, have used until `now` (unix seconds).
-
-    One that was killed without a word counts until the next began, or its allocation ended: never too little.
-    """
-    jobs = [attempt for attempt in attempts if queue_of(attempt.source) is not None]
-    latest_ends = [*(following.started_at for _, following in pairwise(jobs)), now]
-    node_seconds = 0.0
-    for job, latest in zip(jobs, latest_ends, strict=False):
-        end = job.ended_at if job.ended_at is not None else min(latest, job.ends_at or latest)
-        node_seconds += len(job.nodes) * max(0.0, end - job.started_at)
-    return node_seconds / 3600
-
-
-def node_hours_when_over(attempts: Sequence[AttemptRecord], job_id: str, job_hours: float, now: float) -> float:
-    """Count as `node_hours_used`, but a job that goes on with the `job_hours` of its time limit."""
-    over = [attempt for attempt in attempts if attempt.ended_at or attempt.job_id != job_id]
-    is_job_over = any(attempt.job_id == job_id for attempt in over)
-    return node_hours_used(over, now) + (0.0 if is_job_over else job_hours)
-
-
-def within_node_hours(launch: LaunchConfig, used: float) -> LaunchConfig:
-    """Return `launch` asking for no more walltime than `used` node-hours leave of `launch.slurm.max_node_hours`.
-
-    Raises ConfigError where that is too little for the nodes to come up.
-    """
-    slurm = launch.slurm
-    if slurm.max_node_hours is None:
-        return launch
-    left_min = int((slurm.max_node_hours - used) * 60 / launch.num_nodes)
-    if left_min * 60 < launch.bringup_deadline_s:
-        raise ConfigError(
-            f"The jobs of this run have taken {used:.1f} of launch.slurm.max_node_hours = {slurm.max_node_hours:g}: "
-            f"too little is left for another job of {launch.num_nodes} node(s). Raise it to go on."
-        )
-    shorter = slurm.model_copy(update={"time_min": min(slurm.time_min, left_min)})
-    return launch.model_copy(update={"slurm": shorter})
 
 
 def cancel_run(run: RunDir, queue: JobQueue) -> Iterator[str]:

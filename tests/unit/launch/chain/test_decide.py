@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from hpc_grpo.config import LaunchConfig
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.chain.decide import (
     News,
     PreviousLink,
@@ -16,6 +18,9 @@ from hpc_grpo.launch.chain.decide import (
     decide_succession,
     may_queue_successor,
     news_at_end,
+    node_hours_asked,
+    node_hours_used,
+    within_node_hours,
 )
 from hpc_grpo.launch.place.base import JobEnd
 from hpc_grpo.run.attempt import AttemptRecord, ExitKind
@@ -192,3 +197,49 @@ def test_a_successor_is_queued_within_the_users_limits(
 ) -> None:
     slurm = {"jobs_can_submit": jobs_can_submit, "max_job_chains": max_job_chains}
     assert may_queue_successor(LaunchConfig.model_validate({"slurm": slurm}), links_before) == expected
+
+
+def four_nodes(max_node_hours: float | None) -> LaunchConfig:
+    slurm = {"time_min": 120, "max_node_hours": max_node_hours}
+    return LaunchConfig.model_validate({"num_nodes": 4, "slurm": slurm})
+
+
+@pytest.mark.parametrize(("ceiling", "used", "expected"), [(None, 1e6, 120), (20.0, 12.0, 120), (20.0, 14.0, 90)])
+def test_a_job_asks_for_no_more_than_is_left_of_the_node_hours(
+    ceiling: float | None, used: float, expected: int
+) -> None:
+    asked = within_node_hours(four_nodes(ceiling), used)
+    assert asked.slurm.time_min == expected
+    assert node_hours_asked(asked) == 4 * expected / 60
+
+
+def test_a_job_whose_nodes_could_not_come_up_in_what_is_left_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"taken 19\.8 of launch\.slurm\.max_node_hours = 20: .* 4 node\(s\)"):
+        within_node_hours(four_nodes(20.0), 19.8)
+
+
+HOUR = 3600.0
+
+
+def charged(nodes: int, started_h: float, ended_h: float | None, ends_h: float | None = None) -> AttemptRecord:
+    names = [f"nid{number:03}" for number in range(nodes)]
+    ends_at = None if ends_h is None else ends_h * HOUR
+    record = AttemptRecord(1, "7", "slurm", names, started_h * HOUR, ends_at, 1)
+    record.ended_at = None if ended_h is None else ended_h * HOUR
+    return record
+
+
+@pytest.mark.parametrize(
+    ("attempts", "used"),
+    [
+        ([], 0.0),
+        ([charged(2, 0, 1), charged(4, 5, 5.5)], 4.0),
+        ([charged(2, 0, None, ends_h=8)], 8.0),  # still going on, or so it seems, for four hours
+        ([charged(2, 0, None, ends_h=3)], 6.0),  # killed without a word: no longer than its allocation
+        ([charged(2, 0, None, ends_h=3), charged(1, 1, 2)], 3.0),  # and the next began before that
+        ([replace(charged(2, 0, None), source="local"), charged(1, 1, 2)], 1.0),  # a workstation's hours are no job's
+        ([charged(1, 9, None)], 0.0),  # a clock that is behind takes nothing off
+    ],
+)
+def test_node_hours_are_never_counted_too_low(attempts: list[AttemptRecord], used: float) -> None:
+    assert node_hours_used(attempts, now=4 * HOUR) == pytest.approx(used)
