@@ -40,7 +40,10 @@ _PROGRAM = (
     "import sys; sys.path[:] = sys.argv.pop().split(chr(10)); "
     "from hpc_grpo.grading.worker import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 )
-"""Not `python -m`: that would make the worker's module `__main__`, whose classes cannot be unpickled here."""
+"""Takes the parent's path, on which the rewards were found, and not what -m would put first.
+
+-m would also make the worker's module `__main__`, whose classes cannot be unpickled here.
+"""
 
 
 class _WorkerDiedError(Exception):

@@ -71,16 +71,17 @@ def framed(message: Any) -> bytes:
 def main(descriptor: int, parent_pid: int) -> None:
     """Answer the messages that arrive at a socket, one by one, until the parent closes it.
 
-    A `Call` is run; a tuple of names is that of rewards to import. An empty frame says that a message was taken: a
+    A `Call` is run; a tuple holds the names of rewards to import. An empty frame says that a message was taken: a
     worker that dies after it died of that message.
     """
     _die_with_parent(parent_pid)
-    # A process that a reward forks must not keep the socket open: the parent learns by its end that the worker died.
+    # A process that a reward forks must not keep the socket open: by its end the parent knows that the worker died.
     os.register_at_fork(after_in_child=lambda: os.close(descriptor))
     with open(descriptor, "r+b", buffering=0) as connection:
         while header := _read(connection, HEADER.size):
-            message = pickle.loads(_read(connection, HEADER.unpack(header)[0]))
+            content = _read(connection, HEADER.unpack(header)[0])
             connection.write(HEADER.pack(0))
+            message = pickle.loads(content)
             answer = framed(run(message) if isinstance(message, Call) else load(message))
             while answer:
                 answer = answer[connection.write(answer) :]
@@ -95,6 +96,7 @@ def _read(connection: Any, size: int) -> bytes:
 
 
 def _die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the parent's thread that started it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -97,7 +97,10 @@ def wandb_mode(metrics: MetricsConfig, environ: Mapping[str, str] = os.environ) 
 class WandbSink:
     """One W&B run per run: every attempt resumes the id kept in the run directory."""
 
-    def __init__(self, config: Config, run_dir: RunDir, mode: Mode) -> None:
+    def __init__(
+        self, config: Config, run_dir: RunDir, mode: Mode, start_run: Callable[..., Any] | None = None
+    ) -> None:
+        """Resume or start the W&B run with `start_run`, by default `wandb.init`."""
         # Imported here: a second of start-up that only those who use W&B should pay.
         import wandb
 
@@ -106,7 +109,7 @@ class WandbSink:
         self._failures: tuple[type[Exception], ...] = (wandb.Error, ConnectionError)
         self._run: Any = None
         try:
-            self._run = wandb.init(
+            self._run = (start_run or wandb.init)(
                 project=config.metrics.wandb_project,
                 entity=config.metrics.wandb_entity,
                 name=config.run.name,

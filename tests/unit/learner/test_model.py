@@ -23,7 +23,6 @@ from transformers import (
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.attention import document_layout, packed_sdpa
 from hpc_grpo.learner.model import LogprobHead, PolicyModel, load_policy
 from hpc_grpo.learner.packing import pack, split_microbatches
 from hpc_grpo.types import TrainSequence
@@ -179,21 +178,6 @@ def test_sliding_window_shorter_than_a_sequence_is_refused(tmp_path: Path) -> No
     Qwen2ForCausalLM(settings).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="window of 16 tokens"):
         load_policy(make_config(tmp_path), False)
-
-
-def test_kernel_refuses_what_it_does_not_compute() -> None:
-    heads = torch.randn(1, 2, 6, 8)
-    layout = document_layout((2, 4), "cpu")
-    for options, message in (
-        ({"attention_mask": torch.zeros(1)}, "an attention mask"),
-        ({"dropout": 0.1}, "dropout 0.1"),
-        ({"sliding_window": 3}, "a sliding window of 3 tokens"),
-        ({"softcap": 30.0}, "softcap"),
-    ):
-        arguments = {"attention_mask": None, "document_layout": layout, **options}
-        with pytest.raises(ValueError, match=message):
-            packed_sdpa(None, heads, heads, heads, **arguments)
-    packed_sdpa(None, heads, heads, heads, None, sliding_window=4, document_layout=layout)
 
 
 def test_a_model_with_dropout_is_loaded_without_it(model_path: Path) -> None:

@@ -94,8 +94,7 @@ def test_failing_wandb_is_said_once_and_training_goes_on(
         raise wandb.errors.CommError("no such host")
 
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    monkeypatch.setattr(wandb, "init", refuse)
-    sinks = make_sinks(config, run_dir)
+    sinks = [JsonlSink(run_dir.metrics), WandbSink(config, run_dir, "online", refuse)]
     for _ in range(3):
         for sink in sinks:
             sink.write(record)
@@ -109,27 +108,19 @@ def test_failing_wandb_is_said_once_and_training_goes_on(
 
 
 def test_the_address_of_an_online_run_is_told(
-    config: Config, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    config: Config, run_dir: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import wandb
-
     online = MagicMock(id="ab12cd34", url="https://wandb.example/team/hpc-grpo/runs/ab12cd34")
-    monkeypatch.setattr(wandb, "init", lambda **_: online)
-    WandbSink(config, run_dir, "online")
+    WandbSink(config, run_dir, "online", lambda **_: online)
     assert capsys.readouterr().out == f"W&B run ab12cd34: {online.url}\n"
 
 
-def test_a_mistake_of_ours_is_not_taken_for_a_failure_of_wandb(
-    config: Config, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import wandb
-
+def test_a_mistake_of_ours_is_not_taken_for_a_failure_of_wandb(config: Config, run_dir: RunDir) -> None:
     def broken(**arguments: object) -> None:
         raise TypeError("unexpected argument")
 
-    monkeypatch.setattr(wandb, "init", broken)
     with pytest.raises(TypeError, match="unexpected argument"):
-        WandbSink(config, run_dir, "offline")
+        WandbSink(config, run_dir, "offline", broken)
 
 
 def test_wandb_id_survives_in_the_run_directory(run_dir: RunDir) -> None:
