@@ -1,6 +1,6 @@
 """Places: which nodes a run has, how an agent starts there, when time ends, whether a job lives.
 
-`base` holds the interface, and one module or folder beside it each place there is.
+`base` holds the interfaces; each module or folder beside it with a place is one that there is.
 """
 
 from __future__ import annotations

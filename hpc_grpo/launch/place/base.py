@@ -1,8 +1,8 @@
-"""The interface of a place: where a run has its nodes.
+"""The interfaces between launching and where it happens: a `Place`, and the `JobQueue` that a place may have.
 
 A place answers what launching must know of the world: which nodes an attempt has and until when, how a process starts
-on one of them, whether a node is gone, and the queue that its jobs come from, if there is one. `find_place` finds the
-place of this process. A new kind of place is one module with a class of this interface, named there.
+on one of them, whether a node is gone, and which queue its jobs come from. A queue takes jobs and knows how they ended.
+A new kind of place is one module beside this one with a class of this form, and a line in `find_place`.
 """
 
 from __future__ import annotations
@@ -49,34 +49,34 @@ class NodeResources:
 
 
 class Place(Protocol):
-    """Where a run has its nodes. Only `allocation` may ask another program; it keeps the answer."""
+    """Where a run has its nodes. Only `allocation` may wait for a scheduler; it keeps the answer."""
 
     @property
     def name(self) -> str:
-        """The `source` in attempt.json."""
+        """Return the `source` that attempt.json keeps."""
 
     @property
     def queue(self) -> JobQueue | None:
-        """The queue that the allocation is a job of, and that takes follow-on jobs; None: no such thing here."""
+        """Return the queue that the allocation is a job of, and that takes follow-on jobs; None: it is no job."""
 
     @property
     def is_attended(self) -> bool:
-        """Whether a user sits before it, who judges a crash: the driver is not started again then."""
+        """Tell whether a user watches: a crash is theirs to judge, and the driver is not started again."""
 
     def allocation(self) -> Allocation:
         """Return the nodes of this attempt. Raises LaunchError where they cannot be known; asking again may help."""
 
     def node_resources(self) -> NodeResources:
-        """Return what of the node under this process belongs to the attempt."""
+        """Return the resources of the node under this process. Asks nothing of a scheduler."""
 
     def start_command(self, node: str, command: Sequence[str]) -> list[str]:
-        """Wrap `command` so that it runs on a node of the allocation, with this process's stdin and stdout."""
+        """Wrap `command` so that it runs on a node of the allocation, over the stdin and stdout of the wrapper."""
 
     def start_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment for a `start_command`: `environ` without what would change how it starts."""
+        """Return the environment for a start command: `environ` without what would change how it starts."""
 
     def is_node_failure(self, said: str) -> bool:
-        """Whether the last words of a start command say that the node itself is gone."""
+        """Tell from the last words of a start command whether the node itself is gone."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,11 @@ class Job(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether it neither waits nor runs."""
+        """Tell whether it neither waits nor runs."""
 
     @property
     def output(self) -> str:
-        """The file that its output goes to; "" where the queue does not say."""
+        """Return the file that its output goes to; "" where the queue does not say."""
 
     def granted(self, launch: LaunchConfig) -> LaunchConfig:
         """Return `launch` asking for what this job really has, whatever its submitter gave on the command line."""
@@ -131,9 +131,9 @@ class Job(Protocol):
 
 
 class JobQueue(Protocol):
-    """A scheduler's queue. Sites count calls: each of these is one, `submit` and `Job.exclude_nodes` a few.
+    """A scheduler's queue. All but `render` and `end_of` raise LaunchError when the scheduler does not answer.
 
-    All but `render` raise LaunchError when the scheduler does not answer, and `end_of` knows nothing then.
+    Each method asks the scheduler once or twice, `Job.exclude_nodes` a few times; `render` never. Sites count that.
     """
 
     def render(self, request: JobRequest) -> str:
@@ -148,7 +148,8 @@ class JobQueue(Protocol):
     def show(self, job_id: str) -> Job | None:
         """Return the job; None once the queue has forgotten it."""
 
-    def end_of(self, job_id: str) -> JobEnd: ...
+    def end_of(self, job_id: str) -> JobEnd:
+        """Return how the job ended; with state "" where it has not, or the scheduler does not answer."""
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """End jobs, waiting or running; one that is over is no error."""

@@ -1,4 +1,4 @@
-"""The local place: this one machine, where a node agent is a child process and nothing ends the run but its user."""
+"""The local place: this one machine, where node agents are child processes and nobody but the user ends the run."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ _LIST_GPUS_S = 60.0
 
 
 class LocalPlace:
+    """This machine, as a `Place`."""
+
     name = "local"
     queue = None
     is_attended = True

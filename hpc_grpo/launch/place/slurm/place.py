@@ -1,9 +1,8 @@
-"""The place of a process inside a Slurm job. The only module that reads `SLURM_*` for what they say."""
+"""The place of a process inside a Slurm job. The only module that reads `SLURM_*` variables for what they say."""
 
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -19,6 +18,8 @@ JOB_ID_VARIABLE = "SLURM_JOB_ID"
 
 
 class SlurmPlace:
+    """The job that this process is in, as a `Place`: agents are steps of it."""
+
     name = "slurm"
     is_attended = False
 
@@ -28,7 +29,7 @@ class SlurmPlace:
 
     @cached_property
     def _shown(self) -> dict[str, str]:
-        """The job's fields, asked for once; a failure to answer is not kept."""
+        """Ask for the job's fields, once: an answer is kept, a failure is not."""
         job_id = self._environ[JOB_ID_VARIABLE]
         records = text.records(text.output_of(["scontrol", "show", "job", job_id]))
         found = next((record for record in records if record.get("JobId") == job_id), records[0])
@@ -82,7 +83,7 @@ def gpus_of_a_step(job: Mapping[str, str], num_nodes: int) -> int | None:
     spread. Raises LaunchError where some node would have none.
     """
     total = text.granted(job.get("TRES", job.get("AllocTRES", "")), "gres/gpu")
-    asked_otherwise = any(re.search("gpu", job.get(name, "")) for name in ("TresPerJob", "TresPerTask"))
+    asked_otherwise = any("gpu" in job.get(name, "") for name in ("TresPerJob", "TresPerTask"))
     if not total or not asked_otherwise:
         return None
     if int(total) < num_nodes:

@@ -1,4 +1,4 @@
-"""Slurm's commands and the text that they print: asking one of them, and reading values out of its answer."""
+"""Slurm's commands and what they print: run one of them, and read values out of its text."""
 
 from __future__ import annotations
 
