@@ -1,10 +1,15 @@
-"""From a frozen run directory to one supervised attempt on the nodes at hand."""
+"""Run one attempt of a frozen run on the nodes at hand: `hpc-grpo train`, and what a submitted job executes.
+
+Runs in the supervisor's process. Consumes the run directory and the place; produces one supervised attempt and an exit
+code. Waits for a place that does not answer yet, and for the end of an attempt that still holds the run.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -29,34 +34,59 @@ _ASK_AGAIN_S = (2.0, 10.0, 30.0, 60.0)
 
 @dataclass(frozen=True)
 class JobRole:
-    """What this process's Slurm job is for. `is_link`: submitted for this attempt alone, so it may have successors;
-    `successor_of`: the job that queued it, "" if the user did."""
+    """What the job of this process is for.
+
+    `is_link`: it was submitted for this attempt alone, so it may have successors. `successor_of`: the job that queued
+    it, "" if the user did.
+    """
 
     is_link: bool = False
     successor_of: str = ""
 
 
-def run_attempt(run: RunDir, driver: str, role: JobRole) -> int:
+def run_attempt(run: RunDir, driver: str, role: JobRole, place: Place | None = None) -> int:
     """Run one attempt and return the exit code to end with. Raises HpcGrpoError.
 
-    `driver` is a module or a .py file; it is run with the run directory as its argument.
+    `driver` is a module or a .py file; it is run with the run directory as its argument. `place` is found where none
+    is given.
     """
     config = load_resolved(run.config)
-    place = find_place()
-    allocation = _patiently_allocated(place) if role.is_link else place.allocation()
+    place = place or find_place()
+    allocation = allocation_of(place, is_patient=role.is_link)
     queue = place.queue if role.is_link else None
     if run.is_complete() and queue is None:  # a link also has to say that its chain is over
         say(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
         return EXIT_COMPLETE
     if allocation.this_node != allocation.head:
-        _move_to_head(place, _again(config.launch, run, driver, role))
+        _move_to_head(place, allocation, _this_command(config.launch, run, driver, role))
     link = None
     if queue is not None:
         link = ChainLink(run, config.launch, queue, LinkJob(allocation.job_id, role.successor_of, driver))
         if (code := _end_of_chain(run, link, role)) is not None:
             return code
     setup = AttemptSetup(run, config.launch, place, allocation, run.next_attempt_number(), working_dir(run))
-    return _supervise(Supervisor(setup, Nodes(setup), [*_driver_command(driver), str(run.path)]), run, link)
+    supervisor = Supervisor(setup, Nodes(setup), [*_driver_command(driver), str(run.path)])
+    return supervise(supervisor, run, link)
+
+
+def allocation_of(place: Place, is_patient: bool, sleep: Callable[[float], None] = time.sleep) -> Allocation:
+    """Return the nodes of this attempt; raises LaunchError where the place does not answer.
+
+    A patient question is repeated for two minutes: a link that ended here would end its chain.
+    """
+    for pause_s in _ASK_AGAIN_S if is_patient else ():
+        try:
+            return place.allocation()
+        except LaunchError as error:
+            say(f"{error} Asking again in {pause_s:.0f} s.")
+            sleep(pause_s)
+    return place.allocation()
+
+
+def _move_to_head(place: Place, allocation: Allocation, command: Sequence[str]) -> None:
+    """Become a process of the head node: salloc leaves its shell on the login node."""
+    argv = place.start_command(allocation.head, command)
+    os.execvpe(argv[0], argv, place.start_environment(os.environ))
 
 
 def _end_of_chain(run: RunDir, link: ChainLink, role: JobRole) -> int | None:
@@ -64,47 +94,41 @@ def _end_of_chain(run: RunDir, link: ChainLink, role: JobRole) -> int | None:
     decision = link.decide()
     if role.successor_of or not decision.goes_on:
         say(decision.why)
-    if left := abandoned_by(run, link.before):
-        _close_record(run, left)
+    if owner := abandoned_by(run, link.before):
+        close_record(run, owner)
         if not decision.goes_on:
-            remove_abandoned(run, left)
+            remove_abandoned(run, owner)
     link.tell()
     if decision.goes_on:
         return None
     return EXIT_COMPLETE if run.is_complete() else EXIT_CRASH if decision.gave_up else EXIT_RESUMABLE
 
 
-def _patiently_allocated(place: Place) -> Allocation:
-    """Return the allocation, asking a place that does not answer again: a link that ends here would end its chain."""
-    for pause_s in _ASK_AGAIN_S:
-        try:
-            return place.allocation()
-        except LaunchError as error:
-            say(f"{error} Asking again in {pause_s:.0f} s.")
-            time.sleep(pause_s)
-    return place.allocation()
-
-
-def _close_record(run: RunDir, left: LockOwner) -> None:
-    """Of an attempt that was killed, its last sign of life goes with the hold: keep it as its end."""
+def close_record(run: RunDir, owner: LockOwner) -> None:
+    """Write the last sign of life of a killed attempt, which goes with its lock, into its record as its end."""
     for record in read_attempts(run):
-        if record.attempt == left.attempt and record.ended_at is None:
-            record.ended_at = left.beat_at
+        if record.attempt == owner.attempt and record.ended_at is None:
+            record.ended_at = owner.beat_at
             record.save(run.attempt(record.attempt, record.job_id))
 
 
-def _supervise(supervisor: Supervisor, run: RunDir, link: ChainLink | None) -> int:
-    hold = RunLock.take(run, supervisor.record.job_id, supervisor.record.attempt, before=link.before if link else None)
+def supervise(supervisor: Supervisor, run: RunDir, link: ChainLink | None) -> int:
+    """Hold the run while the attempt lasts, and see to the link's successor; returns the attempt's exit code.
+
+    What is to be done at the end is done in the reverse order of its lines here.
+    """
+    record = supervisor.record
+    lock = RunLock.take(run, record.job_id, record.attempt, before=link.before if link else None)
     # The warning may come after the driver's end, while the link looks after its successor.
     with outliving_the_warning(), ExitStack() as at_the_end:
         if link is None:
-            at_the_end.callback(hold.release)
+            at_the_end.callback(lock.release)
             return supervisor.run()
         at_the_end.callback(link.tell)  # last, since it may take its time
-        at_the_end.callback(hold.release)
+        at_the_end.callback(lock.release)
         link.start()
         supervisor.chore = link.queue_again
-        at_the_end.callback(link.finish, supervisor.record)
+        at_the_end.callback(link.finish, record)
         return supervisor.run()
 
 
@@ -112,12 +136,7 @@ def _driver_command(driver: str) -> list[str]:
     return [sys.executable, driver] if driver.endswith(".py") else [sys.executable, "-m", driver]
 
 
-def _again(launch: LaunchConfig, run: RunDir, driver: str, role: JobRole) -> list[str]:
+def _this_command(launch: LaunchConfig, run: RunDir, driver: str, role: JobRole) -> list[str]:
+    """Return the command line of this attempt, for the Python of the jobs."""
     words = ["attempt", str(run.path), "--driver", driver, "--link" if role.is_link else "--no-link"]
     return [job_python(launch), "-E", "-m", "hpc_grpo.cli", *words, "--successor-of", role.successor_of]
-
-
-def _move_to_head(place: Place, command: list[str]) -> None:
-    """Become a process of the head node: salloc leaves its shell on the login node."""
-    command = place.start_command(place.allocation().head, command)
-    os.execvpe(command[0], command, place.start_environment(os.environ))

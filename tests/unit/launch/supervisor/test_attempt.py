@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,19 +19,26 @@ from hpc_grpo.launch.supervisor import attempt
 from hpc_grpo.run.attempt import AttemptRecord, read_attempts
 from hpc_grpo.run.lock import LockOwner
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.signals import Signals
 from tests.support.places import FakePlace, allocation
 
 
-@pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def test_a_place_that_does_not_answer_is_asked_again() -> None:
     slept: list[float] = []
-    monkeypatch.setattr(attempt.time, "sleep", slept.append)
-    return slept
-
-
-def test_a_place_that_does_not_answer_is_asked_again(slept: list[float]) -> None:
-    assert attempt._patiently_allocated(FakePlace(silent=3)) == FakePlace().nodes
+    assert attempt.allocation_of(FakePlace(silent=3), is_patient=True, sleep=slept.append) == FakePlace().nodes
     assert slept == [2.0, 10.0, 30.0]
+
+
+def test_a_place_that_never_answers_is_an_error() -> None:
+    slept: list[float] = []
+    with pytest.raises(LaunchError, match="does not answer"):
+        attempt.allocation_of(FakePlace(silent=99), is_patient=True, sleep=slept.append)
+    assert sum(slept) == 102.0
+
+
+def test_a_user_who_waits_is_told_at_once_that_the_place_does_not_answer() -> None:
+    with pytest.raises(LaunchError, match="does not answer"):
+        attempt.allocation_of(FakePlace(silent=1), is_patient=False)
 
 
 def test_the_last_sign_of_life_of_a_killed_attempt_is_kept_as_its_end(tmp_path: Path) -> None:
@@ -39,14 +50,8 @@ def test_the_last_sign_of_life_of_a_killed_attempt_is_kept_as_its_end(tmp_path: 
         folder.mkdir(parents=True)
         record.save(folder)
     for number in (1, 2):
-        attempt._close_record(run, LockOwner("nid001", 1, 1, str(number), number, beat_at=77.0))
+        attempt.close_record(run, LockOwner("nid001", 1, 1, str(number), number, beat_at=77.0))
     assert [record.ended_at for record in read_attempts(run)] == [77.0, ended.ended_at]
-
-
-def test_one_that_never_answers_is_an_error(slept: list[float]) -> None:
-    with pytest.raises(LaunchError, match="does not answer"):
-        attempt._patiently_allocated(FakePlace(silent=99))
-    assert sum(slept) == 102.0
 
 
 def test_a_light_installation_on_the_login_node_starts_that_of_the_jobs_on_the_head_node(
@@ -61,12 +66,46 @@ def test_a_light_installation_on_the_login_node_starts_that_of_the_jobs_on_the_h
         raise SystemExit(0)
 
     place = FakePlace(replace(allocation("nid001"), this_node=None), wrap=lambda node, command: [node, *command])
-    monkeypatch.setattr(attempt, "find_place", lambda: place)
     monkeypatch.setattr(attempt.os, "execvpe", execvpe)
     monkeypatch.setattr(job_command, "find_spec", lambda _name: None)
     with pytest.raises(SystemExit):
-        attempt.run_attempt(run, "hpc_grpo.driver.main", attempt.JobRole())
+        attempt.run_attempt(run, "hpc_grpo.driver.main", attempt.JobRole(), place)
     [command] = became
     assert command[0] == "nid001"
     inner = command[command.index("/proj/env/bin/python") :]
     assert inner[1:6] == ["-E", "-m", "hpc_grpo.cli", "attempt", str(run.path)]
+
+
+def warn_this_process() -> None:
+    assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL, "it would end the tests"
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def test_a_warning_while_a_link_ends_does_not_keep_it_from_its_successor(tmp_path: Path) -> None:
+    finished: list[Any] = []
+
+    class Link:
+        before = None
+
+        def start(self) -> None: ...
+
+        def queue_again(self) -> None: ...
+
+        def finish(self, record: Any) -> None:
+            warn_this_process()
+            finished.append(record.attempt)
+
+        def tell(self) -> None:
+            finished.append("told")
+
+    def run() -> int:
+        with Signals() as signals:
+            warn_this_process()
+            assert signals.pending == [signal.SIGUSR1]
+        return 75
+
+    supervisor: Any = SimpleNamespace(run=run, record=SimpleNamespace(attempt=1, job_id="7"))
+    link: Any = Link()
+    assert attempt.supervise(supervisor, RunDir(tmp_path), link) == 75
+    assert finished == [1, "told"]
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
