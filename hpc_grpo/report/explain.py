@@ -104,7 +104,7 @@ def _kind(records: RunRecords, record: AttemptRecord, now: float) -> str:
     sign = records.last_sign_of_life() if record is records.newest else None
     if record.exit_kind in ("running", "cancelled") and ended_by_time_limit(record, sign):
         return "walltime"
-    if record.was_killed_when_told_to_end and _DUE_TO not in _slurm_lines(records, record.job_id):
+    if record.was_killed_in_teardown and _DUE_TO not in _slurm_lines(records, record.job_id):
         return "cancelled"
     if record.exit_kind != "running":
         return record.exit_kind

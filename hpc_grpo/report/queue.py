@@ -48,10 +48,9 @@ def ask_about(runs: Sequence[RunRecords]) -> QueueReport:
     """Ask one question about the jobs of all `runs`, or take the last answer. Raises LaunchError when there is none."""
     jobs_of_runs = [_unfinished_jobs(records) for records in runs]
     min_s = max((_least_seconds_between_questions(records) for records in runs), default=0.0)
-    answer = queue_answer(
-        sorted({job_id for job_ids in jobs_of_runs for job_id in job_ids}), min_s, cache_path(os.environ)
-    )
-    known = [tuple(filter(None, map(answer.job, job_ids))) for job_ids in jobs_of_runs]
+    job_ids = sorted({job_id for jobs in jobs_of_runs for job_id in jobs})
+    answer = queue_answer(job_ids, min_s, cache_path(os.environ))
+    known = [tuple(filter(None, map(answer.job, jobs))) for jobs in jobs_of_runs]
     return QueueReport(answer, tuple(known))
 
 

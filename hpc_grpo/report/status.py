@@ -207,7 +207,7 @@ def _while_held(records: RunRecords) -> RunStatus:
 
 
 def _was_cancelled(records: RunRecords, newest: AttemptRecord) -> bool:
-    if newest.was_killed_when_told_to_end:
+    if newest.was_killed_in_teardown:
         return not ended_by_time_limit(newest, records.last_sign_of_life())
     return newest.exit_kind == "cancelled"
 
@@ -241,7 +241,7 @@ def _what_went_wrong(attempt: AttemptRecord, is_running: bool) -> str:
     if attempt.exit_kind in _WENT_WRONG:
         return attempt.why or f"It ended as {attempt.exit_kind} and does not say why."
     if attempt.exit_kind == "running" and not is_running:
-        if attempt.was_killed_when_told_to_end:
+        if attempt.was_killed_in_teardown:
             return f"{attempt.signalled} asked it to end, and it was killed before it had."
         return "It was killed before it could say why."
     if attempt.lost_nodes:

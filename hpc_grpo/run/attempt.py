@@ -52,8 +52,8 @@ class AttemptRecord:
     restarts: list[str] = field(default_factory=list)
 
     @property
-    def was_killed_when_told_to_end(self) -> bool:
-        """Whether an attempt that no longer runs was cancelled, and SIGKILL came before its teardown was over.
+    def was_killed_in_teardown(self) -> bool:
+        """Tell whether an attempt that no longer runs was cancelled, and SIGKILL came before its teardown was over.
 
         One that lost a node was not: of such a job the queue ends the rest.
         """

@@ -84,7 +84,7 @@ def killed(beat_age_s: float, successor: bool = False) -> Prepare:
     return prepare
 
 
-def killed_when_told_to_end(stop: bool = False, **fields: Any) -> Prepare:
+def killed_in_teardown(stop: bool = False, **fields: Any) -> Prepare:
     def prepare(built: RunBuilder) -> None:
         built.attempt(1, "running", **{"signalled": "SIGTERM", "signalled_at": time.time() - 61.0, "why": "", **fields})
         built.chain("11", ended="Job 11 was cancelled by the user.")
@@ -133,11 +133,11 @@ def complete(built: RunBuilder) -> None:
         (after("bringup_failed"), "failed"),
         (after("node_lost"), "failed"),
         (after("running", ended="Gave up."), "failed"),
-        (killed_when_told_to_end(), "cancelled"),
-        (killed_when_told_to_end(stop=True), "cancelled"),
-        (killed_when_told_to_end(ends_at=time.time() - 60.0), "failed"),
-        (killed_when_told_to_end(stop=True, ends_at=time.time() - 60.0), "stopped"),
-        (killed_when_told_to_end(lost_nodes={"n2": "power"}), "failed"),
+        (killed_in_teardown(), "cancelled"),
+        (killed_in_teardown(stop=True), "cancelled"),
+        (killed_in_teardown(ends_at=time.time() - 60.0), "failed"),
+        (killed_in_teardown(stop=True, ends_at=time.time() - 60.0), "stopped"),
+        (killed_in_teardown(lost_nodes={"n2": "power"}), "failed"),
         (after("cancelled"), "cancelled"),
         (after("cancelled", stop=True), "cancelled"),
         (killed(61.0), "lost"),
@@ -197,7 +197,7 @@ def test_a_damaged_file_is_named_and_hides_nothing_else(built: RunBuilder) -> No
         (after("resumable"), None),
         (killed(61.0), "It was killed before it could say why."),
         (
-            killed_when_told_to_end(),
+            killed_in_teardown(),
             "SIGTERM asked it to end, and it was killed before it had. Job 11 was cancelled by the user.",
         ),
         (held_before_its_record, "why 1"),
