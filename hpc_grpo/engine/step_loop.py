@@ -21,7 +21,7 @@ class Steppable(Protocol):
     def step(self) -> None: ...
 
     def fail(self, error: BaseException) -> None:
-        """Give every caller that still waits for a result this error."""
+        """Raise this error from every call that still waits for a result."""
 
 
 S = TypeVar("S", bound=Steppable)

@@ -96,7 +96,7 @@ class _PendingGroup:
 
 @dataclass
 class _PendingSample:
-    """`segments` are (policy_version, tokens sampled by it), closed at each weight update."""
+    """A completion under way. `segments` are (policy_version, tokens sampled by it), closed at each weight update."""
 
     group: _PendingGroup
     index: int

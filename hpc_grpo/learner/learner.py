@@ -64,7 +64,7 @@ class Learner:
 
     @property
     def policy_version(self) -> int:
-        """Optimizer steps taken, over all attempts of the run."""
+        """Count the optimizer steps taken, over all attempts of the run."""
         return int(self.ds_engine.global_steps)
 
     def train_step(self, minibatches: Sequence[Minibatch]) -> dict[str, Reduction]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 
 class Rendezvous:
-    """Turned into a Ray actor by the learner group. Numbers are kept as decimal text, as torch's stores do."""
+    """Made a Ray actor by the driver. Numbers are kept as decimal text, as torch's stores do."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}

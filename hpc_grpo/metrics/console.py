@@ -73,7 +73,7 @@ class _LivePanel:
     def _render(self, record: StepRecord) -> RenderableType:
         progress = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=record.total_steps, completed=record.step, width=_BAR_COLUMNS)
-        progress.add_row(place(record), bar, f"{record.step}/{record.total_steps}")
+        progress.add_row(position(record), bar, f"{record.step}/{record.total_steps}")
         numbers = Table.grid(padding=(0, 3))
         numbers.add_row(*(f"[dim]{label}[/] [bold]{value}[/]" for label, value in self._numbers(record)))
         shares = Table.grid(padding=(0, 1))
@@ -106,7 +106,7 @@ def _move_log_handlers(
 def plain_line(record: StepRecord) -> str:
     """Return one line for a log: place in the run, the numbers a reader looks for first, and where the time went."""
     numbers = [f"{label} {value}" for label, value in headline(record)]
-    line = " ".join([place(record), *numbers])
+    line = " ".join([position(record), *numbers])
     shares = " ".join(f"{name} {share:.0%}" for name, share in time_shares(record.metrics).items())
     return f"{line} | {shares}" if shares else line
 
@@ -132,7 +132,7 @@ def headline(record: StepRecord) -> list[tuple[str, str]]:
     return shown
 
 
-def place(record: StepRecord) -> str:
+def position(record: StepRecord) -> str:
     """Return `Epoch 1/5 step 6/19 global step 6`; for the eval before the first step, `Epoch 1/5 global step 0`."""
     epoch = f"Epoch {record.epoch}/{record.total_epochs}"
     if record.step == 0:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sum:
-    """Added up over ranks."""
+    """Adds up over ranks."""
 
     value: float
 
@@ -24,7 +24,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Mean:
-    """`total` over `count` items; a mean of nothing is 0.0 by convention."""
+    """Divides `total` by `count` items; a mean of nothing is 0.0 by convention."""
 
     total: float
     count: float = 1.0
@@ -38,7 +38,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Max:
-    """The largest over ranks."""
+    """Keeps the largest over ranks."""
 
     value: float
 

@@ -64,7 +64,7 @@ class JsonlSink:
 
 
 class TensorBoardSink:
-    """Event files below the run directory; one more per attempt, merged by TensorBoard."""
+    """Writes event files below the run directory, one more per attempt; TensorBoard merges them."""
 
     def __init__(self, run_dir: RunDir) -> None:
         # Imported here: it loads torch and tensorboard, which only those who ask for it should pay.
@@ -95,7 +95,7 @@ def wandb_mode(metrics: MetricsConfig, environ: Mapping[str, str] = os.environ) 
 
 
 class WandbSink:
-    """One W&B run per run: every attempt resumes the id kept in the run directory."""
+    """Logs to one W&B run for all attempts: each resumes the id kept in the run directory."""
 
     def __init__(
         self, config: Config, run_dir: RunDir, mode: Mode, start_run: Callable[..., Any] | None = None

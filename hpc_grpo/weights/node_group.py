@@ -28,7 +28,7 @@ RENDEZVOUS = "rendezvous"
 
 @dataclass(frozen=True)
 class GroupMembership:
-    """How a process joins its node's group; `generation` changes when a group is rebuilt."""
+    """A process's place in its node's group; `generation` changes when a group is rebuilt."""
 
     folder: Path
     rank: int
@@ -38,7 +38,7 @@ class GroupMembership:
 
 
 class NodeGroup:
-    """Announcements from the publisher to the workers, acknowledgements back; every wait has the deadline."""
+    """Carries announcements to the workers and acknowledgements back; every wait has the deadline."""
 
     def __init__(self, membership: GroupMembership) -> None:
         self._rank = membership.rank

@@ -14,7 +14,7 @@ from hpc_grpo.rewards.answers import is_correct, reference_answer
 def correctness(
     prompts: Sequence[str], completions: Sequence[str], answer: Sequence[Any] | None = None, **fields: Any
 ) -> list[float]:
-    """`answer` is GSM8K's form (… #### 42), a number, a `\\boxed{}` or a text. See `answers.is_correct`."""
+    """Compare each completion with its `answer`: GSM8K's form (… #### 42), a number, a `\\boxed{}` or a text."""
     if answer is None:
         raise ConfigError("correctness compares with a reference answer; set data.*.answer_field to its column.")
     return [

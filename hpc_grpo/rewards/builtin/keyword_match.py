@@ -19,8 +19,8 @@ def keyword_match(
     case_sensitive: bool = False,
     **fields: Any,
 ) -> list[float]:
-    """Keywords count as whole words. They are `keyword_list`, else the column `keyword_field`: a list of
-    texts or one text with commas. An item without keywords scores 1.0: it asks for nothing.
+    """Count keywords, as whole words. They are `keyword_list`, else the column `keyword_field`: a list of texts or
+    one text with commas. An item without keywords scores 1.0: it asks for nothing.
     """
     if keyword_list is None and keyword_field not in fields:
         raise ConfigError(

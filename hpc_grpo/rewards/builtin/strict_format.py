@@ -17,7 +17,7 @@ def strict_format(
     answer_tag: str = "answer",
     **fields: Any,
 ) -> list[float]:
-    """`<reasoning>…</reasoning><answer>…</answer>`: both once, in this order, neither empty, and nothing but
+    """Match `<reasoning>…</reasoning><answer>…</answer>`: both once, in this order, neither empty, and nothing but
     white space before, between and after.
     """
     pattern = _structure(reasoning_tag, answer_tag)
