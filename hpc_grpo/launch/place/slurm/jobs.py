@@ -16,15 +16,18 @@ from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.base import JobEnd, JobRequest
 from hpc_grpo.launch.place.slurm import sbatch, text
-from hpc_grpo.launch.place.slurm.text import WAITING_STATES, minutes, output_of
+from hpc_grpo.launch.place.slurm.text import WAITING_STATES, Ask, minutes, output_of
 
 _FINAL_STATES = frozenset(
     ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
 )
 
 
+@dataclass(frozen=True)
 class SlurmQueue:
-    """The queue of this cluster, as a `JobQueue`."""
+    """The queue of this cluster, as a `JobQueue`; `ask` runs Slurm's commands, but for sbatch."""
+
+    ask: Ask = output_of
 
     def render(self, request: JobRequest) -> str:
         return sbatch.render(request)
@@ -37,13 +40,13 @@ class SlurmQueue:
 
     def show(self, job_id: str) -> SlurmJob | None:
         try:
-            shown = output_of(["scontrol", "show", "job", job_id])
+            shown = self.ask(["scontrol", "show", "job", job_id])
         except LaunchError as error:
             if "Invalid job id" in str(error):  # forgotten, some minutes after its end
                 return None
             raise
         records = (record for record in text.records(shown) if record.get("JobId") == job_id)
-        return next((SlurmJob(job_id, record) for record in records), None)
+        return next((SlurmJob(job_id, record, self.ask) for record in records), None)
 
     def end_of(self, job_id: str) -> JobEnd:
         state = self._final_state(job_id)
@@ -57,7 +60,7 @@ class SlurmQueue:
     def _final_state(self, job_id: str) -> str:
         """Return its end as sacct says it ("CANCELLED by 1000"), else as scontrol does; "" if neither knows."""
         try:
-            state = output_of(["sacct", "-X", "-n", "-P", "-j", job_id, "-o", "State"]).partition("\n")[0].strip()
+            state = self.ask(["sacct", "-X", "-n", "-P", "-j", job_id, "-o", "State"]).partition("\n")[0].strip()
             if state.partition(" ")[0] in _FINAL_STATES:
                 return state
         except LaunchError:
@@ -70,10 +73,10 @@ class SlurmQueue:
         return job.state if job and job.state in _FINAL_STATES else ""
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        output_of(["scancel", "--quiet", *job_ids])
+        self.ask(["scancel", "--quiet", *job_ids])
 
     def release(self, job_id: str) -> None:
-        output_of(["scontrol", "release", job_id])
+        self.ask(["scontrol", "release", job_id])
 
 
 def _is_users_cancel(state: str) -> bool:
@@ -90,6 +93,7 @@ class SlurmJob:
 
     job_id: str
     fields: Mapping[str, str] = field(default_factory=dict)
+    ask: Ask = output_of
 
     @property
     def state(self) -> str:
@@ -134,12 +138,12 @@ class SlurmJob:
         """
         excluded = [*([self.fields["ExcNodeList"]] if "ExcNodeList" in self.fields else []), *nodes]
         names = self.fields["Partition"].split(",")
-        partitions = [text.fields(output_of(["scontrol", "show", "partition", name])) for name in names]
-        members = {node for one in partitions if "Nodes" in one for node in text.hostnames(one["Nodes"])}
+        partitions = [text.fields(self.ask(["scontrol", "show", "partition", name])) for name in names]
+        members = {node for one in partitions if "Nodes" in one for node in text.hostnames(one["Nodes"], self.ask)}
         needed = int(self.fields.get("NumNodes", "1").partition("-")[0])
-        if len(members - set(text.hostnames(",".join(excluded)))) < needed:
+        if len(members - set(text.hostnames(",".join(excluded), self.ask))) < needed:
             raise LaunchError(f"without {', '.join(nodes)} its partition has fewer than {needed} nodes")
-        output_of(["scontrol", "update", f"JobId={self.job_id}", f"ExcNodeList={','.join(excluded)}"])
+        self.ask(["scontrol", "update", f"JobId={self.job_id}", f"ExcNodeList={','.join(excluded)}"])
 
     @property
     def _granted_tres(self) -> str:

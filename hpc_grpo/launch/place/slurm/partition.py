@@ -14,7 +14,7 @@ from hpc_grpo.system.commands import Answer, run_command
 _SHOW_PARTITIONS = ("scontrol", "--all", "show", "partition", "--oneliner")
 _SHOW_ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc")
 _DEADLINE_S = 10.0
-"""For answers that sbatch gives in any case."""
+"""Short: sbatch gives these answers in any case."""
 
 _NO_CLUSTER = "Could not establish a configuration source"
 """Slurm's word on a machine where its tools are installed and belong to no cluster."""

@@ -1,4 +1,4 @@
-"""What squeue says about jobs, in one call for all of them, and not more often than a site allows."""
+"""Ask squeue about jobs: in one call for all of them, and not more often than a site allows."""
 
 from __future__ import annotations
 

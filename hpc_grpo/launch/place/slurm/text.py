@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.system.commands import run_command
+
+Ask = Callable[[Sequence[str]], str]
+"""A command of Slurm's in, what it prints out: `output_of`, or a stand-in of it."""
 
 _TIMEOUT_S = 60.0
 WAITING_STATES = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "RUNNING", "SUSPENDED"})
@@ -48,9 +51,9 @@ def own_lines(printed: Sequence[str], job_id: str) -> list[str]:
     return [line for line in own if (named := _NAMED_JOB.search(line)) is None or named[1] == job_id]
 
 
-def hostnames(node_list: str) -> list[str]:
+def hostnames(node_list: str, ask: Ask = output_of) -> list[str]:
     """Return the nodes of a list as Slurm writes it, such as nid[001-004]. Asks Slurm. Raises LaunchError."""
-    return output_of(["scontrol", "show", "hostnames", node_list]).split()
+    return ask(["scontrol", "show", "hostnames", node_list]).split()
 
 
 def unix_time(text: str) -> float | None:

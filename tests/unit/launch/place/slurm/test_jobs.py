@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,8 +9,6 @@ import pytest
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.base import JobEnd
-from hpc_grpo.launch.place.slurm import jobs as slurm_job
-from hpc_grpo.launch.place.slurm import text
 from hpc_grpo.launch.place.slurm.jobs import SlurmJob, SlurmQueue
 from hpc_grpo.launch.place.slurm.text import fields
 
@@ -87,20 +85,16 @@ def test_what_slurm_does_not_say_stays_as_configured() -> None:
 
 
 @pytest.mark.parametrize(("needed", "excludes"), [("1-1", True), ("2", False)])
-def test_nodes_are_excluded_only_where_enough_are_left(
-    needed: str, excludes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_are_excluded_only_where_enough_are_left(needed: str, excludes: bool) -> None:
     asked: list[str] = []
 
-    def output_of(argv: Sequence[str]) -> str:
+    def ask(argv: Sequence[str]) -> str:
         asked.append(" ".join(argv))
         if "hostnames" in argv:
             return {"nid[001-003]": "nid001\nnid002\nnid003\n"}.get(argv[-1], argv[-1].replace(",", "\n"))
         return "PartitionName=workq\n   Nodes=nid[001-003]\n   State=UP TotalCPUs=24 TotalNodes=3"
 
-    monkeypatch.setattr(slurm_job, "output_of", output_of)
-    monkeypatch.setattr(text, "output_of", output_of)
-    job = SlurmJob("8", {"Partition": "workq", "NumNodes": needed, "ExcNodeList": "nid001"})
+    job = SlurmJob("8", {"Partition": "workq", "NumNodes": needed, "ExcNodeList": "nid001"}, ask)
     if excludes:
         job.exclude_nodes(["nid002"])
         assert asked[-1] == "scontrol update JobId=8 ExcNodeList=nid001,nid002"
@@ -110,15 +104,15 @@ def test_nodes_are_excluded_only_where_enough_are_left(
         assert not any("update" in call for call in asked)
 
 
-def asked(answers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def queue(answers: dict[str, str]) -> SlurmQueue:
     """A Slurm whose commands answer so; one that is not named fails."""
 
-    def output_of(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+    def ask(argv: Sequence[str]) -> str:
         if argv[0] not in answers:
             raise LaunchError(f"{argv[0]} failed: no such command")
         return answers[argv[0]]
 
-    monkeypatch.setattr(slurm_job, "output_of", output_of)
+    return SlurmQueue(ask)
 
 
 RUNNING, TIMED_OUT = "JobId=7 JobState=RUNNING", "JobId=7 JobState=TIMEOUT"
@@ -134,11 +128,8 @@ RUNNING, TIMED_OUT = "JobId=7 JobState=RUNNING", "JobId=7 JobState=TIMEOUT"
         ({}, ""),
     ],
 )
-def test_how_a_job_ended_with_and_without_accounting(
-    answers: dict[str, str], state: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked(answers, monkeypatch)
-    assert SlurmQueue().end_of("7").state == state
+def test_how_a_job_ended_with_and_without_accounting(answers: dict[str, str], state: str) -> None:
+    assert queue(answers).end_of("7").state == state
 
 
 @pytest.mark.parametrize(
@@ -153,6 +144,17 @@ def test_how_a_job_ended_with_and_without_accounting(
         ("", JobEnd()),
     ],
 )
-def test_an_end_says_who_or_what_made_it(state: str, end: JobEnd, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked({"sacct": state}, monkeypatch)
-    assert SlurmQueue().end_of("7") == replace(end, state=state)
+def test_an_end_says_who_or_what_made_it(state: str, end: JobEnd) -> None:
+    assert queue({"sacct": state}).end_of("7") == replace(end, state=state)
+
+
+def test_a_job_is_shown_until_slurm_has_forgotten_it() -> None:
+    def forgot(argv: Sequence[str]) -> str:
+        raise LaunchError("scontrol show job 7 failed: slurm_load_jobs error: Invalid job id specified")
+
+    assert SlurmQueue(forgot).show("7") is None
+    known = queue({"scontrol": f"{RUNNING}\n\nJobId=8 JobState=PENDING"}).show("7")
+    assert known is not None
+    assert (known.state, known.is_over) == ("RUNNING", False)
+    with pytest.raises(LaunchError, match="no such command"):
+        queue({}).show("7")
