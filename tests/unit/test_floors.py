@@ -164,7 +164,7 @@ def test_a_room_of_the_login_node_imports_nothing_heavy(path: Path) -> None:
 
 
 def test_importing_the_command_loads_nothing_heavy() -> None:
-    light = HEAVY | {"psutil", "pydantic", "submitit", "yaml", "rich", "numpy"}
+    light = HEAVY | {"filelock", "psutil", "pydantic", "submitit", "yaml", "rich", "numpy"}
     program = f"import sys, hpc_grpo.cli; print(sorted(set(sys.modules) & {light!r}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

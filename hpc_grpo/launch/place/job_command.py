@@ -5,9 +5,12 @@ from __future__ import annotations
 import shlex
 import sys
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpc_grpo.config import LaunchConfig
 
 
 def job_python(launch: LaunchConfig) -> str:

@@ -10,13 +10,15 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.base import JobEnd, JobRequest
 from hpc_grpo.launch.place.slurm import sbatch, text
 from hpc_grpo.launch.place.slurm.text import WAITING_STATES, Ask, minutes, output_of
+
+if TYPE_CHECKING:
+    from hpc_grpo.config import LaunchConfig
 
 _FINAL_STATES = frozenset(
     ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]

@@ -10,15 +10,17 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpc_grpo.config import LaunchConfig, SlurmConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.place.base import JobRequest
 from hpc_grpo.launch.place.job_command import job_python, setup_lines
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.commands import run_command
+
+if TYPE_CHECKING:
+    from hpc_grpo.config import LaunchConfig, SlurmConfig
 
 
 def render(request: JobRequest) -> str:

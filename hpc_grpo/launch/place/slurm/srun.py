@@ -7,12 +7,14 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.job_command import setup_lines
 from hpc_grpo.launch.place.slurm.sbatch import extra_options, node_options, submission_environment
+
+if TYPE_CHECKING:
+    from hpc_grpo.config import LaunchConfig
 
 _STEP = (
     "srun",
