@@ -11,7 +11,6 @@ unpickle one, and a tensor among the scores would make the parent import torch.
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import math
 import numbers
@@ -19,7 +18,6 @@ import os
 import pickle
 import signal
 import struct
-import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,8 +26,8 @@ from typing import Any
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.registry import REWARDS
 from hpc_grpo.rewards import RewardFunction
+from hpc_grpo.system.processes import tie_to_parent
 
-_PR_SET_PDEATHSIG = 1
 _MAX_MESSAGE_CHARACTERS = 2000
 
 HEADER = struct.Struct("!Q")
@@ -74,7 +72,7 @@ def main(descriptor: int, parent_pid: int) -> None:
     A `Call` is run; a tuple holds the names of rewards to import. An empty frame says that a message was taken: a
     worker that dies after it died of that message.
     """
-    _die_with_parent(parent_pid)
+    tie_to_parent(parent_pid, signal.SIGKILL)
     # A process that a reward forks must not keep the socket open: by its end the parent knows that the worker died.
     os.register_at_fork(after_in_child=lambda: os.close(descriptor))
     with open(descriptor, "r+b", buffering=0) as connection:
@@ -93,15 +91,6 @@ def _read(connection: Any, size: int) -> bytes:
     while len(data) < size and (part := connection.read(size - len(data))):
         data += part
     return data
-
-
-def _die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when the parent's thread that started it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        # The parent died before prctl was called.
-        os._exit(1)
 
 
 def load(names: Sequence[str]) -> str | None:

@@ -8,6 +8,7 @@ needs no more than that, does not load it.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 from collections.abc import Callable
@@ -23,14 +24,14 @@ def die_with_parent(sig: int = signal.SIGTERM) -> Callable[[], None]:
 
     Call Popen from the main thread: the kernel watches the starting thread, not the process.
     """
-    parent = os.getpid()
+    return functools.partial(tie_to_parent, os.getpid(), sig)
 
-    def preexec() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, sig)
-        if os.getppid() != parent:  # the parent died before prctl
-            os._exit(1)
 
-    return preexec
+def tie_to_parent(parent: int, sig: int) -> None:
+    """Have the kernel send `sig` to this process when the thread that started it, of process `parent`, ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, sig)
+    if os.getppid() != parent:  # the parent died before prctl
+        os._exit(1)
 
 
 def adopt_orphans() -> None:
