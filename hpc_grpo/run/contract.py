@@ -1,4 +1,4 @@
-"""What launching and training agree on besides the run directory and the exit codes."""
+"""The names that launching and training agree on besides the run directory and the exit codes."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ SHM_DIR_VARIABLE = "HPC_GRPO_SHM_DIR"
 """The run's own folder in the node's shared memory, which the node's agent removes."""
 
 STUCK_NAME = "stuck.txt"
-"""In the attempt's folder: the driver's words on a phase that makes no progress, for the supervisor to end it."""
+"""In the attempt's folder: the driver's sentence on a phase without progress, on which the supervisor ends it."""

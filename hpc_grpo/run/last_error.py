@@ -1,4 +1,4 @@
-"""The last thing a log says about why its process ended: a pure function of text."""
+"""Find what a log says last about why its process ended: pure functions of text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_SENTENCE_CHARS = 300
 
 
 def last_error(text: str) -> str:
-    """The last traceback or `error:` message of a log, at most 12 lines of its end; "" if there is none.
+    """Return the last traceback or `error:` message of a log, at most 12 lines of its end; "" if there is none.
 
     >>> last_error("step 1\\nerror: No data.\\n  in: d.jsonl\\nbye\\n")
     'error: No data.\\n  in: d.jsonl'
@@ -25,7 +25,7 @@ def last_error(text: str) -> str:
 
 
 def last_error_in_a_line(text: str) -> str:
-    """What the last error of a log says, without its frames: one line of at most 300 characters; "" if nothing.
+    """Return the last error of a log without its frames, in one line of at most 300 characters; "" if there is none.
 
     >>> last_error_in_a_line("Traceback (most recent call last):\\n  File a\\nValueError: no\\n  data.\\n\\nbye\\n")
     'ValueError: no data'
@@ -41,7 +41,7 @@ def last_error_in_a_line(text: str) -> str:
 
 
 def reason_to_stop(text: str) -> str:
-    """The driver's line that says why it stopped early; "" if it did not say."""
+    """Return the driver's line that says why it stopped early; "" if it did not say."""
     said = [line for line in text.splitlines() if _STOP.match(line)]
     return said[-1] if said else ""
 
@@ -59,7 +59,7 @@ def _last_block(text: str) -> list[str]:
 
 
 def _exception(traceback: list[str]) -> list[str]:
-    """From the exception on; the last one that is named so, since Ray's message holds that of another process."""
+    """Return the lines from the last exception on: Ray's message holds that of another process before it."""
     begins = [index for index, line in enumerate(traceback) if index and line[:1].strip()]
     named = [index for index in begins if _EXCEPTION.match(traceback[index])]
     start = named[-1] if named else next(iter(begins), len(traceback))
@@ -67,13 +67,13 @@ def _exception(traceback: list[str]) -> list[str]:
 
 
 def _message(block: list[str]) -> list[str]:
-    """The first line and the indented ones that go on with it."""
+    """Return the first line and the indented ones that go on with it."""
     end = next((i for i, line in enumerate(block) if i and not line.startswith((" ", "\t"))), len(block))
     return block[: min(end, _MAX_MESSAGE_LINES)]
 
 
 def _traceback(block: list[str]) -> list[str]:
-    """Frames, the exception, and the further lines of its message (Ray's holds another process's traceback)."""
+    """Return frames, exception and the further lines of its message (Ray's holds another process's traceback)."""
     first = next((i for i, line in enumerate(block) if i and line.strip() and not line.startswith((" ", "\t"))), None)
     if first is None:
         return block

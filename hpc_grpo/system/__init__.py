@@ -1,1 +1,1 @@
-"""What the operating system offers: processes, signals, and a terminal to speak to."""
+"""The operating system: processes, signals, commands of the machine, and a terminal to speak to."""

@@ -1,4 +1,4 @@
-"""Telling the user, where that must not cost the run: a full disk below the job's output ends no healthy attempt."""
+"""Tell the user, where that must not cost the run: a full disk below the job's output ends no healthy attempt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TextIO
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print to `stream`, which is stdout where none is named; characters that it does not have are spelled out."""
+    """Print to `stream`, by default stdout; characters that it does not have are spelled out."""
     with contextlib.suppress(OSError):
         try:
             print(text, file=stream, flush=True)

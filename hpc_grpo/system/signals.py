@@ -1,4 +1,4 @@
-"""Signals as data: collected by handlers, dealt with by the supervisor's loop."""
+"""Collect signals by handlers, for the supervisor's loop to deal with."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 @contextmanager
 def outliving_the_warning() -> Iterator[None]:
-    """Slurm's SIGUSR1, of which this process would die by default, does nothing in the block.
+    """Have SIGUSR1, the queue's warning of which this process would die by default, do nothing in the block.
 
-    A handler, since children would inherit that it is ignored.
+    By a handler, since children would inherit that it is ignored.
     """
     old = signal.signal(signal.SIGUSR1, lambda *_: None)
     try:

@@ -1,21 +1,19 @@
-"""This node's address on the network of the run, and free ports on it."""
+"""Find this node's address on the network of the run, and free ports on it."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import ipaddress
 import socket
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from hpc_grpo.errors import LaunchError, NodesUnavailableError
 from hpc_grpo.launch.agent.protocol import NodeSpec
 
-_SIOCGIFADDR = 0x8915
-_SIOCGIFNETMASK = 0x891B
 LOOPBACK_IP = "127.0.0.2"
 """Ray replaces 127.0.0.1 by an address it finds by a probe of 8.8.8.8; the rest of 127/8 it leaves alone."""
 
@@ -23,32 +21,28 @@ _LOWEST_PORT = 10240
 _HIGHEST_PORT = 65535
 
 
-def address_of(interface: str) -> str | None:
-    """IPv4 address of an interface; None when it has none."""
-    return _asked(interface, _SIOCGIFADDR)
-
-
 def network_of(interface: str) -> str | None:
-    """The network that an interface is in, such as "10.253.0.0/16"; None without an IPv4 address."""
-    ip, mask = address_of(interface), _asked(interface, _SIOCGIFNETMASK)
-    return str(ipaddress.ip_network(f"{ip}/{mask}", strict=False)) if ip and mask else None
+    """Return the network that an interface is in, such as "10.253.0.0/16"; None without an IPv4 address."""
+    found = _interfaces().get(interface)
+    return None if found is None else str(found.network)
 
 
-def _asked(interface: str, request: int) -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        named = struct.pack("256s", interface.encode()[:15])
-        try:
-            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), request, named)[20:24])
-        except OSError:
-            return None
+def _interfaces() -> dict[str, ipaddress.IPv4Interface]:
+    """Return every interface with an IPv4 address; of several the first, and no alias such as eth0:1."""
+    found: dict[str, ipaddress.IPv4Interface] = {}
+    for name, addresses in psutil.net_if_addrs().items():
+        for address in addresses:
+            if address.family == socket.AF_INET and ":" not in name:
+                found.setdefault(name, ipaddress.IPv4Interface(f"{address.address}/{address.netmask or 32}"))
+    return found
 
 
 def choose_interface(named: str | None) -> tuple[str, str]:
-    """(interface, address): the named one, else that of the default route, else the only one there is.
+    """Return (interface, address): the named one, else that of the default route, else the only one there is.
 
     Raises NodesUnavailableError with the interfaces that exist.
     """
-    existing = {name: ip for _, name in socket.if_nameindex() if name != "lo" and (ip := address_of(name))}
+    existing = {name: str(found.ip) for name, found in _interfaces().items() if name != "lo"}
     listed = ", ".join(f"{name} ({ip})" for name, ip in existing.items()) or "none"
     if named is not None:
         if named not in existing:
@@ -68,12 +62,12 @@ def choose_interface(named: str | None) -> tuple[str, str]:
 
 
 def node_address(spec: NodeSpec) -> tuple[str, str]:
-    """(interface, address) that Ray uses on this node. Raises NodesUnavailableError as `choose_interface` does."""
+    """Return (interface, address) that Ray uses on this node. Raises NodesUnavailableError as `choose_interface`."""
     return ("lo", LOOPBACK_IP) if spec.loopback else choose_interface(spec.interface)
 
 
 def _default_route(table: str) -> str:
-    """Interface of the default route with the lowest metric, from /proc/net/route; "" without one."""
+    """Return the interface of the default route with the lowest metric, from /proc/net/route; "" without one."""
     rows = [line.split() for line in table.splitlines()[1:]]
     defaults = [(int(row[6]), row[0]) for row in rows if row[1] == "00000000"]
     return min(defaults)[1] if defaults else ""
@@ -98,10 +92,10 @@ _NUM_FIXED_PORTS = 7
 
 
 def choose_ports(tag: str, num_cpus: int, skip: int = 0) -> RayPorts:
-    """A free block of ports, at a place that follows from the attempt's tag and outside the ephemeral range if it can.
+    """Return a free block of ports, outside the ephemeral range if there is one. Raises LaunchError if none is free.
 
-    Two jobs on one node start looking at different places. `skip` passes over so many free blocks, for a
-    retry after losing a race. Raises LaunchError when no block is free.
+    Where it looks first follows from the attempt's tag, so that two jobs on one node start at different places. `skip`
+    passes over so many free blocks, for a retry after losing a race.
     """
     num_workers = 64 + 2 * num_cpus
     stride = _NUM_FIXED_PORTS + num_workers
@@ -118,9 +112,9 @@ def choose_ports(tag: str, num_cpus: int, skip: int = 0) -> RayPorts:
 
 
 def block_starts(tag: str, stride: int, ephemeral: range) -> Iterator[int]:
-    """Where to look for a block of `stride` ports: below the ephemeral ports, then above them, among them last.
+    """Yield the starts of blocks of `stride` ports: below the ephemeral ports, then above them, among them last.
 
-    Any program's outgoing connection may take one of those, also after it was found free.
+    Any program's outgoing connection may take an ephemeral port, also after it was found free.
     """
     turn = int.from_bytes(hashlib.sha256(tag.encode()).digest()[:4], "big")
     below = range(_LOWEST_PORT, ephemeral.start)
@@ -134,7 +128,7 @@ def block_starts(tag: str, stride: int, ephemeral: range) -> Iterator[int]:
 
 
 def _ephemeral_ports() -> range:
-    """The ports that the kernel gives to connections which ask for none."""
+    """Return the ports that the kernel gives to connections which ask for none."""
     first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     return range(int(first), int(last) + 1)
 

@@ -1,4 +1,4 @@
-"""What passes between the supervisor and a node agent: JSON lines over the agent's stdin and stdout.
+"""The protocol between the supervisor and a node agent: JSON lines over the agent's stdin and stdout.
 
 The first line the agent reads is its `NodeSpec`; every later line is a heartbeat or STACKS_REQUEST, which `Lease`
 takes in. The end of stdin, or no line for `lease_s`, means that the supervisor is gone. The agent writes one
@@ -21,7 +21,7 @@ STACKS_REQUEST = b"stacks\n"
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """What a node agent does. No secret is in it: the token is read from `token_path`.
+    """The task of one node agent. No secret is in it: the token is read from `token_path`.
 
     `tag` names the attempt on this node ("<job id>-<attempt number>-<node index>"). `head_address` is "ip:port", empty
     on the head itself. `nodes` are the names of all nodes of the attempt. `env` and `pass_env` are those of the
@@ -50,7 +50,7 @@ class NodeSpec:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """One event of a node. "up": Ray runs here; "failed": it does not, and why; "gone": torn down."""
+    """An event of a node. "up": Ray runs here; "failed": it does not, and why; "gone": torn down."""
 
     event: Literal["up", "failed", "gone"]
     node: str

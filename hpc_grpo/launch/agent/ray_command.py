@@ -1,4 +1,4 @@
-"""How Ray is started on one node: its command line and its environment.
+"""Build the command line and the environment of Ray on one node.
 
 Consumes a `NodeSpec`, the node's address, ports and resources; produces argv and variables. Pure, but for
 reading how much shared memory there is and which network an interface is in.
@@ -43,7 +43,7 @@ RAY_SETTINGS: dict[str, tuple[str, str]] = {
 def ray_environment(
     environ: Mapping[str, str], spec: NodeSpec, ip: str, interface: str, shm_dir: str
 ) -> dict[str, str]:
-    """The variables of Ray, of the actors and (on the head) of the driver on this node.
+    """Return the variables of Ray, of the actors and (on the head) of the driver on this node.
 
     Raises ConfigError for a value of launch.env with a variable that this node does not have.
     """
@@ -64,13 +64,16 @@ def ray_environment(
 
 
 def collective_interfaces(interface: str, given: Mapping[str, str]) -> dict[str, str]:
-    """What keeps collectives on the interface of the run. For NCCL, which may use several, what the user gave wins."""
+    """Return the variables that keep collectives on the interface of the run.
+
+    For NCCL, which may use several interfaces, what the user gave wins.
+    """
     only = f"={interface}"  # without "=" NCCL takes all whose names begin so
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": given.get("NCCL_SOCKET_IFNAME", only)}
 
 
 def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, resources: NodeResources) -> list[str]:
-    """argv of `ray start` in the foreground, as head or joining `spec.head_address`."""
+    """Return the argv of `ray start` in the foreground, as head or joining `spec.head_address`."""
     command = [sys.executable, "-m", "hpc_grpo.launch.agent.ray_program", "start", "--block", "--disable-usage-stats"]
     if spec.head_address:
         command += [f"--address={spec.head_address}"]
@@ -109,7 +112,7 @@ def _object_store_bytes(wanted_gib: float) -> int:
 
 
 def temp_dir_path(spec: NodeSpec, environ: Mapping[str, str]) -> Path:
-    """The folder around Ray's temp-dir: node-local and short. Raises LaunchError when sockets would not fit.
+    """Return the folder around Ray's temp-dir: node-local and short. Raises LaunchError when sockets would not fit.
 
     `launch.local_dir` with a variable this node does not have falls back to /tmp.
     """

@@ -1,4 +1,4 @@
-"""What an attempt is made of before its first process, and what its nodes and its driver are told of it."""
+"""The setup of an attempt: all that is fixed before its first process, and what its nodes and driver are told."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from hpc_grpo.run.paths import RunDir
 
 @dataclass(frozen=True)
 class AttemptSetup:
-    """What is known of an attempt before its first process; the allocation shrinks when nodes are lost.
+    """Holds what every part of an attempt must know of it. `formation` counts how often Ray was brought up anew.
 
-    `formation` counts how often Ray was brought up anew.
+    When nodes are lost it is replaced by one with a smaller allocation.
     """
 
     run: RunDir
@@ -42,12 +42,12 @@ class AttemptSetup:
 
     @property
     def max_stalled_restarts(self) -> int:
-        """How often in a row the driver is started again in vain; 0 where a user sits before it and judges."""
+        """Restarts of the driver in a row that may be in vain; 0 where a user sits before it and judges."""
         return 0 if self.place.is_attended else self.launch.max_stalled_restarts
 
     @property
     def ray_address_file(self) -> Path:
-        """Where the driver waits for the address of Ray."""
+        """The file in which the driver waits for the address of Ray."""
         return self.dir / "ray_address"
 
     def new_record(self, first_step: int) -> AttemptRecord:

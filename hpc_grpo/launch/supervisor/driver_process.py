@@ -57,11 +57,11 @@ class Driver:
 
     @property
     def printed(self) -> str:
-        """The end of what this driver printed, as pumped so far: its log also has what those before it printed."""
+        """The end of what this driver printed so far; its log also holds what those before it printed."""
         return self._printed.decode(errors="replace")
 
     def pump(self) -> bool:
-        """Pass on what was printed; False once nothing more can come."""
+        """Pass on what was printed; returns False once nothing more can come."""
         while True:
             try:
                 data = os.read(self._reader, 65536)
@@ -87,7 +87,7 @@ class Driver:
             fcntl.ioctl(self._reader, termios.TIOCSWINSZ, size)
 
     def forward(self, sig: int) -> None:
-        """Pass a signal on; one that asks for something only to a driver that handles it, or it would end it."""
+        """Pass a signal on. One that asks for something goes only to a driver that handles it: it would end another."""
         is_request = sig in (signal.SIGUSR1, STACKS_SIGNAL)
         if self.process.poll() is None and (not is_request or catches(self.process.pid, sig)):
             self.process.send_signal(sig)

@@ -1,4 +1,4 @@
-"""The words between the supervisor's eyes, its judgement and its hands: what can happen, and what can be done.
+"""The events that a supervisor reacts to, and the actions that its reactions consist of.
 
 `supervisor.py` observes an `Event`, `transitions.py` answers with `Action`s, `supervisor.py` performs them.
 """
@@ -15,7 +15,7 @@ from hpc_grpo.run.attempt import ExitKind
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the run directory shows when something ends. `step` is that of the newest checkpoint."""
+    """The run directory when something ended. `step` is that of the newest checkpoint."""
 
     step: int = 0
     is_complete: bool = False
@@ -87,7 +87,7 @@ Event = RayReady | Tick | BringUpFailed | Signalled | DriverStuck | NodesLost | 
 
 
 class Do(enum.Enum):
-    """Actions that need no further word."""
+    """Actions without parameters; each value says what it does."""
 
     PUBLISH_RAY = "tell the driver, which waits for it, where Ray is"
     KILL_DRIVER = "send the driver SIGKILL"

@@ -1,4 +1,4 @@
-"""Decides what the supervisor does about what happens to an attempt: a pure function of state and event.
+"""Decide what the supervisor does about what happens to an attempt: a pure function of state and event.
 
 `react(state, event, now)` returns the next state and the actions to perform, in order. Nothing here waits, reads a
 file or starts a process: `supervisor.py` observes the events and performs the actions.
@@ -68,7 +68,7 @@ from hpc_grpo.run.attempt import ExitKind
 
 DRIVER_GRACE_S = 10.0
 _SETTLE_S = 3.0
-"""What ends a driver may be the end of a node, whose agent needs a moment to tell."""
+"""A driver may have ended because a node did, whose agent needs a moment to tell."""
 _STACKS_S = 5.0
 """Time for processes to write their stacks."""
 _STOP_GRACE_S = 60.0
@@ -78,7 +78,7 @@ take as long as it needs; a second signal ends it at once."""
 
 @dataclass(frozen=True)
 class State:
-    """What the supervisor remembers from one event to the next. Times are those of `time.monotonic()`.
+    """All that a reaction depends on besides the event. Times are those of `time.monotonic()`.
 
     `step`: the newest checkpoint when the driver last started. `lost`: node -> why, of the present nodes.
     `stalled`: tries in a row without a new checkpoint, by how the driver ended. `ended`: the driver's end, while
