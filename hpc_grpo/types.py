@@ -23,7 +23,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Needs:
-    """What a task needs besides learners: engines that sample, a reference model, a critic, completions to imitate."""
+    """The parts of a task besides learners: engines that sample, a reference, a critic, completions to imitate."""
 
     rollouts: bool = False
     reference: bool = False
@@ -58,7 +58,7 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class SamplingSpec:
-    """How a completion is sampled. `temperature` 0 is greedy; lengths are in tokens."""
+    """The settings that a completion is sampled with. `temperature` 0 is greedy; lengths are in tokens."""
 
     max_new_tokens: int
     min_new_tokens: int = 0
@@ -102,7 +102,7 @@ class GroupSamples:
 
 @dataclass(frozen=True)
 class GroupGrades:
-    """What the driver keeps of a graded group: a handful of numbers per rollout, no token arrays.
+    """A graded group as the driver keeps it: a handful of numbers per rollout, no token arrays.
 
     All tuples have length G. `rewards` is the weighted sum of `reward_parts`; where `valid` is False the
     reward could not be computed (the verifier crashed or timed out), the reward is 0.0 by convention and
@@ -122,7 +122,7 @@ class GroupGrades:
     measures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     texts: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
-    """One line per failed reward call, in words."""
+    """One line per failed reward call."""
 
 
 @dataclass(frozen=True)

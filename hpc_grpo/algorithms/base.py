@@ -1,4 +1,4 @@
-"""An algorithm: what a task needs, how its rollouts become training sequences, and its loss.
+"""The interface of an algorithm: what a task needs, how its rollouts become training sequences, and its loss.
 
 `task` in the config names one, and whoever has to know what a run consists of asks `config.needs`, never the name.
 Importing an algorithm loads neither numpy nor torch: plans and preflight checks on a login node ask for needs too.

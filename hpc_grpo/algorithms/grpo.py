@@ -1,4 +1,4 @@
-"""GRPO: rewards of the rollouts of one prompt, compared with each other."""
+"""GRPO: compares the rewards of the rollouts of one prompt with each other."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hpc_grpo.types import Demonstration, Needs, TrainSequence
 
 @ALGORITHMS.register("sft")
 class Sft(Algorithm):
-    """The learner of the other tasks, on demonstrations in the place of rollouts."""
+    """Trains on every token of the completions, each as much as any other."""
 
     @property
     def needs(self) -> Needs:

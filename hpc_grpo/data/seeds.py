@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def epoch_permutation(num_items: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Order of the items in one epoch: entry `i` is the item at the epoch's place `i`.
+    """Shuffle the items for one epoch: entry `i` is the item at the epoch's place `i`.
 
     PCG64 and SeedSequence give the same stream on every platform. NumPy may change `permutation` itself
     between feature releases (NEP 19), so a golden test pins the values this package was released with.
@@ -26,7 +26,7 @@ def epoch_permutation(num_items: int, seed: int, epoch: int) -> NDArray[np.int64
 
 
 def sampling_seed(run_seed: int, ordinal: int, sample_index: int, policy_version: int) -> int:
-    """Seed of one completion, in [0, 2**31): engines that take signed 32-bit seeds accept it too.
+    """Derive the seed of one completion, in [0, 2**31): engines that take signed 32-bit seeds accept it too.
 
     A hash and not a sum, so that neighbouring ordinals and samples share no seeds. Python's `hash` would do
     it differently in every process.

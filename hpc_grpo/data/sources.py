@@ -1,4 +1,4 @@
-"""Where items come from: a .jsonl or .json file, a folder of a saved data set, or a name on the hub.
+"""Data sets: a .jsonl or .json file, a folder of a saved data set, or a name on the hub.
 
 Consumes a `DatasetConfig`; produces items, an indexable sequence of dicts whose named columns exist. Every
 mistake in a file is one ConfigError that says where it is.
@@ -23,7 +23,7 @@ _MAX_SHOWN_ITEM_CHARACTERS = 80
 
 
 def load_items(config: DatasetConfig) -> Items:
-    """The items of a data set, at most `max_items`, in file order.
+    """Load the items of a data set, at most `max_items`, in file order.
 
     Raises ConfigError when the source cannot be read, is empty, or lacks a column that the config names.
     """
@@ -42,7 +42,7 @@ def load_items(config: DatasetConfig) -> Items:
 
 
 def completion_text(config: Config, item: Item, number: int) -> str:
-    """The text to imitate of item `number`. Raises ConfigError for a missing or empty one."""
+    """Return the text to imitate of item `number`. Raises ConfigError for a missing or empty one."""
     path, field = config.data.train.path, config.sft.completion_field
     if field not in item:
         raise ConfigError(

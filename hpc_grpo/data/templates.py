@@ -1,4 +1,4 @@
-"""From an item to the prompt the model sees: messages or text, the template, token ids.
+"""Templates: from an item to the prompt that the model sees, as text and as token ids.
 
 Consumes items and a tokenizer; produces text and token ids. Raises ConfigError at construction when config
 and tokenizer do not fit together, and for an item whose prompt cannot be rendered.
@@ -16,7 +16,7 @@ _PLACEHOLDER = "{prompt}"
 
 
 class Tokenizer(Protocol):
-    """What is used of a transformers tokenizer, so that neither data nor rewards import transformers."""
+    """The part of a transformers tokenizer that is used, so that neither data nor rewards import transformers."""
 
     chat_template: Any
     eos_token_id: int | None
@@ -62,7 +62,7 @@ class PromptTemplate:
             raise ConfigError("data.prompt_format applies to prompt_field; with messages_field leave it unset.")
 
     def render(self, item: Mapping[str, Any], number: int) -> str:
-        """The text the model is given for `item`, which is number `number` of its data set."""
+        """Render the text that the model is given for `item`, which is number `number` of its data set."""
         if self._config.template == "plain":
             return self._formatted(item, number)
         messages = self._messages(item, number)
@@ -76,7 +76,7 @@ class PromptTemplate:
         return str(text)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of rendered prompts."""
+        """Tokenize rendered prompts."""
         if self._config.template == "chat":
             # The template wrote the special tokens already.
             return _token_ids(self._tokenizer, texts, add_special_tokens=False)
@@ -122,7 +122,7 @@ class PromptTemplate:
 
 
 def encode_completions(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of completions to imitate: no special tokens but the end token that closes each.
+    """Tokenize completions to imitate: no special tokens but the end token that closes each.
 
     Raises ConfigError when the tokenizer has no end token.
     """

@@ -1,4 +1,4 @@
-"""What the driver reads of a model folder: its config, its tokenizer and the tokens that end a completion."""
+"""The tokenizer of a model folder, the context that its config allows, and the tokens that end a completion."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpc_grpo.errors import ConfigError
 
 
 def load_tokenizer(config: Config) -> Any:
-    """The model's tokenizer. Raises ConfigError when there is none to load."""
+    """Load the model's tokenizer. Raises ConfigError when there is none to load."""
     from transformers import AutoTokenizer
 
     return _load(AutoTokenizer, config, "tokenizer")
@@ -30,7 +30,7 @@ def check_context_length(config: Config) -> None:
 
 
 def stop_token_ids(config: Config, tokenizer: Any) -> tuple[int, ...]:
-    """The end tokens of the generation config and of the tokenizer.
+    """Return the end tokens of the generation config and of the tokenizer.
 
     Raises ConfigError when the model has none: no completion could end by itself.
     """
@@ -52,7 +52,7 @@ def stop_token_ids(config: Config, tokenizer: Any) -> tuple[int, ...]:
 
 
 def model_folder(path: str) -> Path:
-    """The folder of `model.path`: itself, or where the local Hugging Face cache keeps that name."""
+    """Return the folder of `model.path`: itself, or where the local Hugging Face cache keeps that name."""
     folder = Path(path)
     if folder.is_dir():
         return folder

@@ -1,4 +1,4 @@
-"""What a step trains on, as items for the learners: groups of rollouts, or demonstrations.
+"""The batches that steps train on, as items for the learners: groups of rollouts, or demonstrations.
 
 Consumes graded groups or the demonstration stream; produces a `Batch` per step. Token arrays of rollouts stay in the
 object store: an item refers to them. Rollouts wait for engines and graders; demonstrations for nothing.
@@ -24,7 +24,7 @@ from hpc_grpo.types import TrainSequence
 
 @dataclass(frozen=True)
 class TrainItem:
-    """What one learner trains on whole. Learners' shares are balanced by `size`, in tokens."""
+    """A group or a demonstration, which one learner trains on whole. Their shares are balanced by `size`, in tokens."""
 
     data: RemoteGroup | TrainSequence
     num_trained_tokens: int

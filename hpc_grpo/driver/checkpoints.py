@@ -1,4 +1,7 @@
-"""The driver's side of checkpoints: when to write, what the driver's own state is, and where to resume."""
+"""The driver's side of checkpoints and exports: when one is due, what it holds of the driver, where a run resumes.
+
+Consumes the run directory's newest checkpoint; produces checkpoints, which all learners write together.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _MIN_COPIES_OF_WEIGHTS = 3
 
 @dataclass(frozen=True)
 class DriverState:
-    """All the driver needs to go on: steps done, and the first ordinal that no step has trained on."""
+    """Everything that the driver needs to go on: steps done, and the first ordinal that no step has trained on."""
 
     step: int = 0
     next_ordinal: int = 0
@@ -37,7 +40,7 @@ class Checkpoints:
         self._exported_step = -1
 
     def resume(self) -> DriverState:
-        """Load the newest valid checkpoint; a fresh state when there is none."""
+        """Load the newest valid checkpoint and return its state, or a fresh one when there is none."""
         for parent in (self._run_dir.checkpoints, self._run_dir.exports):
             recover_dirs(parent)
         found = newest_valid_checkpoint(self._run_dir)
@@ -49,7 +52,7 @@ class Checkpoints:
         return state
 
     def save_if_due(self, state: DriverState) -> None:
-        """Also after a run's first step: how long the last save before the walltime takes must have been measured."""
+        """Save every `checkpoint.every_steps`, and after a run's first step, to know how long the last save will take."""
         is_measured = self._durations.p95_s is not None
         if not is_measured or (self._config.every_steps and state.step % self._config.every_steps == 0):
             self.save(state)
@@ -79,6 +82,6 @@ class Checkpoints:
             self._exported_step = state.step
 
     def _num_bytes(self) -> int:
-        """Size of the newest checkpoint; 0 before the first."""
+        """Return the size of the newest checkpoint, or 0 before the first."""
         newest = next(valid_checkpoints(self._run_dir, check_hashes=False), None)
         return sum(entry.size for entry in newest.manifest.files) if newest else 0

@@ -1,4 +1,4 @@
-"""An engine as the driver holds it: an actor, and the next one in its place when that dies."""
+"""The driver's handle on one engine: its actor, and the next one in its place when that dies."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hpc_grpo.errors import EngineLostError, HpcGrpoError, LaunchError, NodesUna
 
 
 def is_engine_failure(error: Exception | None) -> bool:
-    """Whether this error of an engine's call is the engine's own, dead or out of memory, and another may do better.
+    """Say whether another engine may do better where a call ended with `error`: one that died or ran out of memory.
 
-    One meant for the user is not: a wrong setting or damaged weights are the next engine's too.
+    An error meant for the user is no such failure: a wrong setting or damaged weights are the next engine's too.
     """
     return error is not None and not isinstance(error, HpcGrpoError)
 
 
 class RemoteEngine:
-    """`actor` is the engine's Ray actor; another one after `replace`, which `num_restarts` counts."""
+    """Holds the engine's Ray actor, another one after each `replace`; `num_restarts` counts those."""
 
     def __init__(self, start: Callable[[], Any], address: str, max_restarts: int) -> None:
         """`start` creates the actor in the engine's own place on the node at `address`."""
@@ -58,7 +58,7 @@ class RemoteEngine:
 
 
 def _end(error: Exception) -> str:
-    """What became of an engine, on one line."""
+    """Describe what became of an engine, on one line."""
     cause = as_raised(error)
     if isinstance(cause, RayActorError | ActorLostError):
         return "died"

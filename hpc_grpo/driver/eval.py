@@ -1,4 +1,4 @@
-"""Eval on a held-out set: pass@1 and pass@k, and the completions themselves.
+"""Evals on a held-out data set: pass@1 and pass@k, and the completions themselves.
 
 Consumes prompts of the eval data set; produces metrics and rollouts/eval_step_N.jsonl. Runs between two steps, on
 the engines of training, with seeds that depend on the prompt alone so that evals of one run compare.
@@ -27,10 +27,10 @@ _EVAL_SEED_OFFSET = 1_000_003
 class Evaluation:
     """Samples `eval.num_samples` completions of every eval prompt and grades them."""
 
-    def __init__(self, config: Config, stream: PromptStream, sampler: RolloutPool, run_dir: RunDir) -> None:
+    def __init__(self, config: Config, stream: PromptStream, pool: RolloutPool, run_dir: RunDir) -> None:
         self._config = config
         self._stream = stream
-        self._sampler = sampler
+        self._pool = pool
         self._run_dir = run_dir
 
     def is_due(self, step: int, total_steps: int) -> bool:
@@ -38,7 +38,7 @@ class Evaluation:
         return every is not None and (step % every == 0 or step == total_steps)
 
     def run(self, step: int) -> dict[str, float]:
-        """Metrics `eval/pass@k`, `eval/reward_mean`, `eval/failed_fraction` and `eval/tokens_mean` at `step`.
+        """Measure `eval/pass@k`, `eval/reward_mean`, `eval/failed_fraction` and `eval/tokens_mean` at `step`.
 
         The first two leave out the prompts whose reward failed, and are absent where none is left;
         `eval/failed_fraction` is their share. Raises RewardError when more failed than allowed.
@@ -48,9 +48,9 @@ class Evaluation:
             GroupRequest(prompt.ordinal, prompt.token_ids, self._seeds(prompt.ordinal), self._sampling)
             for prompt in prompts
         ]
-        groups = self._sampler.wait(self._sampler.start(prompts, requests, [True] * len(prompts)), "eval")
+        groups = self._pool.wait(self._pool.start(prompts, requests, [True] * len(prompts)), "eval")
         # Else training would meet prefixes cached here, which a resumed run, without this eval, does not.
-        self._sampler.forget_prefixes()
+        self._pool.forget_prefixes()
         check_failures([group.grades for group in groups], self._config.grading.max_failed_fraction)
         text = "".join(json.dumps(line) + "\n" for group in groups for line in self._lines(group))
         when_there_is_space(lambda: write_atomic(self._run_dir.eval_rollouts(step), text), "the eval's completions")
@@ -90,7 +90,7 @@ class Evaluation:
         return {**metrics, "eval/reward_mean": sum(rewards) / len(rewards)}
 
     def _lines(self, group: GradedGroup) -> list[dict[str, Any]]:
-        """One for each completion; reward and solved are None where the reward failed."""
+        """Describe each completion; reward and solved are None where the reward failed."""
         grades = group.grades
         return [
             {

@@ -1,4 +1,4 @@
-"""Everything of the user's that a run reads: tokenizer, data sets and rewards, checked before anything starts.
+"""The user's inputs to a run: tokenizer, data sets and rewards, checked before anything starts.
 
 Produces `Inputs` without Ray, torch or a GPU, so that a mistake costs seconds and no node.
 """

@@ -1,6 +1,6 @@
-"""How long a run is, in steps, and how long its steps, evals and saves take, in seconds.
+"""The length of a run in steps, and of its steps, evals and saves in seconds.
 
-The times let a driver stop early enough for the last of each. They are kept across attempts in state.json: a new
+The seconds let a driver stop early enough for the last of each. They are kept across attempts in state.json: a new
 attempt knows the 95th percentiles of the one before.
 """
 

@@ -1,6 +1,7 @@
 """The driver: `python -m hpc_grpo.driver.main RUN_DIR`, started by the supervisor while Ray comes up.
 
-Consumes the run directory's config and newest checkpoint; produces checkpoints, metrics, exports and COMPLETE.
+Consumes the run directory's config and newest checkpoint; produces checkpoints, metrics, exports and COMPLETE. It
+reads the user's inputs while it waits for Ray, then starts the actors, resumes, and runs the loop.
 Its exit code says how it ended (see errors.py). It knows Ray and the run directory, and nothing of Slurm.
 """
 
@@ -34,7 +35,7 @@ from hpc_grpo.run.stacks import dump_stacks_on_signal
 
 
 def train(run_dir: RunDir) -> bool:
-    """Carry the run on from its newest checkpoint; True when it is complete now, False when it stopped early.
+    """Carry the run on from its newest checkpoint; return True when it is complete, False when it stopped early.
 
     Raises HpcGrpoError for whatever the user can act on.
     """

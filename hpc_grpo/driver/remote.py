@@ -1,4 +1,4 @@
-"""Waiting on Ray: the first failure ends the wait, errors arrive as they were raised."""
+"""Waits for calls of Ray actors: the first failure ends the wait, errors arrive as they were raised."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class ActorLostError(LaunchError):
 
 @dataclass(frozen=True)
 class Deadline:
-    """How long to wait; `key` is the setting that says so."""
+    """The longest wait; `key` is the setting that says so."""
 
     seconds: float
     key: str
 
 
 def get_all(references: Sequence[Any], deadline: Deadline | None, waiting_for: str) -> list[Any]:
-    """All values in order.
+    """Wait for all calls and return their values in order.
 
     A failed call raises at once even while others still hang, since a collective's other members wait for the
     one that failed. Raises the actor's own HpcGrpoError, ActorLostError when an actor died, its own or one whose result
@@ -45,7 +45,7 @@ def get_all(references: Sequence[Any], deadline: Deadline | None, waiting_for: s
 
 
 def first_error(references: Sequence[Any], timeout_s: float | None) -> Exception | None:
-    """The error of whichever call fails first, as it was raised; None when none fails within the time."""
+    """Return the error of whichever call fails first, as it was raised, or None when none fails within the time."""
     ends_at = None if timeout_s is None else time.monotonic() + timeout_s
     pending = list(references)
     while pending:
@@ -61,7 +61,7 @@ def first_error(references: Sequence[Any], timeout_s: float | None) -> Exception
 
 
 def all_errors(references: Sequence[Any], timeout_s: float | None) -> list[Exception | None]:
-    """The error of each call, in order; None where there is none, or none yet after the time for all of them."""
+    """Return each call's error in order, or None where it has none, or none yet after the time for all of them."""
     ray.wait(list(references), num_returns=len(references), timeout=timeout_s)
     return [first_error([reference], 0.0) for reference in references]
 
@@ -79,6 +79,6 @@ def _raise_failure(reference: Any, waiting_for: str) -> None:
 
 
 def as_raised(error: Exception) -> Exception:
-    """What the actor raised; Ray wraps it, also where it was a call's argument that failed."""
+    """Unwrap what the actor raised from what Ray made of it, also where it was a call's argument that failed."""
     cause: Exception = error.cause if isinstance(error, RayTaskError) else error
     return cause

@@ -1,4 +1,4 @@
-"""The rollout scheduler: which prompt starts when, on which engine, and which groups a step trains on.
+"""The rollout scheduler: which prompt starts when, and which groups a step trains on.
 
 Consumes the prompt stream; produces each step's graded groups, in the order of their ordinals.
 Waits for: engines and graders. Unblocked by: `start_prompts` after a publish, which lets engines go on.
@@ -26,11 +26,11 @@ class RolloutScheduler:
     """Keeps the engines busy within the lag bound."""
 
     def __init__(
-        self, config: Config, stream: PromptStream, sampler: RolloutPool, next_step: int, total_steps: int
+        self, config: Config, stream: PromptStream, pool: RolloutPool, next_step: int, total_steps: int
     ) -> None:
         self._config = config
         self._stream = stream
-        self._sampler = sampler
+        self._pool = pool
         self._next_to_start = next_step
         self._next_to_take = next_step
         self._total_steps = total_steps
@@ -50,7 +50,7 @@ class RolloutScheduler:
         """
         started = self._started.pop(self._next_to_take)
         self._next_to_take += 1
-        groups = self._sampler.wait(started, "rollouts")
+        groups = self._pool.wait(started, "rollouts")
         check_failures([group.grades for group in groups], self._config.grading.max_failed_fraction)
         oldest = min(min(group.grades.min_policy_versions) for group in groups)
         if policy_version - oldest > self._config.rollout.max_policy_lag:
@@ -62,14 +62,14 @@ class RolloutScheduler:
 
     @property
     def num_engine_restarts(self) -> int:
-        return self._sampler.num_engine_restarts
+        return self._pool.num_engine_restarts
 
     def _start_step(self, step: int, policy_version: int) -> list[StartedGroup]:
         size = self._config.rollout.prompts_per_step
         prompts = [self._stream.prompt(ordinal) for ordinal in range(step * size, (step + 1) * size)]
         requests = [self._request(prompt, policy_version) for prompt in prompts]
         num_logged = round(self._config.rollout.logged_fraction * size)
-        return self._sampler.start(prompts, requests, [position < num_logged for position in range(size)])
+        return self._pool.start(prompts, requests, [position < num_logged for position in range(size)])
 
     def _request(self, prompt: Prompt, policy_version: int) -> GroupRequest:
         rollout, seed = self._config.rollout, self._config.run.seed

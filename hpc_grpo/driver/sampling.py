@@ -1,4 +1,4 @@
-"""Groups on their way through an engine and a grader, and once more where the engine failed under them.
+"""The rollout pool: groups on their way through an engine and a grader, once more where the engine failed.
 
 Consumes prompts and their requests; produces graded groups. Which engine and grader a group meets follows from its
 position alone, so that a resumed run forms the same batches.
@@ -41,11 +41,11 @@ class StartedGroup:
 
     @property
     def is_with_its_engine(self) -> bool:
-        """Whether it was asked of the engine's present actor."""
+        """Say whether the group was asked of the engine's present actor."""
         return self.actor is self.engine.actor
 
     def engine_failure(self, timeout_s: float | None) -> Exception | None:
-        """What its engine failed with in the place of samples; None where it did not, or not within the time."""
+        """Return what its engine failed with in the place of samples, or None where it did not within the time."""
         # Only where grading failed: the driver would fetch samples that are there.
         if first_error([self.grades], timeout_s) is None:
             return None
@@ -80,7 +80,7 @@ class RolloutPool:
         return groups
 
     def wait(self, started: Sequence[StartedGroup], waiting_for: str) -> list[GradedGroup]:
-        """All groups' grades. Raises what a grader raised, EngineLostError when an engine fails too often."""
+        """Wait for all groups' grades. Raises what a grader raised, EngineLostError when an engine fails too often."""
         while True:
             try:
                 grades = get_all([group.grades for group in started], None, waiting_for)
@@ -94,7 +94,7 @@ class RolloutPool:
 
     @property
     def num_engine_restarts(self) -> int:
-        """Engines that were replaced, in this driver's time."""
+        """Count the engines that were replaced, in this driver's time."""
         return sum(engine.num_restarts for engine in self._engines)
 
     def forget_prefixes(self) -> None:
@@ -105,7 +105,7 @@ class RolloutPool:
                 raise error
 
     def _send(self, groups: Sequence[StartedGroup]) -> None:
-        """Each engine's share goes in one call, so that the order it runs in is fixed."""
+        """Send each engine's share in one call, so that the order it runs in is fixed."""
         for engine in self._engines:
             share = [group for group in groups if group.engine is engine]
             if not share:
@@ -120,7 +120,7 @@ class RolloutPool:
     def _recover(self, started: Sequence[StartedGroup]) -> bool:
         """Revive the engines that failed, and ask again for what was lost with them or with one revived before.
 
-        False where no engine failed: nothing here would mend it.
+        Return False where no engine failed: nothing here would mend it.
         """
         for engine in self._engines:
             asked = [group for group in started if group.engine is engine and group.is_with_its_engine]

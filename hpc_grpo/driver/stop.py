@@ -1,4 +1,4 @@
-"""When a driver stops before the run is complete: asked by a signal, by the STOP file, or by the clock.
+"""Requests to stop before the run is complete: by a signal, by the STOP file, or by the clock.
 
 Importing it loads neither Ray nor torch: the driver asks while it still waits for Ray to come up.
 """
@@ -53,9 +53,10 @@ class StopRequest:
         self._asked = f"signal {signal.Signals(number).name}"
 
     def _expects_warning(self) -> bool:
-        """Say whether Slurm's warning tells nothing new: up to a minute early, it is less exact than the end as known.
+        """Say whether the warning of the allocation's end is the expected one, less exact than the end as known.
 
-        One that comes much earlier means another end: the time limit was shortened, or a clock is wrong.
+        It may come up to a minute early. One that comes much earlier means another end: the time limit was shortened,
+        or a clock is wrong.
         """
         return self._ends_at is not None and self._ends_at - time.time() <= _EARLIEST_WARNING_S + _MARGIN_S
 

@@ -1,4 +1,4 @@
-"""A phase that makes no progress ends the driver, with the stacks of every process of the run kept.
+"""The watchdog: ends a driver whose phase makes no progress, with the stacks of every process of the run kept.
 
 The driver only says that it is stuck, in a file of the attempt: the supervisor reads it, has every node agent ask
 its processes for their Python stacks (`dump_stacks_on_signal`), and then kills the driver. Where the file cannot be

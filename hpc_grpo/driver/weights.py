@@ -28,7 +28,7 @@ _ENGINE_ERROR_GRACE_S = 5.0
 
 @dataclass(frozen=True)
 class NodeMembers:
-    """The actors of one node; the first learner writes the node's store."""
+    """One node's actors; its first learner writes the node's store."""
 
     learners: Sequence[Any]
     engines: Sequence[RemoteEngine]
@@ -78,7 +78,7 @@ class WeightSync:
             failures = self._failures(loading, [], waiting_for)
 
     def _announce(self, version: int) -> dict[RemoteEngine, Exception]:
-        """Have every engine load what was staged; the engines that failed over it, none once all hold the version."""
+        """Have every engine load what was staged; return those that failed, none once all hold the version."""
         loading = {engine: engine.actor.receive_weights.remote(version) for engine in self._engines}
         announcing = [learner.announce_weights.remote() for learner in self._learners]
         try:
@@ -89,9 +89,10 @@ class WeightSync:
             raise WeightSyncError(f"Publishing weight version {version} failed: {cause}") from cause
 
     def _replace(self, failures: Mapping[RemoteEngine, Exception]) -> set[RemoteEngine]:
-        """A failure breaks its node's group: all members join a new one. Gives all that were replaced.
+        """Replace the engines that failed, and have all members of their nodes join new groups; return the replaced.
 
-        Of engines that fail together only one may have been seen yet: the others show when they are to join.
+        A failure breaks its node's group. Of engines that fail together only one may have been seen yet: the others
+        show when they are to join.
         """
         replaced = set[RemoteEngine]()
         while failures:
@@ -104,7 +105,7 @@ class WeightSync:
     def _failures(
         self, calls: Mapping[RemoteEngine, Any], others: Sequence[Any], waiting_for: str
     ) -> dict[RemoteEngine, Exception]:
-        """Wait for the engines' `calls` and what `others` do with them; the engines that failed, each with its error.
+        """Wait for the engines' `calls` and what `others` do with them; return which failed, with their errors.
 
         Raises what ended the wait where no engine is to blame for it.
         """
@@ -119,7 +120,7 @@ class WeightSync:
         return {}
 
     def _open_stores(self) -> list[Path]:
-        """The folder of each node's store, which the node's first learner creates at some seconds a GiB."""
+        """Have each node's first learner create the node's store, at some seconds a GiB; return the folders."""
         opening = [
             learner.open_weight_store.remote(self._store, writes=index == 0)
             for node in self._nodes
@@ -129,7 +130,7 @@ class WeightSync:
         return [folder for folder in folders if folder is not None]
 
     def _join(self, nodes: Sequence[NodeMembers]) -> dict[RemoteEngine, Exception]:
-        """Form the groups of `nodes`; the engines that failed over it."""
+        """Form the groups of `nodes`; return the engines that failed over it."""
         generation = next(self._generations)
         joining: dict[RemoteEngine, Any] = {}
         publishers = []
@@ -143,7 +144,7 @@ class WeightSync:
         return self._failures(joining, publishers, "the weight groups")
 
     def _membership(self, node: NodeMembers, folder: Path, generation: int) -> GroupMembership:
-        """The publisher's."""
+        """Make the publisher's membership in its node's group."""
         size = 1 + len(node.engines) * self._config.engine.tensor_parallel
         return GroupMembership(folder, PUBLISHER_RANK, size, self._config.weights.deadline_s, generation)
 

@@ -10,7 +10,7 @@ MEASURES: Mapping[str, Callable[[Completion, str], float]] = {
     "tokens/completion_mean": lambda completion, text: len(completion.token_ids),
     "tokens/truncated_fraction": lambda completion, text: completion.finish_reason == "length",
 }
-"""What is measured on a completion and its text, by the metric's name."""
+"""Measures of a completion and its text, by the metric's name."""
 
 
 def measure(completions: Sequence[Completion], texts: Sequence[str]) -> dict[str, tuple[float, ...]]:

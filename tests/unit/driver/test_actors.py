@@ -14,10 +14,6 @@ from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
 
 
-def config(task: str = "grpo", engine: dict[str, Any] | None = None, **placement: Any) -> Config:
-    return minimal_config(task=task, engine=engine or {}, placement=placement)
-
-
 @pytest.fixture
 def reserve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[NodeSlots]]:
     """`reserve_nodes` on one node of a Ray with so many GPUs, with the NVIDIA driver or without."""
@@ -38,9 +34,8 @@ def reserve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., li
     return reserve
 
 
-def on_device(device: str, **changes: Any) -> Config:
-    settings = config(**changes)
-    return settings.model_copy(update={"model": settings.model.model_copy(update={"device": device})})
+def on_device(device: str, **placement: Any) -> Config:
+    return minimal_config(model={"device": device}, placement=placement)
 
 
 @pytest.mark.parametrize(("device", "has_driver"), [("auto", True), ("cuda", True), ("cuda", False)])

@@ -50,7 +50,7 @@ class FakeStream:
         return Prompt(ordinal, 0, (ordinal,), f"prompt {ordinal}", {"answer": "3"})
 
 
-class FakeSampler:
+class FakePool:
     def __init__(self, answers: Sequence[GroupGrades]) -> None:
         self._answers = answers
 
@@ -71,8 +71,8 @@ def run_eval(folder: Path, answers: Sequence[GroupGrades], max_failed_fraction: 
         eval={"every_steps": 2, "num_samples": NUM_SAMPLES, "pass_k": [2]},
         train={"total_steps": 6},
     )
-    stream, sampler = FakeStream(len(answers)), FakeSampler(answers)
-    return Evaluation(config, stream, sampler, RunDir(folder)).run(STEP)  # type: ignore[arg-type]
+    stream, pool = FakeStream(len(answers)), FakePool(answers)
+    return Evaluation(config, stream, pool, RunDir(folder)).run(STEP)  # type: ignore[arg-type]
 
 
 def test_metrics_of_two_prompts(tmp_path: Path) -> None:

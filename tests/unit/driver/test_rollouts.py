@@ -18,11 +18,8 @@ TOTAL_STEPS = 6
 
 
 def make_config(**sections: dict[str, Any]) -> Config:
-    defaults = {
-        "run": {"seed": 7},
-        "rollout": {"prompts_per_step": PROMPTS_PER_STEP, "group_size": 2},
-        "train": {"total_steps": TOTAL_STEPS},
-    }
+    rollout = {"prompts_per_step": PROMPTS_PER_STEP, "group_size": 2}
+    defaults = {"run": {"seed": 7}, "rollout": rollout, "train": {"total_steps": TOTAL_STEPS}}
     return minimal_config(defaults, **sections)
 
 
@@ -45,7 +42,7 @@ class FakeStream:
         return Prompt(ordinal, 0, (ordinal,), f"prompt {ordinal}", {})
 
 
-class FakeSampler:
+class FakePool:
     """Finishes every group with the newest version that was published when it was started."""
 
     def __init__(self) -> None:
@@ -73,22 +70,22 @@ class FakeSampler:
         ]
 
 
-def run_loop(config: Config, next_step: int = 0) -> tuple[FakeSampler, list[list[int]], list[int], list[int]]:
+def run_loop(config: Config, next_step: int = 0) -> tuple[FakePool, list[list[int]], list[int], list[int]]:
     """Train as the driver does. Per step: ordinals trained, the lag consumed, and steps started but not taken."""
-    sampler, minibatches = FakeSampler(), config.train.num_minibatches
-    scheduler = RolloutScheduler(config, FakeStream(), sampler, next_step, TOTAL_STEPS)  # type: ignore[arg-type]
+    pool, minibatches = FakePool(), config.train.num_minibatches
+    scheduler = RolloutScheduler(config, FakeStream(), pool, next_step, TOTAL_STEPS)  # type: ignore[arg-type]
     trained, lags, ahead = [], [], []
-    sampler.published = next_step * minibatches
-    scheduler.start_prompts(sampler.published)
+    pool.published = next_step * minibatches
+    scheduler.start_prompts(pool.published)
     for step in range(next_step, TOTAL_STEPS):
-        started_steps = len(sampler.started) // PROMPTS_PER_STEP + next_step
+        started_steps = len(pool.started) // PROMPTS_PER_STEP + next_step
         ahead.append(started_steps - step - 1)
-        groups = scheduler.take_step(sampler.published)
+        groups = scheduler.take_step(pool.published)
         trained.append([group.prompt.ordinal for group in groups])
-        lags.append(sampler.published - min(min(group.grades.min_policy_versions) for group in groups))
-        sampler.published += minibatches
-        scheduler.start_prompts(sampler.published)
-    return sampler, trained, lags, ahead
+        lags.append(pool.published - min(min(group.grades.min_policy_versions) for group in groups))
+        pool.published += minibatches
+        scheduler.start_prompts(pool.published)
+    return pool, trained, lags, ahead
 
 
 @pytest.mark.parametrize(
@@ -112,17 +109,17 @@ def test_engines_run_ahead_as_far_as_the_lag_bound_allows(
 
 @pytest.mark.parametrize("max_lag", [0, 2])
 def test_every_ordinal_is_started_once_and_none_beyond_the_end(max_lag: int) -> None:
-    sampler, _, _, _ = run_loop(make_config(rollout={"max_policy_lag": max_lag}))
-    assert sampler.started == list(range(PROMPTS_PER_STEP * TOTAL_STEPS))
+    pool, _, _, _ = run_loop(make_config(rollout={"max_policy_lag": max_lag}))
+    assert pool.started == list(range(PROMPTS_PER_STEP * TOTAL_STEPS))
 
 
 @pytest.mark.parametrize("max_lag", [0, 2])
 def test_resumed_run_goes_on_with_the_first_ordinal_not_trained_on(max_lag: int) -> None:
     config = make_config(rollout={"max_policy_lag": max_lag})
     _, whole, _, _ = run_loop(config)
-    resumed_sampler, rest, lags, _ = run_loop(config, next_step=4)
+    resumed_pool, rest, lags, _ = run_loop(config, next_step=4)
     assert rest == whole[4:]
-    assert resumed_sampler.started[0] == 4 * PROMPTS_PER_STEP
+    assert resumed_pool.started[0] == 4 * PROMPTS_PER_STEP
     assert max(lags) <= max_lag
 
 
@@ -139,8 +136,8 @@ def test_sampling_seeds_follow_from_ordinal_sample_and_version() -> None:
 
 def test_request_carries_the_sampling_settings() -> None:
     rollout = {"max_new_tokens": 9, "min_new_tokens": 2, "temperature": 0.7, "top_p": 0.9, "group_size": 5}
-    sampler, _, _, _ = run_loop(make_config(rollout=rollout))
-    request = sampler.requests[4]
+    pool, _, _, _ = run_loop(make_config(rollout=rollout))
+    request = pool.requests[4]
     spec = request.sampling
     assert (spec.max_new_tokens, spec.min_new_tokens, spec.temperature, spec.top_p) == (9, 2, 0.7, 0.9)
     assert request.prompt_token_ids == (4,)
@@ -149,14 +146,14 @@ def test_request_carries_the_sampling_settings() -> None:
 
 @pytest.mark.parametrize(("fraction", "logged"), [(0.0, 0), (0.3, 1), (1.0, 3)])
 def test_texts_are_kept_for_the_logged_fraction(fraction: float, logged: int) -> None:
-    sampler, _, _, _ = run_loop(make_config(rollout={"logged_fraction": fraction}))
-    assert sum(sampler.with_texts.values()) == logged * TOTAL_STEPS
+    pool, _, _, _ = run_loop(make_config(rollout={"logged_fraction": fraction}))
+    assert sum(pool.with_texts.values()) == logged * TOTAL_STEPS
 
 
 def test_rollout_beyond_the_lag_bound_stops_the_run() -> None:
     config = make_config(rollout={"max_policy_lag": 1})
-    sampler = FakeSampler()
-    scheduler = RolloutScheduler(config, FakeStream(), sampler, 0, TOTAL_STEPS)  # type: ignore[arg-type]
+    pool = FakePool()
+    scheduler = RolloutScheduler(config, FakeStream(), pool, 0, TOTAL_STEPS)  # type: ignore[arg-type]
     scheduler.start_prompts(0)
     with pytest.raises(HpcGrpoError, match=r"version 0 reached the learner at version 2, .*max_policy_lag = 1"):
         scheduler.take_step(2)
@@ -164,9 +161,9 @@ def test_rollout_beyond_the_lag_bound_stops_the_run() -> None:
 
 def test_rewards_that_fail_too_often_stop_the_run_with_their_own_error() -> None:
     config = make_config(grading={"max_failed_fraction": 0.5})
-    sampler = FakeSampler()
-    sampler.errors = {0: ("prompt 0, sympy: ZeroDivisionError",), 1: ("prompt 1, sympy: timed out",)}
-    scheduler = RolloutScheduler(config, FakeStream(), sampler, 0, TOTAL_STEPS)  # type: ignore[arg-type]
+    pool = FakePool()
+    pool.errors = {0: ("prompt 0, sympy: ZeroDivisionError",), 1: ("prompt 1, sympy: timed out",)}
+    scheduler = RolloutScheduler(config, FakeStream(), pool, 0, TOTAL_STEPS)  # type: ignore[arg-type]
     scheduler.start_prompts(0)
     with pytest.raises(RewardError) as caught:
         scheduler.take_step(0)

@@ -89,17 +89,17 @@ def make_grader(grade: Callable[[Prompt], Outcome]) -> Any:
     return SimpleNamespace(grade=SimpleNamespace(remote=call))
 
 
-def make_sampler(engines: Sequence[FakeEngine], *graders: Any) -> RolloutPool:
+def make_pool(engines: Sequence[FakeEngine], *graders: Any) -> RolloutPool:
     return RolloutPool(engines, graders, lambda engine, error: engine.revive(error))  # type: ignore[arg-type, attr-defined]
 
 
 def sample(engines: Sequence[FakeEngine], grade: Callable[[Prompt], Outcome] | None = None) -> list[Any]:
     """Four groups over the engines in turn; their grades."""
     grader = make_grader(grade or (lambda prompt: f"grades {prompt.ordinal}"))
-    sampler = make_sampler(engines, grader)
+    pool = make_pool(engines, grader)
     prompts = [Prompt(ordinal, 0, (1,), "p", {}) for ordinal in range(4)]
     requests = [GroupRequest(ordinal, (1,), (0,), SamplingSpec(1, 0, 1.0, 1.0)) for ordinal in range(4)]
-    return [group.grades for group in sampler.wait(sampler.start(prompts, requests, [False] * 4), "rollouts")]
+    return [group.grades for group in pool.wait(pool.start(prompts, requests, [False] * 4), "rollouts")]
 
 
 ALL_GRADES = [f"grades {ordinal}" for ordinal in range(4)]
@@ -144,11 +144,11 @@ def test_samples_that_are_there_stay_where_they_are(fake_ray: FakeRay) -> None:
 def test_engine_that_failed_has_no_prefixes_to_forget(error: Exception, fake_ray: FakeRay) -> None:
     """The next wait or publish replaces it; the others have forgotten theirs by then."""
     engines = [FakeEngine(error), FakeEngine("forgotten")]
-    make_sampler(engines).forget_prefixes()
+    make_pool(engines).forget_prefixes()
     assert fake_ray.fetched == ["forgotten"]
     assert [engine.num_restarts for engine in engines] == [0, 0]
 
 
 def test_prefixes_that_a_well_engine_refuses_to_forget_are_an_error() -> None:
     with pytest.raises(ConfigError, match="no prefix cache"):
-        make_sampler([FakeEngine("forgotten"), FakeEngine(ConfigError("no prefix cache"))]).forget_prefixes()
+        make_pool([FakeEngine("forgotten"), FakeEngine(ConfigError("no prefix cache"))]).forget_prefixes()
