@@ -52,7 +52,7 @@ class Checkpoints:
         return state
 
     def save_if_due(self, state: DriverState) -> None:
-        """Save every `checkpoint.every_steps`, and after a run's first step, to know how long the last save will take."""
+        """Save every `checkpoint.every_steps`, and after a run's first step, to know how long a save takes."""
         is_measured = self._durations.p95_s is not None
         if not is_measured or (self._config.every_steps and state.step % self._config.every_steps == 0):
             self.save(state)
