@@ -1,4 +1,4 @@
-"""vLLM, token in and token out: how an engine of it is started, and the groups that are sampled with it.
+"""vLLM, token in and token out: how its engine is started, and how groups are sampled with it.
 
 Runs in    the engine's process, on the thread of its `StepLoop`. `hpc-grpo env` imports it too: without vLLM and numpy.
 Consumes   `GroupRequest`s and weight updates.

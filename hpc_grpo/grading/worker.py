@@ -73,9 +73,9 @@ def main(descriptor: int, parent_pid: int) -> None:
     worker that dies after it died of that message.
     """
     tie_to_parent(parent_pid, signal.SIGKILL)
-    # A process that a reward forks must not keep the socket open: by its end the parent knows that the worker died.
-    os.register_at_fork(after_in_child=lambda: os.close(descriptor))
     with open(descriptor, "r+b", buffering=0) as connection:
+        # A process that a reward forks must not keep the socket open: by its end the parent knows that the worker died.
+        os.register_at_fork(after_in_child=connection.close)
         while header := _read(connection, HEADER.size):
             content = _read(connection, HEADER.unpack(header)[0])
             connection.write(HEADER.pack(0))
