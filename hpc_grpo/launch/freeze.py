@@ -46,7 +46,7 @@ CHANGEABLE: dict[str, str] = {
 }
 """Keys that may differ on resume, and why. A trailing dot: all keys of a section; `*`: any position in a list.
 
-Not the learning rate: the scheduler's state in a checkpoint has it, so another one would be ignored in silence.
+Not the learning rate: its schedule's state in a checkpoint has it, so another one would be ignored in silence.
 """
 
 _GIT_DEADLINE_S = 30.0
