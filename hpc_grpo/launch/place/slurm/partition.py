@@ -64,14 +64,14 @@ class Partition:
 
 @dataclass(frozen=True)
 class Association:
-    """An account that the user may charge, on one partition or, with "", on all; `max_minutes` None: no limit."""
+    """An account that the user may charge, on a `partition` ("": on all); `max_minutes` None: no limit."""
 
     account: str
     partition: str
     max_minutes: int | None
 
     def is_charged(self, slurm: SlurmConfig, partition: Partition) -> bool:
-        """Tell whether a job on `partition` is charged to it; without launch.slurm.account nobody knows."""
+        """Tell whether a job on `partition` is charged to it; False where launch.slurm.account does not say."""
         is_named = slurm.account is not None and self.account.lower() == slurm.account.lower()
         return is_named and self.partition in ("", partition.name)
 
@@ -115,9 +115,10 @@ def chosen_partition(slurm: SlurmConfig, partitions: Sequence[Partition]) -> Par
 
 
 def refuse_what_cannot_start(launch: LaunchConfig) -> None:
-    """Raise ConfigError where the partition never starts such a job. One call to the scheduler.
+    """Raise ConfigError where the partition would never start such a job: it may be taken, to wait for ever.
 
-    What it cannot know is left to sbatch: several partitions, limits that a QOS changes, a Slurm that does not answer.
+    Asks the scheduler once. sbatch judges what is not known here: several partitions, limits that a QOS changes, and
+    all where Slurm does not answer.
     """
     slurm = launch.slurm
     if "," in (slurm.partition or "") or "qos" in slurm.extra:

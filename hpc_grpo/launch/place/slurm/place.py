@@ -78,9 +78,9 @@ class SlurmPlace:
 def gpus_of_a_step(job: Mapping[str, str], num_nodes: int) -> int | None:
     """Return the GPUs that a step on one node has to ask for; None where it inherits the right number.
 
-    A step inherits what the job asked for. Of a job that asked by node that is what we want; of one that asked for a
-    total (--gpus) it is the total, of one that asked by task the share of one task. Such a job's GPUs count as evenly
-    spread. Raises LaunchError where some node would have none.
+    Raises LaunchError where some node would have none. A step inherits what the job asked for, which is right where
+    that was by node. After --gpus it would ask for the job's total, after --gpus-per-task for one task's share: then
+    it has to ask for an even share of what was granted.
     """
     total = text.granted(job.get("TRES", job.get("AllocTRES", "")), "gres/gpu")
     asked_otherwise = any("gpu" in job.get(name, "") for name in ("TresPerJob", "TresPerTask"))

@@ -41,18 +41,18 @@ def fields(record: str) -> dict[str, str]:
 
 
 def records(shown: str) -> list[dict[str, str]]:
-    """Return the fields of each record: of an array or a heterogeneous job there are several. At least one."""
+    """Return the fields of each record, of at least one: an array or a heterogeneous job has several."""
     return [fields(record) for record in re.split(r"\n\s*\n", shown.strip())]
 
 
 def own_lines(printed: Sequence[str], job_id: str) -> list[str]:
-    """Keep what Slurm itself printed about a job: with --output and append, several write to one file."""
+    """Keep the lines that Slurm itself printed about a job: several jobs may append to one file."""
     own = (line for line in printed if line.startswith(("slurmstepd: ", "srun: error")))
     return [line for line in own if (named := _NAMED_JOB.search(line)) is None or named[1] == job_id]
 
 
 def hostnames(node_list: str, ask: Ask = output_of) -> list[str]:
-    """Return the nodes of a list as Slurm writes it, such as nid[001-004]. Asks Slurm. Raises LaunchError."""
+    """Have Slurm write out a list of nodes such as nid[001-004]. Raises LaunchError."""
     return ask(["scontrol", "show", "hostnames", node_list]).split()
 
 

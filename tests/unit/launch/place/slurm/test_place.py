@@ -107,7 +107,7 @@ def test_resources_are_those_of_the_allocation() -> None:
     assert SlurmPlace({"SLURM_JOB_ID": "1"}).node_resources().num_gpus == 0
 
 
-def test_slurm_is_asked_once_it_has_answered(scontrol: Path) -> None:
+def test_an_answer_of_slurm_is_kept_and_a_failure_is_not(scontrol: Path) -> None:
     place = find_place({"SLURM_JOB_ID": "17"})
     answering = scontrol.read_text()
     scontrol.write_text("#!/bin/bash\necho 'Unable to contact slurm controller' >&2; exit 1\n")
