@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hpc_grpo.config import Config, load_config, load_resolved, to_yaml
+from hpc_grpo.config import Config, load_config, load_launch, load_resolved, to_yaml
 from hpc_grpo.config.load import find_config
 from hpc_grpo.errors import ConfigError
 
@@ -264,3 +264,9 @@ def test_a_loaded_config_cannot_be_changed(minimal: Path) -> None:
     config = load(minimal)
     with pytest.raises(ValueError, match="frozen"):
         config.train.lr = 1.0  # type: ignore[misc]
+
+
+def test_a_launch_section_alone_is_checked_like_a_whole_config(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("launch: {nodes: 3}\n")
+    with pytest.raises(ConfigError, match=r"launch\.nodes: unknown key; did you mean 'num_nodes'"):
+        load_launch(str(tmp_path / "bad.yaml"))

@@ -27,7 +27,9 @@ def test_the_gpus_are_those_that_the_user_left_visible(visible: str, gpus: int) 
     assert LocalPlace({"CUDA_VISIBLE_DEVICES": visible}).node_resources().num_gpus == gpus
 
 
-def test_else_the_gpus_are_those_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_none_are_named_the_gpus_are_those_that_nvidia_smi_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tool = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", str(tmp_path))
     assert LocalPlace({}).node_resources().num_gpus == 0

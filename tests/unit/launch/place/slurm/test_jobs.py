@@ -52,7 +52,7 @@ def test_a_successor_asks_for_what_its_job_has() -> None:
         ("TRES=cpu=16,node=2", 0),
     ],
 )
-def test_gpus_of_a_node(shown: str, gpus: int) -> None:
+def test_the_gpus_of_a_node_are_read_however_they_were_asked_for(shown: str, gpus: int) -> None:
     assert job("6", f"JobId=6 NumNodes=2 {shown}").granted(LaunchConfig()).slurm.gpus_per_node == gpus
 
 
@@ -65,13 +65,13 @@ def test_gpus_of_a_node(shown: str, gpus: int) -> None:
         ("", ""),
     ],
 )
-def test_where_the_output_of_a_job_goes(shown: str, output: str) -> None:
+def test_a_whole_path_is_the_output_and_nothing_else_is(shown: str, output: str) -> None:
     found = job("6", f"{SHOWN}{shown}")
     assert found.output == output
     assert (found.fields["TresPerNode"], found.fields.get("Power")) == ("gres:gpu:gh200:4", None)
 
 
-def test_memory_is_given_once() -> None:
+def test_the_memory_that_was_granted_replaces_all_options_for_memory() -> None:
     launch = LaunchConfig.model_validate({"slurm": {"extra": {"mem_per_cpu": "2G", "comment": "x"}}})
     slurm = job("6", "JobId=6 NumNodes=2 TRES=cpu=4,mem=3G,node=2").granted(launch).slurm
     assert slurm.extra == {"comment": "x", "mem": "1536M"}
@@ -128,7 +128,7 @@ RUNNING, TIMED_OUT = "JobId=7 JobState=RUNNING", "JobId=7 JobState=TIMEOUT"
         ({}, ""),
     ],
 )
-def test_how_a_job_ended_with_and_without_accounting(answers: dict[str, str], state: str) -> None:
+def test_an_end_is_read_from_accounting_and_else_from_the_controller(answers: dict[str, str], state: str) -> None:
     assert queue(answers).end_of("7").state == state
 
 

@@ -61,7 +61,7 @@ def test_a_shell_attached_to_one_node_finds_all_of_the_job(scontrol: Path) -> No
     assert (found.nodes, found.num_cpus, found.this_node) == (("nid001", "nid002"), (72, 72), "nid002")
 
 
-def test_a_job_that_is_over_is_said(scontrol: Path) -> None:
+def test_a_job_that_is_over_is_an_error_with_its_state(scontrol: Path) -> None:
     scontrol.write_text('#!/bin/bash\necho "JobId=17 JobState=COMPLETED NodeList=(null)"\n')
     with pytest.raises(LaunchError, match=r"has no nodes now \(state COMPLETED\)"):
         allocation_of({"SLURM_JOB_ID": "17"})

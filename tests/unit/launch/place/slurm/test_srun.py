@@ -10,8 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hpc_grpo.cli import main
-from hpc_grpo.config import LaunchConfig, load_launch
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.launch.place.slurm import srun
 from hpc_grpo.launch.place.slurm.srun import allocation_command, step_command, step_environment
 from hpc_grpo.run.attempt import AttemptRecord
@@ -46,7 +45,7 @@ def test_a_step_does_not_inherit_what_contradicts_its_options() -> None:
     assert list(step_environment(dict.fromkeys([*inherited, *needed], "1"))) == needed
 
 
-def test_every_leak_has_a_reason() -> None:
+def test_every_variable_that_stays_behind_has_a_reason() -> None:
     assert all(reason.strip() for reason in srun._STEP_LEAKS.values())
 
 
@@ -135,7 +134,7 @@ def test_a_shell_on_a_node_of_a_run_has_the_python_of_its_jobs(became: list[Any]
     assert named == ["bash", "-lc", "export PATH='/proj/my env/bin':$PATH\nexec bash"]
 
 
-def test_what_cannot_be_entered_is_said(became: list[Any], tmp_path: Path) -> None:
+def test_a_shell_that_cannot_be_had_is_an_error_that_says_why(became: list[Any], tmp_path: Path) -> None:
     running(tmp_path / "r")
     running(tmp_path / "silent", beat_age_s=600.0)
     running(tmp_path / "here", source="local")
@@ -153,14 +152,8 @@ def test_what_cannot_be_entered_is_said(became: list[Any], tmp_path: Path) -> No
     assert became == []
 
 
-def test_without_slurm_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_shell_without_slurm_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     result = shell("--nodes", "1")
     assert result.exit_code == 1
     assert "no salloc on PATH" in result.stderr
-
-
-def test_a_launch_section_alone_is_checked_like_a_whole_config(tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_text("launch: {nodes: 3}\n")
-    with pytest.raises(ConfigError, match=r"launch\.nodes: unknown key; did you mean 'num_nodes'"):
-        load_launch(str(tmp_path / "bad.yaml"))
