@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from hpc_grpo.run.contract import WARNING_BEFORE_END_S
 from hpc_grpo.run.paths import RunDir
 
 GOLDEN = Path(__file__).parents[4] / "golden" / "job_script.sh"
+BY_HAND = Path(__file__).parents[5] / "sbatch" / "grpo_rlzero.sbatch"
 RUN = RunDir(Path("/scratch/my runs/demo"))
 
 
@@ -39,8 +41,12 @@ def test_the_script_is_the_golden_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_both_ways_into_a_job_ask_for_the_same_warning() -> None:
-    by_hand = Path(__file__).parents[5] / "sbatch" / "grpo_rlzero.sbatch"
-    assert f"--signal=B:USR1@{WARNING_BEFORE_END_S}\n" in by_hand.read_text()
+    assert f"--signal=B:USR1@{WARNING_BEFORE_END_S}\n" in BY_HAND.read_text()
+
+
+def test_the_script_for_sbatch_knows_the_checkout_by_a_file_that_exists() -> None:
+    (name,) = re.findall(r"-f \$submitted/(\S+)", BY_HAND.read_text())
+    assert (BY_HAND.parents[1] / name).is_file()
 
 
 def last_line(launch: LaunchConfig) -> str:
