@@ -74,7 +74,7 @@ def test_truncated_completions_can_be_masked(make_tokenizer: Callable[..., Any])
     assert grades.texts == ()
 
 
-def test_failure_names_the_prompt(make_tokenizer: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_failed_reward_is_reported_with_its_prompt(make_tokenizer: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "failing.py"
     path.write_text("def f(prompts, completions): raise ValueError('judge is down')\n")
     grades = grade(make_config(f"{path}:f"), make_tokenizer())

@@ -128,7 +128,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_weighted_sum_of_parts() -> None:
+def test_the_reward_is_the_weighted_sum_of_its_parts() -> None:
     rewards = [
         RewardConfig(name="correctness", weight=2.0),
         RewardConfig(name="keyword_match", weight=-0.5, args={"keyword_list": ["so"]}),
@@ -159,7 +159,7 @@ def test_function_without_fields_parameter_gets_what_it_names(open_pool: Callabl
     assert open_pool("pid").submit("p", ["a", "b"], {"level": 3}).result().valid == (True, True)
 
 
-def test_column_that_the_function_needs_and_the_data_lack(open_pool: Callable[..., RewardPool]) -> None:
+def test_a_column_that_the_function_needs_and_the_data_lack_stops_the_run(open_pool: Callable[..., RewardPool]) -> None:
     pool = open_pool("echo", args={"scale": 10})
     with pytest.raises(RewardError, match=r"missing a required argument: 'level'.*Columns.*answer"):
         pool.submit("p", ["a"], {"answer": "x"}).result()
@@ -315,7 +315,7 @@ def test_check_finds_what_does_not_import(tmp_path: Path, source: str, words: st
     assert words in str(caught.value)
 
 
-def test_no_rewards_and_closed_pool(open_pool: Callable[..., RewardPool]) -> None:
+def test_a_pool_without_rewards_and_a_closed_pool_refuse(open_pool: Callable[..., RewardPool]) -> None:
     with pytest.raises(ConfigError, match="rewards is empty"):
         RewardPool([], num_workers=1)
     pool = open_pool("pid")

@@ -16,7 +16,7 @@ def sequence(ordinal: int, sample: int, tokens: list[int], completion: int, adva
     return ordinary_sequence(ordinal, sample, tokens, completion, logprobs, advantage)
 
 
-def test_hand_laid_batch() -> None:
+def test_a_packed_batch_equals_one_laid_by_hand() -> None:
     batch = pack([sequence(0, 0, [10, 11, 12, 13], 2, 0.5), sequence(0, 1, [20, 21, 22], 1, -1.0)])
     assert batch.input_ids.tolist() == [10, 11, 12, 13, 20, 21, 22]
     assert batch.position_ids.tolist() == [0, 1, 2, 3, 0, 1, 2]

@@ -17,20 +17,20 @@ LINE = (
 )
 
 
-def test_plain_line_exactly(record: StepRecord, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_gets_exactly_this_line(record: StepRecord, capsys: pytest.CaptureFixture[str]) -> None:
     sink = ConsoleSink("adder")
     sink.write(record)
     sink.close()
     assert capsys.readouterr().out == LINE + "\n"
 
 
-def test_plain_line_with_an_eval(record: StepRecord) -> None:
+def test_the_line_of_a_step_with_an_eval_shows_pass_at_1(record: StepRecord) -> None:
     evaluated = dataclasses.replace(record, metrics={"reward/mean": 0.5, "eval/pass@1": 0.25})
     line = plain_line(evaluated)
     assert line == "Epoch 1/5 step 6/19 global step 6 reward 0.500 pass@1 0.250"
 
 
-def test_plain_line_of_the_eval_before_the_first_step() -> None:
+def test_the_line_of_the_first_eval_shows_step_0() -> None:
     before = StepRecord(step=0, total_steps=9, total_epochs=2, steps_per_epoch=5, metrics={"eval/pass@1": 0.1})
     assert plain_line(before).startswith("Epoch 1/2 global step 0 ")
     assert plain_line(before).endswith("pass@1 0.100")

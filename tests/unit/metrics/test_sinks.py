@@ -26,7 +26,7 @@ def no_wandb_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_default_sinks_and_one_line_that_names_the_variable(
+def test_without_a_key_wandb_is_off_and_the_variable_named(
     config: Config, run_dir: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sinks = make_sinks(config, run_dir)
@@ -47,7 +47,7 @@ def test_default_sinks_and_one_line_that_names_the_variable(
         ("disabled", {"WANDB_API_KEY": KEY}, None),
     ],
 )
-def test_wandb_mode(
+def test_config_and_environment_decide_the_wandb_mode(
     config: Config, configured: str, environ: dict[str, str], expected: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert wandb_mode(metrics_of(config, wandb_mode=configured).metrics, environ) == expected

@@ -25,7 +25,7 @@ def test_keywords_from_args_count_as_whole_words() -> None:
     assert keyword_match(["q"], ["Cat"], keyword_list=["cat"], case_sensitive=True) == [0.0]
 
 
-def test_keywords_from_a_column() -> None:
+def test_keywords_of_a_column_are_those_of_each_item() -> None:
     assert keyword_match(["q"] * 2, ["a b", "c"], keywords=[["a", "z"], ["c"]]) == [0.5, 1.0]
     assert keyword_match(["q"] * 2, ["a b", "c"], keyword_field="words", words=["a, b", None]) == [1.0, 1.0]
     with pytest.raises(ConfigError, match="columns: answer"):
@@ -33,7 +33,7 @@ def test_keywords_from_a_column() -> None:
 
 
 @pytest.mark.parametrize("completion", [GOOD, GOOD.replace("\n", ""), f"  {GOOD}"])
-def test_strict_format_accepts(completion: str) -> None:
+def test_strict_format_scores_one_for_the_exact_form(completion: str) -> None:
     assert strict_format(["q"], [completion]) == [1.0]
 
 
@@ -52,11 +52,11 @@ def test_strict_format_accepts(completion: str) -> None:
         GOOD.replace("answer", "Answer"),
     ],
 )
-def test_strict_format_refuses(completion: str) -> None:
+def test_strict_format_scores_zero_for_any_other_form(completion: str) -> None:
     assert strict_format(["q"], [completion]) == [0.0]
 
 
-def test_strict_format_with_other_tags() -> None:
+def test_strict_format_takes_other_tags() -> None:
     completion = "<think>hm</think><answer>2</answer>"
     assert strict_format(["q"], [completion], reasoning_tag="think") == [1.0]
     assert strict_format(["q"], [completion]) == [0.0]

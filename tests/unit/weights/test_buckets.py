@@ -38,5 +38,5 @@ def test_larger_parameter_has_a_bucket_of_its_own() -> None:
     assert [bucket.names for bucket in bucket_layout(specs, 256).buckets] == [("a",), ("b",), ("c", "d")]
 
 
-def test_layout_of_nothing() -> None:
+def test_a_layout_of_no_parameters_is_empty() -> None:
     assert bucket_layout([], 256).num_bytes == 0

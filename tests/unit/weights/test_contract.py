@@ -39,7 +39,7 @@ def test_fused_layers_agree_with_their_parts() -> None:
     assert contract_differences(LEARNER, ENGINE, PACKED) == []
 
 
-def test_parameter_the_learner_lacks() -> None:
+def test_a_parameter_the_learner_lacks_is_named() -> None:
     learner = [spec for spec in LEARNER if spec.name != "norm.weight"]
     assert contract_differences(learner, ENGINE, PACKED) == [
         "norm.weight: the engine needs it, the learner does not publish it"
@@ -53,26 +53,26 @@ def test_missing_part_of_a_fused_layer_is_named_alone() -> None:
     ]
 
 
-def test_parameter_the_engine_lacks() -> None:
+def test_a_parameter_the_engine_lacks_is_named() -> None:
     learner = [*LEARNER, spec("lm_head.weight", 100, 8)]
     assert contract_differences(learner, ENGINE, PACKED) == [
         "lm_head.weight: the learner publishes it, the engine has no such parameter"
     ]
 
 
-def test_shape_of_a_plain_parameter() -> None:
+def test_another_shape_of_a_plain_parameter_is_a_difference() -> None:
     engine = with_changed(ENGINE, spec("norm.weight", 9))
     assert contract_differences(LEARNER, engine, PACKED) == ["norm.weight: learner shape (8,), engine shape (9,)"]
 
 
-def test_shape_along_the_fused_dimension() -> None:
+def test_another_size_along_the_fused_dimension_is_a_difference() -> None:
     learner = with_changed(LEARNER, spec("layers.0.mlp.up_proj.weight", 17, 8))
     assert contract_differences(learner, ENGINE, PACKED) == [
         "layers.0.mlp.gate_up_proj.weight: learner shape (33, 8), engine shape (32, 8)"
     ]
 
 
-def test_shape_across_the_fused_dimension() -> None:
+def test_parts_that_do_not_fit_side_by_side_are_a_difference() -> None:
     learner = with_changed(LEARNER, spec("layers.0.mlp.up_proj.weight", 16, 9))
     assert contract_differences(learner, ENGINE, PACKED) == [
         "layers.0.mlp.gate_up_proj.weight: learner shapes do not fit together: "
@@ -80,11 +80,11 @@ def test_shape_across_the_fused_dimension() -> None:
     ]
 
 
-def test_scalar_parameter() -> None:
+def test_equal_scalars_agree() -> None:
     assert contract_differences([spec("scale")], [spec("scale")], PACKED) == []
 
 
-def test_dtype_of_one_part() -> None:
+def test_another_dtype_of_one_part_is_a_difference() -> None:
     learner = with_changed(LEARNER, spec("layers.0.attn.v_proj.bias", 4, dtype="bfloat16"))
     assert contract_differences(learner, ENGINE, PACKED) == [
         "layers.0.attn.qkv_proj.bias: learner dtype ['bfloat16', 'float32'], engine dtype float32"
