@@ -45,25 +45,8 @@ from hpc_grpo.errors import (
     HpcGrpoError,
     LaunchError,
 )
-from hpc_grpo.launch.supervisor.events import (
-    Action,
-    BringUpFailed,
-    Do,
-    DriverEnded,
-    DriverStuck,
-    End,
-    Event,
-    Fail,
-    FormedAgain,
-    Forward,
-    NodesLost,
-    RayReady,
-    RunFacts,
-    Say,
-    Signalled,
-    StartDriver,
-    Tick,
-)
+from hpc_grpo.launch.supervisor import events
+from hpc_grpo.launch.supervisor.events import Action, Do, End, Event, Fail, Forward, RunFacts, Say, StartDriver
 from hpc_grpo.run.attempt import ExitKind
 
 DRIVER_GRACE_S = 10.0
@@ -96,7 +79,7 @@ class State:
     kill_at: float = math.inf
     settled_at: float = math.inf
     stalled: Mapping[ExitKind, int] = field(default_factory=dict)
-    ended: DriverEnded | None = None
+    ended: events.DriverEnded | None = None
     ending: End | None = None
 
     @property
@@ -110,25 +93,25 @@ Reaction = tuple[State, list[Action]]
 def react(state: State, event: Event, now: float) -> Reaction:
     """Return the state after `event`, and the actions it asks for."""
     match event:
-        case RayReady():
+        case events.RayReady():
             return replace(state, phase="training"), [Do.PUBLISH_RAY]
-        case BringUpFailed():
+        case events.BringUpFailed():
             return _on_failed_bring_up(state, event)
-        case Signalled():
+        case events.Signalled():
             return _on_signal(state, event.signal, now)
-        case DriverStuck():
+        case events.DriverStuck():
             return replace(state, stuck=event.why, kill_at=now + _STACKS_S), [Do.WRITE_STACKS]
-        case NodesLost():
+        case events.NodesLost():
             return _on_lost_nodes(state, event, now)
-        case DriverEnded():
+        case events.DriverEnded():
             return _on_driver_end(state, event, now)
-        case FormedAgain():
+        case events.FormedAgain():
             return _on_formed_again(state, event.is_enough)
-        case Tick():
+        case events.Tick():
             return _on_time(state, now)
 
 
-def _on_failed_bring_up(state: State, event: BringUpFailed) -> Reaction:
+def _on_failed_bring_up(state: State, event: events.BringUpFailed) -> Reaction:
     """Fail; once nodes were lost, those that do not come up again are lost ones too, and others may be left."""
     why = str(event.error)
     state = replace(state, lost={**state.lost, **dict.fromkeys(event.error.nodes, why)})
@@ -138,6 +121,7 @@ def _on_failed_bring_up(state: State, event: BringUpFailed) -> Reaction:
 
 
 def _on_signal(state: State, number: int, now: float) -> Reaction:
+    """Pass the signal on. One that asks for the end limits the driver's time; before training it ends the attempt."""
     if number == signal.SIGUSR1:
         return state, [Forward(number)]
     # Saved at once, since SIGKILL may follow before anything else is said.
@@ -151,7 +135,7 @@ def _on_signal(state: State, number: int, now: float) -> Reaction:
     return state, actions
 
 
-def _on_lost_nodes(state: State, event: NodesLost, now: float) -> Reaction:
+def _on_lost_nodes(state: State, event: events.NodesLost, now: float) -> Reaction:
     """Note nodes that are gone. Learners are on all of them, so the driver cannot go on and is ended."""
     new = {
         node: loss.why
@@ -166,27 +150,29 @@ def _on_lost_nodes(state: State, event: NodesLost, now: float) -> Reaction:
     actions: list[Action] = [Do.SAVE_RECORD, *(Say(f"Lost node {node}: {why}") for node, why in new.items())]
     if state.phase != "settling":
         return state, actions
-    state, others = _on_settled(state)
+    state, others = _settle(state)
     return state, [*actions, *others]
 
 
-def _on_driver_end(state: State, ended: DriverEnded, now: float) -> Reaction:
+def _on_driver_end(state: State, ended: events.DriverEnded, now: float) -> Reaction:
+    """Give a node that is lost a moment to be known, unless the driver's end needs no such explanation."""
     state = replace(state, ended=ended)
     is_plain = state.signalled or ended.returncode in (EXIT_COMPLETE, EXIT_RESUMABLE)
     if is_plain or state.lost or state.phase == "bring_up":
-        return _on_settled(state)
+        return _settle(state)
     return replace(state, phase="settling", settled_at=now + _SETTLE_S), []
 
 
 def _on_time(state: State, now: float) -> Reaction:
     if state.phase == "settling":
-        return _on_settled(state) if now >= state.settled_at else (state, [])
+        return _settle(state) if now >= state.settled_at else (state, [])
     if now >= state.kill_at:
         return replace(state, kill_at=math.inf), [Say("The driver did not end in time; killing it."), Do.KILL_DRIVER]
     return state, []
 
 
-def _on_settled(state: State) -> Reaction:
+def _settle(state: State) -> Reaction:
+    """Conclude from what is known now how the driver ended."""
     assert state.ended is not None
     end = end_of_driver(state.ended, state.signalled, state.lost)
     if end.kind == "crash" and state.stuck:
@@ -202,6 +188,7 @@ def _on_formed_again(state: State, is_enough: bool) -> Reaction:
 
 
 def _try_again_or_end(state: State, end: End, facts: RunFacts) -> Reaction:
+    """Start the driver again where that may help, else end the attempt as `end` says."""
     if end.kind in ("crash", "node_lost") and not state.signalled and not facts.stop_asked:
         stalled = 0 if facts.step > state.step else state.stalled.get(end.kind, 0) + 1
         if state.max_stalled > 0 and stalled <= state.max_stalled:
@@ -221,7 +208,7 @@ def _restarted(state: State, why: str) -> Reaction:
     return replace(state, stuck="", kill_at=math.inf, ended=None), [StartDriver(why)]
 
 
-def end_of_driver(ended: DriverEnded, signalled: str, lost: Mapping[str, str]) -> End:
+def end_of_driver(ended: events.DriverEnded, signalled: str, lost: Mapping[str, str]) -> End:
     """Return how a driver ended, and how its attempt ends unless it is started again.
 
     `signalled` names the signal that the supervisor was sent, "" if none; `lost` maps nodes to why they are gone.

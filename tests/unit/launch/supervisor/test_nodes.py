@@ -1,0 +1,123 @@
+"""Nodes whose agents are shell lines: they come up, fail or vanish as told, and start no Ray."""
+
+from __future__ import annotations
+
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_grpo.errors import NodesUnavailableError
+from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
+from hpc_grpo.launch.supervisor.events import Loss
+from hpc_grpo.launch.supervisor.nodes import Nodes
+from hpc_grpo.run.paths import RunDir
+from tests.support.configs import minimal_config
+from tests.support.places import FakePlace, allocation
+
+DEADLINE_S = 30.0
+SERVES = "cat > /dev/null"
+"""Until its lease ends."""
+VANISHES = "echo 'srun: error: Aborting, Node failure on nid002' >&2; exit 1"
+BREAKS = "echo 'Out of memory' >&2; exit 137"
+
+MakeNodes = Callable[..., Nodes]
+
+
+@pytest.fixture
+def make_nodes(tmp_path: Path) -> Iterator[MakeNodes]:
+    """Makes nodes, not yet started, whose agents run the given lines; `options` are those of the launch section."""
+    made: list[Nodes] = []
+
+    def make(*lines: str, **options: Any) -> Nodes:
+        names = [f"nid{number:03}" for number in range(1, len(lines) + 1)]
+        agents = dict(zip(names, lines, strict=True))
+
+        def wrap(node: str, _command: Sequence[str]) -> list[str]:
+            return ["sh", "-c", agents[node]]
+
+        place = FakePlace(allocation(*names), wrap=wrap)
+        launch = minimal_config(launch=options).launch
+        made.append(Nodes(AttemptSetup(RunDir(tmp_path / "run"), launch, place, place.allocation(), 1, tmp_path)))
+        return made[-1]
+
+    yield make
+    for nodes in made:
+        nodes.tear_down(DEADLINE_S)
+
+
+def bring_up_error(nodes: Nodes) -> NodesUnavailableError:
+    """What keeps the nodes from coming up, as soon as it is known."""
+    end = time.monotonic() + DEADLINE_S
+    while (error := nodes.bring_up_error()) is None:
+        assert time.monotonic() < end, f"after {DEADLINE_S:.0f} s no error"
+        nodes.advance()
+        time.sleep(0.01)
+    return error
+
+
+def test_a_node_whose_agent_ends_is_named_with_what_the_agent_said_last(make_nodes: MakeNodes) -> None:
+    nodes = make_nodes(SERVES, BREAKS)
+    nodes.start()
+    error = bring_up_error(nodes)
+    assert str(error) == "Node nid002 did not come up: its agent ended with exit code 137: Out of memory"
+    assert error.nodes == ("nid002",)
+
+
+def test_after_the_deadline_the_nodes_that_are_not_in_ray_are_named(make_nodes: MakeNodes) -> None:
+    nodes = make_nodes(SERVES, SERVES, bringup_deadline_s=0.2)
+    nodes.start()
+    error = bring_up_error(nodes)
+    assert error.nodes == ("nid001",), "the head comes first: without it the others were not asked"
+    assert "launch.bringup_deadline_s gives more time." in str(error)
+
+
+def test_the_token_is_readable_for_its_user_alone(make_nodes: MakeNodes, tmp_path: Path) -> None:
+    make_nodes(SERVES).start()
+    token = RunDir(tmp_path / "run").secret
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert len(token.read_text()) == 64
+
+
+@pytest.mark.parametrize(
+    ("agents", "min_nodes", "left"),
+    [
+        pytest.param([SERVES, VANISHES], 1, ["nid001"], id="a node is gone, one is enough"),
+        pytest.param([SERVES, VANISHES], None, None, id="a node is gone, all are needed"),
+        pytest.param([SERVES, BREAKS], None, ["nid001", "nid002"], id="an agent died, its node answers"),
+        pytest.param([VANISHES, SERVES], 1, None, id="the head is gone, where this process runs"),
+    ],
+)
+def test_nodes_are_formed_anew_of_those_that_answer(
+    make_nodes: MakeNodes, agents: list[str], min_nodes: int | None, left: list[str] | None
+) -> None:
+    nodes = make_nodes(*agents, slurm={} if min_nodes is None else {"min_nodes": min_nodes})
+    nodes.start()
+    bring_up_error(nodes)
+    nodes.tear_down(DEADLINE_S)
+    anew = nodes.anew()
+    assert (anew and list(anew.names)) == left
+
+
+def test_a_node_that_is_gone_is_told_from_an_agent_that_died(make_nodes: MakeNodes) -> None:
+    nodes = make_nodes(SERVES, VANISHES, BREAKS)
+    nodes.start()
+    nodes.tear_down(DEADLINE_S)
+    lost = nodes.lost()
+    assert (lost["nid002"].is_machine, lost["nid003"]) == (
+        True,
+        Loss("its agent ended with exit code 137: Out of memory"),
+    )
+
+
+def test_every_formation_has_names_of_its_own_on_its_nodes(make_nodes: MakeNodes) -> None:
+    nodes = make_nodes(SERVES, SERVES)
+    nodes.start()
+    nodes.tear_down(DEADLINE_S)
+    anew = nodes.anew()
+    assert anew is not None
+    tags = [[one._setup.node_spec(node, "").tag for node in one.names] for one in (nodes, anew)]
+    assert tags == [["17-1-0", "17-1-1"], ["17-1-1-0", "17-1-1-1"]]
