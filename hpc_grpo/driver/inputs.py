@@ -13,6 +13,7 @@ from hpc_grpo.data.sources import load_items
 from hpc_grpo.data.stream import DemonstrationStream, PromptStream
 from hpc_grpo.data.tokenizer import check_context_length, load_tokenizer, stop_token_ids
 from hpc_grpo.grading.pool import RewardPool
+from hpc_grpo.registry import ADVANTAGES
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Inputs:
 
 
 def load_inputs(config: Config) -> Inputs:
-    """Load and check the inputs. Raises ConfigError for the first that is wrong."""
+    """Load and check the inputs, the user's functions among them. Raises ConfigError for the first that is wrong."""
     tokenizer = load_tokenizer(config)
     check_context_length(config)
     stop_ids = stop_token_ids(config, tokenizer)
@@ -34,6 +35,7 @@ def load_inputs(config: Config) -> Inputs:
     if not config.needs.rollouts:
         return Inputs(tokenizer, stop_ids, DemonstrationStream(config, items, tokenizer, config.run.seed), None)
     _check_rewards(config)
+    ADVANTAGES.find(config.loss.advantage)  # the loss is the learners' to import: it needs torch
     stream = PromptStream(config, items, tokenizer, config.run.seed)
     return Inputs(tokenizer, stop_ids, stream, _eval_stream(config, tokenizer))
 

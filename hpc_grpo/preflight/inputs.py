@@ -154,10 +154,13 @@ def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, 
     for item in _items(config, working_dir):
         if item.is_local:
             yield item.key, item.name, f"{item.name}/config.json" if item.key == "model.path" else item.name
-    for position, reward in enumerate(config.rewards if config.needs.rollouts else []):
-        file, _, _ = reward.name.rpartition(":")
-        if file.endswith(".py"):
-            yield f"rewards.{position}.name", reward.name, file
+    if config.needs.rollouts:
+        functions = {f"rewards.{position}.name": reward.name for position, reward in enumerate(config.rewards)}
+        functions |= {"loss.name": config.loss.name, "loss.advantage": config.loss.advantage}
+        for key, name in functions.items():
+            file, _, _ = name.rpartition(":")
+            if file.endswith(".py"):
+                yield key, name, file
 
 
 def _items(config: Config, working_dir: Path) -> Iterator[Item]:

@@ -3,10 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from hpc_grpo.driver.batches import DemonstrationBatches, RolloutBatches, TrainItem
-from hpc_grpo.driver.learners import LearnerGroup
 from hpc_grpo.driver.sampling import GradedGroup
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.types import Demonstration, GroupGrades, Prompt, TrainSequence
@@ -115,23 +112,3 @@ def test_demonstrations_are_trained_on_in_order_from_the_first_that_no_step_had(
     assert sequence.loss_mask.tolist() == [False] * 5 + [True] * 2
     assert sequence.advantages.tolist() == [0.0] * 5 + [1.0] * 2
     assert sequence.engine_logprobs.tolist() == [0.0] * 7
-
-
-@pytest.mark.parametrize("num_learners", [1, 2])
-def test_learners_are_told_the_valid_tokens_of_all_of_them(num_learners: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-
-    class FakeLearner:
-        def __init__(self) -> None:
-            self.train = self
-
-        def remote(self, share: Any) -> Any:
-            told.append(share)
-            return {}
-
-    monkeypatch.setattr("hpc_grpo.driver.learners.get_all", lambda calls, *_: calls)
-    batch = batches([group(ordinal) for ordinal in range(4)], num_minibatches=2).take_step(5, StepTimer())
-    LearnerGroup([FakeLearner() for _ in range(num_learners)]).train(batch)
-    assert [[minibatch.num_valid_tokens for minibatch in share] for share in told] == [[24, 24]] * num_learners
-    ordinals = sorted(item.samples for share in told for minibatch in share for item in minibatch.items)
-    assert ordinals == [f"samples {ordinal}" for ordinal in range(4)]

@@ -3,55 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from hpc_grpo.driver import remote
 from hpc_grpo.driver.sampling import RolloutPool
 from hpc_grpo.errors import ConfigError, RewardError
 from hpc_grpo.types import GroupRequest, Prompt, SamplingSpec
+from tests.support.ray_futures import FakeRay, Reference, answered
 
-Reference = Future[Any]
+pytestmark = pytest.mark.usefixtures("fake_ray")
 Outcome = Exception | str
-
-
-class FakeRay:
-    """Waits on futures, and notes what the driver fetches."""
-
-    def __init__(self) -> None:
-        self.fetched: list[Any] = []
-
-    def wait(self, references: Sequence[Reference], num_returns: int, timeout: float | None) -> Any:
-        done = wait(references, timeout, return_when=FIRST_COMPLETED if num_returns == 1 else ALL_COMPLETED).done
-        first = [reference for reference in references if reference in done][:num_returns]
-        return first, [reference for reference in references if reference not in first]
-
-    def get(self, reference: Reference) -> Any:
-        self.fetched.append(reference.result())
-        return self.fetched[-1]
-
-
-@pytest.fixture(autouse=True)
-def fake_ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    fake = FakeRay()
-    monkeypatch.setattr(remote, "ray", fake)
-    return fake
-
-
-def answered(outcome: Outcome) -> Reference:
-    """A call's reference: its value, its actor's death, or what it raised as Ray hands that over."""
-    reference: Reference = Future()
-    if isinstance(outcome, ActorDiedError):
-        reference.set_exception(outcome)
-    elif isinstance(outcome, Exception):
-        reference.set_exception(RayTaskError("call", "traceback", outcome).as_instanceof_cause())
-    else:
-        reference.set_result(outcome)
-    return reference
 
 
 class FakeEngine:

@@ -9,7 +9,7 @@ import pytest
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.preflight.findings import Context, Finding
-from hpc_grpo.preflight.inputs import data_finding, model_finding
+from hpc_grpo.preflight.inputs import data_finding, missing_inputs, model_finding
 from tests.support.configs import minimal_config
 
 PREFETCH = "hpc-grpo prefetch CONFIG, on a login node"
@@ -86,3 +86,14 @@ def test_a_path_that_does_not_exist_is_a_failure_online_too(tmp_path: Path) -> N
     found = model_finding(context(model={"path": f"{tmp_path}/gone"}))
     assert (found.status, f"{tmp_path}/gone/config.json" in found.says) == ("failure", True)
     assert data_finding(context(data={"train": {"path": f"{tmp_path}/gone"}})).status == "failure"
+
+
+@pytest.mark.parametrize("section", ["rewards", "name", "advantage"])
+def test_a_file_with_a_function_of_the_users_must_exist(section: str, tmp_path: Path) -> None:
+    """Given a file in the working directory for one of them and none for another, only the latter is missing."""
+    named = {"rewards": [{"name": "mine.py:f"}]} if section == "rewards" else {"loss": {section: "mine.py:f"}}
+    key = "rewards.0.name" if section == "rewards" else f"loss.{section}"
+    config = minimal_config(**named)
+    assert (key, "mine.py:f") in [(missing.key, missing.name) for missing in missing_inputs(config, tmp_path)]
+    (tmp_path / "mine.py").touch()
+    assert key not in [missing.key for missing in missing_inputs(config, tmp_path)]

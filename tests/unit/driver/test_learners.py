@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpc_grpo.driver.batches import Batch, TrainItem
+from hpc_grpo.driver.learners import LearnerGroup
+from hpc_grpo.learner.actor import RemoteGroup
+from hpc_grpo.metrics.reductions import Sum
+from tests.support.ray_futures import Reference, answered
+
+
+class FakeLearner:
+    """A learner actor that notes the minibatches it is to train on."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.train = self
+
+    def remote(self, minibatches: Any) -> Reference:
+        self.told = minibatches
+        return answered({"count": Sum(1.0)})
+
+
+def item(name: str, num_tokens: int) -> TrainItem:
+    return TrainItem(RemoteGroup(name, (0.5,), (True,)), num_tokens, num_tokens)
+
+
+@pytest.mark.usefixtures("fake_ray")
+def test_a_step_is_split_by_tokens_and_every_learner_is_told_the_tokens_of_all() -> None:
+    learners = [FakeLearner(), FakeLearner()]
+    first = [item("a", 50), item("b", 10), item("c", 30)]
+    batch = Batch([first, [item("d", 7)]], range(4), {})
+    assert LearnerGroup(learners).train(batch) == {"count": 2.0}
+    shares = [[[each.samples for each in minibatch.items] for minibatch in learner.told] for learner in learners]
+    assert shares == [[["a"], ["d"]], [["b", "c"], []]]
+    assert [[minibatch.num_valid_tokens for minibatch in learner.told] for learner in learners] == [[90, 7]] * 2
