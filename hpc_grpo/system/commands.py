@@ -11,13 +11,15 @@ from dataclasses import dataclass
 class Answer:
     """What a command printed; `error` is "" if it succeeded, else one line that says why not.
 
-    `text` is its stdout if it succeeded, `said` the whole of its stderr. `is_absent`: there is no such command here.
+    `text` is its stdout if it succeeded, `said` the whole of its stderr. `is_absent`: there is no such command here;
+    `is_late`: it was killed at its deadline.
     """
 
     text: str = ""
     error: str = ""
     said: str = ""
     is_absent: bool = False
+    is_late: bool = False
 
 
 def run_command(
@@ -41,7 +43,7 @@ def run_command(
     except FileNotFoundError:
         return Answer(error=f"no {argv[0]} on PATH", is_absent=True)
     except subprocess.TimeoutExpired:
-        return Answer(error=f"{argv[0]} gave no answer within {deadline_s:.0f} s")
+        return Answer(error=f"{argv[0]} gave no answer within {deadline_s:.0f} s", is_late=True)
     except OSError as error:
         return Answer(error=f"{argv[0]} could not be run: {error.strerror}")
     said = done.stderr.strip()

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 
+from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.base import Allocation, NodeResources
 from hpc_grpo.system.commands import run_command
 
@@ -47,4 +48,8 @@ def visible_gpus(environ: Mapping[str, str]) -> int | None:
 
 
 def _count_nvidia_gpus() -> int:
-    return run_command(["nvidia-smi", "--list-gpus"], _LIST_GPUS_S).text.count("GPU ")
+    """Count the GPUs that nvidia-smi lists. Raises LaunchError where it hangs: the node is broken, not without GPUs."""
+    answer = run_command(["nvidia-smi", "--list-gpus"], _LIST_GPUS_S)
+    if answer.is_late:
+        raise LaunchError(f"The GPUs of {socket.gethostname()} are not known: {answer.error}.")
+    return answer.text.count("GPU ")

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.launch.place import find_place, queue_of
+from hpc_grpo.errors import LaunchError
+from hpc_grpo.launch.place import find_place, local, queue_of
 from hpc_grpo.launch.place.local import LocalPlace
 
 
@@ -36,3 +37,15 @@ def test_where_none_are_named_the_gpus_are_those_that_nvidia_smi_lists(
     tool.write_text("#!/bin/sh\necho 'GPU 0: H100'; echo 'GPU 1: H100'\n")
     tool.chmod(0o755)
     assert LocalPlace({}).node_resources().num_gpus == 2
+
+
+def test_an_nvidia_smi_that_hangs_is_an_error_and_not_a_node_without_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nexec sleep 30\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(local, "_LIST_GPUS_S", 0.1)
+    with pytest.raises(LaunchError, match="nvidia-smi gave no answer"):
+        LocalPlace({}).node_resources()
