@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import importlib.util
 import math
 import re
@@ -26,6 +28,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 README = REPOSITORY / "README.md"
 RUN_DIRECTORY = REPOSITORY / "docs" / "run-directory.md"
 LAUNCHING = REPOSITORY / "docs" / "launching.md"
+EXAMPLES = [path for folder in ("hpc_grpo", "tests/support") for path in sorted((REPOSITORY / folder).rglob("*.py"))]
 DOCUMENTS = [README, REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -209,3 +212,9 @@ def test_messages_of_troubleshooting_are_those_of_the_code() -> None:
     messages = [_CODE.findall(cells[0])[0] for cells in table(README, "## Troubleshooting")]
     assert len(messages) > 10
     assert [message for message in messages if message.strip() not in source] == []
+
+
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if ">>>" in path.read_text()], ids=lambda path: path.stem)
+def test_worked_examples_in_docstrings_come_out_as_written(path: Path) -> None:
+    module = importlib.import_module(".".join(path.relative_to(REPOSITORY).with_suffix("").parts))
+    assert doctest.testmod(module).failed == 0
