@@ -25,14 +25,12 @@ def _run_name(config: Config) -> None:
 
 
 def _one_length(config: Config) -> None:
-    train = config.train
-    lengths = {"total_steps": train.total_steps, "total_episodes": train.total_episodes}
-    lengths["total_epochs"] = train.total_epochs
-    given = [f"train.{name}" for name, value in lengths.items() if value is not None]
+    lengths = ("total_steps", "total_episodes", "total_epochs")
+    given = [f"train.{name}" for name in lengths if getattr(config.train, name) is not None]
     if len(given) != 1:
         raise ConfigError(
             f"Exactly one of train.total_steps, train.total_episodes and train.total_epochs must be set; "
-            f"set are: {', '.join(given) or 'none'}."
+            f"set are: {', '.join(given) or 'none'}. Give one, and set the others to null."
         )
 
 
@@ -55,12 +53,12 @@ def _lag_and_minibatches(config: Config) -> None:
     if lag % minibatches:
         raise ConfigError(
             f"rollout.max_policy_lag = {lag} counts optimizer steps and must be a multiple of "
-            f"train.num_minibatches = {minibatches}."
+            f"train.num_minibatches = {minibatches}. Set it to one, or change train.num_minibatches."
         )
     if config.needs.rollouts and minibatches > config.rollout.prompts_per_step:
         raise ConfigError(
             f"train.num_minibatches = {minibatches} exceeds rollout.prompts_per_step = "
-            f"{config.rollout.prompts_per_step}: a minibatch holds at least one group."
+            f"{config.rollout.prompts_per_step}: a minibatch holds at least one group. Lower it, or raise rollout.prompts_per_step."
         )
 
 
@@ -85,12 +83,13 @@ def _eval(config: Config) -> None:
         raise ConfigError("eval.every_steps is set, but data.eval is not. Give a held-out data set or set it to null.")
     if max(config.eval.pass_k) > config.eval.num_samples:
         raise ConfigError(
-            f"eval.pass_k = {config.eval.pass_k}: every k must be at most eval.num_samples = {config.eval.num_samples}."
+            f"eval.pass_k = {config.eval.pass_k}: every k must be at most eval.num_samples = {config.eval.num_samples}. "
+            f"Leave the larger ones out, or raise eval.num_samples."
         )
     if config.eval.reward not in {reward.name for reward in config.rewards}:
         raise ConfigError(
             f"eval.reward = {config.eval.reward!r} must be one of rewards: "
-            f"{', '.join(reward.name for reward in config.rewards)}."
+            f"{', '.join(reward.name for reward in config.rewards)}. Name one of them, or add it to rewards."
         )
 
 
@@ -98,12 +97,13 @@ def _sequence_lengths(config: Config) -> None:
     if config.needs.rollouts and config.train.max_tokens_per_microbatch < config.max_model_len:
         raise ConfigError(
             f"train.max_tokens_per_microbatch = {config.train.max_tokens_per_microbatch} must hold the longest "
-            f"sequence: data.max_prompt_tokens + rollout.max_new_tokens = {config.max_model_len}."
+            f"sequence: data.max_prompt_tokens + rollout.max_new_tokens = {config.max_model_len}. "
+            f"Raise it, or lower one of those two."
         )
     if config.rollout.min_new_tokens > config.rollout.max_new_tokens:
         raise ConfigError(
             f"rollout.min_new_tokens = {config.rollout.min_new_tokens} exceeds rollout.max_new_tokens = "
-            f"{config.rollout.max_new_tokens}."
+            f"{config.rollout.max_new_tokens}. Lower it, or raise rollout.max_new_tokens."
         )
 
 

@@ -32,7 +32,7 @@ class Change:
 
     @property
     def text(self) -> str:
-        """The settings as words of a command line."""
+        """Write the settings as words of a command line."""
         pairs = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in self.settings)
         return " ".join(f"{key}={value}" for key, value in pairs)
 

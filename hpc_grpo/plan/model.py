@@ -43,12 +43,12 @@ class ModelShape:
 
     @property
     def attention_size(self) -> int:
-        """Channels of all query heads together; the hidden size in most models."""
+        """Count the channels of all query heads together; the hidden size in most models."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
-        """Channels of all key heads together, and of all value heads."""
+        """Count the channels of all key heads together, and of all value heads."""
         return self.num_kv_heads * self.head_dim
 
     @property
