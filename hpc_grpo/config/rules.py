@@ -58,7 +58,8 @@ def _lag_and_minibatches(config: Config) -> None:
     if config.needs.rollouts and minibatches > config.rollout.prompts_per_step:
         raise ConfigError(
             f"train.num_minibatches = {minibatches} exceeds rollout.prompts_per_step = "
-            f"{config.rollout.prompts_per_step}: a minibatch holds at least one group. Lower it, or raise rollout.prompts_per_step."
+            f"{config.rollout.prompts_per_step}: a minibatch holds at least one group. Lower it, or "
+            f"raise rollout.prompts_per_step."
         )
 
 
@@ -83,8 +84,8 @@ def _eval(config: Config) -> None:
         raise ConfigError("eval.every_steps is set, but data.eval is not. Give a held-out data set or set it to null.")
     if max(config.eval.pass_k) > config.eval.num_samples:
         raise ConfigError(
-            f"eval.pass_k = {config.eval.pass_k}: every k must be at most eval.num_samples = {config.eval.num_samples}. "
-            f"Leave the larger ones out, or raise eval.num_samples."
+            f"eval.pass_k = {config.eval.pass_k}: every k must be at most eval.num_samples = "
+            f"{config.eval.num_samples}. Leave the larger ones out, or raise eval.num_samples."
         )
     if config.eval.reward not in {reward.name for reward in config.rewards}:
         raise ConfigError(
