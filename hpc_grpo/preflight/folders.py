@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 
 from hpc_grpo.preflight.findings import Finding, failure, ok, warning
+from hpc_grpo.run.files import free_bytes
+from hpc_grpo.types import GIB
 
 NETWORK = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "fuse.glusterfs", "wekafs"})
 NODE_LOCAL = frozenset({"tmpfs", "ramfs", "overlay", "squashfs"})
@@ -36,8 +38,7 @@ def existing(path: Path) -> Path:
 
 
 def free_gib(path: Path) -> float:
-    stat = os.statvfs(path)
-    return stat.f_bavail * stat.f_frsize / 2**30
+    return free_bytes(path) / GIB
 
 
 def write_error(path: Path) -> str:

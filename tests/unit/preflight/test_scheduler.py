@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from hpc_grpo.config import LaunchConfig, SlurmConfig
-from hpc_grpo.launch.place.slurm.partition import parse_partitions
 from hpc_grpo.preflight import scheduler
 from hpc_grpo.system.commands import Answer
 
@@ -24,16 +23,6 @@ ASSOCIATIONS = Answer("proj.a||\nproj.b|workq|12:00:00\n")
 
 def launch(**slurm: Any) -> LaunchConfig:
     return LaunchConfig(slurm=SlurmConfig(**slurm))
-
-
-def test_partitions_are_read_with_their_nodes_gpus_and_limits() -> None:
-    found = parse_partitions(PARTITIONS.text)
-    assert [(p.name, p.num_nodes, p.gpus_per_node, p.max_minutes, p.is_default) for p in found] == [
-        ("workq", 2, 4, 1440, True),
-        ("closed", 2, None, None, False),
-        ("cpu", 2, None, 30, False),
-    ]
-    assert parse_partitions("") == []
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,21 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
+def test_partitions_are_read_with_their_nodes_gpus_and_limits() -> None:
+    rest = "DefaultTime=NONE Hidden=NO MaxNodes=UNLIMITED OverTimeLimit=NONE JobDefaults=(null)"
+    shown = (
+        "PartitionName=workq AllowAccounts=ALL Default=YES QoS=N/A MaxTime=1-00:00:00 Nodes=nid[001-002] State=UP "
+        f"TotalCPUs=16 TotalNodes=2 TRES=cpu=16,mem=24000M,node=2,gres/gpu=8 {rest}\n"
+        f"PartitionName=closed Default=NO MaxTime=UNLIMITED State=DOWN TotalNodes=2 TRES=cpu=16,node=2 {rest}\n"
+    )
+    found = parse_partitions(shown)
+    assert [(p.name, p.num_nodes, p.gpus_per_node, p.max_minutes, p.is_default) for p in found] == [
+        ("workq", 2, 4, 1440, True),
+        ("closed", 2, None, None, False),
+    ]
+    assert parse_partitions("") == []
+
+
 def test_the_most_nodes_of_a_job_are_the_partitions_limit_or_all_it_has() -> None:
     assert [found.max_nodes for found in parse_partitions(SHOWN)] == [2, 40]
 
