@@ -56,6 +56,16 @@ class LockOwner:
     attempt: int
     beat_at: float
 
+    @property
+    def is_on_this_host(self) -> bool:
+        """Whether its process can be looked at from here."""
+        return self.host == socket.gethostname()
+
+    @property
+    def has_process(self) -> bool:
+        """Whether its process lives. Only to be asked on its own host."""
+        return start_time(self.pid) == self.pid_started
+
     def is_same(self, other: LockOwner | None) -> bool:
         """Return whether both are one process, whenever it beat."""
         return other is not None and replace(other, beat_at=self.beat_at) == self
@@ -71,8 +81,7 @@ def refuse_if_held(run: RunDir) -> None:
     owner = read_lock_owner(run)
     if owner is None:
         return
-    is_here = owner.host == socket.gethostname()
-    if start_time(owner.pid) == owner.pid_started if is_here else time.time() - owner.beat_at < _RECENT_S:
+    if owner.has_process if owner.is_on_this_host else time.time() - owner.beat_at < _RECENT_S:
         raise _held(run, owner)
 
 
@@ -194,8 +203,8 @@ def _retire(path: Path, judged: LockOwner | None) -> None:
 
 
 def _is_alive(run: RunDir, other: LockOwner, sleep: Callable[[float], None]) -> bool:
-    if other.host == socket.gethostname():
-        return start_time(other.pid) == other.pid_started
+    if other.is_on_this_host:
+        return other.has_process
     for _ in range(int(_SILENT_S)):
         sleep(1.0)
         if read_lock_owner(run) != other:

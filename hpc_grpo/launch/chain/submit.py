@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,6 @@ from hpc_grpo.run.chain import read_chain, write_chain
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.lock import LockOwner, read_lock_owner
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.system.processes import start_time
 from hpc_grpo.system.readable import counted
 from hpc_grpo.system.say import say
 
@@ -126,12 +124,12 @@ def cancel_run(run: RunDir, queue: JobQueue) -> Iterator[str]:
 
 def _end_process(owner: LockOwner) -> str:
     """End a run that was started by hand. Its allocation is the user's own and stays."""
-    if owner.host != socket.gethostname():
+    if not owner.is_on_this_host:
         return f"It was started by hand on {owner.host}: the STOP file ends it there after its step."
-    if start_time(owner.pid) != owner.pid_started:
+    if not owner.has_process:
         return f"Process {owner.pid} is gone already."
     os.kill(owner.pid, signal.SIGTERM)
     time.sleep(_BETWEEN_SIGNALS_S)
-    if start_time(owner.pid) == owner.pid_started:
+    if owner.has_process:
         os.kill(owner.pid, signal.SIGTERM)  # the second one does not wait for a checkpoint
     return f"Told process {owner.pid} to end."
