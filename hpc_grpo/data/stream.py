@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpc_grpo.config import Config, DatasetConfig
+from hpc_grpo.config import Config
 from hpc_grpo.data.seeds import epoch_permutation
 from hpc_grpo.data.sources import Item, Items, completion_text
 from hpc_grpo.data.templates import PromptTemplate, Tokenizer, encode_completions
@@ -63,36 +63,28 @@ class EpochOrder:
 
 
 class PromptStream:
-    """Prompts of a data set, by ordinal.
+    """Prompts of `data.train` by ordinal, or with `for_eval` those of `data.eval`, which are never shuffled.
 
-    `dataset` is `config.data.train` unless given, `shuffle` is `config.data.shuffle` unless given: eval passes its own
-    data set and False. Token ids are not kept, they are made again when asked for.
+    Token ids are not kept, they are made again when asked for.
 
     Raises ConfigError for a prompt longer than `data.max_prompt_tokens`, unless `data.drop_long_prompts`;
     then `num_dropped` counts them, and it is an error only when nothing is left.
     """
 
     def __init__(
-        self,
-        config: Config,
-        items: Items,
-        tokenizer: Tokenizer,
-        seed: int,
-        *,
-        dataset: DatasetConfig | None = None,
-        shuffle: bool | None = None,
+        self, config: Config, items: Items, tokenizer: Tokenizer, seed: int, *, for_eval: bool = False
     ) -> None:
-        self._dataset = dataset or config.data.train
+        self._dataset = config.data.eval if for_eval and config.data.eval else config.data.train
         self._items = items
         self._template = PromptTemplate(config.data, self._dataset, tokenizer)
         rule = LengthRule("data.max_prompt_tokens", config.data.max_prompt_tokens, self._dataset.path)
         every_item = np.arange(len(items), dtype=np.int64)
         self._kept = fitting_items(every_item, self._num_tokens, rule, config.data.drop_long_prompts)
         self.num_dropped = len(items) - len(self._kept)
-        self._order = EpochOrder(len(self._kept), seed, config.data.shuffle if shuffle is None else shuffle)
+        self._order = EpochOrder(len(self._kept), seed, config.data.shuffle and not for_eval)
 
     def __len__(self) -> int:
-        """Prompts in one epoch."""
+        """Count the prompts of one epoch."""
         return len(self._order)
 
     def epoch_of(self, ordinal: int) -> int:
@@ -123,9 +115,9 @@ class PromptStream:
 class DemonstrationStream:
     """Demonstrations of `config.data.train`: the completion is `sft.completion_field` and an end token.
 
-    Raises ConfigError for a missing or empty completion and, unless
-    `data.drop_long_prompts`, for a prompt longer than `data.max_prompt_tokens` or a sequence longer than
-    `train.max_tokens_per_microbatch`, which no microbatch could hold. `num_dropped` counts what was dropped.
+    Raises ConfigError for a missing or empty completion and, unless `data.drop_long_prompts`, for a prompt longer than
+    `data.max_prompt_tokens` or a sequence longer than `train.max_tokens_per_microbatch`, which no microbatch could
+    hold. `num_dropped` counts what was dropped.
     """
 
     def __init__(self, config: Config, items: Items, tokenizer: Tokenizer, seed: int) -> None:
@@ -143,7 +135,7 @@ class DemonstrationStream:
         self._order = EpochOrder(len(self._kept), seed, config.data.shuffle)
 
     def __len__(self) -> int:
-        """Demonstrations in one epoch."""
+        """Count the demonstrations of one epoch."""
         return len(self._order)
 
     def epoch_of(self, ordinal: int) -> int:

@@ -44,7 +44,7 @@ def _eval_stream(config: Config, tokenizer: Any) -> PromptStream | None:
     dataset = config.data.eval
     if config.eval.every_steps is None or dataset is None:
         return None
-    return PromptStream(config, load_items(dataset), tokenizer, config.run.seed, dataset=dataset, shuffle=False)
+    return PromptStream(config, load_items(dataset), tokenizer, config.run.seed, for_eval=True)
 
 
 def _check_rewards(config: Config) -> None:

@@ -39,7 +39,7 @@ def test_names_are_listed_without_importing_an_entry() -> None:
 
 def test_unknown_name_gives_the_nearest_and_lists_the_builtins() -> None:
     message = message_of("corectness")
-    assert "did you mean 'correctness'? Built in: correctness, keyword_match, strict_format." in message
+    assert f"did you mean 'correctness'? Built in: {', '.join(REWARDS.names())}." in message
     assert "Set rewards.N.name to one of them, or to your own: module:function" in message
 
 

@@ -66,7 +66,7 @@ def test_the_reference_is_given_as_answer_whatever_its_column(tokenizer: Any) ->
 def test_eval_has_its_own_columns_and_no_shuffle(tokenizer: Any) -> None:
     config = make_config(eval={"path": "e.jsonl", "prompt_field": "problem"})
     items = [{"problem": str(i), "answer": "1"} for i in range(10)]
-    stream = PromptStream(config, items, tokenizer, 0, dataset=config.data.eval, shuffle=False)
+    stream = PromptStream(config, items, tokenizer, 0, for_eval=True)
     assert [stream.prompt(i).text for i in range(10)] == [str(i) for i in range(10)]
 
 

