@@ -12,6 +12,7 @@ from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.plan.fit import Plan, make_plan
+from hpc_grpo.plan.memory import ENGINE_GPU
 from hpc_grpo.plan.model import FAMILY, family_model
 from hpc_grpo.types import GIB
 
@@ -93,7 +94,7 @@ def _more_nodes(plan: Plan) -> list[Change]:
     More nodes do not help an engine that lacks memory: it gets more GPUs in any case.
     """
     train = plan.config.train
-    wider = _wider_engines(plan) if any(b.device == "engine GPU" and not b.fits for b in plan.budgets) else ()
+    wider = _wider_engines(plan) if any(b.device == ENGINE_GPU and not b.fits for b in plan.budgets) else ()
     sharded = (("train.zero_stage", 3),) if train.zero_stage < 3 else ()
     offloaded = (("train.offload_optimizer", "cpu"),) if train.offload_optimizer == "none" else ()
     found: list[Change] = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import kv_cache_gib
-from hpc_grpo.plan.memory import Hardware, MemoryBudget, Part, nonzero
+from hpc_grpo.plan.memory import ENGINE_GPU, Hardware, MemoryBudget, Part, nonzero
 from hpc_grpo.plan.model import Model, ModelShape
 from hpc_grpo.types import DTYPE_BYTES, GIB
 
@@ -71,7 +71,7 @@ def engine_budget(model: Model, config: Config, hardware: Hardware) -> tuple[Mem
     else:
         kv_bytes, formula = needed, "2 L k b (max_model_len + 16)"
     cache = KvCache(kv_bytes, per_token, config.max_model_len)
-    return MemoryBudget("engine GPU", nonzero(*parts, Part("KV cache", kv_bytes, formula)), limit), cache
+    return MemoryBudget(ENGINE_GPU, nonzero(*parts, Part("KV cache", kv_bytes, formula)), limit), cache
 
 
 def cpu_kv_cache(model: Model, config: Config) -> KvCache:

@@ -10,7 +10,7 @@ from hpc_grpo.config.resources import engines_per_node, expects_gpus, gpus_per_n
 from hpc_grpo.launch.environment.rules import job_environ
 from hpc_grpo.plan.engine_memory import KvCache, cpu_kv_cache, engine_budget
 from hpc_grpo.plan.learner_memory import learner_budget
-from hpc_grpo.plan.memory import Hardware, MemoryBudget
+from hpc_grpo.plan.memory import HOST_MEMORY, Hardware, MemoryBudget
 from hpc_grpo.plan.model import Model, family_model, read_model
 from hpc_grpo.plan.node_memory import host_budget, shared_memory_budget
 from hpc_grpo.types import GIB
@@ -56,7 +56,7 @@ class Plan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Say what fits while training but may not in a moment beside it."""
-        host = next(budget for budget in self.budgets if budget.device == "node's host memory")
+        host = next(budget for budget in self.budgets if budget.device == HOST_MEMORY)
         export = weight_bytes(self.config, self.model.num_parameters)
         if not host.fits or host.num_bytes + export <= host.capacity_bytes:
             return ()

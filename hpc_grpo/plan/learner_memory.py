@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpc_grpo.config import Config
 from hpc_grpo.plan.memory import (
+    LEARNER_GPU,
     STATES,
     Hardware,
     MemoryBudget,
@@ -42,7 +43,7 @@ def learner_budget(model: Model, config: Config, num_learners: int, hardware: Ha
     tensors = sum(part.num_bytes for part in parts)
     parts.append(Part("allocator's slack", int(tensors * FRAGMENTATION), f"{FRAGMENTATION:.0%} of the above, assumed"))
     parts.append(Part("CUDA context, NCCL", CONTEXT_BYTES, "assumed"))
-    return MemoryBudget("learner GPU", nonzero(*parts), hardware.gpu_bytes)
+    return MemoryBudget(LEARNER_GPU, nonzero(*parts), hardware.gpu_bytes)
 
 
 def state_parts(model: Model, config: Config, num_learners: int) -> list[Part]:

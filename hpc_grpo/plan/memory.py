@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from hpc_grpo.plan.model import ModelShape
 from hpc_grpo.types import GIB
 
+LEARNER_GPU, ENGINE_GPU = "learner GPU", "engine GPU"
+HOST_MEMORY, SHARED_MEMORY = "node's host memory", "node's shared memory"
+"""The devices that a plan has budgets of, as they are printed."""
+
 
 @dataclass(frozen=True)
 class Part:

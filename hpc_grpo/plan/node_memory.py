@@ -10,7 +10,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.config.resources import engines_per_node, expects_gpus, weight_store_bytes
 from hpc_grpo.plan.engine_memory import model_parts
 from hpc_grpo.plan.learner_memory import activation_parts, host_parts, state_parts
-from hpc_grpo.plan.memory import Hardware, MemoryBudget, Part, nonzero
+from hpc_grpo.plan.memory import HOST_MEMORY, SHARED_MEMORY, Hardware, MemoryBudget, Part, nonzero
 from hpc_grpo.plan.model import Model
 from hpc_grpo.types import GIB
 
@@ -29,13 +29,13 @@ def host_budget(model: Model, config: Config, num_learners: int, kv_bytes: int, 
     offloaded = host_parts(model, config, num_learners, config.placement.learners_per_node)
     on_cpu = [] if expects_gpus(config) else _cpu_parts(model, config, num_learners, kv_bytes)
     parts = [*shared, *offloaded, *on_cpu, _processes(config)]
-    return MemoryBudget("node's host memory", nonzero(*parts), hardware.host_bytes)
+    return MemoryBudget(HOST_MEMORY, nonzero(*parts), hardware.host_bytes)
 
 
 def shared_memory_budget(model: Model, config: Config, hardware: Hardware) -> MemoryBudget:
     """Return the part of it in /dev/shm, whose size is half of a node's memory unless the site changed it."""
     capacity = int(hardware.host_bytes * SHARED_MEMORY_SHARE)
-    return MemoryBudget("node's shared memory", shared_memory_parts(model, config), capacity)
+    return MemoryBudget(SHARED_MEMORY, shared_memory_parts(model, config), capacity)
 
 
 def shared_memory_parts(model: Model, config: Config) -> tuple[Part, ...]:

@@ -11,7 +11,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.advise import changes_that_fit, largest_models, shortfall
 from hpc_grpo.plan.fit import Plan, plan_of
 from hpc_grpo.plan.learner_memory import is_checkpointed
-from hpc_grpo.plan.memory import GH200, MemoryBudget
+from hpc_grpo.plan.memory import ENGINE_GPU, GH200, MemoryBudget
 from hpc_grpo.plan.step import (
     DECODING_SHARE,
     TRAINING_SHARE,
@@ -98,7 +98,7 @@ def _step(plan: Plan) -> Iterator[str]:
         f"A step samples {load.num_sequences:,} sequences of at most {plan.config.max_model_len:,} tokens: "
         f"at most {load.max_tokens:,} tokens, {load.max_new_tokens:,} of them sampled."
     )
-    if all(budget.fits for budget in plan.budgets if budget.device == "engine GPU"):
+    if all(budget.fits for budget in plan.budgets if budget.device == ENGINE_GPU):
         yield from _wrapped(
             f"An engine gets {load.sequences_per_engine:,} of them. Its KV cache takes {cache.bytes_per_token:,} bytes "
             f"a token and GPU and holds {cache.num_tokens:,} tokens: {counted(cache.num_sequences, 'sequence')} of "
