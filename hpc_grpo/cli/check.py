@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _GIB = click.FloatRange(0, min_open=True)
 _SIZES = ("0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B")
 _GPU_GIB, _HOST_GIB = 96.0, 460.0
-"""Of plan.model.FAMILY and plan.memory.GH200, whose import every command would pay for; a test compares them."""
+"""Copies of plan.model.FAMILY and plan.memory.GH200: every command would pay for their import. A test compares them."""
 
 _NAME_COLUMNS = 48
 

@@ -39,7 +39,7 @@ _AFTER: dict[str, RunStatus] = {
     "stopped": "stopped",
     "complete": "stopped",  # without COMPLETE: the run was extended since
 }
-"""Where an attempt leaves a run without a further job; the other exit kinds leave it failed."""
+"""An attempt that ended so leaves the run so without a further job; after any other exit kind it has failed."""
 
 _WENT_WRONG = ("config", "crash", "cancelled", "bringup_failed", "node_lost")
 _WENT_WELL = ("complete", "stopped")

@@ -25,7 +25,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 @dataclass
 class RenderingQueue(FakeQueue):
-    """Renders as Slurm's queue does, which refuses options."""
+    """Render as Slurm's queue does, which refuses options that cannot be asked for."""
 
     def render(self, request: JobRequest) -> str:
         return SlurmQueue().render(request)

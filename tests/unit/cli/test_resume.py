@@ -44,15 +44,12 @@ def test_overrides_win_over_what_the_last_job_had(run: RunDir, queue: FakeQueue)
     words = ["launch.slurm.time_min=30", "launch.slurm.extra.exclude=n2", "launch.setup_lines+=[ulimit -l]"]
     result = resume(run, *words, "train.logprob_chunk_tokens=64")
     assert result.exit_code == 0, result.stderr
-    slurm = queue.requests[0].launch.slurm
-    assert (queue.requests[0].launch.num_nodes, slurm.time_min, slurm.extra) == (
-        2,
-        30,
-        {"qos": "long", "exclude": "n2"},
-    )
+    launch = queue.requests[0].launch
+    assert (launch.num_nodes, launch.slurm.time_min) == (2, 30)
+    assert launch.slurm.extra == {"qos": "long", "exclude": "n2"}
     there = load_resolved(run.config)
     assert (there.train.logprob_chunk_tokens, there.launch.num_nodes) == (64, 1)
-    assert there.launch.setup_lines == queue.requests[0].launch.setup_lines == ["ulimit -l"]
+    assert there.launch.setup_lines == launch.setup_lines == ["ulimit -l"]
 
 
 def test_a_memory_option_replaces_the_one_that_the_job_had(run: RunDir, queue: FakeQueue) -> None:

@@ -1,4 +1,4 @@
-"""What submit refuses before it queues a job: a model, data, rewards and programs that are not there, too few GPUs."""
+"""Inputs that submit refuses before it queues a job: models, data, rewards, programs, too few GPUs."""
 
 from __future__ import annotations
 

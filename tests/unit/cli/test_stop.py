@@ -1,0 +1,40 @@
+"""`hpc-grpo stop` and `cancel` as a user calls them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.command import call
+from tests.support.places import FakeQueue
+from tests.support.run_builder import RunBuilder
+
+
+def test_a_run_that_trains_stops_after_its_step(built: RunBuilder) -> None:
+    built.attempt(1)
+    built.hold(1)
+    assert "adder stops after its step and a checkpoint." in call("stop", "adder").output
+    assert built.run.stop_marker.exists()
+
+
+def test_a_run_that_waits_is_stopped_too(built: RunBuilder) -> None:
+    built.chain("11")
+    printed = call("stop", "adder").output
+    assert "Nothing trains it now" in printed
+    assert printed.endswith("hpc-grpo resume adder\n")
+    assert built.run.stop_marker.exists()
+
+
+def test_cancel_ends_what_waits_before_what_runs(built: RunBuilder, queue: FakeQueue) -> None:
+    built.chain("11", "12", successor="12")
+    assert "2 jobs: 11, 12" in call("cancel", str(built.run.path)).output
+    assert queue.cancelled == ["12", "11"]
+    assert call("cancel", str(built.run.path)).exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["stop", "cancel"])
+def test_a_complete_run_is_left_as_it_is(command: str, built: RunBuilder, queue: FakeQueue) -> None:
+    built.chain("11")
+    built.run.complete_marker.touch()
+    assert "is complete." in call(command, str(built.run.path)).output
+    assert not built.run.stop_marker.exists()
+    assert queue.asked == []
