@@ -6,8 +6,6 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -76,36 +74,54 @@ def test_a_light_installation_on_the_login_node_starts_that_of_the_jobs_on_the_h
     assert inner[1:6] == ["-E", "-m", "hpc_grpo.cli", "attempt", str(run.path)]
 
 
+def test_a_complete_run_is_not_trained_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = freeze(load_config("local/debug", [f"run.root={tmp_path}"]), [], []).run
+    run.complete_marker.touch()
+    assert attempt.run_attempt(run, "hpc_grpo.driver.main", attempt.JobRole(), FakePlace(queue=None)) == 0
+    assert "raise train.total_* to extend it" in capsys.readouterr().out
+    assert read_attempts(run) == []
+
+
 def warn_this_process() -> None:
     assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL, "it would end the tests"
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def test_a_warning_while_a_link_ends_does_not_keep_it_from_its_successor(tmp_path: Path) -> None:
-    finished: list[Any] = []
+class FakeSupervisor:
+    """Is warned of the end of walltime, and ends in time."""
 
-    class Link:
-        before = None
+    record = AttemptRecord(1, "7", "slurm", ["nid001"], 1.0, None, 1)
 
-        def start(self) -> None: ...
-
-        def queue_again(self) -> None: ...
-
-        def finish(self, record: Any) -> None:
-            warn_this_process()
-            finished.append(record.attempt)
-
-        def tell(self) -> None:
-            finished.append("told")
-
-    def run() -> int:
+    def run(self) -> int:
         with Signals() as signals:
             warn_this_process()
             assert signals.pending == [signal.SIGUSR1]
         return 75
 
-    supervisor: Any = SimpleNamespace(run=run, record=SimpleNamespace(attempt=1, job_id="7"))
-    link: Any = Link()
-    assert attempt.supervise(supervisor, RunDir(tmp_path), link) == 75
-    assert finished == [1, "told"]
+
+class FakeLink:
+    """Is warned of the end of walltime while it looks after its successor; `done` is what it came to."""
+
+    before = None
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def start(self) -> None:
+        self.done.append("start")
+
+    def queue_again(self) -> None: ...
+
+    def finish(self, record: AttemptRecord) -> None:
+        warn_this_process()
+        self.done.append(f"finish attempt {record.attempt}")
+
+    def tell(self) -> None:
+        self.done.append("tell")
+
+
+def test_a_warning_while_a_link_ends_does_not_keep_it_from_its_successor(tmp_path: Path) -> None:
+    link = FakeLink()
+    assert attempt.supervise(FakeSupervisor(), RunDir(tmp_path), link) == 75
+    assert link.done == ["start", "finish attempt 1", "tell"]
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
