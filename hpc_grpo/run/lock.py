@@ -107,7 +107,7 @@ class RunLock:
         self._run = run
         self._owner = owner
         self._released = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="hold", daemon=True)
+        self._thread = threading.Thread(target=self._keep_beating, name="hold", daemon=True)
         self._thread.start()
 
     @staticmethod
@@ -148,15 +148,20 @@ class RunLock:
         if self._owner.is_same(read_lock_owner(self._run)):
             self._run.holder.unlink(missing_ok=True)
 
-    def _beat(self) -> None:
-        while not self._released.wait(BEAT_S):
-            with not_worth_the_run(f"The sign of life in {self._run.holder} was not written"):
-                other = read_lock_owner(self._run)
-                if other is not None and not self._owner.is_same(other):
-                    say(f"Attempt {other.attempt} on {other.host} took this one for dead; ending.")
-                    os.kill(os.getpid(), signal.SIGTERM)
-                    return
-                write_json_atomic(self._run.holder, asdict(replace(self._owner, beat_at=time.time())))
+    def _keep_beating(self) -> None:
+        while not self._released.wait(BEAT_S) and self.beat():
+            pass
+
+    def beat(self) -> bool:
+        """Write a sign of life. Where another owns the run by now: have this process end, and return False."""
+        with not_worth_the_run(f"The sign of life in {self._run.holder} was not written"):
+            other = read_lock_owner(self._run)
+            if other is not None and not self._owner.is_same(other):
+                say(f"Attempt {other.attempt} on {other.host} took this one for dead; ending.")
+                os.kill(os.getpid(), signal.SIGTERM)
+                return False
+            write_json_atomic(self._run.holder, asdict(replace(self._owner, beat_at=time.time())))
+        return True
 
 
 def _held(run: RunDir, owner: LockOwner) -> RunHeldError:

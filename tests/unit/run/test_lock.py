@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from hpc_grpo.run.lock import (
 )
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.processes import start_time
+from hpc_grpo.system.signals import Signals
 
 
 def owner(host: str, pid: int, started: int, beat_at: float = 0.0) -> LockOwner:
@@ -159,3 +161,19 @@ def test_an_owner_that_was_taken_for_dead_leaves_the_others_file(tmp_path: Path)
     write_json_atomic(run.holder, asdict(other))
     lock.release()
     assert read_lock_owner(run) == other
+
+
+def test_an_owner_beats_on_and_ends_itself_once_another_owns_the_run(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    with Signals() as signals:
+        lock = RunLock.take(run, "17", 1)
+        write_json_atomic(run.holder, {**json.loads(run.holder.read_text()), "beat_at": 1.0})
+        assert lock.beat()
+        held = read_lock_owner(run)
+        assert held is not None
+        assert held.beat_at > 1.0
+        write_json_atomic(run.holder, asdict(owner("nid009", 5, 5)))
+        assert not lock.beat()
+        lock.release()
+        assert set(signals.pending) == {signal.SIGTERM}
+    assert read_lock_owner(run) == owner("nid009", 5, 5)
