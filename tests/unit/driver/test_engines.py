@@ -4,12 +4,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError
 
 from hpc_grpo.driver import engines as remote_engine
 from hpc_grpo.driver.engines import RemoteEngine
 from hpc_grpo.driver.remote import Deadline
 from hpc_grpo.errors import EngineLostError, LaunchError, NodesUnavailableError
+from tests.support.ray_futures import FakeRay, answered
 
 ADDRESS = "10.0.0.1"
 DEADLINE = Deadline(60.0, "deadlines.start_s")
@@ -26,8 +27,9 @@ class FakeCluster:
 
     def start(self) -> Any:
         self.num_started += 1
-        name = f"actor {self.num_started}"
-        return SimpleNamespace(name=name, ready=SimpleNamespace(remote=lambda: name))
+        is_broken = 1 < self.num_started <= self._num_broken + 1
+        ready = ValueError("No available memory for the cache blocks.") if is_broken else None
+        return SimpleNamespace(name=f"actor {self.num_started}", ready=SimpleNamespace(remote=lambda: answered(ready)))
 
     def nodes(self) -> list[dict[str, Any]]:
         return [{"Alive": self.is_alive, "NodeManagerAddress": ADDRESS}]
@@ -35,17 +37,11 @@ class FakeCluster:
     def kill(self, actor: Any) -> None:
         self.killed.append(actor.name)
 
-    def get_all(self, names: list[str], deadline: Deadline, waiting_for: str) -> list[None]:
-        if int(names[0].split()[1]) <= self._num_broken + 1:
-            raise RayTaskError("ready", "traceback", ValueError("No available memory for the cache blocks."))
-        return [None]
-
 
 @pytest.fixture
-def make_engine(monkeypatch: pytest.MonkeyPatch) -> Any:
+def make_engine(monkeypatch: pytest.MonkeyPatch, fake_ray: FakeRay) -> Any:
     def make(cluster: FakeCluster, max_restarts: int = 2) -> RemoteEngine:
         monkeypatch.setattr(remote_engine, "ray", cluster)
-        monkeypatch.setattr(remote_engine, "get_all", cluster.get_all)
         return RemoteEngine(cluster.start, ADDRESS, max_restarts)
 
     return make
