@@ -11,7 +11,7 @@ from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import DTYPE_BYTES, GIB
 
-CPU_KV_CACHE_GIB = 0.25
+_CPU_KV_CACHE_GIB = 0.25
 """KV cache of an engine on CPU where engine.kv_cache_gib is null: vLLM cannot measure what is free there."""
 
 _OBJECT_STORE_SHARE = 0.4
@@ -99,4 +99,4 @@ def object_store_bytes(wanted_gib: float, free_bytes: float) -> int:
 
 def kv_cache_gib(config: Config, *, on_gpu: bool) -> float | None:
     """Return the KV cache of one engine; None: what engine.gpu_memory_utilization leaves."""
-    return config.engine.kv_cache_gib or (None if on_gpu else CPU_KV_CACHE_GIB)
+    return config.engine.kv_cache_gib or (None if on_gpu else _CPU_KV_CACHE_GIB)
