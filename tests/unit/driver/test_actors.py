@@ -39,7 +39,7 @@ def on_device(device: str, **placement: Any) -> Config:
 
 
 @pytest.mark.parametrize(("device", "has_driver"), [("auto", True), ("cuda", True), ("cuda", False)])
-def test_cuda_without_gpus_in_the_job_is_told_with_the_key(
+def test_cuda_without_gpus_in_the_job_is_an_error_that_names_the_key(
     reserve: Callable[..., list[NodeSlots]], device: str, has_driver: bool
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -61,7 +61,7 @@ def test_cpus_and_gpus_are_reserved_where_they_are_meant(
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_gpus_of_slurm_without_a_device_behind_them_are_handed_out_to_cpu_runs(
+def test_a_cpu_run_may_reserve_gpus_that_have_no_device_behind_them(
     reserve: Callable[..., list[NodeSlots]], device: str
 ) -> None:
     """As on a cluster to try things on: GRES of name only, no driver."""

@@ -47,7 +47,7 @@ def make_engine(monkeypatch: pytest.MonkeyPatch, fake_ray: FakeRay) -> Any:
     return make
 
 
-def test_engine_that_raised_is_killed_before_the_next_one_takes_its_place(
+def test_an_engine_that_raised_is_killed_before_the_next_one_takes_its_place(
     make_engine: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = FakeCluster()
@@ -58,7 +58,7 @@ def test_engine_that_raised_is_killed_before_the_next_one_takes_its_place(
     assert said in capsys.readouterr().out
 
 
-def test_engine_that_does_not_come_up_counts_as_well(make_engine: Any) -> None:
+def test_an_engine_that_does_not_come_up_counts_as_a_restart(make_engine: Any) -> None:
     cluster = FakeCluster(num_broken=5)
     engine = make_engine(cluster)
     words = r"raised ValueError: No available memory for the cache blocks\., and engine\.max_restarts = 2 were used up"
@@ -68,14 +68,14 @@ def test_engine_that_does_not_come_up_counts_as_well(make_engine: Any) -> None:
     assert cluster.num_started == 3
 
 
-def test_death_is_told_as_one(make_engine: Any) -> None:
+def test_the_death_of_an_engine_without_restarts_left_ends_the_run(make_engine: Any) -> None:
     with pytest.raises(
         EngineLostError, match=r"An engine on 10\.0\.0\.1 died, and engine\.max_restarts = 0 were used up"
     ):
         make_engine(FakeCluster(), max_restarts=0).replace(DEADLINE, ActorDiedError())
 
 
-def test_node_that_is_gone_is_no_engines_failure(make_engine: Any) -> None:
+def test_an_engine_lost_with_its_node_is_no_failure_of_the_engine(make_engine: Any) -> None:
     cluster = FakeCluster()
     engine = make_engine(cluster)
     cluster.is_alive = False

@@ -75,7 +75,7 @@ def run_eval(folder: Path, answers: Sequence[GroupGrades], max_failed_fraction: 
     return Evaluation(config, stream, pool, RunDir(folder)).run(STEP)  # type: ignore[arg-type]
 
 
-def test_metrics_of_two_prompts(tmp_path: Path) -> None:
+def test_an_eval_of_two_prompts_averages_over_them(tmp_path: Path) -> None:
     assert run_eval(tmp_path, [grades(0, 1.0, 0.0, 0.0), grades(1, 1.0, 1.0, 1.0)]) == {
         "eval/pass@1": pytest.approx((1 / 3 + 1) / 2),
         "eval/pass@2": pytest.approx((2 / 3 + 1) / 2),
@@ -85,7 +85,7 @@ def test_metrics_of_two_prompts(tmp_path: Path) -> None:
     }
 
 
-def test_prompt_whose_reward_failed_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_a_prompt_whose_reward_failed_is_left_out_and_counted(tmp_path: Path) -> None:
     """A verifier that is down says nothing about the model; as rewards of 0 it would look like a worse one."""
     whole = run_eval(tmp_path, [grades(0, 1.0, 0.0, 0.0), grades(1, 1.0, 1.0, 1.0)])
     metrics = run_eval(tmp_path, [grades(0, 1.0, 0.0, 0.0), failed(1), failed(2), grades(3, 1.0, 1.0, 1.0)])
@@ -94,14 +94,14 @@ def test_prompt_whose_reward_failed_is_left_out_and_counted(tmp_path: Path) -> N
     assert [(line["reward"], line["solved"]) for line in lines[2:5]] == [(0.0, False), (None, None), (None, None)]
 
 
-def test_eval_in_which_nothing_could_be_graded_has_no_score(tmp_path: Path) -> None:
+def test_an_eval_in_which_nothing_could_be_graded_has_no_score(tmp_path: Path) -> None:
     metrics = run_eval(tmp_path, [failed(0), failed(1)], max_failed_fraction=1.0)
     assert metrics == {"eval/failed_fraction": 1.0, "eval/tokens_mean": 4.0}
     with pytest.raises(RewardError, match="failed for 2 of 2 prompts"):
         run_eval(tmp_path, [failed(0), failed(1)])
 
 
-def test_cut_completion_counts_even_where_training_masks_it(tmp_path: Path) -> None:
+def test_a_cut_completion_counts_even_where_training_masks_it(tmp_path: Path) -> None:
     cut = grades(0, 1.0, 0.0, 0.0, valid=(True, False, False), truncated=(False, True, True))
     metrics = run_eval(tmp_path, [cut])
     assert metrics["eval/pass@1"] == pytest.approx(1 / 3)

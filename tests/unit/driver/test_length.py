@@ -24,7 +24,7 @@ def config(task: str = "grpo", **train: int) -> Config:
         ({"total_epochs": 3}, 3, 3),
     ],
 )
-def test_length_in_steps(train: dict[str, int], items: int, steps: int) -> None:
+def test_steps_episodes_and_epochs_give_the_length_in_steps(train: dict[str, int], items: int, steps: int) -> None:
     assert train_length(config(**train), items).total_steps == steps
 
 
@@ -40,7 +40,7 @@ def test_every_epoch_is_trained_on_whole() -> None:
         assert (length.total_steps - 1) * 4 < 2 * items <= length.total_steps * 4
 
 
-def test_place_of_a_step() -> None:
+def test_a_step_belongs_to_the_epoch_it_starts_in() -> None:
     """Ten items in steps of four: steps 3 and 5 reach across the end of an epoch, and belong to where they start."""
     length = TrainLength(total_steps=5, items_per_step=4, items_per_epoch=10)
     assert [length.epoch_and_step(step) for step in range(1, 6)] == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2)]

@@ -18,7 +18,9 @@ from hpc_grpo.run.contract import ATTEMPT_DIR_VARIABLE, STUCK_NAME
 from hpc_grpo.run.paths import RunDir
 
 
-def test_inputs_that_hang_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_that_hang_end_the_driver_at_the_deadline_of_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stuck = tmp_path / STUCK_NAME
 
     def hang(_: Config) -> None:

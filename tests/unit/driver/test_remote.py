@@ -29,14 +29,14 @@ def test_values_come_in_the_order_of_the_calls() -> None:
     assert get_all([], TEN_SECONDS, "nothing") == []
 
 
-def test_failure_ends_the_wait_while_others_hang() -> None:
+def test_a_failure_ends_the_wait_while_others_hang() -> None:
     """A collective's other members wait for the one that failed: waiting for them first would hang."""
     hanging: Reference = Future()
     with pytest.raises(WeightSyncError, match=r"^checksum mismatch in bucket 0$"):
         get_all([hanging, answered(WeightSyncError("checksum mismatch in bucket 0"))], None, "the publish")
 
 
-def test_error_keeps_its_kind_and_so_its_exit_code() -> None:
+def test_an_error_of_an_actor_keeps_its_kind_and_so_its_exit_code() -> None:
     with pytest.raises(RewardError) as caught:
         get_all([answered(RewardError("sympy broke"))], TEN_SECONDS, "rollouts")
     assert caught.value.exit_code == 78
@@ -48,12 +48,12 @@ def test_other_errors_arrive_with_their_traceback() -> None:
     assert isinstance(caught.value, RayTaskError)
 
 
-def test_death_is_told_with_what_was_waited_for() -> None:
+def test_the_death_of_an_actor_is_an_error_that_says_what_was_waited_for() -> None:
     with pytest.raises(LaunchError, match="A process died during the training step"):
         get_all([answered(ActorDiedError())], TEN_SECONDS, "the training step")
 
 
-def test_deadline_covers_all_calls_together() -> None:
+def test_one_deadline_covers_all_calls_together() -> None:
     begun = time.monotonic()
     with pytest.raises(LaunchError, match=r"\(weights.deadline_s\) for the publish; 2 did not answer"):
         get_all([answered(1), Future(), Future()], Deadline(0.2, "weights.deadline_s"), "the publish")

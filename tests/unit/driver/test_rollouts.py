@@ -114,7 +114,7 @@ def test_every_ordinal_is_started_once_and_none_beyond_the_end(max_lag: int) -> 
 
 
 @pytest.mark.parametrize("max_lag", [0, 2])
-def test_resumed_run_goes_on_with_the_first_ordinal_not_trained_on(max_lag: int) -> None:
+def test_a_resumed_run_goes_on_with_the_first_ordinal_not_trained_on(max_lag: int) -> None:
     config = make_config(rollout={"max_policy_lag": max_lag})
     _, whole, _, _ = run_loop(config)
     resumed_pool, rest, lags, _ = run_loop(config, next_step=4)
@@ -134,7 +134,7 @@ def test_sampling_seeds_follow_from_ordinal_sample_and_version() -> None:
     assert all(other.requests[ordinal].seeds != whole.requests[ordinal].seeds for ordinal in whole.started)
 
 
-def test_request_carries_the_sampling_settings() -> None:
+def test_a_request_carries_the_sampling_settings() -> None:
     rollout = {"max_new_tokens": 9, "min_new_tokens": 2, "temperature": 0.7, "top_p": 0.9, "group_size": 5}
     pool, _, _, _ = run_loop(make_config(rollout=rollout))
     request = pool.requests[4]
@@ -150,7 +150,7 @@ def test_texts_are_kept_for_the_logged_fraction(fraction: float, logged: int) ->
     assert sum(pool.with_texts.values()) == logged * TOTAL_STEPS
 
 
-def test_rollout_beyond_the_lag_bound_stops_the_run() -> None:
+def test_a_rollout_beyond_the_lag_bound_stops_the_run() -> None:
     config = make_config(rollout={"max_policy_lag": 1})
     pool = FakePool()
     scheduler = RolloutScheduler(config, FakeStream(), pool, 0, TOTAL_STEPS)  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ ALL_GRADES = [f"grades {ordinal}" for ordinal in range(4)]
 @pytest.mark.parametrize(
     "error", [ActorDiedError(), RuntimeError("CUDA error: an illegal memory access was encountered")], ids=type
 )
-def test_engine_that_dies_or_raises_is_replaced_and_asked_again(error: Exception) -> None:
+def test_an_engine_that_dies_or_raises_is_replaced_and_asked_again(error: Exception) -> None:
     engines = [FakeEngine(error), FakeEngine("samples")]
     assert sample(engines) == ALL_GRADES
     assert [engine.raised for engine in engines] == [[error], []]
@@ -84,7 +84,7 @@ def test_engines_that_fail_together_are_all_replaced() -> None:
     assert [engine.num_restarts for engine in engines] == [1, 1]
 
 
-def test_error_that_is_meant_for_the_user_ends_the_wait() -> None:
+def test_an_error_that_is_meant_for_the_user_ends_the_wait() -> None:
     engines = [FakeEngine(ConfigError("the prompt is longer than max_model_len")), FakeEngine("samples")]
     with pytest.raises(ConfigError, match="the prompt is longer"):
         sample(engines)
@@ -92,20 +92,20 @@ def test_error_that_is_meant_for_the_user_ends_the_wait() -> None:
 
 
 @pytest.mark.parametrize("error", [RewardError("it returned no list"), ZeroDivisionError("division by zero")], ids=type)
-def test_error_of_a_grader_is_not_the_engines(error: Exception) -> None:
+def test_an_error_of_a_grader_replaces_no_engine(error: Exception) -> None:
     engines = [FakeEngine("samples"), FakeEngine("samples")]
     with pytest.raises(type(error)):
         sample(engines, lambda prompt: error if prompt.ordinal == 2 else "grades")
     assert [engine.num_restarts for engine in engines] == [0, 0]
 
 
-def test_samples_that_are_there_stay_where_they_are(fake_ray: FakeRay) -> None:
+def test_samples_are_never_fetched_by_the_driver(fake_ray: FakeRay) -> None:
     sample([FakeEngine(RuntimeError("out of blocks")), FakeEngine("samples")])
     assert "samples" not in fake_ray.fetched
 
 
 @pytest.mark.parametrize("error", [ActorDiedError(), RuntimeError("CUDA out of memory")], ids=type)
-def test_engine_that_failed_has_no_prefixes_to_forget(error: Exception, fake_ray: FakeRay) -> None:
+def test_an_engine_that_failed_is_passed_over_when_prefixes_are_forgotten(error: Exception, fake_ray: FakeRay) -> None:
     """The next wait or publish replaces it; the others have forgotten theirs by then."""
     engines = [FakeEngine(error), FakeEngine("forgotten")]
     make_pool(engines).forget_prefixes()

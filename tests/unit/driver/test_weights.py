@@ -40,7 +40,7 @@ def make_learner(**answers: Any) -> FakeActor:
     return FakeActor(parameter_specs=specs, open_weight_store=Path("/dev/shm/x"), **answers)
 
 
-def test_stores_have_the_time_of_the_start_and_a_publish_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weight_stores_have_the_deadline_of_the_start_and_a_publish_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store of 140 GiB takes minutes to allocate, once; a publish that takes so long is stuck."""
     waits: dict[str, Deadline | None] = {}
 
@@ -95,7 +95,7 @@ class FakeEngine:
         return next(self._loads, None)
 
 
-def test_engine_that_raises_over_a_publish_is_replaced_and_its_node_joins_anew() -> None:
+def test_an_engine_that_raises_over_a_publish_is_replaced_and_its_node_joins_anew() -> None:
     error = RuntimeError("CUDA out of memory")
     engines = [FakeEngine(), FakeEngine(error), FakeEngine()]
     # The learner hears of it as well, and only that a worker failed.
@@ -107,7 +107,7 @@ def test_engine_that_raises_over_a_publish_is_replaced_and_its_node_joins_anew()
     assert [engine.joined for engine in engines] == [2, 2, 1]
 
 
-def test_damaged_weights_end_the_publish_with_the_engines_own_words() -> None:
+def test_damaged_weights_end_the_publish_with_the_engines_own_error() -> None:
     engines = [FakeEngine(), FakeEngine(WeightSyncError("checksum mismatch in bucket 0"))]
     weights = WeightSync(CONFIG, [NodeMembers([make_learner()], engines)])  # type: ignore[arg-type]
     with pytest.raises(WeightSyncError, match="Publishing weight version 4 failed: checksum mismatch in bucket 0"):
@@ -125,27 +125,27 @@ GROUP_BROKE = WeightSyncError("the node's weight group did not form at rank 2")
 
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, DEAD], ids=type)
-def test_engine_that_fails_as_its_node_joins_is_replaced_and_the_others_are_not(error: Exception) -> None:
+def test_an_engine_that_fails_as_its_node_joins_is_replaced_and_the_others_are_not(error: Exception) -> None:
     engines = [FakeEngine(OUT_OF_MEMORY), FakeEngine(joins=[None, error]), FakeEngine(joins=[None, GROUP_BROKE])]
     make_weights(engines).publish(0)
     assert [engine.failures for engine in engines] == [[OUT_OF_MEMORY], [error], []]
     assert [engine.joined for engine in engines] == [3, 3, 3]
 
 
-def test_engine_that_fails_at_the_first_join_is_replaced() -> None:
+def test_an_engine_that_fails_at_the_first_join_is_replaced() -> None:
     engines = [FakeEngine(), FakeEngine(joins=[DEAD])]
     make_weights(engines)
     assert [engine.failures for engine in engines] == [[], [DEAD]]
 
 
-def test_group_that_does_not_form_for_no_engines_fault_is_an_error() -> None:
+def test_a_group_that_does_not_form_for_no_engines_fault_is_an_error() -> None:
     engines = [FakeEngine(joins=[GROUP_BROKE])]
     with pytest.raises(WeightSyncError, match=str(GROUP_BROKE)):
         make_weights(engines)
     assert engines[0].failures == []
 
 
-def test_engine_that_fails_as_it_loads_the_stored_version_is_replaced_again() -> None:
+def test_an_engine_that_fails_as_it_loads_the_stored_version_is_replaced_again() -> None:
     engines = [FakeEngine(loads=[OUT_OF_MEMORY]), FakeEngine()]
     weights = make_weights(engines)
     weights.revive(engines[0], DEAD)  # type: ignore[arg-type]
