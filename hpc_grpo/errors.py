@@ -38,7 +38,7 @@ class RewardError(HpcGrpoError):
 
 
 class WeightSyncError(HpcGrpoError):
-    """A publish failed: checksum, deadline, contract difference or a dead engine."""
+    """A publish failed: a checksum, a deadline, or an engine that answered with an error."""
 
 
 class LaunchError(HpcGrpoError):
@@ -56,7 +56,7 @@ class RunHeldError(LaunchError):
 
 
 class NodesUnavailableError(LaunchError):
-    """Nodes or GPUs did not join before the deadline; `nodes` are those it is known of."""
+    """Nodes or GPUs did not join before the deadline, or are gone; `nodes` names them where it is known."""
 
     def __init__(self, message: str, nodes: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -66,7 +66,7 @@ class NodesUnavailableError(LaunchError):
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the valid one that it may stand for, where there is one.
+    """Return the end of a sentence about an unknown name: the valid name closest to it, where one is close.
 
     >>> nearest("corectness", ["correctness", "strict_format"])
     "; did you mean 'correctness'?"

@@ -31,7 +31,7 @@ class Algorithm(ABC):
 
     @property
     def episodes_per_item(self) -> int:
-        """Rollouts of one prompt; a demonstration counts as one."""
+        """Return the rollouts of one prompt; 1 for a demonstration."""
         return 1
 
     @abstractmethod

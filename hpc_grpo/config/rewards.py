@@ -19,5 +19,5 @@ class RewardConfig(Section):
 class GradingConfig(Section):
     num_workers: PositiveInt = Field(2, description="Reward processes on each node.")
     max_failed_fraction: Fraction = Field(
-        0.1, description="More failed or timed-out reward calls than this in a step stop the run."
+        0.1, description="A larger share of prompts whose reward failed in a step stops the run."
     )

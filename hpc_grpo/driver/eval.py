@@ -109,7 +109,7 @@ class Evaluation:
 
 
 def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
-    """Chance that at least one of `k` completions solves the prompt, estimated without bias.
+    """Estimate, without bias, the chance that at least one of `k` completions solves the prompt.
 
     `1 - C(n - c, k) / C(n, k)` for n samples of which c are solved: the share of all k-subsets that hold a
     solved one. Chen et al. 2021, Evaluating Large Language Models Trained on Code (arXiv:2107.03374), eq. 1.

@@ -1,6 +1,6 @@
 """The pool of reward workers: grades groups, each reward with a deadline of its own.
 
-Runs in    the grader's process; many groups may be in flight.
+Runs in    the grader's process, and in the driver to check rewards; many groups may be in flight.
 Consumes   a prompt's text, its completions and the item's fields.
 Produces   a `RewardOutcome`.
 Waits for  the slowest reward of the group.

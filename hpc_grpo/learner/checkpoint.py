@@ -92,7 +92,7 @@ def load_checkpoint(learner: Learner, directory: Path) -> dict[str, Any]:
 
 
 def universal_folder(checkpoint: Path) -> Path:
-    """Return where the universal form of a checkpoint lies: named as one cut short, so that it is swept like those."""
+    """Return the folder of the universal form. It has a staging name, so `recover_dirs` removes a leftover."""
     return staging_path(_beside(checkpoint))
 
 

@@ -87,7 +87,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         self._uses_packed_sdpa = language_model.config._attn_implementation == PACKED_SDPA
 
     def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies, both `[C]` float32, at the batch's completion tokens.
+        """Return log-probabilities and entropies, both `[C]` float32, at the batch's trained tokens.
 
         Layers that work token by token see all documents as one row `[1, T]`; only attention knows borders.
         """

@@ -58,12 +58,12 @@ class LockOwner:
 
     @property
     def is_on_this_host(self) -> bool:
-        """Whether its process can be looked at from here."""
+        """Tell whether its process can be looked at from here."""
         return self.host == socket.gethostname()
 
     @property
     def has_process(self) -> bool:
-        """Whether its process lives. Only to be asked on its own host."""
+        """Tell whether its process lives. Only to be asked on its own host."""
         return start_time(self.pid) == self.pid_started
 
     def is_same(self, other: LockOwner | None) -> bool:

@@ -14,7 +14,7 @@ _STEP_DIR = re.compile(r"step_(\d+)$")
 
 @dataclass(frozen=True)
 class RunDir:
-    """Paths of one run. See the table in docs/architecture.md for who writes each and what it means."""
+    """Paths of one run. See the table in docs/run-directory.md for who writes each and what it means."""
 
     path: Path
 

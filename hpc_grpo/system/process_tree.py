@@ -51,7 +51,7 @@ def end_processes(find: Callable[[], list[int]], grace_s: float) -> int:
 
 
 def reap_adopted(keep: Collection[int]) -> None:
-    """Collect the exit statuses of children that have ended, up to one of `keep`, which a Popen object waits for."""
+    """Reap ended children; stop at the first one in `keep`, since its Popen waits for it."""
     peek = os.WEXITED | os.WNOHANG | os.WNOWAIT
     try:
         while (ended := os.waitid(os.P_ALL, 0, peek)) is not None and ended.si_pid not in keep:

@@ -59,7 +59,7 @@ class PreviousLink:
 
     @property
     def was_cancelled(self) -> bool:
-        """Whether the user cancelled it."""
+        """Tell whether the user cancelled it."""
         if self.end.state:
             return self.end.by_user
         # The queue no longer knows: a job that was told to end long before its limit was cancelled by somebody.
@@ -67,7 +67,7 @@ class PreviousLink:
 
     @property
     def could_not_tell(self) -> bool:
-        """Whether it came to grief without a chance to tell the user. The time limit is no grief."""
+        """Tell whether it ended unable to notify the user; reaching the time limit does not count."""
         if self.exit_kind == "resumable" or self.end.at_time_limit:
             return False
         return self.was_killed or self.exit_kind in ("running", "cancelled")

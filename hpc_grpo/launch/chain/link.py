@@ -68,7 +68,7 @@ class ChainLink:
 
     @property
     def before(self) -> EndedJob | None:
-        """The job before this one, if the queue knows that it is over."""
+        """Return the job before this one once the queue says that it is over, else None."""
         if not self._end_before.state:
             return None
         return EndedJob(self._job.successor_of, is_gone=not self._end_before.lost_a_node)
@@ -180,7 +180,7 @@ class Successor:
             self.queue_or_say()
 
     def have_one_wait(self, lost_nodes: Sequence[str]) -> None:
-        """See to it that one waits off the lost nodes; end the chain for want of node-hours. Raises LaunchError."""
+        """Make sure that a successor waits, off `lost_nodes`; end the chain if no node-hours are left. Raises LaunchError."""
         if (job := self._waiting()) is not None:
             return job.exclude_nodes(lost_nodes) if lost_nodes else None
         record = read_chain(self.run)
@@ -210,7 +210,7 @@ class Successor:
             write_chain(self.run, closed)
 
     def _waiting(self) -> Job | None:
-        """Return it as the queue has it; None where there is none, or it is over."""
+        """Return the successor that still waits or runs; None if there is none, or it is over."""
         successor = read_chain(self.run).successor_behind(self.job.job_id)
         job = self.queue.show(successor) if successor else None
         return None if job is None or job.is_over else job

@@ -42,7 +42,7 @@ class AttemptSetup:
 
     @property
     def max_stalled_restarts(self) -> int:
-        """Restarts of the driver in a row that may be in vain; 0 where a user sits before it and judges."""
+        """Return how many restarts in a row may bring no new checkpoint; 0 where a user is watching."""
         return 0 if self.place.is_attended else self.launch.max_stalled_restarts
 
     @property

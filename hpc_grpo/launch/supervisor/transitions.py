@@ -112,7 +112,7 @@ def react(state: State, event: Event, now: float) -> Reaction:
 
 
 def _on_failed_bring_up(state: State, event: events.BringUpFailed) -> Reaction:
-    """Fail; once nodes were lost, those that do not come up again are lost ones too, and others may be left."""
+    """End the attempt; if nodes were lost before, count the missing ones as lost too and try with the rest."""
     why = str(event.error)
     state = replace(state, lost={**state.lost, **dict.fromkeys(event.error.nodes, why)})
     if not state.was_formed_again:
