@@ -99,7 +99,7 @@ class Learner:
         return gathered(self.model, names)
 
     def _pack_equalised(self, shares: Sequence[Sequence[TrainSequence]]) -> list[list[PackedBatch]]:
-        """Pack each share into microbatches on the device; fill up with weightless ones until all ranks have as many."""
+        """Pack each share into microbatches on the device; add weightless ones until all ranks have as many."""
         self._check_context(shares)
         budget = self.config.train.max_tokens_per_microbatch
         packed = [[pack(group) for group in split_microbatches(share, budget)] for share in shares]

@@ -180,7 +180,7 @@ class Successor:
             self.queue_or_say()
 
     def have_one_wait(self, lost_nodes: Sequence[str]) -> None:
-        """Make sure that a successor waits, off `lost_nodes`; end the chain if no node-hours are left. Raises LaunchError."""
+        """Have a successor wait, off `lost_nodes`; end the chain if no node-hours are left. Raises LaunchError."""
         if (job := self._waiting()) is not None:
             return job.exclude_nodes(lost_nodes) if lost_nodes else None
         record = read_chain(self.run)

@@ -1,7 +1,7 @@
 """Slurm's jobs behind the interface of a job queue: what scontrol and sacct say of one, and what is done to it.
 
-A method of `SlurmQueue` is one or two calls to the scheduler, `render` none. Sites count those: a link makes a handful in its life, the
-commands that show a run make none.
+A method of `SlurmQueue` is one or two calls to the scheduler, `render` none. Sites count those: a link makes a
+handful in its life, the commands that show a run make none.
 """
 
 from __future__ import annotations
