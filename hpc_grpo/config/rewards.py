@@ -10,7 +10,7 @@ from hpc_grpo.config.section import Fraction, Section
 
 
 class RewardConfig(Section):
-    name: str = Field(description="correctness, keyword_match, strict_format, or module:function.")
+    name: str = Field(description="A reward of rewards/builtin, or module:function.")
     weight: float = Field(1.0, description="Factor of this reward in the sum.")
     timeout_s: PositiveFloat = Field(10.0, description="Deadline of one call (one group).")
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the reward.")

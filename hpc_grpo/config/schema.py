@@ -27,7 +27,7 @@ class Config(Section):
     """Decides a run. Its resolved copy is config.yaml in the run directory."""
 
     run: RunConfig
-    task: str = Field("grpo", description="grpo, or supervised fine-tuning with the same learner.")
+    task: str = Field("grpo", description="An algorithm of algorithms/: grpo, or sft (supervised fine-tuning).")
     model: ModelConfig
     data: DataConfig
     rewards: list[RewardConfig] = Field(
