@@ -45,12 +45,7 @@ def config(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], 
 @click.option("--size", type=click.Choice(_SIZES), help="Plan with this shape of Qwen2.5, not with model.path.")
 @click.option("--gpu-memory-gib", type=_GIB, default=_GPU_GIB, show_default=True, metavar="GIB", help="Of one GPU.")
 @click.option(
-    "--host-memory-gib",
-    type=_GIB,
-    default=_HOST_GIB,
-    show_default=True,
-    metavar="GIB",
-    help="Of a node, for the job.",
+    "--host-memory-gib", type=_GIB, default=_HOST_GIB, show_default=True, metavar="GIB", help="Of a node, for the job."
 )
 def plan(
     config_name: str,

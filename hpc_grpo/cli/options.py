@@ -40,10 +40,7 @@ def slurm_time(value: str) -> int:
 
 
 def slurm_overrides(options: Mapping[str, Any]) -> list[str]:
-    """Return the options that were given to a command as overrides of the config.
-
-    Raises UsageError for two that contradict each other.
-    """
+    """Return the options given to a command as overrides of the config. Raises UsageError where two contradict."""
     if options.get("chain") is not None and options.get("until_complete"):
         raise click.UsageError(
             "--chain N and --until-complete each say how many follow-on jobs there may be: give one."

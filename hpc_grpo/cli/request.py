@@ -56,7 +56,6 @@ class Request:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Return this process's environment with what the `.sh` config exported."""
         return {**os.environ, **self.exported}
 
 
@@ -64,7 +63,6 @@ class Request:
 class ShellConfig:
     """Hold what a `.sh` config asks for; `exported` are the variables it exported or changed."""
 
-    path: Path
     config_name: str
     overrides: list[str]
     exported: dict[str, str]
@@ -76,24 +74,20 @@ def load_request(config_name: str, overrides: Sequence[str]) -> Request:
         return Request(load_config(config_name, overrides), list(overrides))
     shell = read_shell_config(find_config(config_name))
     all_overrides = [*shell.overrides, *overrides]
-    config = load_config(_beside(shell.config_name, shell.path), all_overrides)
+    config = load_config(shell.config_name, all_overrides)
     return Request(with_exported(config, shell.exported), all_overrides, shell.exported)
 
 
 def with_exported(config: Config, exported: dict[str, str]) -> Config:
     """Let the exported variables through to training.
 
-    Plain values become `launch.env`, so that the run can be repeated from its config.yaml; of secrets only the name
-    is kept, in `launch.pass_env`.
+    Plain values become `launch.env`, so that config.yaml repeats the run; of secrets `launch.pass_env` keeps the name.
     """
     new = {name: value for name, value in exported.items() if not is_allowed(name) and not is_denied(name)}
     plain = {name: value for name, value in new.items() if not is_secret(name)}
     secret = [name for name in new if is_secret(name)]
     launch = config.launch.model_copy(
-        update={
-            "env": {**plain, **config.launch.env},
-            "pass_env": [*dict.fromkeys([*config.launch.pass_env, *secret])],
-        }
+        update={"env": {**plain, **config.launch.env}, "pass_env": [*dict.fromkeys([*config.launch.pass_env, *secret])]}
     )
     return config.model_copy(update={"launch": launch})
 
@@ -111,7 +105,10 @@ def read_shell_config(path: Path) -> ShellConfig:
     values, exported = rest[: len(SETTINGS)], rest[len(SETTINGS) :]
     settings = [f"{key}={value}" for key, value in zip(SETTINGS.values(), values, strict=True) if value]
     config_name, overrides = _parse_words(words, path)
-    return ShellConfig(path, config_name, [*settings, *overrides], _changed(exported, before))
+    beside = path.parent / config_name  # the working directory's wins
+    if not Path(config_name).is_file() and beside.is_file():
+        config_name = str(beside)
+    return ShellConfig(config_name, [*settings, *overrides], _changed(exported, before))
 
 
 def _sourced(path: Path, environ: dict[str, str]) -> list[str]:
@@ -165,9 +162,3 @@ def _changed(exported: list[str], before: dict[str, str]) -> dict[str, str]:
         for name, value in new.items()
         if not name.startswith(_NOT_OURS) and name not in SETTINGS and name != "TRAINING_ARGS"
     }
-
-
-def _beside(config_name: str, script: Path) -> str:
-    """Find a config relative to the script that names it, where the working directory has none of that name."""
-    beside = script.parent / config_name
-    return str(beside) if not Path(config_name).is_file() and beside.is_file() else config_name

@@ -32,7 +32,7 @@ def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], l
     from hpc_grpo.cli.request import load_request
     from hpc_grpo.launch.chain.submit import remove_stop
     from hpc_grpo.launch.freeze import freeze
-    from hpc_grpo.launch.supervisor.attempt import JobRole, run_attempt
+    from hpc_grpo.launch.supervisor.attempt import run_attempt
     from hpc_grpo.run.lock import refuse_if_held
     from hpc_grpo.run.paths import RunDir
 
@@ -45,7 +45,7 @@ def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], l
     if not link:
         remove_stop(frozen.run)
         _warn_of_missing_modules(frozen.config.launch.modules)
-    sys.exit(run_attempt(frozen.run, driver, JobRole(is_link=link)))
+    sys.exit(run_attempt(frozen.run, driver, is_link=link))
 
 
 @click.command()
@@ -119,10 +119,10 @@ def submit(
 @DRIVER
 def attempt(run_dir: Path, link: bool, successor_of: str, driver: str) -> None:
     """Run one attempt of a frozen run: what a submitted job executes."""
-    from hpc_grpo.launch.supervisor.attempt import JobRole, run_attempt
+    from hpc_grpo.launch.supervisor.attempt import run_attempt
     from hpc_grpo.run.paths import RunDir
 
-    sys.exit(run_attempt(RunDir(run_dir.absolute()), driver, JobRole(link, successor_of)))
+    sys.exit(run_attempt(RunDir(run_dir.absolute()), driver, link, successor_of))
 
 
 @click.command("job-setup", hidden=True)
@@ -208,7 +208,6 @@ def _is_complete(run: RunDir) -> bool:
 
 
 def _how_to_follow(run: RunDir, job_id: str) -> str:
-    """Return what to type next, now that the run is submitted."""
     return (
         f"Submitted job {job_id} for run {run.path}\n"
         f"  where it stands:  hpc-grpo status {run.path}\n"

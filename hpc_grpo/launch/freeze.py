@@ -105,7 +105,6 @@ def working_dir(run: RunDir) -> Path:
 
 
 def may_change(key: str) -> bool:
-    """Return whether CHANGEABLE has the key."""
     return any(re.fullmatch(_pattern(entry), key) for entry in CHANGEABLE)
 
 

@@ -10,7 +10,7 @@ from hpc_grpo.data import hugging_face
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.environment.report import environment_report
-from hpc_grpo.launch.environment.rules import DENIED, is_denied, is_secret
+from hpc_grpo.launch.environment.rules import DENIED, PROXIES, is_denied, is_secret
 from hpc_grpo.launch.place import job_queue
 from hpc_grpo.launch.place.base import JobRequest
 from hpc_grpo.launch.place.slurm.partition import ask_associations
@@ -26,7 +26,6 @@ NEEDED_BY_A_JOB = ("config", "partition", "account", "walltime", "submit options
 """Checks without whose success no job is submitted to examine nodes."""
 
 _SBATCH_DEADLINE_S = 10.0
-_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _REACH_LAUNCHING = ("LD_PRELOAD",)
 """Variables that training is spared, but not the supervisor and the node agents, which start first."""
 
@@ -115,7 +114,7 @@ def variables_finding(context: Context) -> Finding:
 def proxies_finding(context: Context) -> Finding:
     """Check that a proxy reaches training where the job may download, and that no_proxy keeps it from the nodes."""
     check, environ = "proxies", context.environ
-    found = [name for name in environ if name.lower() in _PROXIES and environ[name]]
+    found = [name for name in environ if name.lower() in PROXIES and environ[name]]
     if not found:
         return ok(check, "none")
     passed = [v.name for v in environment_report(environ, context.launch) if v.outcome != "dropped" and v.name in found]

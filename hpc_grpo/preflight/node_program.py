@@ -30,12 +30,10 @@ _LOOK_S = 0.2
 
 
 def clock() -> float:
-    """Return this node's unix time."""
     return time.time()
 
 
 def facts(spec: dict[str, Any]) -> dict[str, Any]:
-    """Gather the facts of this node, as JSON."""
     return asdict(gather(NodeSpec(**spec)))
 
 
@@ -95,7 +93,6 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
 
 
 def answer(line: str) -> str:
-    """Return the reply to one request."""
     request = json.loads(line)
     name = request.pop("ask")
     try:

@@ -111,7 +111,7 @@ class _Examination:
         left_s = min(_MEASURE_S, self._deadline - time.monotonic())
         requests = {node.node: self._measure_request(rank, facts, left_s) for rank, node in enumerate(facts)}
         replies = self._ask(requests, left_s)
-        measured = {node: _measured_of(reply) for node, reply in replies.items()}
+        measured = {n: Measured(error=r.error) if r.error else Measured(**r.value) for n, r in replies.items()}
         wanted_network = self._context.launch.env.get("NCCL_NET")
         num_gpus = {node.node: len(node.gpus) for node in facts}
         return [
@@ -194,7 +194,3 @@ def _answered(replies: dict[str, Reply]) -> Finding:
         return failure("answers", says, "exclude the node (launch.slurm.extra.exclude), or look at it by hand")
     more = " and more" if len(replies) > MAX_NAMED_NODES else ""
     return ok("answers", ", ".join(list(replies)[:MAX_NAMED_NODES]) + more)
-
-
-def _measured_of(reply: Reply) -> Measured:
-    return Measured(error=reply.error) if reply.error else Measured(**reply.value)

@@ -117,14 +117,8 @@ _BY_PATTERN: tuple[tuple[str, Advice], ...] = (
             "If it is always one node, exclude it: launch.slurm.extra.exclude=NODE.",
         ),
     ),
-    (
-        r"DUE TO TIME LIMIT|end of its walltime",
-        _BY_KIND["walltime"],
-    ),
-    (
-        r"NODE_FAIL|DUE TO NODE FAILURE",
-        _BY_KIND["node_lost"],
-    ),
+    (r"DUE TO TIME LIMIT|end of its walltime", _BY_KIND["walltime"]),
+    (r"NODE_FAIL|DUE TO NODE FAILURE", _BY_KIND["node_lost"]),
     (
         r"potential root causes|ActorDiedError|WorkerCrashedError",  # Ray names an OOM killer among the causes always
         Advice(

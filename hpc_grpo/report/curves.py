@@ -39,10 +39,7 @@ class Curve:
 
 
 def print_report(run_dir: RunDir) -> Path:
-    """Print the curves of a run and completions from before and after; return the path of report.png.
-
-    Raises ConfigError when the directory holds no metrics.
-    """
+    """Print a run's curves and completions; return the path of report.png. Raises ConfigError without metrics."""
     metrics = read_metrics(run_dir.metrics)
     curves = find_curves(metrics)
     if not curves:
@@ -100,7 +97,6 @@ def plot(curves: Sequence[Curve], num_columns: int = 80, num_rows: int = 18) -> 
 
 
 def write_picture(curves: list[Curve], path: Path, title: str) -> None:
-    """Draw the curves into a PNG file."""
     # Not pyplot: it would look for a display and keep the figure in a global list.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -109,8 +105,7 @@ def write_picture(curves: list[Curve], path: Path, title: str) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for curve in curves:
-        marker = "o" if curve.name.startswith("eval/") else None
-        axes.plot(curve.steps, curve.values, label=curve.name, marker=marker)
+        axes.plot(curve.steps, curve.values, label=curve.name, marker="o" if curve.is_eval else None)
     axes.set_xlabel("step")
     axes.set_title(title)
     axes.grid(alpha=0.3)
@@ -120,7 +115,8 @@ def write_picture(curves: list[Curve], path: Path, title: str) -> None:
 
 def before_and_after(run_dir: RunDir) -> str:
     """Compare the same held-out prompts at the first and at the last eval, newly solved ones first."""
-    steps = sorted(_eval_steps(run_dir))
+    files = run_dir.eval_rollouts(0).parent.glob("eval_step_*.jsonl")
+    steps = sorted(int(path.stem.removeprefix("eval_step_")) for path in files)
     if len(steps) < 2:
         return "Completions are compared once two evals have been written."
     first, last = (_first_samples(run_dir.eval_rollouts(step)) for step in (steps[0], steps[-1]))
@@ -135,11 +131,6 @@ def before_and_after(run_dir: RunDir) -> str:
             f"  step {steps[-1]:>4} {_verdict(after)} {_shortened(after['completion'])}"
         )
     return "\n".join(blocks)
-
-
-def _eval_steps(run_dir: RunDir) -> list[int]:
-    folder, pattern = run_dir.eval_rollouts(0).parent, "eval_step_"
-    return [int(path.stem.removeprefix(pattern)) for path in folder.glob(f"{pattern}*.jsonl")]
 
 
 def _first_samples(path: Path) -> dict[int, dict[str, Any]]:

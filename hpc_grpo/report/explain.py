@@ -55,7 +55,6 @@ def unrecorded_attempts(records: RunRecords) -> list[Path]:
 
 
 def explanation_text(explanation: Explanation) -> str:
-    """Return the explanation as a paragraph of named fields."""
     record = explanation.record
     nodes = ", ".join(record.nodes) or UNKNOWN
     gained = UNKNOWN if explanation.num_steps is None else f"{explanation.num_steps}, from step {record.first_step}"

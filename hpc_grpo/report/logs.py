@@ -29,10 +29,7 @@ def attempt_dirs(run: RunDir) -> dict[int, Path]:
 
 
 def attempt_dir(run: RunDir, number: int | None) -> Path | None:
-    """Return the folder of an attempt, or of the newest; None if there is none yet.
-
-    Raises ConfigError for a number that no attempt has.
-    """
+    """Return an attempt's folder, or the newest's; None before the first. Raises ConfigError for an unknown number."""
     dirs = attempt_dirs(run)
     if number is None:
         return dirs[max(dirs)] if dirs else None
@@ -192,7 +189,6 @@ class LogFollower:
 
 
 def follow(follower: LogFollower, sleep: Callable[[float], None] = time.sleep) -> Iterator[str]:
-    """Yield text as it comes, until no more can."""
     while True:
         over = follower.is_over()
         while text := follower.read():

@@ -26,11 +26,9 @@ class QueueReport:
     jobs: tuple[tuple[QueuedJob, ...], ...]
 
     def cells(self) -> list[tuple[str, str]]:
-        """Return the states and expected starts of each run's jobs, for a table."""
         return [(_states(jobs), _starts(jobs)) for jobs in self.jobs]
 
     def values(self) -> list[dict[str, Any]]:
-        """Return the jobs of each run, for JSON."""
         return [{"asked_at": self.answer.asked_at, "jobs": [asdict(job) for job in jobs]} for jobs in self.jobs]
 
     def age(self, now: float) -> str:

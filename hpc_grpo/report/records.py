@@ -40,7 +40,6 @@ class RunRecords:
 
     @property
     def newest(self) -> AttemptRecord | None:
-        """Return the last attempt, or None before the first."""
         return self.attempts[-1] if self.attempts else None
 
     @property
@@ -106,10 +105,7 @@ def read_records(run: RunDir) -> RunRecords:
 
 
 def ended_by_time_limit(attempt: AttemptRecord, last_sign: float | None) -> bool:
-    """Tell whether an attempt went on until its allocation ended.
-
-    `last_sign`, in unix seconds, stands in for the end of an attempt that recorded none.
-    """
+    """Tell whether an attempt ended with its allocation; `last_sign` (unix s) stands in for an end not recorded."""
     end = next((at for at in (attempt.ended_at, attempt.signalled_at, last_sign) if at is not None), None)
     return attempt.ends_at is not None and end is not None and end >= attempt.ends_at - NEAR_THE_LIMIT_S
 

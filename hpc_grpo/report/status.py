@@ -45,18 +45,7 @@ _WENT_WRONG = ("config", "crash", "cancelled", "bringup_failed", "node_lost")
 _WENT_WELL = ("complete", "stopped")
 
 _NARROWEST_PROBLEM = 30
-_TITLES = (
-    "run",
-    "state",
-    "attempt",
-    "step",
-    "reward",
-    "tokens/s",
-    "ETA",
-    "walltime left",
-    "heartbeat",
-    "last problem",
-)
+_TITLES = ("run", "state", "attempt", "step", "reward", "tokens/s", "ETA", "walltime left", "heartbeat", "last problem")
 _QUEUE_TITLES = ("Slurm", "estimated start")
 
 

@@ -25,8 +25,6 @@ _READ_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Hold a run at one moment: its summary and its last steps as lines of text."""
-
     card: list[str]
     headline: str
     steps: list[str]
@@ -34,7 +32,6 @@ class Snapshot:
 
 
 def snapshot(run: RunDir) -> Snapshot:
-    """Read the run as it is now."""
     now = time.time()
     records = read_records(run)
     summary = summarize(records, now)

@@ -89,10 +89,7 @@ class ChainRecord:
         return self.successor if link is not None and link.successor_of == job_id else ""
 
     def followers(self, job_id: str) -> tuple[str, ...]:
-        """Return the jobs queued behind one: its successor, that one's, and so on.
-
-        There are several where all were queued at once.
-        """
+        """Return the jobs queued behind one, in order: several where all were queued at once."""
         behind = next((link.job_id for link in reversed(self.links) if link.successor_of == job_id), "")
         return (behind, *self.followers(behind)) if behind else ()
 

@@ -61,10 +61,7 @@ def drop_torn_line(path: Path) -> None:
 
 
 def staging_path(final: Path) -> Path:
-    """Return where the content of folder `final` is prepared.
-
-    It lies beside `final`, since only a rename within a file system is atomic.
-    """
+    """Return where folder `final` is prepared: beside it, since only a rename within a file system is atomic."""
     return final.with_name(f".{final.name}{_STAGED}")
 
 
@@ -95,10 +92,7 @@ def publish_dir(final: Path) -> None:
 
 
 def recover_dirs(parent: Path) -> None:
-    """Put right what processes that were killed inside `publish_dir` left below `parent`.
-
-    Only to be called while nothing publishes there.
-    """
+    """Put right what processes killed inside `publish_dir` left below `parent`. Only while nothing publishes there."""
     for retired in parent.glob(f".step_*{_RETIRED}"):
         final = parent / retired.name[1 : -len(_RETIRED)]
         if final.exists():

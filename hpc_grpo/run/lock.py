@@ -86,10 +86,7 @@ def refuse_if_held(run: RunDir) -> None:
 
 
 def abandoned_by(run: RunDir, before: EndedJob | None) -> LockOwner | None:
-    """Return the owner that the job before left in the file, because it was killed.
-
-    None if that job gave the run up, or may still be alive.
-    """
+    """Return the owner that the killed job before left behind; None if it gave the run up, or may still be alive."""
     owner = read_lock_owner(run)
     is_left = owner is not None and before is not None and before.is_gone and owner.job_id == before.job_id
     return owner if is_left else None

@@ -12,80 +12,38 @@ from hpc_grpo.errors import ConfigError
 _STEP_DIR = re.compile(r"step_(\d+)$")
 
 
+class _Inside:
+    """A path inside the run directory, under the name that `RunDir` gives it."""
+
+    def __init__(self, *parts: str) -> None:
+        self._parts = parts
+
+    def __get__(self, run: RunDir, _owner: type[RunDir]) -> Path:
+        return run.path.joinpath(*self._parts)
+
+
 @dataclass(frozen=True)
 class RunDir:
     """Paths of one run. See the table in docs/run-directory.md for who writes each and what it means."""
 
     path: Path
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def source(self) -> Path:
-        return self.path / "source.json"
-
-    @property
-    def state(self) -> Path:
-        return self.path / "state.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def ledger(self) -> Path:
-        """The ordinals that each step trained on; append-only, see run/ledger.py."""
-        return self.path / "ledger.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def wandb_id(self) -> Path:
-        return self.path / "wandb_run_id"
-
-    @property
-    def secret(self) -> Path:
-        """Ray's token, mode 0600."""
-        return self.path / ".secret" / "ray_token"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def exports(self) -> Path:
-        return self.path / "export"
-
-    @property
-    def stop_marker(self) -> Path:
-        return self.path / "STOP"
-
-    @property
-    def complete_marker(self) -> Path:
-        return self.path / "COMPLETE"
-
-    @property
-    def holder(self) -> Path:
-        """The attempt that is training the run, and its last sign of life; see run/lock.py."""
-        return self.path / "holder.json"
-
-    @property
-    def chain(self) -> Path:
-        """The run's jobs; see run/chain.py."""
-        return self.path / "chain.json"
-
-    @property
-    def attempts(self) -> Path:
-        return self.path / "attempts"
-
-    @property
-    def slurm_logs(self) -> Path:
-        """Job scripts and outputs of submitted jobs."""
-        return self.path / "slurm"
+    config = _Inside("config.yaml")
+    source = _Inside("source.json")
+    state = _Inside("state.json")
+    metrics = _Inside("metrics.jsonl")
+    ledger = _Inside("ledger.jsonl")  # run/ledger.py
+    tensorboard = _Inside("tensorboard")
+    wandb_id = _Inside("wandb_run_id")
+    secret = _Inside(".secret", "ray_token")  # mode 0600
+    checkpoints = _Inside("checkpoints")
+    exports = _Inside("export")
+    stop_marker = _Inside("STOP")
+    complete_marker = _Inside("COMPLETE")
+    holder = _Inside("holder.json")  # the attempt that trains the run, and its last sign of life: run/lock.py
+    chain = _Inside("chain.json")  # run/chain.py
+    attempts = _Inside("attempts")
+    slurm_logs = _Inside("slurm")  # job scripts and outputs of submitted jobs
 
     def slurm_log(self, job_id: str) -> Path:
         """The output of a job that `hpc-grpo` submitted."""

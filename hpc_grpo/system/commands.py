@@ -25,10 +25,7 @@ class Answer:
 def run_command(
     argv: Sequence[str], deadline_s: float = 10.0, *, environ: Mapping[str, str] | None = None, stdin: str | None = None
 ) -> Answer:
-    """Run `argv` and return its answer; never raises for a command that is missing, fails or hangs.
-
-    `environ` replaces this process's environment.
-    """
+    """Run `argv`; never raises where it is missing, fails or hangs. `environ` replaces this process's environment."""
     try:
         done = subprocess.run(
             argv,

@@ -22,13 +22,7 @@ from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.launch.agent.folders import OwnedDir, copy_logs, shm_dir_path, sweep
 from hpc_grpo.launch.agent.network import choose_ports, node_address
 from hpc_grpo.launch.agent.protocol import Lease, NodeReport, NodeSpec
-from hpc_grpo.launch.agent.ray_command import (
-    STARTED_LINE,
-    TEMP_DIR_NAME,
-    ray_environment,
-    start_command,
-    temp_dir_path,
-)
+from hpc_grpo.launch.agent.ray_command import STARTED_LINE, TEMP_DIR_NAME, ray_environment, start_command, temp_dir_path
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.run.stacks import STACKS_SIGNAL
 from hpc_grpo.system.process_tree import descendants, end_processes, reap_adopted
@@ -66,7 +60,6 @@ class RayProcess:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Return the exit code; None while it runs."""
         return self._process.poll()
 
     def is_up(self) -> bool:
@@ -225,7 +218,6 @@ class NodeAgent:
 
 
 def main() -> int:
-    """Wait for the spec on stdin and serve it."""
     lease = Lease(0)
     adopt_orphans()
     spec = lease.wait_for_spec()

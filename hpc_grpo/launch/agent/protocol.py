@@ -2,8 +2,7 @@
 
 The first line the agent reads is its `NodeSpec`; every later line is a heartbeat or STACKS_REQUEST, which `Lease`
 takes in. The end of stdin, or no line for `lease_s`, means that the supervisor is gone. The agent writes one
-`NodeReport` per event. Pipes rather than files: srun forwards them, and a shared file system may show a file a minute
-late.
+`NodeReport` per event. Pipes, not files: srun forwards them, and a shared file system may show a file a minute late.
 """
 
 from __future__ import annotations

@@ -64,10 +64,7 @@ def ray_environment(
 
 
 def collective_interfaces(interface: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that keep collectives on the interface of the run.
-
-    For NCCL, which may use several interfaces, what the user gave wins.
-    """
+    """Return the variables that keep collectives on `interface`; NCCL may use several, so there the user's wins."""
     only = f"={interface}"  # without "=" NCCL takes all whose names begin so
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": given.get("NCCL_SOCKET_IFNAME", only)}
 

@@ -59,7 +59,6 @@ class PreviousLink:
 
     @property
     def was_cancelled(self) -> bool:
-        """Tell whether the user cancelled it."""
         if self.end.state:
             return self.end.by_user
         # The queue no longer knows: a job that was told to end long before its limit was cancelled by somebody.
@@ -153,10 +152,7 @@ Succession = Literal["end the chain", "have one wait", "keep it off lost nodes",
 
 
 def decide_succession(attempt: AttemptRecord, stop_asked: bool) -> Succession:
-    """Decide what becomes of the successor when this link's attempt is over.
-
-    One that waits also keeps off the nodes that the attempt lost.
-    """
+    """Decide what becomes of the successor once the attempt is over; one that waits also keeps off the lost nodes."""
     if attempt.exit_kind in _NOTHING_LEFT or stop_asked:
         return "end the chain"
     if not attempt.signalled:

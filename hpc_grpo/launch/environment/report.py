@@ -66,10 +66,7 @@ class Variable:
 def environment_report(
     environ: Mapping[str, str], launch: LaunchConfig, engine_settings: Mapping[str, str] | None = None
 ) -> list[Variable]:
-    """Report on every variable of `environ`, of launch.env and of hpc-grpo itself, by name.
-
-    `engine_settings` are variables that the engine actors set for themselves.
-    """
+    """Report on each variable of `environ`, launch.env and our own; engines set `engine_settings` for themselves."""
     kept = filtered(environ, launch.pass_env, launch.env, [ALL_NODES])
     kept |= {name: value for name, (value, _) in RAY_SETTINGS.items()} | dict.fromkeys(NODE_VALUES, ON_NODE)
     kept = {name: value for name, (value, _) in DEFAULTS.items()} | kept

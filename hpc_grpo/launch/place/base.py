@@ -113,9 +113,6 @@ class Job(Protocol):
     """A job as its queue described it when it was asked."""
 
     @property
-    def job_id(self) -> str: ...
-
-    @property
     def is_over(self) -> bool:
         """Tell whether it neither waits nor runs."""
 

@@ -22,10 +22,7 @@ HEARTBEAT_S = 5.0
 
 
 class AgentLink:
-    """Holds a running (or ended) node agent. `up` is its report once Ray runs there.
-
-    All but `heartbeat` is for the main thread.
-    """
+    """A node agent, running or ended; `up` is its report once Ray runs. All but `heartbeat` is for the main thread."""
 
     def __init__(self, place: Place, node: str, log_dir: Path) -> None:
         """Start the agent; it does nothing until `send_spec`."""

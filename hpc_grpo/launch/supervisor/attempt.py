@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 
-from hpc_grpo.config import LaunchConfig, load_resolved
+from hpc_grpo.config import load_resolved
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchError
 from hpc_grpo.launch.chain.link import ChainLink, LinkJob
 from hpc_grpo.launch.freeze import working_dir
@@ -32,37 +31,32 @@ from hpc_grpo.system.signals import outliving_the_warning
 _ASK_AGAIN_S = (2.0, 10.0, 30.0, 60.0)
 
 
-@dataclass(frozen=True)
-class JobRole:
-    """What the job of this process is for.
-
-    `is_link`: it was submitted for this attempt alone, so it may have successors. `successor_of`: the job that queued
-    it, "" if the user did.
-    """
-
-    is_link: bool = False
-    successor_of: str = ""
-
-
-def run_attempt(run: RunDir, driver: str, role: JobRole, place: Place | None = None) -> int:
+def run_attempt(
+    run: RunDir, driver: str, is_link: bool = False, successor_of: str = "", place: Place | None = None
+) -> int:
     """Run one attempt and return the exit code to end with. Raises HpcGrpoError.
 
-    `driver` is a module or a .py file; it is run with the run directory as its argument. `place` is found where none
-    is given.
+    `driver` is a module or a .py file; it is run with the run directory as its argument. `is_link`: this job was
+    submitted for the attempt alone, so it may have successors. `successor_of`: the job that queued it, "" if the user
+    did. `place` is found where none is given.
     """
     config = load_resolved(run.config)
     place = place or find_place()
-    allocation = allocation_of(place, is_patient=role.is_link)
-    queue = place.queue if role.is_link else None
+    allocation = allocation_of(place, is_patient=is_link)
+    queue = place.queue if is_link else None
     if run.is_complete() and queue is None:  # a link also has to say that its chain is over
         say(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
         return EXIT_COMPLETE
     if allocation.this_node != allocation.head:
-        _move_to_head(place, allocation, _this_command(config.launch, run, driver, role))
+        words = ["attempt", str(run.path), "--driver", driver, "--link" if is_link else "--no-link"]
+        command = [job_python(config.launch), "-E", "-m", "hpc_grpo.cli", *words, "--successor-of", successor_of]
+        # Becomes a process of the head node: salloc leaves its shell on the login node.
+        argv = place.start_command(allocation.head, command)
+        os.execvpe(argv[0], argv, place.start_environment(os.environ))
     link = None
     if queue is not None:
-        link = ChainLink(run, config.launch, queue, LinkJob(allocation.job_id, role.successor_of, driver))
-        if (code := _end_of_chain(run, link, role)) is not None:
+        link = ChainLink(run, config.launch, queue, LinkJob(allocation.job_id, successor_of, driver))
+        if (code := _end_of_chain(run, link, is_first=not successor_of)) is not None:
             return code
     setup = AttemptSetup(run, config.launch, place, allocation, run.next_attempt_number(), working_dir(run))
     supervisor = Supervisor(setup, Nodes(setup), [*_driver_command(driver), str(run.path)])
@@ -83,16 +77,10 @@ def allocation_of(place: Place, is_patient: bool, sleep: Callable[[float], None]
     return place.allocation()
 
 
-def _move_to_head(place: Place, allocation: Allocation, command: Sequence[str]) -> None:
-    """Become a process of the head node: salloc leaves its shell on the login node."""
-    argv = place.start_command(allocation.head, command)
-    os.execvpe(argv[0], argv, place.start_environment(os.environ))
-
-
-def _end_of_chain(run: RunDir, link: ChainLink, role: JobRole) -> int | None:
+def _end_of_chain(run: RunDir, link: ChainLink, is_first: bool) -> int | None:
     """Have the link decide whether its chain goes on; returns the exit code where it does not."""
     decision = link.decide()
-    if role.successor_of or not decision.goes_on:
+    if not (is_first and decision.goes_on):
         say(decision.why)
     if owner := abandoned_by(run, link.before):
         close_record(run, owner)
@@ -134,9 +122,3 @@ def supervise(supervisor: Supervisor, run: RunDir, link: ChainLink | None) -> in
 
 def _driver_command(driver: str) -> list[str]:
     return [sys.executable, driver] if driver.endswith(".py") else [sys.executable, "-m", driver]
-
-
-def _this_command(launch: LaunchConfig, run: RunDir, driver: str, role: JobRole) -> list[str]:
-    """Return the command line of this attempt, for the Python of the jobs."""
-    words = ["attempt", str(run.path), "--driver", driver, "--link" if role.is_link else "--no-link"]
-    return [job_python(launch), "-E", "-m", "hpc_grpo.cli", *words, "--successor-of", role.successor_of]

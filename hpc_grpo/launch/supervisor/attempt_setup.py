@@ -23,10 +23,7 @@ from hpc_grpo.run.paths import RunDir
 
 @dataclass(frozen=True)
 class AttemptSetup:
-    """Holds what every part of an attempt must know of it. `formation` counts how often Ray was brought up anew.
-
-    When nodes are lost it is replaced by one with a smaller allocation.
-    """
+    """All that every part of an attempt must know. `formation` counts Rays brought up anew, on a smaller allocation."""
 
     run: RunDir
     launch: LaunchConfig
@@ -51,7 +48,6 @@ class AttemptSetup:
         return self.dir / "ray_address"
 
     def new_record(self, first_step: int) -> AttemptRecord:
-        """Return the record of the attempt as it begins now, in this process."""
         return AttemptRecord(
             attempt=self.number,
             job_id=self.allocation.job_id,

@@ -1,7 +1,6 @@
 """The driver's process as the supervisor sees it: its console, its log, its signals and its end.
 
-What the driver is told is in `AttemptSetup.contract_environment`; what it answers with is its exit code and the run
-directory.
+It is told what `AttemptSetup.contract_environment` holds, and answers with its exit code and the run directory.
 """
 
 from __future__ import annotations

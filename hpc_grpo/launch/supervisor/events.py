@@ -98,8 +98,6 @@ class Do(enum.Enum):
 
 @dataclass(frozen=True)
 class Forward:
-    """Pass a signal on to the driver."""
-
     signal: int
 
 
@@ -112,8 +110,6 @@ class StartDriver:
 
 @dataclass(frozen=True)
 class Say:
-    """Tell the user."""
-
     text: str
 
 
@@ -126,8 +122,6 @@ class Fail:
 
 @dataclass(frozen=True)
 class End:
-    """End the attempt; `code` is the exit code."""
-
     kind: ExitKind
     code: int
     why: str

@@ -33,10 +33,7 @@ _PROBE_RETRY_S = 1.0
 
 
 class Nodes:
-    """Holds the nodes from `start` to `tear_down`.
-
-    `ray_address` and `num_gpus` hold once Ray has every node and GPU: `is_ready`.
-    """
+    """Holds the nodes from `start` to `tear_down`; `ray_address` and `num_gpus` hold once Ray has all: `is_ready`."""
 
     def __init__(self, setup: AttemptSetup) -> None:
         self._setup = setup
@@ -96,15 +93,12 @@ class Nodes:
         )
 
     def publish_ray(self) -> None:
-        """Tell the driver where Ray is."""
         write_atomic(self._setup.ray_address_file, self.ray_address)
 
     def lost(self) -> dict[str, Loss]:
-        """Return the nodes whose agent or Ray has ended."""
         return {link.node: loss for link in self._links if (loss := link.loss()) is not None}
 
     def ask_for_stacks(self) -> None:
-        """Have every process of the run write its Python stacks into the attempt's folder."""
         for link in self._links:
             link.ask_for_stacks()
 
@@ -160,10 +154,7 @@ class Nodes:
 
 
 class RayWatch:
-    """Watches, through a probe process, which nodes and GPUs have joined Ray.
-
-    A probe that dies is started again: one failure is no dead cluster.
-    """
+    """Watches, by a probe, which nodes and GPUs have joined Ray; one that dies starts again: it is no dead cluster."""
 
     def __init__(self, address: str, env: Mapping[str, str], log_path: Path) -> None:
         self._command = [sys.executable, "-m", "hpc_grpo.launch.agent.ray_program", "probe", address]

@@ -200,7 +200,6 @@ class Processes:
         self._record.phases_s["teardown"] = round(time.monotonic() - begun, 2)
 
     def _publish_ray(self) -> None:
-        """Tell the driver, which waits for it, where Ray is."""
         nodes, record = self.nodes, self._record
         record.phases_s |= nodes.phases_s
         record.ray_address, record.num_gpus = nodes.ray_address, nodes.num_gpus

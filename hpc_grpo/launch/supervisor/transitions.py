@@ -91,7 +91,6 @@ Reaction = tuple[State, list[Action]]
 
 
 def react(state: State, event: Event, now: float) -> Reaction:
-    """Return the state after `event`, and the actions it asks for."""
     match event:
         case events.RayReady():
             return replace(state, phase="training"), [Do.PUBLISH_RAY]
@@ -239,7 +238,6 @@ def end_of_driver(ended: events.DriverEnded, signalled: str, lost: Mapping[str, 
 
 
 def end_by_error(error: BaseException, signalled: str) -> End:
-    """Return how an attempt ended whose supervisor raised `error`."""
     if not isinstance(error, HpcGrpoError):
         return End("crash", EXIT_CRASH, f"The supervisor failed: {error!r}")
     if signalled:

@@ -48,7 +48,6 @@ def is_there(place: Path) -> bool:
 
 
 def dataset_of(config: Config, item: Item) -> DatasetConfig:
-    """Return the section of `config` that describes a data set."""
     dataset = config.data.train if item.key == "data.train.path" else config.data.eval
     assert dataset is not None
     return dataset

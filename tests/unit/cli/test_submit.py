@@ -51,7 +51,7 @@ def submit(*words: str) -> Result:
 
 
 def test_modules_that_a_shell_lacks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_grpo.launch.supervisor.attempt.run_attempt", lambda *_: 0)
+    monkeypatch.setattr("hpc_grpo.launch.supervisor.attempt.run_attempt", lambda *_args, **_kwargs: 0)
     monkeypatch.setenv("LOADEDMODULES", "brics/userenv:brics/nccl/2.21")
     words = ["local/debug", f"run.root={tmp_path}", "launch.modules=[brics/nccl, cudatoolkit]"]
     result = call("train", *words)

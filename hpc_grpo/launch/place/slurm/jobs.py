@@ -134,10 +134,7 @@ class SlurmJob:
         return launch.model_copy(update={"num_nodes": num_nodes, "slurm": slurm.model_copy(update=values)})
 
     def exclude_nodes(self, nodes: Sequence[str]) -> None:
-        """Keep the pending job off further nodes.
-
-        Raises LaunchError when its partition would have too few left: Slurm would let it wait for ever.
-        """
+        """Raises LaunchError where its partition would have too few nodes left: the job would wait for ever."""
         excluded = [*([self.fields["ExcNodeList"]] if "ExcNodeList" in self.fields else []), *nodes]
         names = self.fields["Partition"].split(",")
         partitions = [text.fields(self.ask(["scontrol", "show", "partition", name])) for name in names]

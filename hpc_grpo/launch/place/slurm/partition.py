@@ -40,7 +40,6 @@ class Partition:
 
     @property
     def max_nodes(self) -> int:
-        """Return the most nodes that one job may have."""
         limit = self.fields.get("MaxNodes", "")
         return min(self.num_nodes, int(limit)) if limit.isdigit() else self.num_nodes
 

@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 
 def render(request: JobRequest) -> str:
-    """Return the job script, which ends with `hpc-grpo COMMAND`.
-
-    Raises ConfigError for options that submitit or the schema owns, and where the job would have no Ray.
-    """
+    """Return the job script. Raises ConfigError for options that submitit or the schema owns, and without a Ray."""
     from submitit.slurm.slurm import _make_sbatch_string
 
     script: str = _make_sbatch_string(
@@ -37,7 +34,6 @@ def render(request: JobRequest) -> str:
 
 
 def parameters(launch: LaunchConfig, run: RunDir) -> dict[str, Any]:
-    """Return submitit's parameters for a job of a run."""
     # submitit would have SIGUSR2 sent to the steps, which kills a node agent's Ray before the end.
     further = {"signal": f"B:USR1@{WARNING_BEFORE_END_S}", "no-requeue": True, **extra_options(launch.slurm)}
     if launch.slurm.min_nodes is not None and launch.slurm.min_nodes < launch.num_nodes:
@@ -102,10 +98,7 @@ def _last_line(request: JobRequest) -> str:
 
 
 def submit(request: JobRequest) -> str:
-    """Hand the job to sbatch and return its id.
-
-    Raises LaunchError with sbatch's own words, ConfigError as `render` does.
-    """
+    """Hand the job to sbatch; return its id. Raises LaunchError with sbatch's words, ConfigError as `render` does."""
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 

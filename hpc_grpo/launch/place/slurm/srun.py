@@ -110,9 +110,7 @@ def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
 
 
 def _shell(setup: Sequence[str], python: str | None) -> list[str]:
-    """Return a login shell, where modules are defined; it finds the hpc-grpo of `python`, None: this one.
-
-    A profile may reset PATH, so that is set after it.
-    """
+    """Return a login shell, where modules are defined; it finds the hpc-grpo of `python`, None: this one."""
+    # Set after the profile, which may reset PATH.
     path = f"export PATH={shlex.quote(str(Path(python or sys.executable).parent))}:$PATH"
     return ["bash", "-lc", "\n".join([*setup, path, "exec bash"])]

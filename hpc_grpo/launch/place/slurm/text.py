@@ -20,10 +20,7 @@ _NAMED_JOB = re.compile(r"\b(?:JOB |STEP |StepId=)(\d+)")
 
 
 def output_of(argv: Sequence[str], environ: Mapping[str, str] | None = None, *, deadline_s: float = _TIMEOUT_S) -> str:
-    """Return what one command of Slurm prints; `environ` replaces this process's.
-
-    Raises LaunchError with its own words.
-    """
+    """Return what a command of Slurm prints; `environ` replaces this process's. Raises LaunchError with its words."""
     answer = run_command(argv, deadline_s, environ=environ)
     if answer.error:
         raise LaunchError(f"{' '.join(argv)} failed: {answer.said or answer.error}")

@@ -67,7 +67,7 @@ def test_a_light_installation_on_the_login_node_starts_that_of_the_jobs_on_the_h
     monkeypatch.setattr(attempt.os, "execvpe", execvpe)
     monkeypatch.setattr(job_command, "find_spec", lambda _name: None)
     with pytest.raises(SystemExit):
-        attempt.run_attempt(run, "hpc_grpo.driver.main", attempt.JobRole(), place)
+        attempt.run_attempt(run, "hpc_grpo.driver.main", place=place)
     [command] = became
     assert command[0] == "nid001"
     inner = command[command.index("/proj/env/bin/python") :]
@@ -77,7 +77,7 @@ def test_a_light_installation_on_the_login_node_starts_that_of_the_jobs_on_the_h
 def test_a_complete_run_is_not_trained_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = freeze(load_config("local/debug", [f"run.root={tmp_path}"]), [], []).run
     run.complete_marker.touch()
-    assert attempt.run_attempt(run, "hpc_grpo.driver.main", attempt.JobRole(), FakePlace(queue=None)) == 0
+    assert attempt.run_attempt(run, "hpc_grpo.driver.main", place=FakePlace(queue=None)) == 0
     assert "raise train.total_* to extend it" in capsys.readouterr().out
     assert read_attempts(run) == []
 
