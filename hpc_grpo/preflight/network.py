@@ -60,7 +60,8 @@ def versions(facts: Sequence[NodeFacts]) -> Finding:
         fix = "install hpc-grpo once, on a file system that all nodes share, and submit with its Python"
         return failure("versions", "; ".join(lines), fix)
     packages = [f"{name} {facts[0].versions[name]}" for name in names if name != "numpy"]
-    return ok("versions", f"equal on {_all_nodes(len(facts))}: {', '.join(packages)}")
+    nodes = {1: "one node", 2: "both nodes"}.get(len(facts), f"all {len(facts)} nodes")
+    return ok("versions", f"equal on {nodes}: {', '.join(packages)}")
 
 
 def gloo(measured: Mapping[str, Measured]) -> Finding:
@@ -132,7 +133,3 @@ def _furthest(offsets_s: Mapping[str, float]) -> str:
     middle = sorted(offsets_s.values())[len(offsets_s) // 2]
     node = max(offsets_s, key=lambda name: abs(offsets_s[name] - middle))
     return f"{node} is {offsets_s[node]:+.1f} s off"
-
-
-def _all_nodes(count: int) -> str:
-    return {1: "one node", 2: "both nodes"}.get(count, f"all {count} nodes")

@@ -83,6 +83,7 @@ def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, reso
             f"--dashboard-port={ports.dashboard}",
             "--no-monitor",  # the autoscaler: nothing to scale, and it opens a metrics port on 0.0.0.0
         ]
+    shm = os.statvfs("/dev/shm")
     return [
         *command,
         f"--node-ip-address={ip}",
@@ -95,17 +96,12 @@ def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, reso
         f"--max-worker-port={ports.last_worker}",
         f"--num-cpus={resources.num_cpus}",
         f"--num-gpus={resources.num_gpus}",
-        f"--object-store-memory={_object_store_bytes(spec.object_store_gib)}",
+        f"--object-store-memory={object_store_bytes(spec.object_store_gib, shm.f_bavail * shm.f_frsize)}",
         f"--temp-dir={temp_dir}",
         "--include-log-monitor=false",  # logs are copied to the run directory, not streamed to the driver
         "--log-style=record",
         "--log-color=false",
     ]
-
-
-def _object_store_bytes(wanted_gib: float) -> int:
-    stat = os.statvfs("/dev/shm")
-    return object_store_bytes(wanted_gib, stat.f_bavail * stat.f_frsize)
 
 
 def temp_dir_path(spec: NodeSpec, environ: Mapping[str, str]) -> Path:

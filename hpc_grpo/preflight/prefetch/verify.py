@@ -10,7 +10,7 @@ from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.data.hugging_face import WEIGHT_FORMS, read_header, weight_files
-from hpc_grpo.data.sources import Items, completion_text, load_items
+from hpc_grpo.data.sources import completion_text, load_items
 from hpc_grpo.data.templates import PromptTemplate
 from hpc_grpo.data.tokenizer import check_context_length, load_tokenizer, model_folder, stop_token_ids
 from hpc_grpo.errors import ConfigError
@@ -59,15 +59,10 @@ def _verify_dataset(config: Config, item: Item) -> Found:
     template.encode([template.render(items[0], 0)])
     if config.needs.labels and item.key == "data.train.path":
         completion_text(config, items[0], 0)
-    files = _files(item, items)
+    tables: list[dict[str, Any]] = getattr(items, "cache_files", [])  # of Arrow; else the rows are in the JSON file
+    files = [Path(table["filename"]) for table in tables] or [Path(item.name)]
     folder = files[0] if len(files) == 1 and item.is_local else files[0].parent
     return Found(str(folder), sum(file.stat().st_size for file in files))
-
-
-def _files(item: Item, items: Items) -> list[Path]:
-    """Return the files that rows are read from: Arrow tables, or the JSON file itself."""
-    tables: list[dict[str, Any]] = getattr(items, "cache_files", [])
-    return [Path(table["filename"]) for table in tables] or [Path(item.name)]
 
 
 def check_weights(folder: Path) -> None:

@@ -68,7 +68,10 @@ def _fetched(config: Config, item: Item) -> dict[str, Any]:
     """Download the item into its cache; the libraries skip what is there already."""
     try:
         if item.key == "model.path":
-            _fetch_model(item.name)
+            from huggingface_hub import HfApi, snapshot_download
+
+            files = needed_files(item.name, HfApi().list_repo_files(item.name))
+            snapshot_download(item.name, allow_patterns=[glob.escape(file) for file in files])
         else:
             from hpc_grpo.data.sources import load_items
 
@@ -76,13 +79,6 @@ def _fetched(config: Config, item: Item) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - the libraries raise whatever their HTTP clients do
         return {"error": problem(item, error)}
     return {}
-
-
-def _fetch_model(name: str) -> None:
-    from huggingface_hub import HfApi, snapshot_download
-
-    files = needed_files(name, HfApi().list_repo_files(name))
-    snapshot_download(name, allow_patterns=[glob.escape(file) for file in files])
 
 
 def needed_files(name: str, files: Sequence[str]) -> list[str]:
@@ -117,14 +113,17 @@ def problem(item: Item, error: BaseException) -> str:
     Each library raises errors of its own for the same few causes: the chain of errors tells them apart.
     """
     chain = list(_chain(error))
-    if _is_gated(chain):
+    names = {type(one).__name__ for one in chain}
+    # datasets tells a gated data set from a missing one by its text alone.
+    says_gated = any(type(one).__name__ == "DatasetNotFoundError" and "gated" in str(one) for one in chain)
+    if "GatedRepoError" in names or says_gated:
         return f"{item} is gated: accept its terms on the hub with your account, then {_TOKEN}."
     if _is_full(chain):
         return (
             f"{item}: the disk (or your quota) of the cache is full. Free some space, or name another folder that all "
             f"nodes share: launch.env.HF_HOME=FOLDER."
         )
-    if _is_unknown(chain):
+    if not names.isdisjoint({"RepositoryNotFoundError", "DatasetNotFoundError"}):
         return (
             f"{item}: the hub has nothing of this name, or not for you, and there is no such folder here. "
             f"Check the spelling; for a private one, {_TOKEN}."
@@ -144,17 +143,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _is_gated(chain: list[BaseException]) -> bool:
-    names = {type(error).__name__ for error in chain}
-    # datasets tells a gated data set from a missing one by its text alone.
-    says_gated = any(type(error).__name__ == "DatasetNotFoundError" and "gated" in str(error) for error in chain)
-    return "GatedRepoError" in names or says_gated
-
-
-def _is_unknown(chain: list[BaseException]) -> bool:
-    return not {type(error).__name__ for error in chain}.isdisjoint({"RepositoryNotFoundError", "DatasetNotFoundError"})
 
 
 def _is_full(chain: list[BaseException]) -> bool:
