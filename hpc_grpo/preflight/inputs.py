@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -28,7 +27,6 @@ _PREFETCH = "hpc-grpo prefetch CONFIG, on a login node"
 
 
 def refuse_what_fails(config: Config) -> None:
-    """Raise the first of `refusals`."""
     for error in refusals(config):
         raise error
 
@@ -79,7 +77,7 @@ def refuse_missing_notify(launch: LaunchConfig, working_dir: Path) -> None:
 def refuse_missing_inputs(config: Config, working_dir: Path) -> None:
     """Raise ConfigError that lists every path of the config that is missing."""
     if missing := list(missing_inputs(config, working_dir)):
-        listed = "\n".join(f"  {one}" for one in missing)
+        listed = "\n".join(f"  {says}" for _, says in missing)
         raise ConfigError(
             f"The job would not find what its config names:\n{listed}\n"
             f"Give paths that exist; relative ones are relative to {working_dir}."
@@ -125,28 +123,16 @@ def _extra_brings_gpus(slurm: SlurmConfig) -> bool:
     return any(key in ("gres", "exclusive") or key.startswith(("gpus", "tres")) for key in slurm.extra)
 
 
-@dataclass(frozen=True)
-class MissingInput:
-    """A path that is not there: the config's `key` with its value, and the `place` that was looked at."""
-
-    key: str
-    name: str
-    place: Path
-
-    def __str__(self) -> str:
-        hint = " (~ is not expanded here: write the folder out)" if self.name.startswith("~") else ""
-        return f"{self.key} = {self.name}: there is no {self.place}{hint}"
-
-
-def missing_inputs(config: Config, working_dir: Path) -> Iterator[MissingInput]:
-    """Yield the paths that the run would read and that do not exist; relative ones are relative to `working_dir`.
+def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str]]:
+    """Yield the key of each path that the run would read and that is not there, below `working_dir`, and say so.
 
     Not judged: names of the Hugging Face hub, and paths with a `$`, whose variable may be one of the job's.
     """
     for key, name, path in _local_paths(config, working_dir):
         place = working_dir / path
         if "$" not in name and not is_there(place):
-            yield MissingInput(key, name, place)
+            hint = " (~ is not expanded here: write the folder out)" if name.startswith("~") else ""
+            yield key, f"{key} = {name}: there is no {place}{hint}"
 
 
 def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, str]]:
@@ -204,7 +190,7 @@ def data_finding(context: Context) -> Finding:
 
 def _missing_paths(config: Config, section: str) -> str:
     """Return the missing paths of one section of the config in one line; "" if all exist."""
-    return "; ".join(str(one) for one in missing_inputs(config, Path.cwd()) if one.key.startswith(section))
+    return "; ".join(says for key, says in missing_inputs(config, Path.cwd()) if key.startswith(section))
 
 
 def _is_data_here(path: str, environ: Mapping[str, str]) -> bool:

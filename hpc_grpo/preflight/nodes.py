@@ -103,7 +103,6 @@ class _Examination:
         return network.clocks(offsets_s)
 
     def _measured(self, facts: Sequence[NodeFacts]) -> list[Finding]:
-        """Run the torch probe on all nodes at once."""
         if broken := [node.node for node in facts if not node.address or not node.free_port]:
             return [skipped("gloo", f"no address or port on {', '.join(broken)}, see above")]
         if missing := [node.node for node in facts if "torch" not in node.versions]:

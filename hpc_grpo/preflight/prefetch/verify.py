@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,6 @@ from hpc_grpo.preflight.prefetch.items import Item, dataset_of
 _NETWORK_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
 
 
-@dataclass(frozen=True)
-class Found:
-    """An item's folder, and its size there."""
-
-    folder: str
-    num_bytes: int
-
-
 def shut_off_network() -> None:
     """Fail every connection of this process from now on, as if there were no network. Cannot be undone."""
 
@@ -37,21 +28,22 @@ def shut_off_network() -> None:
     sys.addaudithook(refuse)
 
 
-def verify(config: Config, item: Item) -> Found:
-    """Load the item with the run's own code. Raises ConfigError for what the run would fail on."""
+def verify(config: Config, item: Item) -> dict[str, Any]:
+    """Load the item with the run's own code; return `folder` and `num_bytes`. Raises ConfigError where it fails."""
     return _verify_model(config) if item.key == "model.path" else _verify_dataset(config, item)
 
 
-def _verify_model(config: Config) -> Found:
+def _verify_model(config: Config) -> dict[str, Any]:
     tokenizer = load_tokenizer(config)
     check_context_length(config)
     stop_token_ids(config, tokenizer)
     folder = model_folder(config.model.path)
     check_weights(folder)
-    return Found(str(folder), sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()))
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {"folder": str(folder), "num_bytes": sum(file.stat().st_size for file in files)}
 
 
-def _verify_dataset(config: Config, item: Item) -> Found:
+def _verify_dataset(config: Config, item: Item) -> dict[str, Any]:
     """Load all columns, and make a prompt of the first row, for SFT a completion too."""
     dataset = dataset_of(config, item)
     items = load_items(dataset)
@@ -62,7 +54,7 @@ def _verify_dataset(config: Config, item: Item) -> Found:
     tables: list[dict[str, Any]] = getattr(items, "cache_files", [])  # of Arrow; else the rows are in the JSON file
     files = [Path(table["filename"]) for table in tables] or [Path(item.name)]
     folder = files[0] if len(files) == 1 and item.is_local else files[0].parent
-    return Found(str(folder), sum(file.stat().st_size for file in files))
+    return {"folder": str(folder), "num_bytes": sum(file.stat().st_size for file in files)}
 
 
 def check_weights(folder: Path) -> None:

@@ -13,7 +13,6 @@ import glob
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ def _verified(config: Config, item: Item) -> dict[str, Any]:
     from hpc_grpo.preflight.prefetch.verify import verify
 
     try:
-        return asdict(verify(config, item))
+        return verify(config, item)
     except (ConfigError, OSError) as error:
         return {"error": f"{item} cannot be loaded with the network off: {' '.join(str(error).split())}"}
 

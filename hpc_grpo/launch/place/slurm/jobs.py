@@ -52,9 +52,10 @@ class SlurmQueue:
 
     def end_of(self, job_id: str) -> JobEnd:
         state = self._final_state(job_id)
+        by = re.search(r"by (\d+)", state)
         return JobEnd(
             state,
-            by_user=_is_users_cancel(state),
+            by_user=state.startswith("CANCELLED") and (by is None or int(by[1]) == os.getuid()),
             at_time_limit=state.startswith("TIMEOUT"),
             lost_a_node=state.startswith("NODE_FAIL"),
         )
@@ -79,14 +80,6 @@ class SlurmQueue:
 
     def release(self, job_id: str) -> None:
         self.ask(["scontrol", "release", job_id])
-
-
-def _is_users_cancel(state: str) -> bool:
-    """Return whether a final state says that the user cancelled the job, not an administrator."""
-    if not state.startswith("CANCELLED"):
-        return False
-    by = re.search(r"by (\d+)", state)
-    return by is None or int(by[1]) == os.getuid()
 
 
 @dataclass(frozen=True)
