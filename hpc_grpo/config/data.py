@@ -1,4 +1,4 @@
-"""Section `data`: prompts, their answers and the text around them."""
+"""Sections `model` and `data`: what is trained, and the prompts, answers and text around them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from typing import Literal
 from pydantic import Field, PositiveInt
 
 from hpc_grpo.config.section import Section
+
+
+class ModelConfig(Section):
+    path: str = Field(description="Hugging Face model: a folder, or a name in the local cache.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "bfloat16", description="Precision of the forward pass, of the engines and of the published weights."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where torch sees a GPU.")
 
 
 class DatasetConfig(Section):

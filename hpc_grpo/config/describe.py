@@ -34,9 +34,8 @@ def _lines(model: BaseModel, prefix: str) -> list[str]:
             for position, item in enumerate(value):
                 lines += _lines(item, f"{key}.{position}.")
         else:
-            meaning = info.description or ""
             default = info.get_default(call_default_factory=True, validated_data={})
-            lines.append(_line(key, value, default, meaning))
+            lines.append(_line(key, value, default, info.description or ""))
     return lines
 
 

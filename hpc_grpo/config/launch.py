@@ -8,14 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-)
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from hpc_grpo.config.section import Section
 
@@ -58,16 +51,14 @@ class LaunchConfig(Section):
         description="Network interface between nodes: Ray, Gloo, NCCL (Isambard: hsn0); null: the default route's.",
     )
     python: str | None = Field(
-        None,
-        description="Python of the jobs, with hpc-grpo and Ray: an absolute path; null: the one that submits.",
+        None, description="Python of the jobs, with hpc-grpo and Ray: an absolute path; null: the one that submits."
     )
     modules: list[str] = Field(default_factory=list, description="Environment modules the job loads.")
     setup_lines: list[str] = Field(default_factory=list, description="Shell lines run before the supervisor.")
     env: dict[str, str] = Field(default_factory=dict, description="Variables set for Ray and the actors.")
     pass_env: list[str] = Field(default_factory=list, description="Further variable names to let through.")
     local_dir: str | None = Field(
-        None,
-        description="Node-local folder for Ray's temp-dir and caches; null: /tmp. Variables are expanded.",
+        None, description="Node-local folder for Ray's temp-dir and caches; null: /tmp. Variables are expanded."
     )
     object_store_gib: PositiveFloat = Field(1.0, description="Ray's object store on each node.")
     max_stalled_attempts: PositiveInt = Field(

@@ -49,7 +49,7 @@ def load_config(name: str, overrides: Iterable[str] = ()) -> Config:
 
     `key.path+=[value]` adds to the list that the files and the overrides before it give.
 
-    Raises ConfigError with the rule, the value, the valid choices and the fix.
+    Raises ConfigError.
     """
     path = find_config(name)
     values = _read_layers(path)
@@ -59,10 +59,7 @@ def load_config(name: str, overrides: Iterable[str] = ()) -> Config:
 
 
 def load_launch(name: str | None, overrides: Iterable[str] = ()) -> LaunchConfig:
-    """Load the `launch` section of a config that may lack all others, such as a site's; its defaults without a name.
-
-    Raises ConfigError as `load_config` does.
-    """
+    """Load the `launch` section of a config that may lack all others, such as a site's; its defaults without a name."""
     values = {} if name is None else _read_layers(find_config(name))
     for override in overrides:
         _apply_override(values, override)
@@ -70,12 +67,11 @@ def load_launch(name: str | None, overrides: Iterable[str] = ()) -> LaunchConfig
 
 
 def load_resolved(path: Path) -> Config:
-    """Load the resolved copy that a run directory holds. Raises ConfigError."""
+    """Load the copy that a run directory holds."""
     return _validated(_read_resolved(path), str(path))
 
 
 def load_resolved_launch(path: Path) -> LaunchConfig:
-    """Load the `launch` section of the resolved copy that a run directory holds. Raises ConfigError."""
     return _validated_launch(_read_resolved(path), str(path))
 
 
@@ -94,11 +90,7 @@ def to_yaml(config: Config) -> str:
 
 def find_config(name: str) -> Path:
     """Return the file behind a path or a name below `configs/`. Raises ConfigError with the shipped names."""
-    path = Path(name)
-    if path.is_file():
-        return path
-    candidates = [CONFIGS_DIR / name, CONFIGS_DIR / f"{name}.yaml"]
-    for candidate in candidates:
+    for candidate in (Path(name), CONFIGS_DIR / name, CONFIGS_DIR / f"{name}.yaml"):
         if candidate.is_file():
             return candidate
     shipped = sorted(str(p.relative_to(CONFIGS_DIR).with_suffix("")) for p in CONFIGS_DIR.rglob("*.yaml"))

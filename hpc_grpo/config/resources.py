@@ -44,7 +44,6 @@ class NodeDemand:
 
 
 def node_demand(config: Config, *, with_gpus: bool) -> NodeDemand:
-    """Return what the learners and engines of one node reserve."""
     placement = config.placement
     learner: Bundle = {"CPU": placement.cpus_per_learner}
     engine: Bundle = {"CPU": placement.cpus_per_engine}
@@ -65,7 +64,6 @@ def expects_gpus(config: Config) -> bool:
 
 
 def gpus_per_node(config: Config) -> int:
-    """Return the GPUs that learners and engines take on each node."""
     return node_demand(config, with_gpus=expects_gpus(config)).num_gpus
 
 

@@ -1,8 +1,8 @@
-"""Sections `rollout`, `engine` and `weights`: sampling, the engines that do it, and how they get new weights."""
+"""Sections `rollout`, `rewards`, `grading`, `engine` and `weights`: sampling, its grades, and the engines behind it."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -21,6 +21,20 @@ class RolloutConfig(Section):
     )
     logged_fraction: Fraction = Field(1.0, description="Share of groups written to rollouts/step_N.jsonl.")
     mask_truncated: bool = Field(False, description="Give completions cut by max_new_tokens no gradient.")
+
+
+class RewardConfig(Section):
+    name: str = Field(description="A reward of rewards/builtin, or module:function.")
+    weight: float = Field(1.0, description="Factor of this reward in the sum.")
+    timeout_s: PositiveFloat = Field(10.0, description="Deadline of one call (one group).")
+    args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the reward.")
+
+
+class GradingConfig(Section):
+    num_workers: PositiveInt = Field(2, description="Reward processes on each node.")
+    max_failed_fraction: Fraction = Field(
+        0.1, description="A larger share of prompts whose reward failed in a step stops the run."
+    )
 
 
 class EngineConfig(Section):

@@ -1,7 +1,4 @@
-"""Check rules that span several fields, for which a single field's type has no place.
-
-Each raises ConfigError with the rule, the values and the fix.
-"""
+"""Check rules that span several fields; each raises ConfigError with the rule, the values and the fix."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The typed configuration of a run, section by section: each lies in the file that its import names.
 
-A new section is a file beside this one and a field of `Config`.
+A new section is a class, in a file of its own or beside its kin, and a field of `Config`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,12 @@ from pathlib import Path
 
 from pydantic import Field
 
-from hpc_grpo.config.data import DataConfig
-from hpc_grpo.config.eval import EvalConfig, MetricsConfig
+from hpc_grpo.config.data import DataConfig, ModelConfig
 from hpc_grpo.config.launch import LaunchConfig, PlacementConfig
-from hpc_grpo.config.loss import LossConfig
-from hpc_grpo.config.model import ModelConfig
-from hpc_grpo.config.rewards import GradingConfig, RewardConfig
-from hpc_grpo.config.rollout import EngineConfig, RolloutConfig, WeightsConfig
-from hpc_grpo.config.run import CheckpointConfig, DeadlinesConfig, RunConfig
+from hpc_grpo.config.rollout import EngineConfig, GradingConfig, RewardConfig, RolloutConfig, WeightsConfig
+from hpc_grpo.config.run import CheckpointConfig, DeadlinesConfig, EvalConfig, MetricsConfig, RunConfig
 from hpc_grpo.config.section import Section
-from hpc_grpo.config.train import SftConfig, TrainConfig
+from hpc_grpo.config.train import LossConfig, SftConfig, TrainConfig
 from hpc_grpo.registry import ALGORITHMS
 from hpc_grpo.types import Needs
 
@@ -49,7 +45,6 @@ class Config(Section):
 
     @property
     def run_path(self) -> Path:
-        """Return the run directory, absolute."""
         return self.run.root / self.run.name
 
     @property
