@@ -46,13 +46,11 @@ def home(environ: Mapping[str, str]) -> Path:
 
 
 def hub_cache(environ: Mapping[str, str]) -> Path:
-    """Return the folder of downloaded repositories: $HF_HUB_CACHE, or its default."""
     named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
     return Path(named).expanduser() if named else home(environ) / "hub"
 
 
 def datasets_cache(environ: Mapping[str, str]) -> Path:
-    """Return the folder of prepared data sets: $HF_DATASETS_CACHE, or its default."""
     named = environ.get("HF_DATASETS_CACHE")
     return Path(named).expanduser() if named else home(environ) / "datasets"
 
@@ -94,18 +92,19 @@ def weight_files(folder: Path) -> list[Path]:
     for name in WEIGHT_FORMS:
         index = folder / f"{name}.index.json"
         if index.is_file():
-            return [folder / part for part in sorted(set(_weight_map(index).values()))]
+            try:
+                parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigError(f"{index} is no index of weights: {error!r}. Fetch it again.") from error
+            return [folder / part for part in parts]
         if (folder / name).is_file():
             return [folder / name]
     return []
 
 
 def read_header(file: Path) -> WeightsHeader:
-    """Return what a safetensors file says of its tensors, which are not read. Raises ConfigError where it is damaged.
-
-    The file starts with the header's length (8 bytes, little-endian) and the header, JSON.
-    """
-    with file.open("rb") as stream:
+    """Read a safetensors file's header and no tensors. Raises ConfigError where it is damaged."""
+    with file.open("rb") as stream:  # it starts with the header's length, 8 bytes, little-endian, then JSON
         length = int.from_bytes(stream.read(8), "little")
         text = stream.read(length) if length <= _MAX_HEADER_BYTES else b""
     try:
@@ -115,14 +114,6 @@ def read_header(file: Path) -> WeightsHeader:
     entries.pop("__metadata__", None)
     end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
     return WeightsHeader({name: tuple(entry["shape"]) for name, entry in entries.items()}, 8 + length + end)
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        found: dict[str, str] = json.loads(index.read_text())["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{index} is no index of weights: {error!r}. Fetch it again.") from error
-    return found
 
 
 def _snapshot(repository: Path) -> Path | None:

@@ -1,7 +1,6 @@
 """The two places where a run's data gets its randomness: the shuffle of an epoch and the seed of a sample.
 
-Both are pure functions of numbers that a checkpoint holds, so a resumed run sees what the killed one would
-have seen.
+Both are pure functions of numbers that a checkpoint holds: a resumed run sees what the killed one would have seen.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Data sets: a .jsonl or .json file, a folder of a saved data set, or a name on the hub.
 
-Consumes a `DatasetConfig`; produces items, an indexable sequence of dicts whose named columns exist. Every
-mistake in a file is one ConfigError that says where it is.
+Consumes a `DatasetConfig`; produces items, an indexable sequence of dicts whose named columns exist.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The streams a run trains on, prompts or demonstrations: pure functions of (seed, epoch, ordinal).
 
-Consumes items and a tokenizer; produces the `Prompt` or `Demonstration` of any ordinal, in any order, as often as
-asked. A stream keeps no cursor: which ordinals were used is the caller's to remember, so a resumed run needs nothing
-from here. Construction tokenizes every item once, so that one that does not fit is found now and not at step 1000.
+A stream keeps no cursor: which ordinals were used is the caller's to remember, so a resumed run needs nothing from
+here. Construction tokenizes every item once, so that one that does not fit is found now and not at step 1000.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 
 from hpc_grpo.config import Config
 from hpc_grpo.data.seeds import epoch_permutation
-from hpc_grpo.data.sources import Item, Items, completion_text
+from hpc_grpo.data.sources import Items, completion_text
 from hpc_grpo.data.templates import PromptTemplate, Tokenizer, encode_completions
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import Demonstration, Prompt
@@ -34,38 +33,34 @@ _NUM_CACHED_EPOCHS = 2
 
 
 class EpochOrder:
-    """Maps ordinals to the `num_items` items of an epoch. Ordinals count from 0 over the whole run."""
+    """Maps ordinals, which count from 0 over the whole run, to the `items` (their numbers) of an epoch."""
 
-    def __init__(self, num_items: int, seed: int, shuffle: bool) -> None:
-        self._num_items = num_items
+    def __init__(self, items: NDArray[np.int64], seed: int, shuffle: bool) -> None:
+        self._items = items
         self._seed = seed
         self._shuffle = shuffle
         self._permutations: dict[int, NDArray[np.int64]] = {}
 
     def __len__(self) -> int:
-        return self._num_items
+        return len(self._items)
 
-    def epoch_of(self, ordinal: int) -> int:
+    def find(self, ordinal: int) -> tuple[int, int]:
+        """Return the epoch and the number of the item at `ordinal`. Raises ValueError for a negative one."""
         if ordinal < 0:
             raise ValueError(f"ordinal = {ordinal}: ordinals count from 0.")
-        return ordinal // self._num_items
-
-    def index_of(self, ordinal: int) -> int:
-        epoch, place = self.epoch_of(ordinal), ordinal % self._num_items
-        return int(self._permutation(epoch)[place]) if self._shuffle else place
+        epoch, place = divmod(ordinal, len(self._items))
+        return epoch, int(self._items[self._permutation(epoch)[place] if self._shuffle else place])
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._permutations:
             while len(self._permutations) >= _NUM_CACHED_EPOCHS:
                 del self._permutations[min(self._permutations)]
-            self._permutations[epoch] = epoch_permutation(self._num_items, self._seed, epoch)
+            self._permutations[epoch] = epoch_permutation(len(self._items), self._seed, epoch)
         return self._permutations[epoch]
 
 
 class PromptStream:
     """Prompts of `data.train` by ordinal, or with `for_eval` those of `data.eval`, which are never shuffled.
-
-    Token ids are not kept, they are made again when asked for.
 
     Raises ConfigError for a prompt longer than `data.max_prompt_tokens`, unless `data.drop_long_prompts`;
     then `num_dropped` counts them, and it is an error only when nothing is left.
@@ -79,33 +74,20 @@ class PromptStream:
         self._template = PromptTemplate(config.data, self._dataset, tokenizer)
         rule = LengthRule("data.max_prompt_tokens", config.data.max_prompt_tokens, self._dataset.path)
         every_item = np.arange(len(items), dtype=np.int64)
-        self._kept = fitting_items(every_item, self._num_tokens, rule, config.data.drop_long_prompts)
-        self.num_dropped = len(items) - len(self._kept)
-        self._order = EpochOrder(len(self._kept), seed, config.data.shuffle and not for_eval)
+        kept = fitting_items(every_item, self._num_tokens, rule, config.data.drop_long_prompts)
+        self.num_dropped = len(items) - len(kept)
+        self._order = EpochOrder(kept, seed, config.data.shuffle and not for_eval)
 
     def __len__(self) -> int:
-        """Count the prompts of one epoch."""
         return len(self._order)
 
-    def epoch_of(self, ordinal: int) -> int:
-        return self._order.epoch_of(ordinal)
-
     def prompt(self, ordinal: int) -> Prompt:
-        number = int(self._kept[self._order.index_of(ordinal)])
-        item = self._items[number]
+        epoch, number = self._order.find(ordinal)
+        item, answer_field = self._items[number], self._dataset.answer_field
         text = self._template.render(item, number)
         [token_ids] = self._template.encode([text])
-        return Prompt(
-            ordinal=ordinal,
-            epoch=self.epoch_of(ordinal),
-            token_ids=tuple(token_ids),
-            text=text,
-            fields=self._fields(item),
-        )
-
-    def _fields(self, item: Item) -> Item:
-        answer_field = self._dataset.answer_field
-        return dict(item) if answer_field is None else {**item, "answer": item[answer_field]}
+        fields = dict(item) if answer_field is None else {**item, "answer": item[answer_field]}
+        return Prompt(ordinal, epoch, tuple(token_ids), text, fields)
 
     def _num_tokens(self, numbers: list[int]) -> list[int]:
         texts = [self._template.render(self._items[number], number) for number in numbers]
@@ -130,27 +112,18 @@ class DemonstrationStream:
         whole_rule = LengthRule("train.max_tokens_per_microbatch", config.train.max_tokens_per_microbatch, path)
         every_item = np.arange(len(items), dtype=np.int64)
         fitting = fitting_items(every_item, self._num_prompt_tokens, prompt_rule, drop)
-        self._kept = fitting_items(fitting, self._num_tokens, whole_rule, drop)
-        self.num_dropped = len(items) - len(self._kept)
-        self._order = EpochOrder(len(self._kept), seed, config.data.shuffle)
+        kept = fitting_items(fitting, self._num_tokens, whole_rule, drop)
+        self.num_dropped = len(items) - len(kept)
+        self._order = EpochOrder(kept, seed, config.data.shuffle)
 
     def __len__(self) -> int:
-        """Count the demonstrations of one epoch."""
         return len(self._order)
 
-    def epoch_of(self, ordinal: int) -> int:
-        return self._order.epoch_of(ordinal)
-
     def demonstration(self, ordinal: int) -> Demonstration:
-        number = int(self._kept[self._order.index_of(ordinal)])
+        epoch, number = self._order.find(ordinal)
         [prompt_ids] = self._prompt_ids([number])
         [completion_ids] = self._completion_ids([number])
-        return Demonstration(
-            ordinal=ordinal,
-            epoch=self.epoch_of(ordinal),
-            prompt_token_ids=tuple(prompt_ids),
-            completion_token_ids=tuple(completion_ids),
-        )
+        return Demonstration(ordinal, epoch, tuple(prompt_ids), tuple(completion_ids))
 
     def _num_prompt_tokens(self, numbers: list[int]) -> list[int]:
         return [len(ids) for ids in self._prompt_ids(numbers)]
@@ -163,10 +136,8 @@ class DemonstrationStream:
         return self._template.encode([self._template.render(self._items[number], number) for number in numbers])
 
     def _completion_ids(self, numbers: list[int]) -> list[list[int]]:
-        return encode_completions(self._tokenizer, [self._completion(number) for number in numbers])
-
-    def _completion(self, number: int) -> str:
-        return completion_text(self._config, self._items[number], number)
+        texts = [completion_text(self._config, self._items[number], number) for number in numbers]
+        return encode_completions(self._tokenizer, texts)
 
 
 @dataclass(frozen=True)
@@ -205,12 +176,6 @@ def fitting_items(
             f"dropping them leaves nothing. Raise {rule.key}."
         )
     if num_dropped:
-        _log.warning(
-            "Dropped %d of %d items of %s: longer than %s = %d tokens.",
-            num_dropped,
-            len(candidates),
-            rule.path,
-            rule.key,
-            rule.max_tokens,
-        )
+        counts = f"{num_dropped} of {len(candidates)} items of {rule.path}"
+        _log.warning("Dropped %s: longer than %s = %d tokens.", counts, rule.key, rule.max_tokens)
     return np.asarray(kept, dtype=np.int64)

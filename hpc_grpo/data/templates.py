@@ -1,7 +1,7 @@
 """Templates: from an item to the prompt that the model sees, as text and as token ids.
 
-Consumes items and a tokenizer; produces text and token ids. Raises ConfigError at construction when config
-and tokenizer do not fit together, and for an item whose prompt cannot be rendered.
+Raises ConfigError at construction when config and tokenizer do not fit together, and for an item whose prompt cannot be
+rendered.
 """
 
 from __future__ import annotations
@@ -39,10 +39,6 @@ class PromptTemplate:
         self._config = config
         self._dataset = dataset
         self._tokenizer = tokenizer
-        self._check()
-
-    def _check(self) -> None:
-        config = self._config
         if _PLACEHOLDER not in config.prompt_format:
             raise ConfigError(f"data.prompt_format = {config.prompt_format!r} must contain {_PLACEHOLDER}.")
         if config.template == "plain":
@@ -50,15 +46,15 @@ class PromptTemplate:
                 raise ConfigError(
                     "data.system_prompt needs data.template = chat. With plain, write it into data.prompt_format."
                 )
-            if self._dataset.messages_field is not None:
+            if dataset.messages_field is not None:
                 raise ConfigError("messages_field needs data.template = chat. With plain, use prompt_field.")
             return
-        if not self._tokenizer.chat_template:
+        if not tokenizer.chat_template:
             raise ConfigError(
                 "data.template = chat, but the model's tokenizer has no chat template. "
                 "Set data.template = plain, or use a tokenizer with one."
             )
-        if self._dataset.messages_field is not None and config.prompt_format != _PLACEHOLDER:
+        if dataset.messages_field is not None and config.prompt_format != _PLACEHOLDER:
             raise ConfigError("data.prompt_format applies to prompt_field; with messages_field leave it unset.")
 
     def render(self, item: Mapping[str, Any], number: int) -> str:
@@ -76,7 +72,6 @@ class PromptTemplate:
         return str(text)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokenize rendered prompts."""
         if self._config.template == "chat":
             # The template wrote the special tokens already.
             return _token_ids(self._tokenizer, texts, add_special_tokens=False)

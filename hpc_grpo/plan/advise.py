@@ -10,7 +10,6 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_grpo.config import Config
 from hpc_grpo.plan.fit import Plan, make_plan
 from hpc_grpo.plan.memory import ENGINE_GPU
 from hpc_grpo.plan.model import FAMILY, family_model
@@ -33,7 +32,6 @@ class Change:
 
     @property
     def text(self) -> str:
-        """Write the settings as words of a command line."""
         pairs = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in self.settings)
         return " ".join(f"{key}={value}" for key, value in pairs)
 
@@ -52,35 +50,31 @@ def changes_that_fit(plan: Plan) -> list[Change]:
 
 def largest_models(plan: Plan) -> list[tuple[str, Plan]]:
     """Return each known size with its plan under the same settings, in ascending order."""
-    plans = ((size, make_plan(family_model(size), plan.config, plan.num_nodes, plan.hardware)) for size in FAMILY)
-    return list(plans)
+    return [(size, make_plan(family_model(size), plan.config, plan.num_nodes, plan.hardware)) for size in FAMILY]
 
 
-def with_settings(config: Config, settings: Settings) -> Config:
-    """Return the config with `section.key` values replaced, not validated."""
+def _with(plan: Plan, settings: Settings, num_nodes: int) -> Plan:
+    """Plan with `section.key` values replaced, not validated."""
+    config = plan.config
     for path, value in settings:
         section, key = path.split(".")
         changed = getattr(config, section).model_copy(update={key: value})
         config = config.model_copy(update={section: changed})
-    return config
+    return make_plan(plan.model, config, num_nodes, plan.hardware)
 
 
 def _candidates(plan: Plan) -> list[Settings]:
     """List changes worth trying, those first that cost least."""
     config = plan.config
     train, wider = config.train, _wider_engines(plan)
+    has_large_store = config.launch.object_store_gib > _LEAST_OBJECT_STORE_GIB
+    holds_several = config.needs.rollouts and train.max_tokens_per_microbatch > config.max_model_len
     possible: list[tuple[bool, Settings]] = [
         (config.weights.num_buffers > 1, (("weights.num_buffers", 1),)),
-        (
-            config.launch.object_store_gib > _LEAST_OBJECT_STORE_GIB,
-            (("launch.object_store_gib", _LEAST_OBJECT_STORE_GIB),),
-        ),
+        (has_large_store, (("launch.object_store_gib", _LEAST_OBJECT_STORE_GIB),)),
         (train.gradient_checkpointing is False, (("train.gradient_checkpointing", True),)),
         (train.zero_stage < 3, (("train.zero_stage", 3),)),
-        (
-            config.needs.rollouts and train.max_tokens_per_microbatch > config.max_model_len,
-            (("train.max_tokens_per_microbatch", config.max_model_len),),
-        ),
+        (holds_several, (("train.max_tokens_per_microbatch", config.max_model_len),)),
         (train.offload_optimizer == "none", (("train.offload_optimizer", "cpu"),)),
         (bool(wider), wider),
         (config.needs.reference, (("loss.kl_coef", 0.0),)),
@@ -115,10 +109,6 @@ def _wider_engines(plan: Plan) -> Settings:
     if not plan.config.needs.rollouts or engine.engines_per_node < 2 or plan.model.shape.num_heads % wider:
         return ()
     return ("engine.tensor_parallel", wider), ("engine.engines_per_node", engine.engines_per_node // 2)
-
-
-def _with(plan: Plan, settings: Settings, num_nodes: int) -> Plan:
-    return make_plan(plan.model, with_settings(plan.config, settings), num_nodes, plan.hardware)
 
 
 def shortfall(plan: Plan) -> str:

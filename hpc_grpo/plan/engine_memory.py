@@ -59,7 +59,10 @@ def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int, tensor_parallel: int
 def engine_budget(model: Model, config: Config, hardware: Hardware) -> tuple[MemoryBudget, KvCache]:
     """Return one GPU of one engine; its cache holds at least one sequence of full length, whether it fits or not."""
     engine, given_gib = config.engine, kv_cache_gib(config, on_gpu=True)
-    parts = [*model_parts(model, config), _runtime_part(config)]
+    runtime = Part("CUDA context and graphs", CONTEXT_BYTES + CUDA_GRAPH_BYTES, "assumed")
+    if engine.enforce_eager:
+        runtime = Part("CUDA context", CONTEXT_BYTES, "assumed")
+    parts = [*model_parts(model, config), runtime]
     per_token = kv_bytes_per_token(model.shape, DTYPE_BYTES[config.model.dtype], engine.tensor_parallel)
     limit = int(hardware.gpu_bytes * (1.0 if given_gib else engine.gpu_memory_utilization))
     needed = per_token * (config.max_model_len + BLOCK_TOKENS)
@@ -75,7 +78,6 @@ def engine_budget(model: Model, config: Config, hardware: Hardware) -> tuple[Mem
 
 
 def cpu_kv_cache(model: Model, config: Config) -> KvCache:
-    """Return the cache of an engine on CPU, which has a fixed size."""
     num_bytes = int((kv_cache_gib(config, on_gpu=False) or 0) * GIB)
     per_token = kv_bytes_per_token(model.shape, DTYPE_BYTES[config.model.dtype], config.engine.tensor_parallel)
     return KvCache(num_bytes, per_token, config.max_model_len)
@@ -92,9 +94,3 @@ def model_parts(model: Model, config: Config) -> list[Part]:
         Part(f"weights ({config.model.dtype})", b * model.num_parameters // parallel, "b P / tensor_parallel"),
         Part("largest batch, sampling", forward + sampling, "b (4 d + 3 f / tensor_parallel) 2048 + 16 S V"),
     ]
-
-
-def _runtime_part(config: Config) -> Part:
-    if config.engine.enforce_eager:
-        return Part("CUDA context", CONTEXT_BYTES, "assumed")
-    return Part("CUDA context and graphs", CONTEXT_BYTES + CUDA_GRAPH_BYTES, "assumed")

@@ -37,7 +37,6 @@ class Plan:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Say what does not fit; nothing when all does."""
         found = [
             f"{budget.device}: {budget.num_bytes / GIB:.1f} GiB needed, {budget.capacity_bytes / GIB:.1f} GiB there"
             for budget in self.budgets
@@ -68,12 +67,7 @@ class Plan:
 
 
 def plan_of(
-    config: Config,
-    environ: Mapping[str, str],
-    hardware: Hardware,
-    *,
-    nodes: int | None = None,
-    size: str | None = None,
+    config: Config, environ: Mapping[str, str], hardware: Hardware, *, nodes: int | None = None, size: str | None = None
 ) -> Plan:
     """Plan `config` on `nodes`, else on its own, with the shape of `size`, else of its model.path.
 

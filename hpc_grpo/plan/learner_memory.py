@@ -86,8 +86,7 @@ def communication_part(model: Model, config: Config) -> Part:
     """
     stage, b = config.train.zero_stage, DTYPE_BYTES[config.model.dtype]
     bucket, p = REDUCE_BUCKET_ELEMENTS, model.num_parameters
-    is_in_place = stage == 1 and b == 2 and config.train.offload_optimizer == "none"
-    if is_in_place:
+    if stage == 1 and b == 2 and config.train.offload_optimizer == "none":
         return Part("communication buffers", 0, "0")
     if stage == 3:
         total = 4 * bucket + 4 * min(bucket, p) + b * min(MAX_LIVE_ELEMENTS, p)

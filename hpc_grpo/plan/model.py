@@ -119,7 +119,12 @@ def read_model(path: str, environ: Mapping[str, str]) -> Model:
         folder = find_model(path, environ)
     except ConfigError as error:
         raise ConfigError(f"{error} Or plan with the shape of a known size: --size {' | '.join(FAMILY)}.") from error
-    settings = _read_json(folder / "config.json")
+    try:
+        settings = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder / 'config.json'} cannot be read as JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{folder / 'config.json'} must hold a JSON object.")
     shape = read_shape(settings, path)
     counted = count_parameters(folder, is_tied=shape.has_tied_embeddings)
     if counted is not None:
@@ -170,13 +175,3 @@ def count_parameters(folder: Path, *, is_tied: bool) -> int | None:
     if is_tied and len(shapes) > 1:
         shapes.pop("lm_head.weight", None)
     return sum(prod(shape) for shape in shapes.values())
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold a JSON object.")
-    return values

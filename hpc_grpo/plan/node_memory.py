@@ -1,8 +1,4 @@
-"""Add up a node's host memory, and shared memory (/dev/shm) as a part of it.
-
-Every learner writes to the same host memory as the weight store, Ray and the engines' processes: only their sum says
-whether a node has enough.
-"""
+"""Add up a node's host memory, and shared memory (/dev/shm) as a part of it."""
 
 from __future__ import annotations
 

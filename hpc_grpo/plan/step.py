@@ -84,7 +84,6 @@ class MeasuredSteps:
 
 
 def workload(plan: Plan) -> Workload:
-    """Return the sequences and tokens of a step, and each engine's and learner's share of them."""
     config, cache = plan.config, plan.kv_cache
     if cache is None:
         return Workload(config.sft.batch_size, None, None, 0, 0, None)
@@ -152,7 +151,7 @@ def read_measured_steps(config: Config) -> MeasuredSteps | None:
 def measured_steps(
     metrics: Mapping[int, Mapping[str, Any]], nodes_by_attempt: Mapping[int, int], total_steps: int | None
 ) -> MeasuredSteps | None:
-    """Return the newest attempt's steps in `metrics` (of metrics.jsonl, by step); None when none was measured."""
+    """Return the newest attempt's steps in `metrics` (by step); None when none was measured."""
     timed = {step: line for step, line in metrics.items() if step > 0 and math.isfinite(line.get(_STEP_TIME, math.nan))}
     if not timed:
         return None

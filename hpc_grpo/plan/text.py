@@ -30,7 +30,6 @@ _LINE_WIDTH = 100
 
 
 def plan_text(plan: Plan, measured: MeasuredSteps | None) -> str:
-    """Return everything that `hpc-grpo plan` prints."""
     sections = [_head(plan), *map(_budget, plan.budgets), _verdict(plan), _step(plan), _sizes(plan)]
     return "\n\n".join("\n".join(section) for section in (*sections, _time(plan, measured))) + "\n"
 
@@ -41,9 +40,8 @@ def plan_or_reason(config: Config, environ: Mapping[str, str]) -> str:
         text = plan_text(plan_of(config, environ, GH200), read_measured_steps(config))
     except ConfigError as error:
         return f"No plan: {' '.join(str(error).split())}\n"
-    gpu_gib, host_gib = GH200.gpu_bytes // GIB, GH200.host_bytes // GIB
-    assumed = f"{gpu_gib} GiB on each GPU and {host_gib} GiB of a node's memory; `hpc-grpo plan` takes other values"
-    return f"Plan, assuming {assumed}.\n\n{text}"
+    assumed = f"{GH200.gpu_bytes // GIB} GiB on each GPU and {GH200.host_bytes // GIB} GiB of a node's memory"
+    return f"Plan, assuming {assumed}; `hpc-grpo plan` takes other values.\n\n{text}"
 
 
 def _head(plan: Plan) -> Iterator[str]:
@@ -57,8 +55,8 @@ def _head(plan: Plan) -> Iterator[str]:
         f"ZeRO-{train.zero_stage}, offload {train.offload_optimizer}, gradient checkpointing {checkpointing}, "
         f"{train.max_tokens_per_microbatch:,} tokens a microbatch" + ("" if on_gpu else ", on CPU")
     )
-    learners_text = counted(plan.num_learners, "learner")
-    yield f"P = {plan.model.num_parameters / 1e9:.3f}e9 parameters, W = {learners_text}; all symbols: docs/memory.md"
+    billions, workers = plan.model.num_parameters / 1e9, counted(plan.num_learners, "learner")
+    yield f"P = {billions:.3f}e9 parameters, W = {workers}; all symbols: docs/memory.md"
 
 
 def _budget(budget: MemoryBudget) -> Iterator[str]:

@@ -72,7 +72,7 @@ def test_eval_has_its_own_columns_and_no_shuffle(tokenizer: Any) -> None:
 
 def test_negative_ordinal_is_refused(tokenizer: Any) -> None:
     with pytest.raises(ValueError, match="count from 0"):
-        PromptStream(make_config(), ITEMS, tokenizer, 0).epoch_of(-1)
+        PromptStream(make_config(), ITEMS, tokenizer, 0).prompt(-1)
 
 
 def test_long_prompt_is_an_error_that_names_it(tokenizer: Any) -> None:
