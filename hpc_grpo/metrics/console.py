@@ -54,8 +54,7 @@ class _LivePanel:
         self._live = Live(Text(f"{title}: starting"), console=console, auto_refresh=False)
         before = (sys.stdout, sys.stderr)
         self._live.start()
-        # Log handlers hold the stream they were made with and would write into the panel: give them the
-        # stream rich has put in its place.
+        # Log handlers hold the stream they were made with and would write into the panel: give them rich's.
         self._moved = _move_log_handlers(dict(zip(before, (sys.stdout, sys.stderr), strict=True)))
 
     def show(self, record: StepRecord) -> None:
@@ -91,9 +90,7 @@ class _LivePanel:
         return numbers
 
 
-def _move_log_handlers(
-    replacements: dict[TextIO, TextIO],
-) -> list[tuple[logging.StreamHandler[TextIO], TextIO]]:
+def _move_log_handlers(replacements: dict[TextIO, TextIO]) -> list[tuple[logging.StreamHandler[TextIO], TextIO]]:
     """Point the root logger's stream handlers at the replacements; returns each with its former stream."""
     moved = []
     for handler in logging.getLogger().handlers:
@@ -105,8 +102,7 @@ def _move_log_handlers(
 
 def plain_line(record: StepRecord) -> str:
     """Return one line for a log: place in the run, the numbers a reader looks for first, and where the time went."""
-    numbers = [f"{label} {value}" for label, value in headline(record)]
-    line = " ".join([position(record), *numbers])
+    line = " ".join([position(record), *(f"{label} {value}" for label, value in headline(record))])
     shares = " ".join(f"{name} {share:.0%}" for name, share in time_shares(record.metrics).items())
     return f"{line} | {shares}" if shares else line
 

@@ -10,19 +10,6 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Sum:
-    """Adds up over ranks."""
-
-    value: float
-
-    def merged(self, other: Sum) -> Sum:
-        return Sum(self.value + other.value)
-
-    def result(self) -> float:
-        return self.value
-
-
-@dataclass(frozen=True)
 class Mean:
     """Divides `total` by `count` items; a mean of nothing is 0.0 by convention."""
 
@@ -38,8 +25,6 @@ class Mean:
 
 @dataclass(frozen=True)
 class Max:
-    """Keeps the largest over ranks."""
-
     value: float
 
     def merged(self, other: Max) -> Max:
@@ -49,7 +34,7 @@ class Max:
         return self.value
 
 
-Reduction = Sum | Mean | Max
+Reduction = Mean | Max
 
 
 def merge(parts: Iterable[Mapping[str, Reduction]]) -> dict[str, float]:
@@ -63,15 +48,10 @@ def merge(parts: Iterable[Mapping[str, Reduction]]) -> dict[str, float]:
     merged: dict[str, Reduction] = {}
     for part in parts:
         for name, reduction in part.items():
-            merged[name] = _merge_two(name, merged[name], reduction) if name in merged else reduction
+            if name in merged and type(merged[name]) is not type(reduction):
+                raise TypeError(
+                    f"metric {name!r} is a {type(merged[name]).__name__} on one rank, a {type(reduction).__name__} on "
+                    f"another"
+                )
+            merged[name] = merged[name].merged(reduction) if name in merged else reduction  # type: ignore[arg-type]
     return {name: reduction.result() for name, reduction in merged.items()}
-
-
-def _merge_two(name: str, left: Reduction, right: Reduction) -> Reduction:
-    match left, right:
-        case (Sum(), Sum()) | (Mean(), Mean()) | (Max(), Max()):
-            return left.merged(right)  # type: ignore[arg-type]
-        case _:
-            raise TypeError(
-                f"metric {name!r} is a {type(left).__name__} on one rank, a {type(right).__name__} on another"
-            )

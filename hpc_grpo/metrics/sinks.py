@@ -120,8 +120,7 @@ class WandbSink:
                 config=config.model_dump(mode="json"),
                 settings=wandb.Settings(console="off", silent=True, init_timeout=_WANDB_INIT_TIMEOUT_S),
             )
-            # Steps trained again after a resume are logged again; W&B's own step may only grow, so it would
-            # drop them.
+            # W&B's own step may only grow: it would drop the steps trained again after a resume.
             self._run.define_metric("*", step_metric="step")
         except self._failures as error:
             self._give_up(error)
@@ -152,7 +151,6 @@ class WandbSink:
 
 
 def wandb_run_id(run_dir: RunDir) -> str:
-    """Return the run's W&B id; made on first use."""
     if not run_dir.wandb_id.exists():
         write_atomic(run_dir.wandb_id, secrets.token_hex(4) + "\n")
     return run_dir.wandb_id.read_text().strip()

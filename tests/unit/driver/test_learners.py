@@ -7,7 +7,7 @@ import pytest
 from hpc_grpo.driver.batches import Batch, TrainItem
 from hpc_grpo.driver.learners import LearnerGroup
 from hpc_grpo.learner.actor import RemoteGroup
-from hpc_grpo.metrics.reductions import Sum
+from hpc_grpo.metrics.reductions import Mean
 from tests.support.ray_futures import Reference, answered
 
 
@@ -20,7 +20,7 @@ class FakeLearner:
 
     def remote(self, minibatches: Any) -> Reference:
         self.told = minibatches
-        return answered({"count": Sum(1.0)})
+        return answered({"items": Mean(len(minibatches[0].items))})
 
 
 def item(name: str, num_tokens: int) -> TrainItem:
@@ -32,7 +32,7 @@ def test_a_step_is_split_by_tokens_and_every_learner_is_told_the_tokens_of_all()
     learners = [FakeLearner(), FakeLearner()]
     first = [item("a", 50), item("b", 10), item("c", 30)]
     batch = Batch([first, [item("d", 7)]], range(4), {})
-    assert LearnerGroup(learners).train(batch) == {"count": 2.0}
+    assert LearnerGroup(learners).train(batch) == {"items": 1.5}
     shares = [[[each.samples for each in minibatch.items] for minibatch in learner.told] for learner in learners]
     assert shares == [[["a"], ["d"]], [["b", "c"], []]]
     assert [[minibatch.num_valid_tokens for minibatch in learner.told] for learner in learners] == [[90, 7]] * 2

@@ -2,19 +2,19 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_grpo.metrics.reductions import Max, Mean, Sum, merge
+from hpc_grpo.metrics.reductions import Max, Mean, merge
 
 
 def test_merge_weighs_means_by_their_counts() -> None:
     ranks = [
-        {"loss": Mean(10.0, 4), "worst": Max(-3.0), "tokens": Sum(5.0)},
-        {"loss": Mean(2.0, 2), "worst": Max(-1.0), "tokens": Sum(7.0)},
+        {"loss": Mean(10.0, 4), "worst": Max(-3.0)},
+        {"loss": Mean(2.0, 2), "worst": Max(-1.0)},
     ]
-    assert merge(ranks) == {"loss": 2.0, "worst": -1.0, "tokens": 12.0}
+    assert merge(ranks) == {"loss": 2.0, "worst": -1.0}
 
 
 def test_a_rank_may_lack_a_name_and_an_empty_mean_is_zero() -> None:
-    assert merge([{"a": Mean(0.0, 0)}, {"b": Sum(1.0)}]) == {"a": 0.0, "b": 1.0}
+    assert merge([{"a": Mean(0.0, 0)}, {"b": Max(1.0)}]) == {"a": 0.0, "b": 1.0}
     assert merge([]) == {}
 
 
