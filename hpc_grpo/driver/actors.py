@@ -1,8 +1,7 @@
 """The run's actors: learners, engines and graders on every node, reserved together and started side by side.
 
-Consumes the config and the nodes Ray knows; produces connected actors, or a ConfigError that says what does not fit a
-node. Each node has one Ray placement group: learners first, then engines. A node's actors are created all at once,
-because importing vLLM and torch is most of the time until the first step.
+Consumes the config and the nodes Ray knows; produces connected actors. Each node has one Ray placement group. A node's
+actors are created all at once, because importing vLLM and torch is most of the time until the first step.
 """
 
 from __future__ import annotations
@@ -59,16 +58,9 @@ class NodeSlots:
     def engine_options(self, index: int) -> dict[str, Any]:
         return self._options(self.engine_bundles[index], len(self.learner_bundles) + index)
 
-    def grader_options(self) -> dict[str, Any]:
-        return {"num_cpus": 0, "resources": {f"node:{self.address}": _PIN}}
-
     def _options(self, bundle: Bundle, index: int) -> dict[str, Any]:
         strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
-        return {
-            "num_cpus": bundle["CPU"],
-            "num_gpus": bundle.get("GPU", 0),
-            "scheduling_strategy": strategy,
-        }
+        return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "scheduling_strategy": strategy}
 
 
 def uses_cuda(config: Config) -> bool:
@@ -81,8 +73,7 @@ def uses_cuda(config: Config) -> bool:
 def reserve_nodes(config: Config) -> list[NodeSlots]:
     """Reserve every node of the cluster, the head first, the others by address.
 
-    Raises ConfigError when a node is too small, NodesUnavailableError when a node is gone, LaunchError when Ray does
-    not grant the reservation.
+    Raises ConfigError for a node too small, NodesUnavailableError for one that is gone, LaunchError when Ray refuses.
     """
     nodes = sorted(
         (node for node in ray.nodes() if node["Alive"]),
@@ -106,8 +97,8 @@ def _reserve(config: Config, address: str, resources: Mapping[str, float]) -> No
     if uses_cuda(config) and not with_gpus:
         raise ConfigError(_no_gpus(config, address))
     demand = node_demand(config, with_gpus=with_gpus)
-    available = {"num_gpus": resources.get("GPU", 0), "num_cpus": resources.get("CPU", 0)}
-    check_fits(config, f"Node {address}", demand, **available)
+    num_gpus, num_cpus = resources.get("GPU", 0), resources.get("CPU", 0)
+    check_fits(config, f"Node {address}", demand, num_gpus=num_gpus, num_cpus=num_cpus)
     pinned = [{**bundle, f"node:{address}": _PIN} for bundle in demand.bundles]
     group = placement_group(pinned, strategy="STRICT_PACK")
     return NodeSlots(address, group, demand.learners, demand.engines)
@@ -126,23 +117,10 @@ def _no_gpus(config: Config, address: str) -> str:
     )
 
 
-@dataclass(frozen=True)
-class NodeWorkers:
-    learners: Sequence[Any]
-    engines: Sequence[RemoteEngine]
-    grader: Any
-
-
 class Workers:
     """All actors of the run, created at once; `start` waits for them."""
 
-    def __init__(
-        self,
-        config: Config,
-        slots: Sequence[NodeSlots],
-        inputs: Inputs,
-        total_optimizer_steps: int,
-    ) -> None:
+    def __init__(self, config: Config, slots: Sequence[NodeSlots], inputs: Inputs, total_optimizer_steps: int) -> None:
         self._config = config
         self._on_gpu = uses_cuda(config)
         self._inputs = inputs
@@ -151,7 +129,7 @@ class Workers:
         tokenizer = ray.put(inputs.tokenizer)
         ranks = itertools.count()
         self._nodes = [
-            NodeWorkers(self._learners(slot, ranks), self._engines(slot), self._grader(slot, tokenizer))
+            NodeMembers(self._learners(slot, ranks), self._engines(slot), self._grader(slot, tokenizer))
             for slot in slots
         ]
         self.learners = LearnerGroup([learner for node in self._nodes for learner in node.learners])
@@ -164,13 +142,12 @@ class Workers:
 
     def connect_weights(self) -> WeightSync:
         """Form the groups that publish. Raises ConfigError when learners and engines mean different parameters."""
-        return WeightSync(self._config, [NodeMembers(node.learners, node.engines) for node in self._nodes])
+        return WeightSync(self._config, self._nodes)
 
     def rollout_pool(self, weights: WeightSync) -> RolloutPool:
         """Put the engines and graders to work; `weights` bring an engine that takes a dead one's place up to date."""
         # Node by node in turn, so that neighbouring ordinals spread over nodes.
-        engines_by_node = [node.engines for node in self._nodes]
-        engines = [engine for rank in zip(*engines_by_node, strict=True) for engine in rank]
+        engines = [engine for rank in zip(*(node.engines for node in self._nodes), strict=True) for engine in rank]
         return RolloutPool(engines, [node.grader for node in self._nodes], weights.revive)
 
     def _learners(self, slot: NodeSlots, ranks: Iterator[int]) -> list[Any]:
@@ -191,25 +168,24 @@ class Workers:
         ]
 
     def _start_engine(self, slot: NodeSlots, index: int) -> Any:
-        environment = engine_environment(self._config, on_gpu=self._on_gpu)
-        options = {**slot.engine_options(index), "runtime_env": {"env_vars": environment}}
-        actor = ray.remote(Engine).options(**options)
+        environment = {"env_vars": engine_environment(self._config, on_gpu=self._on_gpu)}
+        actor = ray.remote(Engine).options(**slot.engine_options(index), runtime_env=environment)
         return actor.remote(self._config, self._inputs.stop_token_ids, on_gpu=self._on_gpu)
 
     def _grader(self, slot: NodeSlots, tokenizer: Any) -> Any:
         if not slot.engine_bundles:
             return None
-        options = {**slot.grader_options(), "max_concurrency": _MAX_GROUPS_PER_GRADER}
-        return ray.remote(Grader).options(**options).remote(self._config, tokenizer)
+        pinned = {f"node:{slot.address}": _PIN}
+        actor = ray.remote(Grader).options(num_cpus=0, resources=pinned, max_concurrency=_MAX_GROUPS_PER_GRADER)
+        return actor.remote(self._config, tokenizer)
 
     def _learner_environment(self) -> dict[str, str]:
         # On a GPU node they run the optimizer of an offloading learner, whose cores nobody else wants.
         threads = str(self._config.train.num_threads or (_GPU_LEARNER_THREADS if self._on_gpu else 1))
-        accelerator = "cuda" if self._on_gpu else "cpu"
         return {
             "OMP_NUM_THREADS": threads,
             # Threads that spin for long take the cores that engines need; ones that never do train half as fast.
             "GOMP_SPINCOUNT": "10000",
-            "DS_ACCELERATOR": accelerator,
+            "DS_ACCELERATOR": "cuda" if self._on_gpu else "cpu",
             "TORCH_CPP_LOG_LEVEL": "ERROR",
         }

@@ -1,7 +1,6 @@
 """The batches that steps train on, as items for the learners: groups of rollouts, or demonstrations.
 
-Consumes graded groups or the demonstration stream; produces a `Batch` per step. Token arrays of rollouts stay in the
-object store: an item refers to them. Rollouts wait for engines and graders; demonstrations for nothing.
+Token arrays of rollouts stay in the object store: an item refers to them. Rollouts wait for engines and graders.
 """
 
 from __future__ import annotations
@@ -49,11 +48,8 @@ class Batches(Protocol):
 
     def start(self, policy_version: int) -> None:
         """Begin whatever may begin now that engines hold this version."""
-        ...
 
-    def take_step(self, policy_version: int, timer: StepTimer) -> Batch:
-        """Wait for the next step's batch."""
-        ...
+    def take_step(self, policy_version: int, timer: StepTimer) -> Batch: ...
 
 
 class RolloutBatches:
@@ -68,7 +64,6 @@ class RolloutBatches:
         self._scheduler.start_prompts(policy_version)
 
     def take_step(self, policy_version: int, timer: StepTimer) -> Batch:
-        """Wait for a step's groups. Raises as `RolloutScheduler.take_step` does."""
         with timer.phase("generate_wait"):
             groups = self._scheduler.take_step(policy_version)
         advantages = [tuple(self._algorithm.advantages(group.grades)) for group in groups]
@@ -99,10 +94,7 @@ class DemonstrationBatches:
         sequences = [demonstration_sequence(self._stream.demonstration(ordinal)) for ordinal in ordinals]
         items = [TrainItem(each, each.num_trained_tokens, len(each.token_ids)) for each in sequences]
         num_tokens = sum(item.num_trained_tokens for item in items)
-        metrics = {
-            "tokens/completion_mean": num_tokens / len(items),
-            "tokens/completion_total": float(num_tokens),
-        }
+        metrics = {"tokens/completion_mean": num_tokens / len(items), "tokens/completion_total": float(num_tokens)}
         return Batch([items], ordinals, metrics)
 
 

@@ -1,13 +1,12 @@
 """The driver's side of checkpoints and exports: when one is due, what it holds of the driver, where a run resumes.
 
-Consumes the run directory's newest checkpoint; produces checkpoints, which all learners write together.
+All learners write a checkpoint together.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.driver.learners import LearnerGroup
@@ -65,8 +64,7 @@ class Checkpoints:
             return
         wait_for_space(self._run_dir.path, self._num_bytes(), "A checkpoint")
         begun = time.monotonic()
-        values: dict[str, Any] = asdict(state)
-        self._learners.save_checkpoint(self._run_dir.checkpoint(state.step), values)
+        self._learners.save_checkpoint(self._run_dir.checkpoint(state.step), asdict(state))
         self._saved_step = state.step
         prune_checkpoints(self._run_dir, self._config.keep_last)
         self._durations.add(time.monotonic() - begun)

@@ -36,19 +36,16 @@ class RemoteEngine:
 
         Raises NodesUnavailableError when its node is gone too, EngineLostError when it has failed too often.
         """
+        what = f"An engine on {self._address} {_end(error)}"
         if not any(node["Alive"] and node["NodeManagerAddress"] == self._address for node in ray.nodes()):
             raise NodesUnavailableError(f"An engine died with its node {self._address}.")
         if self.num_restarts == self._max_restarts:
-            raise EngineLostError(
-                f"An engine on {self._address} {_end(error)}, and engine.max_restarts = {self._max_restarts} were used "
-                f"up. The logs in the attempt's folder say more."
-            )
+            used_up = f"engine.max_restarts = {self._max_restarts} were used up"
+            raise EngineLostError(f"{what}, and {used_up}. The logs in the attempt's folder say more.")
         # Alive after an error, or only out of reach, it would hold the place that the next one needs.
         ray.kill(self.actor)
         self.num_restarts += 1
-        print(
-            f"An engine on {self._address} {_end(error)}; starting another (restart {self.num_restarts}).", flush=True
-        )
+        print(f"{what}; starting another (restart {self.num_restarts}).", flush=True)
         self.actor = self._start()
         try:
             get_all([self.actor.ready.remote()], deadline, "an engine that was started again")

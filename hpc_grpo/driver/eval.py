@@ -1,7 +1,7 @@
 """Evals on a held-out data set: pass@1 and pass@k, and the completions themselves.
 
-Consumes prompts of the eval data set; produces metrics and rollouts/eval_step_N.jsonl. Runs between two steps, on
-the engines of training, with seeds that depend on the prompt alone so that evals of one run compare.
+Produces metrics and rollouts/eval_step_N.jsonl. Runs between two steps, on the engines of training, with seeds that
+depend on the prompt alone so that evals of one run compare.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpc_grpo.driver.rollouts import check_failures
 from hpc_grpo.driver.sampling import GradedGroup, RolloutPool
 from hpc_grpo.run.files import when_there_is_space, write_atomic
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.types import GroupRequest, SamplingSpec
+from hpc_grpo.types import GroupRequest, Prompt, SamplingSpec
 
 _EVAL_SEED_OFFSET = 1_000_003
 """Keeps eval's sampling seeds apart from those of training."""
@@ -44,10 +44,7 @@ class Evaluation:
         `eval/failed_fraction` is their share. Raises RewardError when more failed than allowed.
         """
         prompts = [self._stream.prompt(ordinal) for ordinal in range(len(self._stream))]
-        requests = [
-            GroupRequest(prompt.ordinal, prompt.token_ids, self._seeds(prompt.ordinal), self._sampling)
-            for prompt in prompts
-        ]
+        requests = [self._request(prompt) for prompt in prompts]
         groups = self._pool.wait(self._pool.start(prompts, requests, [True] * len(prompts)), "eval")
         # Else training would meet prefixes cached here, which a resumed run, without this eval, does not.
         self._pool.forget_prefixes()
@@ -56,14 +53,11 @@ class Evaluation:
         when_there_is_space(lambda: write_atomic(self._run_dir.eval_rollouts(step), text), "the eval's completions")
         return self._metrics(groups)
 
-    @property
-    def _sampling(self) -> SamplingSpec:
-        rollout, temperature = self._config.rollout, self._config.eval.temperature
-        return SamplingSpec(rollout.max_new_tokens, rollout.min_new_tokens, temperature)
-
-    def _seeds(self, ordinal: int) -> tuple[int, ...]:
-        seed = self._config.run.seed + _EVAL_SEED_OFFSET
-        return tuple(sampling_seed(seed, ordinal, index, 0) for index in range(self._config.eval.num_samples))
+    def _request(self, prompt: Prompt) -> GroupRequest:
+        rollout, settings, seed = self._config.rollout, self._config.eval, self._config.run.seed + _EVAL_SEED_OFFSET
+        seeds = tuple(sampling_seed(seed, prompt.ordinal, index, 0) for index in range(settings.num_samples))
+        sampling = SamplingSpec(rollout.max_new_tokens, rollout.min_new_tokens, settings.temperature)
+        return GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling)
 
     def _solved(self, group: GradedGroup) -> list[bool]:
         rewards = group.grades.reward_parts[self._config.eval.reward]
@@ -92,6 +86,7 @@ class Evaluation:
     def _lines(self, group: GradedGroup) -> list[dict[str, Any]]:
         """Describe each completion; reward and solved are None where the reward failed."""
         grades = group.grades
+        graded = zip(grades.texts, grades.rewards, self._solved(group), strict=True)
         return [
             {
                 "ordinal": group.prompt.ordinal,
@@ -102,9 +97,7 @@ class Evaluation:
                 "reward": None if grades.errors else reward,
                 "solved": None if grades.errors else solved,
             }
-            for index, (text, reward, solved) in enumerate(
-                zip(grades.texts, grades.rewards, self._solved(group), strict=True)
-            )
+            for index, (text, reward, solved) in enumerate(graded)
         ]
 
 

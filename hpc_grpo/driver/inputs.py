@@ -5,6 +5,7 @@ Produces `Inputs` without Ray, torch or a GPU, so that a mistake costs seconds a
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,22 +35,11 @@ def load_inputs(config: Config) -> Inputs:
     items = load_items(config.data.train)
     if not config.needs.rollouts:
         return Inputs(tokenizer, stop_ids, DemonstrationStream(config, items, tokenizer, config.run.seed), None)
-    _check_rewards(config)
-    ADVANTAGES.find(config.loss.advantage)  # the loss is the learners' to import: it needs torch
-    stream = PromptStream(config, items, tokenizer, config.run.seed)
-    return Inputs(tokenizer, stop_ids, stream, _eval_stream(config, tokenizer))
-
-
-def _eval_stream(config: Config, tokenizer: Any) -> PromptStream | None:
-    dataset = config.data.eval
-    if config.eval.every_steps is None or dataset is None:
-        return None
-    return PromptStream(config, load_items(dataset), tokenizer, config.run.seed, for_eval=True)
-
-
-def _check_rewards(config: Config) -> None:
-    pool = RewardPool(config.rewards, num_workers=1)
-    try:
+    with closing(RewardPool(config.rewards, num_workers=1)) as pool:
         pool.check()
-    finally:
-        pool.close()
+    ADVANTAGES.find(config.loss.advantage)  # the loss is the learners' to import: it needs torch
+    stream, eval_stream = PromptStream(config, items, tokenizer, config.run.seed), None
+    if config.eval.every_steps is not None and config.data.eval is not None:
+        eval_items = load_items(config.data.eval)
+        eval_stream = PromptStream(config, eval_items, tokenizer, config.run.seed, for_eval=True)
+    return Inputs(tokenizer, stop_ids, stream, eval_stream)

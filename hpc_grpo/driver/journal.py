@@ -47,7 +47,6 @@ class Journal:
         self._write(step, {**metrics, **times})
 
     def record_step(self, state: DriverState, metrics: Mapping[str, float], batch: Batch) -> None:
-        """Publish a finished step, and what it trained on."""
         step = state.step
         if batch.lines:
             text = "".join(json.dumps(line) + "\n" for line in batch.lines)
@@ -62,7 +61,6 @@ class Journal:
         self.publish_state(step, "training")
 
     def publish_state(self, step: int, phase: Phase) -> None:
-        """Tell readers of the run directory where the run stands."""
         state = RunState(
             step=step,
             total_steps=self._length.total_steps,

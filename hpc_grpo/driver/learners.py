@@ -1,7 +1,7 @@
 """The driver's handle on all learners together: each call reaches every one of them.
 
-Consumes batches; produces merged metrics. Waits for the slowest learner. The split over learners balances tokens, and
-does not change the gradient, since the loss is normalised by the tokens of all of them.
+Waits for the slowest learner. The split over learners balances tokens, and does not change the gradient, since the loss
+is normalised by the tokens of all of them.
 """
 
 from __future__ import annotations

@@ -74,7 +74,6 @@ class Durations:
 
     @property
     def is_measured(self) -> bool:
-        """Say whether this attempt has a duration of its own."""
         return bool(self._recent)
 
     def add(self, seconds: float) -> None:
@@ -106,7 +105,6 @@ class StepTimes:
         return StepTimes(Durations(state.step_p95_s), Durations(state.eval_p95_s), Durations(state.save_p95_s))
 
     def add_step(self, times: Mapping[str, float]) -> None:
-        """Take in a finished step's times, as `StepTimer.finish_step` has them."""
         if "time/eval_s" in times:
             self.evals.add(times["time/eval_s"])
         apart_s = times.get("time/eval_s", 0.0) + times.get("time/checkpoint_s", 0.0)

@@ -1,9 +1,7 @@
 """The training loop: take a batch, train on it, publish the weights.
 
-Each call of `run` is one named part: `batches` says which prompts start and waits for their groups (or reads
-demonstrations), `learners` takes the optimizer steps, `weights` brings the result to the engines. With
-`max_policy_lag` > 0 the engines go on sampling the next steps' prompts while the learners train; with 0 they wait, and
-every rollout is on-policy. Without engines (`weights` is None) nothing is published.
+With `max_policy_lag` > 0 the engines go on sampling the next steps' prompts while the learners train; with 0 they wait,
+and every rollout is on-policy. Without engines (`weights` is None) nothing is published.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Consumes the run directory's config and newest checkpoint; produces checkpoints, metrics, exports and COMPLETE. It
 reads the user's inputs while it waits for Ray, then starts the actors, resumes, and runs the loop.
-Its exit code says how it ended (see errors.py). It knows Ray and the run directory, and nothing of Slurm.
+Its exit code says how it ended (see errors.py). It knows nothing of Slurm.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ from hpc_grpo.run.stacks import dump_stacks_on_signal
 
 
 def train(run_dir: RunDir) -> bool:
-    """Carry the run on from its newest checkpoint; return True when it is complete, False when it stopped early.
-
-    Raises HpcGrpoError for whatever the user can act on.
-    """
+    """Carry the run on from its newest checkpoint; return True when it is complete, False when it stopped early."""
     config, timer = load_resolved(run_dir.config), StepTimer()
     with closing(Watchdog(timer, {key.removesuffix("_s"): value for key, value in config.deadlines})):
         return _train(config, run_dir, timer)

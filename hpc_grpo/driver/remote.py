@@ -28,9 +28,9 @@ class Deadline:
 def get_all(references: Sequence[Any], deadline: Deadline | None, waiting_for: str) -> list[Any]:
     """Wait for all calls and return their values in order.
 
-    A failed call raises at once even while others still hang, since a collective's other members wait for the
-    one that failed. Raises the actor's own HpcGrpoError, ActorLostError when an actor died, its own or one whose result
-    it needed, or LaunchError when time ran out.
+    A failed call raises at once even while others still hang, since a collective's other members wait for it. Raises
+    the actor's own HpcGrpoError, ActorLostError when an actor died (or one whose result it needed), or LaunchError when
+    time ran out.
     """
     ends_at = None if deadline is None else time.monotonic() + deadline.seconds
     pending = list(references)

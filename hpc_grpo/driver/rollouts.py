@@ -1,7 +1,7 @@
 """The rollout scheduler: which prompt starts when, and which groups a step trains on.
 
-Consumes the prompt stream; produces each step's graded groups, in the order of their ordinals.
-Waits for: engines and graders. Unblocked by: `start_prompts` after a publish, which lets engines go on.
+Produces each step's graded groups, in the order of their ordinals. Waits for engines and graders; unblocked by
+`start_prompts` after a publish.
 
 A prompt's step is fixed by its ordinal (`ordinal // prompts_per_step`), so the lag bound is a rule on when its step
 may start, and what a checkpoint must remember is one number. With `max_policy_lag` = k, rollouts of step s may
@@ -73,14 +73,10 @@ class RolloutScheduler:
 
     def _request(self, prompt: Prompt, policy_version: int) -> GroupRequest:
         rollout, seed = self._config.rollout, self._config.run.seed
-        return GroupRequest(
-            ordinal=prompt.ordinal,
-            prompt_token_ids=prompt.token_ids,
-            seeds=tuple(
-                sampling_seed(seed, prompt.ordinal, index, policy_version) for index in range(rollout.group_size)
-            ),
-            sampling=SamplingSpec(rollout.max_new_tokens, rollout.min_new_tokens, rollout.temperature, rollout.top_p),
-        )
+        samples = range(rollout.group_size)
+        seeds = tuple(sampling_seed(seed, prompt.ordinal, index, policy_version) for index in samples)
+        sampling = SamplingSpec(rollout.max_new_tokens, rollout.min_new_tokens, rollout.temperature, rollout.top_p)
+        return GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling)
 
 
 def check_failures(grades: Sequence[GroupGrades], max_failed_fraction: float) -> None:

@@ -1,11 +1,11 @@
 """The rollout pool: groups on their way through an engine and a grader, once more where the engine failed.
 
-Consumes prompts and their requests; produces graded groups. Which engine and grader a group meets follows from its
-position alone, so that a resumed run forms the same batches.
+Which engine and grader a group meets follows from its position alone, so that a resumed run forms the same batches.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +41,6 @@ class StartedGroup:
 
     @property
     def is_with_its_engine(self) -> bool:
-        """Say whether the group was asked of the engine's present actor."""
         return self.actor is self.engine.actor
 
     def engine_failure(self, timeout_s: float | None) -> Exception | None:
@@ -68,14 +67,9 @@ class RolloutPool:
         self, prompts: Sequence[Prompt], requests: Sequence[GroupRequest], with_texts: Sequence[bool]
     ) -> list[StartedGroup]:
         """Queue all groups, neighbours on different engines."""
-        groups = [
-            StartedGroup(
-                *of_group,
-                engine=self._engines[position % len(self._engines)],
-                grader=self._graders[position % len(self._graders)],
-            )
-            for position, of_group in enumerate(zip(prompts, requests, with_texts, strict=True))
-        ]
+        asked = zip(prompts, requests, with_texts, strict=True)
+        actors = zip(itertools.cycle(self._engines), itertools.cycle(self._graders), strict=True)
+        groups = [StartedGroup(*of_group, *own) for of_group, own in zip(asked, actors, strict=False)]
         self._send(groups)
         return groups
 
@@ -88,13 +82,11 @@ class RolloutPool:
                 if not self._recover(started):
                     raise
             else:
-                return [
-                    GradedGroup(group.prompt, group.samples, own) for group, own in zip(started, grades, strict=True)
-                ]
+                pairs = zip(started, grades, strict=True)
+                return [GradedGroup(group.prompt, group.samples, own) for group, own in pairs]
 
     @property
     def num_engine_restarts(self) -> int:
-        """Count the engines that were replaced, in this driver's time."""
         return sum(engine.num_restarts for engine in self._engines)
 
     def forget_prefixes(self) -> None:

@@ -53,19 +53,14 @@ class StopRequest:
         self._asked = f"signal {signal.Signals(number).name}"
 
     def _expects_warning(self) -> bool:
-        """Say whether the warning of the allocation's end is the expected one, less exact than the end as known.
-
-        It may come up to a minute early. One that comes much earlier means another end: the time limit was shortened,
-        or a clock is wrong.
-        """
+        """Say whether the warning is of the end as known: much earlier, the time limit was cut or a clock is wrong."""
         return self._ends_at is not None and self._ends_at - time.time() <= _EARLIEST_WARNING_S + _MARGIN_S
 
 
 def wait_for_ray(is_asked_to_stop: Callable[[], bool]) -> str | None:
     """Return the address of the run's Ray, or None when asked to stop before there is one.
 
-    The driver is started while Ray still comes up, so that its imports and its checks of the user's inputs take no
-    time of their own. There is no deadline here: the supervisor ends this process when Ray does not come up.
+    There is no deadline here: the supervisor ends this process when Ray does not come up.
     """
     path = Path(os.environ[RAY_ADDRESS_FILE_VARIABLE])
     while not path.exists():

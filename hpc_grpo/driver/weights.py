@@ -1,7 +1,7 @@
 """The driver's side of weight sync: one call per process, whatever the number of parameters.
 
-It agrees on the layout and builds each node's group; `publish` returns when every engine of every node holds the new
-version, and raises the first engine's own error otherwise.
+`publish` returns when every engine of every node holds the new version, and raises the first engine's own error
+otherwise.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _ENGINE_ERROR_GRACE_S = 5.0
 
 @dataclass(frozen=True)
 class NodeMembers:
-    """One node's actors; its first learner writes the node's store."""
+    """One node's actors; its first learner writes the node's store. SFT has neither engines nor a grader."""
 
     learners: Sequence[Any]
     engines: Sequence[RemoteEngine]
+    grader: Any = None
 
 
 class WeightSync:
@@ -65,17 +66,13 @@ class WeightSync:
             self._replace(failures)
 
     def revive(self, engine: RemoteEngine, error: Exception) -> None:
-        """Replace an engine that failed with `error` by one that holds the version last published.
-
-        It reads that from its node's store.
-        """
-        waiting_for = "the weights of an engine that was started again"
+        """Replace an engine that failed with `error` by one that reads the published version from its node's store."""
         failures = {engine: error}
         replaced = set[RemoteEngine]()
         while failures:
             replaced |= self._replace(failures)
             loading = {engine: engine.actor.load_stored_weights.remote() for engine in replaced}
-            failures = self._failures(loading, [], waiting_for)
+            failures = self._failures(loading, [], "the weights of an engine that was started again")
 
     def _announce(self, version: int) -> dict[RemoteEngine, Exception]:
         """Have every engine load what was staged; return those that failed, none once all hold the version."""
@@ -131,22 +128,19 @@ class WeightSync:
 
     def _join(self, nodes: Sequence[NodeMembers]) -> dict[RemoteEngine, Exception]:
         """Form the groups of `nodes`; return the engines that failed over it."""
-        generation = next(self._generations)
+        generation, deadline_s = next(self._generations), self._config.weights.deadline_s
+        engine_ranks = self._config.engine.tensor_parallel
         joining: dict[RemoteEngine, Any] = {}
         publishers = []
         for node, folder in zip(self._nodes, self._folders, strict=True):
             if node in nodes:
-                publisher = self._membership(node, folder, generation)
+                size = 1 + len(node.engines) * engine_ranks
+                publisher = GroupMembership(folder, PUBLISHER_RANK, size, deadline_s, generation)
                 publishers.append(node.learners[0].join_weight_group.remote(publisher))
                 for index, engine in enumerate(node.engines):
-                    own = replace(publisher, rank=1 + index * self._config.engine.tensor_parallel)
+                    own = replace(publisher, rank=1 + index * engine_ranks)
                     joining[engine] = engine.actor.join_weight_group.remote(own, self._store)
         return self._failures(joining, publishers, "the weight groups")
-
-    def _membership(self, node: NodeMembers, folder: Path, generation: int) -> GroupMembership:
-        """Make the publisher's membership in its node's group."""
-        size = 1 + len(node.engines) * self._config.engine.tensor_parallel
-        return GroupMembership(folder, PUBLISHER_RANK, size, self._config.weights.deadline_s, generation)
 
     def _check_contract(self, layout: BucketLayout) -> None:
         comparing = [self._engines[0].actor.contract_differences.remote(layout)]
