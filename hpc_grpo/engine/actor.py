@@ -1,9 +1,7 @@
 """The engine actor: the face that the driver calls on a vLLM engine stepped by its own thread.
 
-Runs in    a Ray actor, one per engine.
-Consumes   lists of `GroupRequest`s and announced weight versions.
-Produces   `GroupSamples`, which stay in the object store until a grader and a learner fetch them.
-Waits for  vLLM to sample; a weight update waits for the step in progress, and requests in flight go on after it.
+Runs in a Ray actor, one per engine. Produces `GroupSamples`, which stay in the object store until a grader and a
+learner fetch them. A weight update waits for the step in progress, and requests in flight go on after it.
 """
 
 from __future__ import annotations
@@ -51,7 +49,6 @@ class Engine:
         return results if len(results) > 1 else results[0]
 
     async def receive_weights(self, version: int) -> None:
-        """Take part in the publish of `version`."""
         await self._between_steps(lambda sampler: sampler.receive_weights(version))
 
     async def load_stored_weights(self) -> None:

@@ -1,9 +1,7 @@
 """The engine's side of a publish: methods that vLLM mixes into its worker class.
 
-Runs in       each vLLM worker of an engine, called between two steps.
-Consumes      an announced version and the node's weight store, read in place.
-Produces      a model that holds that version, and an acknowledgement to the publisher.
-Waits for     the publisher's announcement and the other workers' acknowledgements, each with the group's deadline.
+Runs in each vLLM worker of an engine, between two steps. Waits for the publisher's announcement and the other workers'
+acknowledgements, each with the group's deadline.
 
 vLLM refuses an extension whose names are the worker's own already, so every name here starts with `hpc_grpo_`.
 """
@@ -119,9 +117,8 @@ def _repack_tied_head(model: Any) -> None:
     """Pack a tied lm_head anew: on CPU, linears are packed for oneDNN, and it would keep the old embedding's."""
     head = getattr(model, "lm_head", None)
     embedding = getattr(getattr(model, "model", None), "embed_tokens", None)
-    if head is None or embedding is None or head.weight is not embedding.weight:
-        return
-    head.quant_method.process_weights_after_loading(head)
+    if head is not None and embedding is not None and head.weight is embedding.weight:
+        head.quant_method.process_weights_after_loading(head)
 
 
 def engine_parameters(model: Any, vllm_config: Any) -> list[ParameterSpec]:

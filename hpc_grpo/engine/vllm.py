@@ -1,8 +1,6 @@
 """vLLM, token in and token out: how its engine is started, and how groups are sampled with it.
 
-Runs in    the engine's process, on the thread of its `StepLoop`. `hpc-grpo env` imports it too: without vLLM and numpy.
-Consumes   `GroupRequest`s and weight updates.
-Produces   `GroupSamples` with the log-probability and the policy version of each token.
+Runs in the engine's process, on the thread of its `StepLoop`. `hpc-grpo env` imports it too: without vLLM and numpy.
 """
 
 from __future__ import annotations
@@ -137,7 +135,6 @@ class Sampler:
             group.future.set_exception(error)
 
     def contract_differences(self, layout: BucketLayout) -> list[str]:
-        """List what the workers find different between the layout and their model."""
         return [line for lines in self._on_workers("hpc_grpo_contract_differences", layout) for line in lines]
 
     def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
@@ -153,7 +150,6 @@ class Sampler:
         self._switch_to(version)
 
     def load_stored_weights(self) -> None:
-        """Load the version that the node's other engines hold."""
         self._switch_to(self._on_workers("hpc_grpo_load_stored")[0])
 
     def forget_prefixes(self) -> None:

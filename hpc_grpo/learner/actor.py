@@ -1,10 +1,8 @@
 """The learner actor: the face that the driver calls on a Learner and on its node's weight publisher.
 
-Runs in    a Ray actor, one per rank.
-Consumes   whole sequences, or references to samples with their advantages: these are fetched here, so that token
-           arrays never pass through the driver.
-Produces   typed metrics, staged weights, checkpoints and exports.
-Waits for  the other learners: every call is a collective of all of them.
+Runs in a Ray actor, one per rank. Consumes whole sequences, or references to samples with their advantages: these are
+fetched here, so that token arrays never pass through the driver. Waits for the other learners: every call is a
+collective of all of them.
 """
 
 from __future__ import annotations
@@ -81,7 +79,6 @@ class LearnerActor:
         save_checkpoint(self._learner, path, driver_state)
 
     def write_universal(self, path: Path) -> None:
-        """Write the checkpoint's form for another number of learners."""
         from hpc_grpo.learner.checkpoint import write_universal
 
         write_universal(path)

@@ -1,9 +1,8 @@
 """Saves and restores everything a learner's next step depends on.
 
-Runs in    the learner's process.
-Consumes   DeepSpeed's state on every rank: weights, optimizer, schedule; and the random number generators.
-Produces   one folder that a manifest proves whole; resuming from it with as many ranks is bit-identical.
-Waits for  all ranks: saving and loading are collectives.
+Consumes DeepSpeed's state on every rank (weights, optimizer, schedule) and the random number generators; produces one
+folder that a manifest proves whole. Resuming from it with as many ranks is bit-identical. Saving and loading are
+collectives: they wait for all ranks.
 
 Another number of ranks loads DeepSpeed's universal form, which holds every parameter and its optimizer state whole. It
 lies beside the checkpoint for as long as loading takes.
@@ -156,7 +155,6 @@ def hash_together(staging: Path, rank: int, gather: Callable[[Any], list[Any]]) 
 
 
 def _gather(own: Any) -> list[Any]:
-    """Return what each rank gave, by rank."""
     gathered = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, own)
     return gathered

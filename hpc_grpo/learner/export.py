@@ -34,10 +34,7 @@ _TOKENIZER_FILES = (
 
 
 def export_model(learner: Learner, directory: Path) -> None:
-    """Write `directory` atomically, with the tokenizer of `model.path`. A collective; rank 0 writes.
-
-    Tied weights are stored once; `from_pretrained` ties them again.
-    """
+    """Write `directory` atomically. Tied weights are stored once; `from_pretrained` ties them again."""
     weights: dict[str, Tensor] = {}
     for bucket in bucket_layout(learner.parameter_specs(), _BUCKET_BYTES).buckets:
         with learner.gathered(bucket.names) as parameters:
@@ -46,13 +43,9 @@ def export_model(learner: Learner, directory: Path) -> None:
     if learner.rank == 0:
         staging = start_staging(directory)
         learner.model.language_model.save_pretrained(staging, state_dict=weights)
-        _copy_tokenizer(model_folder(learner.config.model.path), staging)
+        # Copied, not loaded and saved: a tokenizer class may rebuild the files as something else.
+        source = model_folder(learner.config.model.path)
+        for file in {file for pattern in _TOKENIZER_FILES for file in source.glob(pattern)}:
+            shutil.copyfile(file, staging / file.name)
         publish_dir(directory)
     dist.barrier()
-
-
-def _copy_tokenizer(source: Path, target: Path) -> None:
-    # Copied, not loaded and saved: a tokenizer class may rebuild the files as something else.
-    for pattern in _TOKENIZER_FILES:
-        for file in sorted(source.glob(pattern)):
-            shutil.copyfile(file, target / file.name)

@@ -1,10 +1,8 @@
 """The learner: turns sequences with advantages into optimizer steps.
 
-Runs in       the learner's process, one per rank; under ZeRO every rank must be called.
-Consumes      this rank's `Minibatch`es of a step.
-Produces      typed metrics of this rank, and new weights (`gathered`, `policy_version`).
-Waits for     the other ranks, in every microbatch under ZeRO-2 and ZeRO-3.
-Unblocked by  the slowest rank; a dead one fails the group's collectives after their timeout.
+Runs in    the learner's process, one per rank; under ZeRO every rank must be called.
+Consumes   this rank's `Minibatch`es of a step; produces its typed metrics, and new weights (`gathered`).
+Waits for  the other ranks, in every microbatch under ZeRO-2 and ZeRO-3; a dead one fails them after a timeout.
 """
 
 from __future__ import annotations
@@ -84,14 +82,10 @@ class Learner:
             learning_rates.append(self.ds_engine.get_lr()[0])
             grad_norms.append(self._optimizer_step(batches, anchors, minibatch.num_valid_tokens, accumulator))
         num_steps = len(minibatches)
-        steps: dict[str, Reduction] = {
-            "grad_norm": Mean(sum(grad_norms), num_steps),
-            "lr": Mean(sum(learning_rates), num_steps),
-        }
+        steps = {"grad_norm": Mean(sum(grad_norms), num_steps), "lr": Mean(sum(learning_rates), num_steps)}
         return {**accumulator.reductions(), **steps}
 
     def parameter_specs(self) -> list[ParameterSpec]:
-        """List what `gathered` can give, in a fixed order."""
         return parameter_specs(self.model, self.config.model.dtype)
 
     def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:

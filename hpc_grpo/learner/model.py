@@ -1,8 +1,4 @@
-"""The policy: a Hugging Face causal language model that maps packed microbatches to log-probabilities.
-
-Holds what the rest of the learner knows of it: its loading, its output layer, and its parameters as engines and files
-name them.
-"""
+"""The policy: a Hugging Face causal language model that maps packed microbatches to log-probabilities."""
 
 from __future__ import annotations
 
@@ -109,13 +105,9 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
     def _attention_kwargs(self, batch: PackedBatch) -> dict[str, Any]:
         if self._uses_packed_sdpa:
             return {"document_layout": document_layout(batch.document_lengths, batch.input_ids.device)}
-        longest = max(batch.document_lengths)
-        return {
-            "cu_seq_lens_q": batch.cu_seqlens,
-            "cu_seq_lens_k": batch.cu_seqlens,
-            "max_length_q": longest,
-            "max_length_k": longest,
-        }
+        borders, longest = batch.cu_seqlens, max(batch.document_lengths)
+        names = {"cu_seq_lens_q": borders, "cu_seq_lens_k": borders}
+        return {**names, "max_length_q": longest, "max_length_k": longest}
 
 
 def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
@@ -147,11 +139,7 @@ def gathered(model: PolicyModel, names: Sequence[str]) -> Iterator[dict[str, Ten
 
 
 def load_policy(config: Config, use_gradient_checkpointing: bool) -> PolicyModel:
-    """Load `model.path` for training.
-
-    Raises ConfigError if it is no causal language model, has a context shorter than prompt and completion, or
-    computes something the packed forward pass does not.
-    """
+    """Load `model.path` for training. Raises ConfigError for a model that the packed forward pass cannot compute."""
     register_packed_sdpa()
     attention = PACKED_SDPA if config.train.attention == "sdpa" else config.train.attention
     dtype = getattr(torch, config.model.dtype)

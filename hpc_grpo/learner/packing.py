@@ -1,6 +1,5 @@
 """Packs sequences into microbatches: documents laid end to end, without padding, under a token budget.
 
-Tensors are built with numpy in one pass per microbatch; nothing here works sequence by sequence in torch.
 Letters: `T` tokens of the microbatch, `N` documents, `C` trained tokens (where `loss_mask` holds).
 """
 

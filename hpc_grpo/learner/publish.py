@@ -1,11 +1,7 @@
 """The learner's side of a publish; the engine's is `engine/receive.py`, what both share is in `weights/`.
 
-Runs in    the learner's process.
-Consumes   full parameters, gathered bucket by bucket.
-Produces   a version in the node's weight store, and its announcement.
-Waits for  the node's engine workers, which acknowledge that they hold it, up to the group's deadline.
-
-`stage` overlaps generation, since engines hold their own copy; only `announce` needs them to pause.
+Waits for the node's engine workers, which acknowledge that they hold a version, up to the group's deadline. `stage`
+overlaps generation, since engines hold their own copy; only `announce` needs them to pause.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Where the learners meet: keys and values that they reach through Ray calls, which ask for the run's token.
 
-Runs in    a Ray actor of its own, started by the driver where there are several learners. It imports neither torch nor
-           Ray, which is why it is not in `group`, the learner's side of it.
-Consumes   what torch.distributed writes: addresses of its members, counters.
-Produces   the same for the others, as soon as it is there.
+Runs in a Ray actor of its own, started by the driver where there are several learners. It imports neither torch nor
+Ray, which is why it is not in `group`, the learner's side of it.
 
 Ours, since torch's own `TCPStore` takes any stranger's connection, who could then write, delete and shut it down.
 """

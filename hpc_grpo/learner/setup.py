@@ -38,9 +38,8 @@ def build_engine(config: Config, world_size: int, device: Any, total_optimizer_s
     _quieten(deepspeed)
     settings = deepspeed_config(config, world_size)
     checkpointing = config.train.gradient_checkpointing
-    use_checkpointing = device.type == "cuda" if checkpointing is None else checkpointing
     with sharded_loading(settings):
-        model = load_policy(config, use_checkpointing)
+        model = load_policy(config, device.type == "cuda" if checkpointing is None else checkpointing)
     optimizer = _optimizer(config, model)
     scheduler = _scheduler(config, optimizer, total_optimizer_steps)
     engine, *_ = deepspeed.initialize(
@@ -72,6 +71,9 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
     the accumulation boundary itself and divides by the global number of valid tokens.
     """
     is_bf16 = config.model.dtype == "bfloat16"
+    zero: dict[str, Any] = {"stage": config.train.zero_stage, "contiguous_gradients": True, "overlap_comm": True}
+    if config.train.offload_optimizer == "cpu":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     settings: dict[str, Any] = {
         "train_batch_size": world_size,
         "train_micro_batch_size_per_gpu": 1,
@@ -79,7 +81,7 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
         "gradient_clipping": config.train.max_grad_norm,
         "steps_per_print": None,
         "bf16": {"enabled": is_bf16},
-        "zero_optimization": _zero(config),
+        "zero_optimization": zero,
         # torch's AdamW everywhere: DeepSpeed's own CPU Adam compiles for 40 s at its first use.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -102,20 +104,9 @@ def frozen_config(config: Config, world_size: int) -> dict[str, Any]:
     }
 
 
-def _zero(config: Config) -> dict[str, Any]:
-    stage = config.train.zero_stage
-    zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True, "overlap_comm": True}
-    if config.train.offload_optimizer == "cpu":
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    return zero
-
-
 @contextmanager
 def sharded_loading(settings: dict[str, Any]) -> Iterator[None]:
-    """Under ZeRO-3, let transformers load weights straight into their shards.
-
-    Without it each learner would hold the whole model on its device before the first partitioning.
-    """
+    """Under ZeRO-3, let transformers load weights into their shards: no learner ever holds the whole model."""
     if settings["zero_optimization"]["stage"] != 3:
         yield
         return

@@ -1,9 +1,7 @@
 """The bucket layout: the place of each parameter in the weight store.
 
-Runs in    the driver, once before the first publish, and in a learner at an export; learners and engine workers agree
-           on what it returns.
-Consumes   the learner's parameter specs.
-Produces   the layout, with which every publish is one header and one copy, without a message for each parameter.
+Made in the driver, once before the first publish, and in a learner at an export. With it every publish is one header and
+one copy, without a message for each parameter.
 """
 
 from __future__ import annotations

@@ -12,9 +12,7 @@ from hpc_grpo.types import ParameterSpec
 
 
 def contract_differences(
-    learner: Sequence[ParameterSpec],
-    engine: Sequence[ParameterSpec],
-    packed_modules: Mapping[str, Sequence[str]],
+    learner: Sequence[ParameterSpec], engine: Sequence[ParameterSpec], packed_modules: Mapping[str, Sequence[str]]
 ) -> list[str]:
     """List the differences, one a line; empty when both sides agree.
 
@@ -24,10 +22,10 @@ def contract_differences(
     remaining = {spec.name: spec for spec in learner}
     differences = []
     for expected in engine:
-        parts = [remaining.pop(name, None) for name in _source_names(expected.name, packed_modules)]
-        found = [part for part in parts if part is not None]
-        if len(found) < len(parts):
-            missing = [n for n, p in zip(_source_names(expected.name, packed_modules), parts, strict=True) if p is None]
+        names = _source_names(expected.name, packed_modules)
+        missing = [name for name in names if name not in remaining]
+        found = [remaining.pop(name) for name in names if name in remaining]
+        if missing:
             differences.append(f"{', '.join(missing)}: the engine needs it, the learner does not publish it")
             continue
         if len({part.shape[1:] for part in found}) > 1:
@@ -56,6 +54,4 @@ def _source_names(name: str, packed_modules: Mapping[str, Sequence[str]]) -> lis
     module, _, parameter = name.rpartition(".")
     parent, _, leaf = module.rpartition(".")
     parts = packed_modules.get(leaf)
-    if not parts:
-        return [name]
-    return [f"{parent}.{part}.{parameter}" for part in parts]
+    return [f"{parent}.{part}.{parameter}" for part in parts] if parts else [name]

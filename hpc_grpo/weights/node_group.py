@@ -60,7 +60,6 @@ class NodeGroup:
         self._broadcast(torch.tensor([stored.version, stored.buffer, *stored.checksums], dtype=torch.int64))
 
     def receive_announcement(self, num_buckets: int) -> StoredVersion:
-        """Wait for the announcement. Called by workers alone."""
         message = torch.empty(2 + num_buckets, dtype=torch.int64)
         self._broadcast(message)
         version, buffer, *checksums = message.tolist()

@@ -78,7 +78,6 @@ class WeightStore:
         write_json_atomic(self._header, asdict(stored))
 
     def current(self) -> StoredVersion:
-        """Return the version that every engine of the node holds."""
         header = json.loads(self._header.read_text())
         return StoredVersion(header["version"], header["buffer"], tuple(header["checksums"]))
 
