@@ -1,6 +1,6 @@
 """The interface of an algorithm: what a task needs, how its rollouts become training sequences, and its loss.
 
-`task` in the config names one, and whoever has to know what a run consists of asks `config.needs`, never the name.
+Whoever has to know what a run consists of asks `config.needs`, never the name of its task.
 Importing an algorithm loads neither numpy nor torch: plans and preflight checks on a login node ask for needs too.
 """
 
@@ -61,16 +61,8 @@ class Algorithm(ABC):
             loss_mask = np.arange(len(token_ids)) >= prompt_length
             engine_logprobs = np.zeros(len(token_ids), dtype=np.float32)
             engine_logprobs[prompt_length:] = completion.engine_logprobs
-            made.append(
-                TrainSequence(
-                    ordinal=samples.ordinal,
-                    sample_index=index,
-                    token_ids=token_ids,
-                    loss_mask=loss_mask,
-                    advantages=loss_mask * np.float32(advantage),
-                    engine_logprobs=engine_logprobs,
-                )
-            )
+            own_advantages = loss_mask * np.float32(advantage)
+            made.append(TrainSequence(samples.ordinal, index, token_ids, loss_mask, own_advantages, engine_logprobs))
         return made
 
 

@@ -32,6 +32,5 @@ class Grpo(Algorithm):
         return loss
 
     def advantages(self, grades: GroupGrades) -> Sequence[float]:
-        settings = self.config.loss
-        advantage: AdvantageFunction = ADVANTAGES.find(settings.advantage)
-        return advantage(grades.rewards, grades.valid, settings.normalize_std)
+        advantage: AdvantageFunction = ADVANTAGES.find(self.config.loss.advantage)
+        return advantage(grades.rewards, grades.valid, self.config.loss.normalize_std)

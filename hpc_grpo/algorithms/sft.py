@@ -38,11 +38,5 @@ def demonstration_sequence(demonstration: Demonstration) -> TrainSequence:
     prompt_length = len(demonstration.prompt_token_ids)
     token_ids = np.asarray(demonstration.prompt_token_ids + demonstration.completion_token_ids, dtype=np.int32)
     loss_mask = np.arange(len(token_ids)) >= prompt_length
-    return TrainSequence(
-        ordinal=demonstration.ordinal,
-        sample_index=0,
-        token_ids=token_ids,
-        loss_mask=loss_mask,
-        advantages=loss_mask.astype(np.float32),
-        engine_logprobs=np.zeros(len(token_ids), dtype=np.float32),
-    )
+    zeros = np.zeros(len(token_ids), dtype=np.float32)
+    return TrainSequence(demonstration.ordinal, 0, token_ids, loss_mask, loss_mask.astype(np.float32), zeros)

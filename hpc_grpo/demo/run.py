@@ -1,7 +1,6 @@
 """Run the whole demo, from nothing to a curve: `python -m hpc_grpo.demo.run`.
 
-Makes a small model and its task, warm-starts it by SFT until it is right sometimes, then trains it with GRPO. Each
-part is the same command a user would type; the table at the end says what each took.
+Makes a small model and its task, warm-starts it by SFT until it is right sometimes, then trains it with GRPO.
 """
 
 from __future__ import annotations
@@ -42,7 +41,9 @@ def main(folder: Path, seed: int) -> None:
         grpo = _train("demo_grpo", folder, seed, model=warm_start)
     with _timed(seconds, "report"):
         print_report(grpo)
-    _show_seconds(seconds)
+    click.echo("\nWall time by phase:")
+    for phase, value in {**seconds, "total": sum(seconds.values())}.items():
+        click.echo(f"  {phase:<22}{value:7.1f} s")
     _show_gain(grpo, seed)
 
 
@@ -68,12 +69,6 @@ def _timed(seconds: Seconds, phase: str) -> Iterator[None]:
     begun = time.monotonic()
     yield
     seconds[phase] = time.monotonic() - begun
-
-
-def _show_seconds(seconds: Seconds) -> None:
-    click.echo("\nWall time by phase:")
-    for phase, value in {**seconds, "total": sum(seconds.values())}.items():
-        click.echo(f"  {phase:<22}{value:7.1f} s")
 
 
 def _show_gain(run_dir: RunDir, seed: int) -> None:

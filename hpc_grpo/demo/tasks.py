@@ -1,9 +1,8 @@
 """Two-digit additions in GSM8K's format, and demonstrators who do not always get them right.
 
-An item is `{"question": "What is 37+48?", "answer": "7+8=15 3+4+1=8 #### 85"}`: the columns are added from
-the right and the result follows `####`. Demonstrations for the warm start come from sloppy demonstrators:
-some guess without any working, and those who work it out often forget the carry. Imitating them gives a policy
-that is right some of the time, which is what GRPO needs: it strengthens what the verifier accepts.
+An item is `{"question": "What is 37+48?", "answer": "7+8=15 3+4+1=8 #### 85"}`. Demonstrators for the warm start are
+sloppy: some guess, and those who work it out often forget the carry. Imitating them gives a policy that is right some
+of the time, which is what GRPO needs: it strengthens what the verifier accepts.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ class Addition:
 
     @property
     def answer(self) -> str:
-        """Return the right solution."""
         return self._worked(carries=True)
 
     def sloppy_answer(self, rng: random.Random, guessed: float, carry_forgotten: float) -> str:

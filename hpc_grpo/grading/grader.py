@@ -1,10 +1,7 @@
 """The grader actor: decodes sampled tokens and has them scored.
 
-Runs in       a Ray actor, one on each node with engines; many groups are graded at once in its event loop.
-Consumes      `GroupSamples` from the engines and the prompt from the driver.
-Produces      `GroupGrades`: what the driver keeps of a group.
-Waits for     the reward workers.
-Unblocked by  the slowest of the group's rewards, or its deadline.
+Runs in a Ray actor, one on each node with engines; many groups are graded at once in its event loop. Consumes
+`GroupSamples`, produces `GroupGrades`. Waits for the slowest of the group's rewards, or its deadline.
 """
 
 from __future__ import annotations
@@ -65,5 +62,4 @@ class Grader:
         self._pool.close()
 
     def _text(self, token_ids: list[int]) -> str:
-        text = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return str(text)
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))

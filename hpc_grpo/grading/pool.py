@@ -1,9 +1,7 @@
 """The pool of reward workers: grades groups, each reward with a deadline of its own.
 
-Runs in    the grader's process, and in the driver to check rewards; many groups may be in flight.
-Consumes   a prompt's text, its completions and the item's fields.
-Produces   a `RewardOutcome`.
-Waits for  the slowest reward of the group.
+Runs in the grader's process, and in the driver to check rewards; many groups may be in flight. Waits for the slowest
+reward of the group.
 
 A reward that raises, hangs or dies masks its group and adds an error line; the driver decides whether the run goes on.
 One that breaks its contract always stops the run.
@@ -16,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 from hpc_grpo.config import RewardConfig
@@ -81,8 +79,9 @@ class RewardPool:
             self._queue.put(None)
         for slot in self._slots:
             slot.join()
-        while (queued := self._next_unserved()) is not None:
-            queued.result.set_exception(HpcGrpoError("The reward pool was closed before the call."))
+        while not self._queue.empty():
+            if (queued := self._queue.get()) is not None:
+                queued.result.set_exception(HpcGrpoError("The reward pool was closed before the call."))
 
     def _put(self, call: Call | None, timeout_s: float) -> Future[CallResult]:
         if self._closed:
@@ -90,15 +89,6 @@ class RewardPool:
         queued = QueuedCall(call, timeout_s)
         self._queue.put(queued)
         return queued.result
-
-    def _next_unserved(self) -> QueuedCall | None:
-        try:
-            while True:
-                queued = self._queue.get_nowait()
-                if queued is not None:
-                    return queued
-        except Empty:
-            return None
 
 
 def reward_labels(rewards: Sequence[RewardConfig]) -> list[str]:

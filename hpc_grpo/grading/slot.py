@@ -1,10 +1,7 @@
 """A place for one worker process, and the thread that serves it.
 
-Runs in       the grader's process, one thread per worker; the worker's own side is `worker`.
-Consumes      `QueuedCall`s from the pool's queue.
-Produces      their `CallResult`s.
-Waits for     its one worker, never longer than a call's deadline.
-Unblocked by  a call, or `close`.
+Runs in the grader's process, one thread per worker; the worker's own side is `worker`. Waits for its one worker, never
+longer than a call's deadline.
 
 Workers are neither multiprocessing's nor Pebble's. Their pools share a pipe and its locks, so a worker that dies while
 it holds one breaks the pool for all; and a spawned process imports the parent's main module first, which in a Ray
@@ -213,7 +210,6 @@ class _WorkerProcess:
         return self._process.wait()
 
     def _receive(self, deadline: float) -> bytes:
-        """Return the content of the next frame."""
         received = self._received
         while len(received) < HEADER.size or len(received) < HEADER.size + HEADER.unpack_from(received)[0]:
             self._wait_until(deadline)

@@ -1,9 +1,7 @@
 """The program of a reward worker.
 
-Runs in    a process of its own, one per worker of the pool; the grader's side is `slot`.
-Consumes   calls, one at a time: a reward, a prompt, its completions, the item's fields.
-Produces   a `CallResult` of plain values for each.
-Waits for  the next call; ends with its parent.
+Runs in a process of its own, one per worker of the pool; the grader's side is `slot`. Waits for the next call, and ends
+with its parent.
 
 It imports the standard library and the registry, nothing heavy. No exception leaves it: the parent might not be able to
 unpickle one, and a tensor among the scores would make the parent import torch.
@@ -115,7 +113,9 @@ def run(call: Call) -> CallResult:
     except HpcGrpoError as error:
         return _violation(call, str(error))
     except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; it becomes a record
-        return CallResult(failure=_shortened(f"{type(error).__name__}: {error} ({_place(error)})"))
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{frame.filename}:{frame.lineno}"
+        return CallResult(failure=_shortened(f"{type(error).__name__}: {error} ({place})"))
     return _checked(call, values)
 
 
@@ -161,15 +161,9 @@ def _violation(call: Call, message: str) -> CallResult:
     return CallResult(violation=_shortened(f"Reward {call.reward!r} {message}"))
 
 
-def _place(error: BaseException) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{frame.filename}:{frame.lineno}"
-
-
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"
+    return _shortened(repr(value), 200)
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MAX_MESSAGE_CHARACTERS else f"{text[:_MAX_MESSAGE_CHARACTERS]}…"
+def _shortened(text: str, most: int = _MAX_MESSAGE_CHARACTERS) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"

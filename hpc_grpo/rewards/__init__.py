@@ -4,8 +4,7 @@ A reward is `f(prompts, completions, **fields) -> list[float]`: texts, and for e
 `answer`) a list with one value per completion, as in TRL. `rewards.args` arrive as keyword arguments as they are, and
 win over a column of the same name.
 
-This file imports the registry alone: it is loaded in every worker, and a killed worker's successor starts as fast as
-its imports are few.
+This file imports the registry alone: every worker loads it, and starts as fast as its imports are few.
 """
 
 from collections.abc import Callable, Sequence

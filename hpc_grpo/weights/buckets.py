@@ -1,7 +1,7 @@
 """The bucket layout: the place of each parameter in the weight store.
 
-Made in the driver, once before the first publish, and in a learner at an export. With it every publish is one header and
-one copy, without a message for each parameter.
+Made in the driver, once before the first publish, and in a learner at an export. With it every publish is one header
+and one copy, without a message for each parameter.
 """
 
 from __future__ import annotations
