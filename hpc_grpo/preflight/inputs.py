@@ -50,10 +50,7 @@ def refusals(config: Config) -> Iterator[ConfigError]:
 
 
 def refuse_missing_python(launch: LaunchConfig) -> None:
-    """Raise ConfigError where the job's shell could not start `launch.python`.
-
-    Such a job would queue, end at once, and leave no successor.
-    """
+    """Raise ConfigError where a job could not start `launch.python`: it would queue, end, and leave no successor."""
     if launch.python is not None and shutil.which(launch.python) is None:
         raise ConfigError(
             f"launch.python = {launch.python}: must be a file that can be executed, and here it is none. "

@@ -38,10 +38,7 @@ def _interfaces() -> dict[str, ipaddress.IPv4Interface]:
 
 
 def choose_interface(named: str | None) -> tuple[str, str]:
-    """Return (interface, address): the named one, else that of the default route, else the only one there is.
-
-    Raises NodesUnavailableError with the interfaces that exist.
-    """
+    """Return (interface, address): the named one, the default route's or the only one. Raises NodesUnavailableError."""
     existing = {name: str(found.ip) for name, found in _interfaces().items() if name != "lo"}
     listed = ", ".join(f"{name} ({ip})" for name, ip in existing.items()) or "none"
     if named is not None:

@@ -43,10 +43,7 @@ RAY_SETTINGS: dict[str, tuple[str, str]] = {
 def ray_environment(
     environ: Mapping[str, str], spec: NodeSpec, ip: str, interface: str, shm_dir: str
 ) -> dict[str, str]:
-    """Return the variables of Ray, of the actors and (on the head) of the driver on this node.
-
-    Raises ConfigError for a value of launch.env with a variable that this node does not have.
-    """
+    """Return the variables of Ray, the actors and (on the head) the driver. Raises ConfigError as `check_resolved`."""
     check_resolved(spec.env, environ)
     # The others' addresses are not known yet: their names, and for who calls them by address the network they are in.
     nodes = [ip, spec.head_address.partition(":")[0], network_of(interface), *spec.nodes]

@@ -101,13 +101,11 @@ def close_record(run: RunDir, owner: LockOwner) -> None:
 
 
 def supervise(supervisor: Supervisor, run: RunDir, link: ChainLink | None) -> int:
-    """Hold the run while the attempt lasts, and see to the link's successor; returns the attempt's exit code.
-
-    What is to be done at the end is done in the reverse order of its lines here.
-    """
+    """Hold the run while the attempt lasts, and see to the link's successor; return the attempt's exit code."""
     record = supervisor.record
     lock = RunLock.take(run, record.job_id, record.attempt, before=link.before if link else None)
-    # The warning may come after the driver's end, while the link looks after its successor.
+    # The warning may come after the driver's end, while the link looks after its successor. What is to be done at the
+    # end is done in the reverse order of its lines here.
     with outliving_the_warning(), ExitStack() as at_the_end:
         if link is None:
             at_the_end.callback(lock.release)
