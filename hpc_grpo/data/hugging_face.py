@@ -66,10 +66,7 @@ def dataset_folders(name: str, environ: Mapping[str, str]) -> tuple[Path, Path]:
 
 
 def find_model(path: str, environ: Mapping[str, str]) -> Path:
-    """Return the folder with the model's config.json: `path` itself, or its snapshot in the cache of `environ`.
-
-    Raises ConfigError that says where it was looked for.
-    """
+    """Return the model's folder: `path` itself, or its snapshot in the cache of `environ`. Raises ConfigError."""
     folder = Path(path).expanduser()
     if (folder / "config.json").is_file():
         return folder
@@ -85,10 +82,7 @@ def find_model(path: str, environ: Mapping[str, str]) -> Path:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that hold the weights of the model in `folder`: none, one, or the parts that an index names.
-
-    Parts need not exist. Raises ConfigError for an index that cannot be read.
-    """
+    """Return the model's weight files; parts that an index names need not exist. Raises ConfigError for a bad index."""
     for name in WEIGHT_FORMS:
         index = folder / f"{name}.index.json"
         if index.is_file():

@@ -117,10 +117,7 @@ class PromptTemplate:
 
 
 def encode_completions(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Tokenize completions to imitate: no special tokens but the end token that closes each.
-
-    Raises ConfigError when the tokenizer has no end token.
-    """
+    """Tokenize completions to imitate, an end token after each. Raises ConfigError when the tokenizer has none."""
     end = tokenizer.eos_token_id
     if end is None:
         raise ConfigError("The model's tokenizer has no eos_token; completions to imitate need one to end with.")

@@ -30,10 +30,7 @@ def check_context_length(config: Config) -> None:
 
 
 def stop_token_ids(config: Config, tokenizer: Any) -> tuple[int, ...]:
-    """Return the end tokens of the generation config and of the tokenizer.
-
-    Raises ConfigError when the model has none: no completion could end by itself.
-    """
+    """Return the end tokens. Raises ConfigError when the model has none: no completion could end by itself."""
     from transformers import GenerationConfig
 
     try:

@@ -31,10 +31,7 @@ class ModelSize:
 
 
 def write_model(folder: Path, size: ModelSize, seed: int) -> int:
-    """Write config.json, model.safetensors and the tokenizer to `folder`; return the number of parameters.
-
-    Raises ConfigError for a head size that vLLM has no CPU kernel for.
-    """
+    """Write model and tokenizer; return the parameters. Raises ConfigError for heads that vLLM lacks on CPU."""
     head_size, rest = divmod(size.hidden_size, size.num_heads)
     if rest or head_size not in _HEAD_SIZES:
         raise ConfigError(

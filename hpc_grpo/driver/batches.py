@@ -32,10 +32,7 @@ class TrainItem:
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's items, one list for each optimizer step, and what is recorded of them.
-
-    `ordinals` are in order, without a gap; `lines` are those of rollouts/step_N.jsonl.
-    """
+    """A step's items by optimizer step, their ordinals without a gap, and the lines of rollouts/step_N.jsonl."""
 
     minibatches: Sequence[Sequence[TrainItem]]
     ordinals: Sequence[int]

@@ -70,10 +70,7 @@ class Checkpoints:
         self._durations.add(time.monotonic() - begun)
 
     def export(self, state: DriverState) -> None:
-        """Write the model in Hugging Face's format, unless this process has just done so.
-
-        An export that is there already may be of steps that a crash undid, so it is replaced.
-        """
+        """Write the model unless this process just did: an export already there may be of steps that a crash undid."""
         if state.step != self._exported_step:
             wait_for_space(self._run_dir.path, self._num_bytes() // _MIN_COPIES_OF_WEIGHTS, "An export")
             self._learners.export(self._run_dir.export(state.step))

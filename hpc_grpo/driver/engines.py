@@ -32,10 +32,7 @@ class RemoteEngine:
         self.actor = start()
 
     def replace(self, deadline: Deadline, error: Exception) -> None:
-        """Start another actor where the one that failed with `error` was, and wait until vLLM is up.
-
-        Raises NodesUnavailableError when its node is gone too, EngineLostError when it has failed too often.
-        """
+        """Start another actor in its place. Raises NodesUnavailableError, or EngineLostError after too many of them."""
         what = f"An engine on {self._address} {_end(error)}"
         if not any(node["Alive"] and node["NodeManagerAddress"] == self._address for node in ray.nodes()):
             raise NodesUnavailableError(f"An engine died with its node {self._address}.")

@@ -51,10 +51,7 @@ class LearnerGroup:
         self._on_all("save_checkpoint", path, driver_state, waiting_for="the checkpoint")
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Restore a checkpoint, of as many learners or of another number.
-
-        Raises ConfigError if it does not fit the config, LaunchError if there is no space to rewrite it.
-        """
+        """Restore a checkpoint of any number of learners. Raises LaunchError if there is no space to rewrite it."""
         is_resharded = checkpoint.manifest.world_size != len(self._learners)
         if is_resharded:
             print(f"Rewriting {checkpoint.path.name} for {len(self._learners)} learners.", flush=True)

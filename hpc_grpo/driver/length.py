@@ -44,10 +44,7 @@ class TrainLength:
 
 
 def train_length(config: Config, items_per_epoch: int) -> TrainLength:
-    """Derive the steps from whichever of train.total_steps, total_episodes and total_epochs is set.
-
-    Episodes are rollouts; where a task has none they are demonstrations.
-    """
+    """Derive the steps from train.total_steps, total_episodes (rollouts, or demonstrations) or total_epochs."""
     train, algorithm = config.train, algorithm_of(config)
     items_per_step = algorithm.items_per_step
     if train.total_steps is not None:

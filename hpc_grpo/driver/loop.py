@@ -60,9 +60,8 @@ class TrainingLoop:
     def _saved_if_it_fails(self, state: DriverState, record: Callable[[], None] | None = None) -> Iterator[None]:
         """Save `state` where rewards or engines fail: the learners are well, and the run is resumed from here.
 
-        Not so after a WeightSyncError: the learners' own memory may be damaged, or they do not answer.
-        `record` puts the last step on record, where that is still to be done. A save that fails as well is only
-        printed: the first error is the cause, and its exit code stands.
+        Not so after a WeightSyncError: the learners' own memory may be damaged. `record` puts the last step on record
+        first. A save that fails as well is only printed: the first error is the cause, and its exit code stands.
         """
         try:
             yield

@@ -44,10 +44,7 @@ class RolloutScheduler:
             self._next_to_start += 1
 
     def take_step(self, policy_version: int) -> list[GradedGroup]:
-        """Wait for the next step's groups.
-
-        Raises RewardError when too many reward calls failed, HpcGrpoError when a rollout breaks the lag bound.
-        """
+        """Wait for the next step's groups. Raises RewardError for failed rewards, HpcGrpoError beyond the lag bound."""
         started = self._started.pop(self._next_to_take)
         self._next_to_take += 1
         groups = self._pool.wait(started, "rollouts")

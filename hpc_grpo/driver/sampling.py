@@ -110,10 +110,7 @@ class RolloutPool:
                 group.grades = group.grader.grade.remote(samples, group.prompt, group.with_texts)
 
     def _recover(self, started: Sequence[StartedGroup]) -> bool:
-        """Revive the engines that failed, and ask again for what was lost with them or with one revived before.
-
-        Return False where no engine failed: nothing here would mend it.
-        """
+        """Revive the engines that failed and ask again for what was lost with them. Return False where none failed."""
         for engine in self._engines:
             asked = [group for group in started if group.engine is engine and group.is_with_its_engine]
             if error := next(filter(None, (group.engine_failure(0.0) for group in asked)), None):

@@ -58,10 +58,7 @@ class StopRequest:
 
 
 def wait_for_ray(is_asked_to_stop: Callable[[], bool]) -> str | None:
-    """Return the address of the run's Ray, or None when asked to stop before there is one.
-
-    There is no deadline here: the supervisor ends this process when Ray does not come up.
-    """
+    """Return the address of the run's Ray, or None when asked to stop. The supervisor ends this process without one."""
     path = Path(os.environ[RAY_ADDRESS_FILE_VARIABLE])
     while not path.exists():
         if is_asked_to_stop():

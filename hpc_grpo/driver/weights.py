@@ -39,10 +39,7 @@ class WeightSync:
     """Publishes the learners' weights to the engines of all nodes. An engine that fails is replaced."""
 
     def __init__(self, config: Config, nodes: Sequence[NodeMembers]) -> None:
-        """Check the contract, create the stores and join the groups.
-
-        Raises ConfigError with the difference listed when learner and engine mean different parameters.
-        """
+        """Check the contract, create the stores, join the groups. Raises ConfigError where the parameters differ."""
         self._config = config
         self._deadline = Deadline(config.weights.deadline_s, "weights.deadline_s")
         self._start_deadline = Deadline(config.deadlines.start_s, "deadlines.start_s")
@@ -88,8 +85,7 @@ class WeightSync:
     def _replace(self, failures: Mapping[RemoteEngine, Exception]) -> set[RemoteEngine]:
         """Replace the engines that failed, and have all members of their nodes join new groups; return the replaced.
 
-        A failure breaks its node's group. Of engines that fail together only one may have been seen yet: the others
-        show when they are to join.
+        Of engines that fail together only one may have been seen yet: the others show when they are to join.
         """
         replaced = set[RemoteEngine]()
         while failures:
@@ -102,10 +98,7 @@ class WeightSync:
     def _failures(
         self, calls: Mapping[RemoteEngine, Any], others: Sequence[Any], waiting_for: str
     ) -> dict[RemoteEngine, Exception]:
-        """Wait for the engines' `calls` and what `others` do with them; return which failed, with their errors.
-
-        Raises what ended the wait where no engine is to blame for it.
-        """
+        """Wait for `calls` and `others`; return the engines that failed. Raises what no engine is to blame for."""
         try:
             get_all([*calls.values(), *others], self._deadline, waiting_for)
         except (HpcGrpoError, RayTaskError):

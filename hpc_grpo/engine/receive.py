@@ -77,10 +77,7 @@ class WeightReceiver:
 
     @catching
     def hpc_grpo_receive(self, version: int) -> None:
-        """Load the announced version; every member learns of a failure through the acknowledgement.
-
-        Raises WeightSyncError on a checksum mismatch, a dead member or the deadline.
-        """
+        """Load the announced version. Raises WeightSyncError on a checksum mismatch, a dead member or the deadline."""
         store, group = self._hpc_grpo_store, self._hpc_grpo_group
         stored = group.receive_announcement(len(store.layout.buckets))
         try:

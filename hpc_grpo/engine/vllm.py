@@ -16,7 +16,6 @@ from hpc_grpo.config.resources import kv_cache_gib
 from hpc_grpo.types import GIB, Completion, GroupRequest, GroupSamples, SamplingSpec
 
 if TYPE_CHECKING:
-    from hpc_grpo.types import Int32Array
     from hpc_grpo.weights.buckets import BucketLayout
     from hpc_grpo.weights.node_group import GroupMembership
     from hpc_grpo.weights.store import StoreSpec
@@ -141,10 +140,7 @@ class Sampler:
         self._on_workers("hpc_grpo_join", membership, store)
 
     def receive_weights(self, version: int) -> None:
-        """Take part in the publish of `version`; requests in flight go on with the new weights.
-
-        Raises what a step before it raised.
-        """
+        """Take part in the publish of `version`; requests in flight go on with it. Raises what a step raised."""
         self._check_well()
         self._on_workers("hpc_grpo_receive", version)
         self._switch_to(version)
@@ -206,33 +202,19 @@ class Sampler:
         sample = self._samples.pop(output.request_id)
         (result,) = output.outputs
         self._close_segment(sample, len(result.token_ids))
-        group = sample.group
+        group, request = sample.group, sample.group.request
+        versions, lengths = zip(*sample.segments, strict=True)
         group.completions[sample.index] = Completion(
             token_ids=np.asarray(result.token_ids, dtype=np.int32),
             engine_logprobs=np.asarray(result.logprobs.logprobs, dtype=np.float32),
-            policy_versions=_versions(sample.segments),
+            policy_versions=np.repeat(np.asarray(versions, dtype=np.int32), lengths),
             finish_reason="stop" if result.finish_reason == "stop" else "length",
         )
-        if len(group.completions) == len(group.request.seeds):
-            group.future.set_result(_samples_of(group))
+        if len(group.completions) == len(request.seeds):
+            completions = tuple(group.completions[index] for index in range(len(request.seeds)))
+            prompt_token_ids = np.asarray(request.prompt_token_ids, dtype=np.int32)
+            group.future.set_result(GroupSamples(request.ordinal, prompt_token_ids, completions))
 
     def _close_segment(self, sample: _PendingSample, num_tokens: int) -> None:
         already = sum(length for _, length in sample.segments)
         sample.segments.append((self.policy_version, num_tokens - already))
-
-
-def _versions(segments: Sequence[tuple[int, int]]) -> Int32Array:
-    import numpy as np
-
-    versions, lengths = zip(*segments, strict=True)
-    return np.repeat(np.asarray(versions, dtype=np.int32), lengths)
-
-
-def _samples_of(group: _PendingGroup) -> GroupSamples:
-    import numpy as np
-
-    return GroupSamples(
-        ordinal=group.request.ordinal,
-        prompt_token_ids=np.asarray(group.request.prompt_token_ids, dtype=np.int32),
-        completions=tuple(group.completions[index] for index in range(len(group.request.seeds))),
-    )

@@ -47,7 +47,9 @@ class _WorkerDiedError(Exception):
     """The worker's process ended; `took_call` says whether it had begun on the call in hand."""
 
     def __init__(self, exit_code: int, took_call: bool) -> None:
-        self.words = _exit_words(exit_code)
+        self.how = f"exit code {exit_code}" if exit_code >= 0 else f"killed by {signal.Signals(-exit_code).name}"
+        if exit_code == -signal.SIGKILL:
+            self.how += "; out of memory?"
         self.took_call = took_call
 
 
@@ -61,10 +63,7 @@ class QueuedCall:
 
 
 class WorkerSlot(threading.Thread):
-    """Serves calls until it takes a None from the queue or is closed; replaces its worker when stuck or dead.
-
-    The thread lives as long as the slot, since a worker's PDEATHSIG fires when the *thread* that started it ends.
-    """
+    """Serves calls; a thread that lives as long as the slot, since a worker's PDEATHSIG fires when its starter ends."""
 
     def __init__(self, names: Sequence[str], load_timeout_s: float, queue: SimpleQueue[QueuedCall | None]) -> None:
         super().__init__(name="reward-slot", daemon=True)
@@ -109,20 +108,16 @@ class WorkerSlot(threading.Thread):
         if queued.call is None:
             return CallResult()
         try:
-            result: CallResult = self._ask(queued.call, queued.timeout_s)
+            return self._ask(queued.call, queued.timeout_s)  # type: ignore[no-any-return]
         except TimeoutError:
             return CallResult(failure=f"did not return within {queued.timeout_s:g} s; its process was killed")
         except _WorkerDiedError as error:
             if not error.took_call:
                 raise
-            return CallResult(failure=f"ended its process ({error.words})")
-        return result
+            return CallResult(failure=f"ended its process ({error.how})")
 
     def _start_worker(self) -> str | None:
-        """Start a worker and import the rewards in it; returns what went wrong, if anything did.
-
-        The imports have a deadline of their own: no call pays for a slow one.
-        """
+        """Start a worker and import the rewards, with a deadline of their own; returns what went wrong, or None."""
         with self._lock:
             if self._closed:
                 raise HpcGrpoError("The reward pool was closed during a call.")
@@ -133,17 +128,13 @@ class WorkerSlot(threading.Thread):
         except TimeoutError:
             return f"{importing} did not end within {self._load_timeout_s:g} s."
         except _WorkerDiedError as error:
-            return f"{importing} ended the process ({error.words})."
+            return f"{importing} ended the process ({error.how})."
         if failure is not None:
             self._end_worker()
         return failure
 
     def _ask(self, message: Any, timeout_s: float) -> Any:
-        """Return the worker's answer.
-
-        Raises TimeoutError or _WorkerDiedError, after which the next worker is a new one, and HpcGrpoError when the
-        slot is closed meanwhile.
-        """
+        """Return the worker's answer. Raises TimeoutError, _WorkerDiedError, or HpcGrpoError when closed."""
         assert self._worker is not None
         try:
             return self._worker.ask(message, time.monotonic() + timeout_s)
@@ -164,10 +155,7 @@ class WorkerSlot(threading.Thread):
 
 
 class _WorkerProcess:
-    """A process that runs `worker.main`, leads a session of its own, and is asked through a socket.
-
-    The socket is a descriptor of its own, so that what a reward prints cannot fall into an answer.
-    """
+    """A process of `worker.main` in its own session, with a socket: what a reward prints cannot fall into an answer."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
@@ -224,10 +212,3 @@ class _WorkerProcess:
     def _wait_until(self, deadline: float) -> None:
         # Never 0, with which a socket does not wait at all.
         self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
-
-
-def _exit_words(exit_code: int) -> str:
-    if exit_code >= 0:
-        return f"exit code {exit_code}"
-    name = signal.Signals(-exit_code).name
-    return f"killed by {name}; out of memory?" if name == "SIGKILL" else f"killed by {name}"

@@ -120,10 +120,7 @@ def run(call: Call) -> CallResult:
 
 
 def _arguments(function: RewardFunction, call: Call) -> dict[str, Any]:
-    """Return the call's keyword arguments, without the columns that a function without `**fields` does not name.
-
-    Raises TypeError when a parameter of the function is not among them.
-    """
+    """Return the arguments, without columns that the function does not take. Raises TypeError for one missing."""
     count = len(call.completions)
     columns = {name: [value] * count for name, value in call.fields.items()}
     texts = {"prompts": [call.prompt] * count, "completions": list(call.completions)}

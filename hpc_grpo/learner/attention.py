@@ -90,10 +90,7 @@ def packed_sdpa(
 
     `query` `[1, H, T, D]`, `key` and `value` `[1, Hkv, T, D]`; returns `[1, T, H, D]`. Documents are gathered into
     a right-padded grid `[N, H, Tmax, D]`: with causal attention, padding on the right is seen by no real token,
-    so no mask is needed and the fused kernels apply.
-
-    Raises ValueError for what this kernel does not compute: dropout, masks, soft-capping, sinks, and a sliding
-    window shorter than the longest document.
+    so no mask is needed and the fused kernels apply. Raises ValueError for what this kernel does not compute.
     """
     _check_supported(attention_mask, dropout, document_layout, kwargs)
     queries, keys, values = (_to_grid(tensor, document_layout) for tensor in (query, key, value))

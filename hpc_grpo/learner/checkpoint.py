@@ -143,10 +143,7 @@ def _beside(checkpoint: Path) -> Path:
 
 
 def hash_together(staging: Path, rank: int, gather: Callable[[Any], list[Any]]) -> tuple[FileEntry, ...]:
-    """Hash the checkpoint's files, each rank its share; returns those of all ranks.
-
-    `gather` is a collective that returns what each rank gave it, by rank.
-    """
+    """Hash the checkpoint's files, each rank its share. `gather` is a collective: it returns what each rank gave it."""
     # One list for all: a network file system may show a rank the folder without what others have just written there.
     seen_by_rank = gather([str(file.relative_to(staging)) for file in staging.rglob("*") if file.is_file()])
     names = sorted({name for seen in seen_by_rank for name in seen})

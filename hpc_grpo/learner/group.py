@@ -22,10 +22,9 @@ _LOOPBACK = "lo"
 def init_process_group(rank: int, world_size: int, device: Any, store: Any = None, timeout_s: float = 1800.0) -> None:
     """Create the default group (Gloo on CPU, NCCL on a GPU) and make DeepSpeed use it.
 
-    A process has one such group: when it exists already, with the same rank and size, it is kept.
-    A single learner needs no store and opens no port beyond loopback. `GLOO_SOCKET_IFNAME` decides which
-    interface Gloo uses between machines. Raises ValueError without a store when `world_size` > 1, or when
-    the process belongs to another group.
+    When it exists already, with the same rank and size, it is kept. A single learner needs no store and opens no port
+    beyond loopback. Raises ValueError without a store when `world_size` > 1, or when the process belongs to another
+    group.
     """
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):

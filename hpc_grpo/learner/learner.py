@@ -68,9 +68,8 @@ class Learner:
     def train_step(self, minibatches: Sequence[Minibatch]) -> dict[str, Reduction]:
         """Take one optimizer step for each minibatch; returns this rank's metrics, to be merged over ranks.
 
-        Raises HpcGrpoError when a gradient is not finite: DeepSpeed then drops that update, the steps no longer
-        mean what they count, and the run has to go on from its last checkpoint. Raises ConfigError for a
-        sequence longer than the model's context.
+        Raises HpcGrpoError when a gradient is not finite: DeepSpeed then drops that update, and the steps no longer
+        mean what they count. Raises ConfigError for a sequence longer than the model's context.
         """
         packed = self._pack_equalised([minibatch.sequences for minibatch in minibatches])
         # The first minibatch meets the weights the step started with: its own logprobs are the proximal ones.

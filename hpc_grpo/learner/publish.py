@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from hpc_grpo.errors import WeightSyncError
-from hpc_grpo.weights.buckets import Bucket, BucketLayout
+from hpc_grpo.weights.buckets import BucketLayout
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, NodeGroup
 from hpc_grpo.weights.store import StoredVersion, WeightStore
 
@@ -20,10 +20,7 @@ Gather = Callable[[Sequence[str]], AbstractContextManager[Mapping[str, torch.Ten
 
 
 class WeightPublisher:
-    """Writes versions into the store of one node and announces them to its engine workers.
-
-    Under ZeRO-3 every learner takes part in each gather, so learners that do not write have a `store` of None.
-    """
+    """Writes versions into a node's store. Under ZeRO-3 all learners gather, also those without a store to write."""
 
     def __init__(self, layout: BucketLayout, gather: Gather, store: WeightStore | None) -> None:
         self._layout = layout
@@ -40,14 +37,17 @@ class WeightPublisher:
         """Gather the parameters and write them as `version`; engines go on with the version they hold."""
         # Buffers alternate by publish, not by version: versions count optimizer steps, and may advance by two.
         buffer = (self._current_buffer + 1) % (self._store.num_buffers if self._store else 1)
-        checksums = [self._stage_bucket(buffer, bucket) for bucket in self._layout.buckets]
+        checksums = []
+        for bucket in self._layout.buckets:
+            with self._gather(bucket.names) as parameters:
+                if self._store is not None:
+                    for name, view in self._store.tensors(buffer, bucket):
+                        view.copy_(parameters[name])
+                    checksums.append(self._store.checksum(buffer, bucket))
         self._staged = StoredVersion(version, buffer, tuple(checksums))
 
     def announce(self) -> None:
-        """Tell the node's engines to load what was staged, and wait until each holds it.
-
-        Raises WeightSyncError when a worker failed, died or missed the deadline.
-        """
+        """Have the node's engines load what was staged. Raises WeightSyncError when one fails, dies or is too late."""
         if self._store is None:
             return
         if self._staged is None or self._group is None:
@@ -60,11 +60,3 @@ class WeightPublisher:
             raise WeightSyncError(f"engine workers {failed} did not load weight version {version}")
         self._store.publish_header(self._staged)
         self._current_buffer = self._staged.buffer
-
-    def _stage_bucket(self, buffer: int, bucket: Bucket) -> int:
-        with self._gather(bucket.names) as parameters:
-            if self._store is None:
-                return 0
-            for name, view in self._store.tensors(buffer, bucket):
-                view.copy_(parameters[name])
-            return self._store.checksum(buffer, bucket)

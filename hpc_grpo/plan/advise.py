@@ -83,10 +83,7 @@ def _candidates(plan: Plan) -> list[Settings]:
 
 
 def _more_nodes(plan: Plan) -> list[Change]:
-    """Find the fewest nodes with the settings as they are, then with sharding and offload where those take fewer.
-
-    More nodes do not help an engine that lacks memory: it gets more GPUs in any case.
-    """
+    """Find the fewest nodes that do, as set, then with sharding and offload; engines that lack memory get more GPUs."""
     train = plan.config.train
     wider = _wider_engines(plan) if any(b.device == ENGINE_GPU and not b.fits for b in plan.budgets) else ()
     sharded = (("train.zero_stage", 3),) if train.zero_stage < 3 else ()

@@ -111,10 +111,7 @@ def family_model(size: str) -> Model:
 
 
 def read_model(path: str, environ: Mapping[str, str]) -> Model:
-    """Return the model of `model.path`: a folder, or a name in the Hugging Face cache that `environ` points to.
-
-    Raises ConfigError when it is not on this machine, or is no dense decoder that the formulas describe.
-    """
+    """Return the model of `model.path`. Raises ConfigError where it is not here, or is no dense decoder."""
     try:
         folder = find_model(path, environ)
     except ConfigError as error:
@@ -164,10 +161,7 @@ def read_shape(settings: Mapping[str, Any], path: str) -> ModelShape:
 
 
 def count_parameters(folder: Path, *, is_tied: bool) -> int | None:
-    """Return the elements of all tensors in the folder's safetensors files; None unless every file is there.
-
-    A tied output layer is one parameter with the embedding, also where a file stores it twice.
-    """
+    """Count the elements in the safetensors files, a tied output layer once; None unless every file is there."""
     files = weight_files(folder)
     if not files or not all(file.suffix == ".safetensors" and file.is_file() for file in files):
         return None

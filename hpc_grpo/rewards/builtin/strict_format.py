@@ -20,12 +20,8 @@ def strict_format(
     """Match `<reasoning>…</reasoning><answer>…</answer>`: both once, in this order, neither empty, and nothing but
     white space before, between and after.
     """
-    pattern = _structure(reasoning_tag, answer_tag)
-    return [float(pattern.fullmatch(completion) is not None) for completion in completions]
-
-
-def _structure(reasoning_tag: str, answer_tag: str) -> re.Pattern[str]:
     first, second = re.escape(reasoning_tag), re.escape(answer_tag)
     # No tag inside an element: "<answer>1</answer><answer>2</answer>" would let a model hedge.
     body = rf"\s*(?=\S)(?:(?!</?(?:{first}|{second})>).)+"
-    return re.compile(rf"\s*<{first}>{body}</{first}>\s*<{second}>{body}</{second}>\s*", re.DOTALL)
+    pattern = re.compile(rf"\s*<{first}>{body}</{first}>\s*<{second}>{body}</{second}>\s*", re.DOTALL)
+    return [float(pattern.fullmatch(completion) is not None) for completion in completions]
