@@ -26,10 +26,9 @@ _SHARED = frozenset({"__init__", "base", "common"})
 
 
 class Registry:
-    """The entries of one folder of the package, and those that users bring."""
+    """The entries of one `folder` of the package, and those that users bring; `kind` and `key` are for error texts."""
 
     def __init__(self, kind: str, key: str, folder: str) -> None:
-        """`kind` and the config `key` that names an entry are for error texts; `folder` lies below the package."""
         self._kind = kind
         self._key = key
         self._folder = folder
@@ -62,8 +61,7 @@ class Registry:
     def find(self, name: str) -> Any:
         """Import and return the entry for a built-in's name, `module:function` or `path/to/file.py:function`.
 
-        Raises ConfigError when there is no such name, with the built-ins listed, or when the module does not import,
-        with its own error.
+        Raises ConfigError when there is no such name or the module does not import.
         """
         module_name, separator, attribute = name.rpartition(":")
         if not separator:

@@ -104,11 +104,10 @@ class GroupSamples:
 class GroupGrades:
     """A graded group as the driver keeps it: a handful of numbers per rollout, no token arrays.
 
-    All tuples have length G. `rewards` is the weighted sum of `reward_parts`; where `valid` is False the
-    reward could not be computed (the verifier crashed or timed out), the reward is 0.0 by convention and
-    the rollout carries no gradient. `min_policy_versions` is the oldest version that sampled a token.
-    `measures` are those of `metrics.rollouts`, by the metric's name.
-    `texts` holds the decoded completions when they were asked for, else it is empty.
+    All tuples have length G. `rewards` is the weighted sum of `reward_parts`; where `valid` is False the reward could
+    not be computed, is 0.0 by convention, and the rollout carries no gradient. `min_policy_versions` is the oldest
+    version that sampled a token, `measures` are those of `metrics.rollouts` by the metric's name, and `texts` is empty
+    unless the decoded completions were asked for.
     """
 
     ordinal: int

@@ -1,7 +1,4 @@
-"""Sections `placement` and `launch`: what runs on each node, what to ask Slurm for, how nodes find each other.
-
-Site settings (configs/*/site.yaml) are values of `launch`; nothing about a site is in the code.
-"""
+"""Sections `placement` and `launch`: what runs on each node, what to ask Slurm for, how nodes find each other."""
 
 from __future__ import annotations
 

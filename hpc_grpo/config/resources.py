@@ -1,7 +1,4 @@
-"""Decide what a run takes of a node: GPUs, CPUs, shared memory and the KV cache.
-
-One arithmetic for all that ask: the driver reserves by it, `submit` and `doctor` refuse by it, `plan` adds it up.
-"""
+"""Decide what a run takes of a node (GPUs, CPUs, shared memory, KV cache): one arithmetic for all that ask."""
 
 from __future__ import annotations
 

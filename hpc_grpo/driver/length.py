@@ -1,7 +1,6 @@
 """The length of a run in steps, and of its steps, evals and saves in seconds.
 
-The seconds let a driver stop early enough for the last of each. They are kept across attempts in state.json: a new
-attempt knows the 95th percentiles of the one before.
+The seconds let a driver stop early enough for the last of each; state.json keeps them across attempts.
 """
 
 from __future__ import annotations

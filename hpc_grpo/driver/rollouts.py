@@ -1,7 +1,6 @@
 """The rollout scheduler: which prompt starts when, and which groups a step trains on.
 
-Produces each step's graded groups, in the order of their ordinals. Waits for engines and graders; unblocked by
-`start_prompts` after a publish.
+Waits for engines and graders; unblocked by `start_prompts` after a publish.
 
 A prompt's step is fixed by its ordinal (`ordinal // prompts_per_step`), so the lag bound is a rule on when its step
 may start, and what a checkpoint must remember is one number. With `max_policy_lag` = k, rollouts of step s may

@@ -1,7 +1,4 @@
-"""Writes the policy in Hugging Face format: config, tokenizer and safetensors, for `from_pretrained` and vLLM.
-
-Runs in the learner's process, as a collective of all learners; rank 0 writes.
-"""
+"""Writes the policy in Hugging Face format, for `from_pretrained` and vLLM: a collective, in which rank 0 writes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Typed metrics: how values of microbatches and ranks become one number.
-
-A learner gives its own; the driver merges those of all learners.
-"""
+"""Typed metrics: how values of microbatches become one in a learner, and those of all ranks one in the driver."""
 
 from __future__ import annotations
 

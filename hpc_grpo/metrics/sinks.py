@@ -1,7 +1,4 @@
-"""Where metrics go: metrics.jsonl always; W&B, TensorBoard and the console beside it.
-
-Runs in the driver, which gives every sink one record per step and closes them at the end.
-"""
+"""Where the driver's metrics go, one record per step: metrics.jsonl; W&B, TensorBoard and the console beside it."""
 
 from __future__ import annotations
 

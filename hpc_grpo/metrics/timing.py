@@ -1,7 +1,4 @@
-"""Times the phases of a step, and estimates when the run will end.
-
-Runs in the driver, in its loop; only `StepTimer.current` is read by another thread, the watchdog's.
-"""
+"""Times the phases of a step, and estimates when the run will end. Runs in the driver's loop."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Say what a step takes: its sequences and tokens, the time expected before the first, and the time measured since.
 
-Nobody knows before sampling how long completions get, so tokens are upper bounds and the expected time is that of a
-step whose every sequence is as long as it may be.
+Nobody knows before sampling how long completions get: tokens and times are those of sequences as long as may be.
 """
 
 from __future__ import annotations
