@@ -1,4 +1,4 @@
-"""What can go wrong, and the exit code each kind of failure has.
+"""Errors meant for the user, and the exit code of each kind.
 
 The exit code and the run directory are the whole contract between launching and training: the code alone
 says whether running the same command again can help.

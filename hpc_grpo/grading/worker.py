@@ -47,7 +47,7 @@ class Call:
 
 @dataclass(frozen=True)
 class CallResult:
-    """What came of a call; at most one field is set, and none when only the rewards' imports were asked for.
+    """The result of a call; at most one field is set, and none when only the rewards' imports were asked for.
 
     `scores` has one number per completion. `failure` says what went wrong this time, `violation` how the function
     broke its contract, as it always will.

@@ -1,4 +1,4 @@
-"""Where the learners meet: keys and values that they reach through Ray calls, which ask for the run's token.
+"""The meeting point of the learners: keys and values that they reach through Ray calls, which ask for the run's token.
 
 Runs in a Ray actor of its own, started by the driver where there are several learners. It imports neither torch nor
 Ray, which is why it is not in `group`, the learner's side of it.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command printed; `error` is "" if it succeeded, else one line that says why not.
+    """The output of a command; `error` is "" if it succeeded, else one line that says why not.
 
     `text` is its stdout if it succeeded, `said` the whole of its stderr. `is_absent`: there is no such command here;
     `is_late`: it was killed at its deadline.

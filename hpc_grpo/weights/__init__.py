@@ -1,1 +1,1 @@
-"""What both sides of a publish share: the bucket layout, the node's store, its group, and the contract on names."""
+"""Shared by both sides of a publish: the bucket layout, the node's store, its group, and the contract on names."""

@@ -37,7 +37,7 @@ _NOTHING_LEFT: tuple[ExitKind, ...] = ("complete", "config", "stopped")
 
 @dataclass(frozen=True)
 class News:
-    """What has become of the run. `ended`: with more to do, and no further job; `retrying`: the next job carries on."""
+    """News of the run. `ended`: with more to do, and no further job; `retrying`: the next job carries on."""
 
     event: Literal["complete", "ended", "retrying"]
     why: str
@@ -74,7 +74,7 @@ class PreviousLink:
 
 @dataclass(frozen=True)
 class StartFacts:
-    """What a link finds when it starts. `previous`: None in the job that the user submitted.
+    """The facts that a link finds when it starts. `previous`: None in the job that the user submitted.
 
     `attempts` and `stalled` count since that one; `stalled` are the latest attempts in a row without a new checkpoint.
     `node_hours` are all of the run's so far. `user_knows`: an earlier link of the chain has told why it ended.
@@ -94,7 +94,7 @@ class StartFacts:
 
 @dataclass(frozen=True)
 class StartDecision:
-    """Whether to train, and why, in words a user can act on. `gave_up`: the run did not end as the user wanted."""
+    """The decision to train or not, and why, in words a user can act on. `gave_up`: the run did not end as the user wanted."""
 
     goes_on: bool
     why: str

@@ -49,7 +49,7 @@ class NodeResources:
 
 
 class Place(Protocol):
-    """Where a run has its nodes. Only `allocation` may wait for a scheduler; it keeps the answer."""
+    """The place where a run has its nodes. Only `allocation` may wait for a scheduler; it keeps the answer."""
 
     @property
     def name(self) -> str:
@@ -97,7 +97,7 @@ class JobRequest:
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How a job ended; `state` is the queue's word for it, "" where it knows no end.
+    """The end of a job; `state` is the queue's word for it, "" where it knows no end.
 
     `by_user`: cancelled by the user of this process; an administrator's cancel is an interruption. `at_time_limit`:
     it used up its time. `lost_a_node`: its processes may still live on a node that the queue lost sight of.
