@@ -1,4 +1,4 @@
-"""Sinks of the driver's metrics, one record per step: metrics.jsonl; W&B, TensorBoard and the console beside it."""
+"""Sinks of the driver's metrics, a record per step: metrics.jsonl; W&B, TensorBoard and the console beside it."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class StartFacts:
 
 @dataclass(frozen=True)
 class StartDecision:
-    """The decision to train or not, and why, in words a user can act on. `gave_up`: the run did not end as the user wanted."""
+    """The decision to train or not, and why in a user's words. `gave_up`: the run did not end as the user wanted."""
 
     goes_on: bool
     why: str
