@@ -105,13 +105,13 @@ def _padded_step(model: str, encoded: Sequence[list[int]], completions: Any, row
 
 def _packed_step(model: str, encoded: Sequence[list[int]], completions: Any, budget: int) -> Callable[[], None]:
     """hpc_grpo's model and packing without DeepSpeed, Ray or metrics."""
-    import numpy as np
     import torch
 
+    from hpc_grpo.algorithms.sft import demonstration_sequence
     from hpc_grpo.config import Config
     from hpc_grpo.learner.model import load_policy
     from hpc_grpo.learner.packing import pack, split_microbatches
-    from hpc_grpo.types import TrainSequence
+    from hpc_grpo.types import Demonstration
 
     settings = {
         "run": {"name": "bare"},
@@ -122,10 +122,8 @@ def _packed_step(model: str, encoded: Sequence[list[int]], completions: Any, bud
     }
     policy = load_policy(Config.model_validate(settings), use_gradient_checkpointing=False)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6, fused=True)
-    sequences = [
-        TrainSequence(index, 0, np.array([*ids, *row], np.int32), completions.shape[1], np.zeros(0, np.float32), 1.0)
-        for index, (ids, row) in enumerate(zip(encoded, completions.tolist(), strict=True))
-    ]
+    pairs = enumerate(zip(encoded, completions.tolist(), strict=True))
+    sequences = [demonstration_sequence(Demonstration(index, 0, tuple(ids), tuple(row))) for index, (ids, row) in pairs]
     batches = [pack(group) for group in split_microbatches(sequences, budget)]
 
     def step() -> None:

@@ -65,8 +65,11 @@ class Registry:
         """
         module_name, separator, attribute = name.rpartition(":")
         if not separator:
-            self.check(name)
-            importlib.import_module(f"{__package__}.{self._folder.replace('/', '.')}.{name}")
+            if name not in self._entries:
+                self.check(name)
+                importlib.import_module(f"{__package__}.{self._folder.replace('/', '.')}.{name}")
+            if name not in self._entries:
+                raise ConfigError(f"{self._kind} {name!r}: give the decorator in {self._folder}/{name}.py that name.")
             return self._entries[name]
         module = self._import(name, module_name)
         if not hasattr(module, attribute):

@@ -42,6 +42,10 @@ class Algorithm(ABC):
         """Compute the advantages `[G]` of a whole group, in the driver."""
         raise NotImplementedError(f"{type(self).__name__} trains on no groups")
 
+    def num_trained_tokens(self, grades: GroupGrades) -> int:
+        """Count, in the driver, the tokens that `sequences` will train on; override both together."""
+        return sum(n for n, valid in zip(grades.num_completion_tokens, grades.valid, strict=True) if valid)
+
     def sequences(
         self, samples: GroupSamples, advantages: Sequence[float], valid: Sequence[bool]
     ) -> list[TrainSequence]:

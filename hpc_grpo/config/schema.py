@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from hpc_grpo.config.data import DataConfig, ModelConfig
 from hpc_grpo.config.launch import LaunchConfig, PlacementConfig
@@ -42,6 +42,13 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
     metrics: MetricsConfig = MetricsConfig()
     launch: LaunchConfig = LaunchConfig()
+
+    @field_validator("task")
+    @classmethod
+    def _absolute(cls, task: str) -> str:
+        """Resolve a user's file: commands and jobs in other folders load this config too."""
+        path, separator, name = task.rpartition(":")
+        return f"{Path(path).absolute()}:{name}" if separator and path.endswith(".py") else task
 
     @property
     def run_path(self) -> Path:

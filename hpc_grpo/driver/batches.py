@@ -5,6 +5,7 @@ Token arrays of rollouts stay in the object store: an item refers to them. Rollo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,10 +16,11 @@ from hpc_grpo.config import Config
 from hpc_grpo.data.stream import DemonstrationStream
 from hpc_grpo.driver.rollouts import RolloutScheduler
 from hpc_grpo.driver.sampling import GradedGroup
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.actor import RemoteGroup
 from hpc_grpo.metrics.rollouts import rollout_metrics
 from hpc_grpo.metrics.timing import StepTimer
-from hpc_grpo.types import TrainSequence
+from hpc_grpo.types import GroupGrades, TrainSequence
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ class RolloutBatches:
     def take_step(self, policy_version: int, timer: StepTimer) -> Batch:
         with timer.phase("generate_wait"):
             groups = self._scheduler.take_step(policy_version)
-        advantages = [tuple(self._algorithm.advantages(group.grades)) for group in groups]
-        items = [_group_item(group, own) for group, own in zip(groups, advantages, strict=True)]
+        advantages = [self._advantages(group.grades) for group in groups]
+        items = [self._item(group, own) for group, own in zip(groups, advantages, strict=True)]
         metrics = rollout_metrics([group.grades for group in groups], policy_version)
         return Batch(
             minibatches=[items[index :: self._num_minibatches] for index in range(self._num_minibatches)],
@@ -72,6 +74,19 @@ class RolloutBatches:
             metrics={**metrics, "engine/restarts": self._scheduler.num_engine_restarts},
             lines=[line for group, own in zip(groups, advantages, strict=True) for line in _lines(group, own)],
         )
+
+    def _advantages(self, grades: GroupGrades) -> tuple[float, ...]:
+        """Compute a group's advantages `[G]`. Raises ConfigError where the user's function gives others."""
+        values = tuple(float(value) for value in self._algorithm.advantages(grades))
+        if len(values) != len(grades.rewards) or not all(map(math.isfinite, values)):
+            raise ConfigError(
+                f"loss.advantage must give {len(grades.rewards)} finite numbers for a group, not {values}."
+            )
+        return values
+
+    def _item(self, group: GradedGroup, advantages: tuple[float, ...]) -> TrainItem:
+        num_trained = self._algorithm.num_trained_tokens(group.grades)
+        return TrainItem(RemoteGroup(group.samples, advantages, group.grades.valid), num_trained, num_trained)
 
 
 class DemonstrationBatches:
@@ -93,12 +108,6 @@ class DemonstrationBatches:
         num_tokens = sum(item.num_trained_tokens for item in items)
         metrics = {"tokens/completion_mean": num_tokens / len(items), "tokens/completion_total": float(num_tokens)}
         return Batch([items], ordinals, metrics)
-
-
-def _group_item(group: GradedGroup, advantages: tuple[float, ...]) -> TrainItem:
-    grades = group.grades
-    num_trained = sum(n for n, valid in zip(grades.num_completion_tokens, grades.valid, strict=True) if valid)
-    return TrainItem(RemoteGroup(group.samples, advantages, grades.valid), num_trained, num_trained)
 
 
 def _lines(group: GradedGroup, advantages: Sequence[float]) -> list[dict[str, Any]]:

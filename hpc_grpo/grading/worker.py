@@ -71,8 +71,9 @@ def main(descriptor: int, parent_pid: int) -> None:
     worker that dies after it died of that message.
     """
     tie_to_parent(parent_pid, signal.SIGKILL)
+    os.set_inheritable(descriptor, False)
     with open(descriptor, "r+b", buffering=0) as connection:
-        # A process that a reward forks must not keep the socket open: by its end the parent knows that the worker died.
+        # What a reward forks or executes must not keep the socket open: its end tells the parent that the worker died.
         os.register_at_fork(after_in_child=connection.close)
         while header := _read(connection, HEADER.size):
             content = _read(connection, HEADER.unpack(header)[0])
@@ -85,10 +86,10 @@ def main(descriptor: int, parent_pid: int) -> None:
 
 def _read(connection: Any, size: int) -> bytes:
     """Return `size` bytes; fewer, or none, when the parent has closed its end."""
-    data = b""
-    while len(data) < size and (part := connection.read(size - len(data))):
-        data += part
-    return data
+    data, received = bytearray(size), 0
+    while received < size and (count := connection.readinto(memoryview(data)[received:])):
+        received += count
+    return bytes(data[:received])
 
 
 def load(names: Sequence[str]) -> str | None:

@@ -1,5 +1,1 @@
-"""The launching half: nodes, Ray, the environment, processes and signals.
-
-Imports neither torch nor ray: it must start on a login node in a fraction of a second. What training needs
-to know reaches it through environment variables (`run/contract.py`) and the run directory, nothing else.
-"""
+"""The launching half: nodes, Ray, the environment, jobs and signals. Imports neither torch nor ray."""

@@ -10,7 +10,7 @@ from hpc_grpo.data import hugging_face
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.environment.report import environment_report
-from hpc_grpo.launch.environment.rules import DENIED, PROXIES, is_denied, is_secret
+from hpc_grpo.launch.environment.rules import PROXIES, SCHEDULER_PREFIXES, is_denied, is_secret
 from hpc_grpo.launch.place import job_queue
 from hpc_grpo.launch.place.base import JobRequest
 from hpc_grpo.launch.place.slurm.partition import ask_associations
@@ -107,7 +107,8 @@ def variables_finding(context: Context) -> Finding:
         says = f"launch.slurm.extra.export = {launch.slurm.extra['export']} keeps your PATH and tokens out of the job"
         return warning(check, says, "take it out: training gets only what hpc-grpo lets through anyway")
     report = environment_report(context.environ, launch)
-    dropped = [v.name for v in report if v.outcome == "dropped" and v.name in DENIED]
+    denied = [v.name for v in report if v.outcome == "dropped" and is_denied(v.name)]
+    dropped = [name for name in denied if not name.startswith(tuple(SCHEDULER_PREFIXES))]  # which every job has
     return ok(check, f"kept out of training: {', '.join(dropped)}" if dropped else "none that must be kept out")
 
 

@@ -125,8 +125,9 @@ def before_and_after(run_dir: RunDir) -> str:
     blocks = []
     for ordinal in shared[:_SHOWN_COMPLETIONS]:
         before, after = first[ordinal], last[ordinal]
+        result = str(after["answer"]).rpartition("####")[2]  # of GSM8K's form, else all of it
         blocks.append(
-            f"{_shortened(after['prompt'])}   (answer: {_result(after['answer'])})\n"
+            f"{_shortened(after['prompt'])}   (answer: {_shortened(result)})\n"
             f"  step {steps[0]:>4} {_verdict(before)} {_shortened(before['completion'])}\n"
             f"  step {steps[-1]:>4} {_verdict(after)} {_shortened(after['completion'])}"
         )
@@ -146,10 +147,5 @@ def _verdict(sample: dict[str, Any]) -> str:
     return "right" if sample["solved"] else "wrong"
 
 
-def _result(answer: Any) -> str:
-    """Return what follows GSM8K's `####`, else all of the answer."""
-    return _shortened(str(answer).rpartition("####")[2])
-
-
 def _shortened(text: str) -> str:
-    return one_line(text, _SHOWN_CHARACTERS)
+    return one_line(text, _SHOWN_CHARACTERS) if text.strip() else ""

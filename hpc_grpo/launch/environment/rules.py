@@ -90,10 +90,14 @@ DENIED: dict[str, str] = {
     "GPU_DEVICE_ORDINAL": "Slurm sets it beside CUDA_VISIBLE_DEVICES; Ray refuses to have both",
 }
 
-DENIED_PREFIXES: dict[str, str] = {
+SCHEDULER_PREFIXES: dict[str, str] = {
     "SLURM": "training never reads the scheduler; libraries that do think they are an MPI rank",
     "SBATCH_": "options of another submission",
     "SRUN_": "options of another step",
+}
+
+DENIED_PREFIXES: dict[str, str] = {
+    **SCHEDULER_PREFIXES,
     "PMI": "MPI start-up of the srun step",
     "PMIX_": "MPI start-up of the srun step",
     "OMPI_": "MPI start-up of the srun step",

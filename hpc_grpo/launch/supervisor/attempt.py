@@ -59,7 +59,8 @@ def run_attempt(
         if (code := _end_of_chain(run, link, is_first=not successor_of)) is not None:
             return code
     setup = AttemptSetup(run, config.launch, place, allocation, run.next_attempt_number(), working_dir(run))
-    supervisor = Supervisor(setup, Nodes(setup), [*_driver_command(driver), str(run.path)])
+    program = [driver] if driver.endswith(".py") else ["-m", driver]
+    supervisor = Supervisor(setup, Nodes(setup), [sys.executable, *program, str(run.path)])
     return supervise(supervisor, run, link)
 
 
@@ -116,7 +117,3 @@ def supervise(supervisor: Supervisor, run: RunDir, link: ChainLink | None) -> in
         supervisor.chore = link.queue_again
         at_the_end.callback(link.finish, record)
         return supervisor.run()
-
-
-def _driver_command(driver: str) -> list[str]:
-    return [sys.executable, driver] if driver.endswith(".py") else [sys.executable, "-m", driver]

@@ -16,6 +16,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from hpc_grpo.launch.supervisor import events
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
@@ -59,6 +60,8 @@ class Supervisor:
         adopt_orphans()
         self._dir.mkdir(parents=True)
         self.record.save(self._dir)
+        # The owner of the lock before may have saved while it was waited for.
+        self._state = replace(self._state, step=newest_step(self._run))
         say(f"Attempt {self.record.attempt} of run {self._run.path.name} on {counted(len(self.record.nodes), 'node')}")
         with self._signals:
             try:
@@ -107,7 +110,7 @@ class Supervisor:
         elif lost := processes.nodes.lost():
             yield events.NodesLost(lost)
         returncode = processes.driver.process.poll()
-        if returncode is not None and self._state.phase != "settling":
+        if returncode is not None:
             processes.driver.pump()
             yield events.DriverEnded(returncode, self._facts(), last_error_in_a_line(processes.driver.printed))
         yield events.Tick()

@@ -11,7 +11,8 @@ file or starts a process: `supervisor.py` observes the events and performs the a
     training  asked to end        Forward, SAVE_RECORD; of SIGTERM KILL_DRIVER in 60 s  training
     training  asked to end again  Forward, SAVE_RECORD; KILL_DRIVER now                 training
     training  NodesLost           SAVE_RECORD, Say; KILL_DRIVER in 10 s                 training
-    training  DriverEnded         none for 3 s: a lost node may be the cause            settling
+    bring_up  DriverEnded         as the driver ended (below)                           see below
+    training  DriverEnded         the same; of a crash after 3 s: a node may be lost    settling
     settling  3 s, NodesLost      as the driver ended (below)                           see below
     any       SIGUSR1             Forward: walltime ends, the driver checkpoints        the same
     any       DriverStuck         WRITE_STACKS; KILL_DRIVER in 5 s                      the same
@@ -156,6 +157,8 @@ def _on_lost_nodes(state: State, event: events.NodesLost, now: float) -> Reactio
 def _on_driver_end(state: State, ended: events.DriverEnded, now: float) -> Reaction:
     """Give a node that is lost a moment to be known, unless the driver's end needs no such explanation."""
     state = replace(state, ended=ended)
+    if state.phase == "settling":
+        return state, []  # what the run directory says by the end of it counts
     is_plain = state.signalled or ended.returncode in (EXIT_COMPLETE, EXIT_RESUMABLE)
     if is_plain or state.lost or state.phase == "bring_up":
         return _settle(state)

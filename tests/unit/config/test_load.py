@@ -9,6 +9,7 @@ import yaml
 from hpc_grpo.config import Config, load_config, load_launch, load_resolved, to_yaml
 from hpc_grpo.config.load import find_config
 from hpc_grpo.errors import ConfigError
+from tests.support.configs import minimal_config
 
 MINIMAL: dict[str, Any] = {
     "run": {"name": "tiny"},
@@ -270,3 +271,8 @@ def test_a_launch_section_alone_is_checked_like_a_whole_config(tmp_path: Path) -
     (tmp_path / "bad.yaml").write_text("launch: {nodes: 3}\n")
     with pytest.raises(ConfigError, match=r"launch\.nodes: unknown key; did you mean 'num_nodes'"):
         load_launch(str(tmp_path / "bad.yaml"))
+
+
+def test_a_task_of_the_users_own_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert minimal_config(task="mine.py:Mine").task == f"{tmp_path}/mine.py:Mine"

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from hpc_grpo.driver.batches import DemonstrationBatches, RolloutBatches, TrainItem
 from hpc_grpo.driver.sampling import GradedGroup
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.types import Demonstration, GroupGrades, Prompt, TrainSequence
 from tests.support.configs import minimal_config
@@ -59,6 +63,17 @@ def test_a_group_goes_to_a_learner_with_its_advantages_and_its_valid_tokens() ->
     assert [(item.num_trained_tokens, item.size) for item in (first, second)] == [(12, 12), (4, 4)]
     assert batch.ordinals == [0, 1]
     assert (batch.metrics["lag/max"], batch.metrics["engine/restarts"]) == (1.0, 2)
+
+
+@pytest.mark.parametrize("given", ["(1.0,)", "(1.0, float('nan'))"])
+def test_advantages_of_a_users_function_that_are_too_few_or_not_finite_are_a_config_error(
+    tmp_path: Path, given: str
+) -> None:
+    (tmp_path / "mine.py").write_text(f"def advantage(rewards, valid, normalize_std): return {given}\n")
+    scheduler: Any = FakeScheduler([group(0)])
+    config = minimal_config(loss={"advantage": f"{tmp_path / 'mine.py'}:advantage"})
+    with pytest.raises(ConfigError, match=r"loss\.advantage must give 2 finite numbers for a group"):
+        RolloutBatches(config, scheduler).take_step(0, StepTimer())
 
 
 def test_the_groups_of_a_step_are_dealt_out_to_its_minibatches() -> None:

@@ -55,13 +55,13 @@ def act(prompts, completions, marker=None, **fields):
         print("y", file=sys.stderr)
         input_left = sys.stdin.read()
         assert input_left == "", input_left
-    if what in ("fork, then crash", "start a program, then loop"):
+    if what in ("fork, then crash", "execute, then crash", "start a program, then loop"):
         if what.startswith("fork"):
             child = os.fork() or time.sleep(600)
         else:
-            child = subprocess.Popen(["sleep", "600"]).pid
+            child = subprocess.Popen(["sleep", "600"], close_fds=False).pid
         pathlib.Path(marker).write_text(str(child))
-        if what.startswith("fork"):
+        if what.endswith("crash"):
             os._exit(3)
         time.sleep(600)
     return [1.0] * len(completions)
@@ -242,7 +242,11 @@ def test_reward_that_prints_and_reads_is_scored(open_pool: Callable[..., RewardP
 
 @pytest.mark.parametrize(
     ("act", "words"),
-    [("fork, then crash", "exit code 3"), ("start a program, then loop", "did not return within 2 s")],
+    [
+        ("fork, then crash", "exit code 3"),
+        ("execute, then crash", "exit code 3"),
+        ("start a program, then loop", "did not return within 2 s"),
+    ],
 )
 def test_what_a_reward_started_ends_with_its_worker(
     open_pool: Callable[..., RewardPool], tmp_path: Path, act: str, words: str

@@ -129,7 +129,8 @@ def refuse_what_cannot_start(launch: LaunchConfig) -> None:
     if launch.num_nodes > chosen.max_nodes:
         raise ConfigError(
             f"launch.num_nodes (--nodes) = {launch.num_nodes}, but a job of partition {chosen.name} has at most "
-            f"{chosen.max_nodes}. Ask for no more, or for another partition: {_names(partitions)}."
+            f"{chosen.max_nodes}. Ask for no more, or for another partition: "
+            f"{', '.join(f'{p.name} (at most {p.max_nodes})' for p in partitions)}."
         )
     if chosen.max_minutes is not None and slurm.time_min > chosen.max_minutes:
         raise ConfigError(
@@ -137,7 +138,3 @@ def refuse_what_cannot_start(launch: LaunchConfig) -> None:
             f"{chosen.max_minutes} minutes. Set --time {chosen.max_minutes}; --until-complete carries the run on "
             f"from job to job."
         )
-
-
-def _names(partitions: Sequence[Partition]) -> str:
-    return ", ".join(f"{p.name} (at most {p.max_nodes})" for p in partitions)

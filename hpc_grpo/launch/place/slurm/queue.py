@@ -16,6 +16,8 @@ from hpc_grpo.run.files import write_json_atomic
 
 _UNKNOWN_JOB = "Invalid job id"
 _FORMAT = "%i|%T|%S|%r"
+_LOCK_S = 120.0
+"""More than squeue takes. Without flock filelock leaves a file, which would outlive a killed owner for ever."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ def queue_answer(job_ids: Sequence[str], min_s: float, cache: Path) -> QueueAnsw
 
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(cache.with_suffix(".lock")):  # one at a time: who waits here finds the answer of who went first
+        with FileLock(
+            cache.with_suffix(".lock"), timeout=_LOCK_S
+        ):  # one at a time: who waits here finds the answer of who went first
             answer = _read(cache)
             if answer is None or not 0 <= time.time() - answer.asked_at < min_s:
                 answer = _query(job_ids)
