@@ -105,8 +105,7 @@ def working_dir(run: RunDir) -> Path:
 
 
 def may_change(key: str) -> bool:
-    escaped = ((re.escape(entry).replace(r"\*", "[0-9]+"), entry.endswith(".")) for entry in CHANGEABLE)
-    return any(re.fullmatch(pattern + ".+" * is_section, key) for pattern, is_section in escaped)
+    return any(re.fullmatch(_pattern(entry), key) for entry in CHANGEABLE)
 
 
 def differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
@@ -196,6 +195,10 @@ def _git_state(checkout: Path) -> dict[str, Any] | None:
     if top is None or Path(top) != checkout:
         return None
     return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+
+
+def _pattern(entry: str) -> str:
+    return re.escape(entry).replace(r"\*", "[0-9]+") + (".+" if entry.endswith(".") else "")
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:

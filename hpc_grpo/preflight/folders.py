@@ -27,7 +27,8 @@ def file_system(path: Path, mounts: str | None = None) -> str:
     """
     text = mounts if mounts is not None else Path("/proc/self/mounts").read_text()
     rows = [line.split() for line in text.splitlines()]
-    types = {_unescaped(row[1]): row[2] for row in rows if len(row) > 2}  # the last mount at a point is on top
+    # Blanks are escaped in octal; the last mount at a point is on top.
+    types = {re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), row[1]): row[2] for row in rows if len(row) > 2}
     target = path if mounts is not None else path.resolve()
     return next((types[str(folder)] for folder in (target, *target.parents) if str(folder) in types), "unknown")
 
@@ -79,7 +80,3 @@ def judged_run_folder(root: Path, kind: str, num_free_gib: float) -> Finding:
     if num_free_gib < _LEAST_FREE_GIB:
         return warning(check, says, "make room, or set run.root elsewhere: a full disk pauses checkpoints")
     return ok(check, says)
-
-
-def _unescaped(mount_point: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), mount_point)
