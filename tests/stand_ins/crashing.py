@@ -13,5 +13,5 @@ def run(*_: Any) -> None:
 
 
 if __name__ == "__main__":
-    train.GrpoLoop.run = run
+    train.TrainingLoop.run = run
     sys.exit(train.main())
