@@ -11,22 +11,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.system.process_tree import descendants, end_processes, session_members
-
-
-def start(program: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
-
-
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+from tests.support.processes import gone, start
 
 
 def test_descendants_are_found_through_sessions_and_ended() -> None:

@@ -1,21 +1,8 @@
 from __future__ import annotations
 
-import pytest
-
 from hpc_grpo.types import ParameterSpec
 from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
-
-SPECS = [
-    ParameterSpec("embed", (10, 6), "float32"),
-    ParameterSpec("norm", (3,), "bfloat16"),
-    ParameterSpec("head", (6, 10), "float32"),
-    ParameterSpec("bias", (1,), "float16"),
-]
-
-
-@pytest.fixture
-def layout() -> BucketLayout:
-    return bucket_layout(SPECS, bucket_bytes=320)
+from tests.support.parameters import SPECS
 
 
 def test_buckets_hold_every_parameter_once_and_in_order(layout: BucketLayout) -> None:

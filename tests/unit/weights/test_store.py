@@ -8,23 +8,11 @@ import pytest
 import torch
 
 from hpc_grpo.errors import WeightSyncError
-from hpc_grpo.types import ParameterSpec
-from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
+from hpc_grpo.weights.buckets import BucketLayout
 from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore
+from tests.support.parameters import SPECS
 
 KEY = 0x1234_5678_9ABC_DEF0 >> 1
-
-SPECS = [
-    ParameterSpec("embed", (10, 6), "float32"),
-    ParameterSpec("norm", (3,), "bfloat16"),
-    ParameterSpec("head", (6, 10), "float32"),
-    ParameterSpec("bias", (1,), "float16"),
-]
-
-
-@pytest.fixture
-def layout() -> BucketLayout:
-    return bucket_layout(SPECS, bucket_bytes=320)
 
 
 def random_parameters(seed: int) -> dict[str, torch.Tensor]:

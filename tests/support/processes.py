@@ -1,0 +1,25 @@
+"""Real processes for tests of what the system offers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def start(program: str) -> subprocess.Popen[str]:
+    """Run a Python program in a session of its own; return once it has printed "ready"."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def gone(pid: int) -> bool:
+    """Tell whether the process has ended, whoever still has to reap it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
