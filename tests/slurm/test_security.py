@@ -86,7 +86,7 @@ def program_of(title: str) -> str:
     if actor := re.match(r"ray::\w+", title):
         return actor[0]
     program = Path(title.split()[0]).name
-    module = re.search(r"-m (hpc_grpo\.\w+)", title) if program.startswith("python") else None
+    module = re.search(r"-m (hpc_grpo[.\w]+)", title) if program.startswith("python") else None
     return module[1] if module else program
 
 
