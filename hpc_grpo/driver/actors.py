@@ -36,7 +36,7 @@ from hpc_grpo.run.contract import NUM_NODES_VARIABLE
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _RESERVE_DEADLINE_S = 60.0
 _PIN = 0.001
-"""Of a node's own `node:IP` resource: ties a bundle to that node without using any of it up."""
+"""Share of a node's own `node:IP` resource: ties a bundle to that node without using any of it up."""
 _MAX_GROUPS_PER_GRADER = 10_000
 """Graders only wait; Ray's default of 1000 waiting calls would be one large step's."""
 

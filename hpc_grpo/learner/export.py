@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
 
 _BUCKET_BYTES = 256 << 20
-"""Of parameters gathered at once under ZeRO-3."""
+"""Bytes of parameters gathered at once under ZeRO-3."""
 _TOKENIZER_FILES = (
     "tokenizer*",
     "vocab*",

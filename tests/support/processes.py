@@ -6,6 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+NAME_CUT_IN_MID_CHARACTER = (
+    "import ctypes, time\n"
+    "ctypes.CDLL(None).prctl(15, b'caf\\xc3')\n"  # PR_SET_NAME
+    "print('ready', flush=True); time.sleep(100)"
+)
+"""A program whose name in /proc is no UTF-8, as the kernel leaves it of a long one."""
+
 
 def start(program: str) -> subprocess.Popen[str]:
     """Run a Python program in a session of its own; return once it has printed "ready"."""

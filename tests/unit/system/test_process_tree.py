@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.system.process_tree import descendants, end_processes, session_members
-from tests.support.processes import gone, start
+from tests.support.processes import NAME_CUT_IN_MID_CHARACTER, gone, start
 
 
 def test_descendants_are_found_through_sessions_and_ended() -> None:
@@ -56,11 +56,7 @@ def test_processes_that_the_kernel_hides_are_passed_over(monkeypatch: pytest.Mon
 
 
 def test_a_strangers_process_with_a_name_cut_in_mid_character_is_no_error() -> None:
-    child = start(
-        "import ctypes, time\n"
-        "ctypes.CDLL(None).prctl(15, b'caf\\xc3')\n"  # PR_SET_NAME
-        "print('ready', flush=True); time.sleep(100)"
-    )
+    child = start(NAME_CUT_IN_MID_CHARACTER)
     try:
         assert child.pid in descendants(os.getpid())
     finally:

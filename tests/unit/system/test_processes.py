@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from hpc_grpo.system.processes import catches, start_time
-from tests.support.processes import gone, start
+from tests.support.processes import NAME_CUT_IN_MID_CHARACTER, gone, start
 
 
 def test_a_child_dies_with_its_parent() -> None:
@@ -37,11 +37,7 @@ def test_catches_tells_a_handler_from_the_default() -> None:
 
 
 def test_a_strangers_process_with_a_name_cut_in_mid_character_is_no_error() -> None:
-    child = start(
-        "import ctypes, time\n"
-        "ctypes.CDLL(None).prctl(15, b'caf\\xc3')\n"  # PR_SET_NAME
-        "print('ready', flush=True); time.sleep(100)"
-    )
+    child = start(NAME_CUT_IN_MID_CHARACTER)
     try:
         assert b"(caf\xc3)" in Path(f"/proc/{child.pid}/stat").read_bytes()
         assert start_time(child.pid) > start_time(os.getpid())

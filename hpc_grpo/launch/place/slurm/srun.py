@@ -67,7 +67,7 @@ _STEP_LEAKS: dict[str, str] = {
     "SLURM_STDINMODE": "takes away the pipe that the step is told through",
     "SLURM_STDOUTMODE": "takes away the pipe that the step reports through",
 }
-"""What srun reads as options, from the job's environment -> why a step of ours must not have it.
+"""Options that srun reads from the job's environment -> why a step of ours must not have it.
 
 A name that ends in `*` is a prefix. The command line wins over a variable of the same option, not over the others.
 """
