@@ -53,12 +53,13 @@ def wait_for_driver(cluster: SlurmCluster, run: RunDir) -> None:
 
 
 def test_training_goes_on_from_job_to_job(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Its rewards alone take 80 steps x 6 x 0.4 s = 192 s, more than one job of three minutes has."""
     workspace = write_workspace(tmp_path)
     config = tiny_config(
         workspace,
         "long",
         train={"total_steps": 80, "lr": 1e-3},
-        rewards=[{"name": LETTERS, "args": {"delay_s": 0.25}}],
+        rewards=[{"name": LETTERS, "args": {"delay_s": 0.4}}],
         checkpoint={"every_steps": 4},
         launch={"slurm": {"gpus_per_node": 2, "cpus_per_node": 4, "time_min": 3}},
     )
