@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -23,15 +24,24 @@ _HEADROOM = 1.1
 
 
 def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
-    """Publish `text` at `path`; its folders are made where they are missing."""
+    """Publish `text` at `path`; its folders are made where they are missing.
+
+    It is written to a file that is always new, under a name that cannot be guessed: whoever else may write the folder
+    could otherwise have it go through a link, or into a file that is theirs to read.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_STAGED}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            os.fchmod(descriptor, os.fstat(descriptor).st_mode & mode)  # a folder's default ACL may have added rights
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def write_json_atomic(path: Path, value: Any) -> None:

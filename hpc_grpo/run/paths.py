@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,9 +79,7 @@ class RunDir:
         """Make the directory. Raises ConfigError when it cannot be written."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            probe = self.path / f".writable.{os.getpid()}"
-            probe.touch()
-            probe.unlink()
+            tempfile.TemporaryFile(dir=self.path).close()
         except OSError as error:
             raise ConfigError(
                 f"The run directory {self.path} cannot be written ({error.strerror}). "

@@ -41,12 +41,49 @@ def test_write_atomic_that_fails_keeps_the_old_file(tmp_path: Path, monkeypatch:
     with pytest.raises(OSError, match="No space left"):
         write_atomic(path, "new")
     assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_write_atomic_sets_the_mode_before_the_content_is_there(tmp_path: Path) -> None:
     path = tmp_path / "token"
     write_atomic(path, "secret", mode=0o600)
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.fixture(params=["link", "file"])
+def planted(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """What another user made under each name that a file could be written to before it is published: a link or a file.
+
+    Returns the file that must not be touched: the link's target, or a file that everybody may read.
+    """
+    precious = tmp_path / "precious"
+    precious.write_text("another's")
+    precious.chmod(0o644)
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    guesses = [f".token.{os.getpid()}.tmp", ".token.tmp", "token.tmp", f".token.{os.getpid()}"]
+    for guess in guesses:
+        if request.param == "link":
+            (folder / guess).symlink_to(precious)
+        else:
+            os.link(precious, folder / guess)
+    return precious
+
+
+def test_write_atomic_goes_through_nothing_that_another_user_planted(planted: Path) -> None:
+    path = planted.parent / "shared" / "token"
+    write_atomic(path, "secret", mode=0o600)
+    assert planted.read_text() == "another's"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_text() == "secret"
+
+
+def test_write_atomic_opens_no_file_that_is_there_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda _bytes: "guessed")
+    (tmp_path / ".token.guessed.tmp").symlink_to(tmp_path / "target")
+    with pytest.raises(FileExistsError):
+        write_atomic(tmp_path / "token", "secret", mode=0o600)
+    assert not (tmp_path / "target").exists()
 
 
 def test_write_json_atomic_round_trip(tmp_path: Path) -> None:
