@@ -1,22 +1,25 @@
 """Places: which nodes a run has, how an agent starts there, when time ends, whether a job lives.
 
-`base` holds the interfaces; each module or folder beside it with a place is one that there is.
+`base` holds the interfaces. A kind of place is a class that says @place_kind, in a module of this folder or in the
+`place` of a folder in it: that file is all that a new kind takes.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Mapping, Sequence
 
-from hpc_grpo.launch.place.base import JobQueue, Place
+from hpc_grpo.launch.place.base import KINDS, JobQueue, Place, PlaceKind
 from hpc_grpo.launch.place.local import LocalPlace
 from hpc_grpo.launch.place.slurm.jobs import SlurmQueue
-from hpc_grpo.launch.place.slurm.place import JOB_ID_VARIABLE, SlurmPlace
 
 
 def find_place(environ: Mapping[str, str] = os.environ) -> Place:
-    """Return the place of this process: the Slurm job it is in, else this machine. Asks nobody yet."""
-    return SlurmPlace(environ) if JOB_ID_VARIABLE in environ else LocalPlace(environ)
+    """Return the place of this process: the kind that the environment shows, else this machine. Asks nobody yet."""
+    here = next((kind for kind in place_kinds() if kind.is_here(environ)), LocalPlace)
+    return here(environ)
 
 
 def job_queue() -> JobQueue:
@@ -26,4 +29,11 @@ def job_queue() -> JobQueue:
 
 def queue_of(source: str) -> JobQueue | None:
     """Return the queue that an attempt was a job of, by the `source` in its attempt.json; None: of no queue."""
-    return SlurmQueue() if source == SlurmPlace.name else None
+    return next((kind({}).queue for kind in place_kinds() if kind.name == source), None)
+
+
+def place_kinds() -> Sequence[PlaceKind]:
+    """Import what this folder holds and return the kinds of place in it. LocalPlace is none: it is what is left."""
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        importlib.import_module(f"{module.name}.place" if module.ispkg else module.name)
+    return KINDS

@@ -2,14 +2,14 @@
 
 A place answers what launching must know of the world: which nodes an attempt has and until when, how a process starts
 on one of them, whether a node is gone, and which queue its jobs come from. A queue takes jobs and knows how they ended.
-A new kind of place is one module beside this one with a class of this form, and a line in `find_place`.
+A new kind of place is one module beside this one: a class of this form that says @place_kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
@@ -77,6 +77,27 @@ class Place(Protocol):
 
     def is_node_failure(self, said: str) -> bool:
         """Tell from the last words of a start command whether the node itself is gone."""
+
+
+class PlaceKind(Protocol):
+    """A class of places; calling it makes the place of a process from its environment."""
+
+    name: str
+
+    def is_here(self, environ: Mapping[str, str]) -> bool:
+        """Tell from its environment whether a process is in such a place."""
+
+    def __call__(self, environ: Mapping[str, str]) -> Place: ...
+
+
+Kind = TypeVar("Kind", bound=PlaceKind)
+KINDS: list[PlaceKind] = []
+
+
+def place_kind(kind: Kind) -> Kind:
+    """Decorate a class of places: `find_place` asks it whether it is here."""
+    KINDS.append(kind)
+    return kind
 
 
 @dataclass(frozen=True)

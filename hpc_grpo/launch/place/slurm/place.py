@@ -8,20 +8,25 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.place.base import Allocation, JobQueue, NodeResources
+from hpc_grpo.launch.place.base import Allocation, JobQueue, NodeResources, place_kind
 from hpc_grpo.launch.place.local import visible_gpus
 from hpc_grpo.launch.place.slurm import text
 from hpc_grpo.launch.place.slurm.jobs import SlurmQueue
 from hpc_grpo.launch.place.slurm.srun import step_command, step_environment
 
-JOB_ID_VARIABLE = "SLURM_JOB_ID"
+_JOB_ID = "SLURM_JOB_ID"
 
 
+@place_kind
 class SlurmPlace:
     """The job that this process is in, as a `Place`: agents are steps of it."""
 
     name = "slurm"
     is_attended = False
+
+    @staticmethod
+    def is_here(environ: Mapping[str, str]) -> bool:
+        return _JOB_ID in environ
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
@@ -30,7 +35,7 @@ class SlurmPlace:
     @cached_property
     def _shown(self) -> dict[str, str]:
         """Ask for the job's fields, once: an answer is kept, a failure is not."""
-        job_id = self._environ[JOB_ID_VARIABLE]
+        job_id = self._environ[_JOB_ID]
         records = text.records(text.output_of(["scontrol", "show", "job", job_id]))
         found = next((record for record in records if record.get("JobId") == job_id), records[0])
         # Not SLURM_JOB_NODELIST: in a shell that srun attached to the job it names the nodes of that step alone.
@@ -48,7 +53,7 @@ class SlurmPlace:
         this_node = self._environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
         gpus_of_a_step(shown, len(nodes))  # raises now, not when the first step starts
         return Allocation(
-            job_id=self._environ[JOB_ID_VARIABLE],
+            job_id=self._environ[_JOB_ID],
             nodes=nodes,
             num_cpus=cpus,
             this_node=this_node if this_node in nodes else None,

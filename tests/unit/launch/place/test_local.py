@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.place import find_place, local, queue_of
+from hpc_grpo.launch.place import find_place, local
 from hpc_grpo.launch.place.local import LocalPlace
 
 
@@ -16,11 +16,6 @@ def test_outside_of_any_job_the_place_is_this_machine() -> None:
     assert found.this_node == found.head
     assert found.ends_at is None
     assert place.start_command(found.head, ["agent"]) == ["agent"]
-
-
-def test_an_attempt_says_whether_it_was_a_job() -> None:
-    assert queue_of("local") is None
-    assert queue_of("slurm") is not None
 
 
 @pytest.mark.parametrize(("visible", "gpus"), [("2,3", 2), ("", 0), ("-1", 0)])
