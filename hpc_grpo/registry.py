@@ -1,4 +1,4 @@
-"""Finds what a config names: losses, advantages, rewards and algorithms, built in or the user's own.
+"""Finds what a config names: losses, advantages, rewards and algorithms, built in or the user's own; learner parts.
 
 A built-in is a module of its folder, called as the module is, and registers itself with a decorator:
 `algorithms/losses/grpo.py` holds `@LOSSES.register("grpo")`. Names are read off the folder and a module is imported
@@ -46,8 +46,8 @@ class Registry:
         return add
 
     def names(self) -> list[str]:
-        """List the built-ins. Imports none."""
-        return sorted({path.stem for path in (_PACKAGE / self._folder).glob("*.py")} - _SHARED)
+        """List the built-ins, and what else has registered itself. Imports none."""
+        return sorted({path.stem for path in (_PACKAGE / self._folder).glob("*.py")} - _SHARED | self._entries.keys())
 
     def check(self, name: str) -> None:
         """Raise ConfigError where `name` is no built-in. Leaves `module:function` alone: it is the job's to import."""
@@ -104,6 +104,7 @@ class Registry:
 ALGORITHMS = Registry("Algorithm", "task", "algorithms")
 LOSSES = Registry("Loss", "loss.name", "algorithms/losses")
 ADVANTAGES = Registry("Advantage", "loss.advantage", "algorithms/advantages")
+LEARNER_PARTS = Registry("Learner part", "task", "learner/parts")
 REWARDS = Registry("Reward", "rewards.N.name", "rewards/builtin")
 
 

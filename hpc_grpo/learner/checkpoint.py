@@ -53,6 +53,8 @@ def save_checkpoint(learner: Learner, directory: Path, driver_state: dict[str, A
     dist.barrier()
     staging = staging_path(directory)
     ds_engine.save_checkpoint(str(staging), tag=TAG, save_latest=False)
+    for part in learner.parts:
+        part.save(staging)
     torch.save(_rng_state(), staging / f"rng_rank_{rank}.pt")
     dist.barrier()
     files = hash_together(staging, rank, _gather)
@@ -85,6 +87,8 @@ def load_checkpoint(learner: Learner, directory: Path) -> dict[str, Any]:
         loaded, _ = ds_engine.load_checkpoint(str(folder), tag=TAG)
     if loaded is None:
         raise ConfigError(f"DeepSpeed found no state in {directory}.")
+    for part in learner.parts:
+        part.load(directory)
     # Written by this project and verified above; weights_only still refuses anything but tensors and numbers.
     _restore_rng(torch.load(directory / f"rng_rank_{rank % manifest.world_size}.pt", weights_only=True))
     return manifest.driver_state

@@ -23,6 +23,7 @@ from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.learner.group import init_process_group
 from hpc_grpo.learner.model import PolicyModel, gathered, parameter_specs
 from hpc_grpo.learner.packing import PackedBatch, pack, split_microbatches, zero_weight_batch
+from hpc_grpo.learner.parts.base import wanted_parts
 from hpc_grpo.learner.setup import build_engine, build_reference, resolve_device, seed_everything
 from hpc_grpo.metrics.reductions import Max, Mean, Reduction
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
@@ -52,7 +53,8 @@ class Learner:
             torch.set_num_threads(config.train.num_threads or 1)
         init_process_group(rank, world_size, self.device, store)
         seed_everything(config.run.seed + rank)
-        self.ds_engine = build_engine(config, world_size, self.device, total_optimizer_steps)
+        self.parts = wanted_parts(config, world_size, self.device)
+        self.ds_engine = build_engine(config, world_size, self.device, total_optimizer_steps, self.parts)
         self.reference = build_reference(config, world_size, self.device)
         self._loss = algorithm_of(config).find_loss()
 
@@ -71,6 +73,10 @@ class Learner:
         Raises HpcGrpoError when a gradient is not finite: DeepSpeed then drops that update, and the steps no longer
         mean what they count. Raises ConfigError for a sequence longer than the model's context.
         """
+        of_parts: dict[str, Reduction] = {}
+        for part in self.parts:
+            minibatches, metrics = part.before_step(minibatches)
+            of_parts.update(metrics)
         packed = self._pack_equalised([minibatch.sequences for minibatch in minibatches])
         # The first minibatch meets the weights the step started with: its own logprobs are the proximal ones.
         proximal: list[list[Tensor | None]] = [[None] * len(packed[0])]
@@ -82,7 +88,7 @@ class Learner:
             grad_norms.append(self._optimizer_step(batches, anchors, minibatch.num_valid_tokens, accumulator))
         num_steps = len(minibatches)
         steps = {"grad_norm": Mean(sum(grad_norms), num_steps), "lr": Mean(sum(learning_rates), num_steps)}
-        return {**accumulator.reductions(), **steps}
+        return {**accumulator.reductions(), **steps, **of_parts}
 
     def parameter_specs(self) -> list[ParameterSpec]:
         return parameter_specs(self.model, self.config.model.dtype)

@@ -80,6 +80,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         self.language_model = language_model
         language_model.set_output_embeddings(LogprobHead(head.weight, head.bias, logprob_chunk_tokens))
         self._temperature = temperature
+        self._hf_names = frozenset(name for name, _ in language_model.named_parameters())
         self._uses_packed_sdpa = language_model.config._attn_implementation == PACKED_SDPA
 
     def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
@@ -99,8 +100,8 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         return head(hidden, batch.target_ids, self._temperature)  # type: ignore[no-any-return]
 
     def hf_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield parameters under their Hugging Face names; a tied one appears once."""
-        yield from self.language_model.named_parameters()
+        """Yield the loaded model's parameters under their Hugging Face names; a tied one appears once."""
+        yield from (own for own in self.language_model.named_parameters() if own[0] in self._hf_names)
 
     def _attention_kwargs(self, batch: PackedBatch) -> dict[str, Any]:
         if self._uses_packed_sdpa:
@@ -124,18 +125,33 @@ def parameter_specs(model: PolicyModel, dtype: str) -> list[ParameterSpec]:
 def gathered(model: PolicyModel, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
     """Give full parameters by name, valid inside the `with` block only; they are the live weights, not copies.
 
+    A module with a `merged_weight` gives that for its weight (`learner/parts/base.py`).
     Under ZeRO-3 this is a collective: every learner must enter with the same names. Raises KeyError for an
     unknown name.
     """
     parameters = dict(model.hf_named_parameters())
     chosen = {name: parameters[name] for name in names}
-    if not any(hasattr(p, "ds_id") for p in chosen.values()):
-        yield {name: p.detach() for name, p in chosen.items()}
+    merging = {name: module for name in names if (module := _merging_module(model, name)) is not None}
+    needed = [*chosen.values(), *(p for module in merging.values() for p in module.parameters())]
+
+    def full() -> dict[str, Tensor]:
+        merged = {name: module.merged_weight().detach() for name, module in merging.items()}
+        return {**{name: p.detach() for name, p in chosen.items()}, **merged}
+
+    if not any(hasattr(p, "ds_id") for p in needed):
+        yield full()
         return
     import deepspeed
 
-    with deepspeed.zero.GatheredParameters(list(chosen.values())):
-        yield {name: p.detach() for name, p in chosen.items()}
+    with deepspeed.zero.GatheredParameters(needed):
+        yield full()
+
+
+def _merging_module(model: PolicyModel, name: str) -> Any:
+    """Return the module that publishes something else than its parameter `name`, or None."""
+    path, _, attribute = name.rpartition(".")
+    module = model.language_model.get_submodule(path)
+    return module if attribute == "weight" and hasattr(module, "merged_weight") else None
 
 
 def load_policy(config: Config, use_gradient_checkpointing: bool) -> PolicyModel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.model import PolicyModel, full_shape, load_policy
+from hpc_grpo.learner.parts.base import LearnerPart
 
 
 def resolve_device(config: Config) -> Any:
@@ -31,8 +32,14 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def build_engine(config: Config, world_size: int, device: Any, total_optimizer_steps: int | None) -> Any:
-    """Build the DeepSpeed engine around the policy; its `.module` is the `PolicyModel`."""
+def build_engine(
+    config: Config,
+    world_size: int,
+    device: Any,
+    total_optimizer_steps: int | None,
+    parts: Sequence[LearnerPart] = (),
+) -> Any:
+    """Build the DeepSpeed engine around the policy as its parts change it; its `.module` is the `PolicyModel`."""
     import deepspeed
 
     _quieten(deepspeed)
@@ -40,6 +47,8 @@ def build_engine(config: Config, world_size: int, device: Any, total_optimizer_s
     checkpointing = config.train.gradient_checkpointing
     with sharded_loading(settings):
         model = load_policy(config, device.type == "cuda" if checkpointing is None else checkpointing)
+        for part in parts:
+            part.change_policy(model.language_model)
     optimizer = _optimizer(config, model)
     scheduler = _scheduler(config, optimizer, total_optimizer_steps)
     engine, *_ = deepspeed.initialize(
@@ -131,7 +140,7 @@ def _quieten(deepspeed: Any) -> None:
 
 def _optimizer(config: Config, model: PolicyModel) -> Any:
     train = config.train
-    parameters = list(model.parameters())
+    parameters = [p for p in model.parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [{"params": parameters, "weight_decay": 0.0}]
     if train.weight_decay > 0.0:
         # Vectors are biases and norms: decaying them towards zero is not what weight decay is meant for.

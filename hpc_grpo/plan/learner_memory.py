@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hpc_grpo.config import Config
 from hpc_grpo.plan.memory import (
     LEARNER_GPU,
@@ -55,6 +57,8 @@ def state_parts(model: Model, config: Config, num_learners: int) -> list[Part]:
         _state_part("gradients (summed in float32)", states.gradients_whole, states.gradients_shard, p, num_learners),
         _state_part("optimizer (float32 weights, moments)", 0, states.optimizer_shard, p, num_learners),
     ]
+    if config.needs.critic:
+        parts += [replace(part, name=f"critic: {part.name}") for part in parts]
     if config.needs.reference:
         b, is_sharded = DTYPE_BYTES[dtype], config.train.zero_stage == 3
         whole, shard = (0, b) if is_sharded else (b, 0)
@@ -100,7 +104,7 @@ def communication_part(model: Model, config: Config) -> Part:
 def host_parts(model: Model, config: Config, num_learners: int, learners_on_node: int) -> list[Part]:
     """List what the optimizer of a node's learners takes of host memory: nothing without offload."""
     states = _states(config)
-    p, n = model.num_parameters, learners_on_node
+    p, n = model.num_parameters * (2 if config.needs.critic else 1), learners_on_node
     rounding = n * pinned_rounding_bytes(_pinned_arrays(states, config, p // num_learners))
     times = "" if n == 1 else f" x {n}"
     rows = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hpc_grpo.plan.learner_memory import communication_part, host_parts, learner_budget, state_parts
@@ -51,6 +53,15 @@ def test_offload_moves_the_optimizer_to_the_host(
     assert host == on_host
     two = gigabytes(host_parts(BILLION, config, 2, learners_on_node=2))
     assert two["optimizer"] == 2 * on_host["optimizer"]
+
+
+def test_a_critic_takes_as_much_as_the_policy(tmp_path: Path) -> None:
+    algorithm = "from hpc_grpo.algorithms.grpo import Grpo\nfrom hpc_grpo.types import Needs\nclass Ppo(Grpo):\n"
+    (tmp_path / "ppo.py").write_text(f"{algorithm}    needs = Needs(rollouts=True, critic=True)\n")
+    config = planned_config(task=f"{tmp_path / 'ppo.py'}:Ppo", train={"zero_stage": 2})
+    found = gigabytes(state_parts(BILLION, config, 4))
+    policy = {"weights": 2, "gradients": 1, "optimizer": 3}
+    assert found == policy | {f"critic: {name}": size for name, size in policy.items()}
 
 
 def test_no_offload_leaves_the_host_alone() -> None:

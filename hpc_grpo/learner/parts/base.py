@@ -1,0 +1,49 @@
+"""The interface of a part of a learner, such as a critic beside the policy or LoRA inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpc_grpo.config import Config
+from hpc_grpo.metrics.reductions import Reduction
+from hpc_grpo.registry import LEARNER_PARTS
+from hpc_grpo.types import Minibatch
+
+
+class LearnerPart:
+    """One on each rank, and every rank calls it. What a part does not override does nothing.
+
+    A module of the policy that a part puts in the place of a layer names the layer's parameters as that did, and gives
+    in `merged_weight()` what is published of its own: the added parameters stay with the learner.
+    """
+
+    def __init__(self, config: Config, world_size: int, device: Any) -> None:
+        self.config = config
+        self.world_size = world_size
+        self.device = device
+
+    @staticmethod
+    def is_wanted(config: Config) -> bool:
+        """Tell whether a run of `config` has this part."""
+        raise NotImplementedError
+
+    def change_policy(self, language_model: Any) -> None:
+        """Change the loaded policy before its optimizer is built, which gets what then requires a gradient."""
+
+    def before_step(self, minibatches: Sequence[Minibatch]) -> tuple[Sequence[Minibatch], Mapping[str, Reduction]]:
+        """Return what the policy is to be trained on, with advantages of the part's making, and the part's metrics."""
+        return minibatches, {}
+
+    def save(self, folder: Path) -> None:
+        """Write the part's state into a checkpoint."""
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote."""
+
+
+def wanted_parts(config: Config, world_size: int, device: Any) -> list[LearnerPart]:
+    """Make the parts that `config` wants, in the order of their names."""
+    kinds = [LEARNER_PARTS.find(name) for name in LEARNER_PARTS.names()]
+    return [kind(config, world_size, device) for kind in kinds if kind.is_wanted(config)]
