@@ -11,6 +11,15 @@ from hpc_grpo.types import DTYPE_BYTES, GIB
 _CPU_KV_CACHE_GIB = 0.25
 """KV cache of an engine on CPU where engine.kv_cache_gib is null: vLLM cannot measure what is free there."""
 
+_GPU_BATCHED_TOKENS = 8192
+"""Tokens of an engine's step on GPU where engine.max_num_batched_tokens is null.
+
+Some 2,000 tokens keep a GPU's arithmetic busy; more spares the requests that decode beside a long prefill from many
+slow steps. Activations of so many cost 1.1 GiB for 7B parameters, which the KV cache gives up.
+"""
+_CPU_BATCHED_TOKENS = 2048
+"""The same on CPU: far more than its arithmetic needs, and few enough for its caches."""
+
 _OBJECT_STORE_SHARE = 0.4
 """A share of the free shared memory: the weight store needs the rest."""
 _MIN_OBJECT_STORE_BYTES = 80 * 2**20
@@ -95,3 +104,13 @@ def object_store_bytes(wanted_gib: float, free_bytes: float) -> int:
 def kv_cache_gib(config: Config, *, on_gpu: bool) -> float | None:
     """Return the KV cache of one engine; None: what engine.gpu_memory_utilization leaves."""
     return config.engine.kv_cache_gib or (None if on_gpu else _CPU_KV_CACHE_GIB)
+
+
+def max_batched_tokens(config: Config, *, on_gpu: bool) -> int:
+    """Return the most tokens that one step of an engine takes; vLLM wants one for each request that may decode."""
+    engine = config.engine
+    if on_gpu:
+        return engine.max_num_batched_tokens or max(_GPU_BATCHED_TOKENS, engine.max_num_seqs)
+    # A prompt is never cut on CPU (engine/vllm.py), so the longest sequence must fit into one step.
+    wanted = engine.max_num_batched_tokens or _CPU_BATCHED_TOKENS
+    return max(wanted, config.max_model_len, engine.max_num_seqs)

@@ -41,6 +41,11 @@ class EngineConfig(Section):
     engines_per_node: PositiveInt = Field(3, description="vLLM engines on each node.")
     tensor_parallel: PositiveInt = Field(1, description="GPUs (and processes) of one engine.")
     max_num_seqs: PositiveInt = Field(256, description="Requests an engine decodes at once.")
+    max_num_batched_tokens: PositiveInt | None = Field(
+        None,
+        description="Tokens that one step of an engine takes at most, of prompts and completions together; null: 8192 "
+        "on GPU, 2048 on CPU, where it is never less than a whole sequence.",
+    )
     kv_cache_gib: PositiveFloat | None = Field(
         None, description="KV cache of one engine; null: 0.25 on CPU, gpu_memory_utilization on GPU."
     )

@@ -105,6 +105,15 @@ def _sequence_lengths(config: Config) -> None:
         )
 
 
+def _engine_batch(config: Config) -> None:
+    given, num_seqs = config.engine.max_num_batched_tokens, config.engine.max_num_seqs
+    if config.needs.rollouts and given is not None and given < num_seqs:
+        raise ConfigError(
+            f"engine.max_num_batched_tokens = {given} must be at least engine.max_num_seqs = {num_seqs}: each request "
+            f"that decodes takes one token of a step. Raise it, set it to null, or lower engine.max_num_seqs."
+        )
+
+
 def _attention(config: Config) -> None:
     if config.train.attention == "flash_attention_2" and config.model.device == "cpu":
         raise ConfigError("train.attention = flash_attention_2 needs a GPU; with model.device = cpu choose sdpa.")
@@ -126,6 +135,7 @@ _RULES = (
     _lag_and_minibatches,
     _eval,
     _sequence_lengths,
+    _engine_batch,
     _attention,
     _importance_weights,
 )

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
@@ -104,10 +105,12 @@ class WeightReceiver:
         store, model = self._hpc_grpo_store, self.model_runner.get_model()
         store.verify(stored)
         pairs = (pair for bucket in store.layout.buckets for pair in store.tensors(stored.buffer, bucket))
-        initialize_layerwise_reload(model)
-        model.load_weights(pairs)
-        finalize_layerwise_reload(model, self.vllm_config.model_config)
-        _repack_tied_head(model)
+        # As vLLM's own workers reload: layers ask for the current config while they process what was loaded.
+        with set_current_vllm_config(self.vllm_config):
+            initialize_layerwise_reload(model)
+            model.load_weights(pairs)
+            finalize_layerwise_reload(model, self.vllm_config.model_config)
+            _repack_tied_head(model)
 
 
 def _repack_tied_head(model: Any) -> None:

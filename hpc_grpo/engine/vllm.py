@@ -1,6 +1,15 @@
 """vLLM, token in and token out: how its engine is started, and how groups are sampled with it.
 
 Runs in the engine's process, on the thread of its `StepLoop`. `hpc-grpo env` imports it too: without vLLM and numpy.
+
+Every completion has a seed of its own. What is sampled then follows from the prompt, the weights and the seed, and not
+from what else is in flight, in which order it came, what was preempted, or that a publish made it start over. One seed
+for an engine and a publish would save 3 % of an engine's time on CPU and nothing on GPU, and would make every draw
+depend on all draws before it: on an eval that a resumed run does not repeat, on the moment at which a publish falls
+between two steps. vLLM 0.32 has two samplers. On GPUs (Model Runner V2) noise is a hash of seed, position and token:
+there is no state to keep. On CPU (V1) each request has a torch generator, which outlives preemption. V1 samples from
+a prompt that a full step has cut, too, and then turns the generator back, which those of the CPU cannot: it raises
+"CPU Generator does not use offset". So on CPU no prompt is cut: one that does not fit into a step waits for the next.
 """
 
 from __future__ import annotations
@@ -12,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.config import Config
-from hpc_grpo.config.resources import kv_cache_gib
+from hpc_grpo.config.resources import kv_cache_gib, max_batched_tokens
 from hpc_grpo.types import GIB, Completion, GroupRequest, GroupSamples, SamplingSpec
 
 if TYPE_CHECKING:
@@ -55,6 +64,9 @@ def engine_options(config: Config, *, on_gpu: bool) -> dict[str, Any]:
         "skip_tokenizer_init": True,
         "max_model_len": config.max_model_len,
         "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": max_batched_tokens(config, on_gpu=on_gpu),
+        # vLLM's CPU sampler cannot cut a prompt whose request has a seed.
+        "enable_chunked_prefill": on_gpu,
         "tensor_parallel_size": engine.tensor_parallel,
         "enable_prefix_caching": engine.prefix_caching,
         "enforce_eager": engine.enforce_eager or not on_gpu,

@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpc_grpo.config import Config
-from hpc_grpo.config.resources import kv_cache_gib
+from hpc_grpo.config.resources import kv_cache_gib, max_batched_tokens
 from hpc_grpo.plan.memory import ENGINE_GPU, Hardware, MemoryBudget, Part, nonzero
 from hpc_grpo.plan.model import Model, ModelShape
 from hpc_grpo.types import DTYPE_BYTES, GIB
 
 BLOCK_TOKENS = 16
-MAX_BATCHED_TOKENS = 2048
-"""vLLM's default for an engine made by `LLMEngine.from_engine_args`, as engine/vllm.py does."""
 SAMPLING_ARRAYS = 4
 """float32 arrays [max_num_seqs, V] of the sampler: logits, sorted logits, probabilities, logprobs (assumed)."""
 CONTEXT_BYTES = 1 * GIB
@@ -87,10 +85,10 @@ def model_parts(model: Model, config: Config) -> list[Part]:
     """List weights and the largest forward pass, on one GPU of the engine."""
     b, parallel, shape = DTYPE_BYTES[config.model.dtype], config.engine.tensor_parallel, model.shape
     max_num_seqs = config.engine.max_num_seqs
-    tokens = min(MAX_BATCHED_TOKENS, max_num_seqs * config.max_model_len)
+    tokens = min(max_batched_tokens(config, on_gpu=True), max_num_seqs * config.max_model_len)
     forward = tokens * b * (4 * shape.hidden_size + 3 * shape.intermediate_size // parallel)
     sampling = SAMPLING_ARRAYS * 4 * max_num_seqs * shape.vocab_size
     return [
         Part(f"weights ({config.model.dtype})", b * model.num_parameters // parallel, "b P / tensor_parallel"),
-        Part("largest batch, sampling", forward + sampling, "b (4 d + 3 f / tensor_parallel) 2048 + 16 S V"),
+        Part("largest batch, sampling", forward + sampling, "b (4 d + 3 f / tensor_parallel) N + 16 S V"),
     ]

@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.config.resources import check_fits, kv_cache_gib, node_demand, object_store_bytes, weight_store_bytes
+from hpc_grpo.config.resources import (
+    check_fits,
+    kv_cache_gib,
+    max_batched_tokens,
+    node_demand,
+    object_store_bytes,
+    weight_store_bytes,
+)
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import GIB
 from tests.support.configs import minimal_config
@@ -86,3 +93,20 @@ def test_the_kv_cache_is_what_the_config_says_else_a_default_on_cpu_alone() -> N
     assert kv_cache_gib(minimal_config(engine={"kv_cache_gib": 2.0}), on_gpu=True) == 2.0
     assert kv_cache_gib(minimal_config(), on_gpu=False) == 0.25
     assert kv_cache_gib(minimal_config(), on_gpu=True) is None
+
+
+@pytest.mark.parametrize(("given", "on_gpu", "expected"), [(None, True, 8192), (None, False, 2048), (512, True, 512)])
+def test_a_step_of_an_engine_takes_what_the_config_says_else_what_the_device_can_use(
+    given: int | None, on_gpu: bool, expected: int
+) -> None:
+    assert max_batched_tokens(minimal_config(engine={"max_num_batched_tokens": given}), on_gpu=on_gpu) == expected
+
+
+def test_a_step_of_an_engine_takes_a_token_for_each_request_that_decodes() -> None:
+    assert max_batched_tokens(minimal_config(engine={"max_num_seqs": 10_000}), on_gpu=True) == 10_000
+
+
+@pytest.mark.parametrize("given", [None, 512])
+def test_a_step_of_an_engine_on_cpu_takes_a_whole_sequence(given: int | None) -> None:
+    long = {"data": {"max_prompt_tokens": 4000}, "rollout": {"max_new_tokens": 1000}}
+    assert max_batched_tokens(minimal_config(long, engine={"max_num_batched_tokens": given}), on_gpu=False) == 5000

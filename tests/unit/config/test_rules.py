@@ -72,6 +72,10 @@ def test_sft_has_no_rewards_to_check() -> None:
             "rollout.min_new_tokens = 30 exceeds rollout.max_new_tokens = 20",
         ),
         (
+            {"engine": {"max_num_batched_tokens": 255}},
+            "engine.max_num_batched_tokens = 255 must be at least engine.max_num_seqs = 256",
+        ),
+        (
             {"train": {"attention": "flash_attention_2"}, "model": {"device": "cpu"}},
             "flash_attention_2 needs a GPU",
         ),
@@ -94,6 +98,8 @@ def test_a_broken_rule_is_an_error_with_the_values_and_the_fix(sections: dict[st
         {"eval": {"every_steps": 5, "pass_k": [1, 2], "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
         {"train": {"max_tokens_per_microbatch": 768}},
         {"rollout": {"min_new_tokens": 20, "max_new_tokens": 20}},
+        {"engine": {"max_num_batched_tokens": 256}},
+        {"task": "sft", "engine": {"max_num_batched_tokens": 1}},
     ],
 )
 def test_a_value_at_the_edge_of_a_rule_passes(sections: dict[str, Any]) -> None:

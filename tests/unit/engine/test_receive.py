@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from hpc_grpo.errors import WeightSyncError
+from hpc_grpo.types import ParameterSpec
+from hpc_grpo.weights.buckets import bucket_layout
+from hpc_grpo.weights.store import StoredVersion
 
 pytest.importorskip("vllm")
 
-from hpc_grpo.engine.receive import catching, raise_caught, unsharded_shape
+import torch
+from vllm.config import VllmConfig, get_current_vllm_config
+
+from hpc_grpo.engine.receive import WeightReceiver, catching, raise_caught, unsharded_shape
 
 
 class Module:
@@ -61,3 +68,32 @@ def test_kv_heads_that_ranks_hold_copies_of_count_once() -> None:
     qkv = Module(output_size=(12 + 4 + 4) * 4, input_size=8, **heads)
     assert unsharded_shape(qkv, (5 * 4, 8), 4) == ((12 + 2 + 2) * 4, 8)
     assert unsharded_shape(qkv, (5 * 4,), 4) == ((12 + 2 + 2) * 4,)
+
+
+class AskingModel(torch.nn.Module):
+    """A model of which some layer, as those with quantised weights do, asks for vLLM's current config to load."""
+
+    def load_weights(self, pairs: Iterable[Any]) -> None:
+        self.loaded = list(pairs)
+        self.config = get_current_vllm_config()
+
+
+class NodesStore:
+    """A node's weight store with one bucket of one tensor."""
+
+    layout = bucket_layout([ParameterSpec("weight", (1,), "float32")], 64)
+
+    def verify(self, stored: StoredVersion) -> None:
+        pass
+
+    def tensors(self, buffer: int, bucket: Any) -> Iterable[tuple[str, torch.Tensor]]:
+        yield "weight", torch.ones(1)
+
+
+def test_weights_are_loaded_under_the_config_that_vllm_loads_them_under() -> None:
+    receiver, model, config = WeightReceiver(), AskingModel(), VllmConfig()
+    receiver.model_runner, receiver.vllm_config = Module(get_model=lambda: model), config
+    receiver._hpc_grpo_store = NodesStore()
+    receiver._hpc_grpo_load(StoredVersion(1, 0, ()))
+    assert model.config is config
+    assert [name for name, _ in model.loaded] == ["weight"]

@@ -10,7 +10,8 @@ from hpc_grpo.types import GroupRequest, SamplingSpec
 
 pytest.importorskip("vllm")
 
-from hpc_grpo.engine.vllm import Sampler
+from hpc_grpo.engine.vllm import Sampler, engine_options
+from tests.support.configs import minimal_config
 
 REQUEST = GroupRequest(0, (1, 2), (7, 8), SamplingSpec(4, 0, 1.0, 1.0))
 
@@ -72,3 +73,12 @@ def test_sampler_that_is_well_takes_part_in_a_publish_and_keeps_its_requests() -
     sampler.receive_weights(1)
     assert (sampler.policy_version, vllm.asked_of_workers) == (1, ["hpc_grpo_receive"])
     assert sampler.has_work()
+
+
+def test_prompts_are_cut_on_gpus_alone() -> None:
+    """The generators of requests on CPU cannot be turned back, as vLLM does where it cut a prompt."""
+    options = {on_gpu: engine_options(minimal_config(), on_gpu=on_gpu) for on_gpu in (True, False)}
+    chosen = {
+        on_gpu: (each["enable_chunked_prefill"], each["max_num_batched_tokens"]) for on_gpu, each in options.items()
+    }
+    assert chosen == {True: (True, 8192), False: (False, 2048)}

@@ -33,8 +33,8 @@ def test_the_cache_gets_what_the_model_leaves() -> None:
     budget, cache = engine_budget(SEVEN, planned_config(), GH200)
     named = parts(budget)
     assert named["weights (bfloat16)"] == 2 * P
-    # 2048 tokens x 2 bytes x (4 x 3584 + 3 x 18944), and four float32 arrays of 256 x 152064
-    assert named["largest batch, sampling"] == 2048 * 2 * (14_336 + 56_832) + 16 * 256 * 152_064
+    # 8192 tokens x 2 bytes x (4 x 3584 + 3 x 18944), and four float32 arrays of 256 x 152064
+    assert named["largest batch, sampling"] == 8192 * 2 * (14_336 + 56_832) + 16 * 256 * 152_064
     assert budget.num_bytes == budget.capacity_bytes == int(0.9 * 96 * GIB)
     assert cache.num_bytes == named["KV cache"]
     assert cache.num_tokens == named["KV cache"] // (57_344 * 16) * 16

@@ -1,0 +1,115 @@
+"""One engine under pressure: `python -m tests.integration.crowded_engine CONFIG` prints what it sampled, as JSON.
+
+Many prompts, each longer than what is left of a step's tokens, with a KV cache too small for them: requests wait,
+are preempted, and are computed anew. Which tokens are sampled must depend on a request and its seed alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hpc_grpo.config import Config, load_config
+from hpc_grpo.data.seeds import sampling_seed
+from hpc_grpo.engine.vllm import Sampler, engine_options
+from hpc_grpo.types import GroupRequest, GroupSamples, SamplingSpec
+
+NUM_PROMPTS = 16
+_STEPS_BETWEEN_INTERRUPTIONS = 16
+
+Tokens = list[list[list[int]]]
+"""Of each completion of each prompt."""
+
+
+def group_requests(config: Config, vocabulary: int) -> list[GroupRequest]:
+    """Prompts of random tokens, as long as the config allows, none with a prefix in common."""
+    rng = np.random.default_rng(0)
+    sampling = SamplingSpec(config.rollout.max_new_tokens)
+    samples = range(config.rollout.group_size)
+    return [
+        GroupRequest(
+            ordinal,
+            tuple(int(token) for token in rng.integers(2, vocabulary, config.data.max_prompt_tokens)),
+            tuple(sampling_seed(0, ordinal, sample, 0) for sample in samples),
+            sampling,
+        )
+        for ordinal in range(NUM_PROMPTS)
+    ]
+
+
+def start_engine(config: Config) -> Any:
+    """The engine of a run, with the model's own weights instead of a learner's."""
+    from vllm import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    options = {**engine_options(config, on_gpu=False), "load_format": "auto"}
+    return LLMEngine.from_engine_args(EngineArgs(**options), enable_multiprocessing=False)
+
+
+def sample(sampler: Sampler, requests: list[GroupRequest], between_steps: Callable[[int], None]) -> list[GroupSamples]:
+    futures = sampler.add_groups(requests)
+    num_steps = 0
+    while sampler.has_work():
+        sampler.step()
+        num_steps += 1
+        between_steps(num_steps)
+    return [future.result() for future in futures]
+
+
+def tokens_of(groups: list[GroupSamples]) -> Tokens:
+    return [[completion.token_ids.tolist() for completion in group.completions] for group in groups]
+
+
+def largest_logprob_difference(model_path: str, groups: list[GroupSamples]) -> float:
+    """Between the engine and transformers, in nats."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    largest = 0.0
+    for group in groups:
+        for completion in group.completions:
+            tokens = torch.tensor(np.concatenate([group.prompt_token_ids, completion.token_ids])).long()[None]
+            with torch.no_grad():
+                logprobs = model(tokens).logits[0, :-1].log_softmax(-1)
+            own = logprobs.gather(-1, tokens[0, 1:, None])[-len(completion.token_ids) :, 0].numpy()
+            largest = max(largest, float(np.abs(own - completion.engine_logprobs).max()))
+    return largest
+
+
+def main() -> None:
+    config = load_config(sys.argv[1])
+    engine = start_engine(config)
+    scheduler = engine.engine_core.engine_core.scheduler
+    num_preemptions = 0
+    preempt = scheduler._preempt_request
+
+    def count(*args: Any, **kwargs: Any) -> None:
+        nonlocal num_preemptions
+        num_preemptions += 1
+        preempt(*args, **kwargs)
+
+    scheduler._preempt_request = count
+    sampler = Sampler(engine, stop_token_ids=[1])
+    requests = group_requests(config, engine.model_config.get_vocab_size())
+
+    def interrupt(step: int) -> None:
+        """Do to the requests in flight what a publish does."""
+        if step % _STEPS_BETWEEN_INTERRUPTIONS == 0:
+            sampler.forget_prefixes()
+
+    crowd = sample(sampler, requests, lambda step: None)
+    report = {"preemptions": num_preemptions, "crowd": tokens_of(crowd)}
+    report["interrupted"] = tokens_of(sample(sampler, requests, interrupt))
+    report["backwards"] = tokens_of(sample(sampler, requests[::-1], lambda step: None)[::-1])
+    report["alone"] = [tokens_of(sample(sampler, [request], lambda step: None))[0] for request in requests]
+    report["logprob_difference"] = largest_logprob_difference(config.model.path, crowd)
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""A real engine with more prompts than it can take at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_grpo.config import load_config
+from hpc_grpo.demo.model import ModelSize, write_model
+from hpc_grpo.engine.vllm import engine_environment
+from tests.integration.crowded_engine import NUM_PROMPTS
+from tests.integration.mismatch import TOLERANCE
+from tests.integration.training_runs import tiny_config
+
+pytestmark = pytest.mark.integration
+
+PROMPT_TOKENS, NEW_TOKENS, GROUP_SIZE = 370, 48, 4
+SIZE = ModelSize(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=96, max_tokens=512)
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What an engine sampled whose KV cache holds a sixth of the requests it was given."""
+    workspace = tmp_path_factory.mktemp("engine")
+    write_model(workspace / "model", SIZE, seed=0)
+    config = tiny_config(
+        workspace,
+        "crowded",
+        "model",
+        data={"max_prompt_tokens": PROMPT_TOKENS},
+        rollout={"max_new_tokens": NEW_TOKENS, "group_size": GROUP_SIZE},
+        engine={"max_num_seqs": 64, "max_num_batched_tokens": 512, "kv_cache_gib": 0.002},
+    )
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.integration.crowded_engine", str(config)],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, **engine_environment(load_config(str(config)), on_gpu=False)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    report: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return report
+
+
+def test_more_prompt_tokens_than_a_step_takes_are_all_sampled(crowded: dict[str, Any]) -> None:
+    assert len(crowded["crowd"]) == NUM_PROMPTS
+    assert all(len(group) == GROUP_SIZE for group in crowded["crowd"])
+    assert crowded["preemptions"] > 0
+    assert crowded["logprob_difference"] < TOLERANCE
+
+
+@pytest.mark.parametrize("otherwise", ["interrupted", "backwards", "alone"])
+def test_completions_depend_on_prompt_and_seed_alone(crowded: dict[str, Any], otherwise: str) -> None:
+    """Not on what else is in flight, its order, preemptions, or publishes that drop the cache."""
+    assert crowded["crowd"] == crowded[otherwise]
