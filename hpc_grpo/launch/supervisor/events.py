@@ -1,6 +1,6 @@
 """The events that a supervisor reacts to, and the actions that its reactions consist of.
 
-`supervisor.py` observes an `Event`, `transitions.py` answers with `Action`s, `supervisor.py` performs them.
+`supervisor.py` observes an `Event`, `transitions.py` answers with `Action`s, `processes.py` performs them.
 """
 
 from __future__ import annotations

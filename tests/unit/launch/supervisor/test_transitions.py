@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.errors import ConfigError, LaunchError, NodesUnavailableError
+from hpc_grpo.launch.supervisor.endings import end_by_error, end_of_driver
 from hpc_grpo.launch.supervisor.events import (
     Action,
     BringUpFailed,
@@ -31,7 +32,7 @@ from hpc_grpo.launch.supervisor.events import (
     StartDriver,
     Tick,
 )
-from hpc_grpo.launch.supervisor.transitions import State, end_by_error, end_of_driver, react
+from hpc_grpo.launch.supervisor.transitions import State, react
 
 NOW = 1000.0
 CRASHED = "The driver crashed with exit code 3; see driver.log."
