@@ -5,7 +5,6 @@ A run is resumed only with the config it was started with, but for the keys of C
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.environment.rules import is_secret
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.checkpoint import valid_checkpoints
-from hpc_grpo.run.files import read_jsonl, write_atomic, write_json_atomic
+from hpc_grpo.run.files import read_jsonl, read_record, write_atomic, write_record
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.commands import run_command
 
@@ -75,7 +74,7 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Fro
     if run.config.exists():
         return _take_up(run, config, argv, overrides)
     write_atomic(run.config, to_yaml(config))
-    write_json_atomic(run.source, _source(argv, overrides))
+    write_record(run.source, _source(argv, overrides), keep_copy=True)
     return Frozen(run, config, True, {})
 
 
@@ -98,10 +97,13 @@ def reconfigured(run: RunDir, overrides: Sequence[str]) -> Config:
 
 def working_dir(run: RunDir) -> Path:
     """Return the folder the run was started in: relative paths of the config are relative to it. Raises ConfigError."""
-    try:
-        return Path(json.loads(run.source.read_text())["working_dir"])
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{run.path} is not a run directory: {run.source.name} cannot be read ({error}).") from error
+    folder = read_record(run.source, lambda values: Path(values["working_dir"]))
+    if folder is None:
+        raise ConfigError(
+            f"{run.source} and its copy beside it are gone or damaged: they say in which folder the run was started, "
+            f"and relative paths of its config are relative to it. From that folder: hpc-grpo submit CONFIG."
+        )
+    return folder
 
 
 def may_change(key: str) -> bool:
@@ -178,10 +180,11 @@ def _source(argv: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
 def _append_resume(
     run: RunDir, argv: Sequence[str], overrides: Sequence[str], changed: dict[str, tuple[Any, Any]]
 ) -> None:
-    source = json.loads(run.source.read_text()) if run.source.exists() else _source(argv, overrides)
+    source = read_record(run.source, lambda values: {**values, "resumed": [*values["resumed"]]})
+    source = source or _source(argv, overrides)
     taken_up = {key: value for key, value in _source(argv, overrides).items() if key != "resumed"}
     source["resumed"].append({**taken_up, "changed": {key: list(pair) for key, pair in changed.items()}})
-    write_json_atomic(run.source, source)
+    write_record(run.source, source, keep_copy=True)
 
 
 def _git_state(checkout: Path) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TypeVar
 
 from hpc_grpo.run.attempt import NEAR_THE_LIMIT_S, AttemptRecord, read_attempts
 from hpc_grpo.run.chain import ChainRecord, Link, read_chain
+from hpc_grpo.run.files import is_damaged, read_record
 from hpc_grpo.run.lock import LockOwner, read_lock_owner
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import RunState, read_state
@@ -86,8 +86,10 @@ def read_records(run: RunDir) -> RunRecords:
 
     def guarded(path: Path, read: Callable[[RunDir], T], default: T) -> T:
         try:
+            if is_damaged(path):
+                unreadable.append(path.name)
             return read(run)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except OSError:
             unreadable.append(path.name)
             return default
 
@@ -111,6 +113,4 @@ def ended_by_time_limit(attempt: AttemptRecord, last_sign: float | None) -> bool
 
 
 def _read_created_at(run: RunDir) -> float | None:
-    if not run.source.exists():
-        return None
-    return float(json.loads(run.source.read_text())["created_at"])
+    return read_record(run.source, lambda values: float(values["created_at"]))

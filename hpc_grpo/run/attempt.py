@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from hpc_grpo.run.files import write_json_atomic
+from hpc_grpo.run.files import read_record, write_record
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.say import not_worth_the_run
 
@@ -61,7 +60,7 @@ class AttemptRecord:
 
     def save(self, attempt_dir: Path) -> None:
         with not_worth_the_run("attempt.json could not be written"):
-            write_json_atomic(attempt_dir / "attempt.json", asdict(self))
+            write_record(attempt_dir / "attempt.json", asdict(self), keep_copy=True)
 
     def end(self, kind: ExitKind, exit_code: int, why: str) -> None:
         self.exit_kind, self.exit_code, self.why = kind, exit_code, why
@@ -70,14 +69,17 @@ class AttemptRecord:
 
 def read_attempts(run: RunDir) -> list[AttemptRecord]:
     """Return a run's attempts, in order, but for a record that cannot be read: its disk was full."""
-    records = [_read(path) for path in run.attempts.glob("[0-9]*-*/attempt.json")]
+    records = [_read(folder / "attempt.json") for folder in run.attempts.glob("[0-9]*-*")]
     return sorted((record for record in records if record is not None), key=lambda record: record.attempt)
 
 
 def _read(path: Path) -> AttemptRecord | None:
-    known = {entry.name for entry in fields(AttemptRecord)}
     try:
-        values = json.loads(path.read_text())
-        return AttemptRecord(**{key: value for key, value in values.items() if key in known})
-    except (OSError, ValueError, TypeError, AttributeError):
+        return read_record(path, _from_values)
+    except OSError:
         return None
+
+
+def _from_values(values: dict[str, Any]) -> AttemptRecord:
+    known = {entry.name for entry in fields(AttemptRecord)}
+    return AttemptRecord(**{key: value for key, value in values.items() if key in known})

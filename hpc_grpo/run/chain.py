@@ -6,14 +6,13 @@ not ask the scheduler.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from hpc_grpo.run.files import write_json_atomic
+from hpc_grpo.run.files import read_record, write_record
 from hpc_grpo.run.paths import RunDir
 
 if TYPE_CHECKING:
@@ -124,13 +123,12 @@ def stalled(first_steps: Sequence[int | None], newest: int) -> int:
 
 def read_chain(run: RunDir) -> ChainRecord:
     """Return the run's jobs; an empty record for a run that never was submitted."""
-    try:
-        values = json.loads(run.chain.read_text())
-    except FileNotFoundError:
-        return ChainRecord()
-    links = tuple(Link(**link) for link in values.pop("links"))
-    return ChainRecord(links=links, **values)
+    return read_record(run.chain, _from_values) or ChainRecord()
 
 
 def write_chain(run: RunDir, record: ChainRecord) -> None:
-    write_json_atomic(run.chain, asdict(record))
+    write_record(run.chain, asdict(record), keep_copy=True)
+
+
+def _from_values(values: dict[str, Any]) -> ChainRecord:
+    return ChainRecord(**{**values, "links": tuple(Link(**link) for link in values["links"])})

@@ -2,11 +2,16 @@
 
 Every file and folder of a run directory is written through here, and by one writer at a time. A reader sees the old
 content or the new one; the exceptions are the append-only JSONL files, whose readers skip a line that is cut short.
+
+A power cut, a full disk or a failing one may still empty, cut or change a file. Records (`write_record`) carry a digest
+of their content, so that a damaged one reads as one that is not there; a record of what nothing else can tell has a
+copy beside it, which is read then.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import secrets
@@ -19,6 +24,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _STAGED, _RETIRED = ".tmp", ".old"
+_DIGEST = "digest"
+_NOT_THIS_RECORD = (ValueError, TypeError, KeyError, AttributeError)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _HEADROOM = 1.1
 
@@ -48,14 +55,50 @@ def write_json_atomic(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=2) + "\n")
 
 
+def write_record(path: Path, values: dict[str, Any], *, keep_copy: bool = False) -> None:
+    """Publish `values` with their digest; `keep_copy`: for a fact that no other file tells."""
+    text = json.dumps({**values, _DIGEST: digest_of(values)}, indent=2) + "\n"
+    if keep_copy:
+        write_atomic(copy_path(path), text)  # first: where this fails, nothing has changed
+    write_atomic(path, text)
+
+
+def read_record(path: Path, parse: Callable[[dict[str, Any]], T]) -> T | None:
+    """Return what `parse` makes of the record at `path`, or of its copy where that is damaged or gone; else None.
+
+    Never raises for what is in a file: `parse` may raise for values that are no such record. Raises OSError for a file
+    that is there and cannot be read.
+    """
+    for candidate in (path, copy_path(path)):
+        if (found := _parsed(candidate, parse)) is not None:
+            return found
+    return None
+
+
+def is_damaged(path: Path, parse: Callable[[dict[str, Any]], Any] = dict) -> bool:
+    """Tell whether there is a file at `path`, and it is no whole record."""
+    return path.exists() and _parsed(path, parse) is None
+
+
+def copy_path(path: Path) -> Path:
+    """Return where the copy of a small file is, beside it."""
+    return path.with_name(f".{path.name}.copy")
+
+
+def digest_of(value: Any) -> str:
+    """Return a digest of JSON values, whatever the order of their keys; of text, as it is."""
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the whole lines of a JSONL file; skip a last line that a crash cut short. No file: no lines."""
+    """Yield the whole lines of a JSONL file that are objects; skip what a crash or a bad disk left. No file: none."""
     if not path.exists():
         return
-    with path.open() as file:
+    with path.open("rb") as file:
         for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+            if line.endswith(b"\n") and (values := _object(line)) is not None:
+                yield values
 
 
 def drop_torn_line(path: Path) -> None:
@@ -144,6 +187,31 @@ def wait_for_space(
             f"{what} needs {num_bytes / 2**30:.2f} GiB in {folder}, where {found / 2**30:.2f} are free"
         )
         time.sleep(retry_s)
+
+
+def _parsed(path: Path, parse: Callable[[dict[str, Any]], T]) -> T | None:
+    try:
+        values = _object(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    if values is None:
+        return None
+    written = values.pop(_DIGEST, None)  # of a record from before there were digests: None
+    if written is not None and written != digest_of(values):
+        return None
+    try:
+        return parse(values)
+    except _NOT_THIS_RECORD:
+        return None
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    """Return the JSON object that `text` is; None if it is not one."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _tell(problem: str) -> bool:

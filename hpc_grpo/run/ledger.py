@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpc_grpo.run.files import drop_torn_line, read_jsonl, when_there_is_space
 from hpc_grpo.run.paths import RunDir
@@ -96,7 +97,7 @@ def surviving_lineage(lines: Sequence[LedgerLine]) -> list[LedgerLine]:
 
 def check_ledger(run_dir: RunDir) -> LedgerVerdict:
     """Judge whether the surviving lineage trained every ordinal exactly once."""
-    lines = [LedgerLine(v["step"], v["attempt"], tuple(v["ordinals"])) for v in read_jsonl(run_dir.ledger)]
+    lines = [line for values in read_jsonl(run_dir.ledger) if (line := _ledger_line(values)) is not None]
     lineage = surviving_lineage(lines)
     counts = Counter(ordinal for line in lineage for ordinal in line.ordinals)
     steps = {line.step for line in lineage}
@@ -108,6 +109,14 @@ def check_ledger(run_dir: RunDir) -> LedgerVerdict:
         skipped=tuple(ordinal for ordinal in range(max(counts, default=-1)) if ordinal not in counts),
         gaps=tuple(step for step in range(1, max(steps, default=0)) if step not in steps),
     )
+
+
+def _ledger_line(values: dict[str, Any]) -> LedgerLine | None:
+    """Return the line; None for one that the disk changed, whose step then counts as a gap."""
+    step, attempt, ordinals = values.get("step"), values.get("attempt"), values.get("ordinals")
+    if not (isinstance(step, int) and isinstance(attempt, int) and isinstance(ordinals, list)):
+        return None
+    return LedgerLine(step, attempt, tuple(ordinals))
 
 
 def main() -> int:

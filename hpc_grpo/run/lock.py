@@ -11,7 +11,6 @@ alone outlive a killed owner, and neither ends an owner that was replaced or say
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -20,9 +19,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hpc_grpo.errors import RunHeldError
-from hpc_grpo.run.files import write_json_atomic
+from hpc_grpo.run.files import is_damaged, read_record, write_record
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.processes import start_time
 from hpc_grpo.system.say import not_worth_the_run, say
@@ -118,14 +118,14 @@ class RunLock:
     ) -> RunLock:
         """Become the run's owner. Raises RunHeldError where another one lives.
 
-        Waits up to 20 s to see whether an owner on another host still beats. One of the job `before` is replaced all
-        the same, and has 90 s to end itself.
+        Waits up to 20 s to see whether an owner on another host, or one whose file is damaged, still beats. One of
+        the job `before` is replaced all the same, and has 90 s to end itself.
         """
         pid = os.getpid()
         mine = LockOwner(socket.gethostname(), pid, start_time(pid), job_id, attempt, time.time())
         survivor: LockOwner | None = None
         while not _create(run.holder, mine):
-            other = read_lock_owner(run)
+            other = _owner_there(run, sleep)
             is_before = other is not None and before is not None and other.job_id == before.job_id
             is_gone = is_before and before is not None and before.is_gone
             if other is not None and not is_gone and _is_alive(run, other, sleep):
@@ -157,7 +157,7 @@ class RunLock:
                 say(f"Attempt {other.attempt} on {other.host} took this one for dead; ending.")
                 os.kill(os.getpid(), signal.SIGTERM)
                 return False
-            write_json_atomic(self._run.holder, asdict(replace(self._owner, beat_at=time.time())))
+            write_record(self._run.holder, asdict(replace(self._owner, beat_at=time.time())))
         return True
 
 
@@ -168,23 +168,42 @@ def _held(run: RunDir, owner: LockOwner) -> RunHeldError:
     )
 
 
+def _owner_there(run: RunDir, sleep: Callable[[float], None]) -> LockOwner | None:
+    """Return the owner that the file names. One that cannot be read is waited for: an owner that lives rewrites it."""
+    for _ in range(int(_SILENT_S)):
+        if not is_damaged(run.holder, _from_values):
+            break
+        sleep(1.0)
+    return read_lock_owner(run)
+
+
+def _from_values(values: dict[str, Any]) -> LockOwner:
+    return LockOwner(**values)
+
+
 def _read(path: Path) -> LockOwner | None:
-    try:
-        return LockOwner(**json.loads(path.read_text()))
-    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
-        return None
+    return read_record(path, _from_values)
 
 
 def _create(path: Path, owner: LockOwner) -> bool:
     """Write the file unless there is one; a link is made or not, on every file system."""
     beside = path.with_name(f".{path.name}.{owner.host}.{owner.pid}")
-    write_json_atomic(beside, asdict(owner))
+    write_record(beside, asdict(owner))
     try:
-        os.link(beside, path)
-    except FileExistsError:
-        return False
+        return _linked(beside, path)
     finally:
         beside.unlink()
+
+
+def _linked(source: Path, path: Path) -> bool:
+    """Make `path` a link to `source`, unless there is a file; return whether it is one.
+
+    The error alone does not tell: NFS repeats a call whose answer was lost, and answers that the link is there.
+    """
+    try:
+        os.link(source, path)
+    except FileExistsError:
+        return source.stat().st_nlink > 1
     return True
 
 
@@ -196,11 +215,8 @@ def _retire(path: Path, judged: LockOwner | None) -> None:
     except FileNotFoundError:
         return
     found = _read(aside)
-    if found is not None and not found.is_same(judged):
-        try:
-            os.link(aside, path)
-        except FileExistsError:
-            say(f"Attempts {found.attempt} and another one took the run at the same time.")
+    if found is not None and not found.is_same(judged) and not _linked(aside, path):
+        say(f"Attempts {found.attempt} and another one took the run at the same time.")
     aside.unlink()
 
 

@@ -6,14 +6,13 @@ every step and is only appended to (by `JsonlSink` in metrics/sinks.py); any com
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hpc_grpo.run.files import read_jsonl, when_there_is_space, write_json_atomic
+from hpc_grpo.run.files import read_jsonl, read_record, when_there_is_space, write_record
 from hpc_grpo.run.paths import RunDir
 
 Phase = Literal["starting", "training", "stopped", "complete"]
@@ -41,14 +40,12 @@ class RunState:
 
 
 def write_state(run_dir: RunDir, state: RunState) -> None:
-    when_there_is_space(lambda: write_json_atomic(run_dir.state, asdict(state)), "state.json")
+    when_there_is_space(lambda: write_record(run_dir.state, asdict(state)), "state.json")
 
 
 def read_state(run_dir: RunDir) -> RunState | None:
-    """Return the last published state; None before the driver's first."""
-    if not run_dir.state.exists():
-        return None
-    return RunState(**json.loads(run_dir.state.read_text()))
+    """Return the last published state; None before the driver's first, and of a damaged one: it tells the time only."""
+    return read_record(run_dir.state, lambda values: RunState(**values))
 
 
 def read_metrics(path: Path) -> dict[int, dict[str, Any]]:
@@ -59,6 +56,8 @@ def read_metrics(path: Path) -> dict[int, dict[str, Any]]:
     lines: dict[int, dict[str, Any]] = {}
     attempt = None
     for line in read_jsonl(path):
+        if not (isinstance(line.get("step"), int) and isinstance(line.get("attempt"), int)):
+            continue  # a name that the disk changed
         if line["attempt"] != attempt:
             attempt = line["attempt"]
             lines = {step: kept for step, kept in lines.items() if step < line["step"]}

@@ -183,7 +183,7 @@ def test_a_reward_that_is_not_a_number_is_unknown(built: RunBuilder) -> None:
 
 def test_a_damaged_file_is_named_and_hides_nothing_else(built: RunBuilder) -> None:
     training(built)
-    built.run.state.write_text('{"step": 1}')
+    built.run.state.write_text('{"step": 1')
     built.run.chain.write_text("[]")
     shown = summary(built)
     assert shown.state == "starting"

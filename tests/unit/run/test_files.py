@@ -5,20 +5,24 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hpc_grpo.run.files import (
     drop_torn_line,
+    is_damaged,
     publish_dir,
     read_jsonl,
+    read_record,
     recover_dirs,
     start_staging,
     wait_for_space,
     when_there_is_space,
     write_atomic,
     write_json_atomic,
+    write_record,
 )
 
 
@@ -195,3 +199,46 @@ def test_waiting_for_space_ends_when_there_is_room(tmp_path: Path, capsys: pytes
     wait_for_space(tmp_path, 1000, "A checkpoint", lambda _: free.pop(0), retry_s=0.0)
     assert free == []
     assert capsys.readouterr().out.startswith("A checkpoint needs 0.00 GiB in ")
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "emptied": lambda content: b"",
+    "torn": lambda content: content[: len(content) // 2],
+    "flipped": lambda content: content.replace(b"4", b"5", 1),
+    "not text": lambda content: b"\xff" + content[1:],
+    "another value": lambda content: b"[]\n",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_record_reads_as_one_that_is_not_there(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    write_record(path, {"step": 4})
+    assert read_record(path, dict) == {"step": 4}
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    assert is_damaged(path)
+    assert read_record(path, dict) is None
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, "removed"])
+def test_a_damaged_record_of_a_fact_is_read_from_its_copy(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "chain.json"
+    write_record(path, {"step": 4}, keep_copy=True)
+    if damage == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    assert read_record(path, dict) == {"step": 4}
+
+
+def test_a_record_from_before_there_were_digests_is_read_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text('{"step": 4}')
+    assert read_record(tmp_path / "state.json", dict) == {"step": 4}
+    assert read_record(tmp_path / "state.json", lambda values: values["missing"]) is None
+    assert read_record(tmp_path / "none.json", dict) is None
+
+
+def test_lines_that_a_disk_changed_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step\xff": 2}\n[3]\n{"step": 4\n{"step": 5}\n')
+    assert [line["step"] for line in read_jsonl(path)] == [1, 5]

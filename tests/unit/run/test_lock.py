@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.errors import RunHeldError
-from hpc_grpo.run.files import write_json_atomic
+from hpc_grpo.run.files import write_json_atomic, write_record
 from hpc_grpo.run.lock import (
     EndedJob,
     LockOwner,
@@ -177,3 +177,31 @@ def test_an_owner_beats_on_and_ends_itself_once_another_owns_the_run(tmp_path: P
         lock.release()
         assert set(signals.pending) == {signal.SIGTERM}
     assert read_lock_owner(run) == owner("nid009", 5, 5)
+
+
+def test_a_link_that_nfs_made_and_denied_is_the_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def answered_twice(source: Path, path: Path) -> None:
+        link(source, path)
+        raise FileExistsError(17, "File exists")
+
+    monkeypatch.setattr(os, "link", answered_twice)
+    lock = RunLock.take(RunDir(tmp_path), "17", 1)
+    held = read_lock_owner(RunDir(tmp_path))
+    assert held is not None
+    assert held.pid == os.getpid()
+    lock.release()
+
+
+def test_an_owner_whose_file_is_damaged_has_time_to_write_it_again(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.holder.write_text("")
+
+    def beats(_seconds: float) -> None:
+        write_record(run.holder, asdict(owner(socket.gethostname(), os.getpid(), start_time(os.getpid()))))
+
+    with pytest.raises(RunHeldError, match="attempt 3"):
+        RunLock.take(run, "18", 4, sleep=beats)
+    run.holder.write_text("")
+    RunLock.take(run, "18", 4, sleep=lambda _seconds: None).release()
