@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from hpc_grpo.algorithms.base import algorithm_of
@@ -22,7 +21,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.learner.group import init_process_group
 from hpc_grpo.learner.model import PolicyModel, gathered, parameter_specs
-from hpc_grpo.learner.packing import PackedBatch, pack, split_microbatches, zero_weight_batch
+from hpc_grpo.learner.packing import PackedBatch, pack_equalised
 from hpc_grpo.learner.parts.base import wanted_parts
 from hpc_grpo.learner.setup import build_engine, build_reference, resolve_device, seed_everything
 from hpc_grpo.metrics.reductions import Max, Mean, Reduction
@@ -77,7 +76,9 @@ class Learner:
         for part in self.parts:
             minibatches, metrics = part.before_step(minibatches)
             of_parts.update(metrics)
-        packed = self._pack_equalised([minibatch.sequences for minibatch in minibatches])
+        shares = [minibatch.sequences for minibatch in minibatches]
+        self._check_context(shares)
+        packed = pack_equalised(shares, self.config.train.max_tokens_per_microbatch, self.device)
         # The first minibatch meets the weights the step started with: its own logprobs are the proximal ones.
         proximal: list[list[Tensor | None]] = [[None] * len(packed[0])]
         proximal += [[self._logprobs(self.model, batch) for batch in batches] for batches in packed[1:]]
@@ -96,18 +97,6 @@ class Learner:
     def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
         """Give full live parameters by name inside the `with` block; under ZeRO-3 every rank must enter."""
         return gathered(self.model, names)
-
-    def _pack_equalised(self, shares: Sequence[Sequence[TrainSequence]]) -> list[list[PackedBatch]]:
-        """Pack each share into microbatches on the device; add weightless ones until all ranks have as many."""
-        self._check_context(shares)
-        budget = self.config.train.max_tokens_per_microbatch
-        packed = [[pack(group) for group in split_microbatches(share, budget)] for share in shares]
-        counts = torch.tensor([len(batches) for batches in packed], device=self.device)
-        if self.world_size > 1:
-            dist.all_reduce(counts, dist.ReduceOp.MAX)
-        for batches, count in zip(packed, counts.tolist(), strict=True):
-            batches += [zero_weight_batch()] * (max(count, 1) - len(batches))
-        return [[batch.to(self.device) for batch in batches] for batches in packed]
 
     def _check_context(self, shares: Sequence[Sequence[TrainSequence]]) -> None:
         context = getattr(self.model.language_model.config, "max_position_embeddings", None)

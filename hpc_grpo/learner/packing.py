@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from hpc_grpo.types import TrainSequence
@@ -96,6 +97,20 @@ def pack(sequences: Sequence[TrainSequence]) -> PackedBatch:
         mask=torch.ones(len(targets)),
         document_lengths=tuple(lengths.tolist()),
     )
+
+
+def pack_equalised(shares: Sequence[Sequence[TrainSequence]], max_tokens: int, device: Any) -> list[list[PackedBatch]]:
+    """Pack each share into microbatches on the device; add weightless ones until all ranks have as many, at least one.
+
+    A collective where there are several ranks.
+    """
+    packed = [[pack(group) for group in split_microbatches(share, max_tokens)] for share in shares]
+    counts = torch.tensor([len(batches) for batches in packed], device=device)
+    if dist.get_world_size() > 1:
+        dist.all_reduce(counts, dist.ReduceOp.MAX)
+    for batches, count in zip(packed, counts.tolist(), strict=True):
+        batches += [zero_weight_batch()] * (max(count, 1) - len(batches))
+    return [[batch.to(device) for batch in batches] for batches in packed]
 
 
 def zero_weight_batch() -> PackedBatch:
