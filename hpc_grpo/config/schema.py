@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 
 from hpc_grpo.config.data import DataConfig, ModelConfig
 from hpc_grpo.config.launch import LaunchConfig, PlacementConfig
+from hpc_grpo.config.ppo import PpoConfig
 from hpc_grpo.config.rollout import EngineConfig, GradingConfig, RewardConfig, RolloutConfig, WeightsConfig
 from hpc_grpo.config.run import CheckpointConfig, DeadlinesConfig, EvalConfig, MetricsConfig, RunConfig
 from hpc_grpo.config.section import Section
@@ -23,7 +24,7 @@ class Config(Section):
     """Decides a run. Its resolved copy is config.yaml in the run directory."""
 
     run: RunConfig
-    task: str = Field("grpo", description="An algorithm of algorithms/: grpo, or sft (supervised fine-tuning).")
+    task: str = Field("grpo", description="An algorithm of algorithms/: grpo, ppo, or sft (supervised fine-tuning).")
     model: ModelConfig
     data: DataConfig
     rewards: list[RewardConfig] = Field(
@@ -33,6 +34,7 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     engine: EngineConfig = EngineConfig()
     loss: LossConfig = LossConfig()
+    ppo: PpoConfig = PpoConfig()
     train: TrainConfig
     sft: SftConfig = SftConfig()
     weights: WeightsConfig = WeightsConfig()

@@ -1,0 +1,214 @@
+"""The critic of PPO: values the state before every trained token, and learns the returns.
+
+Its model is the policy's, loaded once more, with one number for a head; its optimizer and its ZeRO shards are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hpc_grpo.config import Config
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.learner.model import load_policy
+from hpc_grpo.learner.packing import PackedBatch, pack_equalised, split_microbatches
+from hpc_grpo.learner.parts.base import LearnerPart
+from hpc_grpo.learner.setup import deepspeed_config, sharded_loading
+from hpc_grpo.metrics.reductions import Mean, Reduction
+from hpc_grpo.registry import LEARNER_PARTS
+from hpc_grpo.run.checkpoint import read_manifest
+from hpc_grpo.types import Minibatch, TrainSequence
+
+if TYPE_CHECKING:
+    from hpc_grpo.types import Float32Array
+
+_TAG = "critic"
+"""DeepSpeed's folder of the critic in a checkpoint."""
+
+
+class ValueHead(nn.Module):  # type: ignore[misc]
+    """Takes the place of the model's output layer: one float32 value per state, 0.0 before it is trained."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(hidden_size))
+
+    def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        """Return the values `[C]` of `hidden` `[C, D]`; what comes next in the sequence is no matter."""
+        return hidden.float() @ self.weight.float()
+
+
+@LEARNER_PARTS.register("critic")
+class Critic(LearnerPart):
+    """Trains the value model, and turns rewards into advantages; all ranks together."""
+
+    @staticmethod
+    def is_wanted(config: Config) -> bool:
+        return config.needs.critic
+
+    def __init__(self, config: Config, world_size: int, device: Any) -> None:
+        super().__init__(config, world_size, device)
+        self._budget = config.train.max_tokens_per_microbatch
+        self._engine = _build_engine(config, world_size, device)
+
+    def before_step(self, minibatches: Sequence[Minibatch]) -> tuple[Sequence[Minibatch], Mapping[str, Reduction]]:
+        """Value all sequences, train on their returns, and return them with advantages."""
+        ordered = [_in_packed_order(minibatch.sequences, self._budget) for minibatch in minibatches]
+        packed = pack_equalised([minibatch.sequences for minibatch in minibatches], self._budget, self.device)
+        values = [self._values(batches) for batches in packed]
+        estimates = [
+            [self._estimate(sequence, own) for sequence, own in zip(sequences, _split(flat, sequences), strict=True)]
+            for sequences, flat in zip(ordered, values, strict=True)
+        ]
+        advantages = self._normalized([[advantage for advantage, _ in pairs] for pairs in estimates])
+        metrics: dict[str, Mean] = {}
+        for index, minibatch in enumerate(minibatches):
+            returns = np.concatenate([own for _, own in estimates[index]] or [np.zeros(0, np.float32)])
+            for name, value in self._train(packed[index], values[index], returns, minibatch.num_valid_tokens).items():
+                metrics[name] = metrics[name].merged(value) if name in metrics else value
+        trained = [
+            replace(minibatch, sequences=tuple(map(_with_advantages, sequences, own)))
+            for minibatch, sequences, own in zip(minibatches, ordered, advantages, strict=True)
+        ]
+        return trained, metrics
+
+    def save(self, folder: Path) -> None:
+        self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+
+    def load(self, folder: Path) -> None:
+        """Restore the critic. Raises ConfigError where another number of learners wrote it, or none did."""
+        manifest = read_manifest(folder)
+        if manifest is not None and manifest.world_size != self.world_size:
+            raise ConfigError(
+                f"Checkpoint {folder} holds a critic of {manifest.world_size} learners, and this run has "
+                f"{self.world_size}. A critic needs as many as before: set launch.num_nodes and "
+                f"placement.learners_per_node so."
+            )
+        loaded, _ = self._engine.load_checkpoint(str(folder), tag=_TAG)
+        if loaded is None:
+            raise ConfigError(f"Checkpoint {folder} holds no critic: it is not of a run with task = ppo.")
+
+    def _values(self, batches: Sequence[PackedBatch]) -> Tensor:
+        """Value the state before each trained token, `[sum of C]` over the batches that are no filling."""
+        with torch.no_grad():
+            return torch.cat([self._engine.module(batch)[batch.mask > 0.0] for batch in batches])
+
+    def _estimate(self, sequence: TrainSequence, values: Float32Array) -> tuple[Float32Array, Float32Array]:
+        reward = float(sequence.advantages[sequence.loss_mask][-1])
+        return generalized_advantages(reward, values, self.config.ppo.discount, self.config.ppo.gae_lambda)
+
+    def _normalized(self, advantages: Sequence[Sequence[Float32Array]]) -> Sequence[Sequence[Float32Array]]:
+        """Give all tokens of the step, over all ranks, mean 0 and deviation 1, where the config asks for it."""
+        if not self.config.ppo.normalize_advantages:
+            return advantages
+        own = np.concatenate([each for of_one in advantages for each in of_one] or [np.zeros(0, np.float32)])
+        own = own.astype(np.float64)
+        sums = torch.tensor([own.size, own.sum(), (own**2).sum()], dtype=torch.float64, device=self.device)
+        if self.world_size > 1:
+            dist.all_reduce(sums)
+        count, total, squares = sums.tolist()
+        mean = total / max(count, 1.0)
+        deviation = max(squares / max(count, 1.0) - mean**2, 0.0) ** 0.5
+        return [[((each - mean) / (deviation + 1e-8)).astype(np.float32) for each in of_one] for of_one in advantages]
+
+    def _train(
+        self, batches: Sequence[PackedBatch], values: Tensor, returns: Float32Array, num_valid_tokens: int
+    ) -> dict[str, Mean]:
+        """Take one optimizer step on the returns of a minibatch; the metrics are means over its tokens."""
+        targets = torch.from_numpy(returns).to(self.device)
+        loss_sum, start = 0.0, 0
+        for index, batch in enumerate(batches):
+            self._engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
+            own = slice(start, start + int(batch.mask.sum()))
+            start = own.stop
+            predicted = self._engine(batch)
+            # A batch that only fills up the count has a token and no return: its loss is 0, its pass is not.
+            loss = predicted.sum() * 0.0
+            if own.stop > own.start:
+                loss = value_losses(predicted, values[own], targets[own], self.config.ppo.value_clip).sum()
+            loss_sum += float(loss.detach())
+            # DeepSpeed averages gradients over ranks; the loss wants their sum over the global token count.
+            self._engine.backward(loss * (self.world_size / max(num_valid_tokens, 1)), scale_wrt_gas=False)
+        self._engine.step()
+        errors = targets - values
+        return {
+            "critic/loss": Mean(loss_sum, len(targets)),
+            "critic/value": Mean(float(values.sum()), len(targets)),
+            "critic/return": Mean(float(targets.sum()), len(targets)),
+            "critic/squared_error": Mean(float((errors**2).sum()), len(targets)),
+            "critic/grad_norm": Mean(float(self._engine.get_global_grad_norm())),
+        }
+
+
+def generalized_advantages(
+    reward: float, values: Float32Array, discount: float, gae_lambda: float
+) -> tuple[Float32Array, Float32Array]:
+    """Return the advantages and the returns of an episode, each `[C]`; the reward comes with its last token.
+
+    A_t = d_t + discount * gae_lambda * A_(t+1)    d_t = r_t + discount * V_(t+1) - V_t    return_t = A_t + V_t
+
+    Generalised advantage estimation (Schulman et al., arXiv:1506.02438). `values` `[C]` are of the states before each
+    token; the state after the last is worth 0.
+    """
+    advantages = np.zeros_like(values)
+    following, next_value = 0.0, 0.0
+    for index in range(len(values) - 1, -1, -1):
+        own_reward = reward if index == len(values) - 1 else 0.0
+        difference = own_reward + discount * next_value - float(values[index])
+        following = difference + discount * gae_lambda * following
+        advantages[index], next_value = following, float(values[index])
+    return advantages, advantages + values
+
+
+def value_losses(predicted: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
+    """Return half the squared error per token `[C]`, the larger of that and of the value clipped around the old one.
+
+    The clip is PPO's as in its authors' code (openai/baselines, ppo2); None: no clip.
+    """
+    errors = (predicted - returns) ** 2
+    if clip is not None:
+        clipped = old + (predicted - old).clamp(-clip, clip)
+        errors = torch.maximum(errors, (clipped - returns) ** 2)
+    return 0.5 * errors
+
+
+def _build_engine(config: Config, world_size: int, device: Any) -> Any:
+    """Load the value model and build its DeepSpeed engine."""
+    import deepspeed
+
+    settings = deepspeed_config(config, world_size)
+    checkpointing = config.train.gradient_checkpointing
+    with sharded_loading(settings):
+        model = load_policy(config, device.type == "cuda" if checkpointing is None else checkpointing)
+    language_model = model.language_model
+    language_model.set_output_embeddings(ValueHead(language_model.config.hidden_size))
+    train = config.train
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=config.ppo.critic_lr, betas=train.betas, eps=train.eps, weight_decay=0.0, fused=True
+    )
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
+    return engine
+
+
+def _in_packed_order(sequences: Sequence[TrainSequence], max_tokens: int) -> list[TrainSequence]:
+    """Return the sequences as packing lays them: the order of a packed batch's tokens."""
+    return [sequence for group in split_microbatches(sequences, max_tokens) for sequence in group]
+
+
+def _split(flat: Tensor, sequences: Sequence[TrainSequence]) -> list[Float32Array]:
+    """Cut the trained tokens' numbers into those of each sequence."""
+    ends = np.cumsum([sequence.num_trained_tokens for sequence in sequences])[:-1]
+    return np.split(flat.cpu().numpy(), ends.astype(np.int64)) if sequences else []
+
+
+def _with_advantages(sequence: TrainSequence, advantages: Float32Array) -> TrainSequence:
+    whole = np.zeros(len(sequence.token_ids), dtype=np.float32)
+    whole[sequence.loss_mask] = advantages
+    return replace(sequence, advantages=whole)
