@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from hpc_grpo.config import Config
 from hpc_grpo.driver.learners import LearnerGroup
 from hpc_grpo.driver.length import Durations
-from hpc_grpo.run.checkpoint import newest_valid_checkpoint, prune_checkpoints, valid_checkpoints
-from hpc_grpo.run.files import recover_dirs, wait_for_space
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.run.checkpoint import Checkpoint, find_checkpoint, prune_checkpoints, set_aside, valid_checkpoints
+from hpc_grpo.run.files import recover_dirs, restore_dirs, wait_for_space
 from hpc_grpo.run.paths import RunDir
 
 _MIN_COPIES_OF_WEIGHTS = 3
@@ -39,14 +40,20 @@ class Checkpoints:
         self._exported_step = -1
 
     def resume(self) -> DriverState:
-        """Load the newest valid checkpoint and return its state, or a fresh one when there is none."""
+        """Load the newest valid checkpoint and return its state, or a fresh one for a run that never saved.
+
+        Damaged ones that are newer are set aside. Raises ConfigError where the run has saved and none is whole.
+        """
+        restore_dirs(self._run_dir.checkpoints)
+        found, damaged = find_checkpoint(self._run_dir)
         for parent in (self._run_dir.checkpoints, self._run_dir.exports):
             recover_dirs(parent)
-        found = newest_valid_checkpoint(self._run_dir)
+        for checkpoint in damaged:
+            print(f"Damaged, and kept as {set_aside(checkpoint).name}: checkpoint {checkpoint}.", flush=True)
         if found is None:
             return DriverState()
+        state = _driver_state(found)
         self._learners.load_checkpoint(found)
-        state = DriverState(**found.driver_state)
         self._saved_step = state.step
         return state
 
@@ -80,3 +87,19 @@ class Checkpoints:
         """Return the size of the newest checkpoint, or 0 before the first."""
         newest = next(valid_checkpoints(self._run_dir, check_hashes=False), None)
         return sum(entry.size for entry in newest.manifest.files) if newest else 0
+
+
+def refuse_without_checkpoint(run_dir: RunDir) -> None:
+    """Raise ConfigError where `Checkpoints.resume` would, as far as file sizes tell: before anything is started."""
+    restore_dirs(run_dir.checkpoints)
+    find_checkpoint(run_dir, check_hashes=False)
+
+
+def _driver_state(checkpoint: Checkpoint) -> DriverState:
+    try:
+        return DriverState(**checkpoint.driver_state)
+    except TypeError as error:
+        raise ConfigError(
+            f"{checkpoint.path}: its driver_state is {checkpoint.driver_state}, of another version of hpc-grpo "
+            f"({error}). Resume with the version that wrote it (source.json names it)."
+        ) from error

@@ -17,7 +17,7 @@ from hpc_grpo.config import Config, load_resolved
 from hpc_grpo.data.stream import DemonstrationStream
 from hpc_grpo.driver.actors import Workers, reserve_nodes
 from hpc_grpo.driver.batches import DemonstrationBatches, RolloutBatches
-from hpc_grpo.driver.checkpoints import Checkpoints, DriverState
+from hpc_grpo.driver.checkpoints import Checkpoints, DriverState, refuse_without_checkpoint
 from hpc_grpo.driver.eval import Evaluation
 from hpc_grpo.driver.inputs import Inputs, load_inputs
 from hpc_grpo.driver.journal import Journal, Session
@@ -43,6 +43,7 @@ def train(run_dir: RunDir) -> bool:
 
 def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
     with timer.phase("start"):
+        refuse_without_checkpoint(run_dir)
         inputs = load_inputs(config)
     length = train_length(config, len(inputs.stream))
     stop = StopRequest(run_dir)

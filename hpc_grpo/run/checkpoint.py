@@ -1,26 +1,32 @@
 """Find, check and prune checkpoints. Without torch: the driver asks before anything is loaded, commands at any time.
 
-A checkpoint is a folder with a `manifest.json` whose every file is there, with its size and hash. The manifest is
-written last, so a save that was cut short leaves none. The learners write the files (learner/checkpoint.py).
+A checkpoint is a folder with a `manifest.json` that lists every file in it, with its size and hash, and nothing else.
+The manifest is written last, so a save that was cut short leaves none. The learners write the files
+(learner/checkpoint.py).
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from itertools import count
+from pathlib import Path, PurePath
 from typing import Any
 
-from hpc_grpo.run.files import write_json_atomic
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.run.attempt import read_attempts
+from hpc_grpo.run.files import copy_path, read_record, write_record
 from hpc_grpo.run.paths import RunDir, step_dirs
+from hpc_grpo.run.progress import read_state
 
 MANIFEST = "manifest.json"
 HASH_ALGORITHM = "xxh3_128"
 _HASH_BLOCK_BYTES = 1 << 22
 _HASH_THREADS = 4
+_OF_THE_MANIFEST = {MANIFEST, copy_path(Path(MANIFEST)).name}
+_SHOWN_PROBLEMS = 4
 
 
 @dataclass(frozen=True)
@@ -58,20 +64,71 @@ class Checkpoint:
         return self.manifest.driver_state
 
 
-def valid_checkpoints(run_dir: RunDir, check_hashes: bool = True) -> Iterator[Checkpoint]:
-    """Yield the run's valid checkpoints, newest first; each is verified when it is asked for.
+@dataclass(frozen=True)
+class Damaged:
+    """A folder of a step that is no whole checkpoint, and what is wrong with it."""
+
+    step: int
+    path: Path
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        shown = self.problems[:_SHOWN_PROBLEMS]
+        further = f"; and {len(self.problems) - len(shown)} more" if len(self.problems) > len(shown) else ""
+        return f"{self.path.name}: {'; '.join(shown)}{further}"
+
+
+def inspect_checkpoints(run_dir: RunDir, check_hashes: bool = True) -> Iterator[Checkpoint | Damaged]:
+    """Yield what is in the folders of steps, newest first; each is verified when it is asked for.
 
     Without `check_hashes` only the presence and sizes of files are looked at: fast however large they are.
     """
     for step, path in sorted(step_dirs(run_dir.checkpoints).items(), reverse=True):
         manifest = read_manifest(path)
-        if manifest is not None and not problems(path, manifest, check_hashes):
-            yield Checkpoint(step, path, manifest)
+        wrong = [_no_manifest(path)] if manifest is None else problems(path, manifest, check_hashes)
+        if manifest is not None and manifest.driver_state.get("step", step) != step:
+            wrong.append(f"its manifest is that of step {manifest.driver_state['step']}")
+        yield Damaged(step, path, tuple(wrong)) if manifest is None or wrong else Checkpoint(step, path, manifest)
 
 
-def newest_valid_checkpoint(run_dir: RunDir) -> Checkpoint | None:
-    """Return the checkpoint to resume from, its hashes verified; None if there is none."""
-    return next(valid_checkpoints(run_dir), None)
+def valid_checkpoints(run_dir: RunDir, check_hashes: bool = True) -> Iterator[Checkpoint]:
+    """Yield the run's valid checkpoints, as `inspect_checkpoints` does."""
+    for found in inspect_checkpoints(run_dir, check_hashes):
+        if isinstance(found, Checkpoint):
+            yield found
+
+
+def find_checkpoint(run_dir: RunDir, check_hashes: bool = True) -> tuple[Checkpoint | None, list[Damaged]]:
+    """Return the checkpoint to resume from, and the damaged ones that are newer; None for a run that has saved none.
+
+    Raises ConfigError for a run that has saved some of which none is left whole: starting over is for the user to say.
+    """
+    damaged: list[Damaged] = []
+    for found in inspect_checkpoints(run_dir, check_hashes):
+        if isinstance(found, Checkpoint):
+            return found, damaged
+        damaged.append(found)
+    if damaged:
+        listed = "\n".join(f"  {checkpoint}" for checkpoint in damaged)
+        raise ConfigError(
+            f"No checkpoint in {run_dir.checkpoints} is whole, so the run cannot go on from where it was:\n{listed}\n"
+            f"Nothing was changed or removed. Bring a checkpoint back from a backup. {_start_over(run_dir)}"
+        )
+    if _has_saved(run_dir):
+        raise ConfigError(
+            f"The run has written checkpoints, and {run_dir.checkpoints} holds none, so it cannot go on from where it "
+            f"was. Bring them back. {_start_over(run_dir)}"
+        )
+    return None, damaged
+
+
+def set_aside(damaged: Damaged) -> Path:
+    """Rename a damaged checkpoint, so that the run may write that step again; returns where it is now."""
+    for number in count(1):
+        aside = damaged.path.with_name(f"{damaged.path.name}.damaged{'' if number == 1 else f'-{number}'}")
+        if not aside.exists():
+            break
+    return damaged.path.rename(aside)
 
 
 def newest_step(run_dir: RunDir) -> int:
@@ -80,32 +137,67 @@ def newest_step(run_dir: RunDir) -> int:
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """Return the manifest of the checkpoint folder `path`; None if it is absent or not one."""
+    """Return the manifest of the checkpoint folder `path`; None if it is absent, damaged or of another format."""
     try:
-        values = json.loads((path / MANIFEST).read_text())
-        files = tuple(FileEntry(**entry) for entry in values.pop("files"))
-        return Manifest(files=files, **values)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return read_record(path / MANIFEST, _from_values)
+    except OSError:
         return None
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    write_json_atomic(path / MANIFEST, asdict(manifest))
+    write_record(path / MANIFEST, asdict(manifest), keep_copy=True)
 
 
 def problems(path: Path, manifest: Manifest, check_hashes: bool) -> list[str]:
-    """List what is wrong with the files of a checkpoint; empty if nothing is."""
-    found = []
-    for entry in manifest.files:
-        file = path / entry.name
-        if not file.is_file():
-            found.append(f"{entry.name} is missing")
-        elif file.stat().st_size != entry.size:
-            found.append(f"{entry.name} has {file.stat().st_size} bytes instead of {entry.size}")
-    if check_hashes and not found:
-        current = hash_files(path, [entry.name for entry in manifest.files])
-        found = [f"{a.name} is corrupt" for a, b in zip(manifest.files, current, strict=True) if a.digest != b.digest]
+    """List what is wrong with the files of a checkpoint; empty if its manifest lists each of them and nothing else."""
+    listed = {entry.name for entry in manifest.files}
+    found = [] if listed else ["its manifest lists no files"]
+    if manifest.hash_algorithm != HASH_ALGORITHM:
+        found.append(f"its hashes are {manifest.hash_algorithm}, and {HASH_ALGORITHM} is read here")
+    try:
+        found += [problem for entry in manifest.files if (problem := _file_problem(path, entry))]
+        there = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_symlink() or not file.is_dir()}
+        found += [f"{name} is not in its manifest" for name in sorted(there - listed - _OF_THE_MANIFEST)]
+        if check_hashes and not found:
+            current = hash_files(path, [entry.name for entry in manifest.files])
+            pairs = zip(manifest.files, current, strict=True)
+            found = [f"{entry.name} is corrupt" for entry, now in pairs if entry.digest != now.digest]
+    except OSError as error:
+        found.append(f"{error.filename} cannot be read ({error.strerror})")
     return found
+
+
+def _file_problem(path: Path, entry: FileEntry) -> str:
+    name = PurePath(entry.name)
+    if name.is_absolute() or ".." in name.parts:
+        return f"{entry.name} lies outside of it"
+    file = path / name
+    if file.is_symlink() or not file.is_file():
+        return f"{entry.name} is {'a link' if file.is_symlink() else 'missing'}"
+    size = file.stat().st_size
+    return "" if size == entry.size else f"{entry.name} has {size} bytes instead of {entry.size}"
+
+
+def _from_values(values: dict[str, Any]) -> Manifest:
+    return Manifest(**{**values, "files": tuple(FileEntry(**entry) for entry in values["files"])})
+
+
+def _no_manifest(path: Path) -> str:
+    if (path / MANIFEST).exists():
+        return f"{MANIFEST} is cut short, changed or of another format"
+    return f"{MANIFEST} is missing"
+
+
+def _has_saved(run_dir: RunDir) -> bool:
+    """Tell from its other records whether the run has ever had a checkpoint."""
+    state = read_state(run_dir)
+    has_measured_one = state is not None and state.save_p95_s is not None
+    return has_measured_one or any(attempt.first_step > 0 for attempt in read_attempts(run_dir))
+
+
+def _start_over(run_dir: RunDir) -> str:
+    aside = f"{run_dir.path}.before"
+    return f"To start over from step 0: mv {run_dir.path} {aside}, then the same command; or give another run.name."
 
 
 def hash_files(path: Path, names: list[str]) -> list[FileEntry]:
@@ -142,5 +234,6 @@ def prune_checkpoints(run_dir: RunDir, keep_last: int) -> list[int]:
 
 def remove_checkpoint(path: Path) -> None:
     """Delete a checkpoint; its manifest goes first, so that one half deleted is not taken for a whole."""
+    copy_path(path / MANIFEST).unlink(missing_ok=True)
     (path / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path)

@@ -144,16 +144,20 @@ def publish_dir(final: Path) -> None:
         shutil.rmtree(retired)
 
 
-def recover_dirs(parent: Path) -> None:
-    """Put right what processes killed inside `publish_dir` left below `parent`. Only while nothing publishes there."""
+def restore_dirs(parent: Path) -> None:
+    """Bring back the folders below `parent` whose replacement was killed between its two renames; remove nothing."""
     for retired in parent.glob(f".step_*{_RETIRED}"):
         final = parent / retired.name[1 : -len(_RETIRED)]
-        if final.exists():
-            shutil.rmtree(retired)
-        else:
-            retired.replace(final)  # killed between the two renames
-    for staging in parent.glob(f".step_*{_STAGED}"):
-        shutil.rmtree(staging)
+        if not final.exists():
+            retired.replace(final)
+
+
+def recover_dirs(parent: Path) -> None:
+    """Put right what processes killed inside `publish_dir` left below `parent`. Only while nothing publishes there."""
+    restore_dirs(parent)
+    for pattern in (f".step_*{_RETIRED}", f".step_*{_STAGED}"):
+        for leftover in parent.glob(pattern):
+            shutil.rmtree(leftover)
 
 
 def when_there_is_space(write: Callable[[], T], what: str, retry_s: float = 2.0) -> T:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.errors import EXIT_CRASH, EXIT_RESUMABLE
-from hpc_grpo.run.checkpoint import newest_valid_checkpoint
+from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
@@ -26,7 +26,7 @@ NUM_ROLLOUTS = 6 * 4
 
 def stopped_at(run_dir: RunDir) -> int:
     """The step of the newest checkpoint, which a run that was asked to stop has just written."""
-    checkpoint = newest_valid_checkpoint(run_dir)
+    checkpoint = next(valid_checkpoints(run_dir), None)
     assert checkpoint is not None
     steps = [line["step"] for line in read_jsonl(run_dir.ledger)]
     assert checkpoint.step == steps[-1]

@@ -14,7 +14,7 @@ import torch
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.metrics.reductions import merge
-from hpc_grpo.run.checkpoint import newest_valid_checkpoint
+from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.paths import RunDir
 from tests.integration.learner_processes import make_config, make_step, run_ranks, weights_of
 from tests.integration.naive_grpo import naive_training
@@ -217,7 +217,7 @@ def test_a_checkpoint_resumes_with_another_number_of_ranks(
 @pytest.mark.parametrize("stage", STAGES)
 def test_checkpoint_is_valid_and_tampering_is_noticed(stage: int, together: Any, workspace: Path) -> None:
     run_dir = RunDir(workspace / "2_ranks" / f"stage_{stage}")
-    found = newest_valid_checkpoint(run_dir)
+    found = next(valid_checkpoints(run_dir), None)
     assert found is not None
     assert (found.step, found.manifest.world_size, found.manifest.zero_stage) == (5, 2, stage)
     assert found.manifest.policy_version == NUM_STEPS + 1
@@ -228,7 +228,7 @@ def test_checkpoint_is_valid_and_tampering_is_noticed(stage: int, together: Any,
         byte = file.read(1)
         file.seek(largest.size // 2)
         file.write(bytes([byte[0] ^ 1]))
-    assert newest_valid_checkpoint(run_dir) is None
+    assert next(valid_checkpoints(run_dir), None) is None
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_grpo.run.attempt import read_attempts
-from hpc_grpo.run.checkpoint import newest_valid_checkpoint
+from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
@@ -86,7 +86,7 @@ def test_ctrl_c_checkpoints_and_the_nodes_stay_usable(
         assert terminal.expect(r"^it ended with (\d+)$", _RUN_DEADLINE_S)[1] == "75"
         stopped = read_attempts(run)[-1]
         assert (stopped.exit_kind, stopped.nodes) == ("resumable", ["nid001", "nid002"])
-        checkpoint = newest_valid_checkpoint(run)
+        checkpoint = next(valid_checkpoints(run), None)
         assert checkpoint is not None
         assert checkpoint.step == max(line["step"] for line in read_jsonl(run.ledger))
         assert not run.is_complete()

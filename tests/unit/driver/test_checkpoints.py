@@ -10,6 +10,8 @@ import pytest
 from hpc_grpo.config import load_config
 from hpc_grpo.driver.checkpoints import Checkpoints, DriverState
 from hpc_grpo.driver.length import Durations
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.run.checkpoint import Checkpoint, Manifest, hash_files, write_manifest
 from hpc_grpo.run.paths import RunDir
 
 
@@ -19,6 +21,9 @@ class FakeLearners:
 
     def save_checkpoint(self, path: Path, driver_state: dict[str, Any]) -> None:
         self.saved.append(driver_state["step"])
+
+    def load_checkpoint(self, checkpoint: Checkpoint) -> None:
+        pass
 
 
 @pytest.mark.parametrize(
@@ -38,3 +43,27 @@ def test_a_run_saves_after_its_first_step_to_know_how_long_that_takes(
     for step in range(1, 8):
         checkpoints.save_if_due(DriverState(step=step))
     assert learners.saved == saved
+
+
+def test_a_run_does_not_start_over_because_its_checkpoints_are_damaged(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.checkpoint(4).mkdir(parents=True)
+    (run.checkpoint(4) / "weights.pt").touch()
+    learners: Any = FakeLearners()
+    checkpoints = Checkpoints(load_config("local/debug"), run, learners, Durations())
+    with pytest.raises(ConfigError, match="No checkpoint in"):
+        checkpoints.resume()
+    assert (run.checkpoint(4) / "weights.pt").exists()
+
+
+def test_a_damaged_newer_checkpoint_is_kept_beside_what_the_run_writes_anew(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for step in (2, 4):
+        folder = run.checkpoint(step)
+        folder.mkdir(parents=True)
+        (folder / "weights.pt").touch()
+        write_manifest(folder, Manifest(step, 1, 1, tuple(hash_files(folder, ["weights.pt"])), {"step": step}))
+    (run.checkpoint(4) / "weights.pt").write_bytes(b"damage")
+    learners: Any = FakeLearners()
+    assert Checkpoints(load_config("local/debug"), run, learners, Durations()).resume().step == 2
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step_2", "step_4.damaged"]

@@ -14,7 +14,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch import freeze as freezing
 from hpc_grpo.launch.freeze import CHANGEABLE, differences, freeze, may_change, reconfigured, working_dir
 from hpc_grpo.run.chain import ChainRecord, write_chain
-from hpc_grpo.run.checkpoint import Manifest, write_manifest
+from hpc_grpo.run.checkpoint import Manifest, hash_files, write_manifest
 from hpc_grpo.run.paths import RunDir
 
 
@@ -68,8 +68,10 @@ def test_a_run_that_was_refused_takes_the_corrected_config(tmp_path: Path) -> No
     frozen = freeze(config(tmp_path, "train.lr=1e-4"), [], [])
     assert frozen.changed == {"train.lr": (1e-3, 1e-4)}
     assert load_resolved(run.config).train.lr == 1e-4
-    run.checkpoint(0).mkdir(parents=True)
-    write_manifest(run.checkpoint(0), Manifest(policy_version=0, world_size=1, zero_stage=2, files=()))
+    (run.checkpoint(0) / "rng").mkdir(parents=True)
+    (run.checkpoint(0) / "rng" / "0").touch()
+    files = tuple(hash_files(run.checkpoint(0), ["rng/0"]))
+    write_manifest(run.checkpoint(0), Manifest(policy_version=0, world_size=1, zero_stage=2, files=files))
     with pytest.raises(ConfigError, match="taken by another config"):
         freeze(config(tmp_path, "train.lr=1e-3"), [], [])  # it would go on with that checkpoint's weights
     shutil.rmtree(run.checkpoint(0))
