@@ -1,7 +1,11 @@
 """The folders an attempt owns on a node: Ray's temp-dir and the weight store's shared memory.
 
+Both lie where every user may make folders, so the attempt's tag in their names is one that nobody can guess: a folder
+whose name is known beforehand can be made by somebody else first, and then this node has no run.
+
 Each holds a file that its agent keeps locked. The kernel drops the lock with the process, however it died, so
-an unlocked folder is a leftover: the next agent on the node removes it (a store can hold 100 GB of memory).
+an unlocked folder is a leftover: the next agent on the node removes it (a store can hold 100 GB of memory). Whose it is
+and whether it is locked is asked of the opened folder, never of its name, which may come to mean another meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +15,10 @@ import fcntl
 import os
 import shutil
 import socket
+import stat
 from pathlib import Path
+
+from hpc_grpo.errors import LaunchError
 
 SHM = Path("/dev/shm")
 _PREFIX = "hg-"
@@ -21,17 +28,27 @@ _MAX_LOG_BYTES = 32 * 2**20
 
 
 class OwnedDir:
-    """A folder with mode 0700 that exists as long as this process holds its lock."""
+    """A new folder with mode 0700 that exists as long as this process holds its lock.
+
+    Raises LaunchError where others could put their own in its place, and FileExistsError where something is there.
+    """
 
     def __init__(self, path: Path) -> None:
-        path.mkdir(mode=0o700, parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mode = path.parent.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise LaunchError(
+                f"{path.parent} may be written by everybody and has no sticky bit (mode {stat.S_IMODE(mode):o}): "
+                f"any user could replace a run's folders in it. Set launch.local_dir to another folder, such as /tmp."
+            )
+        path.mkdir(mode=0o700)
         self.path = path
         try:
-            self._lock = os.open(path / _LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
+            self._lock = os.open(self.path / _LOCK_NAME, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             os.write(self._lock, socket.gethostname().encode())
         except OSError:
-            shutil.rmtree(path)  # a full disk: no later agent would know it for a leftover
+            shutil.rmtree(self.path)  # a full disk: no later agent would know it for a leftover
             raise
 
     def remove(self) -> None:
@@ -44,31 +61,39 @@ def shm_dir_path(tag: str) -> Path:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Remove folders below `parent` whose agent of this user is dead, and that no other agent removes; returns them."""
+    """Remove folders below `parent` whose agent of this user is dead, and that no other agent removes; returns them.
+
+    Never raises: what it cannot open or remove is another user's, or gone, and is no reason not to start.
+    """
     removed: list[Path] = []
     for path in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(FileNotFoundError):  # gone meanwhile: its own agent, or another sweep
-            if _sweep_one(path):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+            if _sweep_one(path, opened):
                 removed.append(path)
     return removed
 
 
-def _sweep_one(path: Path) -> bool:
-    if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
+def _sweep_one(path: Path, opened: contextlib.ExitStack) -> bool:
+    folder = _opened(opened, path, os.O_RDONLY | os.O_DIRECTORY)
+    if os.fstat(folder).st_uid != os.getuid():
         return False
-    lock = path / _LOCK_NAME
+    lock = _opened(opened, _LOCK_NAME, os.O_RDWR | os.O_NONBLOCK, folder)
     # Another node's folder, where /tmp is shared after all: its lock may not be seen from here.
-    if not lock.exists() or lock.read_text() != socket.gethostname():
+    if os.read(lock, 256) != socket.gethostname().encode():
         return False
-    descriptor = os.open(lock, os.O_RDWR)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # kept while removing: no two sweeps do it
-        shutil.rmtree(path)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # kept while removing: no two sweeps do it
     except BlockingIOError:
         return False
-    finally:
-        os.close(descriptor)
+    shutil.rmtree(path)
     return True
+
+
+def _opened(opened: contextlib.ExitStack, path: Path | str, flags: int, folder: int | None = None) -> int:
+    """Open what is at `path` itself, no link to elsewhere; `opened` closes it."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW, dir_fd=folder)
+    opened.callback(os.close, descriptor)
+    return descriptor
 
 
 def copy_logs(source: Path, target: Path) -> None:

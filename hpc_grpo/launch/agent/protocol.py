@@ -22,8 +22,8 @@ STACKS_REQUEST = b"stacks\n"
 class NodeSpec:
     """The task of one node agent. No secret is in it: the token is read from `token_path`.
 
-    `tag` names the attempt on this node ("<job id>-<attempt number>-<node index>"). `head_address` is "ip:port", empty
-    on the head itself. `nodes` are the names of all nodes of the attempt. `env` and `pass_env` are those of the
+    `tag` names the attempt on this node ("<job id>-<node index>-<random>"). `head_address` is "ip:port", empty on the
+    head itself. `nodes` are the names of all nodes of the attempt. `env` and `pass_env` are those of the
     `launch` section, `contract_env` the variables that training is told; both reach Ray and the actors.
     """
 

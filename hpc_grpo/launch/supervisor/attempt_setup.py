@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_grpo.config import LaunchConfig
@@ -20,10 +21,20 @@ from hpc_grpo.run.contract import (
 )
 from hpc_grpo.run.paths import RunDir
 
+_NONCE_BYTES = 6
+
+
+def new_nonce() -> str:
+    """Return eight characters for a file name."""
+    return secrets.token_urlsafe(_NONCE_BYTES)
+
 
 @dataclass(frozen=True)
 class AttemptSetup:
-    """All that every part of an attempt must know. `formation` counts Rays brought up anew, on a smaller allocation."""
+    """All that every part of an attempt must know.
+
+    `nonce` makes the names of its folders on nodes unguessable; a Ray brought up anew has another.
+    """
 
     run: RunDir
     launch: LaunchConfig
@@ -31,7 +42,7 @@ class AttemptSetup:
     allocation: Allocation
     number: int
     working_dir: Path
-    formation: int = 0
+    nonce: str = field(default_factory=new_nonce)
 
     @property
     def dir(self) -> Path:
@@ -74,11 +85,10 @@ class AttemptSetup:
     def node_spec(self, node: str, head_address: str) -> NodeSpec:
         """Return what the agent of `node` is to do; `head_address` is "" for the head itself."""
         launch, nodes = self.launch, self.allocation.nodes
-        # The index, since some nodes share their /tmp.
-        parts = [self.allocation.job_id, self.number, *([self.formation] if self.formation else []), nodes.index(node)]
         return NodeSpec(
             node=node,
-            tag="-".join(map(str, parts)),
+            # The index, since some nodes share their /tmp.
+            tag=f"{self.allocation.job_id}-{nodes.index(node)}-{self.nonce}",
             head_address=head_address,
             token_path=str(self.run.secret),
             log_dir=str(self.dir / "nodes" / node),

@@ -24,7 +24,7 @@ from hpc_grpo.launch.agent.protocol import NodeReport
 from hpc_grpo.launch.agent.ray_command import ray_environment
 from hpc_grpo.launch.place.node_process import LineReader
 from hpc_grpo.launch.supervisor.agent_link import AgentLink, Heartbeats
-from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
+from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup, new_nonce
 from hpc_grpo.launch.supervisor.events import Loss
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.system.processes import die_with_parent
@@ -123,7 +123,7 @@ class Nodes:
         least = setup.launch.slurm.min_nodes or len(self.names)
         if len(left) < least or self.names[0] not in left:
             return None
-        return Nodes(replace(setup, allocation=setup.allocation.only(left), formation=setup.formation + 1))
+        return Nodes(replace(setup, allocation=setup.allocation.only(left), nonce=new_nonce()))
 
     def head_environment(self) -> dict[str, str]:
         """Return what the driver sees: the same as actors of the head node, where this process runs."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import socket
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.agent import folders
 from hpc_grpo.launch.agent.folders import OwnedDir, copy_logs, sweep
 
@@ -81,20 +83,87 @@ def test_of_two_agents_that_sweep_at_once_one_removes(tmp_path: Path, monkeypatc
     assert not left.exists()
 
 
-@pytest.mark.parametrize("when", ["os.open", "fcntl.flock"])
+@pytest.mark.parametrize("when", ["folder", "lock", "flock"])
 def test_a_folder_that_another_agent_removes_under_our_eyes_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     left = leftover(tmp_path)
-    module, name = when.split(".")
-    wrapped = getattr(getattr(folders, module), name)
+    module, name = (folders.fcntl, "flock") if when == "flock" else (folders.os, "open")
+    wrapped = getattr(module, name)
+    remove = shutil.rmtree
 
-    def late(*arguments: Any, **options: Any) -> Any:
-        if arguments[0] == left / ".agent" or name == "flock":
-            shutil.rmtree(left)
-        return wrapped(*arguments, **options)
+    def late(what: Any, *arguments: Any, **options: Any) -> Any:
+        if left.exists() and (when == "flock" or what == {"folder": left, "lock": ".agent"}[when]):
+            monkeypatch.undo()
+            remove(left)
+        return wrapped(what, *arguments, **options)
 
-    monkeypatch.setattr(getattr(folders, module), name, late)
+    monkeypatch.setattr(module, name, late)
+    assert sweep(tmp_path) == []
+
+
+def test_a_folder_that_everybody_may_write_without_a_sticky_bit_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(LaunchError, match=r"no sticky bit \(mode 777\).*launch\.local_dir"):
+        OwnedDir(tmp_path / "hg-1-1-0")
+    tmp_path.chmod(0o1777)
+    OwnedDir(tmp_path / "hg-1-1-0").remove()
+
+
+def plant(parent: Path, what: str) -> Path:
+    """What another user can make beside our folders, so that sweeping fails or removes the wrong thing."""
+    path = parent / "hg-17-1-0"
+    victim = parent / "victim"
+    if what == "link":
+        leftover(parent).rename(victim)
+        path.symlink_to(victim)
+    elif what == "file":
+        path.write_text("no folder")
+    elif what == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+        lock = path / ".agent"
+        if what == "lock is a link":
+            leftover(parent / "deep").rename(victim)
+            lock.symlink_to(victim / ".agent")
+        elif what == "lock is a fifo":
+            os.mkfifo(lock)
+        elif what == "lock is a folder":
+            lock.mkdir()
+        else:
+            lock.write_bytes(b"\xff\xfe")
+    return path
+
+
+@pytest.mark.parametrize(
+    "what", ["link", "file", "fifo", "lock is a link", "lock is a fifo", "lock is a folder", "lock is no text"]
+)
+def test_what_another_user_planted_is_neither_swept_nor_followed(tmp_path: Path, what: str) -> None:
+    (tmp_path / "deep").mkdir()
+    planted = plant(tmp_path, what)
+    assert sweep(tmp_path) == []
+    assert os.path.lexists(planted)
+    assert not what.endswith("link") or (tmp_path / "victim" / ".agent").exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives a folder to another user")
+def test_another_users_folder_that_looks_like_a_leftover_stays(tmp_path: Path) -> None:
+    left = leftover(tmp_path)
+    os.chown(left, 65534, 65534)
+    assert sweep(tmp_path) == []
+    assert left.exists()
+
+
+def test_a_leftover_that_cannot_be_removed_is_no_reason_not_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leftover(tmp_path)
+
+    def busy(_path: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(folders.shutil, "rmtree", busy)
     assert sweep(tmp_path) == []
 
 

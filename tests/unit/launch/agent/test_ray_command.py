@@ -6,6 +6,7 @@ import pytest
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.launch.agent.folders import shm_dir_path
 from hpc_grpo.launch.agent.network import RayPorts
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.agent.ray_command import ray_environment, start_command, temp_dir_path
@@ -115,3 +116,18 @@ def test_the_temp_dir_is_node_local_and_short() -> None:
     assert temp_dir_path(local, {}) == Path("/tmp/hg-17-1-0")
     with pytest.raises(LaunchError, match="107 bytes"):
         temp_dir_path(spec(local_dir="/a/very/long/folder/for/temporary/files"), {})
+
+
+def test_nobody_can_take_the_names_of_an_attempts_folders_before_it_does() -> None:
+    nodes = allocation("n1")
+    setups = [AttemptSetup(RunDir(Path("/run")), LaunchConfig(), FakePlace(nodes), nodes, 1, Path("/w")) for _ in "ab"]
+    first, second = (setup.node_spec("n1", "") for setup in setups)
+    assert temp_dir_path(first, {}) != temp_dir_path(second, {})
+    assert shm_dir_path(first.tag) != shm_dir_path(second.tag)
+
+
+def test_rays_longest_socket_path_fits_with_a_long_job_id() -> None:
+    nodes = allocation("n1", job_id="123456789")
+    setup = AttemptSetup(RunDir(Path("/run")), LaunchConfig(), FakePlace(nodes), nodes, 1, Path("/w"))
+    folder = temp_dir_path(setup.node_spec("n1", ""), {})
+    assert len(f"{folder}/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store") < 107
