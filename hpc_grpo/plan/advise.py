@@ -8,9 +8,8 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import dataclass
-from typing import Any
 
-from hpc_grpo.plan.fit import Plan, make_plan
+from hpc_grpo.plan.fit import Plan, Settings, make_plan, replanned
 from hpc_grpo.plan.memory import ENGINE_GPU
 from hpc_grpo.plan.model import FAMILY, family_model
 from hpc_grpo.types import GIB
@@ -18,9 +17,6 @@ from hpc_grpo.types import GIB
 _MAX_NODES = 256
 _MAX_CHANGES = 3
 _LEAST_OBJECT_STORE_GIB = 4.0
-
-Settings = tuple[tuple[str, Any], ...]
-"""Keys with values, such as (("train.zero_stage", 3),)."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ def changes_that_fit(plan: Plan) -> list[Change]:
         for group in itertools.combinations(_candidates(plan), size):
             settings = tuple(itertools.chain.from_iterable(group))
             is_minimal = not any(set(smaller) <= set(settings) for smaller in found)
-            if is_minimal and _with(plan, settings, plan.num_nodes).fits:
+            if is_minimal and replanned(plan, settings, plan.num_nodes).fits:
                 found.append(settings)
     return [Change(settings, plan.num_nodes) for settings in found] + _more_nodes(plan)
 
@@ -51,16 +47,6 @@ def changes_that_fit(plan: Plan) -> list[Change]:
 def largest_models(plan: Plan) -> list[tuple[str, Plan]]:
     """Return each known size with its plan under the same settings, in ascending order."""
     return [(size, make_plan(family_model(size), plan.config, plan.num_nodes, plan.hardware)) for size in FAMILY]
-
-
-def _with(plan: Plan, settings: Settings, num_nodes: int) -> Plan:
-    """Plan with `section.key` values replaced, not validated."""
-    config = plan.config
-    for path, value in settings:
-        section, key = path.split(".")
-        changed = getattr(config, section).model_copy(update={key: value})
-        config = config.model_copy(update={section: changed})
-    return make_plan(plan.model, config, num_nodes, plan.hardware)
 
 
 def _candidates(plan: Plan) -> list[Settings]:
@@ -92,7 +78,7 @@ def _more_nodes(plan: Plan) -> list[Change]:
     ceiling = _MAX_NODES
     for settings in dict.fromkeys([(), sharded, offloaded, (*sharded, *offloaded)]):
         for num_nodes in range(plan.num_nodes + 1, ceiling + 1):
-            if _with(plan, (*wider, *settings), num_nodes).fits:
+            if replanned(plan, (*wider, *settings), num_nodes).fits:
                 found.append(Change((*wider, *settings), num_nodes))
                 ceiling = num_nodes - 1
                 break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import engines_per_node, expects_gpus, gpus_per_node, weight_bytes
@@ -14,6 +15,9 @@ from hpc_grpo.plan.memory import HOST_MEMORY, Hardware, MemoryBudget
 from hpc_grpo.plan.model import Model, family_model, read_model
 from hpc_grpo.plan.node_memory import host_budget, shared_memory_budget
 from hpc_grpo.types import GIB
+
+Settings = tuple[tuple[str, Any], ...]
+"""Keys with values, such as (("train.zero_stage", 3),)."""
 
 
 @dataclass(frozen=True)
@@ -94,3 +98,13 @@ def make_plan(model: Model, config: Config, num_nodes: int, hardware: Hardware) 
     host = host_budget(model, config, num_learners, cache.num_bytes if cache else 0, hardware)
     budgets = (*gpus, host, shared_memory_budget(model, config, hardware))
     return Plan(model, config, num_nodes, hardware, budgets, cache)
+
+
+def replanned(plan: Plan, settings: Settings, num_nodes: int) -> Plan:
+    """Plan with `section.key` values replaced, not validated."""
+    config = plan.config
+    for path, value in settings:
+        section, key = path.split(".")
+        changed = getattr(config, section).model_copy(update={key: value})
+        config = config.model_copy(update={section: changed})
+    return make_plan(plan.model, config, num_nodes, plan.hardware)

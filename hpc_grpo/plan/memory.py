@@ -50,17 +50,22 @@ def nonzero(*parts: Part) -> tuple[Part, ...]:
 class Hardware:
     """A node. `gpu_bytes` is one GPU's memory, `host_bytes` what a job may use of the node's.
 
-    The other two are one GPU's peaks: dense bfloat16 arithmetic, and reading its memory.
+    The others are one GPU's peaks, in one direction: dense bfloat16 arithmetic, reading its memory, its link to another
+    GPU of the node, its share of the network between nodes, its link to the host, and its share of the host's memory.
     """
 
     gpu_bytes: int
     host_bytes: int
     gpu_flops_per_s: float = 989e12
     gpu_bytes_per_s: float = 4.0e12
+    nvlink_bytes_per_s: float = 150e9
+    network_bytes_per_s: float = 25e9
+    host_link_bytes_per_s: float = 450e9
+    host_memory_bytes_per_s: float = 500e9
 
 
 GH200 = Hardware(gpu_bytes=96 * GIB, host_bytes=460 * GIB)
-"""Assumed where nothing else is said."""
+"""Assumed where nothing else is said: four GH200, each with a 200 Gb/s network interface and a Grace CPU."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Say what a step takes: its sequences and tokens, the time expected before the first, and the time measured since.
+"""Count what a step works on, and read how long steps took that a run has taken already.
 
-Nobody knows before sampling how long completions get: tokens and times are those of sequences as long as may be.
+Nobody knows before sampling how long completions get: tokens are those of sequences as long as may be.
 """
 
 from __future__ import annotations
@@ -14,21 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config
-from hpc_grpo.config.resources import engines_per_node, expects_gpus, gpus_per_node
+from hpc_grpo.config.resources import engines_per_node
 from hpc_grpo.data.sources import load_items
 from hpc_grpo.driver.length import train_length
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.fit import Plan
-from hpc_grpo.plan.learner_memory import is_checkpointed
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics, read_state
 
-TRAINING_SHARE = 0.4
-"""A share of the peak FLOP/s, assumed."""
-DECODING_SHARE = 0.6
-"""A share of the peak memory bandwidth, assumed."""
-_WEIGHT_BYTES = 2
 _STEP_TIME = "time/step_s"
 
 
@@ -45,23 +39,6 @@ class Workload:
     sequences_per_engine: int
     running_sequences: int
     num_microbatches: int | None
-
-
-@dataclass(frozen=True)
-class ExpectedStep:
-    """Seconds of a step of longest sequences; `overlaps`: sampling goes on while training."""
-
-    sample_s: float
-    train_s: float
-    overlaps: bool
-    num_gpus: int
-
-    @property
-    def step_s(self) -> float:
-        return max(self.sample_s, self.train_s) if self.overlaps else self.sample_s + self.train_s
-
-    def gpu_hours(self, num_steps: int) -> float:
-        return num_steps * self.step_s * self.num_gpus / 3600
 
 
 @dataclass(frozen=True)
@@ -96,33 +73,6 @@ def workload(plan: Plan) -> Workload:
         sequences_per_engine=ceil(sequences / engines),
         running_sequences=min(config.engine.max_num_seqs, cache.num_sequences),
         num_microbatches=ceil(ceil(sequences / plan.num_learners) / per_microbatch),
-    )
-
-
-def expected_step(plan: Plan) -> ExpectedStep | None:
-    """Return what a step should take on GPUs, from their peaks and an assumed share of them.
-
-    None on CPUs, without engines, and where an engine holds no sequence of full length.
-
-    Training is bound by arithmetic, F P T / (W c): F FLOPs a parameter and token (6, or 8 where gradient checkpointing
-    repeats the forward pass), P parameters, T tokens, W learners, c the FLOP/s one reaches (Kaplan et al. 2020, section
-    2.1). Decoding is bound by memory: each token of a batch reads the weights and the batch's KV cache once.
-    """
-    load, cache, config = workload(plan), plan.kv_cache, plan.config
-    if not expects_gpus(config) or cache is None or load.max_tokens is None or not load.running_sequences:
-        return None
-    parameters, hardware = plan.model.num_parameters, plan.hardware
-    flops = (8 if is_checkpointed(config, on_gpu=True) else 6) * parameters * load.max_tokens
-    weights = _WEIGHT_BYTES * parameters / config.engine.tensor_parallel
-    running = min(load.running_sequences, load.sequences_per_engine)
-    half_full = running * config.max_model_len / 2 * cache.bytes_per_token
-    batches = ceil(load.sequences_per_engine / running)
-    read_bytes = batches * config.rollout.max_new_tokens * (weights + half_full)
-    return ExpectedStep(
-        sample_s=read_bytes / (hardware.gpu_bytes_per_s * DECODING_SHARE),
-        train_s=flops / (plan.num_learners * hardware.gpu_flops_per_s * TRAINING_SHARE),
-        overlaps=config.rollout.max_policy_lag > 0,
-        num_gpus=plan.num_nodes * gpus_per_node(config),
     )
 
 

@@ -8,19 +8,13 @@ from collections.abc import Iterator, Mapping
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import engines_per_node, expects_gpus, gpus_per_node
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.plan.advise import changes_that_fit, largest_models, shortfall
+from hpc_grpo.plan.advise import Change, changes_that_fit, largest_models, shortfall
+from hpc_grpo.plan.expected import READING_SHARE, TRAINING_SHARE, expected_step
 from hpc_grpo.plan.fit import Plan, plan_of
 from hpc_grpo.plan.learner_memory import is_checkpointed
 from hpc_grpo.plan.memory import ENGINE_GPU, GH200, MemoryBudget
-from hpc_grpo.plan.step import (
-    DECODING_SHARE,
-    TRAINING_SHARE,
-    MeasuredSteps,
-    expected_step,
-    num_steps,
-    read_measured_steps,
-    workload,
-)
+from hpc_grpo.plan.placement import CARD_DEFAULT, CLOSE, Split, changed_settings, fastest_in_turn, ranked_splits
+from hpc_grpo.plan.step import MeasuredSteps, num_steps, read_measured_steps, workload
 from hpc_grpo.system.readable import counted
 from hpc_grpo.types import GIB
 
@@ -31,7 +25,8 @@ _LINE_WIDTH = 100
 
 def plan_text(plan: Plan, measured: MeasuredSteps | None) -> str:
     sections = [_head(plan), *map(_budget, plan.budgets), _verdict(plan), _step(plan), _sizes(plan)]
-    return "\n\n".join("\n".join(section) for section in (*sections, _time(plan, measured))) + "\n"
+    sections += [_time(plan, measured), _placement(plan)]
+    return "\n\n".join(filter(None, map("\n".join, sections))) + "\n"
 
 
 def plan_or_reason(config: Config, environ: Mapping[str, str]) -> str:
@@ -139,14 +134,53 @@ def _expected_time(plan: Plan) -> Iterator[str]:
     if expected is None:
         yield "Step time: not known until a step of this run was measured."
         return
+    side_by_side = ", side by side" if expected.overlaps else ""
     yield from _wrapped(
-        f"Step time: about {expected.step_s:.0f} s (sampling {expected.sample_s:.0f} s, training "
-        f"{expected.train_s:.0f} s{', side by side' if expected.overlaps else ''}), expected and not measured: every "
+        f"Step time: about {_seconds(expected.step_s)} s (sampling {_seconds(expected.sample_s)} s, training "
+        f"{_seconds(expected.train_s)} s{side_by_side}), expected and not measured: every "
         f"sequence as long as it may be, at {TRAINING_SHARE:.0%} of {hardware.gpu_flops_per_s / 1e12:.0f} TFLOP/s and "
-        f"{DECODING_SHARE:.0%} of {hardware.gpu_bytes_per_s / 1e12:.1f} TB/s a GPU."
+        f"{READING_SHARE:.0%} of {hardware.gpu_bytes_per_s / 1e12:.1f} TB/s a GPU."
     )
     if steps is not None:
         yield f"GPU-hours: about {expected.gpu_hours(steps):,.0f}, for {counted(steps, 'step')}."
+
+
+def _placement(plan: Plan) -> Iterator[str]:
+    splits, step = ranked_splits(plan), expected_step(plan)
+    if not splits:
+        return
+    best, lag = splits[0], splits[0].plan.config.rollout.max_policy_lag
+    yield f"Placements of {counted(plan.num_nodes, 'node')}, each with the ZeRO stage and offload that suit it best:"
+    yield f"  {'learners + engines a node':<28}{'ZeRO, offload':<16}{'step in turn, s':>16}{f'at lag {lag}, s':>16}"
+    yield from map(_split_row, splits)
+    here = f"this config's takes {_seconds(step.step_s)} s" if plan.fits and step else "this config's does not fit"
+    if plan.fits and step and step.step_s < best.step.step_s * CLOSE:
+        yield f"Recommended: this config's own, {_seconds(step.step_s)} s a step; none is faster by {CLOSE - 1:.0%}."
+    else:
+        yield f"Recommended, {_seconds(best.step.step_s)} s a step ({here}):"
+        yield f"  {Change(changed_settings(plan, best), plan.num_nodes).text}"
+    in_turn = fastest_in_turn(splits)
+    yield from _wrapped(
+        f"In turn (rollout.max_policy_lag=0: no rollout is older than the weights it trains) {_layout(in_turn)} is the "
+        f"fastest, {_seconds(in_turn.step.in_turn_s)} s. Completions shorter than the longest favour engines."
+    )
+    yield from (line for warning in best.plan.warnings for line in _wrapped(warning))
+
+
+def _split_row(split: Split) -> str:
+    stage, offload = split.zero
+    step, note = split.step, "  the default" if split.layout == CARD_DEFAULT else ""
+    times = f"{_seconds(step.in_turn_s):>16}{_seconds(step.ahead_s):>16}"
+    return f"  {_layout(split):<28}{f'{stage}, {offload}':<16}{times}{note}"
+
+
+def _layout(split: Split) -> str:
+    learners, engines, parallel = split.layout
+    return f"{learners} + {engines}" + (f" of {parallel} GPUs" if parallel > 1 else "")
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds < 10 else f"{seconds:.0f}"
 
 
 def _wrapped(text: str) -> list[str]:

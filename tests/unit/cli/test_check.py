@@ -41,7 +41,7 @@ def test_the_sizes_and_the_memory_of_the_options_are_those_of_plan() -> None:
 
 def test_the_exit_code_says_whether_it_fits() -> None:
     assert call("plan", CONFIG_7B, "--size", "7B").exit_code == 0
-    result = call("plan", CONFIG_7B, "--size", "7B", "--nodes", "1")
+    result = call("plan", CONFIG_7B, "--size", "32B", "--nodes", "1")
     assert result.exit_code == 78
     assert "train.offload_optimizer=cpu\n" in result.output
     larger = call("plan", CONFIG_7B, "--size", "7B", "--nodes", "1", "--gpu-memory-gib", "180")

@@ -11,6 +11,10 @@ from hpc_grpo.config.load import CONFIGS_DIR
 from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.place.base import JobRequest
 from hpc_grpo.launch.place.slurm.sbatch import render
+from hpc_grpo.plan.fit import make_plan
+from hpc_grpo.plan.memory import GH200
+from hpc_grpo.plan.model import family_model
+from hpc_grpo.plan.placement import changed_settings, ranked_splits
 from hpc_grpo.preflight.inputs import refuse_too_few_gpus
 from hpc_grpo.run.paths import RunDir
 
@@ -38,7 +42,13 @@ def test_a_site_is_launch_settings_alone(path: Path) -> None:
     LaunchConfig.model_validate(values["launch"])
 
 
-def test_isambard_runs_use_the_site_and_one_learner_with_three_engines() -> None:
+def test_the_7b_config_has_the_split_that_plan_recommends_for_its_nodes() -> None:
+    config = load_request("isambard/grpo_7b_rlzero_general", []).config
+    plan = make_plan(family_model("7B"), config, config.launch.num_nodes, GH200)
+    assert changed_settings(plan, ranked_splits(plan)[0]) == ()
+
+
+def test_isambard_runs_use_the_site_and_all_gpus_of_its_nodes() -> None:
     for name in ("grpo_debug_single_node", "grpo_7b_rlzero_general"):
         config = load_request(f"isambard/{name}.sh", []).config
         assert config.launch.interface == "hsn0"

@@ -20,8 +20,16 @@ def planned_config(**sections: Any) -> Config:
     return minimal_config(step, **sections)
 
 
+AS_THE_CARD = ("placement.learners_per_node=1", "engine.engines_per_node=3", "rollout.max_policy_lag=0")
+
+
 def plan_7b_config(size: str, num_nodes: int, *overrides: str) -> Plan:
-    """Plan the shipped 7B config with another model's shape."""
+    """Plan the shipped 7B config's step with another model's shape, and one learner and three engines on each node."""
+    return plan_shipped_7b(size, num_nodes, *AS_THE_CARD, *overrides)
+
+
+def plan_shipped_7b(size: str, num_nodes: int, *overrides: str) -> Plan:
+    """Plan the shipped 7B config, two learners and two engines a node that sample ahead, with another model's shape."""
     config = load_config("isambard/grpo_7b_rlzero_general", overrides)
     return make_plan(family_model(size), config, num_nodes, GH200)
 

@@ -2,12 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_grpo.config import load_config
 from hpc_grpo.plan.advise import changes_that_fit, largest_models
-from hpc_grpo.plan.fit import make_plan
-from hpc_grpo.plan.memory import (
-    GH200,
-)
 from tests.unit.plan.plan_configs import plan_7b_config
 
 
@@ -27,8 +22,7 @@ def test_every_suggestion_is_a_config_that_fits(size: str, num_nodes: int, overr
     changes = changes_that_fit(plan)
     assert changes
     for change in changes:
-        config = load_config("isambard/grpo_7b_rlzero_general", [*overrides, *change.text.split()])
-        assert make_plan(plan.model, config, change.num_nodes, GH200).fits, change
+        assert plan_7b_config(size, change.num_nodes, *overrides, *change.text.split()).fits, change
 
 
 def test_suggestions_are_minimal_and_nodes_as_few_as_possible() -> None:

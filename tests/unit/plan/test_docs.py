@@ -10,8 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from hpc_grpo.cli import check
-from hpc_grpo.plan import engine_memory, learner_memory, node_memory
-from hpc_grpo.plan.memory import STATES, StateBytes
+from hpc_grpo.plan import engine_memory, expected, learner_memory, node_memory
+from hpc_grpo.plan.memory import GH200, STATES, StateBytes
+from hpc_grpo.plan.placement import CARD_DEFAULT, Split, ranked_splits
+from hpc_grpo.plan.step import num_steps
 from hpc_grpo.types import GIB
 from tests.unit.plan.plan_configs import plan_7b_config
 
@@ -72,6 +74,34 @@ def test_the_table_of_states_is_the_one_of_the_code(stage: int, is_offloaded: bo
     assert cells in rows
 
 
+def placement_row(size: str, num_nodes: int) -> str:
+    """Write a row of the page's table of placements: what is recommended, beside one learner and three engines."""
+    plan = plan_7b_config(size, num_nodes)
+    splits, steps = ranked_splits(plan), num_steps(plan)
+    if not splits or steps is None:
+        return f"| {size} | {num_nodes} | nothing fits | | | | | | |"
+    best, default = splits[0], next(split for split in splits if split.layout == CARD_DEFAULT)
+    cells = [f"{split_name(best)}{', no room for the export' if best.plan.warnings else ''}"]
+    times = (best.step.ahead_s, best.step.in_turn_s, default.step.ahead_s, default.step.in_turn_s)
+    cells += [f"{seconds:,.0f}" for seconds in times]
+    cells[-1] += ", offload" if default.zero[1] == "cpu" else ""
+    cells += [f"{seconds * steps * num_nodes / 3600:,.0f}" for seconds in (times[0], times[-1])]
+    return f"| {size} | {num_nodes} | {' | '.join(cells)} |"
+
+
+def split_name(split: Split) -> str:
+    learners, engines, parallel = split.layout
+    stage, offload = split.zero
+    wide = f" of {parallel} GPUs" if parallel > 1 else ""
+    return f"{learners} + {engines}{wide}, ZeRO-{stage}{', offload' if offload == 'cpu' else ''}"
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 4, 8])
+@pytest.mark.parametrize("size", ["0.5B", "1.5B", "7B", "14B", "32B"])
+def test_the_table_of_placements_is_what_the_plan_finds(size: str, num_nodes: int) -> None:
+    assert placement_row(size, num_nodes) in PAGE.splitlines()
+
+
 def test_assumed_numbers_are_those_of_the_code() -> None:
     text = " ".join(PAGE.split())
     assert f"{learner_memory.FRAGMENTATION:.0%} for what torch's allocator cannot use" in text
@@ -81,6 +111,16 @@ def test_assumed_numbers_are_those_of_the_code() -> None:
     assert f"{node_memory.GPU_PROCESS_GIB:g} GiB for each learner" in text
     assert f"{node_memory.GRADING_PROCESS_GIB:g} GiB for each reward process" in text
     assert f"{node_memory.SYSTEM_GIB:g} GiB for driver" in text
+    shares = (expected.TRAINING_SHARE, expected.READING_SHARE, expected.NETWORK_SHARE, expected.HOST_SHARE)
+    assert shares == (0.4, 0.6, 0.8, 0.3)
+    assert "(W · 0.4 · 989e12)" in text
+    assert "(0.6 · 4.0e12)" in text
+    assert f"{expected.DECODE_STEP_S * 1e3:g} ms are the scheduling" in text
+    assert f"all-reduces a layer of {expected.ALL_REDUCE_S * 1e6:g} µs" in text
+    assert f"at {expected.NETWORK_SHARE:.0%} of {GH200.network_bytes_per_s / 1e9:g} GB/s between nodes" in text
+    assert f"{expected.NETWORK_SHARE:.0%} of {GH200.nvlink_bytes_per_s / 1e9:g} GB/s" in text
+    assert f"{expected.READING_SHARE:.0%} of {GH200.host_link_bytes_per_s / 1e9:g} GB/s" in text
+    assert f"{expected.HOST_SHARE:.0%} of {GH200.host_memory_bytes_per_s / 1e9:g} GB/s of host memory" in text
     assert learner_memory.REDUCE_BUCKET_ELEMENTS == 5 * 10**8
     assert node_memory.SHARED_MEMORY_SHARE == 0.5
 

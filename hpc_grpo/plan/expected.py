@@ -1,0 +1,144 @@
+"""Expect a step's time from the peaks of GPUs, links and memory, and assumed shares of them; nothing here was measured.
+
+Nobody knows before sampling how long completions get: times are those of sequences as long as may be. Not counted:
+prefill, publishing, grading, and microbatches that are not full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpc_grpo.config import Config
+from hpc_grpo.config.resources import expects_gpus, gpus_per_node
+from hpc_grpo.plan.engine_memory import KvCache
+from hpc_grpo.plan.fit import Plan
+from hpc_grpo.plan.learner_memory import is_checkpointed
+from hpc_grpo.plan.step import Workload, workload
+from hpc_grpo.types import DTYPE_BYTES
+
+TRAINING_SHARE = 0.4
+"""A share of the peak FLOP/s, assumed."""
+READING_SHARE = 0.6
+"""A share of the peak bandwidth of a GPU's memory and of its link to the host, assumed."""
+NETWORK_SHARE = 0.8
+"""A share of the peak bandwidth between GPUs, in a node and between nodes, assumed."""
+HOST_SHARE = 0.3
+"""A share of the host memory's peak that torch's AdamW reaches on a learner's 16 threads, assumed."""
+DECODE_STEP_S = 0.005
+"""What scheduling and sampling of one decode step take beside the reads, assumed: no engine schedules ahead."""
+ALL_REDUCE_S = 10e-6
+"""Latency of an all-reduce between the GPUs of one engine, assumed."""
+_WEIGHT_BYTES = 2
+
+
+@dataclass(frozen=True)
+class ExpectedStep:
+    """Seconds of a step of longest sequences; `overlaps`: sampling goes on while training."""
+
+    sample_s: float
+    train_s: float
+    overlaps: bool
+    num_gpus: int
+
+    @property
+    def step_s(self) -> float:
+        return self.ahead_s if self.overlaps else self.in_turn_s
+
+    @property
+    def in_turn_s(self) -> float:
+        """The step where learners wait for engines and engines for learners (rollout.max_policy_lag = 0)."""
+        return self.sample_s + self.train_s
+
+    @property
+    def ahead_s(self) -> float:
+        """The step where engines sample the next one's prompts while learners train."""
+        return max(self.sample_s, self.train_s)
+
+    def gpu_hours(self, num_steps: int) -> float:
+        return num_steps * self.step_s * self.num_gpus / 3600
+
+
+def expected_step(plan: Plan) -> ExpectedStep | None:
+    """Return what a step should take; None on CPUs, without engines, and where an engine holds no full sequence."""
+    load, cache = workload(plan), plan.kv_cache
+    if not expects_gpus(plan.config) or cache is None or load.max_tokens is None or not load.running_sequences:
+        return None
+    return ExpectedStep(
+        sample_s=_sampling_s(plan, load, cache),
+        train_s=_training_s(plan, load),
+        overlaps=plan.config.rollout.max_policy_lag > 0,
+        num_gpus=plan.num_nodes * gpus_per_node(plan.config),
+    )
+
+
+def _sampling_s(plan: Plan, load: Workload, cache: KvCache) -> float:
+    """Return the seconds of one engine's share, in batches as large as its cache; the last one holds the rest.
+
+    Decoding is bound by memory: each token of a batch reads the weights and the batch's KV cache once.
+    """
+    full, rest = divmod(load.sequences_per_engine, load.running_sequences)
+    batches = [load.running_sequences] * full + [rest] * (rest > 0)
+    return plan.config.rollout.max_new_tokens * sum(_decode_s(plan, cache, running) for running in batches)
+
+
+def _decode_s(plan: Plan, cache: KvCache, running: int) -> float:
+    """Return the seconds that one token of each of `running` sequences takes, with a cache half full on average."""
+    parallel, hardware = plan.config.engine.tensor_parallel, plan.hardware
+    weights = _WEIGHT_BYTES * plan.model.num_parameters / parallel
+    cached = running * plan.config.max_model_len / 2 * cache.bytes_per_token
+    reading_s = (weights + cached) / (hardware.gpu_bytes_per_s * READING_SHARE)
+    return reading_s + DECODE_STEP_S + (0.0 if parallel == 1 else _all_reduces_s(plan, running))
+
+
+def _all_reduces_s(plan: Plan, running: int) -> float:
+    """Return what tensor parallelism adds to a decode step: two all-reduces a layer, of `running` hidden states."""
+    shape, parallel = plan.model.shape, plan.config.engine.tensor_parallel
+    sent = 2 * (parallel - 1) / parallel * running * shape.hidden_size * _WEIGHT_BYTES
+    each = ALL_REDUCE_S + sent / (plan.hardware.nvlink_bytes_per_s * NETWORK_SHARE)
+    return 2 * shape.num_layers * each
+
+
+def _training_s(plan: Plan, load: Workload) -> float:
+    """Return the seconds that the learners train on all tokens of a step.
+
+    Arithmetic is F P T / (W c): F FLOPs a parameter and token (6, or 8 where gradient checkpointing repeats the forward
+    pass), P parameters, T tokens, W learners, c the FLOP/s one reaches (Kaplan et al. 2020, section 2.1). DeepSpeed
+    moves the bytes of a microbatch behind it (`overlap_comm`, ZeRO-3's prefetch); those of the optimizer step follow.
+    """
+    config, hardware, workers = plan.config, plan.hardware, plan.num_learners
+    flops = (8 if is_checkpointed(config, on_gpu=True) else 6) * plan.model.num_parameters * (load.max_tokens or 0)
+    arithmetic_s = flops / (workers * hardware.gpu_flops_per_s * TRAINING_SHARE)
+    in_microbatch, in_step = _communicated_bytes(config)
+    shard_s = plan.model.num_parameters / workers / (hardware.host_link_bytes_per_s * READING_SHARE)
+    is_offloaded = config.train.offload_optimizer != "none"
+    # A gradient sum that lies in host memory comes to the GPU to be added to, and goes back.
+    microbatch_s = in_microbatch * _exchange_s(plan) + 8 * shard_s * is_offloaded
+    step_s = in_step * _exchange_s(plan) + _host_update_s(plan) * is_offloaded
+    return max(arithmetic_s, (load.num_microbatches or 0) * microbatch_s) + config.train.num_minibatches * step_s
+
+
+def _communicated_bytes(config: Config) -> tuple[int, int]:
+    """Return the bytes a parameter that learners exchange in a microbatch and in an optimizer step (DeepSpeed 0.19.8).
+
+    Gradients travel in float32. Stage 1 all-reduces them once a step (4 there, 4 back), stage 2 in every microbatch
+    (`use_multi_rank_bucket_allreduce`); both gather the new weights. Stage 3 gathers weights for the forward and the
+    backward pass of every microbatch, and scatters the gradients' sum.
+    """
+    weights = DTYPE_BYTES[config.model.dtype]
+    return {1: (0, 8 + weights), 2: (8, weights), 3: (2 * weights + 4, 0)}[config.train.zero_stage]
+
+
+def _exchange_s(plan: Plan) -> float:
+    """Return the seconds for one byte a parameter between all learners, in rings through each learner's own link."""
+    hardware, workers = plan.hardware, plan.num_learners
+    if plan.num_nodes > 1:
+        bandwidth = hardware.network_bytes_per_s * plan.config.placement.learners_per_node
+    else:
+        bandwidth = hardware.nvlink_bytes_per_s
+    return plan.model.num_parameters * (workers - 1) / workers / (bandwidth * NETWORK_SHARE)
+
+
+def _host_update_s(plan: Plan) -> float:
+    """Return the seconds of AdamW in host memory: about 40 bytes read and written for each parameter of a shard."""
+    shard = plan.model.num_parameters / plan.num_learners
+    return 40 * shard / (plan.hardware.host_memory_bytes_per_s * HOST_SHARE)
