@@ -43,8 +43,8 @@ def test_the_exit_code_says_whether_it_fits() -> None:
     assert call("plan", CONFIG_7B, "--size", "7B").exit_code == 0
     result = call("plan", CONFIG_7B, "--size", "32B", "--nodes", "1")
     assert result.exit_code == 78
-    assert "train.offload_optimizer=cpu\n" in result.output
-    larger = call("plan", CONFIG_7B, "--size", "7B", "--nodes", "1", "--gpu-memory-gib", "180")
+    assert "  --nodes 5\n" in result.output
+    larger = call("plan", CONFIG_7B, "--size", "14B", "--nodes", "1", "--gpu-memory-gib", "180")
     assert larger.exit_code == 0
     assert call("plan", CONFIG_7B, "--size", "7B", "--host-memory-gib", "30").exit_code == 78
 
