@@ -98,7 +98,7 @@ def _roots() -> list[Path]:
 
 def _is_run(path: Path) -> bool:
     try:
-        return RunDir(path).config.is_file()
+        return RunDir(path).has_config()
     except OSError:  # somebody else's folder, or no name at all
         return False
 

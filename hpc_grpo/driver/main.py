@@ -13,7 +13,7 @@ from pathlib import Path
 
 import ray
 
-from hpc_grpo.config import Config, load_resolved
+from hpc_grpo.config import Config
 from hpc_grpo.data.stream import DemonstrationStream
 from hpc_grpo.driver.actors import Workers, reserve_nodes
 from hpc_grpo.driver.batches import DemonstrationBatches, RolloutBatches
@@ -29,6 +29,7 @@ from hpc_grpo.driver.watchdog import Watchdog
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, HpcGrpoError
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.files import write_atomic
+from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
 from hpc_grpo.run.stacks import dump_stacks_on_signal
@@ -36,7 +37,7 @@ from hpc_grpo.run.stacks import dump_stacks_on_signal
 
 def train(run_dir: RunDir) -> bool:
     """Carry the run on from its newest checkpoint; return True when it is complete, False when it stopped early."""
-    config, timer = load_resolved(run_dir.config), StepTimer()
+    config, timer = read_config(run_dir), StepTimer()
     with closing(Watchdog(timer, {key.removesuffix("_s"): value for key, value in config.deadlines})):
         return _train(config, run_dir, timer)
 

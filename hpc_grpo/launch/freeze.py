@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo import __version__
-from hpc_grpo.config import Config, load_resolved, to_yaml, with_overrides
+from hpc_grpo.config import Config, with_overrides
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.environment.rules import is_secret
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.checkpoint import valid_checkpoints
-from hpc_grpo.run.files import read_jsonl, read_record, write_atomic, write_record
+from hpc_grpo.run.files import read_jsonl, read_record, write_record
+from hpc_grpo.run.frozen_config import differences, read_config, write_config
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.commands import run_command
 
@@ -71,16 +72,21 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Fro
     _refuse_secrets(config)
     run = RunDir(config.run_path)
     run.create()
-    if run.config.exists():
+    if run.has_config():
         return _take_up(run, config, argv, overrides)
-    write_atomic(run.config, to_yaml(config))
+    if not _never_trained(run):
+        raise ConfigError(
+            f"{run.path} holds a run that has trained, and its {run.config.name} is gone: which config it trained with "
+            f"is not known. Bring the file back, or choose another run.name."
+        )
+    write_config(run, config)
     write_record(run.source, _source(argv, overrides), keep_copy=True)
     return Frozen(run, config, True, {})
 
 
 def reconfigured(run: RunDir, overrides: Sequence[str]) -> Config:
     """Return the config that a run holds, with overrides, for `freeze`. Raises ConfigError for keys that must stay."""
-    there = load_resolved(run.config)
+    there = read_config(run)
     config = with_overrides(there, overrides)
     if config.run_path != there.run_path:
         raise ConfigError(
@@ -110,23 +116,16 @@ def may_change(key: str) -> bool:
     return any(re.fullmatch(_pattern(entry), key) for entry in CHANGEABLE)
 
 
-def differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
-    """Map dotted keys whose values differ to (before, now); the items of a list are keys such as rewards.0.name."""
-    old, new = _flat(before.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
-    return {key: (old.get(key), new.get(key)) for key in sorted({*old, *new}) if old.get(key) != new.get(key)}
-
-
 def _take_up(run: RunDir, config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Frozen:
-    changed = differences(load_resolved(run.config), config)
+    changed = differences(read_config(run), config)
     if forbidden := _forbidden(run, changed):
         raise ConfigError(
             f"The run name {config.run.name!r} is taken by another config, in {run.path}:\n{forbidden}\n"
             f"Choose another run.name, or give the values of that run to resume it. {_MAY_CHANGE}"
         )
-    if changed:
-        write_atomic(run.config, to_yaml(config))
-        if run.is_complete() and any(key.startswith("train.total_") for key in changed):
-            run.complete_marker.unlink()
+    write_config(run, config)  # also a damaged one, and one of a run that was moved
+    if run.is_complete() and any(key.startswith("train.total_") for key in changed):
+        run.complete_marker.unlink()
     _append_resume(run, argv, overrides, changed)
     return Frozen(run, config, False, changed)
 
@@ -202,15 +201,3 @@ def _git_state(checkout: Path) -> dict[str, Any] | None:
 
 def _pattern(entry: str) -> str:
     return re.escape(entry).replace(r"\*", "[0-9]+") + (".+" if entry.endswith(".") else "")
-
-
-def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, list) and any(isinstance(part, dict) for part in item):
-            item = {str(position): part for position, part in enumerate(item)}
-        if isinstance(item, dict) and item:
-            flat.update(_flat(item, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = item
-    return flat

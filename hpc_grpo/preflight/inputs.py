@@ -34,7 +34,7 @@ def refuse_what_fails(config: Config) -> None:
 def refusals(config: Config) -> Iterator[ConfigError]:
     """Yield each reason why the job would never start, or fail at once, as far as a login node can tell."""
     run = RunDir(config.run_path)
-    start = working_dir(run) if run.config.exists() else Path.cwd()
+    start = working_dir(run) if run.has_config() else Path.cwd()
     for check in (
         partial(refuse_missing_python, config.launch),
         partial(refuse_missing_notify, config.launch, start),

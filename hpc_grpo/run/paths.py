@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.run.files import copy_path
 
 _STEP_DIR = re.compile(r"step_(\d+)$")
 
@@ -67,6 +68,10 @@ class RunDir:
     def next_attempt_number(self) -> int:
         numbers = [int(p.name.split("-")[0]) for p in self.attempts.glob("[0-9]*-*")]
         return max(numbers, default=0) + 1
+
+    def has_config(self) -> bool:
+        """Tell whether the folder is a run's, by its config or the copy of it."""
+        return self.config.is_file() or copy_path(self.config).is_file()
 
     def is_complete(self) -> bool:
         return self.complete_marker.exists()

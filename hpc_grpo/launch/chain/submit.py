@@ -13,13 +13,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from hpc_grpo.config import LaunchConfig, load_resolved, with_overrides
+from hpc_grpo.config import LaunchConfig, with_overrides
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.chain.decide import node_hours_asked, node_hours_used, within_node_hours
 from hpc_grpo.launch.place.base import JobQueue, JobRequest
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.chain import read_chain, write_chain
 from hpc_grpo.run.contract import DEFAULT_DRIVER
+from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.lock import LockOwner, read_lock_owner
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import counted
@@ -87,7 +88,7 @@ def next_launch(run: RunDir, overrides: Sequence[str]) -> LaunchConfig:
 
     An override of one option about memory replaces the one before: a job takes one.
     """
-    config = load_resolved(run.config)
+    config = read_config(run)
     launch = read_chain(run).launch(config.launch)
     if any(word.startswith("launch.slurm.extra.mem") for word in overrides):
         extra = {name: value for name, value in launch.slurm.extra.items() if not name.startswith("mem")}

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from hpc_grpo.config import load_resolved
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchError
 from hpc_grpo.launch.chain.link import ChainLink, LinkJob
 from hpc_grpo.launch.freeze import working_dir
@@ -23,6 +22,7 @@ from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
 from hpc_grpo.launch.supervisor.nodes import Nodes
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
 from hpc_grpo.run.attempt import read_attempts
+from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.lock import LockOwner, RunLock, abandoned_by, remove_abandoned
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.say import say
@@ -40,7 +40,7 @@ def run_attempt(
     submitted for the attempt alone, so it may have successors. `successor_of`: the job that queued it, "" if the user
     did. `place` is found where none is given.
     """
-    config = load_resolved(run.config)
+    config = read_config(run)
     place = place or find_place()
     allocation = allocation_of(place, is_patient=is_link)
     queue = place.queue if is_link else None

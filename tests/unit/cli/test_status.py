@@ -99,7 +99,8 @@ def test_explain_shows_every_attempt_and_what_to_do(built: RunBuilder) -> None:
 
 def test_explain_names_what_left_no_record(built: RunBuilder) -> None:
     record = built.attempt(1)
-    (built.folder(record) / "attempt.json").write_text("")
+    for name in ("attempt.json", ".attempt.json.copy"):
+        (built.folder(record) / name).write_text("")
     printed = call("explain", "adder").output
     assert "attempts/1-11: its attempt.json is missing or damaged" in printed
 

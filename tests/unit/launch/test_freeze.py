@@ -12,9 +12,10 @@ import pytest
 from hpc_grpo.config import Config, load_config, load_resolved, with_overrides
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch import freeze as freezing
-from hpc_grpo.launch.freeze import CHANGEABLE, differences, freeze, may_change, reconfigured, working_dir
+from hpc_grpo.launch.freeze import CHANGEABLE, freeze, may_change, reconfigured, working_dir
 from hpc_grpo.run.chain import ChainRecord, write_chain
 from hpc_grpo.run.checkpoint import Manifest, hash_files, write_manifest
+from hpc_grpo.run.frozen_config import differences, flat
 from hpc_grpo.run.paths import RunDir
 
 
@@ -165,7 +166,7 @@ DEBUG = load_config("local/debug")
 
 @pytest.mark.parametrize("entry", CHANGEABLE)
 def test_every_entry_names_keys_that_exist_and_has_a_reason(entry: str) -> None:
-    keys = freezing._flat(DEBUG.model_dump(mode="json"))
+    keys = flat(DEBUG.model_dump(mode="json"))
     assert any(re.fullmatch(freezing._pattern(entry), key) for key in keys)
     assert CHANGEABLE[entry]
 

@@ -1,0 +1,102 @@
+"""The frozen config of a run, `config.yaml`: written with a digest and a copy beside it, read as it was written.
+
+Everything a run does follows from this file, and a YAML file that is cut short is a YAML file with other values. So a
+damaged one is read from its copy, and one that was edited is refused: by hand no rule says what may change.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from hpc_grpo.config import Config, load_resolved, to_yaml
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.run.files import copy_path, digest_of, write_atomic
+from hpc_grpo.run.paths import RunDir
+
+_HEADER = "# Written by hpc-grpo. To change what may change: hpc-grpo resume RUN KEY=VALUE. digest: {digest}\n\n"
+_SIGNED = re.compile(r"#[^\n]* digest: ([0-9a-f]{32})\n\n")
+
+
+def write_config(run: RunDir, config: Config) -> None:
+    body = to_yaml(config)
+    text = _HEADER.format(digest=digest_of(body)) + body
+    for path in (copy_path(run.config), run.config):
+        write_atomic(path, text)
+
+
+def read_config(run: RunDir) -> Config:
+    """Return the config that the run was frozen with, and for `run.root` and `run.name` where the run is now.
+
+    Raises ConfigError where it is damaged and so is its copy, or where it was edited.
+    """
+    return _where_it_is(_frozen(run), run)
+
+
+def differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
+    """Map dotted keys whose values differ to (before, now); the items of a list are keys such as rewards.0.name."""
+    old, new = flat(before.model_dump(mode="json")), flat(now.model_dump(mode="json"))
+    return {key: (old.get(key), new.get(key)) for key in sorted({*old, *new}) if old.get(key) != new.get(key)}
+
+
+def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values by dotted key."""
+    flattened: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, list) and any(isinstance(part, dict) for part in item):
+            item = {str(position): part for position, part in enumerate(item)}
+        if isinstance(item, dict) and item:
+            flattened.update(flat(item, f"{prefix}{key}."))
+        else:
+            flattened[f"{prefix}{key}"] = item
+    return flattened
+
+
+def _frozen(run: RunDir) -> Config:
+    path, copy = run.config, copy_path(run.config)
+    if _is_as_written(path):
+        return load_resolved(path)
+    if not _is_as_written(copy):  # none: of a run from before there were copies
+        return load_resolved(_unsigned(path))
+    written = load_resolved(copy)
+    try:
+        found = load_resolved(path)
+    except ConfigError:
+        return written  # emptied, cut or gone
+    if edited := differences(written, found):
+        listed = "\n".join(f"  {key}: {old!r} written, {new!r} now" for key, (old, new) in edited.items())
+        raise ConfigError(
+            f"{path} is not what hpc-grpo wrote: damaged, or edited by hand:\n{listed}\n"
+            f"Bring it back: cp {copy} {path}\nTo change a key: hpc-grpo resume {run.path} KEY=VALUE"
+        )
+    return written
+
+
+def _unsigned(path: Path) -> Path:
+    """Return `path` if it has no digest. Raises ConfigError for one whose digest says that it is damaged."""
+    if path.is_file() and _SIGNED.match(_text(path)):
+        raise ConfigError(
+            f"{path} is damaged, and so is its copy beside it: they are not what hpc-grpo wrote. Bring one back from a "
+            f"backup; without it, start a new run: hpc-grpo submit CONFIG run.name=NAME."
+        )
+    return path
+
+
+def _is_as_written(path: Path) -> bool:
+    text = _text(path) if path.is_file() else ""
+    signed = _SIGNED.match(text)
+    return signed is not None and signed[1] == digest_of(text[signed.end() :])
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode(errors="replace")
+
+
+def _where_it_is(config: Config, run: RunDir) -> Config:
+    """Return `config` with the folder that the run is in by now: it may have been moved, with its config in it."""
+    there = config.run_path
+    if there == run.path or (there.is_dir() and there.samefile(run.path)):
+        return config
+    moved = config.run.model_copy(update={"root": run.path.parent, "name": run.path.name})
+    return config.model_copy(update={"run": moved})

@@ -1,0 +1,74 @@
+"""A run is read with the config that it was frozen with, whatever became of the file, and wherever the run is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.config import Config, to_yaml
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.run.files import copy_path
+from hpc_grpo.run.frozen_config import read_config, write_config
+from hpc_grpo.run.paths import RunDir
+from tests.support.configs import minimal_config
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "test")
+    write_config(run, config_of(run))
+    return run
+
+
+def config_of(run: RunDir) -> Config:
+    return minimal_config(run={"name": run.path.name, "root": str(run.path.parent)})
+
+
+@pytest.mark.parametrize("damage", ["emptied", "torn", "header torn", "removed", "not text"])
+def test_a_damaged_config_is_read_from_its_copy(damage: str, run: RunDir) -> None:
+    content = run.config.read_bytes()
+    match damage:
+        case "emptied":
+            run.config.write_bytes(b"")
+        case "torn":
+            run.config.write_bytes(content[: len(content) // 2])
+        case "header torn":
+            run.config.write_bytes(content[:20])
+        case "removed":
+            run.config.unlink()
+        case "not text":
+            run.config.write_bytes(b"\xff" + content[1:])
+    assert read_config(run) == config_of(run)
+    assert run.has_config()
+
+
+def test_a_config_that_was_edited_is_refused_with_what_differs(run: RunDir) -> None:
+    run.config.write_text(run.config.read_text().replace("group_size: 8", "group_size: 9"))
+    with pytest.raises(ConfigError) as caught:
+        read_config(run)
+    assert "rollout.group_size: 8 written, 9 now" in str(caught.value)
+    assert f"cp {copy_path(run.config)} {run.config}" in str(caught.value)
+
+
+def test_a_config_that_is_damaged_like_its_copy_is_refused(run: RunDir) -> None:
+    for path in (run.config, copy_path(run.config)):
+        path.write_text(path.read_text().replace("group_size: 8", "group_size: 9"))
+    with pytest.raises(ConfigError, match="is damaged, and so is its copy"):
+        read_config(run)
+
+
+def test_a_config_from_before_there_were_digests_is_read_as_it_is(run: RunDir) -> None:
+    run.config.write_text(to_yaml(config_of(run)))
+    copy_path(run.config).unlink()
+    assert read_config(run) == config_of(run)
+
+
+def test_a_run_that_was_moved_is_where_it_is(run: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    moved = RunDir(run.path.rename(tmp_path / "elsewhere" / "renamed"))
+    config = read_config(moved)
+    assert config.run_path == moved.path
+    assert config.model_copy(update={"run": config_of(run).run}) == config_of(run)
+    (tmp_path / "link").symlink_to(moved.path)
+    assert read_config(RunDir(tmp_path / "link")).run_path == tmp_path / "link"
