@@ -185,12 +185,14 @@ def _context(optional_config: str | None, overrides: list[str]) -> Context:
 
     from hpc_grpo.cli.request import load_request
     from hpc_grpo.config import LaunchConfig
+    from hpc_grpo.launch.place import job_queue
     from hpc_grpo.preflight.findings import Context
 
+    queue = job_queue()
     if optional_config is None:
-        return Context(None, LaunchConfig(), os.environ)
+        return Context(None, queue.with_own_settings(LaunchConfig(), os.environ), os.environ)
     try:
-        request = load_request(optional_config, overrides)
+        request = load_request(optional_config, overrides).for_queue(queue)
     except ConfigError as error:
         return Context(None, LaunchConfig(), os.environ, str(error))
     return Context(request.config, request.config.launch, request.environ)

@@ -11,13 +11,14 @@ import os
 import shlex
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.config.load import find_config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.environment.rules import is_allowed, is_denied, is_secret
+from hpc_grpo.launch.place.base import JobQueue
 
 SETTINGS: dict[str, str] = {
     "MAX_JOB_CHAINS": "launch.slurm.max_job_chains",
@@ -57,6 +58,11 @@ class Request:
     @property
     def environ(self) -> dict[str, str]:
         return {**os.environ, **self.exported}
+
+    def for_queue(self, queue: JobQueue) -> Request:
+        """Return the request with what the user's own settings for `queue` ask for where the config is silent."""
+        launch = queue.with_own_settings(self.config.launch, self.environ)
+        return replace(self, config=self.config.model_copy(update={"launch": launch}))
 
 
 @dataclass(frozen=True)

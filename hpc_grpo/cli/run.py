@@ -30,6 +30,7 @@ def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], l
     command resumes a run that was interrupted.
     """
     from hpc_grpo.cli.request import load_request
+    from hpc_grpo.launch.chain.link import LinkOrigin
     from hpc_grpo.launch.chain.submit import remove_stop
     from hpc_grpo.launch.freeze import freeze
     from hpc_grpo.launch.supervisor.attempt import run_attempt
@@ -45,7 +46,7 @@ def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], l
     if not link:
         remove_stop(frozen.run)
         _warn_of_missing_modules(frozen.config.launch.modules)
-    sys.exit(run_attempt(frozen.run, driver, is_link=link))
+    sys.exit(run_attempt(frozen.run, driver, LinkOrigin(by_hand=True) if link else None))
 
 
 @click.command()
@@ -94,9 +95,10 @@ def submit(
     from hpc_grpo.run.lock import refuse_if_held
     from hpc_grpo.run.paths import RunDir
 
-    request = load_request(config_name, [*sets, *overrides, *slurm_overrides(options)])
+    queue = job_queue()
+    request = load_request(config_name, [*sets, *overrides, *slurm_overrides(options)]).for_queue(queue)
     run = RunDir(request.config.run_path)
-    job, queue = JobRequest(run, request.config.launch, attempt_command(run, driver)), job_queue()
+    job = JobRequest(run, request.config.launch, attempt_command(run, driver))
     script = queue.render(job)
     if dry_run or test_only:
         click.echo(queue.start_estimate(job) if test_only else script + _comments(request), nl=False)
@@ -119,10 +121,11 @@ def submit(
 @DRIVER
 def attempt(run_dir: Path, link: bool, successor_of: str, driver: str) -> None:
     """Run one attempt of a frozen run: what a submitted job executes."""
+    from hpc_grpo.launch.chain.link import LinkOrigin
     from hpc_grpo.launch.supervisor.attempt import run_attempt
     from hpc_grpo.run.paths import RunDir
 
-    sys.exit(run_attempt(RunDir(run_dir.absolute()), driver, link, successor_of))
+    sys.exit(run_attempt(RunDir(run_dir.absolute()), driver, LinkOrigin(successor_of) if link else None))
 
 
 @click.command("job-setup", hidden=True)

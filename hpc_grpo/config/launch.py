@@ -28,6 +28,10 @@ class SlurmConfig(Section):
     time_min: PositiveInt = Field(60, description="Walltime in minutes.")
     gpus_per_node: NonNegativeInt = Field(0, description="GPUs to ask for on each node.")
     cpus_per_node: PositiveInt | None = Field(None, description="CPUs to ask for on each node; null: the default.")
+    exclusive: bool = Field(False, description="Whole nodes, shared with no other job: all that they have.")
+    network: str | None = Field(
+        None, description="sbatch's --network; job_vni on Slingshot, where single-node steps else may not talk."
+    )
     extra: dict[str, Any] = Field(default_factory=dict, description="Further sbatch options, KEY: VALUE.")
     max_job_chains: NonNegativeInt | None = Field(
         0, description="Follow-on jobs the run may use; null: until it is complete (MAX_JOB_CHAINS)."

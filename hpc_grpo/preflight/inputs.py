@@ -98,10 +98,10 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
 def refuse_too_few_gpus(config: Config) -> None:
     """Raise ConfigError where a node of the job could not hold its learners and engines.
 
-    Not judged: GPUs asked for by `launch.slurm.extra`, and the CPUs of a node, which Slurm rounds up to whole cores.
+    Not judged: GPUs asked for by `launch.slurm.extra`, those of whole nodes, and the CPUs of a node, which Slurm rounds up to whole cores.
     """
     slurm = config.launch.slurm
-    if config.placement.gpus == "none" or _extra_brings_gpus(slurm):
+    if config.placement.gpus == "none" or _may_bring_gpus(slurm):
         return
     demand = node_demand(config, with_gpus=True)
     if slurm.gpus_per_node:
@@ -111,13 +111,13 @@ def refuse_too_few_gpus(config: Config) -> None:
         raise ConfigError(
             f"model.device = cuda, but launch.slurm.gpus_per_node = 0 asks Slurm for no GPUs. Learners and engines of "
             f"a node need {demand.num_gpus}: set launch.slurm.gpus_per_node to that. Where whole nodes come with "
-            f"theirs, set launch.slurm.extra.exclusive=true; on CPUs, model.device=cpu."
+            f"theirs, set launch.slurm.exclusive=true; on CPUs, model.device=cpu."
         )
 
 
-def _extra_brings_gpus(slurm: SlurmConfig) -> bool:
-    """Tell whether an option beside `gpus_per_node` may ask for GPUs: --gres, --gpus…, --tres…, --exclusive."""
-    return any(key in ("gres", "exclusive") or key.startswith(("gpus", "tres")) for key in slurm.extra)
+def _may_bring_gpus(slurm: SlurmConfig) -> bool:
+    """Tell whether an option beside `gpus_per_node` may ask for GPUs: --exclusive, --gres, --gpus…, --tres…."""
+    return (slurm.exclusive and not slurm.gpus_per_node) or any(key in ("gres", "exclusive") or key.startswith(("gpus", "tres")) for key in slurm.extra)
 
 
 def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str]]:

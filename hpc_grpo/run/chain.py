@@ -18,7 +18,9 @@ from hpc_grpo.run.paths import RunDir
 if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
 
-_OF_A_JOB = ("time_min", "partition", "account", "gpus_per_node", "cpus_per_node", "extra")
+_OF_A_JOB = frozenset(
+    ["time_min", "partition", "account", "gpus_per_node", "cpus_per_node", "exclusive", "network", "extra"]
+)
 """The keys of `launch.slurm` that describe a job. The others say how a chain goes on: as the config has it now."""
 
 
@@ -41,8 +43,8 @@ class Link:
 class ChainRecord:
     """`links` in the order they were queued; `successor` waits for the running one, "" if none does.
 
-    `ended` says why no further link is to come, "" while one may. `slurm` holds what the last link really had, as a
-    `launch.slurm` section with its `num_nodes`: a job may have been submitted with other options than the config's.
+    `ended` says why no further link is to come, "" while one may. `slurm` holds what the next link is to ask for, as a
+    `launch.slurm` section with its `num_nodes`: the user may have given the queue other options than the config's.
     """
 
     links: tuple[Link, ...] = ()
@@ -51,7 +53,7 @@ class ChainRecord:
     slurm: dict[str, Any] = field(default_factory=dict)
 
     def launch(self, configured: LaunchConfig) -> LaunchConfig:
-        """Return `configured`, asking for what the last link had."""
+        """Return `configured`, asking for what was noted for the next link."""
         if not self.slurm:
             return configured
         had = {key: value for key, value in self.slurm.items() if key in _OF_A_JOB}
@@ -60,7 +62,7 @@ class ChainRecord:
         return configured.model_copy(update={"num_nodes": num_nodes, "slurm": slurm})
 
     def asking_for(self, launch: LaunchConfig) -> ChainRecord:
-        """Note what the next link is to have."""
+        """Note what the next link is to ask for."""
         return replace(self, slurm={"num_nodes": launch.num_nodes, **launch.slurm.model_dump(mode="json")})
 
     def link(self, job_id: str) -> Link | None:

@@ -18,9 +18,10 @@
 
 # setup
 module reset
-module load brics/nccl
-module load cudatoolkit
+module load brics/nccl || { echo "error: launch.modules: 'brics/nccl' could not be loaded on $(hostname). Name a module that 'module avail' lists there, or take it out." >&2; exit 78; }
+module load cudatoolkit || { echo "error: launch.modules: 'cudatoolkit' could not be loaded on $(hostname). Name a module that 'module avail' lists there, or take it out." >&2; exit 78; }
 ulimit -l unlimited
+export PATH=/env/bin:$PATH
 
 # command
 export SUBMITIT_EXECUTOR=slurm

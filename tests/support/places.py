@@ -17,16 +17,17 @@ def allocation(*nodes: str, job_id: str = "17", ends_at: float | None = None) ->
 
 @dataclass
 class FakeJob:
-    """A job that was granted what was asked for, but for `grant`."""
+    """A job; the user gave what `given` makes of the config's launch section, where it was handed in by hand."""
 
     job_id: str
     is_over: bool = False
     output: str = ""
-    grant: Callable[[LaunchConfig], LaunchConfig] = lambda launch: launch
+    node_hours: float | None = None
+    given: Callable[[LaunchConfig], LaunchConfig] = lambda launch: launch
     excluded: list[str] = field(default_factory=list)
 
-    def granted(self, launch: LaunchConfig) -> LaunchConfig:
-        return self.grant(launch)
+    def asked(self, launch: LaunchConfig, *, by_hand: bool) -> LaunchConfig:
+        return self.given(launch) if by_hand else launch
 
     def exclude_nodes(self, nodes: Sequence[str]) -> None:
         self.excluded += nodes
@@ -46,6 +47,9 @@ class FakeQueue:
     cancelled: list[str] = field(default_factory=list)
     is_silent: bool = False
     refused: int = 0
+
+    def with_own_settings(self, launch: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
+        return launch
 
     def render(self, request: JobRequest) -> str:
         return f"hpc-grpo {request.command}\n"

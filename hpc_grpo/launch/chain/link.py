@@ -42,12 +42,27 @@ _NO_RECORD = "The chain's record could not be written"
 
 
 @dataclass(frozen=True)
+class LinkOrigin:
+    """How a link's job came into the queue. `successor_of` is the job that queued it, "" where the user did.
+
+    `by_hand`: the user gave the queue a script, with options of their own, instead of `hpc-grpo submit`.
+    """
+
+    successor_of: str = ""
+    by_hand: bool = False
+
+
+@dataclass(frozen=True)
 class LinkJob:
-    """The job of a link. `successor_of` is the job that queued it, "" where the user did; `driver` what it runs."""
+    """The job of a link; `driver` is what it runs."""
 
     job_id: str
-    successor_of: str
     driver: str
+    origin: LinkOrigin = LinkOrigin()
+
+    @property
+    def successor_of(self) -> str:
+        return self.origin.successor_of
 
 
 class ChainLink:
@@ -134,22 +149,21 @@ class ChainLink:
             notify(self._launch.notify, self._run, news)
 
     def _enter_record(self) -> None:
-        own, job = self._job, None
+        own, before, job = self._job, read_chain(self._run), None
+        asked = self._launch if own.origin.by_hand else before.launch(self._launch)
+        self._successor.hours_before_it = node_hours_asked(asked)
         try:
-            job = self._queue.show(own.job_id)
+            if (job := self._queue.show(own.job_id)) is not None:
+                asked = job.asked(asked, by_hand=own.origin.by_hand)
+                self._successor.hours_before_it = job.node_hours or node_hours_asked(asked)
         except LaunchError as error:
-            say(f"What this job was given is not known, so a successor asks for what the config says: {error}")
-        had = job.granted(self._launch) if job else self._launch
-        self._successor.hours_before_it = node_hours_asked(had)
-        if self._launch.slurm.max_node_hours is not None:  # may have cut this job short, not those after it
-            time_min = max(had.slurm.time_min, self._launch.slurm.time_min)
-            had = had.model_copy(update={"slurm": had.slurm.model_copy(update={"time_min": time_min})})
+            say(f"What this job was given by hand is not known, so a successor asks for what the config says: {error}")
         output = job.output if job else ""
-        record = read_chain(self._run).with_link(own.job_id, own.successor_of, newest_step(self._run), output)
+        record = before.with_link(own.job_id, own.successor_of, newest_step(self._run), output)
         successor = "" if record.successor == own.job_id else record.successor
         if not self._launch.slurm.jobs_can_submit:
             successor = next(iter(record.followers(own.job_id)), "")
-        write_chain(self._run, replace(record.asking_for(had), successor=successor, ended=""))
+        write_chain(self._run, replace(record.asking_for(asked), successor=successor, ended=""))
 
 
 @dataclass

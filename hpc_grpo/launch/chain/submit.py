@@ -50,6 +50,7 @@ def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue) 
     at_once = not first.slurm.jobs_can_submit
     if earlier := [link.job_id for link in read_chain(run).since_the_user()]:
         queue.cancel(earlier)  # what still waits of an earlier chain would take turns with this one
+    write_chain(run, read_chain(run).asking_for(launch))  # before the first job, whose successor reads it
     jobs = [queue.submit(JobRequest(run, first, attempt_command(run, driver), is_held=at_once))]
     try:
         for follower in further:
@@ -58,7 +59,7 @@ def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue) 
     except LaunchError as error:
         queue.cancel(jobs)
         raise LaunchError(f"{error} It was follow-on job {len(jobs)}; the jobs before it were cancelled.") from error
-    record = replace(read_chain(run).asking_for(launch), successor="", ended="")
+    record = replace(read_chain(run), successor="", ended="")
     for job_id, before in zip(jobs, ["", *jobs], strict=False):
         record = record.with_link(job_id, before)
     write_chain(run, record)
@@ -84,7 +85,7 @@ def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
 
 
 def next_launch(run: RunDir, overrides: Sequence[str]) -> LaunchConfig:
-    """Return what the run's next job asks for: what the last one had, changed by `overrides`.
+    """Return what the run's next job asks for: what the last one asked for, changed by `overrides`.
 
     An override of one option about memory replaces the one before: a job takes one.
     """

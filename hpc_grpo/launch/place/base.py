@@ -141,18 +141,30 @@ class Job(Protocol):
     def output(self) -> str:
         """Return the file that its output goes to; "" where the queue does not say."""
 
-    def granted(self, launch: LaunchConfig) -> LaunchConfig:
-        """Return `launch` asking for what this job really has, whatever its submitter gave on the command line."""
+    @property
+    def node_hours(self) -> float | None:
+        """Return the node-hours that it takes if it goes on to its time limit; None where the queue does not say."""
+
+    def asked(self, launch: LaunchConfig, *, by_hand: bool) -> LaunchConfig:
+        """Return what a successor asks for: `launch`, kept off the nodes that this job is kept off.
+
+        `by_hand`: the user handed the job to the queue without us; what they gave it wins over `launch`. What the job
+        has does not count: the queue rounds and renames it. Raises LaunchError.
+        """
 
     def exclude_nodes(self, nodes: Sequence[str]) -> None:
         """Keep the pending job off further nodes. Raises LaunchError where too few would be left for it."""
 
 
 class JobQueue(Protocol):
-    """A scheduler's queue. All but `render` and `end_of` raise LaunchError when the scheduler does not answer.
+    """A scheduler's queue. All but `end_of` raise LaunchError when the scheduler does not answer.
 
-    Each method asks the scheduler once or twice, `Job.exclude_nodes` a few times; `render` never. Sites count that.
+    Each method asks the scheduler once or twice, `Job.exclude_nodes` a few times; `with_own_settings` and `render`
+    never. Sites count that.
     """
+
+    def with_own_settings(self, launch: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
+        """Return `launch` with what the user's own variables for this queue ask for where it says nothing itself."""
 
     def render(self, request: JobRequest) -> str:
         """Return the job script. Raises ConfigError for options that cannot be asked for."""

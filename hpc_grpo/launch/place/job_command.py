@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.errors import EXIT_CONFIG, ConfigError
 
 if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
@@ -26,6 +27,24 @@ def job_python(launch: LaunchConfig) -> str:
 
 
 def setup_lines(launch: LaunchConfig) -> list[str]:
-    """Return the shell lines before the command: modules and what the site wants."""
-    modules = ["module reset", *(f"module load {shlex.quote(name)}" for name in launch.modules)]
+    """Return the shell lines before the command: modules and what the site wants. A module that fails ends the shell.
+
+    Without a CUDA or a network that its modules bring, training would fail much later, or be ten times slower.
+    """
+    modules = ["module reset", *map(_load, launch.modules)]
     return [*(modules if launch.modules else []), *launch.setup_lines]
+
+
+def path_line(python: str | None) -> str:
+    """Return the shell line that finds the programs beside `python` (hpc-grpo, ninja, ray) first; None: this one."""
+    # After modules and profiles, which change PATH too.
+    return f"export PATH={shlex.quote(str(Path(python or sys.executable).parent))}:$PATH"
+
+
+def _load(module: str) -> str:
+    command = f"module load {shlex.quote(module)}"
+    told = (
+        f"error: launch.modules: '{module}' could not be loaded on $(hostname). "
+        f"Name a module that 'module avail' lists there, or take it out."
+    )
+    return f'{command} || {{ echo "{told}" >&2; exit {EXIT_CONFIG}; }}'

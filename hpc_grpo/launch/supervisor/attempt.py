@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchError
-from hpc_grpo.launch.chain.link import ChainLink, LinkJob
+from hpc_grpo.launch.chain.link import ChainLink, LinkJob, LinkOrigin
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.launch.place.base import Allocation, Place
@@ -31,32 +31,30 @@ from hpc_grpo.system.signals import outliving_the_warning
 _ASK_AGAIN_S = (2.0, 10.0, 30.0, 60.0)
 
 
-def run_attempt(
-    run: RunDir, driver: str, is_link: bool = False, successor_of: str = "", place: Place | None = None
-) -> int:
+def run_attempt(run: RunDir, driver: str, origin: LinkOrigin | None = None, place: Place | None = None) -> int:
     """Run one attempt and return the exit code to end with. Raises HpcGrpoError.
 
-    `driver` is a module or a .py file; it is run with the run directory as its argument. `is_link`: this job was
-    submitted for the attempt alone, so it may have successors. `successor_of`: the job that queued it, "" if the user
-    did. `place` is found where none is given.
+    `driver` is a module or a .py file; it is run with the run directory as its argument. With an `origin` this job was
+    submitted for the attempt alone, so it may have successors. `place` is found where none is given.
     """
     config = read_config(run)
     place = place or find_place()
-    allocation = allocation_of(place, is_patient=is_link)
-    queue = place.queue if is_link else None
+    allocation = allocation_of(place, is_patient=origin is not None)
+    queue = place.queue if origin else None
     if run.is_complete() and queue is None:  # a link also has to say that its chain is over
         say(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
         return EXIT_COMPLETE
     if allocation.this_node != allocation.head:
-        words = ["attempt", str(run.path), "--driver", driver, "--link" if is_link else "--no-link"]
-        command = [job_python(config.launch), "-E", "-m", "hpc_grpo.cli", *words, "--successor-of", successor_of]
+        words = ["attempt", str(run.path), "--driver", driver, "--link" if origin else "--no-link"]
+        words += ["--successor-of", origin.successor_of] if origin else []
+        command = [job_python(config.launch), "-E", "-m", "hpc_grpo.cli", *words]
         # Becomes a process of the head node: salloc leaves its shell on the login node.
         argv = place.start_command(allocation.head, command)
         os.execvpe(argv[0], argv, place.start_environment(os.environ))
     link = None
-    if queue is not None:
-        link = ChainLink(run, config.launch, queue, LinkJob(allocation.job_id, successor_of, driver))
-        if (code := _end_of_chain(run, link, is_first=not successor_of)) is not None:
+    if origin is not None and queue is not None:
+        link = ChainLink(run, config.launch, queue, LinkJob(allocation.job_id, driver, origin))
+        if (code := _end_of_chain(run, link, is_first=not origin.successor_of)) is not None:
             return code
     setup = AttemptSetup(run, config.launch, place, allocation, run.next_attempt_number(), working_dir(run))
     program = [driver] if driver.endswith(".py") else ["-m", driver]

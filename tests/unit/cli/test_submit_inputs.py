@@ -202,6 +202,7 @@ def test_fewer_gpus_than_learners_and_engines_need_are_refused(
         ["model.device=cuda", "--sbatch", "gres=gpu:4"],
         ["model.device=cuda", "--sbatch", "gpus-per-task=4"],
         ["model.device=cuda", "--sbatch", "exclusive"],
+        ["model.device=cuda", "launch.slurm.exclusive=true"],
     ],
     ids=lambda words: " ".join(words) or "defaults",
 )

@@ -10,12 +10,14 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.base import JobEnd, JobRequest
-from hpc_grpo.launch.place.slurm import sbatch, text
+from hpc_grpo.launch.place.slurm import given, sbatch, text
 from hpc_grpo.launch.place.slurm.text import WAITING_STATES, Ask, minutes, output_of
+from hpc_grpo.system.say import say
 
 if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
@@ -39,6 +41,9 @@ class SlurmQueue:
 
     def start_estimate(self, request: JobRequest, deadline_s: float = 60.0) -> str:
         return sbatch.start_estimate(sbatch.render(request), deadline_s)
+
+    def with_own_settings(self, launch: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
+        return given.where_silent(launch, given.from_variables(environ))
 
     def show(self, job_id: str) -> SlurmJob | None:
         try:
@@ -103,28 +108,43 @@ class SlurmJob:
         path = self.fields.get("StdOut", "").strip()
         return path if path.startswith("/") else ""
 
-    def granted(self, launch: LaunchConfig) -> LaunchConfig:
-        slurm = launch.slurm
-        num_nodes = int(self.fields.get("NumNodes", str(launch.num_nodes)).partition("-")[0])
-        per_task = int(self.fields.get("CPUs/Task", "1"))
-        values: dict[str, Any] = {
-            "time_min": minutes(self.fields.get("TimeLimit", "")) or slurm.time_min,
-            "partition": self.fields.get("Partition", slurm.partition),
-            "account": self.fields.get("Account", slurm.account),
-            "gpus_per_node": self._gpus_per_node(num_nodes) or slurm.gpus_per_node,
-            "cpus_per_node": per_task if per_task > 1 else slurm.cpus_per_node,
-        }
-        options: dict[str, Any] = {
-            "qos": self.fields.get("QOS"),
-            "constraint": self.fields.get("Features"),
-            "reservation": self.fields.get("Reservation"),
-            "exclude": self.fields.get("ExcNodeList"),
-            "exclusive": self.fields.get("OverSubscribe") == "NO",
-            "mem": self._memory_per_node(num_nodes),
-        }
-        given = {key: value for key, value in slurm.extra.items() if not (options["mem"] and key.startswith("mem"))}
-        values["extra"] = {**given, **{key: value for key, value in options.items() if value}}
-        return launch.model_copy(update={"num_nodes": num_nodes, "slurm": slurm.model_copy(update=values)})
+    @property
+    def node_hours(self) -> float | None:
+        time_min = minutes(self.fields.get("TimeLimit", ""))
+        return None if time_min is None or "NumNodes" not in self.fields else self._num_nodes * time_min / 60
+
+    def asked(self, launch: LaunchConfig, *, by_hand: bool) -> LaunchConfig:
+        if by_hand:
+            launch = given.overlaid(launch, self._given())
+        if "ExcNodeList" not in self.fields:
+            return launch
+        extra = {**launch.slurm.extra, "exclude": self.fields["ExcNodeList"]}
+        return launch.model_copy(update={"slurm": launch.slurm.model_copy(update={"extra": extra})})
+
+    def _given(self) -> given.Options:
+        """Return what sbatch was given; where a site keeps no command lines, say so and take what can be told."""
+        script = self.ask(["scontrol", "write", "batch_script", self.job_id, "-"])
+        try:
+            submitted = self.ask(["sacct", "-X", "-n", "-P", "-j", self.job_id, "-o", "SubmitLine"]).strip()
+        except LaunchError:  # no accounting on this site
+            submitted = ""
+        if not submitted:
+            say("Slurm does not say how sbatch was called: successors ask for the nodes, time and GPUs of this job.")
+            return given.given_options(script, os.environ, "", "") | self._plain_resources()
+        name = Path(self.fields.get("Command", "")).name
+        return given.given_options(script, os.environ, submitted, name)
+
+    def _plain_resources(self) -> given.Options:
+        """Return those resources of the job that no site rewrites, as options of sbatch."""
+        gpus = sum(map(int, re.findall(r"gpu(?::[^:,=]+)?[:=](\d+)", self.fields.get("TresPerNode", ""))))
+        cpus = self.fields.get("CPUs/Task", "1")
+        found: given.Options = {"nodes": str(self._num_nodes), "time": self.fields.get("TimeLimit", "")}
+        found |= {"gpus-per-node": str(gpus)} if gpus else {}
+        return found | ({"cpus-per-task": cpus} if cpus != "1" else {})
+
+    @property
+    def _num_nodes(self) -> int:
+        return int(self.fields.get("NumNodes", "1").partition("-")[0])
 
     def exclude_nodes(self, nodes: Sequence[str]) -> None:
         """Raises LaunchError where its partition would have too few nodes left: the job would wait for ever."""
@@ -132,26 +152,6 @@ class SlurmJob:
         names = self.fields["Partition"].split(",")
         partitions = [text.fields(self.ask(["scontrol", "show", "partition", name])) for name in names]
         members = {node for one in partitions if "Nodes" in one for node in text.hostnames(one["Nodes"], self.ask)}
-        needed = int(self.fields.get("NumNodes", "1").partition("-")[0])
-        if len(members - set(text.hostnames(",".join(excluded), self.ask))) < needed:
-            raise LaunchError(f"without {', '.join(nodes)} its partition has fewer than {needed} nodes")
+        if len(members - set(text.hostnames(",".join(excluded), self.ask))) < self._num_nodes:
+            raise LaunchError(f"without {', '.join(nodes)} its partition has fewer than {self._num_nodes} nodes")
         self.ask(["scontrol", "update", f"JobId={self.job_id}", f"ExcNodeList={','.join(excluded)}"])
-
-    @property
-    def _granted_tres(self) -> str:
-        return self.fields.get("TRES", self.fields.get("AllocTRES", ""))
-
-    def _gpus_per_node(self, num_nodes: int) -> int:
-        """Return the GPUs of a node: asked for by node, else its share of those granted; 0 without any."""
-        if asked := re.findall(r"gpu(?::[^:,=]+)?[:=](\d+)", self.fields.get("TresPerNode", "")):
-            return sum(map(int, asked))
-        granted = text.granted(self._granted_tres, "gres/gpu")
-        return int(granted) // num_nodes if granted else 0
-
-    def _memory_per_node(self, num_nodes: int) -> str | None:
-        """Return what was granted, in MiB: Slurm shows "0" both for all memory and where nothing was asked for."""
-        granted = re.fullmatch(r"([\d.]+)([KMGT]?)", text.granted(self._granted_tres, "mem"))
-        if granted is None:
-            return None
-        mib = float(granted[1]) * {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}[granted[2]]
-        return f"{int(mib / num_nodes)}M"

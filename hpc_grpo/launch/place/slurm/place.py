@@ -84,12 +84,13 @@ def gpus_of_a_step(job: Mapping[str, str], num_nodes: int) -> int | None:
     """Return the GPUs that a step on one node has to ask for; None where it inherits the right number.
 
     Raises LaunchError where some node would have none. A step inherits what the job asked for, which is right where
-    that was by node. After --gpus it would ask for the job's total, after --gpus-per-task for one task's share: then
-    it has to ask for an even share of what was granted.
+    that was by node. After --gpus it would ask for the job's total, after --gpus-per-task for one task's share, and
+    where they came with --exclusive for none: then it has to ask for an even share of what was granted.
     """
     total = text.granted(job.get("TRES", job.get("AllocTRES", "")), "gres/gpu")
+    asked_by_node = "gpu" in job.get("TresPerNode", "")
     asked_otherwise = any("gpu" in job.get(name, "") for name in ("TresPerJob", "TresPerTask"))
-    if not total or not asked_otherwise:
+    if not total or (asked_by_node and not asked_otherwise):
         return None
     if int(total) < num_nodes:
         raise LaunchError(f"The job has {total} GPUs on {num_nodes} nodes; ask by node, with --gpus-per-node.")

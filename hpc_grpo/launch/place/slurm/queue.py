@@ -91,10 +91,10 @@ def cache_path(environ: Mapping[str, str]) -> Path:
 def _query(job_ids: Sequence[str]) -> QueueAnswer:
     now = time.time()
     command = ["squeue", "--noheader", f"--format={_FORMAT}", f"--jobs={','.join(job_ids)}", "--states=all"]
-    # The user's own settings of squeue would filter jobs or print times in another form.
+    # The user's own settings of squeue would filter jobs.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     try:
-        printed = output_of(command, {**kept, "SLURM_TIME_FORMAT": "standard"})
+        printed = output_of(command, kept)
     except LaunchError as error:
         if _UNKNOWN_JOB not in str(error):
             return QueueAnswer(now, error=str(error))

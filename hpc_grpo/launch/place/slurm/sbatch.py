@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.place.base import JobRequest
-from hpc_grpo.launch.place.job_command import job_python, setup_lines
+from hpc_grpo.launch.place.job_command import job_python, path_line, setup_lines
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.commands import run_command
@@ -41,7 +41,7 @@ def parameters(launch: LaunchConfig, run: RunDir) -> dict[str, Any]:
     return {
         "job_name": run.path.name,
         **node_options(launch),
-        "setup": setup_lines(launch),
+        "setup": [*setup_lines(launch), path_line(launch.python)],
         "stderr_to_stdout": True,
         "use_srun": False,
         "wckey": "",  # submitit's default breaks sites that check it
@@ -60,17 +60,21 @@ def node_options(launch: LaunchConfig) -> dict[str, Any]:
         "account": slurm.account,
         "gpus_per_node": slurm.gpus_per_node or None,
         "cpus_per_task": slurm.cpus_per_node,
+        "exclusive": slurm.exclusive or None,
     }
     return {key: value for key, value in wanted.items() if value is not None}
 
 
 def extra_options(slurm: SlurmConfig) -> dict[str, Any]:
-    """Return `launch.slurm.extra` under Slurm's names. Raises ConfigError for options that have a key of their own."""
+    """Return `launch.slurm.extra`, and what submitit has no name for, under Slurm's names.
+
+    Raises ConfigError for options that have a key of their own; `exclusive` and `network` once had none.
+    """
     extra = {key.replace("_", "-"): value for key, value in slurm.extra.items()}
     if owned := sorted(extra.keys() & _OWNED.keys()):
         told = "; ".join(f"{key}: {_OWNED[key]}" for key in owned)
         raise ConfigError(f"launch.slurm.extra must not hold {', '.join(owned)} ({told}).")
-    return extra
+    return {**({"network": slurm.network} if slurm.network else {}), **extra}
 
 
 _OWNED: dict[str, str] = {

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.place.job_command import setup_lines
+from hpc_grpo.launch.place.job_command import path_line, setup_lines
 from hpc_grpo.launch.place.slurm.sbatch import extra_options, node_options, submission_environment
 
 if TYPE_CHECKING:
@@ -111,6 +108,4 @@ def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
 
 def _shell(setup: Sequence[str], python: str | None) -> list[str]:
     """Return a login shell, where modules are defined; it finds the hpc-grpo of `python`, None: this one."""
-    # Set after the profile, which may reset PATH.
-    path = f"export PATH={shlex.quote(str(Path(python or sys.executable).parent))}:$PATH"
-    return ["bash", "-lc", "\n".join([*setup, path, "exec bash"])]
+    return ["bash", "-lc", "\n".join([*setup, path_line(python), "exec bash"])]

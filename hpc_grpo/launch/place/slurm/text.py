@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +21,12 @@ _NAMED_JOB = re.compile(r"\b(?:JOB |STEP |StepId=)(\d+)")
 
 
 def output_of(argv: Sequence[str], environ: Mapping[str, str] | None = None, *, deadline_s: float = _TIMEOUT_S) -> str:
-    """Return what a command of Slurm prints; `environ` replaces this process's. Raises LaunchError with its words."""
-    answer = run_command(argv, deadline_s, environ=environ)
+    """Return what a command of Slurm prints; `environ` replaces this process's. Raises LaunchError with its words.
+
+    Times are in Slurm's own form: a user's SLURM_TIME_FORMAT would have them in another.
+    """
+    standard = {**(os.environ if environ is None else environ), "SLURM_TIME_FORMAT": "standard"}
+    answer = run_command(argv, deadline_s, environ=standard)
     if answer.error:
         raise LaunchError(f"{' '.join(argv)} failed: {answer.said or answer.error}")
     return answer.text

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.launch.chain.link import ChainLink, LinkJob
+from hpc_grpo.launch.chain.link import ChainLink, LinkJob, LinkOrigin
 from hpc_grpo.launch.place.base import JobEnd
 from hpc_grpo.run.attempt import AttemptRecord, ExitKind
 from hpc_grpo.run.chain import ChainRecord, read_chain, write_chain
@@ -37,7 +37,8 @@ class Clock:
 
 
 def link(run: RunDir, queue: FakeQueue, job_id: str = "7", successor_of: str = "", **slurm: Any) -> ChainLink:
-    return ChainLink(run, launch(**slurm), queue, LinkJob(job_id, successor_of, "hpc_grpo.driver.main"))
+    origin = LinkOrigin(successor_of, by_hand=slurm.pop("by_hand", False))
+    return ChainLink(run, launch(**slurm), queue, LinkJob(job_id, "hpc_grpo.driver.main", origin))
 
 
 def started(run: RunDir, queue: FakeQueue, job_id: str = "7", successor_of: str = "", **slurm: Any) -> ChainLink:
@@ -60,7 +61,7 @@ def saved(run: RunDir, attempt: AttemptRecord) -> AttemptRecord:
     return attempt
 
 
-def granted_two_nodes(launch: LaunchConfig) -> LaunchConfig:
+def two_nodes_by_hand(launch: LaunchConfig) -> LaunchConfig:
     slurm = launch.slurm.model_copy(update={"partition": "workq"})
     return launch.model_copy(update={"num_nodes": 2, "slurm": slurm})
 
@@ -70,9 +71,9 @@ def told(run: RunDir) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_a_link_queues_its_successor_once_with_what_it_was_granted(run: RunDir, queue: FakeQueue) -> None:
-    queue.jobs["7"].grant = granted_two_nodes
-    link(run, queue).start()
+def test_a_link_queues_its_successor_once_with_what_the_user_gave_by_hand(run: RunDir, queue: FakeQueue) -> None:
+    queue.jobs["7"].given = two_nodes_by_hand
+    link(run, queue, by_hand=True).start()
     assert queue.asked == ["submit 100 after 7"]
     (request,) = queue.requests
     assert request.command == f"attempt {run.path} --successor-of 7"
@@ -83,6 +84,23 @@ def test_a_link_queues_its_successor_once_with_what_it_was_granted(run: RunDir, 
     assert (record.successor, record.ended) == ("100", "")
     link(run, queue).start()
     assert len(queue.requests) == 1
+
+
+def asked(queue: FakeQueue) -> list[tuple[int, str | None]]:
+    return [(request.launch.num_nodes, request.launch.slurm.partition) for request in queue.requests]
+
+
+def test_what_was_given_by_hand_goes_on_from_link_to_link(run: RunDir, queue: FakeQueue) -> None:
+    queue.jobs["7"].given = two_nodes_by_hand
+    link(run, queue, by_hand=True).start()
+    link(run, queue, "100", "7").start()
+    assert asked(queue) == [(2, "workq"), (2, "workq")]
+
+
+def test_a_job_by_hand_asks_the_config_again_and_not_for_what_was_noted_before(run: RunDir, queue: FakeQueue) -> None:
+    write_chain(run, ChainRecord().asking_for(two_nodes_by_hand(launch())))
+    link(run, queue, by_hand=True).start()
+    assert asked(queue) == [(1, None)]
 
 
 def test_a_link_writes_down_where_its_output_goes(run: RunDir, queue: FakeQueue) -> None:
@@ -145,7 +163,7 @@ def test_a_queue_that_does_not_answer_costs_the_attempt_nothing(run: RunDir, que
 def test_a_refused_successor_is_queued_some_minutes_later(run: RunDir, queue: FakeQueue) -> None:
     clock = Clock()
     queue.is_silent = True
-    own = ChainLink(run, launch(), queue, LinkJob("7", "", "hpc_grpo.driver.main"), clock)
+    own = ChainLink(run, launch(), queue, LinkJob("7", "hpc_grpo.driver.main"), clock)
     own.start()
     queue.is_silent = False
     own.queue_again()
@@ -244,14 +262,14 @@ def test_all_that_wait_are_cancelled_when_the_first_link_completes_the_run(run: 
 
 def test_a_successor_asks_for_what_is_left_of_the_node_hours(run: RunDir, queue: FakeQueue) -> None:
     """Of 3 node-hours this job of 2 nodes may take 2, so 30 minutes of 2 nodes are left."""
-    queue.jobs["7"].grant = granted_two_nodes
-    link(run, queue, max_node_hours=3.0).start()
+    queue.jobs["7"].given = two_nodes_by_hand
+    link(run, queue, by_hand=True, max_node_hours=3.0).start()
     assert [request.launch.slurm.time_min for request in queue.requests] == [30]
 
 
 def test_a_chain_whose_node_hours_are_used_up_ends(run: RunDir, queue: FakeQueue) -> None:
-    queue.jobs["7"].grant = granted_two_nodes
-    own = started(run, queue, max_node_hours=2.0)
+    queue.jobs["7"].given = two_nodes_by_hand
+    own = started(run, queue, by_hand=True, max_node_hours=2.0)
     attempt = AttemptRecord(1, "7", "slurm", ["nid001", "nid002"], time.time() - 3600, None, 1)
     attempt.end("resumable", 75, "Checkpointed.")
     own.finish(saved(run, attempt))
@@ -260,8 +278,8 @@ def test_a_chain_whose_node_hours_are_used_up_ends(run: RunDir, queue: FakeQueue
 
 
 def test_a_job_that_crashes_early_leaves_its_hours_to_the_next(run: RunDir, queue: FakeQueue) -> None:
-    queue.jobs["7"].grant = granted_two_nodes
-    own = started(run, queue, max_node_hours=2.0)
+    queue.jobs["7"].given = two_nodes_by_hand
+    own = started(run, queue, by_hand=True, max_node_hours=2.0)
     attempt = AttemptRecord(1, "7", "slurm", ["nid001", "nid002"], time.time() - 350, None, 1)
     attempt.end("crash", 1, "A bug.")
     own.finish(saved(run, attempt))
@@ -271,18 +289,14 @@ def test_a_job_that_crashes_early_leaves_its_hours_to_the_next(run: RunDir, queu
 def test_a_walltime_that_the_ceiling_cut_short_is_not_handed_on(run: RunDir, queue: FakeQueue) -> None:
     """The job before took 1 of 3 node-hours at most and crashed at once; this one was queued with 30 minutes."""
 
-    def granted(launch: LaunchConfig) -> LaunchConfig:
-        had = granted_two_nodes(launch)
-        return had.model_copy(update={"slurm": had.slurm.model_copy(update={"time_min": 30})})
-
-    queue.jobs["7"].grant = granted
-    link(run, queue, max_node_hours=4.0).start()
+    queue.jobs["7"].given, queue.jobs["7"].node_hours = two_nodes_by_hand, 1.0
+    link(run, queue, by_hand=True, max_node_hours=4.0).start()
     assert [request.launch.slurm.time_min for request in queue.requests] == [60]
 
 
 def test_how_a_chain_goes_on_is_as_the_config_says_now(run: RunDir, queue: FakeQueue) -> None:
-    queue.jobs["7"].grant = granted_two_nodes
-    link(run, queue, max_node_hours=4.0).start()
+    queue.jobs["7"].given = two_nodes_by_hand
+    link(run, queue, by_hand=True, max_node_hours=4.0).start()
     next_one = read_chain(run).launch(launch(max_job_chains=3, max_node_hours=9.0))
     assert (next_one.slurm.max_node_hours, next_one.slurm.max_job_chains, next_one.num_nodes) == (9.0, 3, 2)
 

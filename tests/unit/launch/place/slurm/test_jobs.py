@@ -33,27 +33,45 @@ def job(job_id: str, shown: str) -> SlurmJob:
     return SlurmJob(job_id, fields(shown))
 
 
-def test_a_successor_asks_for_what_its_job_has() -> None:
-    launch = job("6", SHOWN).granted(LaunchConfig())
-    slurm = launch.slurm
-    assert (launch.num_nodes, slurm.time_min, slurm.partition, slurm.account) == (2, 5, "workq", "brics.x")
-    assert (slurm.gpus_per_node, slurm.cpus_per_node) == (4, 2)
-    assert slurm.extra == {"qos": "normal", "mem": "8000M", "exclusive": True}
+GIVEN = "sbatch --time=5 --comment=mine sbatch/grpo_rlzero.sbatch configs/x.sh"
+SCRIPT = "#!/bin/bash\n#SBATCH --gpus-per-node=4\n#SBATCH --exclusive\nset -e\n"
 
 
-@pytest.mark.parametrize(
-    ("shown", "gpus"),
-    [
-        ("TresPerNode=gres:gpu:4", 4),
-        ("TresPerNode=gres/gpu:gh200:4", 4),
-        ("TresPerNode=gres/gpu:a100:2,gres/gpu:h100:1", 3),
-        ("TresPerJob=gres/gpu:8 TRES=cpu=16,node=2,gres/gpu=8", 4),
-        ("AllocTRES=cpu=16,mem=4G,node=2,gres/gpu=8,gres/gpu:gh200=8", 4),
-        ("TRES=cpu=16,node=2", 0),
-    ],
-)
-def test_the_gpus_of_a_node_are_read_however_they_were_asked_for(shown: str, gpus: int) -> None:
-    assert job("6", f"JobId=6 NumNodes=2 {shown}").granted(LaunchConfig()).slurm.gpus_per_node == gpus
+def job_of(answers: dict[str, str], shown: str = SHOWN) -> SlurmJob:
+    return SlurmJob("6", fields(shown), queue(answers).ask)
+
+
+@pytest.mark.parametrize("extra", [{"gres": "gpu:4"}, {"gpus": 4, "qos": "long"}])
+def test_a_successor_asks_for_what_the_config_says_and_not_for_what_its_job_has(extra: dict[str, str]) -> None:
+    """GPUs would double from link to link, and a site may rename a QOS or a partition."""
+    launch = LaunchConfig.model_validate({"slurm": {"partition": "gpu", "extra": extra}})
+    shown = SHOWN.replace("QOS=normal", "QOS=long_internal").replace("Partition=workq", "Partition=gpu_internal")
+    assert job_of({}, shown).asked(launch, by_hand=False) == launch
+
+
+def test_a_successor_of_a_job_by_hand_asks_for_what_sbatch_was_given() -> None:
+    launch = LaunchConfig.model_validate({"slurm": {"account": "config", "time_min": 60, "extra": {"gres": "gpu:2"}}})
+    slurm = job_of({"scontrol": SCRIPT, "sacct": GIVEN}).asked(launch, by_hand=True).slurm
+    assert (slurm.account, slurm.partition, slurm.time_min) == ("config", None, 5)
+    assert (slurm.gpus_per_node, slurm.exclusive, slurm.extra) == (4, True, {"comment": "mine"})
+
+
+@pytest.mark.parametrize("answers", [{"scontrol": SCRIPT}, {"scontrol": SCRIPT, "sacct": "\n"}])
+def test_where_command_lines_are_not_kept_plain_resources_of_the_job_count(answers: dict[str, str]) -> None:
+    asked = job_of(answers).asked(LaunchConfig(), by_hand=True)
+    slurm = asked.slurm
+    assert (asked.num_nodes, slurm.time_min, slurm.gpus_per_node, slurm.cpus_per_node) == (2, 5, 4, 2)
+    assert (slurm.exclusive, slurm.partition, slurm.extra) == (True, None, {})
+
+
+def test_a_successor_is_kept_off_the_nodes_that_its_job_was_kept_off() -> None:
+    shown = f"{SHOWN}   ReqNodeList=(null) ExcNodeList=nid[004-005]\n"
+    assert job_of({}, shown).asked(LaunchConfig(), by_hand=False).slurm.extra == {"exclude": "nid[004-005]"}
+
+
+@pytest.mark.parametrize(("shown", "hours"), [(SHOWN, 2 * 5 / 60), ("JobId=6 TimeLimit=UNLIMITED NumNodes=2", None)])
+def test_a_job_takes_its_nodes_until_its_limit(shown: str, hours: float | None) -> None:
+    assert job("6", shown).node_hours == hours
 
 
 @pytest.mark.parametrize(
@@ -69,19 +87,6 @@ def test_a_whole_path_is_the_output_and_nothing_else_is(shown: str, output: str)
     found = job("6", f"{SHOWN}{shown}")
     assert found.output == output
     assert (found.fields["TresPerNode"], found.fields.get("Power")) == ("gres:gpu:gh200:4", None)
-
-
-def test_the_memory_that_was_granted_replaces_all_options_for_memory() -> None:
-    launch = LaunchConfig.model_validate({"slurm": {"extra": {"mem_per_cpu": "2G", "comment": "x"}}})
-    slurm = job("6", "JobId=6 NumNodes=2 TRES=cpu=4,mem=3G,node=2").granted(launch).slurm
-    assert slurm.extra == {"comment": "x", "mem": "1536M"}
-
-
-def test_what_slurm_does_not_say_stays_as_configured() -> None:
-    launch = job("6", "JobId=6 NumNodes=1-1 Account=(null) TimeLimit=UNLIMITED").granted(LaunchConfig())
-    assert launch.slurm.account is None
-    assert launch.slurm.time_min == LaunchConfig().slurm.time_min
-    assert launch.slurm.extra == {}
 
 
 @pytest.mark.parametrize(("needed", "excludes"), [("1-1", True), ("2", False)])

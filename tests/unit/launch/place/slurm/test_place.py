@@ -81,8 +81,7 @@ def test_scontrols_own_words_are_in_the_error(scontrol: Path) -> None:
         ("TresPerJob=gres:gpu:8", 4),  # --gpus
         ("TresPerJob=gres:gpu:8 TresPerNode=gres:gpu:4", 4),  # --gpus beside the script's --gpus-per-node
         ("TresPerTask=gres/gpu=1", 4),  # --ntasks-per-node=4 --gpus-per-task=1
-        ("TresPerTask=cpu=2", None),
-        ("", None),
+        ("OverSubscribe=NO TresPerTask=cpu=2", 4),  # --exclusive: no GPU was asked for, all were granted
     ],
 )
 def test_a_step_asks_for_its_nodes_gpus_where_it_would_inherit_others(asked: str, gpus: int | None) -> None:

@@ -122,3 +122,36 @@ def test_a_machine_without_slurm_is_told_so(tmp_path: Path, monkeypatch: pytest.
 def test_a_submission_from_inside_a_job_carries_nothing_of_it() -> None:
     environ = {"SLURM_MEM_PER_CPU": "100", "SBATCH_X": "1", "SRUN_X": "1", "SLURM_CONF": "/c", "PATH": "/bin"}
     assert slurm.submission_environment(environ) == {"SLURM_CONF": "/c", "PATH": "/bin"}
+
+
+@pytest.mark.parametrize(("module", "code"), [("cuda", 0), ("no such", 78)])
+def test_a_module_that_cannot_be_loaded_ends_the_job_and_is_named(module: str, code: int) -> None:
+    site = 'module() { [[ $1 == reset || $2 == cuda ]] || { echo "unable to locate $2" >&2; return 1; }; }'
+    lines = setup_lines(LaunchConfig(modules=[module, "cuda"], setup_lines=["echo trains"]))
+    done = subprocess.run(["bash", "-c", "\n".join([site, *lines])], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert (done.stdout == "trains\n", "launch.modules: 'no such' could not be loaded" in done.stderr) == (
+        code == 0,
+        code == 78,
+    )
+
+
+def test_the_programs_beside_the_python_of_a_job_are_found_first() -> None:
+    script = slurm.render(JobRequest(RUN, LaunchConfig(python="/proj/my env/bin/python", modules=["cuda"]), "true"))
+    lines = script.splitlines()
+    path = lines.index("export PATH='/proj/my env/bin':$PATH")
+    assert lines.index("module reset") < path < len(lines) - 1
+
+
+@pytest.mark.parametrize(
+    ("slurm_values", "options"),
+    [
+        ({"exclusive": True, "network": "job_vni"}, {"--exclusive", "--network=job_vni"}),
+        ({"extra": {"exclusive": "user", "network": "no_vni"}}, {"--exclusive=user", "--network=no_vni"}),
+        ({}, set()),
+    ],
+)
+def test_whole_nodes_and_their_network_have_a_key_each(slurm_values: dict[str, object], options: set[str]) -> None:
+    directives = slurm.render(JobRequest(RUN, launch(**slurm_values), "true")).splitlines()
+    found = {line.split()[1] for line in directives if line.startswith(("#SBATCH --excl", "#SBATCH --net"))}
+    assert found == options
