@@ -98,7 +98,8 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
 def refuse_too_few_gpus(config: Config) -> None:
     """Raise ConfigError where a node of the job could not hold its learners and engines.
 
-    Not judged: GPUs asked for by `launch.slurm.extra`, those of whole nodes, and the CPUs of a node, which Slurm rounds up to whole cores.
+    Not judged: GPUs asked for by `launch.slurm.extra`, those of whole nodes, and the CPUs of a node, which Slurm rounds
+    up to whole cores.
     """
     slurm = config.launch.slurm
     if config.placement.gpus == "none" or _may_bring_gpus(slurm):
@@ -117,7 +118,9 @@ def refuse_too_few_gpus(config: Config) -> None:
 
 def _may_bring_gpus(slurm: SlurmConfig) -> bool:
     """Tell whether an option beside `gpus_per_node` may ask for GPUs: --exclusive, --gres, --gpus…, --tres…."""
-    return (slurm.exclusive and not slurm.gpus_per_node) or any(key in ("gres", "exclusive") or key.startswith(("gpus", "tres")) for key in slurm.extra)
+    return (slurm.exclusive and not slurm.gpus_per_node) or any(
+        key in ("gres", "exclusive") or key.startswith(("gpus", "tres")) for key in slurm.extra
+    )
 
 
 def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str]]:
