@@ -14,6 +14,11 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         "bfloat16", description="Precision of the forward pass, of the engines and of the published weights."
     )
+    head_dtype: Literal["float32", "model"] = Field(
+        "float32",
+        description="Precision of the output layer, in learners and engines alike; model: that of dtype, whose rounded "
+        "logits give the two different logprobs.",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where torch sees a GPU.")
 
 

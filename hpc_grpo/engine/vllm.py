@@ -59,6 +59,7 @@ def engine_options(config: Config, *, on_gpu: bool) -> dict[str, Any]:
     options: dict[str, Any] = {
         "model": config.model.path,
         "dtype": config.model.dtype,
+        "hf_overrides": {"head_dtype": config.model.head_dtype},
         "seed": config.run.seed,
         "load_format": "dummy",
         "skip_tokenizer_init": True,

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.attention import PACKED_SDPA, document_layout, register_packed_sdpa
+from hpc_grpo.learner.head import LogprobHead
 from hpc_grpo.learner.packing import PackedBatch
 from hpc_grpo.types import ParameterSpec
 
@@ -28,58 +27,18 @@ _UNSUPPORTED_LOGIT_SCALING = {
 """Settings of a model that change its logits or scores outside the layers used here, and their neutral values."""
 
 
-class LogprobHead(nn.Module):  # type: ignore[misc]
-    """Takes the place of a model's `lm_head` and holds its very parameters, so names and ties stay as they are.
-
-    The loop over chunks lies inside `forward`: under ZeRO-3 the module's hooks gather the weight once per
-    microbatch however many chunks there are, so ranks with different counts stay in step.
-    """
-
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, chunk_tokens: int) -> None:
-        super().__init__()
-        self.weight = weight
-        self.bias = bias
-        self._chunk_tokens = chunk_tokens
-
-    def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies, both `[C]` float32 in nats, of the tempered distribution.
-
-        `hidden` is `[C, D]`, `targets` `[C]` int64. float32 logits exist for one chunk at a time: with several
-        chunks, the backward pass computes each chunk's again. Entropies carry no gradient.
-        """
-        chunks = list(zip(hidden.split(self._chunk_tokens), targets.split(self._chunk_tokens), strict=True))
-        if len(chunks) == 1 or not torch.is_grad_enabled():
-            parts = [self._chunk(states, ids, temperature) for states, ids in chunks]
-        else:
-            parts = [
-                checkpoint(self._chunk, states, ids, temperature, use_reentrant=False, preserve_rng_state=False)
-                for states, ids in chunks
-            ]
-        return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropy for _, entropy in parts])
-
-    def _chunk(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        logits = functional.linear(hidden, self.weight, self.bias).float()
-        if temperature != 1.0:
-            logits = logits / temperature
-        log_normalizer = logits.logsumexp(dim=-1)
-        logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - log_normalizer
-        # Last, so that the recomputation in backward stops before it.
-        with torch.no_grad():
-            # Computed from normalised values: log_normalizer - sum(p * logits) would cancel where entropy is small.
-            all_logprobs = logits - log_normalizer.unsqueeze(-1)
-            entropy = -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
-        return logprobs, entropy
-
-
 class PolicyModel(nn.Module):  # type: ignore[misc]
     """Wraps a causal language model; `forward` gives what the losses need, never logits."""
 
-    def __init__(self, language_model: Any, temperature: float, logprob_chunk_tokens: int) -> None:
+    def __init__(self, language_model: Any, config: Config) -> None:
         super().__init__()
-        head = language_model.get_output_embeddings()
+        head, in_float32 = language_model.get_output_embeddings(), config.model.head_dtype == "float32"
         self.language_model = language_model
-        language_model.set_output_embeddings(LogprobHead(head.weight, head.bias, logprob_chunk_tokens))
-        self._temperature = temperature
+        language_model.set_output_embeddings(
+            LogprobHead(head.weight, head.bias, config.train.logprob_chunk_tokens, in_float32=in_float32)
+        )
+        # Demonstrations were sampled by nobody.
+        self._temperature = config.rollout.temperature if config.needs.rollouts else 1.0
         self._hf_names = frozenset(name for name, _ in language_model.named_parameters())
         self._uses_packed_sdpa = language_model.config._attn_implementation == PACKED_SDPA
 
@@ -166,8 +125,7 @@ def load_policy(config: Config, use_gradient_checkpointing: bool) -> PolicyModel
         language_model.gradient_checkpointing_enable({"use_reentrant": False})
     # Gradient checkpointing acts in training mode only; with dropout at zero the mode changes nothing else.
     language_model.train()
-    temperature = config.rollout.temperature if config.needs.rollouts else 1.0
-    return PolicyModel(language_model, temperature, config.train.logprob_chunk_tokens)
+    return PolicyModel(language_model, config)
 
 
 def _from_pretrained(path: str, **kwargs: Any) -> Any:

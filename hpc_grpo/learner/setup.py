@@ -17,6 +17,13 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.model import PolicyModel, full_shape, load_policy
 from hpc_grpo.learner.parts.base import LearnerPart
 
+_FLOAT32_BUFFERS = ("inv_freq",)
+"""Buffers that ZeRO-3 leaves in float32, by any part of their names.
+
+Otherwise `zero.Init` rounds rotary frequencies to bfloat16, while engines and ZeRO-1 and 2 have them in float32: at a
+thousand tokens the angles are radians apart.
+"""
+
 
 def resolve_device(config: Config) -> Any:
     """Return the device of this learner; `model.device: auto` takes a GPU where torch sees one."""
@@ -97,7 +104,7 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
     }
     if is_bf16:
         # Sums over many microbatches and ranks would lose small gradients in bfloat16.
-        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+        settings["data_types"] = {"grad_accum_dtype": "fp32", "keep_in_fp32_modules": list(_FLOAT32_BUFFERS)}
         settings["communication_data_type"] = "fp32"
     return settings
 
@@ -109,6 +116,7 @@ def frozen_config(config: Config, world_size: int) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": 1,
         "steps_per_print": None,
         "bf16": {"enabled": config.model.dtype == "bfloat16"},
+        "data_types": {"keep_in_fp32_modules": list(_FLOAT32_BUFFERS)},
         "zero_optimization": {"stage": 3},
     }
 

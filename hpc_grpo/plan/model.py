@@ -17,7 +17,7 @@ from hpc_grpo.data.hugging_face import find_model, read_header, weight_files
 from hpc_grpo.errors import ConfigError
 
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-_BY_FORMULA = ("qwen2", "qwen3", "llama", "mistral")
+KNOWN_ARCHITECTURES = ("qwen2", "qwen3", "llama", "mistral")
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,10 @@ def read_model(path: str, environ: Mapping[str, str]) -> Model:
     if counted is not None:
         return Model(path, shape, counted, "safetensors headers")
     kind = settings.get("model_type")
-    if kind not in _BY_FORMULA:
+    if kind not in KNOWN_ARCHITECTURES:
         raise ConfigError(
             f"model.path = {path}: {folder} has no safetensors files to count, and no formula is known for "
-            f"model_type = {kind!r} (known: {', '.join(_BY_FORMULA)}). Fetch the weights too."
+            f"model_type = {kind!r} (known: {', '.join(KNOWN_ARCHITECTURES)}). Fetch the weights too."
         )
     return Model(path, shape, shape.num_parameters, "formula on config.json")
 

@@ -190,9 +190,10 @@ def metrics_of(run_dir: RunDir) -> dict[int, dict[str, Any]]:
 
 
 def exported_weights(run_dir: RunDir) -> dict[str, Any]:
-    """Name -> numpy array of the newest export."""
-    from safetensors.numpy import load_file
+    """Name -> numpy array of the newest export, in float32, which holds every bfloat16."""
+    from safetensors.torch import load_file
 
     folder = run_dir.latest_export()
     assert folder is not None
-    return {name: array for file in sorted(folder.glob("*.safetensors")) for name, array in load_file(file).items()}
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: tensor.float().numpy() for file in files for name, tensor in load_file(file).items()}

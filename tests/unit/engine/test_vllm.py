@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from hpc_grpo.types import GroupRequest, SamplingSpec
+from tests.support.configs import minimal_config
 
 pytest.importorskip("vllm")
 
 from hpc_grpo.engine.vllm import Sampler, engine_options
-from tests.support.configs import minimal_config
 
 REQUEST = GroupRequest(0, (1, 2), (7, 8), SamplingSpec(4, 0, 1.0, 1.0))
 
@@ -82,3 +82,9 @@ def test_prompts_are_cut_on_gpus_alone() -> None:
         on_gpu: (each["enable_chunked_prefill"], each["max_num_batched_tokens"]) for on_gpu, each in options.items()
     }
     assert chosen == {True: (True, 8192), False: (False, 2048)}
+
+
+@pytest.mark.parametrize("head_dtype", ["float32", "model"])
+def test_an_engine_computes_logits_in_the_precision_of_the_learner(head_dtype: str) -> None:
+    options = engine_options(minimal_config(model={"head_dtype": head_dtype}), on_gpu=True)
+    assert options["hf_overrides"] == {"head_dtype": head_dtype}

@@ -1,0 +1,109 @@
+"""bfloat16, which is what runs on GPUs use: learner and engine stay one model, and a resume changes no bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpc_grpo.plan.model import KNOWN_ARCHITECTURES
+from tests.integration.kill_resume import differing_weights
+from tests.integration.learner_processes import make_config, run_ranks
+from tests.integration.precision import KL_BOUND, Precision, bfloat16_config, measure
+from tests.integration.training_runs import HERE, Attempt, complete_in_cluster
+
+pytestmark = pytest.mark.integration
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_theta": 1e6},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e6},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "rope_theta": 5e5,
+    },
+}
+
+
+def rounded_buffers(rank: int, world_size: int, store: Any, root: Path) -> dict[str, list[str]]:
+    """Name the buffers of learner and reference under ZeRO-3 that are not, bit for bit, those of an ordinary load."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from hpc_grpo.learner.learner import Learner
+
+    different: dict[str, list[str]] = {}
+    for kind in KNOWN_ARCHITECTURES:
+        for rope, settings in ROPES.items():
+            path = root / f"{kind}-{rope}"
+            described = AutoConfig.for_model(kind, **SHAPE, rope_parameters={"rope_type": rope, **settings})
+            AutoModelForCausalLM.from_config(described).save_pretrained(path)
+            ordinary = dict(AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).named_buffers())
+            assert ordinary, "no buffers to compare"
+            config = make_config(path, root, zero_stage=3)
+            config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
+            learner = Learner(config, rank, world_size, store)
+            different[path.name] = [
+                f"{owner}: {name} {buffer.dtype}"
+                for owner, model in (("learner", learner.model), ("reference", learner.reference))
+                for name, buffer in model.language_model.named_buffers()
+                if buffer.dtype != ordinary[name].dtype or not torch.equal(buffer, ordinary[name])
+            ]
+    return different
+
+
+def test_zero_3_leaves_the_buffers_of_every_architecture_as_an_ordinary_load_has_them(tmp_path: Path) -> None:
+    (different,) = run_ranks(1, rounded_buffers, tmp_path)
+    assert {name: buffers for name, buffers in different.items() if buffers} == {}
+
+
+def test_a_bfloat16_run_trains_and_resumes_where_engines_keep_biases_in_float32(
+    workspace: Path, cluster: dict[str, str]
+) -> None:
+    """ZeRO-3 with gradient checkpointing, killed in the middle: the end is that of a run that nobody killed."""
+    precision, driver = Precision(zero_stage=3, gradient_checkpointing=True), str(HERE / "amx_driver.py")
+    config = bfloat16_config(workspace, "bfloat16-killed", precision, steps=8)
+    with Attempt.in_cluster(cluster, config, driver) as killed:
+        killed.wait_for_step(5)
+        killed.process.kill()
+        killed.wait()
+    with Attempt.in_cluster(cluster, config, driver) as resumed:
+        run_dir = resumed.wait_to_end()
+    assert "Resuming after step" in resumed.text
+    untouched = bfloat16_config(workspace, "bfloat16-untouched", precision, steps=8)
+    with Attempt.in_cluster(cluster, untouched, driver) as whole:
+        assert differing_weights(run_dir, whole.wait_to_end()) == []
+    assert measure(run_dir).largest_kl < KL_BOUND
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_fifty_steps_in_bfloat16_stay_one_model_and_a_resume_changes_no_bit(
+    stage: int, checkpointing: bool, workspace: Path, cluster: dict[str, str]
+) -> None:
+    precision = Precision(stage, checkpointing)
+    run_dir = complete_in_cluster(cluster, bfloat16_config(workspace, f"{precision}-whole", precision, steps=50))
+    report = measure(run_dir)
+    print(precision, report)
+    assert report.steps == 50
+    assert report.largest_kl < KL_BOUND
+    config = bfloat16_config(workspace, f"{precision}-killed", precision, steps=50)
+    with Attempt.in_cluster(cluster, config) as killed:
+        killed.wait_for_step(27)
+        killed.process.kill()
+        killed.wait()
+    assert differing_weights(complete_in_cluster(cluster, config), run_dir) == []
