@@ -9,6 +9,7 @@ import click
 from hpc_grpo import __version__
 from hpc_grpo.cli import check, run, shell, status
 from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.run.owner import keep_others_from_writing
 
 
 class _Group(click.Group):
@@ -26,6 +27,7 @@ class _Group(click.Group):
 @click.version_option(__version__, prog_name="hpc-grpo")
 def main() -> None:
     """GRPO post-training of language models as a Slurm job that survives."""
+    keep_others_from_writing()
 
 
 for _module in (run, shell, status, check):

@@ -20,6 +20,7 @@ from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.files import read_jsonl, read_record, write_record
 from hpc_grpo.run.frozen_config import differences, read_config, write_config
+from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.commands import run_command
 
@@ -86,6 +87,7 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Fro
 
 def reconfigured(run: RunDir, overrides: Sequence[str]) -> Config:
     """Return the config that a run holds, with overrides, for `freeze`. Raises ConfigError for keys that must stay."""
+    refuse_shared(run.path)
     there = read_config(run)
     config = with_overrides(there, overrides)
     if config.run_path != there.run_path:

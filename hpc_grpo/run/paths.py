@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.files import copy_path
+from hpc_grpo.run.owner import PRIVATE_DIR_MODE, refuse_shared
 
 _STEP_DIR = re.compile(r"step_(\d+)$")
 
@@ -81,9 +82,11 @@ class RunDir:
         return steps[max(steps)] if steps else None
 
     def create(self) -> None:
-        """Make the directory. Raises ConfigError when it cannot be written."""
+        """Make the directory, for this user alone. Raises ConfigError when it cannot be written, or others may too."""
+        refuse_shared(self.path)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
             tempfile.TemporaryFile(dir=self.path).close()
         except OSError as error:
             raise ConfigError(

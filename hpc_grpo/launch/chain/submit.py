@@ -22,6 +22,7 @@ from hpc_grpo.run.chain import read_chain, write_chain
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.lock import LockOwner, read_lock_owner
+from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import counted
 from hpc_grpo.system.say import say
@@ -43,8 +44,9 @@ def attempt_command(run: RunDir, driver: str = DEFAULT_DRIVER, successor_of: str
 def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue) -> str:
     """Queue the jobs of `requested_launches` for a run that nothing trains; return the first one's id.
 
-    Raises LaunchError, and ConfigError where the run has used its node-hours.
+    Raises LaunchError, and ConfigError where the run has used its node-hours or others may write it.
     """
+    refuse_shared(run.path)
     first, *further = requested_launches(run, launch)
     remove_stop(run)  # before the job is there, which may start at once
     at_once = not first.slurm.jobs_can_submit

@@ -24,6 +24,7 @@ from hpc_grpo.launch.supervisor.supervisor import Supervisor
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.lock import LockOwner, RunLock, abandoned_by, remove_abandoned
+from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.say import say
 from hpc_grpo.system.signals import outliving_the_warning
@@ -37,6 +38,7 @@ def run_attempt(run: RunDir, driver: str, origin: LinkOrigin | None = None, plac
     `driver` is a module or a .py file; it is run with the run directory as its argument. With an `origin` this job was
     submitted for the attempt alone, so it may have successors. `place` is found where none is given.
     """
+    refuse_shared(run.path)
     config = read_config(run)
     place = place or find_place()
     allocation = allocation_of(place, is_patient=origin is not None)

@@ -27,6 +27,7 @@ from hpc_grpo.launch.supervisor.agent_link import AgentLink, Heartbeats
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup, new_nonce
 from hpc_grpo.launch.supervisor.events import Loss
 from hpc_grpo.run.files import write_atomic
+from hpc_grpo.run.owner import make_private_dir
 from hpc_grpo.system.processes import die_with_parent
 
 _PROBE_RETRY_S = 1.0
@@ -203,7 +204,6 @@ class RayWatch:
 
 
 def _make_token(path: Path) -> None:
-    """Write Ray's token of this run, unless it is there, into a file that only the user can read."""
-    if not path.exists():
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(path, secrets.token_hex(32), mode=0o600)
+    """Write a new token for this Ray into a file that only the user can read; one that is found may be known."""
+    make_private_dir(path.parent)
+    write_atomic(path, secrets.token_hex(32), mode=0o600)

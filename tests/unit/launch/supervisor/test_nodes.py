@@ -83,6 +83,19 @@ def test_the_token_is_readable_for_its_user_alone(make_nodes: MakeNodes, tmp_pat
     assert len(token.read_text()) == 64
 
 
+def test_a_token_that_is_found_is_not_used(make_nodes: MakeNodes, tmp_path: Path) -> None:
+    token, elsewhere = RunDir(tmp_path / "run").secret, tmp_path / "known"
+    token.parent.mkdir(mode=0o700, parents=True)
+    elsewhere.write_text("known to another")
+    token.symlink_to(elsewhere)
+    make_nodes(SERVES).start()
+    first = token.read_text()
+    assert first != "known to another"
+    assert (elsewhere.read_text(), token.is_symlink()) == ("known to another", False)
+    make_nodes(SERVES).start()
+    assert token.read_text() != first, "each attempt has its own"
+
+
 @pytest.mark.parametrize(
     ("agents", "min_nodes", "left"),
     [

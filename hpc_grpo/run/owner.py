@@ -1,0 +1,70 @@
+"""Refuse a run directory that others may write: its config, rewards and checkpoints are code to whoever takes it up.
+
+Judged are the directory and what lies in it at the top, by owner and mode. Folders above are not: a project folder that
+its group writes is where runs are kept, and what a member puts in the place of a run belongs to that member.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hpc_grpo.errors import ConfigError
+
+SHARED_VARIABLE = "HPC_GRPO_SHARED_RUNS"
+"""Set to 1 by a user who trusts all who may write their runs. Not a key: the config lies in what is to be judged."""
+
+PRIVATE_DIR_MODE = 0o700
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def refuse_shared(run_path: Path, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise ConfigError where another user owns the run directory or may write it; None is there: nothing to judge."""
+    if environ.get(SHARED_VARIABLE) == "1":
+        return
+    for path in _judged(run_path):
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            continue  # a link to nowhere, or gone meanwhile
+        if found.st_uid != os.geteuid():
+            raise ConfigError(
+                f"{path} belongs to user {found.st_uid}, not to you ({os.geteuid()}), who could run code as you: "
+                f"config, rewards and checkpoints are in a run directory. Choose another run.name or run.root. "
+                f"If you trust that user: export {SHARED_VARIABLE}=1"
+            )
+        if found.st_mode & _OTHERS_WRITE:
+            raise ConfigError(
+                f"{path} may be written by others (mode {stat.S_IMODE(found.st_mode):o}), who could run code as you: "
+                f"config, rewards and checkpoints are in it. Look whether they did, then: chmod -R go-w {run_path}. "
+                f"If you trust them: export {SHARED_VARIABLE}=1"
+            )
+
+
+def keep_others_from_writing(environ: Mapping[str, str] = os.environ) -> None:
+    """Let this process and its children make no file that group or others may write, whatever the shell's umask is."""
+    if environ.get(SHARED_VARIABLE) != "1":
+        os.umask(os.umask(_OTHERS_WRITE) | _OTHERS_WRITE)
+
+
+def make_private_dir(path: Path) -> None:
+    """Make a folder for secrets, or take the one that is there. Raises ConfigError where it is not the user's alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=PRIVATE_DIR_MODE)
+    except FileExistsError:
+        found = path.lstat()
+        is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+        if not is_own or stat.S_IMODE(found.st_mode) & ~PRIVATE_DIR_MODE & 0o777:
+            raise ConfigError(
+                f"{path} must be a folder of yours that nobody else can enter; it is {stat.filemode(found.st_mode)} of "
+                f"user {found.st_uid}. Remove it, and it is made anew: rm -r {path}"
+            ) from None
+
+
+def _judged(run_path: Path) -> Iterator[Path]:
+    if run_path.is_dir():
+        yield run_path
+        yield from sorted(run_path.iterdir())
