@@ -37,6 +37,12 @@ class RewardError(HpcGrpoError):
     exit_code = EXIT_CONFIG
 
 
+class PromptError(HpcGrpoError):
+    """An engine refuses a prompt, as any other would. The learners are as they were."""
+
+    exit_code = EXIT_CONFIG
+
+
 class WeightSyncError(HpcGrpoError):
     """A publish failed: a checksum, a deadline, or an engine that answered with an error."""
 

@@ -111,6 +111,6 @@ def max_batched_tokens(config: Config, *, on_gpu: bool) -> int:
     engine = config.engine
     if on_gpu:
         return engine.max_num_batched_tokens or max(_GPU_BATCHED_TOKENS, engine.max_num_seqs)
-    # A prompt is never cut on CPU (engine/vllm.py), so the longest sequence must fit into one step.
+    # A prompt is never cut on CPU (engine/sampler.py), so the longest sequence must fit into one step.
     wanted = engine.max_num_batched_tokens or _CPU_BATCHED_TOKENS
     return max(wanted, config.max_model_len, engine.max_num_seqs)

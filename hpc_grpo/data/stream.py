@@ -155,12 +155,17 @@ def fitting_items(
     """Return the candidates (item numbers) that keep the rule, in their order.
 
     `num_tokens` gives the lengths of some items. With `drop`, the others are counted in the log. Raises
-    ConfigError for the first that is too long, or when dropping leaves nothing.
+    ConfigError for the first that is empty or too long, or when dropping leaves nothing.
     """
     kept: list[int] = []
     for start in range(0, len(candidates), _BATCH_ITEMS):
         numbers = [int(number) for number in candidates[start : start + _BATCH_ITEMS]]
         for number, length in zip(numbers, num_tokens(numbers), strict=True):
+            if length == 0:
+                raise ConfigError(
+                    f"Item {number} of {rule.path} (counted from 0) has an empty prompt: there is no token to go on "
+                    f"from. Remove the item, or give it text."
+                )
             if length <= rule.max_tokens:
                 kept.append(number)
             elif not drop:

@@ -59,17 +59,15 @@ class PromptTemplate:
 
     def render(self, item: Mapping[str, Any], number: int) -> str:
         """Render the text that the model is given for `item`, which is number `number` of its data set."""
-        if self._config.template == "plain":
-            return self._formatted(item, number)
-        messages = self._messages(item, number)
+        text = self._formatted(item, number) if self._config.template == "plain" else self._chat(item, number)
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception as error:
-            # A template is a program of the model's author: it raises what it likes, such as a refused role.
+            text.encode()
+        except UnicodeEncodeError as error:
             raise ConfigError(
-                f"Item {number} of {self._dataset.path}: the tokenizer's chat template refuses it: {error}"
+                f"Item {number} of {self._dataset.path} (counted from 0) holds {text[error.start : error.end]!r}, half "
+                f"of a character, which no tokenizer takes. Mend or remove the item."
             ) from error
-        return str(text)
+        return text
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         if self._config.template == "chat":
@@ -79,6 +77,17 @@ class PromptTemplate:
         # Some tokenizers also append an end token; a prompt that ends with it has no continuation.
         end = self._tokenizer.eos_token_id
         return [ids[:-1] if len(ids) > 1 and ids[-1] == end else ids for ids in encoded]
+
+    def _chat(self, item: Mapping[str, Any], number: int) -> str:
+        messages = self._messages(item, number)
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:
+            # A template is a program of the model's author: it raises what it likes, such as a refused role.
+            raise ConfigError(
+                f"Item {number} of {self._dataset.path}: the tokenizer's chat template refuses it: {error}"
+            ) from error
+        return str(text)
 
     def _formatted(self, item: Mapping[str, Any], number: int) -> str:
         prompt = item[self._dataset.prompt_field]

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from hpc_grpo.config import Config
+from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.engine.step_loop import StepLoop
-from hpc_grpo.engine.vllm import Sampler, start_vllm
+from hpc_grpo.engine.vllm import start_vllm
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.types import GroupRequest, GroupSamples
 

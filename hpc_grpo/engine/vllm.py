@@ -1,33 +1,15 @@
-"""vLLM, token in and token out: how its engine is started, and how groups are sampled with it.
+"""Start vLLM's engine: its environment, its options, and the engine itself.
 
-Runs in the engine's process, on the thread of its `StepLoop`. `hpc-grpo env` imports it too: without vLLM and numpy.
-
-Every completion has a seed of its own. What is sampled then follows from the prompt, the weights and the seed, and not
-from what else is in flight, in which order it came, what was preempted, or that a publish made it start over. One seed
-for an engine and a publish would save 3 % of an engine's time on CPU and nothing on GPU, and would make every draw
-depend on all draws before it: on an eval that a resumed run does not repeat, on the moment at which a publish falls
-between two steps. vLLM 0.32 has two samplers. On GPUs (Model Runner V2) noise is a hash of seed, position and token:
-there is no state to keep. On CPU (V1) each request has a torch generator, which outlives preemption. V1 samples from
-a prompt that a full step has cut, too, and then turns the generator back, which those of the CPU cannot: it raises
-"CPU Generator does not use offset". So on CPU no prompt is cut: one that does not fit into a step waits for the next.
+Runs in the engine's process. `hpc-grpo env` imports it too: without vLLM.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import kv_cache_gib, max_batched_tokens
-from hpc_grpo.types import GIB, Completion, GroupRequest, GroupSamples, SamplingSpec
-
-if TYPE_CHECKING:
-    from hpc_grpo.weights.buckets import BucketLayout
-    from hpc_grpo.weights.node_group import GroupMembership
-    from hpc_grpo.weights.store import StoreSpec
+from hpc_grpo.types import GIB
 
 _CPU_ENVIRONMENT = {
     # The first generate would compile a logprob kernel for ten seconds.
@@ -66,7 +48,7 @@ def engine_options(config: Config, *, on_gpu: bool) -> dict[str, Any]:
         "max_model_len": config.max_model_len,
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": max_batched_tokens(config, on_gpu=on_gpu),
-        # vLLM's CPU sampler cannot cut a prompt whose request has a seed.
+        # engine/sampler.py says why.
         "enable_chunked_prefill": on_gpu,
         "tensor_parallel_size": engine.tensor_parallel,
         "enable_prefix_caching": engine.prefix_caching,
@@ -95,139 +77,3 @@ def start_vllm(config: Config, *, on_gpu: bool) -> Any:
 
     arguments = EngineArgs(**engine_options(config, on_gpu=on_gpu))
     return LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
-
-
-@dataclass
-class _PendingGroup:
-    request: GroupRequest
-    future: Future[GroupSamples]
-    completions: dict[int, Completion] = field(default_factory=dict)
-
-
-@dataclass
-class _PendingSample:
-    """A completion under way. `segments` are (policy_version, tokens sampled by it), closed at each weight update."""
-
-    group: _PendingGroup
-    index: int
-    segments: list[tuple[int, int]] = field(default_factory=list)
-
-
-class Sampler:
-    """Samples groups with a vLLM engine, and keeps which policy version sampled which token. Not thread-safe."""
-
-    def __init__(self, engine: Any, stop_token_ids: Sequence[int]) -> None:
-        """`engine` is vLLM's LLMEngine."""
-        self._engine = engine
-        self._stop_token_ids = list(stop_token_ids)
-        self._samples: dict[str, _PendingSample] = {}
-        self._request_ids = itertools.count()
-        self._failure: BaseException | None = None
-        self.policy_version = 0
-
-    def has_work(self) -> bool:
-        return bool(self._samples)
-
-    def add_groups(self, requests: Sequence[GroupRequest]) -> list[Future[GroupSamples]]:
-        """Queue groups in the order given; the order decides the batches and so the last bits of the numbers."""
-        self._check_well()
-        return [self._add_group(request) for request in requests]
-
-    def step(self) -> None:
-        for output in self._engine.step():
-            if output.finished:
-                self._finish(output)
-
-    def fail(self, error: BaseException) -> None:
-        """Raise this error from every group that waits, and from later calls: vLLM may be in any state now."""
-        self._failure = error
-        waiting = {id(sample.group): sample.group for sample in self._samples.values()}
-        self._samples.clear()
-        for group in waiting.values():
-            group.future.set_exception(error)
-
-    def contract_differences(self, layout: BucketLayout) -> list[str]:
-        return [line for lines in self._on_workers("hpc_grpo_contract_differences", layout) for line in lines]
-
-    def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
-        self._on_workers("hpc_grpo_join", membership, store)
-
-    def receive_weights(self, version: int) -> None:
-        """Take part in the publish of `version`; requests in flight go on with it. Raises what a step raised."""
-        self._check_well()
-        self._on_workers("hpc_grpo_receive", version)
-        self._switch_to(version)
-
-    def load_stored_weights(self) -> None:
-        self._switch_to(self._on_workers("hpc_grpo_load_stored")[0])
-
-    def forget_prefixes(self) -> None:
-        """Empty the prefix cache; requests in flight start over from their tokens."""
-        self._engine.reset_prefix_cache(reset_running_requests=True)
-
-    def _check_well(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def _on_workers(self, method: str, *args: Any) -> list[Any]:
-        from hpc_grpo.engine.receive import raise_caught
-
-        return raise_caught(self._engine.collective_rpc(method, args=args))
-
-    def _switch_to(self, version: int) -> None:
-        running = self._engine.output_processor.request_states
-        for state in running.values():
-            sample = self._samples[state.external_req_id]
-            self._close_segment(sample, state.detokenizer.num_output_tokens())
-        # Cached keys and values are those of the old weights.
-        self.forget_prefixes()
-        self.policy_version = version
-
-    def _add_group(self, request: GroupRequest) -> Future[GroupSamples]:
-        group = _PendingGroup(request, Future())
-        for index, seed in enumerate(request.seeds):
-            request_id = str(next(self._request_ids))
-            self._samples[request_id] = _PendingSample(group, index)
-            prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
-            self._engine.add_request(request_id, prompt, self._sampling_params(request.sampling, seed))
-        return group.future
-
-    def _sampling_params(self, spec: SamplingSpec, seed: int) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        return SamplingParams(
-            max_tokens=spec.max_new_tokens,
-            min_tokens=spec.min_new_tokens,
-            temperature=spec.temperature,
-            top_p=spec.top_p,
-            seed=seed,
-            stop_token_ids=self._stop_token_ids,
-            logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-
-    def _finish(self, output: Any) -> None:
-        import numpy as np
-
-        sample = self._samples.pop(output.request_id)
-        (result,) = output.outputs
-        self._close_segment(sample, len(result.token_ids))
-        group, request = sample.group, sample.group.request
-        versions, lengths = zip(*sample.segments, strict=True)
-        group.completions[sample.index] = Completion(
-            token_ids=np.asarray(result.token_ids, dtype=np.int32),
-            engine_logprobs=np.asarray(result.logprobs.logprobs, dtype=np.float32),
-            policy_versions=np.repeat(np.asarray(versions, dtype=np.int32), lengths),
-            finish_reason="stop" if result.finish_reason == "stop" else "length",
-        )
-        if len(group.completions) == len(request.seeds):
-            completions = tuple(group.completions[index] for index in range(len(request.seeds)))
-            prompt_token_ids = np.asarray(request.prompt_token_ids, dtype=np.int32)
-            group.future.set_result(GroupSamples(request.ordinal, prompt_token_ids, completions))
-
-    def _close_segment(self, sample: _PendingSample, num_tokens: int) -> None:
-        already = sum(length for _, length in sample.segments)
-        sample.segments.append((self.policy_version, num_tokens - already))

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.data.seeds import sampling_seed
-from hpc_grpo.engine.vllm import Sampler, engine_options
+from hpc_grpo.engine.sampler import Sampler
+from hpc_grpo.engine.vllm import engine_options
 from hpc_grpo.types import GroupRequest, GroupSamples, SamplingSpec
 
 NUM_PROMPTS = 16
@@ -58,6 +60,11 @@ def sample(sampler: Sampler, requests: list[GroupRequest], between_steps: Callab
         num_steps += 1
         between_steps(num_steps)
     return [future.result() for future in futures]
+
+
+def refusal(sampler: Sampler, request: GroupRequest) -> BaseException | None:
+    (future,) = sampler.add_groups([request])
+    return future.exception(timeout=0)
 
 
 def tokens_of(groups: list[GroupSamples]) -> Tokens:
@@ -107,6 +114,8 @@ def main() -> None:
     report["interrupted"] = tokens_of(sample(sampler, requests, interrupt))
     report["backwards"] = tokens_of(sample(sampler, requests[::-1], lambda step: None)[::-1])
     report["alone"] = [tokens_of(sample(sampler, [request], lambda step: None))[0] for request in requests]
+    report["refused"] = [str(refusal(sampler, replace(requests[0], prompt_token_ids=ids))) for ids in ((), (999,))]
+    report["after_refusals"] = tokens_of(sample(sampler, requests[:1], lambda step: None))
     report["logprob_difference"] = largest_logprob_difference(config.model.path, crowd)
     print(json.dumps(report))
 

@@ -7,6 +7,7 @@ when only a reward or the cluster can tell.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,8 +52,20 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
             file.write(good)
         file.write('{"question": "What is 1+1?", "answer"\n')
     long_prompt = json.dumps({"question": "What is " + "1+" * 40 + "1?", "answer": "#### 41"})
+    (folder / "blank.jsonl").write_text(good + json.dumps({"question": "", "answer": "#### 2"}) + "\n")
+    write_larger_vocabulary(folder / "tied", folder / "larger_vocabulary")
     (folder / "long.jsonl").write_text(good + long_prompt + "\n")
     return folder
+
+
+def write_larger_vocabulary(model: Path, folder: Path) -> None:
+    """A model whose tokenizer knows a token that it has no embedding for."""
+    from transformers import AutoTokenizer
+
+    shutil.copytree(model, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<unheard-of>"])
+    tokenizer.save_pretrained(folder)
 
 
 def command(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -123,6 +136,7 @@ DRIVER_CASES = {
         ["qustion", "question"],
     ),
     "prompt longer than allowed": ({"data": {"train": {"path": "long.jsonl"}}}, ["data.max_prompt_tokens", "16"]),
+    "empty prompt": ({"data": {"train": {"path": "blank.jsonl"}, "prompt_format": "{prompt}"}}, ["Item 1", "empty"]),
     "longer than the context": ({"rollout": {"max_new_tokens": 100}}, ["context", "64", "rollout.max_new_tokens"]),
     "reward that does not import": (
         {"rewards": [{"name": "does_not_import.py:reward"}], "eval": {"reward": "does_not_import.py:reward"}},
@@ -167,6 +181,10 @@ def test_the_driver_ends_with_the_error_before_it_needs_ray(mistakes: Path) -> N
 CLUSTER_CASES = {
     "reward that raises": ({"rewards": "raises"}, ["raises", "gold answer", "grading.max_failed_fraction"]),
     "engines that do not fit": ({"engine": {"engines_per_node": 500}}, ["engine.engines_per_node", "500", "CPU"]),
+    "token that the model lacks": (
+        {"model": "larger_vocabulary", "data": {"prompt_format": "<unheard-of>{prompt}"}},
+        ["refuses the prompt of ordinal", "not among the model's"],
+    ),
 }
 
 
@@ -178,13 +196,14 @@ def run_config(mistakes: Path, name: str, sections: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.long] if "reward" in case else []) for case in CLUSTER_CASES]
+    "case", [pytest.param(case, marks=[] if "fit" in case else [pytest.mark.long]) for case in CLUSTER_CASES]
 )
 def test_driver_ends_with_the_reason(case: str, mistakes: Path, cluster: dict[str, str]) -> None:
     sections, words = CLUSTER_CASES[case]
     with Attempt.in_cluster(cluster, run_config(mistakes, case, sections)) as attempt:
         code = attempt.wait(DEADLINE_S)
     assert_one_clear_error(subprocess.CompletedProcess([], code, attempt.text, ""), words)
+    assert "starting another" not in attempt.text
 
 
 @pytest.mark.long

@@ -61,3 +61,11 @@ def test_more_prompt_tokens_than_a_step_takes_are_all_sampled(crowded: dict[str,
 def test_completions_depend_on_prompt_and_seed_alone(crowded: dict[str, Any], otherwise: str) -> None:
     """Not on what else is in flight, its order, preemptions, or publishes that drop the cache."""
     assert crowded["crowd"] == crowded[otherwise]
+
+
+def test_an_engine_that_refused_prompts_goes_on(crowded: dict[str, Any]) -> None:
+    empty, unknown = crowded["refused"]
+    assert "ordinal 0" in empty
+    assert "empty" in empty
+    assert "token 999 is not among the model's 258" in unknown
+    assert crowded["after_refusals"] == crowded["crowd"][:1]

@@ -161,6 +161,27 @@ def test_prompt_that_is_no_text_is_named(tokenizer: Any) -> None:
         PromptStream(make_config(), [ITEMS[0], {"question": None, "answer": "1"}], tokenizer, 0)
 
 
+@pytest.mark.parametrize("drop", [False, True])
+def test_an_empty_prompt_is_an_error_that_names_it(tokenizer: Any, drop: bool) -> None:
+    """An engine has nothing to continue; it is no long prompt, so dropping those does not hide it."""
+    items = [*ITEMS, {"question": "", "answer": "1"}]
+    with pytest.raises(ConfigError, match=r"Item 10 of d.jsonl \(counted from 0\) has an empty prompt"):
+        PromptStream(make_config(drop_long_prompts=drop), items, tokenizer, 0)
+
+
+def test_an_empty_prompt_of_a_demonstration_is_an_error_too(tokenizer: Any) -> None:
+    """The first token of a completion is learned from the token before it."""
+    with pytest.raises(ConfigError, match=r"Item 0 of d.jsonl \(counted from 0\) has an empty prompt"):
+        DemonstrationStream(make_config(), [{"question": "", "answer": "1"}], tokenizer, 0)
+
+
+def test_text_that_no_encoding_can_write_is_named(tokenizer: Any) -> None:
+    """JSON may hold half a character (\\ud83d), which tokenizers refuse with a TypeError."""
+    items = [*ITEMS, {"question": "a\ud83d", "answer": "1"}]
+    with pytest.raises(ConfigError, match=r"Item 10 of d.jsonl .* '\\ud83d'"):
+        PromptStream(make_config(), items, tokenizer, 0)
+
+
 def test_demonstrations_end_with_the_end_token_and_follow_the_same_order(tokenizer: Any) -> None:
     demonstrations = DemonstrationStream(make_config(), ITEMS, tokenizer, seed=5)
     prompts = PromptStream(make_config(), ITEMS, tokenizer, seed=5)

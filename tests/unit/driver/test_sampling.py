@@ -10,7 +10,7 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from hpc_grpo.driver.sampling import RolloutPool
-from hpc_grpo.errors import ConfigError, RewardError
+from hpc_grpo.errors import ConfigError, PromptError, RewardError
 from hpc_grpo.types import GroupRequest, Prompt, SamplingSpec
 from tests.support.ray_futures import FakeRay, Reference, answered
 
@@ -85,8 +85,8 @@ def test_engines_that_fail_together_are_all_replaced() -> None:
 
 
 def test_an_error_that_is_meant_for_the_user_ends_the_wait() -> None:
-    engines = [FakeEngine(ConfigError("the prompt is longer than max_model_len")), FakeEngine("samples")]
-    with pytest.raises(ConfigError, match="the prompt is longer"):
+    engines = [FakeEngine(PromptError("the prompt is longer than max_model_len")), FakeEngine("samples")]
+    with pytest.raises(PromptError, match="the prompt is longer"):
         sample(engines)
     assert engines[0].num_restarts == 0
 

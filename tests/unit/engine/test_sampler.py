@@ -1,0 +1,107 @@
+"""A sampler on a vLLM engine that only keeps the requests it is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hpc_grpo.errors import EXIT_CONFIG, PromptError
+from hpc_grpo.types import GroupRequest, SamplingSpec
+
+pytest.importorskip("vllm")
+
+from vllm.exceptions import VLLMValidationError
+
+from hpc_grpo.engine.sampler import Sampler
+
+VOCABULARY_SIZE = 100
+REQUEST = GroupRequest(0, (1, 2), (7, 8), SamplingSpec(4, 0, 1.0, 1.0))
+
+
+class RequestState:
+    """A request that vLLM has under way, with no token sampled yet; it stands for its detokenizer too."""
+
+    def __init__(self, request_id: str) -> None:
+        self.external_req_id = request_id
+        self.detokenizer = self
+
+    def num_output_tokens(self) -> int:
+        return 0
+
+
+class FakeVllm:
+    """Stands for LLMEngine: as vLLM does, it keeps the requests of a step that raised."""
+
+    def __init__(self) -> None:
+        self.output_processor = self
+        self.model_config = self
+        self.request_states: dict[str, RequestState] = {}
+        self.asked_of_workers: list[str] = []
+
+    def add_request(self, request_id: str, prompt: Any, params: Any) -> None:
+        if not prompt["prompt_token_ids"]:
+            raise VLLMValidationError("The decoder prompt cannot be empty")
+        self.request_states[request_id] = RequestState(request_id)
+
+    def get_vocab_size(self) -> int:
+        return VOCABULARY_SIZE
+
+    def step(self) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def collective_rpc(self, method: str, args: Any) -> list[Any]:
+        self.asked_of_workers.append(method)
+        return [None]
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool) -> None:
+        pass
+
+
+def test_engine_that_raised_in_a_step_tells_the_next_publish_why() -> None:
+    vllm = FakeVllm()
+    sampler = Sampler(vllm, [])
+    (group,) = sampler.add_groups([REQUEST])
+    with pytest.raises(RuntimeError, match="illegal memory access") as raised:
+        sampler.step()
+    sampler.fail(raised.value)
+    assert not sampler.has_work()
+    assert group.exception() is raised.value
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        sampler.receive_weights(1)
+    assert (sampler.policy_version, vllm.asked_of_workers) == (0, [])
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        sampler.add_groups([REQUEST])
+    assert not sampler.has_work()
+
+
+def test_sampler_that_is_well_takes_part_in_a_publish_and_keeps_its_requests() -> None:
+    vllm = FakeVllm()
+    sampler = Sampler(vllm, [])
+    sampler.add_groups([REQUEST])
+    sampler.receive_weights(1)
+    assert (sampler.policy_version, vllm.asked_of_workers) == (1, ["hpc_grpo_receive"])
+    assert sampler.has_work()
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "reason"),
+    [((), "The decoder prompt cannot be empty"), ((1, VOCABULARY_SIZE), "token 100 is not among the model's 100")],
+)
+def test_prompt_that_vllm_refuses_fails_alone(token_ids: tuple[int, ...], reason: str) -> None:
+    """vLLM looks for tokens that the model lacks only where it has the tokenizer, which engines have not."""
+    sampler = Sampler(FakeVllm(), [])
+    refused, taken = sampler.add_groups([replace(REQUEST, ordinal=5, prompt_token_ids=token_ids), REQUEST])
+    with pytest.raises(PromptError, match=f"prompt of ordinal 5: .*{reason}") as raised:
+        refused.result(timeout=0)
+    assert raised.value.exit_code == EXIT_CONFIG
+    assert not taken.done()
+    sampler.receive_weights(1)
+    assert sampler.has_work()
+
+
+def test_nothing_is_left_to_do_where_all_prompts_are_refused() -> None:
+    sampler = Sampler(FakeVllm(), [])
+    sampler.add_groups([replace(REQUEST, prompt_token_ids=())])
+    assert not sampler.has_work()
