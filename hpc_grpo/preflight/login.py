@@ -13,7 +13,7 @@ from hpc_grpo.launch.environment.report import environment_report
 from hpc_grpo.launch.environment.rules import PROXIES, SCHEDULER_PREFIXES, is_denied, is_secret
 from hpc_grpo.launch.place import job_queue
 from hpc_grpo.launch.place.base import JobRequest
-from hpc_grpo.launch.place.slurm.partition import ask_associations
+from hpc_grpo.launch.place.slurm.partition import ask_associations, ask_version
 from hpc_grpo.preflight import scheduler
 from hpc_grpo.preflight.findings import Context, Finding, Group, failure, guarded, ok, skipped, warning
 from hpc_grpo.preflight.folders import run_folder_finding
@@ -51,9 +51,10 @@ def login_group(context: Context, num_nodes: int, partitions: Answer | None) -> 
 
 
 def scheduler_findings(context: Context, num_nodes: int, partitions: Answer) -> Iterator[Finding]:
-    """Check partition, account, walltime and options; with `partitions`, three calls to the scheduler in all."""
+    """Check Slurm, partition, account, walltime and options; with `partitions`, three calls to the scheduler in all."""
     launch, associations = context.launch, ask_associations()
     found = [
+        guarded("slurm", lambda: scheduler.version_finding(ask_version())),
         guarded("partition", lambda: scheduler.partition_finding(launch, partitions, num_nodes)),
         guarded("account", lambda: scheduler.account_finding(launch, associations, partitions)),
         guarded("walltime", lambda: scheduler.walltime_finding(launch, partitions, associations)),

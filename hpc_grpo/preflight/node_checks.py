@@ -140,6 +140,10 @@ def placement(node: NodeFacts, needs: NodeNeeds) -> Finding:
 def gpus(node: NodeFacts, needs: NodeNeeds) -> Finding:
     """Check that GPUs are visible, as many as asked for, and idle."""
     check = "gpus"
+    if node.has_rocm and not node.gpus:
+        says, fix = "AMD GPUs (ROCm) are not supported", "a partition with NVIDIA GPUs, or model.device=cpu"
+        needs_gpus = needs.wants_cuda or needs.gpus_per_node or node.num_gpus
+        return failure(check, says, fix) if needs_gpus else warning(check, f"{says}: the run is on CPUs", fix)
     if needs.wants_cuda and not node.gpus:
         return failure(check, f"model.device = cuda, but {node.gpus_error or 'no GPU'}", "a partition with GPUs")
     if node.gpus_error and not (node.num_gpus and node.wheel_cuda):
@@ -185,14 +189,17 @@ def compile_caches(node: NodeFacts, _needs: NodeNeeds) -> Finding:
 
 
 def slingshot(node: NodeFacts, _needs: NodeNeeds) -> Finding:
-    """Check the one setting of a Slingshot network without which Ray hangs."""
+    """Check what a Slingshot network needs: the one setting without which Ray hangs, and the steps' part of it."""
     check = "slingshot"
     if not node.has_slingshot:
         return skipped(check, "no such network here")
     if node.match_mode != "software":
         says = f"FI_CXI_RX_MATCH_MODE is {node.match_mode or 'not set'}: hardware matching hangs under Ray"
         return warning(check, says, "FI_CXI_RX_MATCH_MODE: software in launch.env")
-    return ok(check, "message matching is in software")
+    if not node.has_vni and node.interface != "lo":
+        says = "SLINGSHOT_VNIS is not set: some sites let steps of one node each not talk over libfabric"
+        return warning(check, says, "launch.slurm.network=job_vni, where NCCL finds no provider or is refused")
+    return ok(check, "message matching is in software, and the job has its part of the network")
 
 
 CHECKS: dict[str, Callable[[NodeFacts, NodeNeeds], Finding]] = {

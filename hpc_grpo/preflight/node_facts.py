@@ -59,7 +59,7 @@ class NodeFacts:
     """One node. An error is "" where there is none; limits are hard limits, -1 for none.
 
     `wheel_cuda` is torch's: "" for a CPU build, None without torch. `caches` maps a compile cache's variable to the
-    file system it would lie on.
+    file system it would lie on. `has_vni`: the step has its part of a Slingshot network; `has_rocm`: AMD's GPUs.
     """
 
     node: str
@@ -89,6 +89,8 @@ class NodeFacts:
     caches: dict[str, str] = field(default_factory=dict)
     has_slingshot: bool = False
     match_mode: str = ""
+    has_vni: bool = False
+    has_rocm: bool = False
 
 
 def facts_from(values: Mapping[str, Any]) -> NodeFacts:
@@ -121,6 +123,8 @@ def gather(spec: NodeSpec) -> NodeFacts:
         caches=_caches(environ),
         has_slingshot=Path("/sys/class/cxi").is_dir(),
         match_mode=environ.get("FI_CXI_RX_MATCH_MODE", ""),
+        has_vni="SLINGSHOT_VNIS" in os.environ,
+        has_rocm=Path("/dev/kfd").exists(),
     )
 
 

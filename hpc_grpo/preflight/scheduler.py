@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import re
+
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.launch.place.slurm.partition import chosen_partition, parse_associations, parse_partitions
+from hpc_grpo.launch.place.slurm.partition import OLDEST_SLURM, chosen_partition, parse_associations, parse_partitions
 from hpc_grpo.preflight.findings import Finding, failure, ok, skipped, warning
 from hpc_grpo.system.commands import Answer
 
 _ASK_AGAIN = "try the same command by hand; the site's Slurm may be down"
+
+
+def version_finding(answer: Answer) -> Finding:
+    """Check that this site's Slurm is not older than the oldest that is tested; `answer` is that of --version."""
+    check = "slurm"
+    if answer.error:
+        return skipped(check, answer.error)
+    found = re.search(r"(\d+)\.(\d+)", answer.text)
+    if found is None:
+        return skipped(check, f"{answer.text.strip()!r} names no version")
+    oldest = f"{OLDEST_SLURM[0]}.{OLDEST_SLURM[1]:02}"
+    if (int(found[1]), int(found[2])) < OLDEST_SLURM:
+        says = f"Slurm {found[0]} is older than {oldest}, the oldest that is tested: steps may get other CPUs and GPUs"
+        return warning(check, says, "try a run of a few steps on two nodes first, or ask your site for a newer one")
+    return ok(check, f"{answer.text.strip()}; {oldest} and newer are supported")
 
 
 def partition_finding(launch: LaunchConfig, answer: Answer, num_nodes: int) -> Finding:
@@ -35,9 +52,11 @@ def partition_finding(launch: LaunchConfig, answer: Answer, num_nodes: int) -> F
     if slurm.gpus_per_node > gpus:
         says = f"{chosen.name} has {gpus} GPUs a node, {slurm.gpus_per_node} are asked for"
         return failure(check, says, f"lower launch.slurm.gpus_per_node, or {choose}")
-    if not slurm.gpus_per_node:
+    if not slurm.gpus_per_node and not slurm.exclusive:
         says = f"{chosen.name} has {gpus} GPUs a node, none is asked for"
-        return warning(check, says, "set launch.slurm.gpus_per_node; some sites refuse jobs without a GPU")
+        return warning(
+            check, says, "set launch.slurm.gpus_per_node, or exclusive: some sites refuse jobs without a GPU"
+        )
     return ok(check, f"{chosen.name} is up: {chosen.num_nodes} nodes, {gpus} GPUs each")
 
 

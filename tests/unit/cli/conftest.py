@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.launch.place.base import JobRequest
 from hpc_grpo.launch.place.slurm.jobs import SlurmQueue
 from tests.support.places import FakeQueue
@@ -25,7 +27,10 @@ def programs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 @dataclass
 class RenderingQueue(FakeQueue):
-    """Render as Slurm's queue does, which refuses options that cannot be asked for."""
+    """Render as Slurm's queue does, which refuses options that cannot be asked for, and knows sbatch's variables."""
+
+    def with_own_settings(self, launch: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
+        return SlurmQueue().with_own_settings(launch, environ)
 
     def render(self, request: JobRequest) -> str:
         return SlurmQueue().render(request)

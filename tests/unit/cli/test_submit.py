@@ -50,6 +50,16 @@ def submit(*words: str) -> Result:
     return call("submit", "local/debug", "data.train.path=org/rows", "eval.every_steps=null", *words)
 
 
+def test_variables_of_sbatch_count_where_neither_config_nor_options_say_anything(
+    queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ACCOUNT", "PARTITION", "QOS"):
+        monkeypatch.setenv(f"SBATCH_{name}", f"of-{name.lower()}")
+    assert submit("--partition", "mine").exit_code == 0
+    slurm = queue.requests[0].launch.slurm
+    assert (slurm.account, slurm.partition, slurm.extra) == ("of-account", "mine", {"qos": "of-qos"})
+
+
 def test_modules_that_a_shell_lacks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpc_grpo.launch.supervisor.attempt.run_attempt", lambda *_args, **_kwargs: 0)
     monkeypatch.setenv("LOADEDMODULES", "brics/userenv:brics/nccl/2.21")

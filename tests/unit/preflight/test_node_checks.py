@@ -33,6 +33,7 @@ GOOD = NodeFacts(
     caches={"TRITON_CACHE_DIR": "tmpfs"},
     has_slingshot=True,
     match_mode="software",
+    has_vni=True,
 )
 NEEDS = NodeNeeds(gpus_per_node=2, worker_cpus=1.0, worker_gpus=2, store_gib=15.0, object_store_gib=16.0)
 
@@ -88,6 +89,8 @@ def test_a_good_node_gives_ok_everywhere() -> None:
         ("compile caches", "warning", "TRITON_CACHE_DIR (lustre)", {"caches": {"TRITON_CACHE_DIR": "lustre"}}),
         ("slingshot", "warning", "is not set", {"match_mode": ""}),
         ("slingshot", "skipped", "no such network", {"has_slingshot": False}),
+        ("slingshot", "warning", "SLINGSHOT_VNIS is not set", {"has_vni": False}),
+        ("gpus", "failure", "AMD GPUs (ROCm) are not supported", {"gpus": (), "gpus_error": "x", "has_rocm": True}),
     ],
 )
 def test_each_bad_fact_has_its_finding_and_no_other(check: str, status: str, says: str, facts: dict[str, Any]) -> None:
@@ -106,6 +109,13 @@ def test_gpus_may_be_absent_where_none_is_wanted() -> None:
     assert (statuses["gpus"], statuses["cuda"]) == ("skipped", "skipped")
     wanting = {finding.check: finding for finding in node_findings([cpu_node], NodeNeeds(wants_cuda=True))}
     assert wanting["gpus"].status == "failure"
+
+
+def test_amd_gpus_are_named_once_also_where_none_is_wanted() -> None:
+    amd = replace(GOOD, num_gpus=0, gpus=(), gpus_error="no nvidia-smi on PATH", wheel_cuda="", has_rocm=True)
+    found = [finding for finding in node_findings([amd], NodeNeeds()) if finding.status != "ok"]
+    assert [(finding.check, finding.status) for finding in found] == [("gpus", "warning"), ("cuda", "skipped")]
+    assert "AMD GPUs (ROCm) are not supported" in found[0].says
 
 
 def test_the_object_store_takes_at_most_its_share_of_shared_memory() -> None:

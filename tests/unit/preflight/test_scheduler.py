@@ -35,6 +35,7 @@ def launch(**slurm: Any) -> LaunchConfig:
         ({"gpus_per_node": 4}, 3, "failure", "workq has 2 nodes, 2 a job; 3 are asked for"),
         ({"gpus_per_node": 5}, 1, "failure", "workq has 4 GPUs a node, 5 are asked for"),
         ({}, 1, "warning", "none is asked for"),
+        ({"exclusive": True}, 1, "ok", "workq is up"),
     ],
 )
 def test_a_partition_that_cannot_take_the_job_is_a_failure_that_names_the_others(
@@ -46,6 +47,20 @@ def test_a_partition_that_cannot_take_the_job_is_a_failure_that_names_the_others
     assert bool(found.fix) == (status != "ok")
     if status == "failure":
         assert "workq, closed, cpu" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("printed", "status", "says"),
+    [
+        ("slurm-wlm 22.05.8\n", "ok", "22.05 and newer are supported"),
+        ("slurm 25.11.0\n", "ok", "slurm 25.11.0"),
+        ("slurm 21.08.8-2\n", "warning", "Slurm 21.08 is older than 22.05"),
+        ("a wrapper\n", "skipped", "names no version"),
+    ],
+)
+def test_a_slurm_older_than_the_oldest_that_is_tested_is_a_warning(printed: str, status: str, says: str) -> None:
+    found = scheduler.version_finding(Answer(printed))
+    assert (found.status, says in found.says) == (status, True)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,9 @@ _SHOW_ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc")
 _DEADLINE_S = 10.0
 """Short: sbatch gives these answers in any case."""
 
+OLDEST_SLURM = (22, 5)
+"""The oldest Slurm that the tests run on, as (year, month): Debian 12's. Since then --cpus-per-task is a step's own."""
+
 _NO_CLUSTER = "Could not establish a configuration source"
 """Slurm's word on a machine where its tools are installed and belong to no cluster."""
 
@@ -73,6 +76,11 @@ class Association:
         """Tell whether a job on `partition` is charged to it; False where launch.slurm.account does not say."""
         is_named = slurm.account is not None and self.account.lower() == slurm.account.lower()
         return is_named and self.partition in ("", partition.name)
+
+
+def ask_version() -> Answer:
+    """Ask which Slurm is installed here; asks no scheduler."""
+    return run_command(["sbatch", "--version"], _DEADLINE_S)
 
 
 def ask_partitions() -> Answer:
