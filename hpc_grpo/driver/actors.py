@@ -42,6 +42,9 @@ _MAX_GROUPS_PER_GRADER = 10_000
 
 _GPU_LEARNER_THREADS = 16
 
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""torch reads the first that is set, and no second."""
+
 
 @dataclass(frozen=True)
 class NodeSlots:
@@ -117,6 +120,24 @@ def _no_gpus(config: Config, address: str) -> str:
     )
 
 
+def learner_environment(config: Config, environ: Mapping[str, str], *, on_gpu: bool) -> dict[str, str]:
+    """Return the variables that a learner's process needs on top of `environ`, before torch is imported."""
+    # On a GPU node they run the optimizer of an offloading learner, whose cores nobody else wants.
+    threads = str(config.train.num_threads or (_GPU_LEARNER_THREADS if on_gpu else 1))
+    variables = {
+        "OMP_NUM_THREADS": threads,
+        # Threads that spin for long take the cores that engines need; ones that never do train half as fast.
+        "GOMP_SPINCOUNT": "10000",
+        "DS_ACCELERATOR": "cuda" if on_gpu else "cpu",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+    if on_gpu and not any(environ.get(name) for name in _ALLOCATOR_VARIABLES):
+        # No two microbatches are equally long, and blocks of fixed sizes leave gaps between them. Engines, which take
+        # their memory once, stay without: vLLM refuses it where a KV cache is registered with a network.
+        variables[_ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
+    return variables
+
+
 class Workers:
     """All actors of the run, created at once; `start` waits for them."""
 
@@ -152,7 +173,7 @@ class Workers:
 
     def _learners(self, slot: NodeSlots, ranks: Iterator[int]) -> list[Any]:
         actor = ray.remote(LearnerActor)
-        environment = {"env_vars": self._learner_environment()}
+        environment = {"env_vars": learner_environment(self._config, os.environ, on_gpu=self._on_gpu)}
         return [
             actor.options(**slot.learner_options(index), runtime_env=environment).remote(
                 self._config, next(ranks), self._num_learners, self._total_optimizer_steps
@@ -178,14 +199,3 @@ class Workers:
         pinned = {f"node:{slot.address}": _PIN}
         actor = ray.remote(Grader).options(num_cpus=0, resources=pinned, max_concurrency=_MAX_GROUPS_PER_GRADER)
         return actor.remote(self._config, tokenizer)
-
-    def _learner_environment(self) -> dict[str, str]:
-        # On a GPU node they run the optimizer of an offloading learner, whose cores nobody else wants.
-        threads = str(self._config.train.num_threads or (_GPU_LEARNER_THREADS if self._on_gpu else 1))
-        return {
-            "OMP_NUM_THREADS": threads,
-            # Threads that spin for long take the cores that engines need; ones that never do train half as fast.
-            "GOMP_SPINCOUNT": "10000",
-            "DS_ACCELERATOR": "cuda" if self._on_gpu else "cpu",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-        }

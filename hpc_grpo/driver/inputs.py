@@ -5,6 +5,7 @@ Produces `Inputs` without Ray, torch or a GPU, so that a mistake costs seconds a
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 from hpc_grpo.config import Config
 from hpc_grpo.data.sources import load_items
 from hpc_grpo.data.stream import DemonstrationStream, PromptStream
-from hpc_grpo.data.tokenizer import check_context_length, load_tokenizer, stop_token_ids
+from hpc_grpo.data.tokenizer import check_context_length, load_tokenizer, model_folder, stop_token_ids
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.registry import ADVANTAGES
+from hpc_grpo.weights.contract import refuse_experts
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ def load_inputs(config: Config) -> Inputs:
     """Load and check the inputs, the user's functions among them. Raises ConfigError for the first that is wrong."""
     tokenizer = load_tokenizer(config)
     check_context_length(config)
+    if config.needs.rollouts:
+        refuse_experts(json.loads((model_folder(config.model.path) / "config.json").read_text()), config.model.path)
     stop_ids = stop_token_ids(config, tokenizer)
     items = load_items(config.data.train)
     if not config.needs.rollouts:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hpc_grpo.errors import ConfigError
+
 PACKED_SDPA = "packed_sdpa"
 
 
@@ -94,11 +96,35 @@ def packed_sdpa(
     """
     _check_supported(attention_mask, dropout, document_layout, kwargs)
     queries, keys, values = (_to_grid(tensor, document_layout) for tensor in (query, key, value))
-    is_grouped = query.shape[1] != key.shape[1]
+    num_sharing = query.shape[1] // key.shape[1]
+    if num_sharing > 1 and not has_grouped_kernel(query.device.type, query.dtype, query.shape[-1]):
+        keys, values = (heads.repeat_interleave(num_sharing, dim=1) for heads in (keys, values))
     output = functional.scaled_dot_product_attention(
-        queries, keys, values, is_causal=True, scale=scaling, enable_gqa=is_grouped
+        queries, keys, values, is_causal=True, scale=scaling, enable_gqa=queries.shape[1] != keys.shape[1]
     )
     return _to_tokens(output, document_layout), None
+
+
+def has_grouped_kernel(device_type: str, dtype: torch.dtype, head_size: int) -> bool:
+    """Say whether a fused kernel takes fewer heads of keys than of queries; without one torch builds `[H, T, T]`.
+
+    On CUDA only flash attention does, in 16 bits and up to 256 channels a head. The memory-efficient kernel, which
+    takes float32 and wider heads, wants as many of each (`can_use_mem_efficient_attention` in torch's
+    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp), and torch says nothing where it falls back.
+    """
+    return device_type != "cuda" or (dtype != torch.float32 and head_size <= 256)
+
+
+def require_flash_attention() -> None:
+    """Raise ConfigError where flash-attn is missing: transformers would fetch a kernel from a hub in its place."""
+    from transformers.utils import is_flash_attn_2_available
+
+    if not is_flash_attn_2_available():
+        raise ConfigError(
+            "train.attention = flash_attention_2 needs a GPU that torch sees, and the package flash-attn in the Python "
+            "of the nodes: one of them is missing. Kernels are not fetched from a hub while a run starts. Install "
+            "flash-attn for that torch, or set train.attention: sdpa, whose kernels come with torch."
+        )
 
 
 def _check_supported(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.attention import PACKED_SDPA, document_layout, register_packed_sdpa
+from hpc_grpo.learner.attention import PACKED_SDPA, document_layout, register_packed_sdpa, require_flash_attention
 from hpc_grpo.learner.head import LogprobHead
 from hpc_grpo.learner.packing import PackedBatch
 from hpc_grpo.types import ParameterSpec
@@ -115,8 +115,7 @@ def _merging_module(model: PolicyModel, name: str) -> Any:
 
 def load_policy(config: Config, use_gradient_checkpointing: bool) -> PolicyModel:
     """Load `model.path` for training. Raises ConfigError for a model that the packed forward pass cannot compute."""
-    register_packed_sdpa()
-    attention = PACKED_SDPA if config.train.attention == "sdpa" else config.train.attention
+    attention = _attention_kernel(config)
     dtype = getattr(torch, config.model.dtype)
     language_model = _from_pretrained(config.model.path, dtype=dtype, attn_implementation=attention)
     _check_model(language_model, config)
@@ -126,6 +125,15 @@ def load_policy(config: Config, use_gradient_checkpointing: bool) -> PolicyModel
     # Gradient checkpointing acts in training mode only; with dropout at zero the mode changes nothing else.
     language_model.train()
     return PolicyModel(language_model, config)
+
+
+def _attention_kernel(config: Config) -> str:
+    """Return the name under which transformers has the kernel of `train.attention`. Raises ConfigError without it."""
+    if config.train.attention == "flash_attention_2":
+        require_flash_attention()
+        return "flash_attention_2"
+    register_packed_sdpa()
+    return PACKED_SDPA
 
 
 def _from_pretrained(path: str, **kwargs: Any) -> Any:

@@ -15,9 +15,9 @@ from typing import Any
 
 from hpc_grpo.data.hugging_face import find_model, read_header, weight_files
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.weights.contract import DENSE_ARCHITECTURES
 
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-KNOWN_ARCHITECTURES = ("qwen2", "qwen3", "llama", "mistral")
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,10 @@ def read_model(path: str, environ: Mapping[str, str]) -> Model:
     if counted is not None:
         return Model(path, shape, counted, "safetensors headers")
     kind = settings.get("model_type")
-    if kind not in KNOWN_ARCHITECTURES:
+    if kind not in DENSE_ARCHITECTURES:
         raise ConfigError(
             f"model.path = {path}: {folder} has no safetensors files to count, and no formula is known for "
-            f"model_type = {kind!r} (known: {', '.join(KNOWN_ARCHITECTURES)}). Fetch the weights too."
+            f"model_type = {kind!r} (known: {', '.join(DENSE_ARCHITECTURES)}). Fetch the weights too."
         )
     return Model(path, shape, shape.num_parameters, "formula on config.json")
 

@@ -6,6 +6,8 @@ doctor reports whether model and data are where an offline job finds them (`mode
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -17,11 +19,13 @@ from hpc_grpo.config.resources import check_fits, node_demand
 from hpc_grpo.data.hugging_face import dataset_folders, datasets_cache, find_model, hub_cache, is_offline
 from hpc_grpo.data.sources import completion_text, load_items
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.environment.rules import job_environ
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.place.slurm.partition import refuse_what_cannot_start
 from hpc_grpo.preflight.findings import Context, Finding, failure, ok, skipped, warning
 from hpc_grpo.preflight.prefetch.items import Item, dataset_of, is_there, items_of
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.weights.contract import refuse_experts
 
 _PREFETCH = "hpc-grpo prefetch CONFIG, on a login node"
 
@@ -39,6 +43,7 @@ def refusals(config: Config) -> Iterator[ConfigError]:
         partial(refuse_missing_python, config.launch),
         partial(refuse_missing_notify, config.launch, start),
         partial(refuse_missing_inputs, config, start),
+        partial(refuse_mixture_of_experts, config, start),
         partial(refuse_unreadable_data, config, start),
         partial(refuse_too_few_gpus, config),
         partial(refuse_what_cannot_start, config.launch),
@@ -79,6 +84,22 @@ def refuse_missing_inputs(config: Config, working_dir: Path) -> None:
             f"The job would not find what its config names:\n{listed}\n"
             f"Give paths that exist; relative ones are relative to {working_dir}."
         )
+
+
+def refuse_mixture_of_experts(config: Config, working_dir: Path) -> None:
+    """Raise ConfigError where the model's weights could not be published to engines.
+
+    Not judged: a model that is not on this machine, or whose config.json cannot be read.
+    """
+    path = config.model.path
+    name = str(working_dir / path) if is_there(working_dir / path) else path
+    try:
+        folder = find_model(name, job_environ(os.environ, config.launch.env))
+        settings = json.loads((folder / "config.json").read_text())
+    except (ConfigError, OSError, ValueError):
+        return
+    if config.needs.rollouts and isinstance(settings, dict):
+        refuse_experts(settings, path)
 
 
 def refuse_unreadable_data(config: Config, working_dir: Path) -> None:

@@ -6,12 +6,36 @@ engine parameter back to the Hugging Face names that fill it and compares sizes 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import ParameterSpec
 
 _EXACT_IN = {"float32": ("bfloat16", "float16")}
 """The types whose every value another type holds: vLLM's kernels for CPUs with AMX keep biases in float32."""
+
+DENSE_ARCHITECTURES = ("qwen2", "qwen3", "llama", "mistral")
+"""Values of `model_type`: what `plan` has formulas for, and whose parameters and buffers tests compare."""
+_NUMBER_OF_EXPERTS = re.compile(r"(moe_)?(num|n)_((local|routed)_)?experts")
+
+
+def refuse_experts(settings: Mapping[str, Any], path: str) -> None:
+    """Raise ConfigError where a config.json describes a mixture of experts, which engines have under other names.
+
+    Asked before nodes and weights are: the contract itself is compared when both sides have loaded the model.
+    """
+    for name, value in settings.items():
+        if isinstance(value, Mapping):  # text_config, ffn_config
+            refuse_experts({"architectures": settings.get("architectures"), **value}, path)
+        elif _NUMBER_OF_EXPERTS.fullmatch(name) and value not in (None, 0, 1):
+            named = settings.get("architectures") or [settings.get("model_type", "its architecture")]
+            raise ConfigError(
+                f"model.path = {path}: {named[0]} is a mixture of experts ({name} = {value}), whose weights cannot be "
+                f"published: engines fuse the experts of a layer, learners do not. Take a dense decoder "
+                f"({', '.join(DENSE_ARCHITECTURES)} are tested); task: sft trains without engines."
+            )
 
 
 def contract_differences(

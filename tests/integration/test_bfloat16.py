@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_grpo.plan.model import KNOWN_ARCHITECTURES
+from hpc_grpo.weights.contract import DENSE_ARCHITECTURES
 from tests.integration.kill_resume import differing_weights
 from tests.integration.learner_processes import make_config, run_ranks
 from tests.integration.precision import KL_BOUND, Precision, bfloat16_config, measure
@@ -46,7 +46,7 @@ def rounded_buffers(rank: int, world_size: int, store: Any, root: Path) -> dict[
     from hpc_grpo.learner.learner import Learner
 
     different: dict[str, list[str]] = {}
-    for kind in KNOWN_ARCHITECTURES:
+    for kind in DENSE_ARCHITECTURES:
         for rope, settings in ROPES.items():
             path = root / f"{kind}-{rope}"
             described = AutoConfig.for_model(kind, **SHAPE, rope_parameters={"rope_type": rope, **settings})

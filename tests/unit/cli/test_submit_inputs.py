@@ -212,3 +212,13 @@ def test_gpus_that_suffice_or_that_slurm_is_asked_for_otherwise_are_accepted(
     result = submit("model.path=org/m", *words)
     assert result.exit_code == 0, result.stderr
     assert len(queue.requests) == 1
+
+
+def test_a_mixture_of_experts_is_refused_before_it_queues(queue: FakeQueue, tmp_path: Path) -> None:
+    (tmp_path / "moe").mkdir()
+    (tmp_path / "moe" / "config.json").write_text('{"architectures": ["MixtralForCausalLM"], "num_local_experts": 8}')
+    refused = submit("model.path=./moe")
+    assert refused.exit_code == EXIT_CONFIG
+    assert "model.path = ./moe: MixtralForCausalLM is a mixture of experts (num_local_experts = 8)" in refused.stderr
+    assert queue.requests == []
+    assert submit("model.path=./moe", "task=sft").exit_code == 0

@@ -9,7 +9,7 @@ import pytest
 
 from hpc_grpo.config import Config
 from hpc_grpo.driver import actors
-from hpc_grpo.driver.actors import NodeSlots, reserve_nodes
+from hpc_grpo.driver.actors import NodeSlots, learner_environment, reserve_nodes
 from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
 
@@ -67,3 +67,23 @@ def test_a_cpu_run_may_reserve_gpus_that_have_no_device_behind_them(
     """As on a cluster to try things on: GRES of name only, no driver."""
     (slots,) = reserve(on_device(device), 4, False)
     assert slots.learner_options(0)["num_gpus"] == 1
+
+
+SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "on_gpu", "expected"),
+    [
+        ({}, True, SEGMENTS),
+        ({}, False, {}),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}, True, {}),
+        ({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}, True, {}),
+    ],
+    ids=["GPU", "CPU", "a user's own", "a user's own by its new name"],
+)
+def test_a_learner_on_a_gpu_allocates_in_segments_that_grow_unless_the_user_chose(
+    environ: dict[str, str], on_gpu: bool, expected: dict[str, str]
+) -> None:
+    variables = learner_environment(minimal_config(), environ, on_gpu=on_gpu)
+    assert {name: value for name, value in variables.items() if name.endswith("ALLOC_CONF")} == expected

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from hpc_grpo.learner.attention import document_layout, packed_sdpa
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.learner import attention
+from hpc_grpo.learner.attention import (
+    document_layout,
+    has_grouped_kernel,
+    packed_sdpa,
+    require_flash_attention,
+)
 
 
 def test_kernel_refuses_what_it_does_not_compute() -> None:
@@ -21,3 +30,45 @@ def test_kernel_refuses_what_it_does_not_compute() -> None:
         with pytest.raises(ValueError, match=message):
             packed_sdpa(None, heads, heads, heads, **arguments)
     packed_sdpa(None, heads, heads, heads, None, sliding_window=4, document_layout=layout)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_size", "expected"),
+    [
+        ("cuda", torch.bfloat16, 128, True),
+        ("cuda", torch.bfloat16, 512, False),
+        ("cuda", torch.float32, 128, False),
+        ("cpu", torch.float32, 512, True),
+    ],
+)
+def test_only_flash_attention_takes_grouped_heads_on_cuda(
+    device: str, dtype: torch.dtype, head_size: int, expected: bool
+) -> None:
+    assert has_grouped_kernel(device, dtype, head_size) == expected
+
+
+def test_heads_are_repeated_where_no_fused_kernel_takes_them_grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise torch falls back to scores `[H, T, T]` without a word."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 9, 8) for heads in (6, 2, 2))
+    layout = document_layout((4, 5), "cpu")
+    grouped, _ = packed_sdpa(None, query, key, value, None, document_layout=layout)
+    seen = []
+    plain = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(*heads: torch.Tensor, **options: Any) -> torch.Tensor:
+        seen.append(([tensor.shape[1] for tensor in heads], options["enable_gqa"]))
+        return plain(*heads, **options)
+
+    monkeypatch.setattr(attention, "has_grouped_kernel", lambda *_: False)
+    monkeypatch.setattr(attention.functional, "scaled_dot_product_attention", watched)
+    repeated, _ = packed_sdpa(None, query, key, value, None, document_layout=layout)
+    assert seen == [([6, 6, 6], False)]
+    torch.testing.assert_close(repeated, grouped)
+
+
+def test_a_missing_flash_attention_is_an_error_that_names_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers with the package `kernels` would download one."""
+    monkeypatch.setattr("transformers.utils.is_flash_attn_2_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"needs .* flash-attn.*set train\.attention: sdpa"):
+        require_flash_attention()

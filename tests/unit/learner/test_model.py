@@ -184,3 +184,19 @@ def test_a_model_with_dropout_is_loaded_without_it(model_path: Path) -> None:
     assert policy.training
     batch = pack(make_sequences(UNEQUAL))
     torch.testing.assert_close(policy(batch)[0], policy(batch)[0], rtol=0.0, atol=0.0)
+
+
+def test_no_attention_kernel_is_fetched_from_a_hub(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the package `kernels`, and without flash-attn, transformers asks the hub for one."""
+    fetched: list[str] = []
+
+    def fetch(name: str, **_: Any) -> None:
+        fetched.append(name)
+        raise OSError("no network")
+
+    monkeypatch.setattr("transformers.modeling_utils.is_kernels_available", lambda: True)
+    monkeypatch.setattr("transformers.modeling_utils.lazy_import_flash_attention", fetch)
+    with pytest.raises(ConfigError) as caught:
+        load_policy(make_config(model_path, train={"attention": "flash_attention_2"}, model={"device": "auto"}), False)
+    assert fetched == []
+    assert "set train.attention: sdpa" in str(caught.value)

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
+
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import ParameterSpec
-from hpc_grpo.weights.contract import contract_differences
+from hpc_grpo.weights.contract import contract_differences, refuse_experts
 
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 
@@ -104,3 +108,26 @@ def test_an_engine_may_hold_bfloat16_in_float32() -> None:
 def test_all_differences_are_listed_at_once() -> None:
     learner = [*with_changed(LEARNER, spec("norm.weight", 8, dtype="float64"))[1:], spec("extra", 1)]
     assert len(contract_differences(learner, ENGINE, PACKED)) == 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128},
+        {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 8},
+        {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 256},
+        {"model_type": "ernie4_5_moe", "moe_num_experts": [64, 64]},
+        {"architectures": ["Llama4ForConditionalGeneration"], "text_config": {"num_local_experts": 16}},
+    ],
+    ids=lambda settings: settings.get("model_type", "nested"),
+)
+def test_a_mixture_of_experts_is_refused_by_its_architecture(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        refuse_experts(settings, "some/model")
+    assert (settings.get("architectures") or [settings["model_type"]])[0] in str(caught.value)
+    assert "qwen2, qwen3, llama, mistral" in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{}, {"model_type": "qwen3", "num_experts": 0, "num_experts_per_tok": 8}])
+def test_a_dense_model_is_not_refused(settings: dict[str, Any]) -> None:
+    refuse_experts(settings, "some/model")
