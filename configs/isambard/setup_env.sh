@@ -28,5 +28,7 @@ print("torch", torch.__version__, "for CUDA", torch.version.cuda)
 sys.exit(None if torch.version.cuda else "error: this torch is a CPU build: set PIP_EXTRA_INDEX_URL to the CUDA wheel index")'
 
 for config in "${configs[@]}"; do hpc-grpo prefetch "$config"; done
-echo "Ready. Put your account in configs/isambard/site.yaml (account: brics.PROJECT), then:"
+echo "Ready. Runs go to \$SCRATCHDIR/hpc-grpo: put this into your ~/.bashrc, so that commands find them by name:"
+echo "  export HPC_GRPO_RUNS_ROOT=\$SCRATCHDIR/hpc-grpo"
+echo "Put your account in configs/isambard/site.yaml (account: brics.PROJECT), then:"
 echo "  sbatch --account=ACCOUNT --time=1:00:00 sbatch/grpo_rlzero.sbatch configs/isambard/grpo_debug_single_node.sh"

@@ -80,7 +80,7 @@ def load_request(config_name: str, overrides: Sequence[str]) -> Request:
         return Request(load_config(config_name, overrides), list(overrides))
     shell = read_shell_config(find_config(config_name))
     all_overrides = [*shell.overrides, *overrides]
-    config = load_config(shell.config_name, all_overrides)
+    config = load_config(shell.config_name, all_overrides, {**os.environ, **shell.exported})
     return Request(with_exported(config, shell.exported), all_overrides, shell.exported)
 
 

@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from hpc_grpo.config.section import Section
+from hpc_grpo.config.section import PathText, Section
 
 
 class ModelConfig(Section):
-    path: str = Field(description="Hugging Face model: a folder, or a name in the local cache.")
+    path: PathText = Field(description="Hugging Face model: a folder, or a name in the local cache.")
     dtype: Literal["float32", "bfloat16"] = Field(
         "bfloat16", description="Precision of the forward pass, of the engines and of the published weights."
     )
@@ -23,7 +23,7 @@ class ModelConfig(Section):
 
 
 class DatasetConfig(Section):
-    path: str = Field(description="A .jsonl or .json file, a folder of a saved data set, or a Hugging Face name.")
+    path: PathText = Field(description="A .jsonl or .json file, a folder of a saved data set, or a Hugging Face name.")
     split: str = Field("train", description="Split of a Hugging Face data set.")
     subset: str | None = Field(None, description="Configuration name of a Hugging Face data set (GSM8K: main).")
     prompt_field: str = Field("question", description="Column with the prompt text.")

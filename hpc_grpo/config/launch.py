@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
-from hpc_grpo.config.section import Section
+from hpc_grpo.config.section import PathText, Section
 
 
 class PlacementConfig(Section):
@@ -51,7 +51,7 @@ class LaunchConfig(Section):
         None,
         description="Network interface between nodes: Ray, Gloo, NCCL (Isambard: hsn0); null: the default route's.",
     )
-    python: str | None = Field(
+    python: PathText | None = Field(
         None, description="Python of the jobs, with hpc-grpo and Ray: an absolute path; null: the one that submits."
     )
     modules: list[str] = Field(default_factory=list, description="Environment modules the job loads.")
@@ -81,16 +81,9 @@ class LaunchConfig(Section):
     @field_validator("python")
     @classmethod
     def _whole_path(cls, python: str | None) -> str | None:
-        """Expand ~, which the job script would quote, and refuse what is no absolute path."""
-        if python is None:
-            return None
-        try:
-            path = Path(python).expanduser()
-        except RuntimeError as error:  # ~name of nobody
-            raise ValueError(f"{error} Give the whole path") from error
-        if "$" in python or not path.is_absolute():
+        if python is not None and not Path(python).is_absolute():
             raise ValueError(
-                "must be an absolute path without variables, as the job takes it literally. Give the whole path of a "
-                "Python, such as /projects/me/env/bin/python"
+                "must be an absolute path, as the job takes it literally. Give the whole path of a Python, such as "
+                "/projects/me/env/bin/python"
             )
-        return str(path)
+        return python

@@ -5,8 +5,9 @@ Ours and no library's for its errors: each is one `ConfigError` with the rule, t
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from hpc_grpo.config.launch import LaunchConfig
 from hpc_grpo.config.rules import check_rules
 from hpc_grpo.config.schema import Config
+from hpc_grpo.config.section import Loading
 from hpc_grpo.errors import ConfigError, nearest
 
 CONFIGS_DIR = Path(__file__).resolve().parents[2] / "configs"
@@ -44,26 +46,27 @@ for _kind in (_Loader, _Dumper):
         _kind.yaml_implicit_resolvers[_first].insert(0, ("tag:yaml.org,2002:str", _CLOCK))
 
 
-def load_config(name: str, overrides: Iterable[str] = ()) -> Config:
+def load_config(name: str, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> Config:
     """Load a config by path or by name below `configs/`, apply `key.path=value` overrides and check it.
 
-    `key.path+=[value]` adds to the list that the files and the overrides before it give.
-
-    Raises ConfigError.
+    `key.path+=[value]` adds to the list that the files and the overrides before it give. `~` and variables of `environ`
+    are written out in paths (`section.LocalPath`). Raises ConfigError.
     """
     path = find_config(name)
     values = _read_layers(path)
     for override in overrides:
         _apply_override(values, override)
-    return _validated(values, str(path))
+    return _validated(values, str(path), Loading(environ))
 
 
-def load_launch(name: str | None, overrides: Iterable[str] = ()) -> LaunchConfig:
+def load_launch(
+    name: str | None, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ
+) -> LaunchConfig:
     """Load the `launch` section of a config that may lack all others, such as a site's; its defaults without a name."""
     values = {} if name is None else _read_layers(find_config(name))
     for override in overrides:
         _apply_override(values, override)
-    return _validated_launch(values, name or "This")
+    return _validated_launch(values, name or "This", Loading(environ))
 
 
 def load_resolved(path: Path) -> Config:
@@ -75,12 +78,13 @@ def load_resolved_launch(path: Path) -> LaunchConfig:
     return _validated_launch(_read_resolved(path), str(path))
 
 
-def with_overrides(config: Config, overrides: Iterable[str]) -> Config:
+def with_overrides(config: Config, overrides: Iterable[str], environ: Mapping[str, str] = os.environ) -> Config:
     """Apply `overrides` to a resolved config and check it as `load_config` does. Raises ConfigError."""
     values = config.model_dump(mode="json")
+    resolved = frozenset(_texts(values))
     for override in overrides:
         _apply_override(values, override)
-    return _validated(values, "With these overrides it")
+    return _validated(values, "With these overrides it", Loading(environ, resolved))
 
 
 def to_yaml(config: Config) -> str:
@@ -183,20 +187,29 @@ def _position(items: list[Any], index: str, key: str) -> int:
     return int(index)
 
 
-def _validated(values: Mapping[str, Any], origin: str) -> Config:
+def _validated(values: Mapping[str, Any], origin: str, loading: Loading | None = None) -> Config:
     try:
-        config = Config.model_validate(values)
+        config = Config.model_validate(values, context=loading)
     except ValidationError as error:
         raise ConfigError(f"{origin} is not a valid config:\n{_problems(error)}") from None
     check_rules(config)
     return config
 
 
-def _validated_launch(values: Mapping[str, Any], origin: str) -> LaunchConfig:
+def _validated_launch(values: Mapping[str, Any], origin: str, loading: Loading | None = None) -> LaunchConfig:
     try:
-        return LaunchConfig.model_validate(values.get("launch", {}))
+        return LaunchConfig.model_validate(values.get("launch", {}), context=loading)
     except ValidationError as error:
         raise ConfigError(f"{origin} is not a valid config:\n{_problems(error, 'launch')}") from None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in nested mappings and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
 
 
 def _problems(error: ValidationError, *above: str) -> str:
@@ -214,7 +227,7 @@ def _explain(detail: dict[str, Any]) -> str:
         return f"{key}: unknown key{nearest(location[-1], valid)} Valid here: {', '.join(valid)}."
     if detail["type"] == "missing":
         return f"{key}: must be set."
-    return f"{key} = {detail['input']!r}: {detail['msg']}."
+    return f"{key} = {detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}."
 
 
 def _valid_keys(location: list[str]) -> list[str]:

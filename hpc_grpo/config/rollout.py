@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from hpc_grpo.config.section import Fraction, Section
+from hpc_grpo.config.section import Fraction, PathText, Section
 
 
 class RolloutConfig(Section):
@@ -24,7 +24,7 @@ class RolloutConfig(Section):
 
 
 class RewardConfig(Section):
-    name: str = Field(description="A reward of rewards/builtin, or module:function.")
+    name: PathText = Field(description="A reward of rewards/builtin, or module:function.")
     weight: float = Field(1.0, description="Factor of this reward in the sum.")
     timeout_s: PositiveFloat = Field(10.0, description="Deadline of one call (one group).")
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the reward.")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
-from hpc_grpo.config.section import Section
+from hpc_grpo.config.section import LocalPath, PathText, Section
 
 
 class RunConfig(Section):
     name: str = Field(description="Name of the run; its folder below `root`.")
-    root: Path = Field(
+    root: Annotated[Path, LocalPath] = Field(
         Path("runs"), description="Folder that holds the run directories, made absolute; shared by all nodes."
     )
     seed: NonNegativeInt = Field(0, description="Decides the shuffle, the sampling and the initial RNG state.")
@@ -20,10 +20,7 @@ class RunConfig(Section):
     @field_validator("root")
     @classmethod
     def _absolute(cls, root: Path) -> Path:
-        try:
-            return root.expanduser().absolute()
-        except RuntimeError as error:  # ~name of nobody
-            raise ValueError(f"{error} Give the whole path") from error
+        return root.absolute()
 
 
 class CheckpointConfig(Section):
@@ -52,7 +49,7 @@ class EvalConfig(Section):
     num_samples: PositiveInt = Field(1, description="Completions per prompt, n of pass@k.")
     pass_k: list[PositiveInt] = Field(default_factory=lambda: [1], description="Values of k; at most num_samples.")
     temperature: NonNegativeFloat = Field(1.0, description="0: greedy.")
-    reward: str = Field("correctness", description="The reward that decides what counts as solved.")
+    reward: PathText = Field("correctness", description="The reward that decides what counts as solved.")
     solved_at: float = Field(1.0, description="A completion with at least this reward is solved.")
 
 

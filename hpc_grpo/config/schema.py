@@ -14,7 +14,7 @@ from hpc_grpo.config.launch import LaunchConfig, PlacementConfig
 from hpc_grpo.config.ppo import PpoConfig
 from hpc_grpo.config.rollout import EngineConfig, GradingConfig, RewardConfig, RolloutConfig, WeightsConfig
 from hpc_grpo.config.run import CheckpointConfig, DeadlinesConfig, EvalConfig, MetricsConfig, RunConfig
-from hpc_grpo.config.section import Section
+from hpc_grpo.config.section import PathText, Section
 from hpc_grpo.config.train import LossConfig, SftConfig, TrainConfig
 from hpc_grpo.registry import ALGORITHMS
 from hpc_grpo.types import Needs
@@ -24,7 +24,9 @@ class Config(Section):
     """Decides a run. Its resolved copy is config.yaml in the run directory."""
 
     run: RunConfig
-    task: str = Field("grpo", description="An algorithm of algorithms/: grpo, ppo, or sft (supervised fine-tuning).")
+    task: PathText = Field(
+        "grpo", description="An algorithm of algorithms/: grpo, ppo, or sft (supervised fine-tuning)."
+    )
     model: ModelConfig
     data: DataConfig
     rewards: list[RewardConfig] = Field(

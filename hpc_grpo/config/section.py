@@ -1,15 +1,59 @@
-"""The base of every section: unknown keys are errors, and nothing changes after loading."""
+"""The base of every section: unknown keys are errors, nothing changes after loading, and paths are written out."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+VARIABLE = re.compile(r"\$(\w+)|\$\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Where paths of a config come from, while it is loaded: the user's variables, and texts that stay as they are."""
+
+    environ: Mapping[str, str]
+    resolved: frozenset[str] = frozenset()
 
 
 class Section(BaseModel):
     """A section of the YAML file. The description of a field is what `hpc-grpo config` prints beside its key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def _written_out(value: object, info: ValidationInfo) -> object:
+    """Replace `~` and `$NAME` once, when the user's config is loaded: a run directory's copy has no `Loading`.
+
+    Raises ValueError for a variable that is not set or empty, and for the home of nobody.
+    """
+    loading = info.context
+    if not isinstance(loading, Loading) or not isinstance(value, str) or value in loading.resolved:
+        return value
+    text = VARIABLE.sub(lambda match: _value(match[1] or match[2], loading.environ), value)
+    home, separator, below = text.partition("/")
+    try:
+        return f"{Path(home).expanduser()}{separator}{below}" if home.startswith("~") else text
+    except RuntimeError as error:
+        raise ValueError(f"{home} is the home of nobody here. Give the whole path") from error
+
+
+def _value(name: str, environ: Mapping[str, str]) -> str:
+    if found := environ.get(name):
+        return found
+    raise ValueError(f"{name} is not set here. Export it, or write out what it stands for")
+
+
+LocalPath = BeforeValidator(_written_out)
+"""Marks a key whose text is a path, or a name that may be one, of the machine that loads the config.
+
+Not so `launch.local_dir`, `launch.env` and `launch.notify`: their variables are the nodes'.
+"""
+PathText = Annotated[str, LocalPath]

@@ -147,13 +147,12 @@ def _may_bring_gpus(slurm: SlurmConfig) -> bool:
 def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str]]:
     """Yield the key of each path that the run would read and that is not there, below `working_dir`, and say so.
 
-    Not judged: names of the Hugging Face hub, and paths with a `$`, whose variable may be one of the job's.
+    Not judged: names of the Hugging Face hub.
     """
     for key, name, path in _local_paths(config, working_dir):
         place = working_dir / path
-        if "$" not in name and not is_there(place):
-            hint = " (~ is not expanded here: write the folder out)" if name.startswith("~") else ""
-            yield key, f"{key} = {name}: there is no {place}{hint}"
+        if not is_there(place):
+            yield key, f"{key} = {name}: there is no {place}"
 
 
 def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, str]]:

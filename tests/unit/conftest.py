@@ -22,6 +22,12 @@ CHAT_TEMPLATE = (
 )
 
 
+@pytest.fixture(autouse=True)
+def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set what the shipped configs of a site expect in the environment of its users."""
+    monkeypatch.setenv("SCRATCHDIR", "/scratch/me")
+
+
 @pytest.fixture
 def make_tokenizer() -> Callable[..., Any]:
     """A maker of character-level tokenizers: one token per ASCII character, no download."""

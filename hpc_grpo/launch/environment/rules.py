@@ -11,6 +11,7 @@ import re
 import socket
 from collections.abc import Iterable, Mapping
 
+from hpc_grpo.config.section import VARIABLE
 from hpc_grpo.errors import ConfigError
 
 ALLOWED: dict[str, str] = {
@@ -120,7 +121,6 @@ DENIED_PREFIXES: dict[str, str] = {
 }
 """These win over everything but an explicit `launch.env`."""
 
-_VARIABLE = re.compile(r"\$(\w+)|\$\{(\w+)\}")
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _SECRET = re.compile(r"(^|_)(API_?)?(KEYS?|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
 
@@ -181,14 +181,14 @@ def job_environ(environ: Mapping[str, str], env: Mapping[str, str]) -> dict[str,
 
 def expand(text: str, environ: Mapping[str, str] = os.environ) -> str:
     """Replace `$NAME` and `${NAME}`; an unknown name stays as it is, since a site's may exist in its jobs only."""
-    return _VARIABLE.sub(lambda match: environ.get(match[1] or match[2], match[0]), text)
+    return VARIABLE.sub(lambda match: environ.get(match[1] or match[2], match[0]), text)
 
 
 def check_resolved(env: Mapping[str, str], environ: Mapping[str, str]) -> None:
     """Raise ConfigError for a value of launch.env that names a variable which this node does not have."""
     for name, text in env.items():
         if unknown := [
-            found[1] or found[2] for found in _VARIABLE.finditer(text) if (found[1] or found[2]) not in environ
+            found[1] or found[2] for found in VARIABLE.finditer(text) if (found[1] or found[2]) not in environ
         ]:
             raise ConfigError(
                 f"launch.env.{name} = {text}: {unknown[0]} is not set on {socket.gethostname()}, where training runs. "

@@ -87,15 +87,15 @@ def test_a_cache_that_launch_env_names_is_found(tmp_path: Path) -> None:
 
 
 def test_measured_steps_are_reported(tmp_path: Path) -> None:
-    config = load_config(CONFIG_7B)
-    run = tmp_path / "runs" / "grpo_7b_rlzero_general"
+    config = load_config(CONFIG_7B, [f"run.root={tmp_path}"])
+    run = tmp_path / "grpo_7b_rlzero_general"
     (run / "attempts" / "1-77").mkdir(parents=True)
     (run / "config.yaml").write_text(to_yaml(config))
     record = {"attempt": 1, "job_id": "77", "source": "slurm", "nodes": ["a", "b"], "started_at": 0.0, "ends_at": None}
     (run / "attempts" / "1-77" / "attempt.json").write_text(json.dumps({**record, "supervisor_pid": 1}))
     steps = [{"step": step, "attempt": 1, "time": 0.0, "time/step_s": 36.0} for step in range(1, 8)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
-    output = call("plan", CONFIG_7B, "--size", "7B").output
+    output = call("plan", CONFIG_7B, f"run.root={tmp_path}", "--size", "7B").output
     assert "Step time: 36.0 s, the median of 7 steps of attempt 1 on 2 nodes." in output
     remaining = -(-1_000_000 // 1024) - 7
     assert f"Node-hours left: {remaining * 36 * 2 / 3600:.1f}, for {remaining} steps." in output

@@ -69,11 +69,11 @@ def test_the_python_of_the_jobs_is_a_whole_path(minimal: Path, monkeypatch: pyte
     assert load(minimal, "launch.python=/env/bin/python").launch.python == "/env/bin/python"
 
 
-@pytest.mark.parametrize("python", ["$PROJECT/env/bin/python", "/proj/$USER/python", "python3", "env/bin/python", "''"])
+@pytest.mark.parametrize("python", ["python3", "env/bin/python", "''"])
 def test_a_python_that_is_no_absolute_path_is_an_error_with_the_fix(python: str, minimal: Path) -> None:
     error = error_of(minimal, f"launch.python={python}")
     assert f"launch.python = {python.strip(chr(39))!r}: " in error
-    assert "must be an absolute path without variables" in error
+    assert "must be an absolute path" in error
     assert "Give the whole path of a Python, such as /" in error
 
 

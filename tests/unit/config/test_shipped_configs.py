@@ -8,6 +8,7 @@ import yaml
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.config.load import CONFIGS_DIR
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.place.base import JobRequest
 from hpc_grpo.launch.place.slurm.sbatch import render
@@ -36,9 +37,10 @@ def test_it_asks_for_the_gpus_that_it_reserves(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SITES, ids=lambda path: path.parent.name)
-def test_a_site_is_launch_settings_alone(path: Path) -> None:
+def test_a_site_is_launch_settings_and_the_folder_of_runs_alone(path: Path) -> None:
     values = yaml.safe_load(path.read_text())
-    assert list(values) == ["launch"]
+    assert list(values) == ["run", "launch"]
+    assert list(values["run"]) == ["root"]
     LaunchConfig.model_validate(values["launch"])
 
 
@@ -56,6 +58,16 @@ def test_isambard_runs_use_the_site_and_all_gpus_of_its_nodes() -> None:
         assert config.placement.learners_per_node + config.engine.engines_per_node == 4
     assert load_request("isambard/grpo_debug_single_node.sh", []).config.train.total_episodes == 100
     assert load_request("isambard/grpo_7b_rlzero_general.sh", []).config.launch.slurm.max_job_chains == 10
+
+
+def test_isambard_runs_are_on_scratch_where_checkpoints_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCRATCHDIR", "/scratch/me")
+    for name in ("grpo_debug_single_node", "grpo_7b_rlzero_general"):
+        assert load_request(f"isambard/{name}", []).config.run_path == Path("/scratch/me/hpc-grpo") / name
+    monkeypatch.delenv("SCRATCHDIR")
+    with pytest.raises(ConfigError, match=r"run.root = '\$SCRATCHDIR/hpc-grpo': SCRATCHDIR is not set here"):
+        load_request("isambard/grpo_debug_single_node", [])
+    assert load_request("isambard/grpo_debug_single_node", ["run.root=/r"]).config.run.root == Path("/r")
 
 
 def test_a_yaml_and_its_shell_twin_agree() -> None:
