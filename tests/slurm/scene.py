@@ -116,6 +116,18 @@ class Scene:
     def jobs(self) -> list[str]:
         return [link.job_id for link in read_chain(self.run).links]
 
+    def running_job(self) -> str:
+        """Wait for a link of the chain to run; return its id."""
+        seen: list[str] = []
+
+        def is_running() -> bool:
+            listed = ["squeue", "-h", "-t", "R", "-o", "%i", "-j", ",".join(self.jobs)]
+            seen[:] = self.cluster.run(listed).stdout.split()
+            return seen != []
+
+        self.cluster.wait_until(is_running, DEADLINE_S, "a link of the chain runs")
+        return seen[0]
+
     def kill(self, node: str, pattern: str) -> None:
         """SIGKILL one process on the node whose command line `pattern` matches."""
         self.cluster.output(["kill", "-9", self.pids(node, pattern)[0]], on=node)
