@@ -55,6 +55,10 @@ class EngineLostError(LaunchError):
     """An engine failed more often than `engine.max_restarts` allows. The learners are as they were."""
 
 
+class GraderLostError(LaunchError):
+    """A grader died more often in a row than `grading.max_restarts` allows. The learners are as they were."""
+
+
 class RunHeldError(LaunchError):
     """Another attempt is training this run."""
 

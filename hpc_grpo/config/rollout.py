@@ -8,6 +8,9 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hpc_grpo.config.section import Fraction, PathText, Section
 
+REWARD_LOAD_S = 120.0
+"""Time for a reward worker to import the rewards: a shared file system with a cold cache takes its time."""
+
 
 class RolloutConfig(Section):
     prompts_per_step: PositiveInt = Field(16, description="Groups trained on in one step.")
@@ -34,6 +37,9 @@ class GradingConfig(Section):
     num_workers: PositiveInt = Field(2, description="Reward processes on each node.")
     max_failed_fraction: Fraction = Field(
         0.1, description="A larger share of prompts whose reward failed in a step stops the run."
+    )
+    max_restarts: NonNegativeInt = Field(
+        3, description="Times in a row that a grader which died is started anew before the driver ends."
     )
 
 

@@ -32,16 +32,27 @@ class CheckpointConfig(Section):
 
 
 class DeadlinesConfig(Section):
+    """When to give up. A phase's own deadline holds until its longest time is known, and bounds it after that."""
+
     start_s: PositiveFloat = Field(
         1800.0, description="Reading the inputs; learners, engines and weight stores coming up; the contract: each."
     )
     resume_s: PositiveFloat = Field(
         14400.0, description="Checking and loading a checkpoint, rewriting it for another number of learners included."
     )
-    generate_wait_s: PositiveFloat = Field(7200.0, description="A step's rollouts, grading included.")
-    train_s: PositiveFloat = Field(7200.0, description="The optimizer steps of one step.")
+    generate_wait_s: PositiveFloat = Field(3600.0, description="A step's rollouts, grading included.")
+    train_s: PositiveFloat = Field(3600.0, description="The optimizer steps of one step.")
     checkpoint_s: PositiveFloat = Field(3600.0, description="A checkpoint and an export.")
     eval_s: PositiveFloat = Field(14400.0, description="An eval.")
+    late_factor: Annotated[float, Field(gt=1.0)] = Field(
+        10.0, description="Late is what takes so many times the longest that it took before in this run."
+    )
+    late_s: PositiveFloat = Field(300.0, description="No phase of the driver is late before this.")
+    silent_s: PositiveFloat = Field(
+        60.0,
+        description="No learner, engine or grader is late before it has shown no progress for so long; start_s until "
+        "its longest pause is known.",
+    )
 
 
 class EvalConfig(Section):

@@ -20,10 +20,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import Bundle, check_fits, node_demand
-from hpc_grpo.driver.engines import RemoteEngine
+from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader
 from hpc_grpo.driver.inputs import Inputs
 from hpc_grpo.driver.learners import LearnerGroup
-from hpc_grpo.driver.remote import get_all
+from hpc_grpo.driver.remote import Deadline, get_all
 from hpc_grpo.driver.sampling import RolloutPool
 from hpc_grpo.driver.weights import NodeMembers, WeightSync
 from hpc_grpo.engine.actor import Engine
@@ -169,7 +169,9 @@ class Workers:
         """Put the engines and graders to work; `weights` bring an engine that takes a dead one's place up to date."""
         # Node by node in turn, so that neighbouring ordinals spread over nodes.
         engines = [engine for rank in zip(*(node.engines for node in self._nodes), strict=True) for engine in rank]
-        return RolloutPool(engines, [node.grader for node in self._nodes], weights.revive)
+        graders = [node.grader for node in self._nodes if node.grader is not None]
+        start_deadline = Deadline(self._config.deadlines.start_s, "deadlines.start_s")
+        return RolloutPool(engines, graders, weights.revive, start_deadline)
 
     def _learners(self, slot: NodeSlots, ranks: Iterator[int]) -> list[Any]:
         actor = ray.remote(LearnerActor)
@@ -193,9 +195,13 @@ class Workers:
         actor = ray.remote(Engine).options(**slot.engine_options(index), runtime_env=environment)
         return actor.remote(self._config, self._inputs.stop_token_ids, on_gpu=self._on_gpu)
 
-    def _grader(self, slot: NodeSlots, tokenizer: Any) -> Any:
+    def _grader(self, slot: NodeSlots, tokenizer: Any) -> RemoteGrader | None:
         if not slot.engine_bundles:
             return None
+        start = functools.partial(self._start_grader, slot, tokenizer)
+        return RemoteGrader(start, slot.address, self._config.grading.max_restarts)
+
+    def _start_grader(self, slot: NodeSlots, tokenizer: Any) -> Any:
         pinned = {f"node:{slot.address}": _PIN}
         actor = ray.remote(Grader).options(num_cpus=0, resources=pinned, max_concurrency=_MAX_GROUPS_PER_GRADER)
         return actor.remote(self._config, tokenizer)

@@ -71,7 +71,11 @@ class RolloutBatches:
         return Batch(
             minibatches=[items[index :: self._num_minibatches] for index in range(self._num_minibatches)],
             ordinals=[group.prompt.ordinal for group in groups],
-            metrics={**metrics, "engine/restarts": self._scheduler.num_engine_restarts},
+            metrics={
+                **metrics,
+                "engine/restarts": self._scheduler.num_engine_restarts,
+                "grading/restarts": self._scheduler.num_grader_restarts,
+            },
             lines=[line for group, own in zip(groups, advantages, strict=True) for line in _lines(group, own)],
         )
 

@@ -23,6 +23,7 @@ from hpc_grpo.run.files import when_there_is_space, write_atomic
 from hpc_grpo.run.ledger import Ledger
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import Phase, RunState, write_state
+from hpc_grpo.run.pulse import PULSE
 
 
 class Journal:
@@ -72,6 +73,7 @@ class Journal:
             step_p95_s=self._step_times.steps.p95_s,
             eval_p95_s=self._step_times.evals.p95_s,
             save_p95_s=self._step_times.saves.p95_s,
+            longest_s=PULSE.longest_s,
         )
         write_state(self._run_dir, state)
 

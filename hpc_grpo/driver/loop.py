@@ -19,7 +19,7 @@ from hpc_grpo.driver.eval import Evaluation
 from hpc_grpo.driver.journal import Session
 from hpc_grpo.driver.learners import LearnerGroup
 from hpc_grpo.driver.weights import WeightSync
-from hpc_grpo.errors import EngineLostError, HpcGrpoError, PromptError, RewardError
+from hpc_grpo.errors import EngineLostError, GraderLostError, HpcGrpoError, PromptError, RewardError
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class TrainingLoop:
 
     @contextmanager
     def _saved_if_it_fails(self, state: DriverState, record: Callable[[], None] | None = None) -> Iterator[None]:
-        """Save `state` where rewards, prompts or engines fail: the learners are well, and the run is resumed from here.
+        """Save `state` where rewards, prompts, engines or graders fail: the learners are well, a resume begins here.
 
         Not so after a WeightSyncError: the learners' own memory may be damaged. `record` puts the last step on record
         first. A save that fails as well is only printed: the first error is the cause, and its exit code stands.
         """
         try:
             yield
-        except (RewardError, PromptError, EngineLostError) as error:
+        except (RewardError, PromptError, EngineLostError, GraderLostError) as error:
             print(f"Saving before ending: {error}", flush=True)
             try:
                 if record:

@@ -8,7 +8,6 @@ Its exit code says how it ended (see errors.py). It knows nothing of Slurm.
 from __future__ import annotations
 
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import ray
@@ -25,21 +24,22 @@ from hpc_grpo.driver.length import StepTimes, train_length
 from hpc_grpo.driver.loop import TrainingLoop
 from hpc_grpo.driver.rollouts import RolloutScheduler
 from hpc_grpo.driver.stop import StopRequest, wait_for_ray
-from hpc_grpo.driver.watchdog import Watchdog
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, HpcGrpoError
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
+from hpc_grpo.run.pulse import PULSE, patience_of_driver
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 
 
 def train(run_dir: RunDir) -> bool:
     """Carry the run on from its newest checkpoint; return True when it is complete, False when it stopped early."""
-    config, timer = read_config(run_dir), StepTimer()
-    with closing(Watchdog(timer, {key.removesuffix("_s"): value for key, value in config.deadlines})):
-        return _train(config, run_dir, timer)
+    config, timer = read_config(run_dir), StepTimer(on_phase=PULSE.turn_to)
+    before = read_state(run_dir)
+    PULSE.open("driver", patience_of_driver(config), before.longest_s if before else None)
+    return _train(config, run_dir, timer)
 
 
 def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:

@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from hpc_grpo.errors import HpcGrpoError, LaunchError
+from hpc_grpo.run.pulse import PULSE
 
 
 class ActorLostError(LaunchError):
@@ -41,6 +42,7 @@ def get_all(references: Sequence[Any], deadline: Deadline | None, waiting_for: s
             waited = f"Waited {deadline.seconds:.0f} s ({deadline.key}) for {waiting_for}"
             raise LaunchError(f"{waited}; {len(pending)} did not answer.")
         _raise_failure(done[0], waiting_for)
+        PULSE.beat()
     return [ray.get(reference) for reference in references]
 
 

@@ -60,6 +60,10 @@ class RolloutScheduler:
     def num_engine_restarts(self) -> int:
         return self._pool.num_engine_restarts
 
+    @property
+    def num_grader_restarts(self) -> int:
+        return self._pool.num_grader_restarts
+
     def _start_step(self, step: int, policy_version: int) -> list[StartedGroup]:
         size = self._config.rollout.prompts_per_step
         prompts = [self._stream.prompt(ordinal) for ordinal in range(step * size, (step + 1) * size)]

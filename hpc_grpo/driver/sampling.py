@@ -1,4 +1,4 @@
-"""The rollout pool: groups on their way through an engine and a grader, once more where the engine failed.
+"""The rollout pool: groups on their way through an engine and a grader, once more where one of them failed.
 
 Which engine and grader a group meets follows from its position alone, so that a resumed run forms the same batches.
 """
@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
-from hpc_grpo.driver.engines import RemoteEngine, is_engine_failure
-from hpc_grpo.driver.remote import ActorLostError, all_errors, first_error, get_all
+from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, is_engine_failure
+from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, first_error, get_all
+from hpc_grpo.run.pulse import ASKED_AGAIN, PULSE
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
 
 
@@ -28,20 +29,37 @@ class GradedGroup:
 
 @dataclass
 class StartedGroup:
-    """A group under way: references to its samples and grades, and the actor that they are asked of."""
+    """A group under way: references to its samples and grades, and the actors that they are asked of."""
 
     prompt: Prompt
     request: GroupRequest
     with_texts: bool
     engine: RemoteEngine
-    grader: Any
+    grader: RemoteGrader
     actor: Any = None
+    grading_actor: Any = None
     samples: Any = field(default=None, repr=False)
     grades: Any = field(default=None, repr=False)
 
     @property
     def is_with_its_engine(self) -> bool:
         return self.actor is self.engine.actor
+
+    @property
+    def is_with_its_grader(self) -> bool:
+        return self.grading_actor is self.grader.actor
+
+    def grade(self) -> None:
+        """Ask its grader for its grades; samples that are there already are not asked for again."""
+        self.grading_actor = self.grader.actor
+        self.grades = self.grading_actor.grade.remote(self.samples, self.prompt, self.with_texts)
+
+    def grader_failure(self, timeout_s: float | None) -> Exception | None:
+        """Return that its grader died before it had graded, or None where it did not within the time."""
+        # By the samples, which are fetched here for once: of a failed argument Ray raises the argument's own error.
+        error = first_error([self.grades], timeout_s)
+        has_died = isinstance(error, RayActorError) and first_error([self.samples], 0.0) is None
+        return error if has_died else None
 
     def engine_failure(self, timeout_s: float | None) -> Exception | None:
         """Return what its engine failed with in the place of samples, or None where it did not within the time."""
@@ -53,15 +71,20 @@ class StartedGroup:
 
 
 class RolloutPool:
-    """Sends groups through the engines. One that fails is replaced, and what it was asked is asked again."""
+    """Sends groups through engines and graders. One that fails is replaced, and what it was asked is asked again."""
 
     def __init__(
-        self, engines: Sequence[RemoteEngine], graders: Sequence[Any], revive: Callable[[RemoteEngine, Exception], None]
+        self,
+        engines: Sequence[RemoteEngine],
+        graders: Sequence[RemoteGrader],
+        revive: Callable[[RemoteEngine, Exception], None],
+        start_deadline: Deadline,
     ) -> None:
         """`revive` replaces an engine, given its error, by one that holds the published weights."""
         self._engines = engines
         self._graders = graders
         self._revive = revive
+        self._start_deadline = start_deadline
 
     def start(
         self, prompts: Sequence[Prompt], requests: Sequence[GroupRequest], with_texts: Sequence[bool]
@@ -74,20 +97,29 @@ class RolloutPool:
         return groups
 
     def wait(self, started: Sequence[StartedGroup], waiting_for: str) -> list[GradedGroup]:
-        """Wait for all groups' grades. Raises what a grader raised, EngineLostError when an engine fails too often."""
+        """Wait for all groups' grades. Raises what a grader raised; EngineLostError or GraderLostError after too many
+        failures of an engine or a grader.
+        """
         while True:
             try:
                 grades = get_all([group.grades for group in started], None, waiting_for)
             except (ActorLostError, RayTaskError):
                 if not self._recover(started):
                     raise
+                PULSE.turn_to(ASKED_AGAIN)
             else:
+                for grader in self._graders:
+                    grader.note_success()
                 pairs = zip(started, grades, strict=True)
                 return [GradedGroup(group.prompt, group.samples, own) for group, own in pairs]
 
     @property
     def num_engine_restarts(self) -> int:
         return sum(engine.num_restarts for engine in self._engines)
+
+    @property
+    def num_grader_restarts(self) -> int:
+        return sum(grader.num_restarts for grader in self._graders)
 
     def forget_prefixes(self) -> None:
         """Empty the engines' prefix caches. One that failed is left to the next wait or publish, which replaces it."""
@@ -107,14 +139,21 @@ class RolloutPool:
             references = results if isinstance(results, list) else [results]
             for group, samples in zip(share, references, strict=True):
                 group.actor, group.samples = engine.actor, samples
-                group.grades = group.grader.grade.remote(samples, group.prompt, group.with_texts)
+                group.grade()
 
     def _recover(self, started: Sequence[StartedGroup]) -> bool:
-        """Revive the engines that failed and ask again for what was lost with them. Return False where none failed."""
+        """Replace what failed and ask again for what was lost with it. Return False where nothing was to replace."""
         for engine in self._engines:
             asked = [group for group in started if group.engine is engine and group.is_with_its_engine]
             if error := next(filter(None, (group.engine_failure(0.0) for group in asked)), None):
                 self._revive(engine, error)
-        lost = [group for group in started if not group.is_with_its_engine and group.engine_failure(None)]
-        self._send(lost)
-        return bool(lost)
+        for grader in self._graders:
+            asked = [group for group in started if group.grader is grader and group.is_with_its_grader]
+            if error := next(filter(None, (group.grader_failure(0.0) for group in asked)), None):
+                grader.replace(self._start_deadline, error)
+        unsampled = [group for group in started if not group.is_with_its_engine and group.engine_failure(None)]
+        ungraded = [group for group in started if not group.is_with_its_grader and group.grader_failure(None)]
+        self._send(unsampled)
+        for group in ungraded:
+            group.grade()
+        return bool(unsampled or ungraded)

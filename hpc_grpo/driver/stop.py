@@ -14,6 +14,7 @@ from types import FrameType
 
 from hpc_grpo.run.contract import ENDS_AT_VARIABLE, RAY_ADDRESS_FILE_VARIABLE, WARNING_BEFORE_END_S
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.pulse import PULSE
 
 _POLL_S = 0.25
 _MARGIN_S = 30.0
@@ -64,4 +65,5 @@ def wait_for_ray(is_asked_to_stop: Callable[[], bool]) -> str | None:
         if is_asked_to_stop():
             return None
         time.sleep(_POLL_S)
+        PULSE.beat()  # whoever brings Ray up has a deadline
     return path.read_text()

@@ -16,7 +16,7 @@ from typing import Any
 from ray.exceptions import RayTaskError
 
 from hpc_grpo.config import Config
-from hpc_grpo.driver.engines import RemoteEngine, is_engine_failure
+from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, is_engine_failure
 from hpc_grpo.driver.remote import Deadline, all_errors, first_error, get_all
 from hpc_grpo.errors import ConfigError, HpcGrpoError, WeightSyncError
 from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
@@ -32,7 +32,7 @@ class NodeMembers:
 
     learners: Sequence[Any]
     engines: Sequence[RemoteEngine]
-    grader: Any = None
+    grader: RemoteGrader | None = None
 
 
 class WeightSync:

@@ -14,6 +14,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.engine.step_loop import StepLoop
 from hpc_grpo.engine.vllm import start_vllm
+from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.types import GroupRequest, GroupSamples
 
@@ -30,6 +31,7 @@ class Engine:
 
     def __init__(self, config: Config, stop_token_ids: Sequence[int], *, on_gpu: bool) -> None:
         dump_stacks_on_signal("engine")
+        PULSE.open("engine", patience_of_actor(config))
         self._loop = StepLoop(lambda: Sampler(start_vllm(config, on_gpu=on_gpu), stop_token_ids))
 
     async def ready(self) -> None:

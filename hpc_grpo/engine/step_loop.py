@@ -12,6 +12,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Generic, Protocol, TypeVar
 
+from hpc_grpo.run.pulse import PULSE
+
+_SAMPLING = "sampling"
+
 
 class Steppable(Protocol):
     """An engine, as the loop drives it."""
@@ -58,20 +62,26 @@ class StepLoop(Generic[S]):
             self._run_calls(wait=not engine.has_work())
             if not engine.has_work():
                 continue
+            if PULSE.work != _SAMPLING:
+                PULSE.turn_to(_SAMPLING)
             try:
                 engine.step()
+                PULSE.beat()
             except BaseException as error:  # noqa: BLE001 - raised by every caller that waits
                 traceback.print_exception(error)  # callers see the cause alone
                 engine.fail(error)
 
     def _run_calls(self, *, wait: bool) -> None:
-        """Run all calls in the queue; `wait` for the first."""
+        """Run all calls in the queue; `wait` for the first. Of the sampling's pulse neither is part."""
         while True:
+            if wait:
+                PULSE.turn_to("")
             try:
                 function, future = self._calls.get(block=wait)
             except queue.Empty:
                 return
             wait = False
+            PULSE.turn_to("")
             try:
                 future.set_result(function(self._engine.result()))
             except BaseException as error:  # noqa: BLE001 - raised by the caller

@@ -7,11 +7,14 @@ Runs in a Ray actor, one on each node with engines; many groups are graded at on
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from hpc_grpo.config import Config
 from hpc_grpo.data.templates import Tokenizer
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.metrics.rollouts import measure
+from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.types import GroupGrades, GroupSamples, Prompt
 
@@ -21,12 +24,14 @@ class Grader:
 
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         dump_stacks_on_signal("grader")
+        PULSE.open("grader", patience_of_actor(config))
+        self._num_open = 0
         self._tokenizer = tokenizer
         self._mask_truncated = config.rollout.mask_truncated
         self._pool = RewardPool(config.rewards, config.grading.num_workers)
 
-    async def check(self) -> None:
-        """Raise ConfigError when a reward cannot be imported. Call it before anything expensive starts."""
+    async def ready(self) -> None:
+        """Return once a worker has the rewards. Raises ConfigError when one cannot be imported."""
         await asyncio.to_thread(self._pool.check)
 
     async def grade(self, samples: GroupSamples, prompt: Prompt, with_texts: bool) -> GroupGrades:
@@ -37,6 +42,28 @@ class Grader:
         """
         if samples.ordinal != prompt.ordinal:
             raise ValueError(f"samples of prompt {samples.ordinal} were given with prompt {prompt.ordinal}.")
+        with self._pulse():
+            return await self._grades(samples, prompt, with_texts)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    @contextmanager
+    def _pulse(self) -> Iterator[None]:
+        """Give a sign of progress with the first group of many, and with the end of each."""
+        if not self._num_open:
+            PULSE.turn_to("grading")
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+            if self._num_open:
+                PULSE.beat()
+            else:
+                PULSE.turn_to("")
+
+    async def _grades(self, samples: GroupSamples, prompt: Prompt, with_texts: bool) -> GroupGrades:
         completions = samples.completions
         texts = tuple(self._text(completion.token_ids.tolist()) for completion in completions)
         outcome = await asyncio.wrap_future(self._pool.submit(prompt.text, texts, prompt.fields))
@@ -57,9 +84,6 @@ class Grader:
             texts=texts if with_texts else (),
             errors=tuple(f"prompt {samples.ordinal}, {error}" for error in outcome.errors),
         )
-
-    def close(self) -> None:
-        self._pool.close()
 
     def _text(self, token_ids: list[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -18,12 +18,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from hpc_grpo.config import RewardConfig
+from hpc_grpo.config.rollout import REWARD_LOAD_S
 from hpc_grpo.errors import ConfigError, HpcGrpoError, RewardError
 from hpc_grpo.grading.slot import QueuedCall, WorkerSlot
 from hpc_grpo.grading.worker import Call, CallResult
-
-_LOAD_TIMEOUT_S = 120.0
-"""Time to import the rewards: a shared file system with a cold cache takes its time."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class RewardPool:
     """Runs the rewards of a config in `num_workers` processes, which start with their first call."""
 
     def __init__(
-        self, rewards: Sequence[RewardConfig], num_workers: int, load_timeout_s: float = _LOAD_TIMEOUT_S
+        self, rewards: Sequence[RewardConfig], num_workers: int, load_timeout_s: float = REWARD_LOAD_S
     ) -> None:
         if not rewards:
             raise ConfigError("rewards is empty. Name at least one, such as correctness.")

@@ -19,6 +19,7 @@ import ray
 from hpc_grpo.algorithms.base import algorithm_of
 from hpc_grpo.config import Config
 from hpc_grpo.run.contract import SHM_DIR_VARIABLE
+from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
 from hpc_grpo.weights.node_group import RENDEZVOUS, GroupMembership, NodeGroup
@@ -52,6 +53,7 @@ class LearnerActor:
 
     def __init__(self, config: Config, rank: int, world_size: int, total_optimizer_steps: int) -> None:
         dump_stacks_on_signal("learner")
+        PULSE.open("learner", patience_of_actor(config))
         self._config = config
         self._algorithm = algorithm_of(config)
         self._rank = rank
@@ -71,7 +73,8 @@ class LearnerActor:
         )
 
     def train(self, minibatches: Sequence[RemoteMinibatch]) -> dict[str, Reduction]:
-        return self._learner.train_step([self._fetch(minibatch) for minibatch in minibatches])
+        with PULSE.working("train"):
+            return self._learner.train_step([self._fetch(minibatch) for minibatch in minibatches])
 
     def save_checkpoint(self, path: Path, driver_state: dict[str, Any]) -> None:
         from hpc_grpo.learner.checkpoint import save_checkpoint

@@ -25,6 +25,7 @@ from hpc_grpo.learner.packing import PackedBatch, pack_equalised
 from hpc_grpo.learner.parts.base import wanted_parts
 from hpc_grpo.learner.setup import build_engine, build_reference, resolve_device, seed_everything
 from hpc_grpo.metrics.reductions import Max, Mean, Reduction
+from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
 
 
@@ -121,6 +122,7 @@ class Learner:
             self.ds_engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
             per_token = self._token_losses(batch, anchor, accumulator)
             self.ds_engine.backward(torch.dot(per_token, batch.mask) * scale, scale_wrt_gas=False)
+            PULSE.beat()
         self.ds_engine.step()
         grad_norm = float(self.ds_engine.get_global_grad_norm())
         if not math.isfinite(grad_norm):
@@ -147,6 +149,7 @@ class Learner:
     def _logprobs(model: PolicyModel, batch: PackedBatch) -> Tensor:
         with torch.no_grad():
             logprobs, _ = model(batch)
+        PULSE.beat()
         return logprobs
 
 

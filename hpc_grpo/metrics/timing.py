@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+BETWEEN = "between two phases"
 _RECENT_STEPS = 20
 
 
@@ -22,24 +23,26 @@ class StepTimer:
     {'time/train_s': 2.0, 'time/step_s': 4.0}
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, on_phase: Callable[[str], None] = lambda _name: None
+    ) -> None:
+        """`on_phase` is called with each phase that begins, and with `BETWEEN` when one ends."""
         self._clock = clock
-        self._step_started = now = clock()
+        self._on_phase = on_phase
+        self._step_started = clock()
         self._phases: dict[str, float] = {}
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self.current: tuple[str, float] = ("", now)
-        """The phase in progress, "" between two, and when it began: read by the watchdog's thread."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the time of the block to `time/<name>_s`; a phase may be entered several times in a step."""
         started = self._clock()
-        self.current = (name, started)
+        self._on_phase(name)
         try:
             yield
         finally:
             ended = self._clock()
-            self.current = ("", ended)
+            self._on_phase(BETWEEN)
             self._phases[name] = self._phases.get(name, 0.0) + ended - started
 
     def finish_step(self) -> dict[str, float]:

@@ -25,8 +25,9 @@ class AttemptRecord:
     """The content of attempt.json. Times are unix seconds; `phases_s` are durations by phase name.
 
     `first_step` is the step of the checkpoint the attempt started from; `restarts` says why the driver was started
-    again in place, once for each time; `stuck` which phase made no progress; `signalled` which signal first asked it
-    to end, "" if none did. Of an attempt that was killed, `ended_at` is the last sign of life, if a later job saw it.
+    again in place, once for each time; `stuck` why it was ended, `late` which other processes were, and why;
+    `signalled` which signal first asked it to end, "" if none did. Of an attempt that was killed, `ended_at` is the
+    last sign of life, if a later job saw it.
     """
 
     attempt: int
@@ -49,6 +50,7 @@ class AttemptRecord:
     lost_nodes: dict[str, str] = field(default_factory=dict)
     phases_s: dict[str, float] = field(default_factory=dict)
     restarts: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
 
     @property
     def was_killed_in_teardown(self) -> bool:

@@ -25,5 +25,5 @@ WARNING_BEFORE_END_S = 120
 SHM_DIR_VARIABLE = "HPC_GRPO_SHM_DIR"
 """The run's own folder in the node's shared memory, which the node's agent removes."""
 
-STUCK_NAME = "stuck.txt"
-"""In the attempt's folder: the driver's sentence on a phase without progress, on which the supervisor ends it."""
+PULSE_VARIABLE = "HPC_GRPO_PULSE"
+"""The file in which the driver's pulse is kept (run/pulse.py), given by the supervisor, which reads it."""

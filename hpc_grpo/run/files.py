@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hpc_grpo.run.pulse import PULSE
+
 T = TypeVar("T")
 
 _STAGED, _RETIRED = ".tmp", ".old"
@@ -175,6 +177,7 @@ def when_there_is_space(write: Callable[[], T], what: str, retry_s: float = 2.0)
                 raise
             told = told or _tell(f"{os.strerror(error.errno)}: {what} cannot be written")
         time.sleep(retry_s)
+        PULSE.beat()
 
 
 def free_bytes(folder: Path) -> int:
@@ -191,6 +194,7 @@ def wait_for_space(
             f"{what} needs {num_bytes / 2**30:.2f} GiB in {folder}, where {found / 2**30:.2f} are free"
         )
         time.sleep(retry_s)
+        PULSE.beat()
 
 
 def _parsed(path: Path, parse: Callable[[dict[str, Any]], T]) -> T | None:

@@ -23,7 +23,8 @@ class RunState:
     """`reward`, `tokens_per_s` and `eta_s` are None until a step has ended; times are Unix seconds.
 
     `step_p95_s`, `eval_p95_s` and `save_p95_s` are the 95th percentiles of what a step, without what follows, an eval
-    and a checkpoint take (see driver/length.py).
+    and a checkpoint take (see driver/length.py). `longest_s`: the longest that the driver was in each phase, over all
+    attempts (see run/pulse.py).
     """
 
     step: int
@@ -36,6 +37,7 @@ class RunState:
     step_p95_s: float | None = None
     eval_p95_s: float | None = None
     save_p95_s: float | None = None
+    longest_s: dict[str, float] = field(default_factory=dict)
     heartbeat: float = field(default_factory=time.time)
 
 

@@ -5,6 +5,7 @@ Every kill is by the id of a process this one started, or of a descendant of it.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -13,19 +14,19 @@ from collections.abc import Callable, Collection, Iterable
 import psutil
 
 
-def descendants(root: int) -> list[int]:
-    """Return the living processes below `root`, without it; parents come before their children."""
+def descendants(root: int, depth: float = math.inf) -> list[int]:
+    """Return the living processes below `root`, without it, down to `depth`; parents come before their children."""
     children: dict[int, list[int]] = {}
     # Not psutil's children(): it fails where a site hides the processes of others (hidepid).
     for process in psutil.process_iter(["ppid", "status"]):
         if process.info["status"] != psutil.STATUS_ZOMBIE:
             children.setdefault(process.info["ppid"], []).append(process.pid)
     found: list[int] = []
-    queue = [root]
-    while queue:
-        below = children.get(queue.pop(), [])
-        found += below
-        queue += below
+    generation = [root]
+    while generation and depth > 0:
+        generation = [child for parent in generation for child in children.get(parent, [])]
+        found += generation
+        depth -= 1
     return found
 
 

@@ -1,8 +1,8 @@
 """Single processes: tie a child to its parent, tell when one was started and which signals it handles. Linux only.
 
-Ours, not psutil's: prctl, which no library offers; `catches`, which psutil does not tell; and `start_time`, which run
-directories hold in clock ticks since boot, while psutil's moves with the machine's clock. So `hpc-grpo status`, which
-needs no more than that, does not load it.
+Ours, not psutil's: prctl, which no library offers; `catches` and `hold_on`, which psutil does not tell; and
+`start_time`, which run directories hold in clock ticks since boot, while psutil's moves with the machine's clock. So
+`hpc-grpo status`, which needs no more than that, does not load it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -56,6 +57,14 @@ def catches(pid: int, sig: int) -> bool:
     """Tell whether the process has a handler for `sig`; without one the signal would kill it."""
     masks = [line.split()[1] for line in _read(Path(f"/proc/{pid}/status")).splitlines() if line.startswith(b"SigCgt:")]
     return any(int(mask, 16) >> (sig - 1) & 1 for mask in masks)
+
+
+def hold_on(pid: int) -> Literal["", "stopped", "traced"]:
+    """Tell what keeps a process from running: a stop signal, or a debugger; "" if nothing does, or it is gone."""
+    fields = dict(line.split(b":\t", 1) for line in _read(Path(f"/proc/{pid}/status")).splitlines() if b":\t" in line)
+    if fields.get(b"TracerPid", b"0").strip() != b"0":
+        return "traced"
+    return "stopped" if fields.get(b"State", b"").startswith(b"T") else ""
 
 
 def _read(path: Path) -> bytes:

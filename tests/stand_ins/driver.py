@@ -2,7 +2,7 @@
 
 `python -m tests.stand_ins.driver RUN_DIR` shows what the cluster and each node look like, then writes COMPLETE and
 exits 0; HPC_GRPO_STAND_IN_EXIT gives another code, HPC_GRPO_STAND_IN_SLEEP_S keeps it running before that,
-HPC_GRPO_STAND_IN_STUCK has it say that it is stuck, and hang.
+HPC_GRPO_STAND_IN_STUCK has it hang in a phase of which more was expected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import ray
 
 from hpc_grpo.driver.stop import wait_for_ray
-from hpc_grpo.driver.watchdog import say_stuck
+from hpc_grpo.run.pulse import PULSE, Patience
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 
 
@@ -59,8 +59,9 @@ def main(run_dir: Path) -> int:
     (run_dir / "stand_in.json").write_text(json.dumps(report, indent=2))
     print(f"stand-in: {len(nodes)} nodes, {ray.cluster_resources().get('GPU', 0):.0f} GPUs", flush=True)
     if "HPC_GRPO_STAND_IN_STUCK" in os.environ:
-        say_stuck("The stand-in hangs.")
-        time.sleep(600)
+        PULSE.open("driver", Patience(factor=2.0, least_s=1.0, other_first_s=1.0))
+        with PULSE.working("train"):
+            time.sleep(600)
     time.sleep(float(os.environ.get("HPC_GRPO_STAND_IN_SLEEP_S", "0")))
     code = int(os.environ.get("HPC_GRPO_STAND_IN_EXIT", "0"))
     if code == 0:

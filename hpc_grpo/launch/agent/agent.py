@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -21,60 +20,25 @@ from typing import IO
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.launch.agent.folders import OwnedDir, copy_logs, shm_dir_path, sweep
 from hpc_grpo.launch.agent.network import choose_ports, node_address
-from hpc_grpo.launch.agent.protocol import Lease, NodeReport, NodeSpec
-from hpc_grpo.launch.agent.ray_command import STARTED_LINE, TEMP_DIR_NAME, ray_environment, start_command, temp_dir_path
+from hpc_grpo.launch.agent.protocol import ALIVE, Lease, NodeReport, NodeSpec
+from hpc_grpo.launch.agent.ray_command import TEMP_DIR_NAME, ray_environment, start_command, temp_dir_path
+from hpc_grpo.launch.agent.ray_process import RayProcess
+from hpc_grpo.launch.agent.watch import LOOK_S, Late, Watch, watched_on_node
 from hpc_grpo.launch.place import find_place
+from hpc_grpo.run.pulse import PULSES_NAME
 from hpc_grpo.run.stacks import STACKS_SIGNAL
 from hpc_grpo.system.process_tree import descendants, end_processes, reap_adopted
-from hpc_grpo.system.processes import adopt_orphans, catches, die_with_parent
+from hpc_grpo.system.processes import adopt_orphans, catches
 from hpc_grpo.system.say import not_worth_the_run, say
 
 _POLL_S = 0.25
 _MAX_RAY_STARTS = 3
+_STACKS_S = 2.0
+"""Time for processes to write their stacks."""
 _END_GRACE_S = 8.0
 _LEFTOVER_GRACE_S = 2.0
 _URGENT_GRACE_S = 0.5
 """After a SIGTERM: Slurm's SIGKILL follows, on some sites within 5 s, and the folders must be gone by then."""
-
-
-class RayProcess:
-    """`ray start` in the foreground, with its output in a log that earlier tries wrote to as well."""
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self._log = log
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
-            self._begin = output.tell()
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-                preexec_fn=die_with_parent(),
-            )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def poll(self) -> int | None:
-        return self._process.poll()
-
-    def is_up(self) -> bool:
-        return STARTED_LINE.encode() in self._log.read_bytes()[self._begin :]
-
-    def terminate(self, grace_s: Callable[[], float]) -> None:
-        """Ask it to end, and wait for that; `grace_s` is asked at every turn, since it may shrink meanwhile."""
-        if self._process.poll() is not None:
-            return
-        self._process.terminate()
-        begun = time.monotonic()
-        while self._process.poll() is None and time.monotonic() - begun < grace_s():
-            time.sleep(0.05)
-        if self._process.poll() is None:
-            say(f"ray start did not end within {grace_s():.1f} s of SIGTERM", sys.stderr)
 
 
 class NodeAgent:
@@ -87,6 +51,7 @@ class NodeAgent:
         self._terminated = False
         self._ray: RayProcess | None = None
         self._dirs: list[OwnedDir] = []
+        self._watch = Watch()
         self._log_dir = Path(spec.log_dir)
         self._ray_log = self._log_dir / "ray_start.log"
         signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -127,6 +92,7 @@ class NodeAgent:
         resources = find_place().node_resources()
         ports = choose_ports(spec.tag, resources.num_cpus, skip_ports)
         own_dir, shm_dir = self._own_dirs()
+        (shm_dir / PULSES_NAME).mkdir(mode=0o700, exist_ok=True)
         temp_dir = own_dir / TEMP_DIR_NAME
         self._ray = ray = RayProcess(
             start_command(spec, ip, ports, temp_dir, resources),
@@ -153,13 +119,31 @@ class NodeAgent:
     def _stay(self) -> str:
         """Watch over Ray until the lease ends; returns why Ray ended before that, or ""."""
         assert self._ray is not None
+        next_look = time.monotonic()
         while self._goes_on():
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + LOOK_S
+                self._write(ALIVE)
+                self._end_late(self._watch.late(watched_on_node(shm_dir_path(self._spec.tag), self._ray.pid)))
             if (code := self._ray.poll()) is not None:
                 return f"Ray ended by itself with exit code {code}; see {self._log_dir}."
             reap_adopted(keep=[self._ray.pid])
             if self._lease.take_stacks_request():
                 self._dump_stacks()
         return ""
+
+    def _end_late(self, late: Sequence[Late]) -> None:
+        """Kill processes that are late, after a moment for everybody's stacks. Who waits for them sees them die."""
+        if not late:
+            return
+        for one in late:
+            self._report(NodeReport("late", self._spec.node, why=one.why))
+        self._dump_stacks()
+        for one in late:
+            one.process.send(signal.SIGCONT)  # else one that was stopped could not answer
+        time.sleep(_STACKS_S)
+        for one in late:
+            one.process.send(signal.SIGKILL)
 
     def _dump_stacks(self) -> None:
         """Signal those of our processes that answer it; it would kill the others."""
@@ -207,8 +191,11 @@ class NodeAgent:
         return killed
 
     def _report(self, report: NodeReport) -> None:
+        self._write(report.to_line())
+
+    def _write(self, line: bytes) -> None:
         try:
-            self._reports.write(report.to_line())
+            self._reports.write(line)
             self._reports.flush()
         except BrokenPipeError:
             self._terminated = True  # nobody listens any more: the lease is over

@@ -2,7 +2,8 @@
 
 The first line the agent reads is its `NodeSpec`; every later line is a heartbeat or STACKS_REQUEST, which `Lease`
 takes in. The end of stdin, or no line for `lease_s`, means that the supervisor is gone. The agent writes one
-`NodeReport` per event. Pipes, not files: srun forwards them, and a shared file system may show a file a minute late.
+`NodeReport` per event, and `ALIVE` every few seconds while Ray runs. Pipes, not files: srun forwards them, and a
+shared file system may show a file a minute late.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import select
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+ALIVE = b"\n"
+"""Shows the supervisor that the agent's loop turns."""
 
 STACKS_REQUEST = b"stacks\n"
 """Has the agent ask its processes for their Python stacks."""
@@ -49,9 +53,11 @@ class NodeSpec:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """An event of a node. "up": Ray runs here; "failed": it does not, and why; "gone": torn down."""
+    """An event of a node. "up": Ray runs here; "late": a process was ended, and why; "failed": Ray does not run here,
+    and why; "gone": torn down.
+    """
 
-    event: Literal["up", "failed", "gone"]
+    event: Literal["up", "late", "failed", "gone"]
     node: str
     why: str = ""
     ip: str = ""

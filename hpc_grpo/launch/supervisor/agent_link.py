@@ -14,20 +14,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_grpo.launch.agent.protocol import STACKS_REQUEST, NodeReport, NodeSpec, report_from_line
+from hpc_grpo.launch.agent.watch import WakingClock
 from hpc_grpo.launch.place.base import Place
 from hpc_grpo.launch.place.node_process import NodeProcess
 from hpc_grpo.launch.supervisor.events import Loss
 
 HEARTBEAT_S = 5.0
+SILENT_AGENT_S = 60.0
+"""As long as its own lease: an agent that is stopped, or cut off, is given up as it would give up the supervisor."""
 
 
 class AgentLink:
-    """A node agent, running or ended; `up` is its report once Ray runs. All but `heartbeat` is for the main thread."""
+    """A node agent, running or ended; `up` is its report once Ray runs, `late` holds why it
+    ended processes. All but `heartbeat` is for the main thread."""
 
     def __init__(self, place: Place, node: str, log_dir: Path) -> None:
         """Start the agent; it does nothing until `send_spec`."""
         self.node = node
         self.up: NodeReport | None = None
+        self.late: list[str] = []
+        self._clock = WakingClock()
+        self._heard_at = self._now = self._clock.look()
         self._place = place
         self._failure = ""
         self._is_torn_down = False
@@ -67,23 +74,33 @@ class AgentLink:
 
     def read_reports(self) -> None:
         """Take in what the agent has reported since the last call."""
+        self._now = self._clock.look()
         for line in self._agent.lines():
+            self._heard_at = self._now
             report = report_from_line(line)
             if report is None:
                 continue
             if report.event == "up":
                 self.up = report
+            elif report.event == "late":
+                self.late.append(report.why)
             elif report.event == "failed":
                 self._failure = report.why
             elif report.event == "gone":
                 self._is_torn_down = True
 
     def loss(self) -> Loss | None:
-        """Return why the agent or its Ray is no more; None while both live."""
+        """Return why the agent or its Ray is no more, or the agent silent; None while both live.
+
+        Before Ray is up there is a deadline for that, and an agent that starts it may wait for a disk.
+        """
         why = self._failure
         if not why:
             if self.process.poll() is None:
-                return None
+                silent_s = self._now - self._heard_at
+                if self.up is None or silent_s <= SILENT_AGENT_S:
+                    return None
+                return Loss(f"its agent gave no sign of life for {silent_s:.0f} s", is_machine=True)
             said = self._log.read_text(errors="replace").strip().splitlines()[-3:]
             why = f"its agent ended with exit code {self.process.returncode}"
             why += f": {' / '.join(said)}" if said else ""

@@ -1,6 +1,7 @@
 """The driver's process as the supervisor sees it: its console, its log, its signals and its end.
 
-It is told what `AttemptSetup.contract_environment` holds, and answers with its exit code and the run directory.
+It is told what `AttemptSetup.contract_environment` holds, and answers with its pulse, its exit code and the run
+directory.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from hpc_grpo.launch.agent.watch import Watch, Watched
+from hpc_grpo.run.contract import PULSE_VARIABLE
+from hpc_grpo.run.pulse import read_pulse
 from hpc_grpo.run.stacks import STACKS_SIGNAL
 from hpc_grpo.system.process_tree import end_processes, session_members
-from hpc_grpo.system.processes import catches, die_with_parent
+from hpc_grpo.system.processes import catches, die_with_parent, start_time
 
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _KEPT_BYTES = 1 << 16
@@ -37,17 +41,21 @@ class Driver:
         self._log: BinaryIO = log_path.open("ab")
         self._printed = b""
         self._reader, writer = pty.openpty() if self._terminal else os.pipe()
+        self._pulse = os.memfd_create("pulse")
+        self._watch = Watch()
         self.copy_window_size()
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=writer,
             stderr=writer,
-            env=dict(env),
+            env={**env, PULSE_VARIABLE: f"/proc/self/fd/{self._pulse}"},
+            pass_fds=[self._pulse],
             cwd=cwd,
             start_new_session=True,  # Ctrl+C reaches it once, forwarded
             preexec_fn=die_with_parent(),
         )
+        self._born = start_time(self.process.pid)
         os.close(writer)
         os.set_blocking(self._reader, False)
 
@@ -90,6 +98,13 @@ class Driver:
         is_request = sig in (signal.SIGUSR1, STACKS_SIGNAL)
         if self.process.poll() is None and (not is_request or catches(self.process.pid, sig)):
             self.process.send_signal(sig)
+            if sig == STACKS_SIGNAL:
+                self.process.send_signal(signal.SIGCONT)  # one that is stopped answers only then
+
+    def why_late(self) -> str:
+        """Return why the driver is late, in a sentence; "" if it is not. Ask every second or so."""
+        process = Watched("driver", self.process.pid, self._born, read_pulse(self._pulse))
+        return next((late.why for late in self._watch.late([process])), "")
 
     def close(self, grace_s: float) -> None:
         """End the driver, if it still runs, and what it left behind in its session."""
@@ -97,4 +112,5 @@ class Driver:
         self.process.wait()
         self.pump()
         os.close(self._reader)
+        os.close(self._pulse)
         self._log.close()

@@ -47,7 +47,14 @@ class Signalled:
 
 @dataclass(frozen=True)
 class DriverStuck:
-    """The driver says that it makes no progress; `why` is its sentence."""
+    """The driver is stopped or makes no progress; `why` is a sentence."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class ProcessLate:
+    """A node's agent ends a process, an actor or one of Ray's, that is stopped or makes no progress."""
 
     why: str
 
@@ -83,7 +90,7 @@ class FormedAgain:
     is_enough: bool
 
 
-Event = RayReady | Tick | BringUpFailed | Signalled | DriverStuck | NodesLost | DriverEnded | FormedAgain
+Event = RayReady | Tick | BringUpFailed | Signalled | DriverStuck | ProcessLate | NodesLost | DriverEnded | FormedAgain
 
 
 class Do(enum.Enum):
@@ -114,6 +121,13 @@ class Say:
 
 
 @dataclass(frozen=True)
+class NoteLate:
+    """Record that a process was ended for being late, and say so."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class Fail:
     """Raise an error for the command line: training has not begun."""
 
@@ -127,4 +141,4 @@ class End:
     why: str
 
 
-Action = Do | Forward | StartDriver | Say | Fail | End
+Action = Do | Forward | StartDriver | Say | NoteLate | Fail | End

@@ -99,6 +99,13 @@ class Nodes:
     def lost(self) -> dict[str, Loss]:
         return {link.node: loss for link in self._links if (loss := link.loss()) is not None}
 
+    def take_late(self) -> list[str]:
+        """Return why agents have ended processes since the last call, in sentences that name the node."""
+        taken = [f"On {link.node}: {why}" for link in self._links for why in link.late]
+        for link in self._links:
+            link.late.clear()
+        return taken
+
     def ask_for_stacks(self) -> None:
         for link in self._links:
             link.ask_for_stacks()

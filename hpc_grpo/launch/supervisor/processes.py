@@ -19,8 +19,7 @@ from hpc_grpo.launch.supervisor.nodes import Nodes
 from hpc_grpo.launch.supervisor.transitions import DRIVER_GRACE_S
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.checkpoint import newest_step
-from hpc_grpo.run.contract import STUCK_NAME
-from hpc_grpo.run.stacks import STACKS_SIGNAL
+from hpc_grpo.run.stacks import STACKS_NAME, STACKS_SIGNAL
 from hpc_grpo.system.process_tree import descendants, end_processes, reap_adopted
 from hpc_grpo.system.readable import counted
 from hpc_grpo.system.say import say
@@ -80,6 +79,10 @@ class Processes:
                 step = newest_step(self._setup.run)
                 say(f"{action.why}\nStarting the driver again, from the checkpoint of step {step}.")
                 self._start_driver()
+            case events.NoteLate():
+                self._record.late.append(action.why)
+                self._save()
+                say(f"{action.why} It was ended; stacks are in {self._setup.dir / STACKS_NAME}.")
             case events.Say():
                 say(action.text)
             case events.Fail():
@@ -135,7 +138,6 @@ class Processes:
 
     def _start_driver(self) -> None:
         self._close_driver()
-        (self._setup.dir / STUCK_NAME).unlink(missing_ok=True)
         log = self._setup.dir / "driver.log"
         self._driver = Driver(self._driver_command, self.nodes.head_environment(), self._setup.working_dir, log)
 

@@ -23,7 +23,6 @@ from hpc_grpo.launch.supervisor.nodes import Nodes
 from hpc_grpo.launch.supervisor.processes import Processes
 from hpc_grpo.launch.supervisor.transitions import State, react
 from hpc_grpo.run.checkpoint import newest_step
-from hpc_grpo.run.contract import STUCK_NAME
 from hpc_grpo.run.last_error import last_error_in_a_line
 from hpc_grpo.run.stacks import STACKS_NAME
 from hpc_grpo.system.processes import adopt_orphans
@@ -39,7 +38,6 @@ class Supervisor:
 
     def __init__(self, setup: AttemptSetup, nodes: Nodes, driver_command: Sequence[str]) -> None:
         self._run, self._dir = setup.run, setup.dir
-        self._stuck_file = setup.dir / STUCK_NAME
         self._signals = Signals()
         self._next_look = 0.0
         step = newest_step(setup.run)
@@ -89,9 +87,11 @@ class Supervisor:
             yield events.RayReady()
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_S
-            if not self._state.stuck and self._stuck_file.exists():
-                yield events.DriverStuck(self._stuck_file.read_text())
+            if (why := processes.driver.why_late()) and not self._state.stuck:
+                yield events.DriverStuck(why)
             self.chore()
+        for why in processes.nodes.take_late():
+            yield events.ProcessLate(why)
         if self._signals.resized:
             self._signals.resized = False
             processes.driver.copy_window_size()

@@ -16,6 +16,7 @@ file or starts a process: `supervisor.py` observes the events and performs the a
     settling  3 s, NodesLost      as the driver ended (below)                           see below
     any       SIGUSR1             Forward: walltime ends, the driver checkpoints        the same
     any       DriverStuck         WRITE_STACKS; KILL_DRIVER in 5 s                      the same
+    any       ProcessLate         NoteLate: the driver replaces it, or ends with it     the same
 
     how the driver ended         where another try may help                             else
     ---------------------------  -----------------------------------------------------  -----------------
@@ -39,7 +40,18 @@ from typing import Literal
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchError
 from hpc_grpo.launch.supervisor import events
 from hpc_grpo.launch.supervisor.endings import end_of_driver
-from hpc_grpo.launch.supervisor.events import Action, Do, End, Event, Fail, Forward, RunFacts, Say, StartDriver
+from hpc_grpo.launch.supervisor.events import (
+    Action,
+    Do,
+    End,
+    Event,
+    Fail,
+    Forward,
+    NoteLate,
+    RunFacts,
+    Say,
+    StartDriver,
+)
 from hpc_grpo.run.attempt import ExitKind
 
 DRIVER_GRACE_S = 10.0
@@ -47,6 +59,8 @@ _SETTLE_S = 3.0
 """A driver may have ended because a node did, whose agent needs a moment to tell."""
 _STACKS_S = 5.0
 """Time for processes to write their stacks."""
+_EXPLAINS_S = 60.0
+"""A driver that crashes so soon after a process was ended that was late did so for want of it."""
 _STOP_GRACE_S = 60.0
 """After SIGTERM, behind which Slurm's SIGKILL waits, the driver may take so long to checkpoint. After Ctrl+C it may
 take as long as it needs; a second signal ends it at once."""
@@ -57,7 +71,8 @@ class State:
     """All that a reaction depends on besides the event. Times are those of `time.monotonic()`.
 
     `step`: the newest checkpoint when the driver last started. `lost`: node -> why, of the present nodes.
-    `stalled`: tries in a row without a new checkpoint, by how the driver ended. `ended`: the driver's end, while
+    `stalled`: tries in a row without a new checkpoint, by how the driver ended. `late`: why the last process was ended
+    that was late, at `late_at`. `ended`: the driver's end, while
     settling. `ending`: how the attempt ends if FORM_AGAIN finds too few nodes.
     """
 
@@ -68,6 +83,8 @@ class State:
     was_formed_again: bool = False
     signalled: str = ""
     stuck: str = ""
+    late: str = ""
+    late_at: float = -math.inf
     lost: Mapping[str, str] = field(default_factory=dict)
     kill_at: float = math.inf
     settled_at: float = math.inf
@@ -93,6 +110,8 @@ def react(state: State, event: Event, now: float) -> Reaction:
             return _on_signal(state, event.signal, now)
         case events.DriverStuck():
             return replace(state, stuck=event.why, kill_at=now + _STACKS_S), [Do.WRITE_STACKS]
+        case events.ProcessLate():
+            return replace(state, late=event.why, late_at=now), [NoteLate(event.why)]
         case events.NodesLost():
             return _on_lost_nodes(state, event, now)
         case events.DriverEnded():
@@ -148,7 +167,8 @@ def _on_lost_nodes(state: State, event: events.NodesLost, now: float) -> Reactio
 
 def _on_driver_end(state: State, ended: events.DriverEnded, now: float) -> Reaction:
     """Give a node that is lost a moment to be known, unless the driver's end needs no such explanation."""
-    state = replace(state, ended=ended)
+    explains = now - state.late_at <= _EXPLAINS_S
+    state = replace(state, ended=ended, late=state.late if explains else "")
     if state.phase == "settling":
         return state, []  # what the run directory says by the end of it counts
     is_plain = state.signalled or ended.returncode in (EXIT_COMPLETE, EXIT_RESUMABLE)
@@ -169,8 +189,8 @@ def _settle(state: State) -> Reaction:
     """Conclude from what is known now how the driver ended."""
     assert state.ended is not None
     end = end_of_driver(state.ended, state.signalled, state.lost)
-    if end.kind == "crash" and state.stuck:
-        end = replace(end, why=f"{state.stuck} The stacks of its processes are in {state.stacks_dir}.")
+    if end.kind == "crash" and (why := state.stuck or state.late):
+        end = replace(end, why=f"{why} The stacks of its processes are in {state.stacks_dir}.")
     return _try_again_or_end(state, end, state.ended.facts)
 
 
@@ -199,4 +219,4 @@ def _try_again_or_end(state: State, end: End, facts: RunFacts) -> Reaction:
 def _restarted(state: State, why: str) -> Reaction:
     if state.phase == "settling":
         state = replace(state, phase="training")
-    return replace(state, stuck="", kill_at=math.inf, ended=None), [StartDriver(why)]
+    return replace(state, stuck="", late="", kill_at=math.inf, ended=None), [StartDriver(why)]

@@ -31,6 +31,7 @@ def group(ordinal: int, **changes: Any) -> GradedGroup:
 
 class FakeScheduler:
     num_engine_restarts = 2
+    num_grader_restarts = 1
 
     def __init__(self, groups: Sequence[GradedGroup]) -> None:
         self._groups = groups

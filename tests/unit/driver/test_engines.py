@@ -7,9 +7,9 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from hpc_grpo.driver import engines as remote_engine
-from hpc_grpo.driver.engines import RemoteEngine
+from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader
 from hpc_grpo.driver.remote import Deadline
-from hpc_grpo.errors import EngineLostError, LaunchError, NodesUnavailableError
+from hpc_grpo.errors import EngineLostError, GraderLostError, LaunchError, NodesUnavailableError
 from tests.support.ray_futures import FakeRay, answered
 
 ADDRESS = "10.0.0.1"
@@ -81,3 +81,18 @@ def test_an_engine_lost_with_its_node_is_no_failure_of_the_engine(make_engine: A
     cluster.is_alive = False
     with pytest.raises(NodesUnavailableError):
         engine.replace(DEADLINE, ActorDiedError())
+
+
+def test_only_restarts_in_a_row_count_for_a_grader(make_engine: Any) -> None:
+    cluster = FakeCluster()
+    make_engine(cluster)  # the cluster stands in for Ray
+    grader = RemoteGrader(cluster.start, ADDRESS, max_restarts=1)
+    for _ in range(3):
+        grader.replace(DEADLINE, ActorDiedError())
+        grader.note_success()
+    grader.replace(DEADLINE, ActorDiedError())
+    with pytest.raises(
+        GraderLostError, match=r"A grader on 10\.0\.0\.1 died, and grading\.max_restarts = 1 were used up"
+    ):
+        grader.replace(DEADLINE, ActorDiedError())
+    assert grader.num_restarts == 4

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from hpc_grpo.driver.remote import Deadline
 from hpc_grpo.driver.sampling import RolloutPool
 from hpc_grpo.errors import ConfigError, PromptError, RewardError
 from hpc_grpo.types import GroupRequest, Prompt, SamplingSpec
@@ -41,29 +42,62 @@ class FakeEngine:
         self.actor = self._make_actor("samples")
 
 
-def make_grader(grade: Callable[[Prompt], Outcome]) -> Any:
-    """Grades what comes; Ray gives a call whose argument failed the argument's error."""
+class FakeGrader:
+    """A RemoteGrader whose actors grade what comes, the first `num_mortal` of them with their death; see `grade`.
 
-    def call(samples: Reference, prompt: Prompt, with_texts: bool) -> Reference:
-        error = samples.exception()
-        if isinstance(error, RayTaskError):
-            return answered(error.cause)
-        return answered(error if isinstance(error, Exception) else grade(prompt))
+    Ray gives a call whose argument failed the argument's error.
+    """
 
-    return SimpleNamespace(grade=SimpleNamespace(remote=call))
+    def __init__(self, grade: Callable[[Prompt], Outcome], num_mortal: int = 0) -> None:
+        self._grade = grade
+        self._num_mortal = num_mortal
+        self.graded: list[int] = []
+        self.num_restarts = 0
+        self.num_successes = 0
+        self.actor = self._make_actor()
+
+    def _make_actor(self) -> Any:
+        dies = self.num_restarts < self._num_mortal
+
+        def call(samples: Reference, prompt: Prompt, with_texts: bool) -> Reference:
+            error = samples.exception()
+            if isinstance(error, RayTaskError):
+                return answered(error.cause)
+            if isinstance(error, Exception):
+                return answered(error)
+            if dies and prompt.ordinal > 0:  # one group was graded before
+                return answered(ActorDiedError())
+            self.graded.append(prompt.ordinal)
+            return answered(self._grade(prompt))
+
+        return SimpleNamespace(grade=SimpleNamespace(remote=call))
+
+    def replace(self, deadline: Deadline, error: Exception) -> None:
+        assert isinstance(error, ActorDiedError)
+        self.num_restarts += 1
+        self.actor = self._make_actor()
+
+    def note_success(self) -> None:
+        self.num_successes += 1
 
 
-def make_pool(engines: Sequence[FakeEngine], *graders: Any) -> RolloutPool:
-    return RolloutPool(engines, graders, lambda engine, error: engine.revive(error))  # type: ignore[arg-type, attr-defined]
+def make_pool(engines: Sequence[FakeEngine], *graders: FakeGrader) -> RolloutPool:
+    revive = lambda engine, error: engine.revive(error)  # noqa: E731
+    return RolloutPool(engines, graders, revive, Deadline(60.0, "deadlines.start_s"))  # type: ignore[arg-type]
 
 
-def sample(engines: Sequence[FakeEngine], grade: Callable[[Prompt], Outcome] | None = None) -> list[Any]:
+def sample(
+    engines: Sequence[FakeEngine], grade: Callable[[Prompt], Outcome] | None = None, *, grader: FakeGrader | None = None
+) -> list[Any]:
     """Four groups over the engines in turn; their grades."""
-    grader = make_grader(grade or (lambda prompt: f"grades {prompt.ordinal}"))
-    pool = make_pool(engines, grader)
+    pool = make_pool(engines, grader or FakeGrader(grade or graded))
     prompts = [Prompt(ordinal, 0, (1,), "p", {}) for ordinal in range(4)]
     requests = [GroupRequest(ordinal, (1,), (0,), SamplingSpec(1, 0, 1.0, 1.0)) for ordinal in range(4)]
     return [group.grades for group in pool.wait(pool.start(prompts, requests, [False] * 4), "rollouts")]
+
+
+def graded(prompt: Prompt) -> str:
+    return f"grades {prompt.ordinal}"
 
 
 ALL_GRADES = [f"grades {ordinal}" for ordinal in range(4)]
@@ -97,6 +131,24 @@ def test_an_error_of_a_grader_replaces_no_engine(error: Exception) -> None:
     with pytest.raises(type(error)):
         sample(engines, lambda prompt: error if prompt.ordinal == 2 else "grades")
     assert [engine.num_restarts for engine in engines] == [0, 0]
+
+
+@pytest.mark.parametrize("num_deaths", [1, 2])
+def test_a_grader_that_dies_is_replaced_and_asked_for_what_it_had_not_graded(num_deaths: int) -> None:
+    """Nothing is sampled again, and no group goes ungraded or is graded twice."""
+    engines = [FakeEngine("samples"), FakeEngine("samples")]
+    grader = FakeGrader(graded, num_mortal=num_deaths)
+    assert sample(engines, grader=grader) == ALL_GRADES
+    assert sorted(grader.graded) == [0, 1, 2, 3]
+    assert (grader.num_restarts, grader.num_successes) == (num_deaths, 1)
+    assert [engine.num_restarts for engine in engines] == [0, 0]
+
+
+def test_an_engine_and_a_grader_that_die_together_are_both_replaced() -> None:
+    engines = [FakeEngine(ActorDiedError()), FakeEngine("samples")]
+    grader = FakeGrader(graded, num_mortal=1)
+    assert sample(engines, grader=grader) == ALL_GRADES
+    assert ([engine.num_restarts for engine in engines], grader.num_restarts) == ([1, 0], 1)
 
 
 def test_samples_are_never_fetched_by_the_driver(fake_ray: FakeRay) -> None:

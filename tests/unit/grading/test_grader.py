@@ -95,7 +95,7 @@ def test_broken_contract_and_missing_reward_raise(make_tokenizer: Callable[..., 
     grader = Grader(make_config(f"{path}:g"), make_tokenizer())
     try:
         with pytest.raises(ConfigError, match="has no 'g'"):
-            asyncio.run(grader.check())
+            asyncio.run(grader.ready())
     finally:
         grader.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import signal
 import struct
 import subprocess
 import sys
@@ -15,8 +16,10 @@ from typing import IO
 
 import pytest
 
-from hpc_grpo.launch.agent.protocol import NodeSpec, spec_from_line
+from hpc_grpo.launch.agent.protocol import NodeReport, NodeSpec, spec_from_line
+from hpc_grpo.launch.supervisor import agent_link
 from hpc_grpo.launch.supervisor.agent_link import AgentLink
+from hpc_grpo.launch.supervisor.events import Loss
 from tests.support.places import FakePlace
 
 DEADLINE_S = 30.0
@@ -99,3 +102,32 @@ def test_heartbeats_neither_wait_for_a_spec_that_is_being_written_nor_fall_into_
     line, *beats_after = (tmp_path / "received").read_bytes().split(b"\n")
     assert spec_from_line(line) == spec
     assert beats_after == [b"", b""]
+
+
+def test_an_agent_that_is_stopped_is_a_node_that_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_link, "SILENT_AGENT_S", 1.0)
+    agent = tmp_path / "agent"
+    up = NodeReport("up", "nid001").to_line().decode().strip()
+    agent.write_text(f"#!/bin/bash\necho '{up}'\nwhile read -t 0.1 || [[ $? -gt 128 ]]; do echo; done\n")
+    agent.chmod(0o755)
+    link = AgentLink(FakePlace(wrap=lambda _node, _command: [str(agent)]), "nid001", tmp_path / "logs")
+
+    def loss() -> Loss | None:
+        link.read_reports()
+        return link.loss()
+
+    try:
+        wait_until(lambda: loss() is None and link.up is not None, "the agent reports Ray up")
+        begun = time.monotonic()
+        while time.monotonic() - begun < 2.0:  # twice its lease
+            assert loss() is None
+            time.sleep(0.05)
+        link.process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: loss() is not None, "its silence is noticed")
+        lost = loss()
+        assert lost is not None
+        assert lost.why.startswith("its agent gave no sign of life for ")
+        assert lost.is_machine
+    finally:
+        link.process.kill()
+        link.process.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_grpo.launch.agent import watch
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
 from hpc_grpo.launch.supervisor.events import Loss
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
@@ -33,6 +35,7 @@ class FakeNodes:
         self.names, self.is_ready, self._gone = names, is_ready, gone
         self.ray_address, self.num_gpus, self.phases_s = "10.0.0.1:6379", 0, {"ray": 0.0}
         self.done: list[str] = []
+        self.late: list[str] = []
 
     def start(self) -> None:
         self.done.append("start")
@@ -50,6 +53,10 @@ class FakeNodes:
 
     def lost(self) -> dict[str, Loss]:
         return {node: Loss("Ray ended by itself") for node in self._gone}
+
+    def take_late(self) -> list[str]:
+        taken, self.late = self.late, []
+        return taken
 
     def ask_for_stacks(self) -> None:
         self.done.append("ask_for_stacks")
@@ -156,14 +163,33 @@ def test_a_signal_reaches_the_driver_and_the_record_keeps_it(scene: Scene) -> No
     assert record.signalled_at <= time.time()
 
 
-def test_a_stuck_driver_and_its_nodes_are_asked_for_stacks(scene: Scene) -> None:
+def test_a_driver_without_progress_and_its_nodes_are_asked_for_stacks(scene: Scene) -> None:
     nodes = FakeNodes("n1", is_ready=True)
-    stuck = scene.run.attempt(1, "17") / "stuck.txt"
     hangs = (
         "import signal, sys, time\n"
+        "from hpc_grpo.run.pulse import PULSE, Patience\n"
         "signal.signal(signal.SIGUSR2, lambda *_: sys.exit(75))\n"
-        f"Path({str(stuck)!r}).write_text('It hangs.'); time.sleep(60)"
+        "PULSE.open('driver', Patience(2.0, 0.1, 0.1))\n"
+        "with PULSE.working('train'): time.sleep(60)"
     )
     record = scene.see_through(nodes, hangs)
-    assert (record.exit_kind, record.stuck) == ("resumable", "It hangs.")
+    assert record.exit_kind == "resumable"
+    assert re.match(r"The driver \(process \d+\) made no progress in 'train' for \d+ s", record.stuck)
     assert "ask_for_stacks" in nodes.done
+
+
+def test_a_driver_that_is_stopped_is_ended_and_started_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "STOPPED_S", 0.5)
+    stops = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP); raise SystemExit(3)"
+    record = scene.see_through(FakeNodes("n1", is_ready=True), stops, "raise SystemExit(75)")
+    assert record.exit_kind == "resumable"
+    (why,) = record.restarts
+    assert re.match(r"The driver \(process \d+\) was stopped for \d+ s", why)
+
+
+def test_what_agents_have_ended_is_recorded_and_explains_the_crash(scene: Scene) -> None:
+    nodes = FakeNodes("n1", is_ready=True)
+    nodes.late.append("On n1: The learner (process 7) was stopped.")
+    record = scene.see_through(nodes, "import time; time.sleep(0.5); raise SystemExit(1)", "raise SystemExit(75)")
+    assert record.late == ["On n1: The learner (process 7) was stopped."]
+    assert record.restarts[0].startswith("On n1: The learner (process 7) was stopped.")

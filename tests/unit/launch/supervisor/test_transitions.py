@@ -25,6 +25,7 @@ from hpc_grpo.launch.supervisor.events import (
     Forward,
     Loss,
     NodesLost,
+    ProcessLate,
     RayReady,
     RunFacts,
     Say,
@@ -98,6 +99,7 @@ def named(actions: list[Action]) -> list[str]:
         pytest.param(FORMED_AGAIN, BringUpFailed(NOT_IN_RAY), "FORM_AGAIN", "forming", id="another node is lost"),
         # A driver that is stuck, or does not end.
         pytest.param(TRAINING, DriverStuck("It hangs."), "WRITE_STACKS", "training", id="stuck"),
+        pytest.param(TRAINING, ProcessLate("It hangs."), "NoteLate", "training", id="an actor is late"),
         pytest.param(replace(TRAINING, kill_at=NOW), Tick(), "Say KILL_DRIVER", "training", id="out of time"),
         pytest.param(LOST, Tick(), "", "training", id="still has time"),
     ],
@@ -257,3 +259,12 @@ def test_the_drivers_last_error_is_told_where_it_is_the_cause(returncode: int, w
 def test_how_an_attempt_ended_whose_supervisor_failed(error: Any, signalled: str, kind: str, code: int) -> None:
     end = end_by_error(error, signalled)
     assert (end.kind, end.code) == (kind, code)
+
+
+@pytest.mark.parametrize(("seconds", "explains"), [(10.0, True), (3600.0, False)])
+def test_a_process_that_was_late_explains_a_crash_soon_after(seconds: float, explains: bool) -> None:
+    state, _ = react(TRAINING, ProcessLate("The learner (process 7) was stopped."), NOW)
+    state, _ = react(state, ended(1), NOW + seconds)
+    _, (restart,) = react(state, Tick(), NOW + seconds + 5.0)
+    assert isinstance(restart, StartDriver)
+    assert ("The learner (process 7) was stopped." in restart.why) == explains

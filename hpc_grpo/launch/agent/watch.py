@@ -1,0 +1,129 @@
+"""Watch processes of training by their pulses (`run/pulse.py`), and by what the kernel says of them.
+
+Used by the node agent, for the actors and Ray's own processes on its node, and by the supervisor, for the driver. Who
+watches judges by time in which it was awake itself: neither a machine that was suspended, nor a job that was, nor one
+so busy that the watcher had to wait as well makes anybody late.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_grpo.run.pulse import PULSES_NAME, Beat, read_pulse
+from hpc_grpo.system.process_tree import descendants
+from hpc_grpo.system.processes import hold_on, start_time
+
+LOOK_S = 5.0
+_NO_BEAT = Beat()
+_MOST_A_LOOK_S = 2 * LOOK_S
+STOPPED_S = 30.0
+"""No process of a run is stopped (SIGSTOP) on purpose for so long; one that is debugged is traced, not stopped."""
+
+
+class WakingClock:
+    """Counts the seconds in which its owner looked at it: of a longer absence only `_MOST_A_LOOK_S` count."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looked_at = clock()
+        self._awake_s = 0.0
+
+    def look(self) -> float:
+        now = self._clock()
+        self._awake_s += min(now - self._looked_at, _MOST_A_LOOK_S)
+        self._looked_at = now
+        return self._awake_s
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A process as it is now. `born`: `start_time`, which tells it from a later one of the same id."""
+
+    name: str
+    pid: int
+    born: int
+    beat: Beat = _NO_BEAT
+
+    def send(self, number: int) -> None:
+        """Send it a signal, unless it is gone and its id perhaps another's."""
+        with suppress(ProcessLookupError):
+            if start_time(self.pid) == self.born:
+                os.kill(self.pid, number)
+
+
+@dataclass(frozen=True)
+class Late:
+    """A process that is to be ended, and why."""
+
+    process: Watched
+    why: str
+
+
+class Watch:
+    """Remembers when each process last showed progress, and was last seen running. Ask it every few seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = WakingClock(clock)
+        self._seen: dict[tuple[int, int], tuple[Beat, float, float]] = {}
+
+    def late(self, processes: Iterable[Watched]) -> list[Late]:
+        """Return those of `processes` that are late, the longest silent first, and forget all that is not among them.
+
+        One that a debugger holds is not late, and begins anew when it is let go.
+        """
+        now = self._clock.look()
+        seen, found = {}, []
+        for process in processes:
+            key, hold = (process.pid, process.born), hold_on(process.pid)
+            beat, progressed_at, ran_at = self._seen.get(key, (process.beat, now, now))
+            if process.beat != beat or hold == "traced":
+                progressed_at = now
+            if hold != "stopped":
+                ran_at = now
+            seen[key] = (process.beat, progressed_at, ran_at)
+            if why := _why_late(process, now - progressed_at, now - ran_at):
+                found.append((progressed_at, Late(process, why)))
+        self._seen = seen
+        return [late for _, late in sorted(found, key=lambda pair: pair[0])]
+
+
+def _why_late(process: Watched, silent_s: float, stopped_s: float) -> str:
+    """Return why it is late, in a sentence; "" if it is not."""
+    work = f" in {process.beat.work!r}" if process.beat.work else ""
+    named = f"The {process.name} (process {process.pid})"
+    if stopped_s > STOPPED_S:
+        return f"{named} was stopped{work} for {stopped_s:.0f} s: somebody or something sent it SIGSTOP."
+    if silent_s > process.beat.limit_s:
+        limit = f"{process.beat.limit_s:.0f} s, by what it usually takes and the section deadlines"
+        return f"{named} made no progress{work} for {silent_s:.0f} s; it is late after {limit}."
+    return ""
+
+
+def watched_on_node(shm_dir: Path, ray: int) -> Iterator[Watched]:
+    """Yield the actors with a pulse in `shm_dir`, and, without one, `ray start`, Ray's own processes and its workers.
+
+    No more than these: what a reward starts may be stopped with reason, and its worker has a deadline for each call.
+    """
+    known = {actor.pid: actor for actor in _actors(shm_dir / PULSES_NAME)}
+    yield from known.values()
+    for pid in {ray, *descendants(ray, depth=2)} - known.keys():
+        yield Watched("process of Ray", pid, start_time(pid))
+
+
+def _actors(folder: Path) -> Iterator[Watched]:
+    """Yield the processes whose pulses are in `folder`; remove the pulses of those that are gone."""
+    for path in folder.glob("*-*-*"):
+        role, pid, born = path.name.rsplit("-", 2)
+        if start_time(int(pid)) != int(born):
+            path.unlink(missing_ok=True)
+            continue
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            yield Watched(role, int(pid), int(born), read_pulse(descriptor))
+        finally:
+            os.close(descriptor)

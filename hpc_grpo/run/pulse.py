@@ -1,0 +1,199 @@
+"""The pulse of a process of training: what it works on, its signs of progress, and how long it may do without one.
+
+Each process publishes one small record in shared memory: the driver's is read by the supervisor, those of actors by
+the agent of their node (`launch/agent/watch.py`, which decides who is late). Neither side touches a disk or a lock, so
+that a stalled file system is seen, and holds nobody up.
+
+A sign means progress, not that a thread runs: only the code that does the work gives one, between two pieces of it.
+
+- The driver's is a change of its phase. It waits for others, so that any phase that takes far too long is late,
+  whoever is to blame.
+- A learner's is a microbatch, an engine's a step of vLLM, a grader's the end of a group. Only a training step, sampling
+  and grading are limited: whatever else an actor hangs in, the driver waits for.
+- A wait for space on a full disk, and for Ray to come up, gives signs itself: it says what it waits for.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpc_grpo.run.contract import PULSE_VARIABLE, SHM_DIR_VARIABLE
+from hpc_grpo.system.processes import start_time
+
+if TYPE_CHECKING:
+    from hpc_grpo.config import Config
+
+PULSES_NAME = "pulses"
+"""The folder of the actors' pulses, inside the node's shared memory of the run."""
+
+ASKED_AGAIN = "generate_wait again"
+"""The driver's work after an engine or a grader was replaced: what was lost with it takes its time once more."""
+
+_RECORD = struct.Struct("<Qd48s")
+_ENDLESS_SIGNS = 1000
+"""After so many work counts as begun anew: engines may sample without a rest, and no limit would ever be learned."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A pulse as it is read. `count` changes with every sign; `limit_s` is inf where no sign is due."""
+
+    count: int = 0
+    limit_s: float = math.inf
+    work: str = ""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a process may show no progress, in seconds.
+
+    Late is what takes `factor` times the longest pause that this work ever made before in the run, but no less than
+    `least_s`: the longest, not the usual one, since a false alarm costs more than a later one. `first_s` holds until a
+    pause is known, and bounds the limit after that; `other_first_s` is for work not named there. `extra_s` is added.
+    """
+
+    factor: float
+    least_s: float
+    other_first_s: float
+    first_s: Mapping[str, float] = field(default_factory=dict)
+    extra_s: Mapping[str, float] = field(default_factory=dict)
+
+    def limit_s(self, work: str, longest_s: float | None) -> float:
+        """Return how long `work` may show no progress.
+
+        >>> patience = Patience(factor=10.0, least_s=60.0, other_first_s=1800.0)
+        >>> [patience.limit_s("train", longest_s) for longest_s in (None, 1.0, 20.0, 1000.0)]
+        [1800.0, 60.0, 200.0, 1800.0]
+        """
+        limit_s = self.first_s.get(work, self.other_first_s)
+        if longest_s is not None:
+            limit_s = min(limit_s, max(self.least_s, self.factor * longest_s))
+        return limit_s + self.extra_s.get(work, 0.0)
+
+
+def patience_of_driver(config: Config) -> Patience:
+    """Return the patience with the phases of the driver's loop; each has its own deadline."""
+    deadlines = config.deadlines
+    first_s = {
+        "resume": deadlines.resume_s,
+        "generate_wait": deadlines.generate_wait_s,
+        ASKED_AGAIN: deadlines.generate_wait_s,
+        "train": deadlines.train_s,
+        "checkpoint": deadlines.checkpoint_s,
+        "eval": deadlines.eval_s,
+    }
+    extra_s = dict.fromkeys(("generate_wait", ASKED_AGAIN, "eval"), _longest_reward_s(config))
+    return Patience(deadlines.late_factor, deadlines.late_s, deadlines.start_s, first_s, extra_s)
+
+
+def patience_of_actor(config: Config) -> Patience:
+    """Return the patience with a learner, an engine or a grader."""
+    deadlines = config.deadlines
+    extra_s = {"grading": _longest_reward_s(config)}
+    return Patience(deadlines.late_factor, deadlines.silent_s, deadlines.start_s, extra_s=extra_s)
+
+
+def _longest_reward_s(config: Config) -> float:
+    """Return how long the rewards of one group may legitimately wait, for a judge say; their workers end them then."""
+    # Here: all who write a file of a run import this module, and the command must not load pydantic.
+    from hpc_grpo.config.rollout import REWARD_LOAD_S
+
+    return sum(reward.timeout_s for reward in config.rewards) + REWARD_LOAD_S
+
+
+class Pulse:
+    """This process's pulse. Until `open` it only measures, and so it does where nobody watches.
+
+    For one thread at a time: that which does the work. `longest_s` holds the longest pause of each kind of work.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._record: mmap.mmap | None = None
+        self._patience = Patience(math.inf, math.inf, math.inf)
+        self._beat = Beat()
+        self._last = clock()
+        self._signs = 0
+        self.longest_s: dict[str, float] = {}
+
+    def open(self, role: str, patience: Patience, longest_s: Mapping[str, float] | None = None) -> None:
+        """Publish from here on, where the process is told where. `longest_s` is known from the attempts before."""
+        self._patience = patience
+        self.longest_s |= longest_s or {}
+        if path := _path_of_own(role):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            os.ftruncate(descriptor, _RECORD.size)
+            self._record = mmap.mmap(descriptor, _RECORD.size)
+            os.close(descriptor)
+            self._show(self._beat.work, self._beat.limit_s)
+
+    @property
+    def work(self) -> str:
+        return self._beat.work
+
+    @contextmanager
+    def working(self, on: str) -> Iterator[None]:
+        """Do work of a kind in the block; its begin and its end are signs too. After it the work around it goes on."""
+        around = self.work
+        self.turn_to(on)
+        try:
+            yield
+        finally:
+            self.turn_to(around)
+
+    def turn_to(self, work: str) -> None:
+        """Begin on work of another kind, a sign in itself; "" for none, to which no limit applies."""
+        self._learn()
+        self._signs = 0
+        self._show(work, self._patience.limit_s(work, self.longest_s.get(work)) if work else math.inf)
+
+    def beat(self) -> None:
+        """Show that a piece of the work is done. What that teaches counts from the next work on: the first step of a
+        run is slow in one piece or another, so that none of its pieces is held to the others."""
+        self._learn()
+        self._signs += 1
+        if self._signs == _ENDLESS_SIGNS:
+            self.turn_to(self._beat.work)
+        else:
+            self._show(self._beat.work, self._beat.limit_s)
+
+    def _learn(self) -> None:
+        now, work = self._clock(), self._beat.work
+        if work:
+            self.longest_s[work] = max(self.longest_s.get(work, 0.0), now - self._last)
+        self._last = now
+
+    def _show(self, work: str, limit_s: float) -> None:
+        self._beat = Beat(self._beat.count + 1, limit_s, work)
+        if self._record is not None:
+            _RECORD.pack_into(self._record, 0, self._beat.count, limit_s, work.encode())
+
+
+PULSE = Pulse()
+"""The pulse of this process: one, as it has one main task."""
+
+
+def read_pulse(descriptor: int) -> Beat:
+    """Return what the file of a pulse holds; a process that has not opened it yet has no limit."""
+    content = os.pread(descriptor, _RECORD.size, 0)
+    if len(content) < _RECORD.size:
+        return Beat()
+    count, limit_s, work = _RECORD.unpack(content)
+    return Beat(count, limit_s, work.rstrip(b"\0").decode(errors="replace")) if count else Beat()
+
+
+def _path_of_own(role: str) -> Path | None:
+    """Return where to publish; None where nobody watches. The name tells an actor from a later process of its id."""
+    if given := os.environ.pop(PULSE_VARIABLE, ""):  # no child of this process is to take it for its own
+        return Path(given)
+    folder = Path(os.environ.get(SHM_DIR_VARIABLE, "")) / PULSES_NAME
+    return folder / f"{role}-{os.getpid()}-{start_time(os.getpid())}" if folder.is_dir() else None

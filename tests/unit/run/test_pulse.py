@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.run.contract import PULSE_VARIABLE, SHM_DIR_VARIABLE
+from hpc_grpo.run.pulse import (
+    ASKED_AGAIN,
+    PULSES_NAME,
+    Beat,
+    Patience,
+    Pulse,
+    patience_of_actor,
+    patience_of_driver,
+    read_pulse,
+)
+from hpc_grpo.system.processes import start_time
+from tests.support.configs import minimal_config
+
+PATIENCE = Patience(factor=10.0, least_s=60.0, other_first_s=1800.0, first_s={"train": 3600.0})
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def pulse(clock: Clock) -> Pulse:
+    pulse = Pulse(clock)
+    pulse.open("learner", PATIENCE)
+    return pulse
+
+
+@pytest.fixture
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Beat]:
+    """What a process that is told where publishes."""
+    monkeypatch.setenv(PULSE_VARIABLE, str(tmp_path / "pulse"))
+
+    def read() -> Beat:
+        descriptor = os.open(tmp_path / "pulse", os.O_RDONLY)
+        try:
+            return read_pulse(descriptor)
+        finally:
+            os.close(descriptor)
+
+    return read
+
+
+def work(pulse: Pulse, clock: Clock, *pieces_s: float) -> None:
+    with pulse.working("train"):
+        for seconds in pieces_s:
+            clock.now += seconds
+            pulse.beat()
+
+
+def test_every_sign_is_published_with_the_work_and_its_limit(published: Callable[[], Beat], clock: Clock) -> None:
+    pulse = Pulse(clock)
+    pulse.open("driver", PATIENCE)
+    assert (published().work, published().limit_s) == ("", math.inf)
+    with pulse.working("train"):
+        first = published()
+        assert (first.work, first.limit_s) == ("train", 3600.0)
+        pulse.beat()
+        assert published().count == first.count + 1
+    assert (published().work, published().limit_s) == ("", math.inf)
+
+
+def test_the_limit_follows_the_longest_pause_of_that_work_before(pulse: Pulse, clock: Clock) -> None:
+    work(pulse, clock, 1.0, 20.0, 3.0)
+    work(pulse, clock, 2.0)
+    assert pulse.longest_s == {"train": 20.0}
+    with pulse.working("train"):
+        assert pulse._beat.limit_s == 200.0
+    with pulse.working("sampling"):
+        assert pulse._beat.limit_s == 1800.0
+
+
+def test_a_slow_first_step_is_not_held_to_its_own_quick_pieces(pulse: Pulse, clock: Clock) -> None:
+    with pulse.working("train"):
+        clock.now += 0.1
+        pulse.beat()
+        assert pulse._beat.limit_s == 3600.0
+
+
+def test_work_that_never_ends_is_held_to_what_it_has_shown(pulse: Pulse, clock: Clock) -> None:
+    with pulse.working("train"):
+        for _ in range(1000):
+            clock.now += 0.01
+            pulse.beat()
+        assert pulse._beat.limit_s == 60.0
+
+
+def test_what_an_attempt_before_has_measured_counts(clock: Clock) -> None:
+    pulse = Pulse(clock)
+    pulse.open("driver", PATIENCE, {"train": 30.0})
+    with pulse.working("train"):
+        assert pulse._beat.limit_s == 300.0
+
+
+def test_an_actor_publishes_below_the_shared_memory_of_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    monkeypatch.setenv(SHM_DIR_VARIABLE, str(tmp_path))
+    Pulse(clock).open("engine", PATIENCE)  # no agent watches: no folder
+    (tmp_path / PULSES_NAME).mkdir()
+    Pulse(clock).open("engine", PATIENCE)
+    (path,) = tmp_path.rglob("*-*")
+    assert path.name == f"engine-{os.getpid()}-{start_time(os.getpid())}"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_rewards_that_wait_make_nobody_late() -> None:
+    """A judge that another machine runs may take its whole deadline for each group, once its usual answer took 1 s."""
+    config = minimal_config(rewards=[{"name": "m:judge", "timeout_s": 900.0}, {"name": "m:other", "timeout_s": 30.0}])
+    driver, actor = patience_of_driver(config), patience_of_actor(config)
+    for patience, waits in ((driver, "generate_wait"), (driver, ASKED_AGAIN), (driver, "eval"), (actor, "grading")):
+        assert patience.limit_s(waits, 1.0) > 930.0
+    assert actor.limit_s("sampling", 1.0) == 60.0
+
+
+@pytest.mark.parametrize("phase", ["start", "resume", "generate_wait", "train", "checkpoint", "eval"])
+def test_each_phase_has_its_own_deadline_until_it_is_known(phase: str) -> None:
+    config = minimal_config(deadlines={f"{phase}_s": 77.0, "late_s": 5.0}, rewards=[{"name": "a", "timeout_s": 1e-3}])
+    assert 77.0 <= patience_of_driver(config).limit_s(phase, None) <= 77.0 + 120.1
+    assert patience_of_driver(config).limit_s(phase, 1.0) < 77.0 + 120.1
