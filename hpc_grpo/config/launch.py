@@ -17,6 +17,9 @@ class PlacementConfig(Section):
     )
     cpus_per_learner: PositiveFloat = Field(0.5, description="CPUs reserved for a learner.")
     cpus_per_engine: PositiveFloat = Field(0.5, description="CPUs reserved for an engine.")
+    bind_cores: bool = Field(
+        True, description="Keep learners and engines on the cores near their GPUs, where a node is several NUMA nodes."
+    )
 
 
 class SlurmConfig(Section):

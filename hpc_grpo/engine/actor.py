@@ -16,6 +16,7 @@ from hpc_grpo.engine.step_loop import StepLoop
 from hpc_grpo.engine.vllm import start_vllm
 from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
+from hpc_grpo.system.affinity import keep_near_gpus
 from hpc_grpo.types import GroupRequest, GroupSamples
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ class Engine:
     def __init__(self, config: Config, stop_token_ids: Sequence[int], *, on_gpu: bool) -> None:
         dump_stacks_on_signal("engine")
         PULSE.open("engine", patience_of_actor(config))
+        # Before vLLM is imported, whose threads inherit the cores.
+        if config.placement.bind_cores and (said := keep_near_gpus()):
+            print(said, flush=True)
         self._loop = StepLoop(lambda: Sampler(start_vllm(config, on_gpu=on_gpu), stop_token_ids))
 
     async def ready(self) -> None:

@@ -21,6 +21,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.run.contract import SHM_DIR_VARIABLE
 from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
+from hpc_grpo.system.affinity import keep_near_gpus
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
 from hpc_grpo.weights.node_group import RENDEZVOUS, GroupMembership, NodeGroup
 from hpc_grpo.weights.store import StoreSpec
@@ -54,6 +55,9 @@ class LearnerActor:
     def __init__(self, config: Config, rank: int, world_size: int, total_optimizer_steps: int) -> None:
         dump_stacks_on_signal("learner")
         PULSE.open("learner", patience_of_actor(config))
+        # Before torch is imported, whose threads inherit the cores.
+        if config.placement.bind_cores and (said := keep_near_gpus()):
+            print(said, flush=True)
         self._config = config
         self._algorithm = algorithm_of(config)
         self._rank = rank
