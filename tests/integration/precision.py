@@ -54,8 +54,8 @@ def bfloat16_config(workspace: Path, name: str, precision: Precision, steps: int
         "total_steps": steps,
         "zero_stage": precision.zero_stage,
         "gradient_checkpointing": precision.gradient_checkpointing,
-        # Several chunks a microbatch.
-        "logprob_chunk_tokens": 64,
+        # The output layer's logits in several chunks, and in one.
+        "logprob_chunk_tokens": 64 if precision.gradient_checkpointing else 1024,
     }
     path = tiny_config(workspace, name, model, train=train)
     values = yaml.safe_load(path.read_text())
@@ -76,12 +76,14 @@ def measure(run_dir: RunDir) -> PrecisionReport:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--stages", type=int, nargs="+", default=(1, 2, 3))
+    parser.add_argument("--heads", nargs="+", default=("model", "float32"))
     parser.add_argument("--model", choices=("tied", "untied"), default="tied")
     options = parser.parse_args()
     print("run | steps | kl mean | kl max | difference mean | difference max", flush=True)
     with tempfile.TemporaryDirectory(prefix="precision-") as folder:
         workspace = write_workspace(Path(folder))
-        for stage, checkpointing, head in product((1, 2, 3), (False, True), ("model", "float32")):
+        for stage, checkpointing, head in product(options.stages, (False, True), options.heads):
             precision = Precision(stage, checkpointing, head)
             config = bfloat16_config(workspace, str(precision), precision, options.steps, options.model)
             print(f"{precision} | {measure(run_to_end(config).run_dir)}", flush=True)

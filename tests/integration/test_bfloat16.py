@@ -28,7 +28,6 @@ SHAPE = {
 }
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_theta": 1e6},
-    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e6},
     "llama3": {
         "factor": 8.0,
         "low_freq_factor": 1.0,
