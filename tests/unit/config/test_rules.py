@@ -79,6 +79,10 @@ def test_sft_has_no_rewards_to_check() -> None:
             {"train": {"attention": "flash_attention_2"}, "model": {"device": "cpu"}},
             "flash_attention_2 needs a GPU",
         ),
+        (
+            {"train": {"attention": "flash_attention_2"}, "model": {"dtype": "float32"}},
+            "flash_attention_2 computes in 16 bits alone; with model.dtype = float32 choose sdpa",
+        ),
     ],
 )
 def test_a_broken_rule_is_an_error_with_the_values_and_the_fix(sections: dict[str, Any], words: str) -> None:
