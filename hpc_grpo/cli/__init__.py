@@ -10,6 +10,7 @@ from hpc_grpo import __version__
 from hpc_grpo.cli import check, run, shell, status
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.run.owner import keep_others_from_writing
+from hpc_grpo.system.processes import write_no_core_dumps
 
 
 class _Group(click.Group):
@@ -28,6 +29,7 @@ class _Group(click.Group):
 def main() -> None:
     """GRPO post-training of language models as a Slurm job that survives."""
     keep_others_from_writing()
+    write_no_core_dumps()
 
 
 for _module in (run, shell, status, check):

@@ -17,7 +17,7 @@ from pathlib import Path
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.config.load import find_config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.environment.rules import is_allowed, is_denied, is_secret
+from hpc_grpo.launch.environment.rules import is_allowed, is_denied
 from hpc_grpo.launch.place.base import JobQueue
 
 SETTINGS: dict[str, str] = {
@@ -87,14 +87,10 @@ def load_request(config_name: str, overrides: Sequence[str]) -> Request:
 def with_exported(config: Config, exported: dict[str, str]) -> Config:
     """Let the exported variables through to training.
 
-    Plain values become `launch.env`, so that config.yaml repeats the run; of secrets `launch.pass_env` keeps the name.
+    `launch.pass_env` keeps their names, never their values: no rule knows every secret, and config.yaml is kept.
     """
-    new = {name: value for name, value in exported.items() if not is_allowed(name) and not is_denied(name)}
-    plain = {name: value for name, value in new.items() if not is_secret(name)}
-    secret = [name for name in new if is_secret(name)]
-    launch = config.launch.model_copy(
-        update={"env": {**plain, **config.launch.env}, "pass_env": [*dict.fromkeys([*config.launch.pass_env, *secret])]}
-    )
+    new = [name for name in exported if not is_allowed(name) and not is_denied(name)]
+    launch = config.launch.model_copy(update={"pass_env": [*dict.fromkeys([*config.launch.pass_env, *new])]})
     return config.model_copy(update={"launch": launch})
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ from typing import Any
 from hpc_grpo import __version__
 from hpc_grpo.config import Config, with_overrides
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.environment.rules import is_secret
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.files import read_jsonl, read_record, write_record
-from hpc_grpo.run.frozen_config import differences, read_config, write_config
+from hpc_grpo.run.frozen_config import differences, flat, read_config, write_config
 from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.commands import run_command
+from hpc_grpo.system.secret import assigns_secret, holds_secret, is_secret
 
 CHANGEABLE: dict[str, str] = {
     "train.total_steps": "extends or shortens the run",
@@ -52,6 +52,7 @@ Not the learning rate: its schedule's state in a checkpoint has it, so another o
 
 _GIT_DEADLINE_S = 30.0
 _SECRET_LENGTH = 16
+_KEEPS_CONFIG = "config.yaml is kept and shared"
 _MAY_CHANGE = f"What may change in it: {', '.join(f'{key}*' if key.endswith('.') else key for key in CHANGEABLE)}."
 
 
@@ -139,17 +140,36 @@ def _forbidden(run: RunDir, changed: dict[str, tuple[Any, Any]]) -> str:
 
 
 def _refuse_secrets(config: Config) -> None:
+    """Raise ConfigError for secrets in the config: by name in rewards and launch, by value anywhere."""
     arguments = {name: value for reward in config.rewards for name, value in reward.args.items()}
     if secret := [name for name, value in arguments.items() if is_secret(name) and _is_long_word(value)]:
         raise ConfigError(
-            f"The arguments of a reward must not hold secrets ({', '.join(secret)}): config.yaml is kept and shared. "
+            f"The arguments of a reward must not hold secrets ({', '.join(secret)}): {_KEEPS_CONFIG}. "
             f"Have the reward read them from the environment, let through by launch.pass_env."
         )
-    if secret := [name for name in config.launch.env if is_secret(name)]:
+    if secret := [name for name, value in config.launch.env.items() if is_secret(name, value)]:
         raise ConfigError(
-            f"launch.env must not hold secrets ({', '.join(secret)}): config.yaml is kept and shared. Export them in "
+            f"launch.env must not hold secrets ({', '.join(secret)}): {_KEEPS_CONFIG}. Export them in "
             f"the environment and, unless their prefix is let through already, name them in launch.pass_env."
         )
+    lines = enumerate(config.launch.setup_lines)
+    written = [f"launch.setup_lines.{index}" for index, line in lines if assigns_secret(line)]
+    values = flat(config.model_dump(mode="json"))
+    written += [key for key, value in values.items() if any(map(holds_secret, _texts(value))) and key not in written]
+    if written:
+        raise ConfigError(
+            f"{', '.join(written)} must not hold secrets: {_KEEPS_CONFIG}, and arguments are seen by every user of a "
+            f"node. Export them in the environment, or read them from a file of mode 0600 where they are needed, as in "
+            f'export TOKEN="$(cat ~/.token)".'
+        )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
 
 
 def _never_trained(run: RunDir) -> bool:

@@ -114,8 +114,14 @@ class WandbSink:
                 resume="allow",
                 mode=mode,
                 dir=str(run_dir.path),
-                config=config.model_dump(mode="json"),
-                settings=wandb.Settings(console="off", silent=True, init_timeout=_WANDB_INIT_TIMEOUT_S),
+                config=shared_config(config),
+                settings=wandb.Settings(
+                    console="off",
+                    silent=True,
+                    init_timeout=_WANDB_INIT_TIMEOUT_S,
+                    disable_git=True,  # it would upload the working tree's diff, and the remote's address
+                    save_code=False,
+                ),
             )
             # W&B's own step may only grow: it would drop the steps trained again after a resume.
             self._run.define_metric("*", step_metric="step")
@@ -145,6 +151,12 @@ class WandbSink:
         """Say so once and be silent from then on: training goes on, and metrics.jsonl holds everything."""
         self._run = None
         print(f"W&B failed and is off for the rest of this attempt (metrics.jsonl goes on): {error}", flush=True)
+
+
+def shared_config(config: Config) -> dict[str, Any]:
+    """Return what others may see of a config: of `launch`, which says how to get at the site, the nodes alone."""
+    shown = config.model_dump(mode="json", exclude={"launch"})
+    return {**shown, "launch": {"num_nodes": config.launch.num_nodes}}
 
 
 def wandb_run_id(run_dir: RunDir) -> str:

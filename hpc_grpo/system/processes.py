@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,12 @@ def tie_to_parent(parent: int, sig: int) -> None:
 def adopt_orphans() -> None:
     """Make this process the parent of descendants whose own parent dies, so that `descendants` sees them."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def write_no_core_dumps() -> None:
+    """Have this process and its children leave no image of their memory in a file: it holds every secret they know."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def start_time(pid: int) -> int:

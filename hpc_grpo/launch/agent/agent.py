@@ -28,7 +28,7 @@ from hpc_grpo.launch.place import find_place
 from hpc_grpo.run.pulse import PULSES_NAME
 from hpc_grpo.run.stacks import STACKS_SIGNAL
 from hpc_grpo.system.process_tree import descendants, end_processes, reap_adopted
-from hpc_grpo.system.processes import adopt_orphans, catches
+from hpc_grpo.system.processes import adopt_orphans, catches, write_no_core_dumps
 from hpc_grpo.system.say import not_worth_the_run, say
 
 _POLL_S = 0.25
@@ -207,6 +207,7 @@ class NodeAgent:
 def main() -> int:
     lease = Lease(0)
     adopt_orphans()
+    write_no_core_dumps()
     spec = lease.wait_for_spec()
     if spec is None:
         return 0

@@ -6,7 +6,6 @@ result: secrets are masked by their names, and their values wherever else they o
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +22,11 @@ from hpc_grpo.launch.environment.rules import (
     filtered,
     is_denied,
     is_named,
-    is_secret,
 )
+from hpc_grpo.system.secret import MASK, is_secret, without_secrets
 
 Outcome = Literal["passed", "set", "dropped"]
 
-MASK = "********"
 ON_NODE = "(chosen on each node)"
 ALL_NODES = "(names and network of the run's nodes)"
 
@@ -48,7 +46,6 @@ DEFAULTS: dict[str, tuple[str, str]] = {
 """Variable -> (value, reason): set by ray_environment unless the environment or launch.env has it."""
 
 _LEAST_SECRET_LENGTH = 4
-_URL_CREDENTIALS = re.compile(r"://[^/@\s]+@")
 _SHOWN_VALUE_LENGTH = 48
 
 
@@ -80,7 +77,7 @@ def environment_report(
         if name in launch.env and name in kept and "$" in kept[name]:
             reason += ", expanded on each node"
         value = redacted(name, kept[name], secrets) if name in kept else None
-        variables.append(Variable(name, outcome, reason, is_secret(name), value))
+        variables.append(Variable(name, outcome, reason, is_secret(name, environ.get(name, "")), value))
     return variables
 
 
@@ -91,7 +88,9 @@ def why(name: str, launch: LaunchConfig) -> tuple[Outcome, str]:
     if name in NODE_VALUES:
         return "set", NODE_VALUES[name]
     if name in launch.env:
-        return "set", "launch.env" + (" must not hold secrets: train and submit refuse it" if is_secret(name) else "")
+        return "set", "launch.env" + (
+            " must not hold secrets: train and submit refuse it" if is_secret(name, launch.env[name]) else ""
+        )
     if is_denied(name):
         asked = "; launch.pass_env cannot let it through" if is_named(name, launch.pass_env) else ""
         return "dropped", (DENIED.get(name) or _by_prefix(name, DENIED_PREFIXES)) + asked
@@ -119,7 +118,7 @@ def redacted(name: str, value: str, secrets: Iterable[str]) -> str:
             value = value.replace(secret, MASK)
         elif secret and value == secret:
             value = MASK
-    return _URL_CREDENTIALS.sub(f"://{MASK}@", value)
+    return without_secrets(value)
 
 
 def report_text(variables: Sequence[Variable]) -> str:

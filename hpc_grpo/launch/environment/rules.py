@@ -122,7 +122,6 @@ DENIED_PREFIXES: dict[str, str] = {
 """These win over everything but an explicit `launch.env`."""
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-_SECRET = re.compile(r"(^|_)(API_?)?(KEYS?|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
 
 
 def is_allowed(name: str, pass_env: Iterable[str] = ()) -> bool:
@@ -139,14 +138,14 @@ def is_named(name: str, entries: Iterable[str]) -> bool:
     return any(name == entry or (entry.endswith("*") and name.startswith(entry[:-1])) for entry in entries)
 
 
+def unset(entries: Iterable[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the names among the entries that `environ` does not have."""
+    return [entry for entry in entries if not entry.endswith("*") and entry not in environ]
+
+
 def is_denied(name: str) -> bool:
     """Return whether nothing but an explicit `launch.env` lets the variable through."""
     return name in DENIED or name.startswith(tuple(DENIED_PREFIXES))
-
-
-def is_secret(name: str) -> bool:
-    """Return whether a variable of this name must stay out of every file, argv and log."""
-    return bool(_SECRET.search(name))
 
 
 def filtered(

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchError
 from hpc_grpo.launch.chain.link import ChainLink, LinkJob, LinkOrigin
+from hpc_grpo.launch.environment.rules import unset
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.launch.place.base import Allocation, Place
@@ -40,6 +41,8 @@ def run_attempt(run: RunDir, driver: str, origin: LinkOrigin | None = None, plac
     """
     refuse_shared(run.path)
     config = read_config(run)
+    if missing := unset(config.launch.pass_env, os.environ):
+        say(f"launch.pass_env: training goes without {', '.join(missing)}, which this shell does not have.")
     place = place or find_place()
     allocation = allocation_of(place, is_patient=origin is not None)
     queue = place.queue if origin else None

@@ -38,7 +38,7 @@ def test_a_setting_of_the_callers_shell_is_not_the_files(tmp_path: Path, monkeyp
     assert read_shell_config(script(tmp_path, "TRAINING_ARGS=local/debug\n")).overrides == []
 
 
-def test_exports_reach_training_but_secrets_do_not_reach_the_config(tmp_path: Path) -> None:
+def test_exports_reach_training_by_name_and_no_value_reaches_the_config(tmp_path: Path) -> None:
     text = (
         "TRAINING_ARGS=(local/debug)\nexport NCCL_DEBUG=INFO JUDGE_URL='http://j ?' JUDGE_API_KEY=abc\nexport RANK=3\n"
         "NOT_EXPORTED=1\necho hello\n"
@@ -47,9 +47,9 @@ def test_exports_reach_training_but_secrets_do_not_reach_the_config(tmp_path: Pa
     assert request.exported["NCCL_DEBUG"] == "INFO"
     assert request.exported["JUDGE_API_KEY"] == "abc"
     assert "NOT_EXPORTED" not in request.exported
-    assert request.config.launch.env == {"JUDGE_URL": "http://j ?"}
-    assert request.config.launch.pass_env == ["JUDGE_API_KEY"]
-    assert "abc" not in str(request.config)
+    assert request.config.launch.env == {}
+    assert sorted(request.config.launch.pass_env) == ["JUDGE_API_KEY", "JUDGE_URL"]
+    assert not any(value in str(request.config) for value in ("abc", "http://j ?"))
 
 
 def test_a_config_beside_the_script_is_found(tmp_path: Path) -> None:

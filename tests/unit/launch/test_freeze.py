@@ -105,6 +105,31 @@ def test_a_secret_in_launch_env_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("launch.env.JUDGE=https://me:hunter2hunter2@judge:1", "JUDGE"),
+        ("launch.env.SLACK_WEBHOOK_URL=https://x.y/z", "SLACK_WEBHOOK_URL"),
+        ('launch.setup_lines=["module load x", "export PGPASS=hunter2"]', "launch.setup_lines.1"),
+        ('launch.setup_lines=["export https_proxy=http://me:hunter2@proxy:1"]', "launch.setup_lines.0"),
+        ('launch.notify=["curl", "https://hooks.slack.com/services/T0/B0/xyz"]', "launch.notify"),
+        ("launch.slurm.extra.comment=ghp_abcdefghijklmnopqrstuvwxyz0123456789", "launch.slurm.extra.comment"),
+        ("data.train.path=https://me:hunter2@host/train.jsonl", "data.train.path"),
+    ],
+)
+def test_a_secret_anywhere_in_the_config_is_refused_and_not_told(tmp_path: Path, override: str, key: str) -> None:
+    with pytest.raises(ConfigError, match="must not hold secrets") as refused:
+        freeze(config(tmp_path, override), [], [])
+    assert key in str(refused.value)
+    assert not any(secret in str(refused.value) for secret in ("hunter2", "hooks.slack", "ghp_abc", "x.y/z"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_setup_line_that_reads_a_secret_where_it_is_needed_is_taken(tmp_path: Path) -> None:
+    lines = ['export HF_TOKEN="$(cat ~/.token)"', "export HF_TOKEN_PATH=/home/me/token"]
+    freeze(config(tmp_path, f"launch.setup_lines={json.dumps(lines)}"), [], [])
+
+
 def test_a_root_that_cannot_be_written_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"cannot be written.*run\.root"):

@@ -9,9 +9,18 @@ import pytest
 from hpc_grpo.config import Config
 from hpc_grpo.metrics.console import ConsoleSink
 from hpc_grpo.metrics.record import StepRecord
-from hpc_grpo.metrics.sinks import JsonlSink, TensorBoardSink, WandbSink, make_sinks, wandb_mode, wandb_run_id
+from hpc_grpo.metrics.sinks import (
+    JsonlSink,
+    TensorBoardSink,
+    WandbSink,
+    make_sinks,
+    shared_config,
+    wandb_mode,
+    wandb_run_id,
+)
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
+from tests.support.configs import minimal_config
 
 KEY = "0123456789" * 4
 
@@ -140,3 +149,11 @@ def test_tensorboard_events_can_be_read_back(config: Config, run_dir: RunDir, re
     events.Reload()
     [point] = events.Scalars("reward/mean")
     assert (point.step, point.value, point.wall_time) == (6, 0.53125, 1000.0)
+
+
+def test_wandb_gets_nothing_of_launch_but_the_number_of_nodes() -> None:
+    private = {"env": {"SITE": "of-the-site"}, "setup_lines": ["source of-the-site"], "notify": ["of-the-site"]}
+    shown = shared_config(minimal_config(launch={**private, "num_nodes": 2}))
+    assert shown["launch"] == {"num_nodes": 2}
+    assert shown["train"]["lr"] > 0
+    assert "of-the-site" not in str(shown)

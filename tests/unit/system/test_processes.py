@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -26,6 +28,16 @@ def test_a_child_dies_with_its_parent() -> None:
     while not gone(child) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert gone(child)
+
+
+def test_a_process_and_its_children_write_no_core_dumps() -> None:
+    program = (
+        "import subprocess, sys; from hpc_grpo.system.processes import write_no_core_dumps\n"
+        "write_no_core_dumps()\n"
+        "subprocess.run([sys.executable, '-c', 'import resource as r; print(r.getrlimit(r.RLIMIT_CORE)[0])'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"
 
 
 def test_catches_tells_a_handler_from_the_default() -> None:

@@ -18,7 +18,6 @@ from hpc_grpo.launch.environment.rules import (
     DENIED_PREFIXES,
     expand,
     filtered,
-    is_secret,
 )
 from hpc_grpo.run.paths import RunDir
 from tests.support.configs import minimal_config
@@ -77,22 +76,6 @@ def test_a_proxy_that_is_asked_for_spares_the_nodes() -> None:
 
 def test_expand_leaves_an_unknown_name_as_it_is() -> None:
     assert expand("${A}/$B/$C", {"A": "1", "B": "2"}) == "1/2/$C"
-
-
-@pytest.mark.parametrize(
-    ("name", "secret"),
-    [
-        ("WANDB_API_KEY", True),
-        ("HF_TOKEN", True),
-        ("AWS_SECRET_ACCESS_KEY", True),
-        ("DB_PASSWORD", True),
-        ("TOKENIZERS_PARALLELISM", False),
-        ("MONKEY", False),
-        ("NCCL_NET", False),
-    ],
-)
-def test_secrets_are_known_by_their_names(name: str, secret: bool) -> None:
-    assert is_secret(name) is secret
 
 
 def test_an_unknown_variable_in_launch_env_ends_the_attempt_before_anything_trains(tmp_path: Path) -> None:
