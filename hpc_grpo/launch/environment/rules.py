@@ -7,7 +7,6 @@ another scheduler's ranks, another user's proxies and another Python's path.
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Iterable, Mapping
 
