@@ -19,13 +19,19 @@ _MAX_NAMED_PACKAGES = 4
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements of one node's torch probe; bandwidths in 10^9 bytes a second, None where not measured."""
+    """The measurements of one node's torch probe; bandwidths in 10^9 bytes a second, None where not measured.
+
+    `nccl_library` and `nccl_plugin` are the files that were loaded; "" for what there is not.
+    """
 
     sees_gpus: int = 0
     gloo_gb_per_s: float | None = None
     nccl_gb_per_s: float | None = None
     nccl_network: str = ""
     error: str = ""
+    nccl_version: str = ""
+    nccl_library: str = ""
+    nccl_plugin: str = ""
 
 
 def canary(written_by: str, root: str, sees: Mapping[str, bool]) -> Finding:
@@ -90,6 +96,25 @@ def torch_gpus(measured: Mapping[str, Measured], num_gpus: Mapping[str, int]) ->
         fix = "see the check of cuda; python -c 'import torch; torch.cuda.init()' on the node says more"
         return failure(check, "; ".join(blind[:MAX_NAMED_NODES]), fix)
     return ok(check, "torch sees all of them")
+
+
+def nccl_library(measured: Mapping[str, Measured]) -> Finding:
+    """Name NCCL's version, library and plugin, and check that all nodes have the same."""
+    check = "nccl library"
+    found = {node: _nccl_in_words(each, is_alone=len(measured) == 1) for node, each in measured.items()}
+    if not any(each.nccl_version for each in measured.values()):
+        return skipped(check, "none: this torch is built without NCCL")
+    if len(set(found.values())) > 1:
+        fix = "give all nodes the same modules (launch.modules) and LD_LIBRARY_PATH (launch.env)"
+        return failure(check, "; ".join([f"{node}: {words}" for node, words in found.items()][:MAX_NAMED_NODES]), fix)
+    return ok(check, next(iter(found.values())))
+
+
+def _nccl_in_words(found: Measured, *, is_alone: bool) -> str:
+    if not found.nccl_version:
+        return found.error or "no NCCL"
+    plugin = found.nccl_plugin or ("not loaded on one node" if is_alone else "none")
+    return f"{found.nccl_version} in {found.nccl_library or 'torch itself'}; network plugin: {plugin}"
 
 
 def nccl(measured: Mapping[str, Measured], wanted_network: str | None) -> Finding:

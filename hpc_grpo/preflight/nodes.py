@@ -69,7 +69,8 @@ class _Examination:
 
     def _between(self, facts: Sequence[NodeFacts]) -> list[Finding]:
         if len(self._nodes) == 1:
-            rest = self._measured(facts) if facts and facts[0].gpus else [skipped("gloo", "one node")]
+            unmeasured = [skipped("gloo", "one node"), skipped("nccl library", "none is needed: no GPU was seen")]
+            rest = self._measured(facts) if facts and facts[0].gpus else unmeasured
             return [*(skipped(check, "one node") for check in ("canary", "clocks", "versions")), *rest]
         if len(facts) < 2:
             return [skipped("network", "fewer than two nodes answered")]
@@ -116,6 +117,7 @@ class _Examination:
         return [
             guarded("gloo", lambda: network.gloo(measured)),
             guarded("torch gpus", lambda: network.torch_gpus(measured, num_gpus)),
+            guarded("nccl library", lambda: network.nccl_library(measured)),
             guarded("nccl", lambda: network.nccl(measured, wanted_network)),
         ]
 

@@ -1,7 +1,7 @@
 """Measure collectives between nodes: `python -m hpc_grpo.preflight.torch_probe '{"rank": 0, …}'`, a process on each.
 
 The only program of the doctor that imports torch. Consumes a `ProbeSpec` in JSON. Prints a JSON line after each step,
-the last with the bandwidth of an all-reduce over Gloo, and over NCCL where torch sees a GPU.
+the last with the bandwidth of an all-reduce over Gloo, and over NCCL where torch sees a GPU; and which NCCL that is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 
@@ -39,6 +40,7 @@ def main(spec: ProbeSpec) -> None:
     torch.set_num_threads(1)
     store = _rendezvous(spec)
     found: dict[str, Any] = {"sees_gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0}
+    found |= nccl_in_use()
     print(json.dumps(found), flush=True)
     backends = ("gloo", "nccl") if found["sees_gpus"] else ("gloo",)
     for backend in backends if spec.world_size > 1 else ():
@@ -48,11 +50,34 @@ def main(spec: ProbeSpec) -> None:
         device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
         factor = _NCCL_BYTES_FACTOR if backend == "nccl" else 1
         seconds = _all_reduce_s(torch.zeros(spec.num_bytes * factor // 4, device=device))
+        found |= nccl_in_use()  # its plugin is loaded with its first group
         found[f"{backend}_gb_per_s"] = bus_gb_per_s(spec.num_bytes * factor, spec.world_size, seconds)
         # Printed at once: what comes later may hang.
         print(json.dumps(found), flush=True)
         dist.barrier()  # the store is rank 0's; it must outlive the others
         dist.destroy_process_group()
+
+
+def nccl_in_use() -> dict[str, str]:
+    """Return NCCL's version, its library and its network plugin in this process; "" for what there is not."""
+    import torch
+    import torch.distributed as dist
+
+    version = ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else ""
+    maps = Path("/proc/self/maps").read_text()
+    # The plugin's name is free behind "libnccl-net"; aws-ofi-nccl installs both libnccl-net.so and libnccl-net-ofi.so.
+    plugin = mapped_library("libnccl-net", maps)
+    return {"nccl_version": version, "nccl_library": mapped_library("libnccl.so", maps), "nccl_plugin": plugin}
+
+
+def mapped_library(prefix: str, maps: str) -> str:
+    """Return the path of the mapped file whose name begins with `prefix`; `maps` is a /proc/PID/maps.
+
+    >>> mapped_library("libnccl.so", "7f0000-7f1000 r-xp 00000000 08:01 42    /opt/nccl/lib/libnccl.so.2")
+    '/opt/nccl/lib/libnccl.so.2'
+    """
+    paths = [fields[5] for line in maps.splitlines() if len(fields := line.split(maxsplit=5)) == 6]
+    return next((path for path in paths if Path(path).name.startswith(prefix)), "")
 
 
 def _rendezvous(spec: ProbeSpec) -> Any:

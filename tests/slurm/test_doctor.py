@@ -53,6 +53,7 @@ def test_two_nodes_are_examined_in_a_short_job(slurm_cluster: SlurmCluster, plac
     assert found["canary"]["says"] == "a file written by nid001 is read by nid002"
     assert found["versions"]["says"].startswith("equal on both nodes: ")
     assert found["gloo"]["says"].endswith(" GB/s between 2 nodes")
+    assert found["nccl library"]["says"] == "none: this torch is built without NCCL"
     assert not (place / "runs" / ".doctor").exists()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hpc_grpo.preflight import network as judge
@@ -75,6 +77,42 @@ def test_nccl_without_its_plugin_is_a_warning_or_a_failure_where_it_was_asked_fo
     assert found.status == status
     assert says in found.says
     assert bool(found.fix) == (status != "skipped")
+
+
+LIBRARY, PLUGIN = "/opt/nccl/lib/libnccl.so.2", "/opt/ofi/lib/libnccl-net.so"
+IN_USE = Measured(4, 1.0, 22.0, OFI, nccl_version="2.28.3", nccl_library=LIBRARY, nccl_plugin=PLUGIN)
+
+
+def test_the_nccl_in_use_is_named_with_its_plugin() -> None:
+    found = judge.nccl_library(both(IN_USE))
+    assert (found.status, found.says) == ("ok", f"2.28.3 in {LIBRARY}; network plugin: {PLUGIN}")
+
+
+@pytest.mark.parametrize(
+    ("measured", "says"),
+    [
+        (both(replace(IN_USE, nccl_plugin="")), f"2.28.3 in {LIBRARY}; network plugin: none"),
+        ({"a": replace(IN_USE, nccl_plugin="")}, f"2.28.3 in {LIBRARY}; network plugin: not loaded on one node"),
+        (both(replace(IN_USE, nccl_library="")), f"2.28.3 in torch itself; network plugin: {PLUGIN}"),
+    ],
+)
+def test_what_of_nccl_is_not_there_is_said(measured: dict[str, Measured], says: str) -> None:
+    assert (judge.nccl_library(measured).status, judge.nccl_library(measured).says) == ("ok", says)
+
+
+def test_a_torch_for_cpus_has_no_nccl() -> None:
+    found = judge.nccl_library(both(Measured(0, 1.0)))
+    assert (found.status, found.says) == ("skipped", "none: this torch is built without NCCL")
+
+
+@pytest.mark.parametrize(
+    "other", [{"nccl_version": "2.27.5"}, {"nccl_library": "/usr/lib/libnccl.so.2"}, {"nccl_plugin": ""}]
+)
+def test_nodes_with_another_nccl_are_a_failure(other: dict[str, str]) -> None:
+    found = judge.nccl_library({"nid001": IN_USE, "nid002": replace(IN_USE, **other)})
+    assert found.status == "failure"
+    assert found.says.startswith(f"nid001: 2.28.3 in {LIBRARY}; network plugin: {PLUGIN}; nid002: ")
+    assert "launch.modules" in found.fix
 
 
 def test_nodes_on_different_networks_are_a_failure() -> None:
