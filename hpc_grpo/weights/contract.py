@@ -17,7 +17,8 @@ _EXACT_IN = {"float32": ("bfloat16", "float16")}
 """The types whose every value another type holds: vLLM's kernels for CPUs with AMX keep biases in float32."""
 
 DENSE_ARCHITECTURES = ("qwen2", "qwen3", "llama", "mistral")
-"""Values of `model_type`: what `plan` has formulas for, and whose parameters and buffers tests compare."""
+"""Values of `model_type`: what `plan` has formulas for, and whose buffers tests compare."""
+
 _NUMBER_OF_EXPERTS = re.compile(r"(moe_)?(num|n)_((local|routed)_)?experts")
 
 
@@ -33,8 +34,8 @@ def refuse_experts(settings: Mapping[str, Any], path: str) -> None:
             named = settings.get("architectures") or [settings.get("model_type", "its architecture")]
             raise ConfigError(
                 f"model.path = {path}: {named[0]} is a mixture of experts ({name} = {value}), whose weights cannot be "
-                f"published: engines fuse the experts of a layer, learners do not. Take a dense decoder "
-                f"({', '.join(DENSE_ARCHITECTURES)} are tested); task: sft trains without engines."
+                f"published: engines fuse the experts of a layer, learners do not. Supported are dense decoders, such "
+                f"as {', '.join(DENSE_ARCHITECTURES)}; task: sft, which has no engines, trains any."
             )
 
 
