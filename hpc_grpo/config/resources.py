@@ -110,7 +110,8 @@ def max_batched_tokens(config: Config, *, on_gpu: bool) -> int:
     """Return the most tokens that one step of an engine takes; vLLM wants one for each request that may decode."""
     engine = config.engine
     if on_gpu:
-        return engine.max_num_batched_tokens or max(_GPU_BATCHED_TOKENS, engine.max_num_seqs)
+        most = engine.max_num_seqs * config.max_model_len
+        return engine.max_num_batched_tokens or min(max(_GPU_BATCHED_TOKENS, engine.max_num_seqs), most)
     # A prompt is never cut on CPU (engine/sampler.py), so the longest sequence must fit into one step.
     wanted = engine.max_num_batched_tokens or _CPU_BATCHED_TOKENS
     return max(wanted, config.max_model_len, engine.max_num_seqs)

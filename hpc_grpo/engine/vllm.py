@@ -48,8 +48,8 @@ def engine_options(config: Config, *, on_gpu: bool) -> dict[str, Any]:
         "max_model_len": config.max_model_len,
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": max_batched_tokens(config, on_gpu=on_gpu),
-        # engine/sampler.py says why.
-        "enable_chunked_prefill": on_gpu,
+        # Prompts must not be cut on CPU (engine/sampler.py); None: as vLLM likes it for the model.
+        "enable_chunked_prefill": None if on_gpu else False,
         "tensor_parallel_size": engine.tensor_parallel,
         "enable_prefix_caching": engine.prefix_caching,
         "enforce_eager": engine.enforce_eager or not on_gpu,

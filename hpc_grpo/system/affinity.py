@@ -54,9 +54,12 @@ def keep_near_gpus(
         return ""
     if len(cores) < int(environ.get("OMP_NUM_THREADS", "1")):
         return f"Cores are not bound: only {len(cores)} of {len(allowed)} are {where}."
-    for thread in Path("/proc/self/task").iterdir():
-        with suppress(ProcessLookupError):  # it has ended meanwhile
-            os.sched_setaffinity(int(thread.name), cores)
+    try:
+        for thread in Path("/proc/self/task").iterdir():
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.sched_setaffinity(int(thread.name), cores)
+    except OSError as error:  # a container may forbid it
+        return f"Cores are not bound: {error.strerror}."
     return f"Bound to {len(cores)} of {len(allowed)} cores: {where}."
 
 
@@ -66,8 +69,9 @@ def parse_gpus(text: str) -> list[ListedGpu]:
     >>> parse_gpus("0, GPU-1a, 00000009:01:00.0")
     [ListedGpu(index='0', uuid='GPU-1a', pci_address='0009:01:00.0')]
     """
-    rows = [[field.strip() for field in line.split(",")] for line in text.splitlines() if line.strip()]
-    return [ListedGpu(index, uuid, bus_id.lower()[-len("0009:01:00.0") :]) for index, uuid, bus_id in rows]
+    rows = [[field.strip() for field in line.split(",")] for line in text.splitlines()]
+    # It may say other things too, such as "No devices were found".
+    return [ListedGpu(row[0], row[1], row[2].lower()[-len("0009:01:00.0") :]) for row in rows if len(row) == 3]
 
 
 def find_gpus(visible: Sequence[str], listed: Sequence[ListedGpu]) -> list[ListedGpu] | None:

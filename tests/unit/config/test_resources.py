@@ -106,6 +106,11 @@ def test_a_step_of_an_engine_takes_a_token_for_each_request_that_decodes() -> No
     assert max_batched_tokens(minimal_config(engine={"max_num_seqs": 10_000}), on_gpu=True) == 10_000
 
 
+def test_a_step_of_an_engine_takes_no_more_than_may_run_at_once() -> None:
+    short = {"data": {"max_prompt_tokens": 16}, "rollout": {"max_new_tokens": 24}}
+    assert max_batched_tokens(minimal_config(short, engine={"max_num_seqs": 32}), on_gpu=True) == 32 * 40
+
+
 @pytest.mark.parametrize("given", [None, 512])
 def test_a_step_of_an_engine_on_cpu_takes_a_whole_sequence(given: int | None) -> None:
     long = {"data": {"max_prompt_tokens": 4000}, "rollout": {"max_new_tokens": 1000}}

@@ -8,13 +8,13 @@ from hpc_grpo.engine.vllm import engine_options
 from tests.support.configs import minimal_config
 
 
-def test_prompts_are_cut_on_gpus_alone() -> None:
+def test_prompts_are_never_cut_on_cpu() -> None:
     """The generators of requests on CPU cannot be turned back, as vLLM does where it cut a prompt."""
     options = {on_gpu: engine_options(minimal_config(), on_gpu=on_gpu) for on_gpu in (True, False)}
     chosen = {
         on_gpu: (each["enable_chunked_prefill"], each["max_num_batched_tokens"]) for on_gpu, each in options.items()
     }
-    assert chosen == {True: (True, 8192), False: (False, 2048)}
+    assert chosen == {True: (None, 8192), False: (False, 2048)}
 
 
 @pytest.mark.parametrize("head_dtype", ["float32", "model"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -117,6 +118,7 @@ def test_nothing_happens_where_the_firmware_does_not_say(node: Path, whole_node:
     [
         ("0", Answer(error="no nvidia-smi on PATH", is_absent=True), "no nvidia-smi on PATH"),
         ("MIG-aa11", Answer(GH200), "does not list all of CUDA_VISIBLE_DEVICES = MIG-aa11"),
+        ("0", Answer("No devices were found\n"), "does not list all of CUDA_VISIBLE_DEVICES = 0"),
         ("GPU-c", Answer(GH200), "does not list all of CUDA_VISIBLE_DEVICES = GPU-c"),
     ],
 )
@@ -125,6 +127,16 @@ def test_gpus_that_are_not_known_leave_the_process_alone(
 ) -> None:
     assert reason in bind(node, visible, listed=listed)
     assert whole_node.get(0) == ALL_CORES
+
+
+def test_a_container_that_forbids_it_leaves_the_process_alone(
+    node: Path, whole_node: Cores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbid(thread: int, cores: set[int]) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(affinity.os, "sched_setaffinity", forbid)
+    assert bind(node, "0") == "Cores are not bound: Operation not permitted."
 
 
 @pytest.fixture
