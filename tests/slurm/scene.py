@@ -133,12 +133,16 @@ class Scene:
         self.cluster.output(["kill", "-9", self.pids(node, pattern)[0]], on=node)
 
     def pids(self, node: str, pattern: str) -> list[str]:
+        matching = self.find(node, pattern)
+        assert matching, f"no process {pattern} on {node}"
+        return matching
+
+    def find(self, node: str, pattern: str) -> list[str]:
+        """The processes on the node whose command lines `pattern` matches."""
         lines = "for p in /proc/[0-9]*; do echo ${p#/proc/} $(tr '\\0' ' ' < $p/cmdline); done 2>/dev/null; true"
         listed = self.cluster.output(["bash", "-c", lines], on=node).splitlines()
         found = [line.split(" ", 1) for line in listed if " " in line]
-        matching = [pid for pid, command in found if re.match(pattern, command)]
-        assert matching, f"no process {pattern} on {node}:\n" + "\n".join(listed)
-        return matching
+        return [pid for pid, command in found if re.match(pattern, command)]
 
     def strike(self, blow: Callable[[], object]) -> None:
         """Once the run is well under way."""
