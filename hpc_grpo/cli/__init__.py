@@ -8,6 +8,7 @@ import click
 
 from hpc_grpo import __version__
 from hpc_grpo.cli import check, run, shell, status
+from hpc_grpo.cli.options import echo
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.run.owner import keep_others_from_writing
 from hpc_grpo.system.processes import write_no_core_dumps
@@ -20,7 +21,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except HpcGrpoError as error:
-            click.echo(f"error: {error}", err=True)
+            echo(f"error: {error}", err=True)
             ctx.exit(error.exit_code)
 
 

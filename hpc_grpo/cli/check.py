@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_grpo.cli.options import CONFIG, OPTIONAL_CONFIG, OVERRIDES, SET
+from hpc_grpo.cli.options import CONFIG, OPTIONAL_CONFIG, OVERRIDES, SET, echo
 from hpc_grpo.errors import EXIT_CONFIG, ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def config(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], 
     from hpc_grpo.config.describe import describe
 
     resolved = load_request(config_name, [*sets, *overrides]).config
-    click.echo(to_yaml(resolved) if as_yaml else describe(resolved), nl=False)
+    echo(to_yaml(resolved) if as_yaml else describe(resolved), nl=False)
 
 
 @click.command()
@@ -70,7 +70,7 @@ def plan(
     request = load_request(config_name, [*sets, *overrides])
     hardware = Hardware(int(gpu_memory_gib * GIB), int(host_memory_gib * GIB))
     planned = plan_of(request.config, request.environ, hardware, nodes=nodes, size=size)
-    click.echo(plan_text(planned, read_measured_steps(request.config)), nl=False)
+    echo(plan_text(planned, read_measured_steps(request.config)), nl=False)
     if not planned.fits:
         sys.exit(EXIT_CONFIG)
 
@@ -96,9 +96,9 @@ def env(optional_config: str | None, as_json: bool) -> None:
     launch = request.config.launch if request else LaunchConfig()
     variables = environment_report(request.environ if request else os.environ, launch, ENVIRONMENT)
     if as_json:
-        click.echo(json.dumps([asdict(variable) for variable in variables], indent=2))
+        echo(json.dumps([asdict(variable) for variable in variables], indent=2))
     else:
-        click.echo(report_text(variables), nl=False)
+        echo(report_text(variables), nl=False)
 
 
 @click.command()
@@ -144,9 +144,9 @@ def doctor(
         groups = diagnose_in_job(context)
         write_atomic(result, to_json(groups))
     else:
-        groups = diagnose(context, nodes, wait_min, tell=lambda text: click.echo(text, err=True))
+        groups = diagnose(context, nodes, wait_min, tell=lambda text: echo(text, err=True))
     took_s = time.monotonic() - begun
-    click.echo(to_json(groups) if as_json else report_text(groups, took_s), nl=as_json)
+    echo(to_json(groups) if as_json else report_text(groups, took_s), nl=as_json)
     if has_failure(groups):
         sys.exit(EXIT_CONFIG)
 
@@ -171,10 +171,10 @@ def prefetch(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...]
     for outcome in fill_caches(request.config, request.environ, verify_only=verify_only):
         if outcome.error is None:
             size = file_size(outcome.num_bytes)
-            click.echo(f"{outcome.item!s:<{_NAME_COLUMNS}}  {size:>10}  verified  {outcome.folder}")
+            echo(f"{outcome.item!s:<{_NAME_COLUMNS}}  {size:>10}  verified  {outcome.folder}")
         else:
             is_complete = False
-            click.echo(f"error: {outcome.error}", err=True)
+            echo(f"error: {outcome.error}", err=True)
     if not is_complete:
         sys.exit(EXIT_CONFIG)
 

@@ -13,6 +13,7 @@ import click
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.readable import printable
 
 RUNS_ROOT_VARIABLE = "HPC_GRPO_RUNS_ROOT"
 _DEFAULT_ROOT = Path("runs")
@@ -89,6 +90,11 @@ def runs_below(root: Path) -> list[RunDir]:
     if not root.is_dir():
         return []
     return [RunDir(path.absolute()) for path in sorted(root.iterdir()) if _is_run(path)]
+
+
+def echo(text: Any, err: bool = False, nl: bool = True) -> None:
+    """Print for the user, whoever wrote the text. Every command prints through here."""
+    click.echo(printable(str(text), longest_line=None), err=err, nl=nl)
 
 
 def _roots() -> list[Path]:

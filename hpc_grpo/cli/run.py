@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_grpo.cli.options import CONFIG, DRIVER, OVERRIDES, RUN, SET, find_run, slurm_overrides, slurm_time
+from hpc_grpo.cli.options import CONFIG, DRIVER, OVERRIDES, RUN, SET, echo, find_run, slurm_overrides, slurm_time
 
 if TYPE_CHECKING:
     from hpc_grpo.cli.request import Request
@@ -42,7 +42,7 @@ def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], l
     if not link:  # a link may wait for the one before it
         refuse_if_held(RunDir(request.config.run_path))
     frozen = freeze(request.config, sys.argv, request.overrides)
-    click.echo(f"{'New run' if frozen.is_new else 'Resuming run'} in {frozen.run.path}")
+    echo(f"{'New run' if frozen.is_new else 'Resuming run'} in {frozen.run.path}")
     if not link:
         remove_stop(frozen.run)
         _warn_of_missing_modules(frozen.config.launch.modules)
@@ -101,17 +101,17 @@ def submit(
     job = JobRequest(run, request.config.launch, attempt_command(run, driver))
     script = queue.render(job)
     if dry_run or test_only:
-        click.echo(queue.start_estimate(job) if test_only else script + _comments(request), nl=False)
+        echo(queue.start_estimate(job) if test_only else script + _comments(request), nl=False)
         return
     os.environ.update(request.exported)
     refuse_if_held(run)
     refuse_what_fails(request.config)
     frozen = freeze(request.config, sys.argv, request.overrides)
     if frozen.run.is_complete():
-        click.echo(f"The run in {frozen.run.path} is already complete; raise train.total_* to extend it.")
+        echo(f"The run in {frozen.run.path} is already complete; raise train.total_* to extend it.")
         return
     job_id = submit_run(frozen.run, frozen.config.launch, driver, queue)
-    click.echo(job_id if parsable else _how_to_follow(frozen.run, job_id))
+    echo(job_id if parsable else _how_to_follow(frozen.run, job_id))
 
 
 @click.command(hidden=True)
@@ -139,7 +139,7 @@ def job_setup(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...
     from hpc_grpo.launch.place.job_command import setup_lines
 
     for line in setup_lines(load_request(config_name, [*sets, *overrides]).config.launch):
-        click.echo(line)
+        echo(line)
 
 
 @click.command()
@@ -153,10 +153,10 @@ def stop(run_name: str) -> None:
         return
     run.stop_marker.touch()
     if read_lock_owner(run) is None:
-        click.echo("Nothing trains it now; a job that waits will end as soon as it starts.")
+        echo("Nothing trains it now; a job that waits will end as soon as it starts.")
     else:
-        click.echo(f"{run.path.name} stops after its step and a checkpoint.")
-    click.echo(f"Take it up again with: hpc-grpo resume {run_name}")
+        echo(f"{run.path.name} stops after its step and a checkpoint.")
+    echo(f"Take it up again with: hpc-grpo resume {run_name}")
 
 
 @click.command()
@@ -169,7 +169,7 @@ def cancel(run_name: str) -> None:
     run = find_run(run_name)
     if not _is_complete(run):
         for line in cancel_run(run, job_queue()):
-            click.echo(line)
+            echo(line)
 
 
 @click.command()
@@ -200,13 +200,13 @@ def resume(run_name: str, overrides: tuple[str, ...], driver: str) -> None:
     if overrides:
         freeze(config, sys.argv, overrides)
     if not _is_complete(run):  # more steps reopen one that was
-        click.echo(_how_to_follow(run, submit_run(run, launch, driver, queue)))
+        echo(_how_to_follow(run, submit_run(run, launch, driver, queue)))
 
 
 def _is_complete(run: RunDir) -> bool:
     """Tell whether the run is complete, and say so if it is."""
     if run.is_complete():
-        click.echo(f"The run in {run.path} is complete.")
+        echo(f"The run in {run.path} is complete.")
     return run.is_complete()
 
 
@@ -234,7 +234,7 @@ def _warn_of_missing_modules(modules: Sequence[str]) -> None:
     """Name the modules that a job would load and this shell has not."""
     loaded = os.environ.get("LOADEDMODULES", "").split(":")
     if missing := [name for name in modules if not any(f"{one}/".startswith(f"{name}/") for one in loaded)]:
-        click.echo(
+        echo(
             f"Not loaded in this shell, of launch.modules: {', '.join(missing)}. "
             f"`module load {' '.join(missing)}` does, and so does a shell of `hpc-grpo shell --config CONFIG`.",
             err=True,

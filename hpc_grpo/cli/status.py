@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_grpo.cli.options import RUN, RUNS_ROOT_VARIABLE, find_run, runs_below, runs_root
+from hpc_grpo.cli.options import RUN, RUNS_ROOT_VARIABLE, echo, find_run, runs_below, runs_root
+from hpc_grpo.system.readable import printable
 
 if TYPE_CHECKING:
     from hpc_grpo.report.queue import QueueReport
@@ -44,14 +45,14 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, asks_sl
     if queue is not None:
         summaries = queue.corrected(summaries)
     if as_json:
-        click.echo(status_json(summaries, queue.values() if queue else None))
+        echo(status_json(summaries, queue.values() if queue else None))
     elif not runs:
         _say_no_runs(root)
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        click.echo(status_table(summaries, width, queue.cells() if queue else None))
+        echo(status_table(summaries, width, queue.cells() if queue else None))
         if queue is not None:
-            click.echo(queue.age(time.time()))
+            echo(queue.age(time.time()))
 
 
 @click.command("list")
@@ -63,11 +64,11 @@ def list_runs(root: Path | None, as_json: bool) -> None:
 
     summaries = _summaries(_records(runs_below(root or runs_root())))
     if as_json:
-        click.echo(status_json(summaries))
+        echo(status_json(summaries))
     elif not summaries:
         _say_no_runs(root)
     else:
-        click.echo(list_table(summaries))
+        echo(list_table(summaries))
 
 
 @click.command()
@@ -80,7 +81,7 @@ def watch(run_name: str) -> None:
     try:
         if not sys.stdout.isatty():
             for line in watch_plainly(run):
-                click.echo(line)
+                echo(line)
             return
         from rich.console import Console
 
@@ -103,14 +104,14 @@ def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, li
     run = find_run(run_name)
     folder = attempt_dir(run, attempt)
     if folder is None:
-        click.echo(why_no_attempt(read_records(run)), err=True)
+        echo(why_no_attempt(read_records(run)), err=True)
     if not follows:
         if folder is not None:
             _print_logs(folder, node, lines)
         return
     try:
         for text in follow(LogFollower(run, node=node, attempt=attempt, num_lines=lines)):
-            click.echo(text, nl=False)
+            echo(printable(text), nl=False)
     except KeyboardInterrupt:
         return
 
@@ -127,16 +128,16 @@ def explain(run_name: str) -> None:
     run = find_run(run_name)
     (records,) = _records([run])
     for explanation in explain_attempts(records, time.time()):
-        click.echo(f"{explanation_text(explanation)}\n")
+        echo(f"{printable(explanation_text(explanation))}\n")
     unrecorded = unrecorded_attempts(records)
     for path in unrecorded:
-        click.echo(f"{path.relative_to(run.path)}: its attempt.json is missing or damaged. Was the disk full?\n")
+        echo(f"{path.relative_to(run.path)}: its attempt.json is missing or damaged. Was the disk full?\n")
     if not records.attempts and not unrecorded:
-        click.echo(why_no_attempt(records))
+        echo(why_no_attempt(records))
     if records.chain.ended:
-        click.echo(f"No further job of its chain: {records.chain.ended}")
+        echo(f"No further job of its chain: {records.chain.ended}")
     (summary,) = _summaries(_records([run]))  # read anew: reading its logs may have taken a while
-    click.echo(f"{summary.run} is now: {summary.state}")
+    echo(f"{summary.run} is now: {summary.state}")
 
 
 @click.command("report")
@@ -171,13 +172,13 @@ def _queue(records: Sequence[RunRecords]) -> QueueReport | None:
     try:
         return ask_about(records)
     except LaunchError as error:
-        click.echo(f"Without Slurm's word: {error}", err=True)
+        echo(f"Without Slurm's word: {error}", err=True)
         return None
 
 
 def _say_no_runs(root: Path | None) -> None:
     looked = (root or runs_root()).absolute()
-    click.echo(f"No runs below {looked}. Name another folder with --root or {RUNS_ROOT_VARIABLE}.", err=True)
+    echo(f"No runs below {looked}. Name another folder with --root or {RUNS_ROOT_VARIABLE}.", err=True)
 
 
 def _print_logs(folder: Path, node: str | None, num_lines: int) -> None:
@@ -186,15 +187,15 @@ def _print_logs(folder: Path, node: str | None, num_lines: int) -> None:
     kept = ray_logs(folder, node) if node is not None else []
     for path in [*log_files(folder, node), *filter(is_of_an_actor, kept)]:
         if node is not None:
-            click.echo(f"==> {path} <==")
+            echo(f"==> {path} <==")
         if not path.exists():
             hint = "" if node else " --node NAME shows a node's logs."
-            click.echo(f"{path} is not there (yet).{hint}", err=True)
-        click.echo(tail(path, num_lines), nl=False)
+            echo(f"{path} is not there (yet).{hint}", err=True)
+        echo(printable(tail(path, num_lines)), nl=False)
     if kept:
-        click.echo("All of Ray's logs of the node:")
+        echo("All of Ray's logs of the node:")
         for path in kept:
-            click.echo(f"{path.stat().st_size:>12,} bytes  {path}")
+            echo(f"{path.stat().st_size:>12,} bytes  {path}")
 
 
 COMMANDS = (status, list_runs, watch, logs, explain, report)

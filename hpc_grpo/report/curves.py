@@ -17,6 +17,7 @@ from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
 from hpc_grpo.system.readable import one_line
+from hpc_grpo.system.say import say
 
 _SHOWN_COMPLETIONS = 4
 _SHOWN_CHARACTERS = 400
@@ -47,15 +48,15 @@ def print_report(run_dir: RunDir) -> Path:
             f"{run_dir.metrics} holds no {REWARD} or eval yet: has the run finished a step? "
             f"Give the run's folder, <runs root>/<run name>."
         )
-    print(plot(curves))
+    say(plot(curves))
     for curve in curves:
-        print(
+        say(
             f"{curve.name}: {curve.values[0]:.3f} (step {curve.steps[0]}) -> {curve.values[-1]:.3f} "
             f"(step {curve.steps[-1]})"
         )
     picture = run_dir.path / "report.png"
     write_picture(curves, picture, run_dir.path.name)
-    print(f"\n{before_and_after(run_dir)}\nPicture: {picture}")
+    say(f"\n{before_and_after(run_dir)}\nPicture: {picture}")
     return picture
 
 

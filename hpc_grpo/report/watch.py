@@ -13,7 +13,7 @@ from hpc_grpo.report.logs import tail
 from hpc_grpo.report.records import read_records
 from hpc_grpo.report.status import card, is_over, summarize
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.system.readable import UNKNOWN, decimal, short_number
+from hpc_grpo.system.readable import UNKNOWN, decimal, printable, short_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,7 +71,7 @@ def watch_live(run: RunDir, console: Console, sleep: Callable[[float], None] = t
     with Live(console=console, auto_refresh=False) as live:
         while True:
             now = snapshot(run)
-            live.update(Text("\n".join([*now.card, "", *now.steps])), refresh=True)
+            live.update(Text(printable("\n".join([*now.card, "", *now.steps]))), refresh=True)
             if now.is_over:
                 return
             sleep(_REFRESH_S)

@@ -5,10 +5,41 @@ The table is ours: rich takes 40 ms to import, a third of what `hpc-grpo status`
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 
 UNKNOWN = "-"
+
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, but for tab and line feed; the escape is one
+    "\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # turn text around, or hide it
+    "\ud800-\udfff\U000e0000-\U000e007f]"  # half characters, which no stream takes; tags, which nobody sees
+)
+_LONGEST_LINE = 20_000
+"""Characters: a terminal takes minutes for one of megabytes."""
+
+
+def printable(text: str, longest_line: int | None = _LONGEST_LINE) -> str:
+    r"""Spell out the characters with which a text could act on a terminal or look like another; cut endless lines.
+
+    For all that others wrote: completions, data, errors of rewards, logs, names. Lines and tabs stay.
+
+    >>> print(printable("right \x1b]52;c;ZXZpbA==\x07 \u202egnp.exe"))
+    right \x1b]52;c;ZXZpbA==\x07 \u202egnp.exe
+    """
+    text = _UNPRINTABLE.sub(_spelled, text.replace("\r\n", "\n"))
+    if longest_line is None or len(text) <= longest_line:
+        return text
+    return "\n".join(
+        line if len(line) <= longest_line else f"{line[:longest_line]}… ({len(line) - longest_line:,} more)"
+        for line in text.split("\n")
+    )
+
+
+def _spelled(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def duration(seconds: float | None) -> str:
@@ -100,7 +131,7 @@ def one_line(text: str | None, width: int | None = None) -> str:
     >>> one_line("It crashed;\\n  see driver.log", 15)
     'It crashed; se…'
     """
-    line = " ".join((text or UNKNOWN).split())
+    line = printable(" ".join((text or UNKNOWN).split()))
     return line if width is None or len(line) <= width else f"{line[: width - 1]}…"
 
 

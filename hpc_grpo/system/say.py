@@ -1,4 +1,7 @@
-"""Tell the user, where that must not cost the run: a full disk below the job's output ends no healthy attempt."""
+"""Tell the user, where that must not cost the run: a full disk below the job's output ends no healthy attempt.
+
+What is told may hold what others wrote, so it is made printable here: on a terminal, text is also commands.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import TextIO
 
+from hpc_grpo.system.readable import printable
+
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print to `stream`, by default stdout; characters that it does not have are spelled out."""
+    """Print to `stream`, by default stdout; characters that it does not have, or should not get, are spelled out."""
+    text = printable(text)
     with contextlib.suppress(OSError):
         try:
             print(text, file=stream, flush=True)

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
@@ -23,15 +22,15 @@ from hpc_grpo.launch.agent.watch import Watch, Watched
 from hpc_grpo.run.contract import PULSE_VARIABLE
 from hpc_grpo.run.pulse import read_pulse
 from hpc_grpo.run.stacks import STACKS_SIGNAL
+from hpc_grpo.system.output import ForeignOutput, drawn, undrawn
 from hpc_grpo.system.process_tree import end_processes, session_members
 from hpc_grpo.system.processes import catches, die_with_parent, start_time
 
-_ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _KEPT_BYTES = 1 << 16
 
 
 class Driver:
-    """A running driver. Its output goes to this process's stdout and, without colours, to driver.log.
+    """A running driver. Its output goes to this process's stdout and, as plain text, to driver.log.
 
     When stdout is a terminal the driver gets a terminal too, so that the console sink can draw on it.
     """
@@ -40,6 +39,7 @@ class Driver:
         self._terminal = sys.stdout.isatty()
         self._log: BinaryIO = log_path.open("ab")
         self._printed = b""
+        self._output = ForeignOutput()
         self._reader, writer = pty.openpty() if self._terminal else os.pipe()
         self._pulse = os.memfd_create("pulse")
         self._watch = Watch()
@@ -78,15 +78,18 @@ class Driver:
                 return False  # a pty's master reads EIO where a pipe reads its end
             if not data:
                 return False
-            with contextlib.suppress(OSError):  # a full disk: better a gap in a log than the end of the run
-                sys.stdout.flush()
-                sys.stdout.buffer.write(data)
-                sys.stdout.buffer.flush()
-            plain = _ESCAPES.sub(b"", data)
-            self._printed = (self._printed + plain)[-_KEPT_BYTES:]
-            with contextlib.suppress(OSError):
-                self._log.write(plain)
-                self._log.flush()
+            self._pass_on(self._output.take(data))
+
+    def _pass_on(self, text: str) -> None:
+        plain = undrawn(text).encode()
+        with contextlib.suppress(OSError):  # a full disk: better a gap in a log than the end of the run
+            sys.stdout.flush()
+            sys.stdout.buffer.write(drawn(text).encode() if self._terminal else plain)
+            sys.stdout.buffer.flush()
+        self._printed = (self._printed + plain)[-_KEPT_BYTES:]
+        with contextlib.suppress(OSError):
+            self._log.write(plain)
+            self._log.flush()
 
     def copy_window_size(self) -> None:
         if self._terminal:
@@ -111,6 +114,7 @@ class Driver:
         end_processes(lambda: session_members(self.process.pid), grace_s)
         self.process.wait()
         self.pump()
+        self._pass_on(self._output.take(b"", final=True))
         os.close(self._reader)
         os.close(self._pulse)
         self._log.close()

@@ -48,9 +48,19 @@ def test_output_goes_to_stdout_and_without_colours_to_the_log(
     driver = start_driver(r"print('\x1b[1;32mstep 1\x1b[0m')")
     pump_until(driver, lambda: driver.process.poll() is not None)
     driver.close(5.0)
-    assert capfd.readouterr().out == "\x1b[1;32mstep 1\x1b[0m\n"
+    assert capfd.readouterr().out == "step 1\n", "no terminal: the output of a job, say"
     assert (tmp_path / "driver.log").read_text() == "from the driver before\nstep 1\n"
     assert driver.printed == "step 1\n"
+
+
+def test_what_a_driver_quotes_does_not_act_on_the_terminal_of_its_user(
+    start_driver: StartDriver, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    driver = start_driver(r"raise ValueError('\x1b]52;c;ZXZpbA==\x07 \x9b6n \u202egnp.exe')")
+    pump_until(driver, lambda: driver.process.poll() is not None)
+    driver.close(5.0)
+    for text in (capfd.readouterr().out, (tmp_path / "driver.log").read_text(), driver.printed):
+        assert text.endswith("ValueError: \\x1b]52;c;ZXZpbA==\\x07 \\x9b6n \\u202egnp.exe\n")
 
 
 def test_a_request_spares_a_driver_that_does_not_handle_it(start_driver: StartDriver) -> None:
