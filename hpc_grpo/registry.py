@@ -7,6 +7,7 @@ when it is asked for, so a login node checks names without torch and a reward wo
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -86,7 +87,8 @@ class Registry:
     def _import(self, name: str, module_name: str) -> ModuleType:
         try:
             if module_name.endswith(".py"):
-                return _import_file(Path(module_name))
+                copy = _PACKAGE.parent / copied_as(module_name)  # in a process that runs from a run's own copy
+                return _import_file(copy if copy.is_file() else Path(module_name))
             # A console script's path lacks the working directory. Last, so that it never hides an installed package.
             _append_to_path(Path.cwd())
             return importlib.import_module(module_name)
@@ -106,6 +108,12 @@ LOSSES = Registry("Loss", "loss.name", "algorithms/losses")
 ADVANTAGES = Registry("Advantage", "loss.advantage", "algorithms/advantages")
 LEARNER_PARTS = Registry("Learner part", "task", "learner/parts")
 REWARDS = Registry("Reward", "rewards.N.name", "rewards/builtin")
+
+
+def copied_as(module_name: str) -> Path:
+    """Return where a run keeps its copy of a user's file, beside the package; the name is the config's."""
+    digest = hashlib.blake2b(module_name.encode(), digest_size=4).hexdigest()
+    return Path("functions", digest, Path(module_name).name)
 
 
 def _import_file(path: Path) -> ModuleType:

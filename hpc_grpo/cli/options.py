@@ -25,6 +25,12 @@ OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 SET = click.option(
     "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a key of the config, such as train.lr=1e-6."
 )
+ACCEPT_CHANGES = click.option(
+    "--accept-changes",
+    "accepts_changes",
+    is_flag=True,
+    help="Go on although data, tokenizer, rewards or package have changed since the start, and record that.",
+)
 DRIVER = click.option("--driver", hidden=True, default=DEFAULT_DRIVER, help="Module or .py file; for tests.")
 
 

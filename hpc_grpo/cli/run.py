@@ -5,12 +5,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_grpo.cli.options import CONFIG, DRIVER, OVERRIDES, RUN, SET, echo, find_run, slurm_overrides, slurm_time
+from hpc_grpo.cli.options import (
+    ACCEPT_CHANGES,
+    CONFIG,
+    DRIVER,
+    OVERRIDES,
+    RUN,
+    SET,
+    echo,
+    find_run,
+    slurm_overrides,
+    slurm_time,
+)
 
 if TYPE_CHECKING:
     from hpc_grpo.cli.request import Request
@@ -22,8 +32,16 @@ if TYPE_CHECKING:
 @OVERRIDES
 @SET
 @click.option("--link", is_flag=True, hidden=True, help="This Slurm job was submitted for the run alone.")
+@ACCEPT_CHANGES
 @DRIVER
-def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], link: bool, driver: str) -> None:
+def train(
+    config_name: str,
+    overrides: tuple[str, ...],
+    sets: tuple[str, ...],
+    link: bool,
+    accepts_changes: bool,
+    driver: str,
+) -> None:
     """Train here: on this machine, or on all nodes of the Slurm allocation this shell is in.
 
     CONFIG is a .yaml file, a .sh file that sets TRAINING_ARGS, or the name of a shipped config. The same
@@ -36,16 +54,19 @@ def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], l
     from hpc_grpo.launch.supervisor.attempt import run_attempt
     from hpc_grpo.run.lock import refuse_if_held
     from hpc_grpo.run.paths import RunDir
+    from hpc_grpo.run.source import become_copy
 
     request = load_request(config_name, [*sets, *overrides])
     os.environ.update(request.exported)
     if not link:  # a link may wait for the one before it
         refuse_if_held(RunDir(request.config.run_path))
-    frozen = freeze(request.config, sys.argv, request.overrides)
+    frozen = freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
     echo(f"{'New run' if frozen.is_new else 'Resuming run'} in {frozen.run.path}")
     if not link:
         remove_stop(frozen.run)
         _warn_of_missing_modules(frozen.config.launch.modules)
+    words = ["--link", "--by-hand"] if link else ["--no-link"]
+    become_copy(frozen.run, ["attempt", str(frozen.run.path), *words, "--driver", driver])
     sys.exit(run_attempt(frozen.run, driver, LinkOrigin(by_hand=True) if link else None))
 
 
@@ -70,6 +91,7 @@ def train(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], l
 @click.option("--parsable", is_flag=True, help="Print the job id only.")
 @click.option("--dry-run", is_flag=True, help="Print the job script and, in comments, the plan; do nothing.")
 @click.option("--test-only", is_flag=True, help="Ask Slurm when the job would start, and do nothing.")
+@ACCEPT_CHANGES
 @DRIVER
 def submit(
     config_name: str,
@@ -78,6 +100,7 @@ def submit(
     parsable: bool,
     dry_run: bool,
     test_only: bool,
+    accepts_changes: bool,
     driver: str,
     **options: Any,
 ) -> None:
@@ -105,41 +128,13 @@ def submit(
         return
     os.environ.update(request.exported)
     refuse_if_held(run)
-    refuse_what_fails(request.config)
-    frozen = freeze(request.config, sys.argv, request.overrides)
+    refuse_what_fails(request.config, accepts_changes=accepts_changes)
+    frozen = freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
     if frozen.run.is_complete():
         echo(f"The run in {frozen.run.path} is already complete; raise train.total_* to extend it.")
         return
     job_id = submit_run(frozen.run, frozen.config.launch, driver, queue)
     echo(job_id if parsable else _how_to_follow(frozen.run, job_id))
-
-
-@click.command(hidden=True)
-@click.argument("run_dir", type=click.Path(path_type=Path))
-@click.option("--link/--no-link", default=True)
-@click.option("--successor-of", default="")
-@DRIVER
-def attempt(run_dir: Path, link: bool, successor_of: str, driver: str) -> None:
-    """Run one attempt of a frozen run: what a submitted job executes."""
-    from hpc_grpo.launch.chain.link import LinkOrigin
-    from hpc_grpo.launch.supervisor.attempt import run_attempt
-    from hpc_grpo.run.paths import RunDir
-
-    sys.exit(run_attempt(RunDir(run_dir.absolute()), driver, LinkOrigin(successor_of) if link else None))
-
-
-@click.command("job-setup", hidden=True)
-@CONFIG
-@click.argument("overrides", nargs=-1)
-@SET
-@DRIVER
-def job_setup(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], driver: str) -> None:
-    """Print the shell lines a job runs first: for sbatch/grpo_rlzero.sbatch, which takes what `train` takes."""
-    from hpc_grpo.cli.request import load_request
-    from hpc_grpo.launch.place.job_command import setup_lines
-
-    for line in setup_lines(load_request(config_name, [*sets, *overrides]).config.launch):
-        echo(line)
 
 
 @click.command()
@@ -175,8 +170,9 @@ def cancel(run_name: str) -> None:
 @click.command()
 @RUN
 @OVERRIDES
+@ACCEPT_CHANGES
 @DRIVER
-def resume(run_name: str, overrides: tuple[str, ...], driver: str) -> None:
+def resume(run_name: str, overrides: tuple[str, ...], accepts_changes: bool, driver: str) -> None:
     """Submit a run again with what its last job had: after stop, cancel, or a chain that gave up.
 
     KEY=VALUE changes its config first, such as launch.slurm.time_min=600: keys that do not change what is learned.
@@ -196,9 +192,8 @@ def resume(run_name: str, overrides: tuple[str, ...], driver: str) -> None:
     launch = next_launch(run, overrides)
     queue = job_queue()
     queue.render(JobRequest(run, launch, attempt_command(run, driver)))  # refuses what cannot be asked for
-    refuse_what_fails(config.model_copy(update={"launch": launch}))
-    if overrides:
-        freeze(config, sys.argv, overrides)
+    refuse_what_fails(config.model_copy(update={"launch": launch}), accepts_changes=accepts_changes)
+    freeze(config, sys.argv, overrides, accepts_changes=accepts_changes)
     if not _is_complete(run):  # more steps reopen one that was
         echo(_how_to_follow(run, submit_run(run, launch, driver, queue)))
 
@@ -241,4 +236,4 @@ def _warn_of_missing_modules(modules: Sequence[str]) -> None:
         )
 
 
-COMMANDS = (train, submit, attempt, job_setup, stop, cancel, resume)
+COMMANDS = (train, submit, stop, cancel, resume)

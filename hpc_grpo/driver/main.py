@@ -7,12 +7,14 @@ Its exit code says how it ended (see errors.py). It knows nothing of Slurm.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
 import ray
 
 from hpc_grpo.config import Config
+from hpc_grpo.data.fingerprint import fingerprints
 from hpc_grpo.data.stream import DemonstrationStream
 from hpc_grpo.driver.actors import Workers, reserve_nodes
 from hpc_grpo.driver.batches import DemonstrationBatches, RolloutBatches
@@ -28,9 +30,11 @@ from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, HpcGrpoError
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.frozen_config import read_config
+from hpc_grpo.run.inputs import take_inputs
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
 from hpc_grpo.run.pulse import PULSE, patience_of_driver
+from hpc_grpo.run.source import PACKAGE, runs_from_copy
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 
 
@@ -46,12 +50,13 @@ def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
     with timer.phase("start"):
         refuse_without_checkpoint(run_dir)
         inputs = load_inputs(config)
+        take_inputs(run_dir, fingerprints(config, Path()))
     length = train_length(config, len(inputs.stream))
     stop = StopRequest(run_dir)
     address = wait_for_ray(lambda: stop.reason(0.0) is not None)
     if address is None:
         return False
-    with timer.phase("start"):
+    with timer.phase("start"), own_package_first():
         ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="hpc-grpo")
     stop.listen()
     times = StepTimes.after(read_state(run_dir))
@@ -76,6 +81,14 @@ def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
     write_atomic(run_dir.complete_marker, f"step {state.step}\n")
     print(f"COMPLETE after {state.step} steps. Model: {run_dir.export(state.step)}", flush=True)
     return True
+
+
+def own_package_first() -> contextlib.AbstractContextManager[None]:
+    """Have workers that Ray starts import this package from where the driver has it, while `ray.init` runs in it.
+
+    Ray puts the driver's current folder first on their search path, before anything of ours: often that is a checkout.
+    """
+    return contextlib.chdir(PACKAGE.parent) if runs_from_copy() else contextlib.nullcontext()
 
 
 def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState:

@@ -15,13 +15,14 @@ from typing import Any
 from hpc_grpo import __version__
 from hpc_grpo.config import Config, with_overrides
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.snapshot import check_snapshot, take_snapshot
 from hpc_grpo.run.chain import read_chain
-from hpc_grpo.run.checkpoint import valid_checkpoints
+from hpc_grpo.run.checkpoint import find_checkpoint, valid_checkpoints
 from hpc_grpo.run.files import read_jsonl, read_record, write_record
 from hpc_grpo.run.frozen_config import differences, flat, read_config, write_config
+from hpc_grpo.run.inputs import accept_changes
 from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.system.commands import run_command
 from hpc_grpo.system.secret import assigns_secret, holds_secret, is_secret
 
 CHANGEABLE: dict[str, str] = {
@@ -50,7 +51,6 @@ CHANGEABLE: dict[str, str] = {
 Not the learning rate: its schedule's state in a checkpoint has it, so another one would be ignored in silence.
 """
 
-_GIT_DEADLINE_S = 30.0
 _SECRET_LENGTH = 16
 _KEEPS_CONFIG = "config.yaml is kept and shared"
 _MAY_CHANGE = f"What may change in it: {', '.join(f'{key}*' if key.endswith('.') else key for key in CHANGEABLE)}."
@@ -66,23 +66,26 @@ class Frozen:
     changed: dict[str, tuple[Any, Any]]
 
 
-def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Frozen:
+def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str], *, accepts_changes: bool = False) -> Frozen:
     """Create the run directory, or take up the one that is there. One that never trained takes another config.
 
-    Raises ConfigError when it cannot be written, belongs to another config, or the config holds secrets.
+    `accepts_changes`: go on with data, tokenizer, functions and package as they are now, and record that.
+
+    Raises ConfigError when it cannot be written, belongs to another config or holds none of its own any more, when
+    what it runs from is damaged or has changed, and for secrets in the config.
     """
     _refuse_secrets(config)
     run = RunDir(config.run_path)
     run.create()
     if run.has_config():
-        return _take_up(run, config, argv, overrides)
+        return _take_up(run, config, _Command(argv, overrides, accepts_changes))
     if not _never_trained(run):
         raise ConfigError(
             f"{run.path} holds a run that has trained, and its {run.config.name} is gone: which config it trained with "
             f"is not known. Bring the file back, or choose another run.name."
         )
     write_config(run, config)
-    write_record(run.source, _source(argv, overrides), keep_copy=True)
+    _write_source(run, {**_source(argv, overrides), **take_snapshot(run, config, Path.cwd())})
     return Frozen(run, config, True, {})
 
 
@@ -119,18 +122,53 @@ def may_change(key: str) -> bool:
     return any(re.fullmatch(_pattern(entry), key) for entry in CHANGEABLE)
 
 
-def _take_up(run: RunDir, config: Config, argv: Sequence[str], overrides: Sequence[str]) -> Frozen:
+@dataclass(frozen=True)
+class _Command:
+    """The command that hands a run in again."""
+
+    argv: Sequence[str]
+    overrides: Sequence[str]
+    accepts_changes: bool
+
+
+def _take_up(run: RunDir, config: Config, command: _Command) -> Frozen:
     changed = differences(read_config(run), config)
     if forbidden := _forbidden(run, changed):
         raise ConfigError(
             f"The run name {config.run.name!r} is taken by another config, in {run.path}:\n{forbidden}\n"
             f"Choose another run.name, or give the values of that run to resume it. {_MAY_CHANGE}"
         )
+    source = read_record(run.source, _resumable) or _source(command.argv, command.overrides)
+    source["working_dir"] = str(_start_folder(run, Path(source["working_dir"]), command))
+    folder = Path(source["working_dir"])
+    if command.accepts_changes or _never_trained(run):
+        source |= take_snapshot(run, config, folder)
+    else:
+        check_snapshot(run, config, source, folder)
+        find_checkpoint(run, check_hashes=False)
+    if command.accepts_changes:
+        accept_changes(run, command.argv)
     write_config(run, config)  # also a damaged one, and one of a run that was moved
     if run.is_complete() and any(key.startswith("train.total_") for key in changed):
         run.complete_marker.unlink()
-    _append_resume(run, argv, overrides, changed)
+    now = _source(command.argv, command.overrides)
+    taken_up = {key: value for key, value in now.items() if key != "resumed"}
+    pairs = {key: list(pair) for key, pair in changed.items()}
+    source["resumed"].append({**taken_up, "changed": pairs, "accepts_changes": command.accepts_changes})
+    _write_source(run, source)
     return Frozen(run, config, False, changed)
+
+
+def _start_folder(run: RunDir, before: Path, command: _Command) -> Path:
+    """Return the folder that relative paths are relative to. Raises ConfigError where it is gone, if not accepted."""
+    if before.is_dir():
+        return before
+    if command.accepts_changes:
+        return Path.cwd()
+    raise ConfigError(
+        f"The run in {run.path} was started in {before}, which is gone, and relative paths of its config are relative "
+        f"to that folder. From where they are now: hpc-grpo resume {run.path} --accept-changes"
+    )
 
 
 def _forbidden(run: RunDir, changed: dict[str, tuple[Any, Any]]) -> str:
@@ -189,7 +227,6 @@ def _is_long_word(value: Any) -> bool:
 def _source(argv: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
     return {
         "version": __version__,
-        "git": _git_state(Path(__file__).resolve().parents[2]),
         "created_at": time.time(),
         "working_dir": str(Path.cwd()),
         "argv": list(argv),
@@ -198,27 +235,12 @@ def _source(argv: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _append_resume(
-    run: RunDir, argv: Sequence[str], overrides: Sequence[str], changed: dict[str, tuple[Any, Any]]
-) -> None:
-    source = read_record(run.source, lambda values: {**values, "resumed": [*values["resumed"]]})
-    source = source or _source(argv, overrides)
-    taken_up = {key: value for key, value in _source(argv, overrides).items() if key != "resumed"}
-    source["resumed"].append({**taken_up, "changed": {key: list(pair) for key, pair in changed.items()}})
+def _resumable(values: dict[str, Any]) -> dict[str, Any]:
+    return {**values, "working_dir": str(values["working_dir"]), "resumed": [*values["resumed"]]}
+
+
+def _write_source(run: RunDir, source: dict[str, Any]) -> None:
     write_record(run.source, source, keep_copy=True)
-
-
-def _git_state(checkout: Path) -> dict[str, Any] | None:
-    """Return commit and dirty flag of the package's checkout; None where it is not one."""
-
-    def git(*words: str) -> str | None:
-        answer = run_command(["git", "-C", str(checkout), *words], _GIT_DEADLINE_S)
-        return None if answer.error else answer.text.strip()
-
-    top = git("rev-parse", "--show-toplevel")
-    if top is None or Path(top) != checkout:
-        return None
-    return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
 
 
 def _pattern(entry: str) -> str:

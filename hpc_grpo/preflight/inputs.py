@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hpc_grpo.config import Config, LaunchConfig, SlurmConfig
 from hpc_grpo.config.resources import check_fits, node_demand
+from hpc_grpo.data.fingerprint import local_fingerprints
 from hpc_grpo.data.hugging_face import dataset_folders, datasets_cache, find_model, hub_cache, is_offline
 from hpc_grpo.data.sources import completion_text, load_items
 from hpc_grpo.errors import ConfigError
@@ -24,18 +25,19 @@ from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.place.slurm.partition import refuse_what_cannot_start
 from hpc_grpo.preflight.findings import Context, Finding, failure, ok, skipped, warning
 from hpc_grpo.preflight.prefetch.items import Item, dataset_of, is_there, items_of
+from hpc_grpo.run.inputs import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.weights.contract import refuse_experts
 
 _PREFETCH = "hpc-grpo prefetch CONFIG, on a login node"
 
 
-def refuse_what_fails(config: Config) -> None:
-    for error in refusals(config):
+def refuse_what_fails(config: Config, *, accepts_changes: bool = False) -> None:
+    for error in refusals(config, accepts_changes=accepts_changes):
         raise error
 
 
-def refusals(config: Config) -> Iterator[ConfigError]:
+def refusals(config: Config, *, accepts_changes: bool = False) -> Iterator[ConfigError]:
     """Yield each reason why the job would never start, or fail at once, as far as a login node can tell."""
     run = RunDir(config.run_path)
     start = working_dir(run) if run.has_config() else Path.cwd()
@@ -45,6 +47,7 @@ def refusals(config: Config) -> Iterator[ConfigError]:
         partial(refuse_missing_inputs, config, start),
         partial(refuse_mixture_of_experts, config, start),
         partial(refuse_unreadable_data, config, start),
+        partial(refuse_changed_inputs, run, config, start, accepts_changes),
         partial(refuse_too_few_gpus, config),
         partial(refuse_what_cannot_start, config.launch),
     ):
@@ -114,6 +117,13 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
             [row] = load_items(dataset)
             if config.needs.labels and item.key == "data.train.path":
                 completion_text(config, row, 0)
+
+
+def refuse_changed_inputs(run: RunDir, config: Config, working_dir: Path, accepts_changes: bool) -> None:
+    """Raise ConfigError where local data are not those that the run started with, as its driver would."""
+    if not accepts_changes and read_inputs(run).fingerprints:
+        found = local_fingerprints(config, working_dir)
+        refuse_changed(run, {key: parts for key, parts in found.items() if key.startswith("data.")})
 
 
 def refuse_too_few_gpus(config: Config) -> None:

@@ -32,6 +32,8 @@ class RunDir:
 
     config = _Inside("config.yaml")
     source = _Inside("source.json")
+    source_dir = _Inside("source")  # run/source.py
+    inputs = _Inside("inputs.json")  # run/inputs.py
     state = _Inside("state.json")
     metrics = _Inside("metrics.jsonl")
     ledger = _Inside("ledger.jsonl")  # run/ledger.py

@@ -25,4 +25,4 @@ export PATH=/env/bin:$PATH
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec /env/bin/python -E -u -m hpc_grpo.cli attempt '/scratch/my runs/demo'
+exec /env/bin/python -E -u '/scratch/my runs/demo/source' attempt '/scratch/my runs/demo'

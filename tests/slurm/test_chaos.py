@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("no_chain_outlives_its_test")]
 
-SUPERVISOR = r"\S*python\S* (-E )?-u -m hpc_grpo.cli attempt"
-DRIVER = r"\S*python\S* -m hpc_grpo.driver.main"
+SUPERVISOR = r"\S*python\S* (-E )?-u \S+/source attempt"
+DRIVER = r"\S*python\S* (\S+/source )?-m hpc_grpo.driver.main"
 ENGINE, LEARNER = "ray::Engine", "ray::LearnerActor"
 RAYLET, GCS = r"\S*/raylet/raylet ", r"\S*/gcs/gcs_server "
 TESTS = Path(__file__).resolve().parents[1]

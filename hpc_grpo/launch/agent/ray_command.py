@@ -7,7 +7,6 @@ reading how much shared memory there is and which network an interface is in.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.environment.rules import check_resolved, expand, filtered
 from hpc_grpo.launch.place.base import NodeResources
 from hpc_grpo.run.contract import SHM_DIR_VARIABLE
+from hpc_grpo.run.source import own_command
 
 STARTED_LINE = "Ray runtime started."
 """`ray start` prints this once its processes answer."""
@@ -68,7 +68,8 @@ def collective_interfaces(interface: str, given: Mapping[str, str]) -> dict[str,
 
 def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, resources: NodeResources) -> list[str]:
     """Return the argv of `ray start` in the foreground, as head or joining `spec.head_address`."""
-    command = [sys.executable, "-m", "hpc_grpo.launch.agent.ray_program", "start", "--block", "--disable-usage-stats"]
+    program = own_command("-m", "hpc_grpo.launch.agent.ray_program")
+    command = [*program, "start", "--block", "--disable-usage-stats"]
     if spec.head_address:
         command += [f"--address={spec.head_address}"]
     else:

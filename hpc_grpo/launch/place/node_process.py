@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from typing import IO
 
 from hpc_grpo.launch.place.base import Place
+from hpc_grpo.run.source import own_command
 
 
 class LineReader:
@@ -43,7 +43,7 @@ class NodeProcess(LineReader):
 
     def __init__(self, place: Place, node: str, module: str, stderr: IO[bytes]) -> None:
         self.process = subprocess.Popen(
-            place.start_command(node, [sys.executable, "-E", "-m", module]),
+            place.start_command(node, own_command("-m", module, flags=["-E"])),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,

@@ -7,7 +7,6 @@ code. Waits for a place that does not answer yet, and for the end of an attempt 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -27,6 +26,7 @@ from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.lock import LockOwner, RunLock, abandoned_by, remove_abandoned
 from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.source import entry, own_command
 from hpc_grpo.system.say import say
 from hpc_grpo.system.signals import outliving_the_warning
 
@@ -52,7 +52,7 @@ def run_attempt(run: RunDir, driver: str, origin: LinkOrigin | None = None, plac
     if allocation.this_node != allocation.head:
         words = ["attempt", str(run.path), "--driver", driver, "--link" if origin else "--no-link"]
         words += ["--successor-of", origin.successor_of] if origin else []
-        command = [job_python(config.launch), "-E", "-m", "hpc_grpo.cli", *words]
+        command = [job_python(config.launch), "-E", *entry(run), *words]
         # Becomes a process of the head node: salloc leaves its shell on the login node.
         argv = place.start_command(allocation.head, command)
         os.execvpe(argv[0], argv, place.start_environment(os.environ))
@@ -63,7 +63,7 @@ def run_attempt(run: RunDir, driver: str, origin: LinkOrigin | None = None, plac
             return code
     setup = AttemptSetup(run, config.launch, place, allocation, run.next_attempt_number(), working_dir(run))
     program = [driver] if driver.endswith(".py") else ["-m", driver]
-    supervisor = Supervisor(setup, Nodes(setup), [sys.executable, *program, str(run.path)])
+    supervisor = Supervisor(setup, Nodes(setup), own_command(*program, str(run.path)))
     return supervise(supervisor, run, link)
 
 

@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,6 +27,7 @@ from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup, new_nonce
 from hpc_grpo.launch.supervisor.events import Loss
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.owner import make_private_dir
+from hpc_grpo.run.source import own_command
 from hpc_grpo.system.processes import die_with_parent
 
 _PROBE_RETRY_S = 1.0
@@ -165,7 +165,7 @@ class RayWatch:
     """Watches, by a probe, which nodes and GPUs have joined Ray; one that dies starts again: it is no dead cluster."""
 
     def __init__(self, address: str, env: Mapping[str, str], log_path: Path) -> None:
-        self._command = [sys.executable, "-m", "hpc_grpo.launch.agent.ray_program", "probe", address]
+        self._command = own_command("-m", "hpc_grpo.launch.agent.ray_program", "probe", address)
         self._env = dict(env)
         self._log_path = log_path
         self._gpus: dict[str, int] = {}

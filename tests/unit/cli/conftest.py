@@ -16,6 +16,11 @@ from tests.support.places import FakeQueue
 from tests.support.slurm_programs import SlurmPrograms
 
 
+@pytest.fixture(autouse=True)
+def _stays_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_grpo.run.source.become_copy", lambda _run, _words: None)
+
+
 @pytest.fixture
 def programs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> SlurmPrograms:
     """Return Slurm's programs; scontrol answers nothing about partitions."""

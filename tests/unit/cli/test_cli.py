@@ -69,7 +69,7 @@ def test_a_dry_run_prints_the_script_and_makes_nothing(tmp_path: Path) -> None:
     assert "#SBATCH --nodes=3\n" in result.output
     assert "#SBATCH --account=0042\n" in result.output
     commands = [line for line in result.output.splitlines() if line and not line.startswith("#")]
-    assert commands[-1].endswith(f"-m hpc_grpo.cli attempt {tmp_path}/debug")
+    assert commands[-1].endswith(f"{tmp_path}/debug/source attempt {tmp_path}/debug")
     assert list(tmp_path.iterdir()) == []
 
 

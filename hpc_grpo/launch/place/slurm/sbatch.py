@@ -17,6 +17,7 @@ from hpc_grpo.launch.place.base import JobRequest
 from hpc_grpo.launch.place.job_command import job_python, path_line, setup_lines
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.source import entry
 from hpc_grpo.system.commands import run_command
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ _OWNED: dict[str, str] = {
 
 def _last_line(request: JobRequest) -> str:
     # -E: a PYTHONPATH of the submitting shell or of a module reaches neither training nor what starts it
-    line = f"{shlex.quote(job_python(request.launch))} -E -u -m hpc_grpo.cli {request.command}"
+    program = entry(request.run) if request.command.startswith("attempt ") else ["-m", "hpc_grpo.cli"]
+    line = f"{shlex.quote(job_python(request.launch))} -E -u {shlex.join(program)} {request.command}"
     # exec: Slurm signals the batch shell, and a shell would pass nothing on
     return line if request.keeps_shell else f"exec {line}"
 

@@ -71,7 +71,7 @@ def test_a_light_installation_on_the_login_node_starts_that_of_the_jobs_on_the_h
     [command] = became
     assert command[0] == "nid001"
     inner = command[command.index("/proj/env/bin/python") :]
-    assert inner[1:6] == ["-E", "-m", "hpc_grpo.cli", "attempt", str(run.path)]
+    assert inner[1:5] == ["-E", str(run.source_dir), "attempt", str(run.path)]
 
 
 def test_a_complete_run_is_not_trained_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

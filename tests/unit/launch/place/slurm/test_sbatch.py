@@ -55,7 +55,7 @@ def last_line(launch: LaunchConfig) -> str:
 
 def test_the_job_runs_the_python_that_the_config_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_command, "find_spec", lambda _name: None)  # a light installation on a login node
-    expected = "exec '/proj/my env/bin/python' -E -u -m hpc_grpo.cli attempt '/scratch/my runs/demo'"
+    expected = "exec '/proj/my env/bin/python' -E -u '/scratch/my runs/demo/source' attempt '/scratch/my runs/demo'"
     assert last_line(LaunchConfig(python="/proj/my env/bin/python")) == expected
 
 

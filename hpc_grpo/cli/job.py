@@ -1,0 +1,43 @@
+"""The commands that job scripts run, hidden from users."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from hpc_grpo.cli.options import CONFIG, DRIVER, SET, echo
+
+
+@click.command(hidden=True)
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--link/--no-link", default=True)
+@click.option("--successor-of", default="")
+@click.option("--by-hand", is_flag=True)
+@DRIVER
+def attempt(run_dir: Path, link: bool, successor_of: str, by_hand: bool, driver: str) -> None:
+    """Run one attempt of a frozen run: what a submitted job executes."""
+    from hpc_grpo.launch.chain.link import LinkOrigin
+    from hpc_grpo.launch.supervisor.attempt import run_attempt
+    from hpc_grpo.run.paths import RunDir
+
+    origin = LinkOrigin(successor_of, by_hand) if link else None
+    sys.exit(run_attempt(RunDir(run_dir.absolute()), driver, origin))
+
+
+@click.command("job-setup", hidden=True)
+@CONFIG
+@click.argument("overrides", nargs=-1)
+@SET
+@DRIVER
+def job_setup(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], driver: str) -> None:
+    """Print the shell lines a job runs first: for sbatch/grpo_rlzero.sbatch, which takes what `train` takes."""
+    from hpc_grpo.cli.request import load_request
+    from hpc_grpo.launch.place.job_command import setup_lines
+
+    for line in setup_lines(load_request(config_name, [*sets, *overrides]).config.launch):
+        echo(line)
+
+
+COMMANDS = (attempt, job_setup)

@@ -1,0 +1,46 @@
+"""Start hpc-grpo from a run's own copy of it, as that copy's `__main__.py`: `python RUN/source ARGUMENTS`.
+
+`python RUN/source -m MODULE` starts a module of the copy, `python RUN/source FILE.py` a file that uses it. Python has
+put the copy first on its search path. Imports nothing of the package before it is known to be whole.
+"""
+
+import hashlib
+import runpy
+import sys
+from pathlib import Path
+
+_EXIT_CONFIG = 78
+
+
+def main() -> None:
+    del sys.argv[0]
+    if sys.argv[:1] == ["-m"]:
+        del sys.argv[0]
+        sys.path.append(str(Path.cwd()))  # a driver of the user's own, as `python -m` finds it
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    elif sys.argv[:1] and sys.argv[0].endswith(".py"):
+        sys.path.append(str(Path(sys.argv[0]).parent))
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        refuse_damage(Path(__file__).resolve().parent)
+        sys.argv.insert(0, "hpc-grpo")
+        runpy.run_module("hpc_grpo.cli", run_name="__main__")
+
+
+def refuse_damage(folder: Path) -> None:
+    """Exit with 78, naming the first file that is not as SHA256SUMS has it."""
+    for line in (folder / "SHA256SUMS").read_text(errors="replace").splitlines():
+        digest, _, name = line.partition("  ")
+        file = folder / name
+        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+            run = folder.parent
+            print(
+                f"error: {file} is missing or damaged: the run runs from its own copy of hpc-grpo.\n"
+                f"  hpc-grpo resume {run} --accept-changes   copies the installed one, and records that",
+                file=sys.stderr,
+            )
+            sys.exit(_EXIT_CONFIG)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""`inputs.json`: what a run was started with outside of its config, as fingerprints, and changes that were accepted.
+
+"Every ordinal is trained exactly once" is a sentence about one data set: the driver compares at every start what it is
+about to read with what the first start read (data/fingerprint.py), before anything is trained.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.run.files import read_record, write_record
+from hpc_grpo.run.paths import RunDir
+
+Fingerprints = Mapping[str, Mapping[str, str]]
+"""Key of the config -> name of a file, or of another part -> its fingerprint."""
+
+_NOT_THERE = "not there"
+
+
+@dataclass(frozen=True)
+class InputsRecord:
+    """`accepted` are changes that the user wanted, in order.
+
+    `accepting` is the command line that asked for the next start's changes to be taken; empty when none did.
+    """
+
+    fingerprints: Fingerprints
+    accepting: tuple[str, ...] = ()
+    accepted: tuple[dict[str, Any], ...] = ()
+
+
+def read_inputs(run: RunDir) -> InputsRecord:
+    """Return the record; an empty one for a run that has not started, or started before there were fingerprints."""
+    return read_record(run.inputs, _from_values) or InputsRecord({})
+
+
+def accept_changes(run: RunDir, argv: Sequence[str]) -> None:
+    """Note that the next start is to go on with its inputs as they are then."""
+    _write(run, replace(read_inputs(run), accepting=tuple(argv)))
+
+
+def refuse_changed(run: RunDir, now: Fingerprints) -> None:
+    """Raise ConfigError for inputs that are not those of the first start, unless the user has accepted that."""
+    record = read_inputs(run)
+    changed = changed_inputs(record.fingerprints, now)
+    if changed and not record.accepting:
+        listed = "\n".join(f"  {name}: {before} at the start, {after} now" for name, (before, after) in changed.items())
+        raise ConfigError(
+            f"What the run in {run.path} reads has changed since it started:\n{listed}\n"
+            f"Going on would train on a mixture of both. Bring the files back; or, if that is wanted, hand the run in "
+            f"with --accept-changes (train, submit, resume), which records it in {run.inputs.name}."
+        )
+
+
+def take_inputs(run: RunDir, now: Fingerprints) -> None:
+    """Refuse inputs that have changed (`refuse_changed`), and record those that are new or were accepted."""
+    refuse_changed(run, now)
+    record = read_inputs(run)
+    changed = changed_inputs(record.fingerprints, now)
+    accepted = record.accepted
+    if changed:
+        pairs = {name: list(pair) for name, pair in changed.items()}
+        accepted = (*accepted, {"at": time.time(), "argv": list(record.accepting), "changed": pairs})
+    taken = InputsRecord({**record.fingerprints, **now}, (), accepted)
+    if taken != record:
+        _write(run, taken)
+
+
+def changed_inputs(before: Fingerprints, now: Fingerprints) -> dict[str, tuple[str, str]]:
+    """Map what differs to (before, now). A key that one side does not name is no change: an eval may be turned on."""
+    changed = {}
+    for key in sorted(before.keys() & now.keys()):
+        for name in sorted({*before[key], *now[key]}):
+            pair = (before[key].get(name, _NOT_THERE), now[key].get(name, _NOT_THERE))
+            if pair[0] != pair[1]:
+                changed[f"{key}, {name}"] = pair
+    return changed
+
+
+def _write(run: RunDir, record: InputsRecord) -> None:
+    write_record(run.inputs, asdict(record), keep_copy=True)
+
+
+def _from_values(values: dict[str, Any]) -> InputsRecord:
+    fingerprints = {key: dict(parts) for key, parts in values["fingerprints"].items()}
+    return InputsRecord(fingerprints, tuple(values["accepting"]), tuple(values["accepted"]))

@@ -1,0 +1,190 @@
+"""`source/` of a run: its own copy of this package and of the user's functions, from which all its processes run.
+
+    source/__main__.py     python RUN/source ARGUMENTS is hpc-grpo; python RUN/source -m MODULE a module of the copy
+    source/hpc_grpo/       the package as it was when the run was submitted
+    source/functions/      reward, loss and advantage files of the user, with what they import from beside them
+    source/git.diff        what the package's checkout had beyond its commit
+    source/SHA256SUMS      of all of them
+
+A folder that Python is started with comes first on its search path, before the working folder, PYTHONPATH and what is
+installed. So an edit of the checkout between two jobs changes nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from hpc_grpo.config import Config
+from hpc_grpo.registry import copied_as
+from hpc_grpo.run.files import publish_dir, start_staging, write_atomic
+from hpc_grpo.run.paths import RunDir
+
+PACKAGE = Path(__file__).resolve().parents[1]
+SUMS = "SHA256SUMS"
+DIFF = "git.diff"
+_ENTRY = PACKAGE / "run" / "copied_main.py"
+
+
+def own_command(*words: str, flags: Sequence[str] = ()) -> list[str]:
+    """Return the command that starts `-m MODULE` or a .py file with this package: the run's copy, where this is it."""
+    return [sys.executable, *flags, *([str(PACKAGE.parent)] if runs_from_copy() else []), *words]
+
+
+def runs_from_copy() -> bool:
+    """Tell whether this process runs from the copy of a run."""
+    return (PACKAGE.parent / SUMS).is_file()
+
+
+def entry(run: RunDir) -> list[str]:
+    """Return what Python is started with for hpc-grpo as the run has it; of a run without a copy, as installed."""
+    has_copy = run.source_dir.is_dir() or not run.has_config()  # a new one has it when its job starts
+    return [str(run.source_dir)] if has_copy else ["-m", "hpc_grpo.cli"]
+
+
+def become_copy(run: RunDir, words: Sequence[str]) -> None:
+    """Replace this process by `words` of hpc-grpo from the run's copy; return where there is none, or it runs that."""
+    if (run.source_dir / SUMS).is_file() and PACKAGE.parent != run.source_dir.resolve():
+        flags = ["-E"] if sys.flags.ignore_environment else []
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, *flags, str(run.source_dir), *words])
+
+
+def copy_source(run: RunDir, functions: Mapping[str, Path], diff: str) -> str:
+    """Write the run's copy anew; `functions` are the user's files by their name in the config.
+
+    Returns the digest of its SHA256SUMS.
+    """
+    staging = start_staging(run.source_dir)
+    shutil.copytree(PACKAGE, staging / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(_ENTRY, staging / "__main__.py")
+    for name, file in functions.items():
+        folder = (staging / copied_as(name)).parent
+        for imported in imported_files(file):
+            target = folder / imported.relative_to(file.parent)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(imported, target)
+    write_atomic(staging / DIFF, diff)
+    sums = sums_of(staging)
+    write_atomic(staging / SUMS, "".join(f"{digest}  {name}\n" for name, digest in sums.items()))
+    publish_dir(run.source_dir)
+    return sums_digest(run)
+
+
+def sums_of(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file below `folder`, by name, but for what Python compiled."""
+    files = (file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    return {str(file.relative_to(folder)): _sha256(file) for file in sorted(files) if file.name != SUMS}
+
+
+def written_sums(run: RunDir) -> dict[str, str]:
+    """Return what the run's SHA256SUMS says, by name; empty where there is none, or it is damaged."""
+    path = run.source_dir / SUMS
+    if not path.is_file():
+        return {}
+    pairs = (line.split("  ", 1) for line in path.read_bytes().decode(errors="replace").splitlines())
+    return {pair[1]: pair[0] for pair in pairs if len(pair) == 2}
+
+
+def sums_digest(run: RunDir) -> str:
+    """Return the SHA-256 of SHA256SUMS, "" where there is none."""
+    path = run.source_dir / SUMS
+    return _sha256(path) if path.is_file() else ""
+
+
+def copy_problems(run: RunDir, digest: str) -> list[str]:
+    """List what is wrong with the run's copy, whose SHA256SUMS had `digest`; empty if nothing is."""
+    if sums_digest(run) != digest:
+        return [f"{SUMS} is {'changed' if (run.source_dir / SUMS).is_file() else 'missing'}"]
+    written, there = written_sums(run), sums_of(run.source_dir)
+    return [
+        f"{name} is {'missing' if name not in there else 'changed' if name in written else 'new'}"
+        for name in sorted({*written, *there})
+        if written.get(name) != there.get(name)
+    ]
+
+
+def functions_of(config: Config) -> dict[str, str]:
+    """Return the names of the user's functions, by key; those of built-ins are left out."""
+    named = {f"rewards.{position}.name": reward.name for position, reward in enumerate(config.rewards)}
+    named |= {"loss.name": config.loss.name, "loss.advantage": config.loss.advantage}
+    return {key: name for key, name in named.items() if ":" in name}
+
+
+def used_file(name: str, folder: Path) -> Path | None:
+    """Return the file of `module:function` that this process would import: the run's copy, else below `folder`.
+
+    None for a module that is installed: its package has a version.
+    """
+    module = name.rpartition(":")[0]
+    if module.endswith(".py"):
+        copy = PACKAGE.parent / copied_as(module)
+        return copy if copy.is_file() else _existing(folder / module)
+    path = folder.joinpath(*module.split("."))
+    return _existing(path.with_suffix(".py")) or _existing(path / "__init__.py")
+
+
+def copyable(config: Config, folder: Path) -> dict[str, Path]:
+    """Return the user's files that a run copies, by their name in the config.
+
+    Not a file that asks where it is (`__file__`): it may read others beside it, which a copy would miss. Nor one that
+    is named as a module.
+    """
+    modules = {name.rpartition(":")[0] for name in functions_of(config).values()}
+    files = {module: folder / module for module in modules if module.endswith(".py") and (folder / module).is_file()}
+    return {
+        module: file
+        for module, file in files.items()
+        if not any(b"__file__" in imported.read_bytes() for imported in imported_files(file))
+    }
+
+
+def changed_functions(run: RunDir, config: Config, folder: Path) -> list[str]:
+    """Return the user's files that differ from the run's copies of them."""
+    changed = []
+    for name, file in copyable(config, folder).items():
+        copies = (run.source_dir / copied_as(name)).parent
+        for imported in imported_files(file):
+            copy = copies / imported.relative_to(file.parent)
+            if not copy.is_file() or copy.read_bytes() != imported.read_bytes():
+                changed.append(str(imported))
+    return changed
+
+
+def imported_files(file: Path) -> list[Path]:
+    """Return a Python file and those beside it that it imports, directly or through another; packages whole."""
+    found, waiting = {file: None}, [file]
+    while waiting:
+        for name in _imported_names(waiting.pop()):
+            beside = [file.parent / f"{name}.py", *sorted((file.parent / name).rglob("*.py"))]
+            new = [path for path in beside if path.is_file() and path not in found]
+            found.update(dict.fromkeys(new))
+            waiting += new
+    return list(found)
+
+
+def _imported_names(file: Path) -> Iterator[str]:
+    """Yield the top names that a Python file imports anywhere; none of one that is no Python."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+def _existing(path: Path) -> Path | None:
+    return path if path.is_file() else None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
