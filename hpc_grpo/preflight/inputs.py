@@ -201,6 +201,10 @@ def model_finding(context: Context) -> Finding:
     has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
     if not has_weights:
         return failure(check, f"{folder} has a config.json but no weights", _PREFETCH)
+    try:
+        refuse_mixture_of_experts(config, Path.cwd())
+    except ConfigError as error:
+        return failure(check, str(error), "set model.path to a dense decoder")
     return ok(check, f"{config.model.path} is in {folder}" if str(folder) != config.model.path else f"{folder}")
 
 

@@ -35,6 +35,15 @@ def test_a_model_folder_needs_weights(tmp_path: Path) -> None:
     assert model_finding(here) == Finding("model", "ok", str(tmp_path))
 
 
+def test_a_mixture_of_experts_is_a_failure_unless_nothing_is_sampled(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128}')
+    (tmp_path / "model.safetensors").touch()
+    found = model_finding(context(model={"path": str(tmp_path)}))
+    assert (found.status, found.fix) == ("failure", "set model.path to a dense decoder")
+    assert "Qwen3MoeForCausalLM is a mixture of experts (num_experts = 128)" in found.says
+    assert model_finding(context(model={"path": str(tmp_path)}, task="sft")).status == "ok"
+
+
 def test_a_model_by_name_is_found_in_the_cache_that_launch_env_names(tmp_path: Path) -> None:
     snapshot = cached(tmp_path, "models", "some/model")
     (snapshot / "config.json").write_text("{}")
