@@ -9,7 +9,8 @@ depend on all draws before it: on an eval that a resumed run does not repeat, on
 between two steps. vLLM 0.32 has two samplers. On GPUs (Model Runner V2) noise is a hash of seed, position and token:
 there is no state to keep. On CPU (V1) each request has a torch generator, which outlives preemption. V1 samples from
 a prompt that a full step has cut, too, and then turns the generator back, which those of the CPU cannot: it raises
-"CPU Generator does not use offset". So on CPU no prompt is cut: one that does not fit into a step waits for the next.
+"CPU Generator does not use offset". So on CPU no prompt is cut: one that does not fit into a step waits for the next,
+as vLLM itself has it there for models with latent attention.
 """
 
 from __future__ import annotations

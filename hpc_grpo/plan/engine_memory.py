@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpc_grpo.config import Config
-from hpc_grpo.config.resources import kv_cache_gib, max_batched_tokens
+from hpc_grpo.config.resources import expects_gpus, kv_cache_gib, max_batched_tokens
 from hpc_grpo.plan.memory import ENGINE_GPU, Hardware, MemoryBudget, Part, nonzero
 from hpc_grpo.plan.model import Model, ModelShape
 from hpc_grpo.types import DTYPE_BYTES, GIB
@@ -85,7 +85,7 @@ def model_parts(model: Model, config: Config) -> list[Part]:
     """List weights and the largest forward pass, on one GPU of the engine."""
     b, parallel, shape = DTYPE_BYTES[config.model.dtype], config.engine.tensor_parallel, model.shape
     max_num_seqs = config.engine.max_num_seqs
-    tokens = min(max_batched_tokens(config, on_gpu=True), max_num_seqs * config.max_model_len)
+    tokens = min(max_batched_tokens(config, on_gpu=expects_gpus(config)), max_num_seqs * config.max_model_len)
     forward = tokens * b * (4 * shape.hidden_size + 3 * shape.intermediate_size // parallel)
     sampling = SAMPLING_ARRAYS * 4 * max_num_seqs * shape.vocab_size
     return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_grpo.plan.engine_memory import KvCache, engine_budget, kv_bytes_per_token
+from hpc_grpo.plan.engine_memory import KvCache, engine_budget, kv_bytes_per_token, model_parts
 from hpc_grpo.plan.fit import make_plan
 from hpc_grpo.plan.memory import (
     GH200,
@@ -59,3 +59,8 @@ def test_an_engine_that_has_no_room_for_one_sequence_does_not_fit() -> None:
     assert cache.num_sequences == 1
     small = make_plan(SEVEN, planned_config(engine={"kv_cache_gib": 0.01}), 2, GH200)
     assert any("raise engine.kv_cache_gib" in problem for problem in small.problems)
+
+
+def test_an_engine_on_cpu_takes_fewer_tokens_at_once() -> None:
+    [_, batch] = model_parts(SEVEN, planned_config(model={"device": "cpu"}, rollout={"max_new_tokens": 512}))
+    assert batch.num_bytes == 2048 * 2 * (14_336 + 56_832) + 16 * 256 * 152_064
