@@ -56,11 +56,13 @@ def plan(
     gpu_memory_gib: float,
     host_memory_gib: float,
 ) -> None:
-    """Add up the memory of a run, before it starts: what fits, and what to change where it does not.
+    """Add up memory, disk and time of a run before it starts: what fits, what to change, which placement is fastest.
 
-    Ends with 78 when the run does not fit. Loads no model; the defaults are a GH200 node's memory.
+    Ends with 78 when the run does not fit its nodes; room on disk is judged by submit. Loads no model; the defaults
+    are a GH200 node's memory.
     """
     from hpc_grpo.cli.request import load_request
+    from hpc_grpo.plan.disk import read_disk
     from hpc_grpo.plan.fit import plan_of
     from hpc_grpo.plan.memory import Hardware
     from hpc_grpo.plan.step import read_measured_steps
@@ -70,7 +72,7 @@ def plan(
     request = load_request(config_name, [*sets, *overrides])
     hardware = Hardware(int(gpu_memory_gib * GIB), int(host_memory_gib * GIB))
     planned = plan_of(request.config, request.environ, hardware, nodes=nodes, size=size)
-    echo(plan_text(planned, read_measured_steps(request.config)), nl=False)
+    echo(plan_text(planned, read_measured_steps(request.config), read_disk(planned)), nl=False)
     if not planned.fits:
         sys.exit(EXIT_CONFIG)
 

@@ -29,6 +29,9 @@ class CheckpointConfig(Section):
     )
     keep_last: PositiveInt = Field(2, description="Older checkpoints are removed.")
     export_every_steps: PositiveInt | None = Field(None, description="Hugging Face export; null: at the end.")
+    keep_exports: PositiveInt | None = Field(
+        None, description="Older exports are removed, never the newest or the final one; null: all stay."
+    )
 
 
 class DeadlinesConfig(Section):

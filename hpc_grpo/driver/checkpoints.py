@@ -15,6 +15,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.checkpoint import Checkpoint, find_checkpoint, prune_checkpoints, set_aside, valid_checkpoints
 from hpc_grpo.run.files import recover_dirs, restore_dirs, wait_for_space
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.retention import prune_exports
 
 _MIN_COPIES_OF_WEIGHTS = 3
 """In a checkpoint: AdamW's two moments lie beside the weights."""
@@ -82,6 +83,7 @@ class Checkpoints:
             wait_for_space(self._run_dir.path, self._num_bytes() // _MIN_COPIES_OF_WEIGHTS, "An export")
             self._learners.export(self._run_dir.export(state.step))
             self._exported_step = state.step
+            prune_exports(self._run_dir, state.step, self._config.keep_exports)
 
     def _num_bytes(self) -> int:
         """Return the size of the newest checkpoint, or 0 before the first."""

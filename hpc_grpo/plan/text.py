@@ -9,6 +9,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.config.resources import engines_per_node, expects_gpus, gpus_per_node
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.advise import Change, changes_that_fit, largest_models, shortfall
+from hpc_grpo.plan.disk import DiskBudget, read_disk
 from hpc_grpo.plan.expected import READING_SHARE, TRAINING_SHARE, expected_step
 from hpc_grpo.plan.fit import Plan, plan_of
 from hpc_grpo.plan.learner_memory import is_checkpointed
@@ -23,8 +24,9 @@ _NAME_WIDTH = 46
 _LINE_WIDTH = 100
 
 
-def plan_text(plan: Plan, measured: MeasuredSteps | None) -> str:
+def plan_text(plan: Plan, measured: MeasuredSteps | None, disk: DiskBudget | None = None) -> str:
     sections = [_head(plan), *map(_budget, plan.budgets), _verdict(plan), _step(plan), _sizes(plan)]
+    sections += [_disk(disk)] if disk else []
     sections += [_time(plan, measured), _placement(plan)]
     return "\n\n".join(filter(None, map("\n".join, sections))) + "\n"
 
@@ -32,7 +34,8 @@ def plan_text(plan: Plan, measured: MeasuredSteps | None) -> str:
 def plan_or_reason(config: Config, environ: Mapping[str, str]) -> str:
     """Return the plan on the hardware that `hpc-grpo plan` assumes, else one line that says why there is none."""
     try:
-        text = plan_text(plan_of(config, environ, GH200), read_measured_steps(config))
+        plan = plan_of(config, environ, GH200)
+        text = plan_text(plan, read_measured_steps(config), read_disk(plan))
     except ConfigError as error:
         return f"No plan: {' '.join(str(error).split())}\n"
     assumed = f"{GH200.gpu_bytes // GIB} GiB on each GPU and {GH200.host_bytes // GIB} GiB of a node's memory"
@@ -61,6 +64,15 @@ def _budget(budget: MemoryBudget) -> Iterator[str]:
     verdict = "fits" if budget.fits else "DOES NOT FIT"
     total = f"  {'together':<{_NAME_WIDTH}}{budget.num_bytes / GIB:>6.1f}"
     yield f"{total}  of {budget.capacity_bytes / GIB:.1f}: {verdict}"
+
+
+def _disk(disk: DiskBudget) -> Iterator[str]:
+    yield f"{'disk':<{_NAME_WIDTH}}     GiB  in {disk.folder}"
+    for part in (*disk.sure, *disk.estimated):
+        yield f"  {part.name:<{_NAME_WIDTH}}{part.num_bytes / GIB:>6.1f}  {part.formula}"
+    verdict = "DOES NOT FIT" if disk.is_too_large else "fits" if disk.fits else "fits if completions stay shorter"
+    total = f"  {'together':<{_NAME_WIDTH}}{disk.num_bytes / GIB:>6.1f}"
+    yield f"{total}  of {disk.room.num_bytes / GIB:,.1f} {disk.room.limit}: {verdict}"
 
 
 def _verdict(plan: Plan) -> Iterator[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from hpc_grpo.preflight.findings import Finding, failure, ok, warning
 from hpc_grpo.run.files import free_bytes
+from hpc_grpo.system.disk import existing, mount_of, read_mounts
 from hpc_grpo.types import GIB
 
 NETWORK = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "fuse.glusterfs", "wekafs"})
@@ -25,17 +25,9 @@ def file_system(path: Path, mounts: str | None = None) -> str:
     >>> file_system(Path("/x/y"), "a / ext4 rw 0 0\\nb /x lustre rw 0 0\\n")
     'lustre'
     """
-    text = mounts if mounts is not None else Path("/proc/self/mounts").read_text()
-    rows = [line.split() for line in text.splitlines()]
-    # Blanks are escaped in octal; the last mount at a point is on top.
-    types = {re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), row[1]): row[2] for row in rows if len(row) > 2}
-    target = path if mounts is not None else path.resolve()
-    return next((types[str(folder)] for folder in (target, *target.parents) if str(folder) in types), "unknown")
-
-
-def existing(path: Path) -> Path:
-    """Return the folder itself, else the nearest one above it that exists."""
-    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+    if mounts is None:
+        return mount_of(path.resolve(), read_mounts()).kind
+    return mount_of(path, mounts).kind
 
 
 def free_gib(path: Path) -> float:

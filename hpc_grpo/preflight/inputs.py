@@ -23,6 +23,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.environment.rules import job_environ
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.place.slurm.partition import refuse_what_cannot_start
+from hpc_grpo.preflight.disk import refuse_full_disk
 from hpc_grpo.preflight.findings import Context, Finding, failure, ok, skipped, warning
 from hpc_grpo.preflight.prefetch.items import Item, dataset_of, is_there, items_of
 from hpc_grpo.run.inputs import read_inputs, refuse_changed
@@ -50,6 +51,7 @@ def refusals(config: Config, *, accepts_changes: bool = False) -> Iterator[Confi
         partial(refuse_changed_inputs, run, config, start, accepts_changes),
         partial(refuse_too_few_gpus, config),
         partial(refuse_what_cannot_start, config.launch),
+        partial(refuse_full_disk, config),
     ):
         try:
             check()

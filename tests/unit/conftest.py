@@ -23,9 +23,10 @@ CHAT_TEMPLATE = (
 
 
 @pytest.fixture(autouse=True)
-def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set what the shipped configs of a site expect in the environment of its users."""
-    monkeypatch.setenv("SCRATCHDIR", "/scratch/me")
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Set what the shipped configs of a site expect in the environment of its users; return the folder, not there."""
+    monkeypatch.setenv("SCRATCHDIR", str(tmp_path / "scratch"))
+    return tmp_path / "scratch"
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,9 @@ import pytest
 from click.testing import Result
 
 from hpc_grpo.errors import EXIT_CONFIG
+from hpc_grpo.plan import disk as plan_disk
+from hpc_grpo.system.disk import Room
+from hpc_grpo.types import GIB
 from tests.support.command import call
 from tests.support.places import FakeQueue
 
@@ -222,3 +226,31 @@ def test_a_mixture_of_experts_is_refused_before_it_queues(queue: FakeQueue, tmp_
     assert "model.path = ./moe: MixtralForCausalLM is a mixture of experts (num_local_experts = 8)" in refused.stderr
     assert queue.requests == []
     assert submit("model.path=./moe", "task=sft").exit_code == 0
+
+
+QWEN_7B = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+}
+
+
+def test_submit_refuses_a_run_whose_checkpoints_have_no_room(
+    queue: FakeQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "qwen").mkdir()
+    (tmp_path / "qwen" / "config.json").write_text(json.dumps(QWEN_7B))
+    words = ["local/debug", "model.path=./qwen", "data.train.path=org/rows", "eval.every_steps=null"]
+    monkeypatch.setattr(plan_disk, "room_in", lambda _: Room(50 * GIB, "left of the user quota"))
+    result = call("submit", *words)
+    assert result.exit_code == EXIT_CONFIG
+    assert "checkpoint.keep_last" in result.stderr
+    assert "50 GiB are left of the user quota" in result.stderr
+    assert "submit would refuse this" in call("submit", *words, "--dry-run").output
+    assert queue.requests == []
+    monkeypatch.setattr(plan_disk, "room_in", lambda _: Room(900 * GIB, "free"))
+    assert call("submit", *words).exit_code == 0

@@ -12,7 +12,7 @@ from hpc_grpo.driver.checkpoints import Checkpoints, DriverState
 from hpc_grpo.driver.length import Durations
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.checkpoint import Checkpoint, Manifest, hash_files, write_manifest
-from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.paths import RunDir, step_dirs
 
 
 class FakeLearners:
@@ -24,6 +24,9 @@ class FakeLearners:
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
         pass
+
+    def export(self, path: Path) -> None:
+        path.mkdir(parents=True)
 
 
 @pytest.mark.parametrize(
@@ -67,3 +70,15 @@ def test_a_damaged_newer_checkpoint_is_kept_beside_what_the_run_writes_anew(tmp_
     learners: Any = FakeLearners()
     assert Checkpoints(load_config("local/debug"), run, learners, Durations()).resume().step == 2
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step_2", "step_4.damaged"]
+
+
+@pytest.mark.parametrize(("keep", "left"), [("null", [2, 4, 6, 7]), ("2", [6, 7]), ("1", [7])])
+def test_the_final_export_stays_with_as_many_before_it_as_are_kept(keep: str, left: list[int], tmp_path: Path) -> None:
+    config = load_config("local/debug", ["checkpoint.export_every_steps=2", f"checkpoint.keep_exports={keep}"])
+    learners: Any = FakeLearners()
+    run = RunDir(tmp_path)
+    checkpoints = Checkpoints(config, run, learners, Durations())
+    for step in range(1, 8):
+        checkpoints.save_if_due(DriverState(step=step))
+    checkpoints.export(DriverState(step=7))
+    assert sorted(step_dirs(run.exports)) == left

@@ -10,10 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from hpc_grpo.cli import check
-from hpc_grpo.plan import engine_memory, expected, learner_memory, node_memory
+from hpc_grpo.plan import disk, engine_memory, expected, learner_memory, node_memory
 from hpc_grpo.plan.memory import GH200, STATES, StateBytes
 from hpc_grpo.plan.placement import CARD_DEFAULT, Split, ranked_splits
 from hpc_grpo.plan.step import num_steps
+from hpc_grpo.system.disk import Room
 from hpc_grpo.types import GIB
 from tests.unit.plan.plan_configs import plan_7b_config
 
@@ -23,8 +24,10 @@ COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) 
 
 
 @pytest.fixture(autouse=True)
-def no_runs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def a_login_node_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SCRATCHDIR", "/scratch/me")
+    monkeypatch.setattr(disk, "room_in", lambda _: Room(4096 * GIB, "left of the user quota"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,0 +1,105 @@
+"""The commands about disk: what runs take, and the removal of what they need no longer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpc_grpo.cli.options import RUNS_ROOT_VARIABLE, echo, find_run, runs_below, runs_root
+
+if TYPE_CHECKING:
+    from hpc_grpo.run.paths import RunDir
+    from hpc_grpo.run.retention import Removable
+
+_ROOT = click.option(
+    "--root",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help=f"Folder with the runs; default: ${RUNS_ROOT_VARIABLE} or ./runs.",
+)
+
+
+@click.command()
+@click.argument("run_names", nargs=-1, metavar="[RUN]...")
+@_ROOT
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list; sizes in bytes.")
+def du(run_names: tuple[str, ...], root: Path | None, as_json: bool) -> None:
+    """Say what runs take on disk, all of them or those named, what `clean` would free, and what room is left."""
+    import json
+    from dataclasses import asdict
+
+    from hpc_grpo.run.retention import removable, usage
+    from hpc_grpo.system.disk import room_in
+    from hpc_grpo.system.readable import file_size, table
+
+    folder = root or runs_root()
+    runs = [find_run(name, root) for name in run_names] if run_names else runs_below(folder)
+    found = [(run, usage(run), sum(item.num_bytes for item in removable(run))) for run in runs]
+    if as_json:
+        values = [
+            {"run": str(run.path), "parts": [*map(asdict, parts)], "removable": free} for run, parts, free in found
+        ]
+        echo(json.dumps(values, indent=2))
+        return
+    rows = []
+    for run, parts, free in found:
+        note = f"clean would free {file_size(free)}" if free else ""
+        rows.append((run.path.name, file_size(sum(part.num_bytes for part in parts)), note))
+        rows += [(f"  {part.name}", file_size(part.num_bytes), part.note) for part in parts]
+    if not rows:
+        looked = folder.absolute()
+        echo(f"No runs below {looked}. Name another folder with --root or {RUNS_ROOT_VARIABLE}.", err=True)
+        return
+    echo(table(("RUN", "SIZE", ""), rows))
+    room = room_in(runs[0].path)
+    echo(f"{file_size(room.num_bytes)} {room.limit} in {runs[0].path.parent}")
+
+
+@click.command()
+@click.argument("run_names", nargs=-1, required=True, metavar="RUN...")
+@click.option("--yes", is_flag=True, help="Remove without asking.")
+def clean(run_names: tuple[str, ...], yes: bool) -> None:
+    """Remove from runs that nothing trains what they need no longer: older checkpoints and exports, cut saves.
+
+    Lists it first and asks; without a terminal it removes only with --yes. The newest whole checkpoint, the newest
+    export, rollouts, ledger and all records stay.
+    """
+    from hpc_grpo.run.lock import refuse_if_held
+    from hpc_grpo.run.owner import refuse_shared
+    from hpc_grpo.run.retention import removable
+    from hpc_grpo.system.readable import file_size
+
+    runs = [find_run(name) for name in run_names]
+    for run in runs:
+        refuse_shared(run.path)
+        refuse_if_held(run)
+    found = {run: removable(run) for run in runs}
+    items = [item for of_run in found.values() for item in of_run]
+    if not items:
+        echo("There is nothing to remove.")
+        return
+    for item in items:
+        echo(f"{file_size(item.num_bytes):>10}  {item.path}  ({item.why})")
+    total = file_size(sum(item.num_bytes for item in items))
+    if not yes and not (sys.stdin.isatty() and click.confirm(f"Remove these, {total}?")):
+        echo(f"Nothing was removed. --yes removes these, {total}.")
+        return
+    for run, of_run in found.items():
+        _remove(run, of_run)
+    echo(f"Removed {total}.")
+
+
+def _remove(run: RunDir, items: list[Removable]) -> None:
+    """Remove items of one run, once its newest checkpoint proved whole; an attempt that starts meanwhile ends this."""
+    from hpc_grpo.run.lock import refuse_if_held
+    from hpc_grpo.run.retention import refuse_unless_newest_is_whole, remove
+
+    refuse_unless_newest_is_whole(run, items)
+    for item in items:
+        refuse_if_held(run)
+        remove(item)
+
+
+COMMANDS = (du, clean)

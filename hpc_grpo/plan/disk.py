@@ -1,0 +1,117 @@
+"""Add up what a run writes below run.root, against what may still be written there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from hpc_grpo.config import Config
+from hpc_grpo.config.resources import weight_bytes
+from hpc_grpo.plan.fit import Plan
+from hpc_grpo.plan.memory import Part, nonzero
+from hpc_grpo.plan.step import num_steps
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.retention import size_on_disk
+from hpc_grpo.system.disk import Room, room_in
+from hpc_grpo.types import DTYPE_BYTES
+
+OPTIMIZER_BYTES = 12
+"""A parameter of a checkpoint: float32 weights and AdamW's two moments, in shards. The same with offload."""
+BYTES_PER_TOKEN = 4
+"""Of a logged completion, assumed: text of four letters a token."""
+RECORD_BYTES = 400
+"""Of a logged rollout beside its text, assumed: rewards, advantage and the names of both."""
+STEP_BYTES = 4096
+"""Of a step's lines in metrics.jsonl and ledger.jsonl, assumed."""
+
+
+@dataclass(frozen=True)
+class DiskBudget:
+    """What a run writes below its folder. `sure` is known from the model's size; `estimated` is at most that.
+
+    `room` is what may be written there, counting what the run has written already.
+    """
+
+    folder: Path
+    sure: tuple[Part, ...]
+    estimated: tuple[Part, ...]
+    room: Room
+
+    @property
+    def sure_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.sure)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.sure_bytes + sum(part.num_bytes for part in self.estimated)
+
+    @property
+    def is_too_large(self) -> bool:
+        """Tell whether not even the checkpoints and exports have room: the run would wait for space without end."""
+        return self.sure_bytes > self.room.num_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.num_bytes <= self.room.num_bytes
+
+
+def read_disk(plan: Plan) -> DiskBudget:
+    """Return the budget of the plan's run directory, as the machine that asks sees its file system."""
+    return disk_budget(plan, room_for(RunDir(plan.config.run_path)))
+
+
+def room_for(run: RunDir) -> Room:
+    """Return the room for a run: what it has written already is replaced, not added to."""
+    room = room_in(run.path)
+    return Room(room.num_bytes + size_on_disk(run.path), room.limit)
+
+
+def disk_budget(plan: Plan, room: Room) -> DiskBudget:
+    config, p, steps = plan.config, plan.model.num_parameters, num_steps(plan)
+    checkpoints, exports, each = num_checkpoints(config, steps), num_exports(config, steps), checkpoint_bytes(config, p)
+    sure = nonzero(
+        Part("checkpoints", checkpoints * each, f"{checkpoints} x {each // p} P: keep_last, and the one being written"),
+        Part("exports", exports * weight_bytes(config, p), f"{exports} x b P"),
+    )
+    return DiskBudget(config.run_path, sure, _text_parts(config, steps), room)
+
+
+def checkpoint_bytes(config: Config, num_parameters: int) -> int:
+    """Return the size of a checkpoint: 12 P under ZeRO-3, whose float32 shards are all; stages 1 and 2 add b P.
+
+    Counted in the files that DeepSpeed 0.19.8 writes; a test compares them.
+    """
+    whole = 0 if config.train.zero_stage == 3 else DTYPE_BYTES[config.model.dtype]
+    return (OPTIMIZER_BYTES + whole) * num_parameters
+
+
+def num_checkpoints(config: Config, num_steps: int | None) -> int:
+    """Count the checkpoints on disk at the same time: those kept, and a new one, whole before the oldest goes."""
+    every, at_once = config.checkpoint.every_steps, config.checkpoint.keep_last + 1
+    if every is not None and num_steps is None:
+        return at_once
+    periodic = (num_steps or 0) // every if every is not None else 0
+    return min(at_once, periodic + 2)
+
+
+def num_exports(config: Config, num_steps: int | None) -> int:
+    """Count the exports that are on disk at the same time: those kept, the one being written, at least the last."""
+    every, keep = config.checkpoint.export_every_steps, config.checkpoint.keep_exports
+    if every is None:
+        return 1
+    written = ceil(num_steps / every) if num_steps is not None else None
+    at_once = keep + 1 if keep is not None else None
+    return max(1, min((count for count in (written, at_once) if count is not None), default=1))
+
+
+def _text_parts(config: Config, steps: int | None) -> tuple[Part, ...]:
+    if steps is None:
+        return ()
+    lines = Part("metrics, ledger", steps * STEP_BYTES, f"{steps:,} steps x {STEP_BYTES:,}, assumed")
+    if not config.needs.rollouts:
+        return (lines,)
+    each = config.max_model_len * BYTES_PER_TOKEN + RECORD_BYTES
+    logged = config.rollout.logged_fraction * config.rollout.prompts_per_step * config.rollout.group_size
+    formula = f"{logged:g} a step x {each:,}, at most; {BYTES_PER_TOKEN} bytes a token assumed"
+    return Part("rollouts", int(steps * logged * each), formula), lines

@@ -1,0 +1,148 @@
+"""Say how much may still be written to a folder: what its file system has free, and what the user's quotas leave.
+
+Quotas are asked of the programs that a site has (`lfs quota` on Lustre, `quota` elsewhere); without them, or where they
+do not answer, the file system's word stands.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_grpo.system.commands import Answer, run_command
+
+_DEADLINE_S = 5.0
+_KIB = 1024
+_OCTAL = re.compile(r"\\([0-7]{3})")
+_WITHOUT_QUOTAS = ("tmpfs", "ramfs", "overlay", "squashfs", "unknown")
+
+Run = Callable[[Sequence[str], float], Answer]
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A mounted file system: what is mounted, where, and of which type."""
+
+    device: str
+    point: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that may still be written, and what sets that limit, in words."""
+
+    num_bytes: int
+    limit: str
+
+
+@dataclass(frozen=True)
+class Quota:
+    """The bytes used, and the bytes allowed, of one quota of a file system."""
+
+    file_system: str
+    used: int
+    allowed: int
+
+
+def room_in(folder: Path, run: Run = run_command) -> Room:
+    """Return the room in `folder`, or in the nearest folder above it that exists: the tightest of all limits."""
+    there = existing(folder)
+    free = shutil.disk_usage(there).free
+    rooms = [Room(free, "free")]
+    rooms += [
+        Room(max(0, quota.allowed - quota.used), f"left of the {name} quota") for name, quota in _quotas(there, run)
+    ]
+    return min(rooms, key=lambda room: room.num_bytes)
+
+
+def existing(path: Path) -> Path:
+    """Return the folder itself, else the nearest one above it that exists."""
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+
+
+def mount_of(path: Path, mounts: str) -> Mount:
+    """Return the mount that `path` is on, or would be; `mounts` is as in /proc/self/mounts.
+
+    >>> mount_of(Path("/x/y"), "a / ext4 rw 0 0\\nb /x lustre rw 0 0\\n")
+    Mount(device='b', point='/x', kind='lustre')
+    """
+    rows = [line.split() for line in mounts.splitlines()]
+    # Blanks are escaped in octal; the last mount at a point is on top.
+    found = {point: Mount(row[0], point, row[2]) for row in rows if len(row) > 2 for point in [_unescaped(row[1])]}
+    unknown = Mount("", "/", "unknown")
+    return next((found[str(folder)] for folder in (path, *path.parents) if str(folder) in found), unknown)
+
+
+def read_mounts() -> str:
+    return Path("/proc/self/mounts").read_text()
+
+
+def parse_lfs_quota(text: str) -> Quota | None:
+    """Read what `lfs quota -q -u USER FOLDER` prints; None without a limit.
+
+    Columns: file system, KiB used (`*`: over the soft limit, `[]`: not certain), soft limit, hard limit, grace, then
+    the same of files. A long name of the file system stands on a line of its own.
+
+    >>> parse_lfs_quota("  /scratch  1024*  2048  4096  6d  17  0  0  -")
+    Quota(file_system='/scratch', used=1048576, allowed=4194304)
+    """
+    return next(_quota_rows(text), None)
+
+
+def parse_quota(text: str) -> list[Quota]:
+    """Read what `quota -w` prints: the same columns, below a heading; "none" without any.
+
+    >>> parse_quota("Disk quotas for user a (uid 1):\\n Filesystem blocks quota limit grace\\nhome:/a 1 0 2")
+    [Quota(file_system='home:/a', used=1024, allowed=2048)]
+    """
+    return list(_quota_rows(text))
+
+
+def _quota_rows(text: str) -> Iterator[Quota]:
+    words = text.split()
+    for index, word in enumerate(words[:-3]):
+        numbers = [_kib(other) for other in words[index + 1 : index + 4]]
+        if "/" not in word or any(number is None for number in numbers):
+            continue
+        used, soft, hard = (number or 0 for number in numbers)
+        if allowed := hard or soft:
+            yield Quota(word, used, allowed)
+
+
+def _kib(word: str) -> int | None:
+    number = word.strip("[]*")
+    return int(number) * _KIB if number.isdigit() else None
+
+
+def _quotas(folder: Path, run: Run) -> Iterator[tuple[str, Quota]]:
+    mount = mount_of(folder.resolve(), read_mounts())
+    if mount.kind == "lustre":
+        for name, words in _lustre_owners(folder, run):
+            answer = run(["lfs", "quota", "-q", *words, str(folder)], _DEADLINE_S)
+            if quota := parse_lfs_quota(answer.text):
+                yield name, quota
+    elif mount.kind not in _WITHOUT_QUOTAS:
+        for quota in parse_quota(run(["quota", "-w"], _DEADLINE_S).text):
+            if quota.file_system in (mount.device, mount.point):
+                yield "user", quota
+
+
+def _lustre_owners(folder: Path, run: Run) -> Iterator[tuple[str, list[str]]]:
+    """Yield whose quotas count: the user's, the group's, and the project's that the folder belongs to."""
+    project = run(["lfs", "project", "-d", str(folder)], _DEADLINE_S)
+    if project.is_absent:
+        return
+    yield "user", ["-u", str(os.getuid())]
+    yield "group", ["-g", str(folder.stat().st_gid)]
+    number = next(iter(project.text.split()), "0")
+    if number.isdigit() and number != "0":
+        yield "project", ["-p", number]
+
+
+def _unescaped(text: str) -> str:
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)

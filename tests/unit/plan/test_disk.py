@@ -1,0 +1,76 @@
+"""A run's budget on disk, by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.plan.disk import checkpoint_bytes, disk_budget, num_checkpoints, num_exports, room_for
+from hpc_grpo.plan.text import plan_text
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.disk import Room, room_in
+from hpc_grpo.types import GIB
+from tests.unit.plan.plan_configs import plan_shipped_7b, planned_config
+
+P = 7_615_616_512
+ROOM = Room(1000 * GIB, "free")
+
+
+def test_the_shipped_7b_run_keeps_three_checkpoints_and_three_exports_at_most() -> None:
+    disk = disk_budget(plan_shipped_7b("7B", 2), ROOM)
+    assert [part.num_bytes for part in disk.sure] == [3 * 12 * P, 3 * 2 * P]
+    rollouts, lines = disk.estimated
+    steps = -(-1_000_000 // 1024)
+    assert rollouts.num_bytes == pytest.approx(steps * 0.1 * 1024 * (5120 * 4 + 400), rel=1e-6)
+    assert lines.num_bytes == steps * 4096
+    assert disk.fits
+    assert disk.folder == plan_shipped_7b("7B", 2).config.run_path
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stage", "each"),
+    [("bfloat16", 1, 14), ("bfloat16", 2, 14), ("bfloat16", 3, 12), ("float32", 1, 16), ("float32", 3, 12)],
+)
+def test_stages_1_and_2_save_the_weights_once_more(dtype: str, stage: int, each: int) -> None:
+    config = planned_config(model={"path": "m", "dtype": dtype}, train={"zero_stage": stage})
+    assert checkpoint_bytes(config, 1000) == each * 1000
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "steps", "checkpoints", "exports"),
+    [
+        ({"every_steps": 50, "keep_last": 2}, 1000, 3, 1),
+        ({"every_steps": 50, "keep_last": 2}, None, 3, 1),
+        ({"every_steps": None, "keep_last": 5}, 1000, 2, 1),
+        ({"every_steps": 5, "keep_last": 9}, 10, 4, 1),
+        ({"export_every_steps": 100}, 1000, 3, 10),
+        ({"export_every_steps": 100}, 1050, 3, 11),
+        ({"export_every_steps": 100, "keep_exports": 2}, 1000, 3, 3),
+        ({"export_every_steps": 100, "keep_exports": 2}, None, 3, 3),
+        ({"export_every_steps": 900, "keep_exports": 9}, 1000, 3, 2),
+    ],
+)
+def test_what_is_on_disk_at_once(
+    checkpoint: dict[str, int | None], steps: int | None, checkpoints: int, exports: int
+) -> None:
+    config = planned_config(checkpoint=checkpoint)
+    assert (num_checkpoints(config, steps), num_exports(config, steps)) == (checkpoints, exports)
+
+
+def test_a_disk_without_room_for_checkpoints_is_too_small_and_one_without_room_for_long_rollouts_may_do() -> None:
+    plan = plan_shipped_7b("7B", 2)
+    sure = disk_budget(plan, ROOM).sure_bytes
+    full, tight = disk_budget(plan, Room(sure - 1, "free")), disk_budget(plan, Room(sure, "left of the user quota"))
+    assert full.is_too_large
+    assert not tight.is_too_large
+    assert not tight.fits
+    assert " free: DOES NOT FIT\n" in plan_text(plan, None, full)
+    assert "left of the user quota: fits if completions stay shorter\n" in plan_text(plan, None, tight)
+
+
+def test_what_a_run_has_written_is_not_asked_for_twice(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.checkpoint(1).mkdir(parents=True)
+    (run.checkpoint(1) / "weights.pt").write_bytes(b"w" * 2**23)
+    assert room_for(run).num_bytes - room_in(tmp_path).num_bytes == pytest.approx(2**23, abs=2**22)

@@ -1,0 +1,33 @@
+"""What is said of the room below run.root before a job is queued."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.config import load_config
+from hpc_grpo.plan.disk import disk_budget
+from hpc_grpo.preflight.disk import disk_finding, judged_disk
+from hpc_grpo.preflight.findings import Context
+from hpc_grpo.system.disk import Room
+from hpc_grpo.types import GIB
+from tests.unit.plan.plan_configs import plan_shipped_7b
+
+
+@pytest.mark.parametrize(
+    ("room_gib", "status", "says"),
+    [(100, "failure", "the run keeps checkpoints 255 GiB"), (298, "warning", "if completions"), (900, "ok", "up to 3")],
+)
+def test_sure_parts_must_fit_and_estimated_ones_should(room_gib: int, status: str, says: str, scratch: Path) -> None:
+    disk = disk_budget(plan_shipped_7b("7B", 2), Room(room_gib * GIB, "left of the project quota"))
+    finding = judged_disk(disk)
+    assert (finding.status, says in finding.says) == (status, True), finding
+    assert f"{room_gib:,} GiB" in finding.says
+    assert f"left of the project quota in {scratch}/hpc-grpo" in finding.says
+
+
+def test_a_model_that_is_not_here_is_not_judged() -> None:
+    config = load_config("local/debug", ["model.path=org/nowhere"])
+    assert disk_finding(Context(config, config.launch, {})).status == "skipped"
+    assert disk_finding(Context(None, config.launch, {})).status == "skipped"
