@@ -136,7 +136,7 @@ def _read_saved(config: DatasetConfig) -> Any:
 def _read_named(config: DatasetConfig) -> Any:
     datasets = _datasets_module(config)
     try:
-        return datasets.load_dataset(config.path, config.subset, split=config.split)
+        return datasets.load_dataset(config.path, config.subset, split=config.split, trust_remote_code=False)
     except Exception as error:
         # The hub raises whatever its HTTP client does; for the user each of these means the same thing.
         subset = "" if config.subset is None else f", subset {config.subset!r}"

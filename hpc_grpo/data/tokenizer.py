@@ -61,7 +61,7 @@ def model_folder(path: str) -> Path:
 
 def _load(kind: Any, config: Config, what: str) -> Any:
     try:
-        return kind.from_pretrained(config.model.path)
+        return kind.from_pretrained(config.model.path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(

@@ -40,6 +40,7 @@ def engine_options(config: Config, *, on_gpu: bool) -> dict[str, Any]:
     engine = config.engine
     options: dict[str, Any] = {
         "model": config.model.path,
+        "trust_remote_code": False,
         "dtype": config.model.dtype,
         "hf_overrides": {"head_dtype": config.model.head_dtype},
         "seed": config.run.seed,

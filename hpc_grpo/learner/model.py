@@ -143,7 +143,7 @@ def _from_pretrained(path: str, **kwargs: Any) -> Any:
     if looks_local and not Path(path).is_dir():
         raise ConfigError(f"model.path = {path}: no such folder. Give a Hugging Face model folder, or a name.")
     try:
-        return AutoModelForCausalLM.from_pretrained(path, **kwargs)
+        return AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, **kwargs)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(
             f"model.path = {path} cannot be loaded as a causal language model: {error}\n"

@@ -147,7 +147,7 @@ def test_hub_name_is_loaded_by_path_subset_and_split(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     items = load_items(DatasetConfig(path="openai/gsm8k", subset="main", split="test"))
-    assert asked == [(("openai/gsm8k", "main"), {"split": "test"})]
+    assert asked == [(("openai/gsm8k", "main"), {"split": "test", "trust_remote_code": False})]
     assert items[4] == ITEMS[4]
 
 

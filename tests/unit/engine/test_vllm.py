@@ -21,3 +21,8 @@ def test_prompts_are_never_cut_on_cpu() -> None:
 def test_an_engine_computes_logits_in_the_precision_of_the_learner(head_dtype: str) -> None:
     options = engine_options(minimal_config(model={"head_dtype": head_dtype}), on_gpu=True)
     assert options["hf_overrides"] == {"head_dtype": head_dtype}
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_an_engine_runs_no_code_of_a_models_folder(on_gpu: bool) -> None:
+    assert engine_options(minimal_config(), on_gpu=on_gpu)["trust_remote_code"] is False

@@ -1,0 +1,66 @@
+"""Code that a model brings along is not run, and nobody is asked whether it should be."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpc_grpo
+from hpc_grpo.data.tokenizer import check_context_length, load_tokenizer
+from hpc_grpo.errors import ConfigError
+from tests.support.configs import minimal_config
+
+_CODE = "from pathlib import Path\nPath({marker!r}).touch()\n"
+
+
+@pytest.fixture
+def hostile_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
+    """A model folder whose every class is code of its own, and a user who says yes to all; returns whether it ran."""
+    folder, marker = tmp_path / "model", tmp_path / "it-ran"
+    folder.mkdir()
+    (folder / "evil.py").write_text(_CODE.format(marker=str(marker)))
+    classes = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": classes}))
+    tokenizer = {"tokenizer_class": "EvilTokenizer", "auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    return marker.exists
+
+
+def load_model(config: Any) -> None:
+    from hpc_grpo.learner.model import _from_pretrained
+
+    _from_pretrained(config.model.path)
+
+
+@pytest.mark.parametrize("load", [load_tokenizer, check_context_length, load_model])
+def test_code_in_a_models_folder_is_not_run(
+    hostile_model: Callable[[], bool], tmp_path: Path, load: Callable[[Any], None]
+) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path = "):
+        load(minimal_config(model={"path": str(tmp_path / "model")}))
+    assert not hostile_model()
+
+
+_LOADERS = {"load_dataset", "EngineArgs", "load_dataset_builder"}
+_NO_CODE = {"GenerationConfig.from_pretrained"}
+"""Reads a JSON file, and has no such argument."""
+
+
+def test_every_loader_is_told_not_to_run_code() -> None:
+    untold = set()
+    for path in sorted(Path(hpc_grpo.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or ast.unparse(node.func) in _NO_CODE:
+                continue
+            name = ast.unparse(node.func).rpartition(".")[2]
+            told = {ast.unparse(word) for word in node.keywords}
+            if (name == "from_pretrained" or name in _LOADERS) and "trust_remote_code=False" not in told:
+                untold.add(f"{path.name}: {ast.unparse(node)}")
+    assert untold == {"vllm.py: EngineArgs(**engine_options(config, on_gpu=on_gpu))"}, "see test_vllm for that one"
