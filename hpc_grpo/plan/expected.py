@@ -101,12 +101,12 @@ def _all_reduces_s(plan: Plan, running: int) -> float:
 def _training_s(plan: Plan, load: Workload) -> float:
     """Return the seconds that the learners train on all tokens of a step.
 
-    Arithmetic is F P T / (W c): F FLOPs a parameter and token (6, or 8 where gradient checkpointing repeats the forward
-    pass), P parameters, T tokens, W learners, c the FLOP/s one reaches (Kaplan et al. 2020, section 2.1). DeepSpeed
-    moves the bytes of a microbatch behind it (`overlap_comm`, ZeRO-3's prefetch); those of the optimizer step follow.
+    Arithmetic is F P T / (W c): F FLOPs a parameter and token, P parameters, T tokens, W learners, c the FLOP/s one
+    reaches (Kaplan et al. 2020, section 2.1). DeepSpeed moves the bytes of a microbatch behind it (`overlap_comm`,
+    ZeRO-3's prefetch); those of the optimizer step follow.
     """
     config, hardware, workers = plan.config, plan.hardware, plan.num_learners
-    flops = (8 if is_checkpointed(config, on_gpu=True) else 6) * plan.model.num_parameters * (load.max_tokens or 0)
+    flops = _flops_per_token(config) * plan.model.num_parameters * (load.max_tokens or 0)
     arithmetic_s = flops / (workers * hardware.gpu_flops_per_s * TRAINING_SHARE)
     in_microbatch, in_step = _communicated_bytes(config)
     shard_s = plan.model.num_parameters / workers / (hardware.host_link_bytes_per_s * READING_SHARE)
@@ -115,6 +115,15 @@ def _training_s(plan: Plan, load: Workload) -> float:
     microbatch_s = in_microbatch * _exchange_s(plan) + 8 * shard_s * is_offloaded
     step_s = in_step * _exchange_s(plan) + _host_update_s(plan) * is_offloaded
     return max(arithmetic_s, (load.num_microbatches or 0) * microbatch_s) + config.train.num_minibatches * step_s
+
+
+def _flops_per_token(config: Config) -> float:
+    """Return F: 2 forward and 4 backward, and 2 for each further forward pass over all or some of the tokens.
+
+    Those are gradient checkpointing's, the reference model's, and the proximal logprobs' of minibatches but the first.
+    """
+    minibatches = config.train.num_minibatches
+    return 6 + 2 * is_checkpointed(config, on_gpu=True) + 2 * config.needs.reference + 2 * (1 - 1 / minibatches)
 
 
 def _communicated_bytes(config: Config) -> tuple[int, int]:

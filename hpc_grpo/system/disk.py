@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.system.commands import Answer, run_command
 
 _DEADLINE_S = 5.0
@@ -50,9 +51,18 @@ class Quota:
 
 
 def room_in(folder: Path, run: Run = run_command) -> Room:
-    """Return the room in `folder`, or in the nearest folder above it that exists: the tightest of all limits."""
+    """Return the room in `folder`, or in the nearest folder above it that exists: the tightest of all limits.
+
+    Raises ConfigError where the file system does not say.
+    """
     there = existing(folder)
-    free = shutil.disk_usage(there).free
+    try:
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        raise ConfigError(
+            f"The file system of {there} does not say what is free ({error.strerror}). Set run.root to a folder that "
+            f"works, or look at this one by hand: df {there}"
+        ) from error
     rooms = [Room(free, "free")]
     rooms += [
         Room(max(0, quota.allowed - quota.used), f"left of the {name} quota") for name, quota in _quotas(there, run)
@@ -61,8 +71,8 @@ def room_in(folder: Path, run: Run = run_command) -> Room:
 
 
 def existing(path: Path) -> Path:
-    """Return the folder itself, else the nearest one above it that exists."""
-    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+    """Return the folder itself, else the nearest one above it that exists and may be seen."""
+    return next(folder for folder in (path, *path.parents) if _is_dir(folder))
 
 
 def mount_of(path: Path, mounts: str) -> Mount:
@@ -142,6 +152,13 @@ def _lustre_owners(folder: Path, run: Run) -> Iterator[tuple[str, list[str]]]:
     number = next(iter(project.text.split()), "0")
     if number.isdigit() and number != "0":
         yield "project", ["-p", number]
+
+
+def _is_dir(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except PermissionError:  # below somebody else's folder
+        return False
 
 
 def _unescaped(text: str) -> str:

@@ -66,6 +66,12 @@ def test_without_checkpointing_training_saves_the_second_forward_pass() -> None:
     assert saved.train_s == pytest.approx(plain.train_s * 8 / 6)
 
 
+@pytest.mark.parametrize(("override", "flops"), [("loss.kl_coef=0.1", 10), ("train.num_minibatches=2", 9)])
+def test_a_reference_and_proximal_logprobs_are_forward_passes_more(override: str, flops: int) -> None:
+    in_turn = "rollout.max_policy_lag=0"
+    assert expected(4, in_turn, override).train_s == pytest.approx(expected(4, in_turn).train_s * flops / 8)
+
+
 def test_a_step_that_samples_ahead_takes_the_longer_of_the_two_and_one_in_turn_their_sum() -> None:
     ahead, in_turn = expected(4), expected(4, "rollout.max_policy_lag=0")
     assert ahead.step_s == max(ahead.sample_s, ahead.train_s)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.system import disk
 from hpc_grpo.system.commands import Answer
 from hpc_grpo.system.disk import Quota, parse_lfs_quota, parse_quota, room_in
@@ -101,3 +103,12 @@ def test_a_quota_of_another_file_system_does_not_count(tmp_path: Path, monkeypat
     monkeypatch.setattr(disk, "read_mounts", lambda: f"nfs1:/export/home {tmp_path} nfs4 rw 0 0\n")
     assert room_in(tmp_path, Site(quota="nfs1:/export/other 1 0 2\n")).limit == "free"
     assert room_in(tmp_path, Site(quota="nfs1:/export/home 1 0 2\n")).num_bytes == KIB
+
+
+def test_a_file_system_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(_: Path) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(disk.shutil, "disk_usage", stale)
+    with pytest.raises(ConfigError, match=r"does not say what is free \(Stale file handle\)"):
+        room_in(tmp_path, Site())
