@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.run.files import drop_torn_line, when_there_is_space, write_atomic
 from hpc_grpo.run.paths import RunDir
 
+_WANDB_ID = re.compile("[0-9a-f]{8}")
 _WANDB_INIT_TIMEOUT_S = 60.0
 
 Mode = Literal["online", "offline"]
@@ -160,6 +162,9 @@ def shared_config(config: Config) -> dict[str, Any]:
 
 
 def wandb_run_id(run_dir: RunDir) -> str:
-    if not run_dir.wandb_id.exists():
-        write_atomic(run_dir.wandb_id, secrets.token_hex(4) + "\n")
-    return run_dir.wandb_id.read_text().strip()
+    """Return the W&B run that every attempt continues; a new one where none is known, or the file is damaged."""
+    kept = run_dir.wandb_id.read_text(errors="replace").strip() if run_dir.wandb_id.exists() else ""
+    if not _WANDB_ID.fullmatch(kept):
+        kept = secrets.token_hex(4)
+        write_atomic(run_dir.wandb_id, f"{kept}\n")
+    return kept

@@ -3,8 +3,8 @@
     source/__main__.py     python RUN/source ARGUMENTS is hpc-grpo; python RUN/source -m MODULE a module of the copy
     source/hpc_grpo/       the package as it was when the run was submitted
     source/functions/      reward, loss and advantage files of the user, with what they import from beside them
-    source/git.diff        what the package's checkout had beyond its commit
-    source/SHA256SUMS      of all of them
+    source/SHA256SUMS      of all of these
+    source/git.diff        what the package's checkout had beyond its commit, for the record
 
 A folder that Python is started with comes first on its search path, before the working folder, PYTHONPATH and what is
 installed. So an edit of the checkout between two jobs changes nothing.
@@ -77,9 +77,9 @@ def copy_source(run: RunDir, functions: Mapping[str, Path], diff: str) -> str:
 
 
 def sums_of(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file below `folder`, by name, but for what Python compiled."""
+    """Return the SHA-256 of every file below `folder` that is run, by name."""
     files = (file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
-    return {str(file.relative_to(folder)): _sha256(file) for file in sorted(files) if file.name != SUMS}
+    return {str(file.relative_to(folder)): _sha256(file) for file in sorted(files) if file.name not in (SUMS, DIFF)}
 
 
 def written_sums(run: RunDir) -> dict[str, str]:
