@@ -1,0 +1,58 @@
+"""A fingerprint changes with what the run reads, and with nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.config import Config
+from hpc_grpo.data import fingerprint
+from hpc_grpo.data.fingerprint import fingerprints
+from tests.support.configs import minimal_config
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    (tmp_path / "m").mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors", "README.md"):
+        (tmp_path / "m" / name).write_text("{}")
+    (tmp_path / "d.jsonl").write_text('{"question": "1"}\n')
+    (tmp_path / "mine.py").write_text("import words\n")
+    (tmp_path / "words.py").write_text("import json\n")
+    return minimal_config(model={"path": str(tmp_path / "m")}, rewards=[{"name": "mine.py:reward"}])
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("d.jsonl", "data.train.path"),
+        ("mine.py", "rewards.0.name"),
+        ("words.py", "rewards.0.name"),
+        ("m/tokenizer.json", "model.path"),
+        ("m/chat_template.jinja", "model.path"),
+        ("m/model.safetensors", "model.path"),
+        ("m/README.md", None),
+    ],
+)
+def test_a_file_that_is_read_changes_the_fingerprint_of_its_key(
+    name: str, key: str | None, config: Config, tmp_path: Path
+) -> None:
+    before = fingerprints(config, tmp_path)
+    os.utime(tmp_path / "d.jsonl", (0, 0))
+    assert fingerprints(config, tmp_path) == before
+    (tmp_path / name).write_text("other")
+    now = fingerprints(config, tmp_path)
+    assert [changed for changed in before if before[changed] != now[changed]] == ([key] if key else [])
+
+
+def test_of_a_large_file_blocks_are_hashed_up_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "_WHOLE_BYTES", 10)
+    monkeypatch.setattr(fingerprint, "_BLOCK_BYTES", 4)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(1000))
+    before = fingerprint._of_file(path, whole=False)
+    assert "64 blocks" in before
+    path.write_bytes(bytes(999) + b"1")
+    assert fingerprint._of_file(path, whole=False) != before
