@@ -52,7 +52,8 @@ def keep_near_gpus(
     cores, where = near & allowed, "those near " + ", ".join(gpu.pci_address for gpu in gpus)
     if cores == allowed:
         return ""
-    if len(cores) < int(environ.get("OMP_NUM_THREADS", "1")):
+    num_threads = environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # "16,1": of nested teams too
+    if len(cores) < (int(num_threads) if num_threads.isdecimal() else 1):
         return f"Cores are not bound: only {len(cores)} of {len(allowed)} are {where}."
     try:
         for thread in Path("/proc/self/task").iterdir():

@@ -61,14 +61,16 @@ def use(monkeypatch: pytest.MonkeyPatch, cores: Cores) -> Cores:
     return cores
 
 
-def bind(node: Path, visible: str, num_threads: int = 1, listed: Answer | None = None) -> str:
+def bind(node: Path, visible: str, num_threads: int | str = 1, listed: Answer | None = None) -> str:
     environ = {"CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": str(num_threads)}
     return keep_near_gpus(environ, node, lambda: listed or Answer(GH200))
 
 
-@pytest.mark.parametrize("visible", ["2", "GPU-cc33", "GPU-cc"])
-def test_a_process_with_a_gpu_is_bound_to_the_cores_beside_it(visible: str, node: Path, whole_node: Cores) -> None:
-    assert bind(node, visible, num_threads=16) == "Bound to 72 of 288 cores: those near 0029:01:00.0."
+@pytest.mark.parametrize(("visible", "num_threads"), [("2", 16), ("GPU-cc33", "16,2"), ("GPU-cc", "")])
+def test_a_process_with_a_gpu_is_bound_to_the_cores_beside_it(
+    visible: str, num_threads: int | str, node: Path, whole_node: Cores
+) -> None:
+    assert bind(node, visible, num_threads) == "Bound to 72 of 288 cores: those near 0029:01:00.0."
     assert set(map(frozenset, whole_node.of_threads.values())) == {frozenset(range(144, 216))}
 
 
