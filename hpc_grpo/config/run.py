@@ -48,7 +48,7 @@ class DeadlinesConfig(Section):
     checkpoint_s: PositiveFloat = Field(3600.0, description="A checkpoint and an export.")
     eval_s: PositiveFloat = Field(14400.0, description="An eval.")
     late_factor: Annotated[float, Field(gt=1.0)] = Field(
-        10.0, description="Late is what takes so many times the longest that it took before in this run."
+        10.0, description="A phase or work that repeats is late after so many times the longest it took in this run."
     )
     late_s: PositiveFloat = Field(300.0, description="No phase of the driver is late before this.")
     silent_s: PositiveFloat = Field(

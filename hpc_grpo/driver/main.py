@@ -47,7 +47,7 @@ def train(run_dir: RunDir) -> bool:
 
 
 def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
-    with timer.phase("start"):
+    with timer.phase("inputs"):
         refuse_without_checkpoint(run_dir)
         inputs = load_inputs(config)
         take_inputs(run_dir, fingerprints(config, Path()))
@@ -56,7 +56,7 @@ def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
     address = wait_for_ray(lambda: stop.reason(0.0) is not None)
     if address is None:
         return False
-    with timer.phase("start"), own_package_first():
+    with timer.phase("connect"), own_package_first():
         ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="hpc-grpo")
     stop.listen()
     times = StepTimes.after(read_state(run_dir))
@@ -101,7 +101,7 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
     if isinstance(inputs.stream, DemonstrationStream):
         demonstrations = DemonstrationBatches(inputs.stream, config.sft.batch_size, state.next_ordinal)
         return TrainingLoop(session, demonstrations, workers.learners).run(state)
-    with timer.phase("start"):
+    with timer.phase("weights"):
         weights = workers.connect_weights()
     pool = workers.rollout_pool(weights)
     scheduler = RolloutScheduler(config, inputs.stream, pool, state.step, session.length.total_steps)

@@ -66,6 +66,7 @@ def explanation_text(explanation: Explanation) -> str:
         ("ended", _not_yet(record) if explanation.kind == "running" else f"{explanation.kind}{code}"),
         ("why", record.why),
         *(("lost node", f"{node}: {why}") for node, why in record.lost_nodes.items()),
+        *(("stood still", why) for why in record.late),
         *(("restarted", why) for why in record.restarts),
         ("said", "" if _is_repeated(explanation.error, record.why) else explanation.error),
     ]

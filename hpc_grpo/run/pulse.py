@@ -6,8 +6,8 @@ that a stalled file system is seen, and holds nobody up.
 
 A sign means progress, not that a thread runs: only the code that does the work gives one, between two pieces of it.
 
-- The driver's is a change of its phase. It waits for others, so that any phase that takes far too long is late,
-  whoever is to blame.
+- The driver's is a change of its phase, and the answer of an actor it waits for: any phase that takes far too long is
+  late, whoever is to blame.
 - A learner's is a microbatch, an engine's a step of vLLM, a grader's the end of a group. Only a training step, sampling
   and grading are limited: whatever else an actor hangs in, the driver waits for.
 - A wait for space on a full disk, and for Ray to come up, gives signs itself: it says what it waits for.
@@ -56,34 +56,36 @@ class Beat:
 class Patience:
     """How long a process may show no progress, in seconds.
 
-    Late is what takes `factor` times the longest pause that this work ever made before in the run, but no less than
-    `least_s`: the longest, not the usual one, since a false alarm costs more than a later one. `first_s` holds until a
-    pause is known, and bounds the limit after that; `other_first_s` is for work not named there. `extra_s` is added.
+    `deadlines_s` by kind of work, `other_s` for work not named there. Work in `repeats` is late sooner, once it is
+    known: after `factor` times the longest pause that it ever made in the run, but no less than `least_s`. The longest,
+    not the usual one, since a false alarm costs more than a late one; and no other work, since how long one start, one
+    resume or one checkpoint takes says little of the next. `extra_s` is added, by kind of work.
     """
 
     factor: float
     least_s: float
-    other_first_s: float
-    first_s: Mapping[str, float] = field(default_factory=dict)
+    other_s: float
+    repeats: frozenset[str]
+    deadlines_s: Mapping[str, float] = field(default_factory=dict)
     extra_s: Mapping[str, float] = field(default_factory=dict)
 
     def limit_s(self, work: str, longest_s: float | None) -> float:
         """Return how long `work` may show no progress.
 
-        >>> patience = Patience(factor=10.0, least_s=60.0, other_first_s=1800.0)
+        >>> patience = Patience(factor=10.0, least_s=60.0, other_s=1800.0, repeats=frozenset(["train"]))
         >>> [patience.limit_s("train", longest_s) for longest_s in (None, 1.0, 20.0, 1000.0)]
         [1800.0, 60.0, 200.0, 1800.0]
         """
-        limit_s = self.first_s.get(work, self.other_first_s)
-        if longest_s is not None:
+        limit_s = self.deadlines_s.get(work, self.other_s)
+        if work in self.repeats and longest_s is not None:
             limit_s = min(limit_s, max(self.least_s, self.factor * longest_s))
         return limit_s + self.extra_s.get(work, 0.0)
 
 
 def patience_of_driver(config: Config) -> Patience:
-    """Return the patience with the phases of the driver's loop; each has its own deadline."""
+    """Return the patience with the phases of the driver's loop; what is no phase of it belongs to the start."""
     deadlines = config.deadlines
-    first_s = {
+    deadlines_s = {
         "resume": deadlines.resume_s,
         "generate_wait": deadlines.generate_wait_s,
         ASKED_AGAIN: deadlines.generate_wait_s,
@@ -91,15 +93,16 @@ def patience_of_driver(config: Config) -> Patience:
         "checkpoint": deadlines.checkpoint_s,
         "eval": deadlines.eval_s,
     }
+    repeats = frozenset(["start", "generate_wait", "train", "publish", "eval"])
     extra_s = dict.fromkeys(("generate_wait", ASKED_AGAIN, "eval"), _longest_reward_s(config))
-    return Patience(deadlines.late_factor, deadlines.late_s, deadlines.start_s, first_s, extra_s)
+    return Patience(deadlines.late_factor, deadlines.late_s, deadlines.start_s, repeats, deadlines_s, extra_s)
 
 
 def patience_of_actor(config: Config) -> Patience:
     """Return the patience with a learner, an engine or a grader."""
-    deadlines = config.deadlines
+    deadlines, repeats = config.deadlines, frozenset(["train", "sampling", "grading"])
     extra_s = {"grading": _longest_reward_s(config)}
-    return Patience(deadlines.late_factor, deadlines.silent_s, deadlines.start_s, extra_s=extra_s)
+    return Patience(deadlines.late_factor, deadlines.silent_s, deadlines.start_s, repeats, extra_s=extra_s)
 
 
 def _longest_reward_s(config: Config) -> float:
@@ -119,7 +122,7 @@ class Pulse:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._record: mmap.mmap | None = None
-        self._patience = Patience(math.inf, math.inf, math.inf)
+        self._patience = Patience(math.inf, math.inf, math.inf, frozenset())
         self._beat = Beat()
         self._last = clock()
         self._signs = 0

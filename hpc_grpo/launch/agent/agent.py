@@ -23,7 +23,7 @@ from hpc_grpo.launch.agent.network import choose_ports, node_address
 from hpc_grpo.launch.agent.protocol import ALIVE, Lease, NodeReport, NodeSpec
 from hpc_grpo.launch.agent.ray_command import TEMP_DIR_NAME, ray_environment, start_command, temp_dir_path
 from hpc_grpo.launch.agent.ray_process import RayProcess
-from hpc_grpo.launch.agent.watch import LOOK_S, Late, Watch, watched_on_node
+from hpc_grpo.launch.agent.watch import LOOK_S, WAKING_S, Late, Watch, watched_on_node
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.run.pulse import PULSES_NAME
 from hpc_grpo.run.stacks import STACKS_SIGNAL
@@ -139,9 +139,10 @@ class NodeAgent:
         for one in late:
             self._report(NodeReport("late", self._spec.node, why=one.why))
         self._dump_stacks()
-        for one in late:
-            one.process.send(signal.SIGCONT)  # else one that was stopped could not answer
         time.sleep(_STACKS_S)
+        for one in late:
+            one.process.send(signal.SIGCONT)  # one that was stopped answers only now
+        time.sleep(WAKING_S)
         for one in late:
             one.process.send(signal.SIGKILL)
 

@@ -21,6 +21,8 @@ from hpc_grpo.system.processes import hold_on, start_time
 LOOK_S = 5.0
 _NO_BEAT = Beat()
 _MOST_A_LOOK_S = 2 * LOOK_S
+WAKING_S = 0.2
+"""One that was stopped is let go for so long before it is killed, to write its stacks: not to go on working."""
 STOPPED_S = 30.0
 """No process of a run is stopped (SIGSTOP) on purpose for so long; one that is debugged is traced, not stopped."""
 
@@ -70,9 +72,10 @@ class Watch:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = WakingClock(clock)
         self._seen: dict[tuple[int, int], tuple[Beat, float, float]] = {}
+        self._told: set[tuple[int, int]] = set()
 
     def late(self, processes: Iterable[Watched]) -> list[Late]:
-        """Return those of `processes` that are late, the longest silent first, and forget all that is not among them.
+        """Return those of `processes` that are late, the longest silent first, and each of them once.
 
         One that a debugger holds is not late, and begins anew when it is let go.
         """
@@ -86,7 +89,9 @@ class Watch:
             if hold != "stopped":
                 ran_at = now
             seen[key] = (process.beat, progressed_at, ran_at)
-            if why := _why_late(process, now - progressed_at, now - ran_at):
+            why = _why_late(process, now - progressed_at, now - ran_at)
+            if why and key not in self._told:  # a dead disk may keep it from ending
+                self._told.add(key)
                 found.append((progressed_at, Late(process, why)))
         self._seen = seen
         return [late for _, late in sorted(found, key=lambda pair: pair[0])]

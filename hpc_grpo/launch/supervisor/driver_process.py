@@ -14,17 +14,18 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from hpc_grpo.launch.agent.watch import Watch, Watched
+from hpc_grpo.launch.agent.watch import WAKING_S, Watch, Watched
 from hpc_grpo.run.contract import PULSE_VARIABLE
 from hpc_grpo.run.pulse import read_pulse
 from hpc_grpo.run.stacks import STACKS_SIGNAL
 from hpc_grpo.system.output import ForeignOutput, drawn, undrawn
 from hpc_grpo.system.process_tree import end_processes, session_members
-from hpc_grpo.system.processes import catches, die_with_parent, start_time
+from hpc_grpo.system.processes import catches, die_with_parent, hold_on, start_time
 
 _KEPT_BYTES = 1 << 16
 
@@ -100,9 +101,10 @@ class Driver:
         """Pass a signal on. One that asks for something goes only to a driver that handles it: it would end another."""
         is_request = sig in (signal.SIGUSR1, STACKS_SIGNAL)
         if self.process.poll() is None and (not is_request or catches(self.process.pid, sig)):
+            if sig == signal.SIGKILL and hold_on(self.process.pid) == "stopped":
+                self.process.send_signal(signal.SIGCONT)  # it answers a request for its stacks only now
+                time.sleep(WAKING_S)
             self.process.send_signal(sig)
-            if sig == STACKS_SIGNAL:
-                self.process.send_signal(signal.SIGCONT)  # one that is stopped answers only then
 
     def why_late(self) -> str:
         """Return why the driver is late, in a sentence; "" if it is not. Ask every second or so."""

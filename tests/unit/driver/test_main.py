@@ -31,7 +31,7 @@ def test_the_driver_shows_its_phase_while_it_reads_the_inputs(tmp_path: Path, mo
     monkeypatch.setattr(train, "load_inputs", look)
     with pytest.raises(ConfigError, match="the end of the test"):
         train.train(RunDir(tmp_path))
-    assert [(beat.work, beat.limit_s) for beat in shown] == [("start", 7.0)]
+    assert [(beat.work, beat.limit_s) for beat in shown] == [("inputs", 7.0)]
 
 
 def test_resuming_and_the_weight_contract_have_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,4 +51,4 @@ def test_resuming_and_the_weight_contract_have_deadlines(monkeypatch: pytest.Mon
     session.checkpoints.resume, workers.connect_weights = resume, connect_weights
     with pytest.raises(ConfigError, match="the end of the test"):
         train._run_loop(session, workers, MagicMock())
-    assert phases == {"resume": "resume", "connect_weights": "start"}
+    assert phases == {"resume": "resume", "connect_weights": "weights"}
