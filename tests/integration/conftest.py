@@ -12,7 +12,7 @@ import pytest
 from hpc_grpo.errors import EXIT_CRASH, EXIT_RESUMABLE
 from hpc_grpo.run.paths import RunDir
 from tests.integration.holding_driver import ENVIRONMENT
-from tests.integration.training_runs import LETTERS, Attempt, complete_in_cluster, tiny_config, write_workspace
+from tests.integration.training_runs import LETTERS, PAUSING, Attempt, complete_in_cluster, tiny_config, write_workspace
 
 HERE = Path(__file__).parent
 SFT_STEPS, SYNC_STEPS = 40, 12
@@ -65,7 +65,7 @@ def stopped_sft(workspace: Path, cluster: dict[str, str]) -> tuple[Attempt, Atte
         train={"total_steps": SFT_STEPS, "lr": 1e-2},
         checkpoint={"every_steps": None},
     )
-    with Attempt.in_cluster(cluster, config) as stopped:
+    with Attempt.in_cluster(cluster, config, PAUSING) as stopped:
         stopped.wait_for_step(5)
         stopped.run_dir.stop_marker.touch()
         assert stopped.wait() == EXIT_RESUMABLE, stopped.text

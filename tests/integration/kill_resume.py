@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
 from tests.integration.training_runs import (
@@ -31,9 +32,9 @@ from tests.integration.training_runs import (
 KILLED = 128 + 9
 
 
-def kill_after_step(config: Path, step: int, then_s: float = 0.0) -> Attempt:
+def kill_after_step(config: Path, step: int, then_s: float = 0.0, driver: str = DEFAULT_DRIVER) -> Attempt:
     """Start an attempt and kill its driver `then_s` after it has recorded `step`, so anywhere in the next one."""
-    with Attempt(config) as attempt:
+    with Attempt(config, driver) as attempt:
         attempt.wait_for_step(step)
         time.sleep(then_s)
         attempt.kill_driver()

@@ -16,7 +16,7 @@ from hpc_grpo.run.paths import RunDir
 from tests.integration.conftest import SFT_STEPS, SYNC_STEPS
 from tests.integration.kill_resume import differing_weights, kill_after_step
 from tests.integration.mismatch import TOLERANCE
-from tests.integration.training_runs import HERE, Attempt, complete_in_cluster, metrics_of, tiny_config
+from tests.integration.training_runs import HERE, PAUSING, Attempt, complete_in_cluster, metrics_of, tiny_config
 
 pytestmark = pytest.mark.integration
 
@@ -47,7 +47,7 @@ def test_killed_synchronous_run_ends_with_the_same_bits(
     workspace: Path, cluster: dict[str, str], sync_run: RunDir, sync_settings: dict[str, Any]
 ) -> None:
     config = tiny_config(workspace, "killed", **sync_settings)
-    killed = kill_after_step(config, SYNC_STEPS // 2 + 1)
+    killed = kill_after_step(config, SYNC_STEPS // 2 + 1, driver=PAUSING)
     assert killed.record()["exit_kind"] == "crash"
     run_dir = complete_in_cluster(cluster, config)
     assert differing_weights(run_dir, sync_run) == []
@@ -62,7 +62,7 @@ def test_run_that_samples_ahead_survives_a_signal(workspace: Path, cluster: dict
     config = tiny_config(
         workspace, "ahead", train={"total_steps": ASYNC_STEPS}, rollout={"max_policy_lag": 2, "max_new_tokens": 40}
     )
-    with Attempt(config) as attempt:
+    with Attempt(config, PAUSING) as attempt:
         attempt.wait_for_step(2)
         attempt.process.send_signal(signal.SIGTERM)
         assert attempt.wait() == EXIT_RESUMABLE, attempt.text

@@ -22,6 +22,7 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
 
 HERE = Path(__file__).resolve().parent
+PAUSING = str(HERE.parent / "stand_ins" / "pausing.py")
 LETTERS = f"{HERE / 'letters_reward.py'}:share_of_letters"
 RUN_DEADLINE_S = 240.0
 """For a whole tiny run on a machine that does other things too; alone it takes a tenth of it."""

@@ -22,15 +22,15 @@ from tools.virtual_slurm.layout import Layout
 REPOSITORY = Path(__file__).resolve().parents[2]
 NODES = 2
 
-_EX_UNAVAILABLE = 69
-_UP_DEADLINE_S = 300.0
+EX_UNAVAILABLE = 69
+CLUSTER_UP_DEADLINE_S = 300.0
 _COMMAND_DEADLINE_S = 120.0
 # Slurm's states that no job leaves again, except by requeue. Seen from sacct.
 _FINAL_STATES = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"}
 _FINAL_STATES |= {"PREEMPTED", "TIMEOUT"}
 
 
-def _virtual_slurm(
+def virtual_slurm(
     arguments: Sequence[str],
     deadline_s: float,
     environment: dict[str, str] | None = None,
@@ -69,7 +69,7 @@ class SlurmCluster:
         on: str = "login01",
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on the login node, or past Slurm on another machine. Does not raise on failure."""
-        return _virtual_slurm(["exec", "--on", on, "--", *argv], deadline_s, environment, cwd)
+        return virtual_slurm(["exec", "--on", on, "--", *argv], deadline_s, environment, cwd)
 
     def output(self, argv: Sequence[str], **options: float | Path | str) -> str:
         """What a command that must succeed prints."""
@@ -128,17 +128,17 @@ class SlurmCluster:
             time.sleep(0.3)
 
     def _change(self, arguments: Sequence[str]) -> None:
-        done = _virtual_slurm(arguments, _UP_DEADLINE_S)
+        done = virtual_slurm(arguments, CLUSTER_UP_DEADLINE_S)
         assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="session")
 def slurm_cluster() -> Iterator[SlurmCluster]:
     """The cluster. Brought up where it is not, and then taken down at the end; one that was up stays."""
-    was_up = _virtual_slurm(["status"], _COMMAND_DEADLINE_S).returncode == 0
+    was_up = virtual_slurm(["status"], _COMMAND_DEADLINE_S).returncode == 0
     if not was_up:
-        done = _virtual_slurm(["up", "--nodes", str(NODES)], _UP_DEADLINE_S)
-        if done.returncode == _EX_UNAVAILABLE and os.environ.get("CI") != "true":
+        done = virtual_slurm(["up", "--nodes", str(NODES)], CLUSTER_UP_DEADLINE_S)
+        if done.returncode == EX_UNAVAILABLE and os.environ.get("CI") != "true":
             pytest.skip(done.stderr.strip())
         if done.returncode != 0:
             pytest.fail(done.stderr.strip())
@@ -146,7 +146,7 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
         yield SlurmCluster()
     finally:
         if not was_up:
-            down = _virtual_slurm(["down"], _UP_DEADLINE_S)
+            down = virtual_slurm(["down"], CLUSTER_UP_DEADLINE_S)
             assert down.returncode == 0, down.stderr
 
 

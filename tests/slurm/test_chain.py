@@ -81,7 +81,7 @@ def test_training_goes_on_from_job_to_job(slurm_cluster: SlurmCluster, tmp_path:
 
 def test_a_bug_ends_the_chain_in_words(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """By sbatch: the follow-on jobs ask for what the first was given on the command line."""
-    settings = ["launch.slurm.max_job_chains=null", "launch.max_stalled_attempts=2"]
+    settings = ["launch.slurm.max_job_chains=null", "launch.max_stalled_attempts=2", "launch.slurm.extra.gres=gpu:1"]
     given = ["sbatch", "--parsable", "--time=4", "--cpus-per-task=2", "--gpus-per-node=2", "--comment=mine"]
     argv = [*given, SBATCH, "local/debug", f"run.root={tmp_path}", *settings, "--driver", STAND_IN]
     told = tmp_path / "told"
@@ -97,6 +97,7 @@ def test_a_bug_ends_the_chain_in_words(slurm_cluster: SlurmCluster, tmp_path: Pa
     assert [len(attempt.restarts) for attempt in attempts] == [1, 1]
     assert all(attempt.ends_at is not None and attempt.ends_at - attempt.started_at <= 240 for attempt in attempts)
     chain = read_chain(run)
+    assert (chain.slurm["exclusive"], chain.slurm["extra"]) == (True, {"comment": "mine"})
     assert [link.successor_of for link in chain.links] == ["", *(link.job_id for link in chain.links[:2])]
     assert "No new checkpoint in 2 attempts" in chain.ended
     *retrying, end = told.read_text().splitlines()

@@ -16,7 +16,7 @@ from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
-from tests.integration.training_runs import LETTERS, tiny_config, write_workspace
+from tests.integration.training_runs import LETTERS, PAUSING, tiny_config, write_workspace
 from tests.slurm.terminal import CTRL_C, Terminal
 from tests.slurm.test_launch import left_behind
 
@@ -76,10 +76,10 @@ def test_ctrl_c_checkpoints_and_the_nodes_stay_usable(
 ) -> None:
     run = make_run(tmp_path, delay_s=0.25)
     attach, job_id = held_nodes
-    train = f"cd {tmp_path}; {HPC_GRPO} train by-hand.yaml; echo it ended with $?"
+    command = f"{HPC_GRPO} train by-hand.yaml"
     with Terminal(attach.split(), ENVIRONMENT, REPOSITORY, tmp_path) as terminal:
         terminal.await_prompt(_SHELL_DEADLINE_S)
-        terminal.type(train)
+        terminal.type(f"cd {tmp_path}; {command} --driver {PAUSING}; echo it ended with $?")
         wait_for_step(slurm_cluster, run, 2, terminal)
         assert left_behind(slurm_cluster, job_id)
         terminal.press(CTRL_C)
@@ -92,7 +92,7 @@ def test_ctrl_c_checkpoints_and_the_nodes_stay_usable(
         assert not run.is_complete()
         assert_nothing_left(slurm_cluster, job_id)
 
-        terminal.type(train)
+        terminal.type(f"{command}; echo it ended with $?")
         assert terminal.expect(r"^it ended with (\d+)$", _RUN_DEADLINE_S)[1] == "0"
     assert run.is_complete()
     assert check_ledger(run).is_sound

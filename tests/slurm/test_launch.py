@@ -26,6 +26,7 @@ ENVIRONMENT = {
     "http_proxy": "http://proxy.invalid:1",
     "WANDB_API_KEY": "a-secret",
     "MINE": "let through",
+    "SLURM_TIME_FORMAT": "relative",
     "OTHERS": "stays behind",
 }
 _DEADLINE_S = 240.0
@@ -97,11 +98,13 @@ def test_sbatch_brings_up_two_nodes_and_leaves_nothing(slurm_cluster: SlurmClust
 
 
 def test_submit_hands_in_a_frozen_run_and_returns(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    # A driver with more to do: its exit code 75 must become the job's.
-    words = ["submit", *arguments(tmp_path), "--nodes", "2", "--time", "5", "--partition", "nodefmem"]
-    words += ["launch.slurm.gpus_per_node=4", "launch.slurm.cpus_per_node=2", "launch.setup_lines=[export MINE=set]"]
+    """Whole nodes bring their GPUs; the partition comes from sbatch's own variable."""
+    words = ["submit", *arguments(tmp_path), "--nodes", "2", "--time", "5"]
+    words += ["launch.slurm.exclusive=true", "launch.setup_lines=[export MINE=set]"]
     command = [sys.executable, "-m", "hpc_grpo.cli", *words]
-    done = slurm_cluster.run(command, environment={**ENVIRONMENT, "HPC_GRPO_STAND_IN_EXIT": "75"}, cwd=tmp_path)
+    # A driver with more to do: its exit code 75 must become the job's.
+    environment = {**ENVIRONMENT, "HPC_GRPO_STAND_IN_EXIT": "75", "SBATCH_PARTITION": "nodefmem"}
+    done = slurm_cluster.run(command, environment=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     job_id = int(done.stdout.split()[2])
     assert f"Submitted job {job_id} for run {tmp_path}/debug\n" in done.stdout
@@ -113,6 +116,8 @@ def test_submit_hands_in_a_frozen_run_and_returns(slurm_cluster: SlurmCluster, t
     assert attempt(tmp_path)["exit_kind"] == "resumable"
     seen = json.loads((tmp_path / "debug" / "stand_in.json").read_text())
     assert {witness["env"]["MINE"] for witness in seen["witnesses"]} == {"set"}
+    had = slurm_cluster.output(["sacct", "-X", "-n", "-P", "-j", str(job_id), "-o", "Partition"])
+    assert had.strip() == "nodefmem"
 
 
 def test_a_cancelled_job_leaves_nothing(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:

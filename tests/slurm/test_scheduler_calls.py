@@ -46,6 +46,7 @@ def test_a_link_asks_little_and_looking_on_asks_nothing(
     environment = {"PATH": path, "HPC_GRPO_STAND_IN_EXIT": "75", "HPC_GRPO_STAND_IN_SLEEP_S": "5"}
     command = [sys.executable, "-m", "hpc_grpo.cli"]
     config = [*STAND_IN_CONFIG, f"run.root={tmp_path}", "launch.slurm.cpus_per_node=2", "--driver", STAND_IN]
+    config.append("launch.slurm.extra.gres=gpu:2")  # of the config, and no more of them from link to link
     options = {"environment": environment, "cwd": tmp_path}
     slurm_cluster.output([*command, "submit", *config, "--time", "5", "--chain", "2"], **options)  # type: ignore[arg-type]
     run = RunDir(tmp_path / "debug")
@@ -59,7 +60,7 @@ def test_a_link_asks_little_and_looking_on_asks_nothing(
         return len(jobs) == 3 and not slurm_cluster.run(["squeue", "-h", "-j", ",".join(jobs)]).stdout.strip()
 
     slurm_cluster.wait_until(is_over, DEADLINE_S, "three jobs have run")
-    assert len(read_attempts(run)) == 3
+    assert [attempt.num_gpus for attempt in read_attempts(run)] == [2, 2, 2]
     lines = calls.read_text().splitlines()
     by_host = Counter(line.split()[0] for line in lines)
     print(*lines, sep="\n")

@@ -16,8 +16,9 @@ import pytest
 
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.ledger import check_ledger
-from tests.integration.training_runs import metrics_of, write_workspace
+from tests.integration.training_runs import PAUSING, metrics_of, write_workspace
 from tests.slurm.small_runs import ENVIRONMENT, Node, SmallRun, run_of, two_node_config
+from tests.stand_ins.pausing import GO
 
 if TYPE_CHECKING:
     from tests.slurm.conftest import SlurmCluster
@@ -88,7 +89,7 @@ def outcome(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactor
     two_node_config(workspace, "cancelled", 500)
     # `hpc-grpo submit` is a Python program of the user's own shell, so it needs Python's own modules to be whole.
     python_path = f"/no/such/folder:{broken_modules(workspace / 'heavy', 'ray', 'torch', 'vllm', 'numpy')}"
-    submit = [sys.executable, "-m", "hpc_grpo.cli", "submit", str(surviving), "--parsable"]
+    submit = [sys.executable, "-m", "hpc_grpo.cli", "submit", str(surviving), "--parsable", "--driver", PAUSING]
     others = {name: slurm_cluster.output(["ls", "/dev/shm"], on=name).split() for name in slurm_cluster.node_names}
     first = submit_run(slurm_cluster, workspace, submit, {**environment, "PYTHONPATH": python_path})
     # sbatch is none.
@@ -108,6 +109,7 @@ def outcome(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactor
         assert cancelled.wait().state == "CANCELLED"
         slurm_cluster.wait_until(lambda: is_gone(cancelled), 30.0, "the cancelled run has no process left")
         after = cancelled.node_states()
+        (survivor.run.path / GO).touch()
         survivor.wait()
         yield Outcome(survivor, cancelled, step, before, after, others)
 

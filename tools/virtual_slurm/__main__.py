@@ -39,6 +39,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="M",
         help="size of STATE/small-disk, shared by all machines, for tests of a full disk",
     )
+    up.add_argument(
+        "--constrain-cores",
+        action="store_true",
+        help="hold steps to the cores they asked for, with task/cgroup: no more CPUs a node than this machine has",
+    )
 
     commands.add_parser("down", help="take everything away")
     commands.add_parser("status", help="what is up; exit status 1 where nothing is")
@@ -59,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _up(layout: Layout, arguments: argparse.Namespace) -> None:
-    names = ("nodes", "cpus_per_node", "mem_per_node_mib", "gpus_per_node", "small_disk_mib")
+    names = ("nodes", "cpus_per_node", "mem_per_node_mib", "gpus_per_node", "small_disk_mib", "constrain_cores")
     shape = Shape(**{name: getattr(arguments, name) for name in names})
     if not 1 <= shape.nodes <= MAX_NODES:
         raise ClusterError(f"--nodes must be 1 to {MAX_NODES}, not {shape.nodes}")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from . import machine, namespaces, network, packages, services, slurm_conf
+from . import cgroups, machine, namespaces, network, packages, services, slurm_conf
 from .errors import ClusterError, ClusterUnavailableError
 from .layout import CONTROLLER, LOGIN, Layout, Shape
 from .processes import wait_until
@@ -57,6 +57,8 @@ def require_up(layout: Layout) -> Shape:
 def up(layout: Layout, shape: Shape) -> bool:
     """Bring the cluster up. False where it was up already."""
     packages.require_usable_host()
+    if shape.constrain_cores:
+        cgroups.require(shape)
     with _alone(layout):
         existing = read_shape(layout)
         if existing == shape:
@@ -67,6 +69,8 @@ def up(layout: Layout, shape: Shape) -> bool:
         try:
             _write_files(layout, shape)
             network.build(layout, shape)
+            if shape.constrain_cores:
+                cgroups.make(layout, shape)
             _boot(layout, shape)
             wait_until(lambda: _ready(layout, shape), _IDLE_DEADLINE_S, "all nodes are idle and sacct answers")
             layout.shape.write_text(shape.to_json())
@@ -100,6 +104,7 @@ def _write_files(layout: Layout, shape: Shape) -> None:
     init_sql = layout.machine_local(CONTROLLER) / "init.sql"
     _write_secret(init_sql, slurm_conf.database_init_sql(password).encode())
     (layout.etc_slurm / "slurm.conf").write_text(slurm_conf.slurm_conf(layout, shape))
+    (layout.etc_slurm / "cgroup.conf").write_text(slurm_conf.cgroup_conf())
     (layout.etc_slurm / "gres.conf").write_text(slurm_conf.gres_conf(layout, shape))
     layout.hosts.write_text(slurm_conf.hosts(shape))
     layout.resolv_conf.write_text(slurm_conf.resolv_conf())
@@ -158,6 +163,7 @@ def _tear_down(layout: Layout) -> None:
         return
     for folder in layout.machine_dir("").glob("*"):
         machine.kill(layout, folder.name)
+    cgroups.remove(layout)
     for target in namespaces.mounts_below(layout.state):
         namespaces.unmount(target)
     for path in layout.state.iterdir():

@@ -31,13 +31,14 @@ class Machine:
 
 @dataclass(frozen=True)
 class Shape:
-    """What `up` was asked for. Memory is in MiB."""
+    """What `up` was asked for. Memory is in MiB. `constrain_cores`: a step gets the cores it asked for alone."""
 
     nodes: int
     cpus_per_node: int = 8
     mem_per_node_mib: int = 12000
     gpus_per_node: int = 4
     small_disk_mib: int = 64
+    constrain_cores: bool = False
 
     @property
     def node_names(self) -> list[str]:

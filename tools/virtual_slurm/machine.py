@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import namespaces
+from . import cgroups, namespaces
 from .errors import ClusterError, CommandNotFoundError
 from .layout import Layout, Machine, Shape
 from .processes import ProcessRecord
@@ -57,6 +57,7 @@ def boot(layout: Layout, shape: Shape, machine: Machine) -> None:
         namespaces.mount_tmpfs(Path("/dev/shm"), shape.mem_per_node_mib, mode="1777")
         namespaces.bind(layout.machine_local(machine.name), layout.local)
         namespaces.bind(layout.etc_slurm, Path("/etc/slurm"))
+        cgroups.enter(layout, machine.name)
         namespaces.bind(layout.hosts, Path("/etc/hosts"))
         if Path("/etc/resolv.conf").exists():
             namespaces.bind(layout.resolv_conf, Path("/etc/resolv.conf"))

@@ -35,9 +35,9 @@ SlurmdPidFile={layout.local}/slurmd.pid
 SlurmctldLogFile={layout.logs}/slurmctld.log
 SlurmdLogFile={layout.logs}/slurmd-%n.log
 
-# No cgroup delegation is assumed.
+# No cgroup delegation is assumed, but where cores are to be constrained.
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin={"task/affinity,task/cgroup" if shape.constrain_cores else "task/none"}
 MpiDefault=none
 
 SelectType=select/cons_tres
@@ -70,6 +70,11 @@ JobAcctGatherFrequency=task=2
 PartitionName=workq Nodes={names} Default=YES DefMemPerCPU={memory_per_cpu} State=UP
 PartitionName=nodefmem Nodes={names} Default=NO State=UP
 """
+
+
+def cgroup_conf() -> str:
+    """Only task/cgroup reads it: without it Slurm's cgroups are left alone."""
+    return "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=yes\n"
 
 
 def gres_conf(layout: Layout, shape: Shape) -> str:

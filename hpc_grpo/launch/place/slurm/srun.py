@@ -24,6 +24,10 @@ _STEP = (
 )
 
 
+_SHELL_STEP = (*_STEP, "--whole")
+"""All CPUs of the node that the job has: where a site or a user has SLURM_EXACT set, a shell would get one."""
+
+
 def step_command(node: str, num_cpus: int, gpus: int | None, command: Sequence[str]) -> list[str]:
     """Wrap `command` so that it runs on a node of the job; `gpus` None: the step inherits the right number."""
     return [
@@ -59,6 +63,8 @@ _STEP_LEAKS: dict[str, str] = {
     "SLURM_GRES": "asks beside --gpus-per-node",
     "SLURM_STEP_GRES": "asks beside --gpus-per-node",
     "SLURM_EXCLUSIVE": "contradicts --overlap",
+    "SLURM_EXACT": "of the user's own steps: --cpus-per-task says what ours has",
+    "SLURM_WHOLE": "of the user's own steps: --cpus-per-task says what ours has",
     "SLURM_TIMELIMIT": "ends the step before the job",
     "SLURM_LABELIO": "writes a task's number before every line of its reports",
     "SLURM_STDINMODE": "takes away the pipe that the step is told through",
@@ -85,12 +91,12 @@ def allocation_command(launch: LaunchConfig) -> list[str]:
     wanted = {"job-name": "hpc-grpo-shell", **nodes, **extra_options(launch.slurm)}
     options = [f"--{key}" if value is True else f"--{key}={value}" for key, value in wanted.items() if value]
     # Sites differ in where salloc leaves its shell: a step of our own is on the first node everywhere.
-    return ["salloc", *options, *_STEP, "--relative=0", "--pty", *_shell(setup_lines(launch), launch.python)]
+    return ["salloc", *options, *_SHELL_STEP, "--relative=0", "--pty", *_shell(setup_lines(launch), launch.python)]
 
 
 def attach_command(job_id: str, node: str, python: str | None) -> list[str]:
     """Return the step that is a shell on a node of a job, beside what runs there; `python` is the job's, None: this."""
-    return [*_STEP, f"--jobid={job_id}", f"--nodelist={node}", "--pty", *_shell([], python)]
+    return [*_SHELL_STEP, f"--jobid={job_id}", f"--nodelist={node}", "--pty", *_shell([], python)]
 
 
 def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:

@@ -29,7 +29,11 @@ def test_every_entry_has_a_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["PATH", "HF_HOME", "WANDB_API_KEY", "NCCL_DEBUG", "FI_PROVIDER", "CUDA_VISIBLE_DEVICES"]
+    "name",
+    [
+        *("PATH", "HF_HOME", "WANDB_API_KEY", "NCCL_DEBUG", "FI_PROVIDER", "CUDA_VISIBLE_DEVICES", "CPATH"),
+        *("OFI_NCCL_PROTOCOL", "UCX_TLS", "CXI_FORK_SAFE", "SLINGSHOT_VNIS", "IBV_FORK_SAFE", "PSM2_DEVICES"),
+    ],
 )
 def test_a_variable_that_training_needs_gets_through(name: str) -> None:
     assert filtered({name: "value"}) == {name: "value"}

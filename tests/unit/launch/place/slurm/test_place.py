@@ -46,6 +46,17 @@ def test_an_allocation_gives_its_nodes_cpus_and_end(scontrol: Path) -> None:
     assert found.ends_at == time.mktime((2026, 1, 2, 3, 30, 0, 0, 0, -1))
 
 
+def test_the_end_is_known_whatever_form_the_user_wants_times_in(
+    scontrol: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = 'end=2026-01-02T03:30:00; [[ $SLURM_TIME_FORMAT == standard ]] || end="02 Jan 03:30"\n'
+    scontrol.write_text(
+        scontrol.read_text().replace("bash\n", f"bash\n{form}").replace("EndTime=2026-01-02T03:30:00", "EndTime=$end")
+    )
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "%d %b %H:%M")
+    assert allocation_of({"SLURM_JOB_ID": "17"}).ends_at == time.mktime((2026, 1, 2, 3, 30, 0, 0, 0, -1))
+
+
 def test_a_shell_outside_the_nodes_is_on_none_of_them(scontrol: Path) -> None:
     found = allocation_of({"SLURM_JOB_ID": "17", "SLURM_NODELIST": "nid[001-002]"})
     assert found.this_node is None

@@ -84,7 +84,7 @@ def test_options_become_an_allocation_with_a_shell_on_its_first_node(became: lis
     at = argv.index("srun")
     assert argv[:at] == ["salloc", "--job-name=hpc-grpo-shell", *wanted, "--qos=debug", "--exclusive"]
     assert argv[at : at + len(STEP)] == STEP
-    assert argv[at + len(STEP) :][:4] == ["--relative=0", "--pty", "bash", "-lc"]
+    assert argv[at + len(STEP) :][:5] == ["--whole", "--relative=0", "--pty", "bash", "-lc"]
     assert f"export PATH={Path(sys.executable).parent}:$PATH" in argv[-1].splitlines()
 
 
@@ -122,7 +122,7 @@ def test_a_shell_on_a_node_of_a_run(became: list[Any], tmp_path: Path) -> None:
     for words in (["--node", "nid007"], []):
         shell(str(tmp_path / "r"), *words)
     for (argv, _), node in zip(became, ["nid007", "nid004"], strict=True):
-        assert argv[: len(STEP) + 3] == [*STEP, "--jobid=77", f"--nodelist={node}", "--pty"]
+        assert argv[: len(STEP) + 4] == [*STEP, "--whole", "--jobid=77", f"--nodelist={node}", "--pty"]
 
 
 def test_a_shell_on_a_node_of_a_run_has_the_python_of_its_jobs(became: list[Any], tmp_path: Path) -> None:
