@@ -86,6 +86,11 @@ def check_fits(config: Config, place: str, demand: NodeDemand, *, num_gpus: floa
             )
 
 
+def trained_parameters(config: Config, num_parameters: int) -> int:
+    """Return the parameters that learners train: the model's, and as many again with a critic, which has its trunk."""
+    return num_parameters * (2 if config.needs.critic else 1)
+
+
 def weight_bytes(config: Config, num_parameters: int) -> int:
     """Return the bytes of one copy of the weights, in the precision they are published and exported in."""
     return DTYPE_BYTES[config.model.dtype] * num_parameters

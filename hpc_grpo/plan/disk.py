@@ -7,7 +7,7 @@ from math import ceil
 from pathlib import Path
 
 from hpc_grpo.config import Config
-from hpc_grpo.config.resources import weight_bytes
+from hpc_grpo.config.resources import trained_parameters, weight_bytes
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.memory import Part, nonzero
 from hpc_grpo.plan.step import num_steps
@@ -83,7 +83,7 @@ def checkpoint_bytes(config: Config, num_parameters: int) -> int:
     Counted in the files that DeepSpeed 0.19.8 writes; a test compares them.
     """
     whole = 0 if config.train.zero_stage == 3 else DTYPE_BYTES[config.model.dtype]
-    return (OPTIMIZER_BYTES + whole) * num_parameters
+    return (OPTIMIZER_BYTES + whole) * trained_parameters(config, num_parameters)
 
 
 def num_checkpoints(config: Config, num_steps: int | None) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpc_grpo.config import Config
-from hpc_grpo.config.resources import expects_gpus, gpus_per_node
+from hpc_grpo.config.resources import expects_gpus, gpus_per_node, trained_parameters
 from hpc_grpo.plan.engine_memory import KvCache
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.learner_memory import is_checkpointed
@@ -106,10 +106,11 @@ def _training_s(plan: Plan, load: Workload) -> float:
     ZeRO-3's prefetch); those of the optimizer step follow.
     """
     config, hardware, workers = plan.config, plan.hardware, plan.num_learners
-    flops = _flops_per_token(config) * plan.model.num_parameters * (load.max_tokens or 0)
+    parameters = trained_parameters(config, plan.model.num_parameters)
+    flops = _flops_per_token(config) * parameters * (load.max_tokens or 0)
     arithmetic_s = flops / (workers * hardware.gpu_flops_per_s * TRAINING_SHARE)
     in_microbatch, in_step = _communicated_bytes(config)
-    shard_s = plan.model.num_parameters / workers / (hardware.host_link_bytes_per_s * READING_SHARE)
+    shard_s = parameters / workers / (hardware.host_link_bytes_per_s * READING_SHARE)
     is_offloaded = config.train.offload_optimizer != "none"
     # A gradient sum that lies in host memory comes to the GPU to be added to, and goes back.
     microbatch_s = in_microbatch * _exchange_s(plan) + 8 * shard_s * is_offloaded
@@ -144,10 +145,11 @@ def _exchange_s(plan: Plan) -> float:
         bandwidth = hardware.network_bytes_per_s * plan.config.placement.learners_per_node
     else:
         bandwidth = hardware.nvlink_bytes_per_s
-    return plan.model.num_parameters * (workers - 1) / workers / (bandwidth * NETWORK_SHARE)
+    parameters = trained_parameters(plan.config, plan.model.num_parameters)
+    return parameters * (workers - 1) / workers / (bandwidth * NETWORK_SHARE)
 
 
 def _host_update_s(plan: Plan) -> float:
     """Return the seconds of AdamW in host memory: about 40 bytes read and written for each parameter of a shard."""
-    shard = plan.model.num_parameters / plan.num_learners
+    shard = trained_parameters(plan.config, plan.model.num_parameters) / plan.num_learners
     return 40 * shard / (plan.hardware.host_memory_bytes_per_s * HOST_SHARE)

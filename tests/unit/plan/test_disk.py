@@ -35,6 +35,7 @@ def test_the_shipped_7b_run_keeps_three_checkpoints_and_three_exports_at_most() 
 def test_stages_1_and_2_save_the_weights_once_more(dtype: str, stage: int, each: int) -> None:
     config = planned_config(model={"path": "m", "dtype": dtype}, train={"zero_stage": stage})
     assert checkpoint_bytes(config, 1000) == each * 1000
+    assert checkpoint_bytes(config.model_copy(update={"task": "ppo"}), 1000) == 2 * each * 1000
 
 
 @pytest.mark.parametrize(

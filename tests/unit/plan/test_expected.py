@@ -93,3 +93,7 @@ def test_twice_the_nodes_halve_training_and_shorten_sampling() -> None:
 
 def test_nothing_is_expected_of_cpus() -> None:
     assert expected_step(plan_shipped_7b("7B", 4, "model.device=cpu")) is None
+
+
+def test_a_critic_is_trained_as_long_as_the_policy() -> None:
+    assert expected(4, "task=ppo").train_s == pytest.approx(2 * expected(4).train_s)
