@@ -110,3 +110,16 @@ def test_a_stuck_driver_leaves_the_stacks_of_every_process_and_is_ended(tmp_path
     assert "driver.py" in stacks["driver"]
     assert "main_loop" in stacks["witness"]
     assert left_behind(tmp_path) == []
+
+
+def test_driver_and_workers_import_the_runs_own_copy_and_not_the_checkout_they_are_started_in(tmp_path: Path) -> None:
+    checkout = DRIVER.parents[2]
+    words = ["train", "local/debug", f"run.root={tmp_path}", "--driver", str(DRIVER.with_name("where.py"))]
+    command = [sys.executable, "-m", "hpc_grpo.cli", *words]
+    done = subprocess.run(
+        command, cwd=checkout, capture_output=True, text=True, env=environment(), timeout=_DEADLINE_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    copy = str(tmp_path / "debug" / "source" / "hpc_grpo" / "__init__.py")
+    found = json.loads((tmp_path / "debug" / "where.json").read_text())
+    assert found == {"driver": copy, "worker": copy, "cwd": str(checkout)}

@@ -1,0 +1,37 @@
+"""A driver for tests: writes into the run directory which package the driver and a worker of Ray import, and completes.
+
+It calls `ray.init` as the real driver does, started in a checkout whose package must not win.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import ray
+
+import hpc_grpo
+from hpc_grpo.driver.main import own_package_first
+from hpc_grpo.driver.stop import wait_for_ray
+
+
+@ray.remote(num_cpus=0.5)
+def package_of_worker() -> str:
+    import hpc_grpo
+
+    return str(hpc_grpo.__file__)
+
+
+def main(run_dir: Path) -> int:
+    address = wait_for_ray(lambda: False)
+    with own_package_first():
+        ray.init(address=address, log_to_driver=False)
+    found = {"driver": hpc_grpo.__file__, "worker": ray.get(package_of_worker.remote()), "cwd": str(Path.cwd())}
+    (run_dir / "where.json").write_text(json.dumps(found))
+    (run_dir / "COMPLETE").touch()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
