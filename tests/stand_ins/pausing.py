@@ -19,10 +19,10 @@ _should_go_on = Session.should_go_on
 
 
 def should_go_on(self: Session, state: Any, **options: Any) -> bool:
-    is_last = state.step == self.length.total_steps - 1
-    with PULSE.working("waiting for the test"):
-        while is_last and self.stop.reason(0.0) is None and not (self.run_dir.path / GO).exists():
-            time.sleep(_LOOK_S)
+    if state.step == self.length.total_steps - 1:
+        with PULSE.working("waiting for the test"):
+            while self.stop.reason(0.0) is None and not (self.run_dir.path / GO).exists():
+                time.sleep(_LOOK_S)
     return _should_go_on(self, state, **options)
 
 

@@ -22,7 +22,7 @@ from hpc_grpo.launch.supervisor.agent_link import AgentLink
 from hpc_grpo.launch.supervisor.events import Loss
 from tests.support.places import FakePlace
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 PIPE_BYTES = 65536
 
 SUPERVISE = """
