@@ -37,7 +37,7 @@ def pids(supervisor: int, role: str, run_dir: Path) -> list[int]:
     """The processes of one role below this supervisor."""
     root = psutil.Process(supervisor)
     if role == "driver":
-        return [child.pid for child in root.children() if child.cmdline()[-1:] == [str(run_dir)]]
+        return [child.pid for child in root.children() if _command(child)[-1:] == [str(run_dir)]]
     below = {child.pid: child for child in root.children(recursive=True)}
     if role in _COMMANDS:
         return [pid for pid, child in below.items() if _COMMANDS[role] in " ".join(_command(child))]
@@ -52,7 +52,7 @@ def _pulses(folder: Path, role: str) -> Iterator[int]:
 def _command(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()
-    except psutil.NoSuchProcess:
+    except psutil.Error:  # gone, or about to be
         return []
 
 
