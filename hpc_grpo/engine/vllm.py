@@ -25,6 +25,8 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     # An engine's workers share a node: vLLM's Gloo groups, which know no password, need no other network.
     "GLOO_SOCKET_IFNAME": "lo",
+    # So are NCCL's, whose bootstrap listens; the data goes over NVLink or PCIe all the same.
+    "NCCL_SOCKET_IFNAME": "=lo",
 }
 
 
