@@ -23,12 +23,12 @@ pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.usefixtures("no_c
 
 _PYTHON = r"\S*python\S* "
 PATTERNS = {
-    "driver": _PYTHON + "-m hpc_grpo.driver.main",
+    "driver": _PYTHON + r"(\S+/source )?-m hpc_grpo.driver.main",
     "learner": "ray::Learner",
     "engine": "ray::Engine",
     "grader": "ray::Grader",
     "reward worker": _PYTHON + ".*hpc_grpo.grading.worker",
-    "agent": _PYTHON + "(-E )?-m hpc_grpo.launch.agent.agent",
+    "agent": _PYTHON + r"(-E )?(\S+/source )?-m hpc_grpo.launch.agent.agent",
     "raylet": r"\S*/raylet/raylet ",
 }
 NOTICED_WITHIN_S = 240.0
