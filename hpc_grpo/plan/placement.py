@@ -45,10 +45,6 @@ class Split:
         """ZeRO stage and offload."""
         return self.plan.config.train.zero_stage, self.plan.config.train.offload_optimizer
 
-    @property
-    def is_card_default(self) -> bool:
-        return self.layout == CARD_DEFAULT
-
 
 def ranked_splits(plan: Plan) -> list[Split]:
     """Return the best split of each layout that fits the plan's nodes, fastest first; none on CPUs, without engines.

@@ -27,7 +27,7 @@ _LINE_WIDTH = 100
 def plan_text(plan: Plan, measured: MeasuredSteps | None, disk: DiskBudget | None = None) -> str:
     sections = [_head(plan), *map(_budget, plan.budgets), _verdict(plan), _step(plan), _sizes(plan)]
     sections += [_disk(disk)] if disk else []
-    sections += [_time(plan, measured), _placement(plan)]
+    sections += [_time(plan, measured), _placement(plan, has_trained=measured is not None)]
     return "\n\n".join(filter(None, map("\n".join, sections))) + "\n"
 
 
@@ -157,7 +157,7 @@ def _expected_time(plan: Plan) -> Iterator[str]:
         yield f"GPU-hours: about {expected.gpu_hours(steps):,.0f}, for {counted(steps, 'step')}."
 
 
-def _placement(plan: Plan) -> Iterator[str]:
+def _placement(plan: Plan, *, has_trained: bool) -> Iterator[str]:
     splits, step = ranked_splits(plan), expected_step(plan)
     if not splits:
         return
@@ -171,6 +171,8 @@ def _placement(plan: Plan) -> Iterator[str]:
     else:
         yield f"Recommended, {_seconds(best.step.step_s)} s a step ({here}):"
         yield f"  {Change(changed_settings(plan, best), plan.num_nodes).text}"
+    if has_trained:
+        yield "A run that has trained may change learners and engines, not the ZeRO stage, the offload or the lag."
     in_turn = fastest_in_turn(splits)
     yield from _wrapped(
         f"In turn (rollout.max_policy_lag=0: no rollout is older than the weights it trains) {_layout(in_turn)} is the "

@@ -35,4 +35,5 @@ def test_steps_measured_on_other_nodes_are_given_with_their_number() -> None:
     lines = {step: {"attempt": 1, "time/step_s": 3600.0 * step} for step in (0, 1)}
     text = plan_text(plan_7b_config("7B", 2), measured_steps(lines, {1: 4}, 11))
     assert "Node-hours left: 40.0, for 10 steps." in text
+    assert "A run that has trained may change learners and engines, not the ZeRO stage" in text
     assert "(on 4 nodes; how it changes with 2 was not measured)" in text
