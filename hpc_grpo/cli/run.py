@@ -173,7 +173,7 @@ def cancel(run_name: str) -> None:
 @ACCEPT_CHANGES
 @DRIVER
 def resume(run_name: str, overrides: tuple[str, ...], accepts_changes: bool, driver: str) -> None:
-    """Submit a run again with what its last job had: after stop, cancel, or a chain that gave up.
+    """Submit a run again with what its last job asked for: after stop, cancel, or a chain that gave up.
 
     KEY=VALUE changes its config first, such as launch.slurm.time_min=600: keys that do not change what is learned.
     """
