@@ -189,7 +189,9 @@ def _no_manifest(path: Path) -> str:
 
 
 def _has_saved(run_dir: RunDir) -> bool:
-    """Tell from its other records whether the run has ever had a checkpoint."""
+    """Tell from its other records whether the run has had a checkpoint that is not merely between two renames."""
+    if any(run_dir.checkpoints.glob(".step_*.old")):
+        return False
     state = read_state(run_dir)
     has_measured_one = state is not None and state.save_p95_s is not None
     return has_measured_one or any(attempt.first_step > 0 for attempt in read_attempts(run_dir))
