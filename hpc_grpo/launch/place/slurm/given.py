@@ -81,7 +81,7 @@ def directives(script: str) -> Options:
     words: list[str] = []
     for line in script.splitlines():
         if line.startswith("#SBATCH"):
-            words += shlex.split(line.removeprefix("#SBATCH"), comments=True)
+            words += _words(line.removeprefix("#SBATCH"))
         elif line.strip() and not line.startswith("#"):
             break
     return _options(words)
@@ -111,7 +111,8 @@ def overlaid(launch: LaunchConfig, given: Options) -> LaunchConfig:
                 values["time_min"] = minutes(text) or slurm.time_min
             case "account" | "partition" | "network":
                 values[name] = text
-            case "cpus-per-task":
+                extra.pop(name, None)
+            case "cpus-per-task" if text.isdigit():
                 values["cpus_per_node"] = int(text)
             case "gpus-per-node" if text.isdigit():
                 values["gpus_per_node"] = int(text)
@@ -119,6 +120,7 @@ def overlaid(launch: LaunchConfig, given: Options) -> LaunchConfig:
                 extra["gres"] = ",".join(f"gpu:{part}" for part in text.split(","))
             case "exclusive" if value is True:
                 values["exclusive"] = True
+                extra.pop(name, None)
             case _ if name not in _OF_ONE_JOB:
                 extra[name.replace("-", "_")] = value
     changed = slurm.model_copy(update={**values, "extra": extra})
@@ -143,6 +145,13 @@ def where_silent(launch: LaunchConfig, given: Options) -> LaunchConfig:
 
 _KEYS = {"time_min": "time", "exclusive": "exclusive"}
 """Keys of launch.slurm whose default is a value like any other -> the option that each stands for."""
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError:  # a lone quote, which sbatch takes as it is
+        return text.split()
 
 
 def _options(words: Iterable[str], script_name: str = "") -> Options:

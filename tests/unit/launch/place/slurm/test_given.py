@@ -22,6 +22,10 @@ def test_the_directives_of_a_script_end_with_its_first_command() -> None:
     assert directives(script) == {"time": "5", "nodes": "2", "exclusive": True}
 
 
+def test_a_lone_quote_in_a_script_ends_no_run() -> None:
+    assert directives("#SBATCH --comment=it's --time=5\n") == {"comment": "it's", "time": "5"}
+
+
 @pytest.mark.parametrize(
     ("line", "given"),
     [
@@ -66,6 +70,12 @@ def test_gpus_given_by_hand_replace_those_of_the_config(
 ) -> None:
     asked = overlaid(launch(gpus_per_node=4, extra={"comment": "x", "gres": "gpu:4"}), given).slurm
     assert (asked.gpus_per_node, asked.extra) == (gpus, extra)
+
+
+def test_whole_nodes_and_a_network_given_by_hand_win_over_further_options_of_the_config() -> None:
+    config = launch(extra={"exclusive": "user", "network": "no_vni"})
+    asked = overlaid(config, {"exclusive": True, "network": "job_vni"}).slurm
+    assert (asked.exclusive, asked.network, asked.extra) == (True, "job_vni", {})
 
 
 def test_the_shipped_script_asks_for_whole_nodes_as_the_shipped_site_does() -> None:
