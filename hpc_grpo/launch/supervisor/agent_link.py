@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -107,9 +108,11 @@ class AgentLink:
         return Loss(why, is_machine=self._place.is_node_failure(why))
 
     def release(self) -> None:
-        """End the lease: the agent tears down and exits."""
+        """End the lease: the agent tears down and exits, one that was stopped too."""
         if not self._stdin.closed:
             self._stdin.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
 
     def wait(self, deadline: float) -> bool:
         """Wait until the agent is gone or `deadline` (monotonic); kills its step after that. False if killed."""

@@ -128,6 +128,8 @@ def test_an_agent_that_is_stopped_is_a_node_that_is_lost(tmp_path: Path, monkeyp
         assert lost is not None
         assert lost.why.startswith("its agent gave no sign of life for ")
         assert lost.is_machine
+        link.release()
+        assert link.wait(time.monotonic() + DEADLINE_S), "it wakes to tear down"
     finally:
         link.process.kill()
         link.process.wait()
