@@ -6,9 +6,10 @@ its group writes is where runs are kept, and what a member puts in the place of 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from hpc_grpo.errors import ConfigError
@@ -18,29 +19,22 @@ SHARED_VARIABLE = "HPC_GRPO_SHARED_RUNS"
 
 PRIVATE_DIR_MODE = 0o700
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_OTHERS_ENTER = stat.S_IXGRP | stat.S_IXOTH
 
 
 def refuse_shared(run_path: Path, environ: Mapping[str, str] = os.environ) -> None:
     """Raise ConfigError where another user owns the run directory or may write it; None is there: nothing to judge."""
-    if environ.get(SHARED_VARIABLE) == "1":
+    if environ.get(SHARED_VARIABLE) == "1" or not run_path.is_dir():
         return
-    for path in _judged(run_path):
-        try:
+    directory = run_path.stat()
+    _refuse_owner(run_path, directory)
+    _refuse_writable(run_path, directory, run_path)
+    for path in sorted(run_path.iterdir()):
+        with contextlib.suppress(FileNotFoundError):  # a link to nowhere, or gone meanwhile
             found = path.stat()
-        except FileNotFoundError:
-            continue  # a link to nowhere, or gone meanwhile
-        if found.st_uid != os.geteuid():
-            raise ConfigError(
-                f"{path} belongs to user {found.st_uid}, not to you ({os.geteuid()}), who could run code as you: "
-                f"config, rewards and checkpoints are in a run directory. Choose another run.name or run.root. "
-                f"If you trust that user: export {SHARED_VARIABLE}=1"
-            )
-        if found.st_mode & _OTHERS_WRITE:
-            raise ConfigError(
-                f"{path} may be written by others (mode {stat.S_IMODE(found.st_mode):o}), who could run code as you: "
-                f"config, rewards and checkpoints are in it. Look whether they did, then: chmod -R go-w {run_path}. "
-                f"If you trust them: export {SHARED_VARIABLE}=1"
-            )
+            _refuse_owner(path, found)
+            if directory.st_mode & _OTHERS_ENTER:  # else nobody gets to it: a site's default ACL may make all writable
+                _refuse_writable(path, found, run_path)
 
 
 def keep_others_from_writing(environ: Mapping[str, str] = os.environ) -> None:
@@ -64,7 +58,19 @@ def make_private_dir(path: Path) -> None:
             ) from None
 
 
-def _judged(run_path: Path) -> Iterator[Path]:
-    if run_path.is_dir():
-        yield run_path
-        yield from sorted(run_path.iterdir())
+def _refuse_owner(path: Path, found: os.stat_result) -> None:
+    if found.st_uid != os.geteuid():
+        raise ConfigError(
+            f"{path} belongs to user {found.st_uid}, not to you ({os.geteuid()}), who could run code as you: "
+            f"config, rewards and checkpoints are in a run directory. Choose another run.name or run.root. "
+            f"If you trust that user: export {SHARED_VARIABLE}=1"
+        )
+
+
+def _refuse_writable(path: Path, found: os.stat_result, run_path: Path) -> None:
+    if found.st_mode & _OTHERS_WRITE:
+        raise ConfigError(
+            f"{path} may be written by others (mode {stat.S_IMODE(found.st_mode):o}), who could run code as you: "
+            f"config, rewards and checkpoints are in it. Look whether they did, then: chmod -R go-w {run_path}. "
+            f"If you trust them: export {SHARED_VARIABLE}=1"
+        )

@@ -44,7 +44,7 @@ _VALUES = tuple(
 )
 
 _ASSIGNMENT = re.compile(
-    r"(?P<name>[A-Za-z_]\w*)[\"']?\s*[=:]\s*(?P<quote>[\"']?)(?P<value>[^\s\"'$;#,()\[\]{}]+)(?P=quote)"
+    r"(?P<name>[A-Za-z_]\w*)[\"']?\s*(?P<sign>[=:])\s*(?P<quote>[\"']?)(?P<value>[^\s\"'$;#,()\[\]{}]+)(?P=quote)"
 )
 _SHORTEST_KEY = 16
 _KEY_LIKE = re.compile(r"[\w+/=.-]*\d[\w+/=.-]*")
@@ -70,7 +70,8 @@ def assigns_secret(line: str) -> bool:
     >>> assigns_secret("export PGPASS=hunter2"), assigns_secret('export HF_TOKEN="$(cat ~/.token)"')
     (True, False)
     """
-    return holds_secret(line) or any(is_secret(found["name"]) for found in _ASSIGNMENT.finditer(line))
+    assigned = (found["name"] for found in _ASSIGNMENT.finditer(line) if found["sign"] == "=")
+    return holds_secret(line) or any(map(is_secret, assigned))
 
 
 def without_secrets(text: str) -> str:

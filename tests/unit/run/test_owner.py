@@ -68,9 +68,16 @@ def test_a_run_directory_that_others_may_write_is_refused_with_the_chmod_that_me
 @pytest.mark.parametrize("inside", ["config.yaml", "checkpoints"])
 def test_what_others_may_write_in_a_run_directory_is_refused_too(run: RunDir, inside: str) -> None:
     run.checkpoints.mkdir()
+    run.path.chmod(0o750)
     (run.path / inside).chmod(0o777)
     with pytest.raises(ConfigError, match=f"{inside} may be written by others"):
         run.create()
+
+
+def test_what_nobody_else_can_enter_may_hold_files_of_any_mode(run: RunDir) -> None:
+    """A site's default ACL on a project folder makes them so, whatever the umask."""
+    run.config.chmod(0o666)
+    run.create()
 
 
 @as_root

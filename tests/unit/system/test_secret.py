@@ -77,6 +77,7 @@ def test_other_values_are_none(value: str) -> None:
         ("export HF_TOKEN=$(cat ~/.token)", False),
         ('export HF_TOKEN="$MY_TOKEN"', False),
         ("module load cuda", False),
+        ("echo TOKEN: none", False),
         ("export HF_TOKEN_PATH=/home/me/token", False),
     ],
 )
