@@ -53,7 +53,19 @@ def completion_text(config: Config, item: Item, number: int) -> str:
         raise ConfigError(
             f"Item {number} of {path}: {field!r} (sft.completion_field) must be text that is not empty, not {text!r}."
         )
+    check_characters(text, path, number)
     return text
+
+
+def check_characters(text: str, path: str, number: int) -> None:
+    """Raise ConfigError where `text`, of item `number` of `path`, holds half a character, as JSON may (\\ud83d)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"Item {number} of {path} (counted from 0) holds {text[error.start : error.end]!r}, half of a character, "
+            f"which no tokenizer takes. Mend or remove the item."
+        ) from error
 
 
 def _read_jsonl(path: Path) -> Iterator[Item]:

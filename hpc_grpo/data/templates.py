@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from hpc_grpo.config import DataConfig, DatasetConfig
+from hpc_grpo.data.sources import check_characters
 from hpc_grpo.errors import ConfigError
 
 _PLACEHOLDER = "{prompt}"
@@ -60,13 +61,7 @@ class PromptTemplate:
     def render(self, item: Mapping[str, Any], number: int) -> str:
         """Render the text that the model is given for `item`, which is number `number` of its data set."""
         text = self._formatted(item, number) if self._config.template == "plain" else self._chat(item, number)
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(
-                f"Item {number} of {self._dataset.path} (counted from 0) holds {text[error.start : error.end]!r}, half "
-                f"of a character, which no tokenizer takes. Mend or remove the item."
-            ) from error
+        check_characters(text, self._dataset.path, number)
         return text
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

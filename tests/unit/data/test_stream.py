@@ -210,6 +210,11 @@ def test_demonstration_without_completion(tokenizer: Any, item: dict[str, str], 
     assert words in str(caught.value)
 
 
+def test_completion_that_no_encoding_can_write_is_named(tokenizer: Any) -> None:
+    with pytest.raises(ConfigError, match=r"Item 0 of d.jsonl .* '\\ud83d'"):
+        DemonstrationStream(make_config(), [{"question": "q", "answer": "a\ud83d"}], tokenizer, 0)
+
+
 def test_demonstrations_need_an_end_token(tokenizer: Any) -> None:
     tokenizer.eos_token = None
     with pytest.raises(ConfigError, match="eos_token"):
