@@ -44,13 +44,16 @@ def attempt(do: Callable[[], object]) -> str:
 
 def processes_of(job_id: str) -> list[Path]:
     """Those that name a folder of the job in their arguments, which everybody may read."""
-    return [
-        path.parent for path in Path("/proc").glob("[0-9]*/cmdline") if f"/hg-{job_id}-".encode() in path.read_bytes()
-    ]
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # over meanwhile
+            if f"/hg-{job_id}-".encode() in path.read_bytes():
+                found.append(path.parent)
+    return found
 
 
 def trials(run: Path, job_id: str) -> dict[str, str]:
-    own = [path for parent in _SHARED for path in parent.glob(f"hg-{job_id}-*") if path.stat().st_uid != NOBODY]
+    own = [path for parent in _SHARED for path in parent.glob(f"hg-{job_id}-*") if path.lstat().st_uid != NOBODY]
     processes = processes_of(job_id)
     said = {
         "list the run": attempt(lambda: list(run.iterdir())),
