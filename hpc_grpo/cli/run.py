@@ -48,8 +48,8 @@ def train(
     command resumes a run that was interrupted.
     """
     from hpc_grpo.cli.request import load_request
-    from hpc_grpo.launch.chain.link import LinkOrigin
     from hpc_grpo.launch.chain.submit import remove_stop
+    from hpc_grpo.launch.chain.successor import LinkOrigin
     from hpc_grpo.launch.freeze import freeze
     from hpc_grpo.launch.supervisor.attempt import run_attempt
     from hpc_grpo.run.lock import refuse_if_held
@@ -88,6 +88,7 @@ def train(
 @click.option("--setup", multiple=True, metavar="LINE", help="A shell line to run in the job, after the site's.")
 @click.option("--chain", type=click.IntRange(0), metavar="N", help="Follow-on jobs: launch.slurm.max_job_chains")
 @click.option("--until-complete", is_flag=True, help="As many follow-on jobs as it takes.")
+@click.option("--after", default="", metavar="JOBID", help="Start once this job has ended, however it did.")
 @click.option("--parsable", is_flag=True, help="Print the job id only.")
 @click.option("--dry-run", is_flag=True, help="Print the job script and, in comments, the plan; do nothing.")
 @click.option("--test-only", is_flag=True, help="Ask Slurm when the job would start, and do nothing.")
@@ -102,6 +103,7 @@ def submit(
     test_only: bool,
     accepts_changes: bool,
     driver: str,
+    after: str,
     **options: Any,
 ) -> None:
     """Submit a run as a Slurm job and return. The same command resumes a run that was interrupted.
@@ -121,7 +123,7 @@ def submit(
     queue = job_queue()
     request = load_request(config_name, [*sets, *overrides, *slurm_overrides(options)]).for_queue(queue)
     run = RunDir(request.config.run_path)
-    job = JobRequest(run, request.config.launch, attempt_command(run, driver))
+    job = JobRequest(run, request.config.launch, attempt_command(run, driver), after=after)
     script = queue.render(job)
     if dry_run or test_only:
         echo(queue.start_estimate(job) if test_only else script + _comments(request), nl=False)
@@ -133,7 +135,7 @@ def submit(
     if frozen.run.is_complete():
         echo(f"The run in {frozen.run.path} is already complete; raise train.total_* to extend it.")
         return
-    job_id = submit_run(frozen.run, frozen.config.launch, driver, queue)
+    job_id = submit_run(frozen.run, frozen.config.launch, driver, queue, after)
     echo(job_id if parsable else _how_to_follow(frozen.run, job_id))
 
 

@@ -27,6 +27,11 @@ class CheckpointConfig(Section):
     every_steps: PositiveInt | None = Field(
         50, description="Also after the first step and at the end; null: only then."
     )
+    behind_training: bool = Field(
+        True,
+        description="Copy a checkpoint to host memory, which holds it from then on, and write it while training goes "
+        "on; false: training waits for the disk.",
+    )
     keep_last: PositiveInt = Field(2, description="Older checkpoints are removed.")
     export_every_steps: PositiveInt | None = Field(None, description="Hugging Face export; null: at the end.")
     keep_exports: PositiveInt | None = Field(

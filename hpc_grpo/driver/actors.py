@@ -30,7 +30,7 @@ from hpc_grpo.engine.actor import Engine
 from hpc_grpo.engine.vllm import engine_environment
 from hpc_grpo.errors import ConfigError, LaunchError, NodesUnavailableError
 from hpc_grpo.grading.grader import Grader
-from hpc_grpo.learner.actor import LearnerActor
+from hpc_grpo.learner.actor import WRITING, LearnerActor
 from hpc_grpo.run.contract import NUM_NODES_VARIABLE
 
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -174,7 +174,7 @@ class Workers:
         return RolloutPool(engines, graders, weights.revive, start_deadline)
 
     def _learners(self, slot: NodeSlots, ranks: Iterator[int]) -> list[Any]:
-        actor = ray.remote(LearnerActor)
+        actor = ray.remote(concurrency_groups={WRITING: 1})(LearnerActor)
         environment = {"env_vars": learner_environment(self._config, os.environ, on_gpu=self._on_gpu)}
         return [
             actor.options(**slot.learner_options(index), runtime_env=environment).remote(

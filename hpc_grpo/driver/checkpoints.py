@@ -5,13 +5,15 @@ All learners write a checkpoint together.
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass
+from typing import Any
+
+from ray.exceptions import RayActorError, RayTaskError
 
 from hpc_grpo.config import Config
 from hpc_grpo.driver.learners import LearnerGroup
 from hpc_grpo.driver.length import Durations
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.run.checkpoint import Checkpoint, find_checkpoint, prune_checkpoints, set_aside, valid_checkpoints
 from hpc_grpo.run.files import recover_dirs, restore_dirs, wait_for_space
 from hpc_grpo.run.paths import RunDir
@@ -37,6 +39,7 @@ class Checkpoints:
         self._run_dir = run_dir
         self._learners = learners
         self._durations = durations
+        self._writing: Any = None
         self._saved_step = -1
         self._exported_step = -1
 
@@ -59,23 +62,58 @@ class Checkpoints:
         return state
 
     def save_if_due(self, state: DriverState) -> None:
-        """Save every `checkpoint.every_steps`, and after a run's first step, to know how long a save takes."""
-        is_measured = self._durations.p95_s is not None
+        """Save every `checkpoint.every_steps`, and after a run's first step, to know how long a save takes.
+
+        It is written while training goes on; an error of that is raised here, one or more steps later.
+        """
+        self._take_written(waits=False)
+        is_measured = self._durations.p95_s is not None or self.is_writing
         if not is_measured or (self._config.every_steps and state.step % self._config.every_steps == 0):
-            self.save(state)
+            self._begin(state, behind=self._config.behind_training)
         if self._config.export_every_steps and state.step % self._config.export_every_steps == 0:
             self.export(state)
 
     def save(self, state: DriverState) -> None:
-        """Write a checkpoint of `state` unless it is on disk already."""
-        if state.step == self._saved_step:
-            return
+        """Write a checkpoint of `state` unless there is one, and wait until it is on the disk."""
+        if state.step != self._saved_step:
+            self._begin(state, behind=False)
+        self._take_written(waits=True)
+
+    @property
+    def is_writing(self) -> bool:
+        """Tell whether a checkpoint was on its way to the disk when it was last looked at."""
+        return self._writing is not None
+
+    def close(self) -> None:
+        """Where the run fails: wait for the checkpoint on its way to the disk. It is whole, if it gets there."""
+        try:
+            self._take_written(waits=True)
+        except (HpcGrpoError, RayTaskError, RayActorError) as error:
+            print(f"The last checkpoint was not finished: {error}", flush=True)
+
+    def _begin(self, state: DriverState, *, behind: bool) -> None:
+        """Stage a checkpoint once the one before is on the disk, and have it written."""
+        self._take_written(waits=True)
         wait_for_space(self._run_dir.path, self._num_bytes(), "A checkpoint")
-        begun = time.monotonic()
-        self._learners.save_checkpoint(self._run_dir.checkpoint(state.step), asdict(state))
+        path = self._run_dir.checkpoint(state.step)
+        self._writing = self._learners.begin_checkpoint(path, asdict(state), behind=behind)
         self._saved_step = state.step
+        if not behind:
+            self._take_written(waits=True)
+
+    def _take_written(self, *, waits: bool) -> None:
+        """Note that the checkpoint on its way to the disk is there, once it is, and remove what it makes too many."""
+        if self._writing is None:
+            return
+        writing, saved_step = self._writing, self._saved_step
+        self._writing, self._saved_step = None, -1  # unless it turns out well
+        seconds = self._learners.seconds_of(writing, waits=waits)
+        self._saved_step = saved_step
+        if seconds is None:
+            self._writing = writing
+            return
+        self._durations.add(seconds)
         prune_checkpoints(self._run_dir, self._config.keep_last)
-        self._durations.add(time.monotonic() - begun)
 
     def export(self, state: DriverState) -> None:
         """Write the model unless this process just did: an export already there may be of steps that a crash undid."""

@@ -120,7 +120,8 @@ class Session:
         """Say whether to take one more step; `evaluates`: an eval is part of it."""
         if self.is_complete(state):
             return False
-        reason = self.stop.reason(self.times.step_and_save_s(evaluates=evaluates))
+        num_saves = 2 if self.checkpoints.is_writing else 1  # the last one waits for the one on its way
+        reason = self.stop.reason(self.times.step_and_save_s(evaluates=evaluates, num_saves=num_saves))
         if reason is None:
             return True
         print(f"Stopping after step {state.step}: {reason}.", flush=True)

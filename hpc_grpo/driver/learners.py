@@ -14,7 +14,7 @@ import ray
 
 from hpc_grpo.driver.batches import Batch
 from hpc_grpo.driver.remote import get_all
-from hpc_grpo.learner.actor import RemoteMinibatch
+from hpc_grpo.learner.actor import WRITING, RemoteMinibatch
 from hpc_grpo.learner.rendezvous import Rendezvous
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.run.checkpoint import Checkpoint
@@ -47,8 +47,18 @@ class LearnerGroup:
         calls = [learner.train.remote(share) for learner, share in zip(self._learners, shares, strict=True)]
         return merge(get_all(calls, None, "the training step"))
 
-    def save_checkpoint(self, path: Path, driver_state: dict[str, Any]) -> None:
-        self._on_all("save_checkpoint", path, driver_state, waiting_for="the checkpoint")
+    def begin_checkpoint(self, path: Path, driver_state: dict[str, Any], *, behind: bool) -> Any:
+        """Stage a checkpoint and have it written; return what `seconds_of` awaits. If `behind`, training may go on."""
+        self._on_all("stage_checkpoint", path, driver_state, behind, waiting_for="the checkpoint")
+        shares = [learner.write_checkpoint.options(concurrency_group=WRITING).remote() for learner in self._learners]
+        return self._learners[0].publish_checkpoint.options(concurrency_group=WRITING).remote(*shares)
+
+    def seconds_of(self, writing: Any, *, waits: bool) -> float | None:
+        """Return how long a checkpoint took that is published by now; None if it is not and nobody `waits` for it."""
+        if not waits and not ray.wait([writing], timeout=0)[0]:
+            return None
+        (seconds,) = get_all([writing], None, "the checkpoint")
+        return float(seconds)
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint of any number of learners. Raises LaunchError if there is no space to rewrite it."""

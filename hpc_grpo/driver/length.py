@@ -106,14 +106,15 @@ class StepTimes:
         apart_s = times.get("time/eval_s", 0.0) + times.get("time/checkpoint_s", 0.0)
         self.steps.add(times["time/step_s"] - apart_s)
 
-    def step_and_save_s(self, *, evaluates: bool) -> float:
-        """Return the seconds that one more step and a save may take: p95 of each, and of the eval if it `evaluates`.
+    def step_and_save_s(self, *, evaluates: bool, num_saves: int = 1) -> float:
+        """Return the seconds that one more step and its saves may take: p95 of each, and of the eval if it `evaluates`.
 
         An attempt's first step counts as nothing: one slow step in the past must not keep all later attempts from
         ever taking another.
         """
         step_s = self.steps.p95_s or 0.0
         save_s = max(step_s, _SAVE_BEFORE_MEASURED_S) if self.saves.p95_s is None else self.saves.p95_s
+        save_s *= num_saves
         if not self.steps.is_measured:
             return save_s
         eval_s = step_s if self.evals.p95_s is None else self.evals.p95_s

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import ray
+from ray.exceptions import RayActorError, RayTaskError
 
 from hpc_grpo.config import Config
 from hpc_grpo.data.fingerprint import fingerprints
@@ -67,7 +68,12 @@ def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
             workers.start()
         checkpoints = Checkpoints(config, run_dir, workers.learners, times.saves)
         session = Session(config, run_dir, length, journal, checkpoints, stop, times)
-        state = _run_loop(session, workers, inputs)
+        try:
+            state = _run_loop(session, workers, inputs)
+        except (HpcGrpoError, RayTaskError, RayActorError):
+            with timer.phase("checkpoint"):
+                checkpoints.close()
+            raise
         with timer.phase("checkpoint"):
             checkpoints.save(state)
         if not session.is_complete(state):

@@ -2,7 +2,7 @@
 
 Runs in a Ray actor, one per rank. Consumes whole sequences, or references to samples with their advantages: these are
 fetched here, so that token arrays never pass through the driver. Waits for the other learners: every call is a
-collective of all of them.
+collective of all of them, but for the writing of a checkpoint, which runs beside training.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import ray
 
 from hpc_grpo.algorithms.base import algorithm_of
 from hpc_grpo.config import Config
+from hpc_grpo.run.checkpoint import FileEntry
 from hpc_grpo.run.contract import SHM_DIR_VARIABLE
 from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
@@ -49,8 +50,12 @@ class RemoteMinibatch:
     num_valid_tokens: int
 
 
+WRITING = "writing"
+"""The concurrency group of what runs beside training: each group of an actor has a thread of its own."""
+
+
 class LearnerActor:
-    """Made a Ray actor by the driver; methods run one at a time, in the order called."""
+    """Made a Ray actor by the driver; methods of a group run one at a time, in the order called."""
 
     def __init__(self, config: Config, rank: int, world_size: int, total_optimizer_steps: int) -> None:
         dump_stacks_on_signal("learner")
@@ -80,10 +85,18 @@ class LearnerActor:
         with PULSE.working("train"):
             return self._learner.train_step([self._fetch(minibatch) for minibatch in minibatches])
 
-    def save_checkpoint(self, path: Path, driver_state: dict[str, Any]) -> None:
-        from hpc_grpo.learner.checkpoint import save_checkpoint
+    def stage_checkpoint(self, path: Path, driver_state: dict[str, Any], behind: bool) -> None:
+        from hpc_grpo.learner.checkpoint import CheckpointWriter
 
-        save_checkpoint(self._learner, path, driver_state)
+        self._writer = CheckpointWriter(self._learner)
+        self._writer.stage(path, driver_state, behind=behind)
+
+    def write_checkpoint(self) -> tuple[FileEntry, ...]:
+        return self._writer.write()
+
+    def publish_checkpoint(self, *shares: tuple[FileEntry, ...]) -> float:
+        """Make it a checkpoint, on one learner, once all have written; `shares` are what they returned."""
+        return self._writer.publish(shares)
 
     def write_universal(self, path: Path) -> None:
         from hpc_grpo.learner.checkpoint import write_universal

@@ -1,8 +1,8 @@
 """Saves and restores everything a learner's next step depends on.
 
 Consumes DeepSpeed's state on every rank (weights, optimizer, schedule) and the random number generators; produces one
-folder that a manifest proves whole. Resuming from it with as many ranks is bit-identical. Saving and loading are
-collectives: they wait for all ranks.
+folder that a manifest proves whole. Resuming from it with as many ranks is bit-identical. Staging and loading are
+collectives: they wait for all ranks. Writing what was staged, and publishing it, waits for no training.
 
 Another number of ranks loads DeepSpeed's universal form, which holds every parameter and its optimizer state whole. It
 lies beside the checkpoint for as long as loading takes.
@@ -14,8 +14,10 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.errors import ConfigError, HpcGrpoError, LaunchError
 from hpc_grpo.run.checkpoint import FileEntry, Manifest, hash_files, problems, read_manifest, write_manifest
 from hpc_grpo.run.files import publish_dir, staging_path, start_staging
 
@@ -42,27 +44,65 @@ _COPIES = 2
 _SHOWN_LINES = 5
 
 
-def save_checkpoint(learner: Learner, directory: Path, driver_state: dict[str, Any]) -> None:
-    """Write `directory` atomically; a checkpoint already there is replaced only once the new one is whole.
+class CheckpointWriter:
+    """One learner's part in a checkpoint: `stage` with all others, `write` on any thread, then `publish` on rank 0.
 
-    Raises OSError or RuntimeError when a file cannot be written (a full disk); older checkpoints are untouched.
+    One checkpoint at a time. Each call raises HpcGrpoError when a file cannot be written; older checkpoints are
+    untouched, and one of the same step is replaced only once the new one is whole.
     """
-    rank, world_size, ds_engine = learner.rank, learner.world_size, learner.ds_engine
-    if rank == 0:
-        start_staging(directory)
-    dist.barrier()
-    staging = staging_path(directory)
-    ds_engine.save_checkpoint(str(staging), tag=TAG, save_latest=False)
-    for part in learner.parts:
-        part.save(staging)
-    torch.save(_rng_state(), staging / f"rng_rank_{rank}.pt")
-    dist.barrier()
-    files = hash_together(staging, rank, _gather)
-    if rank == 0:
-        stage = learner.config.train.zero_stage
-        write_manifest(staging, Manifest(learner.policy_version, world_size, stage, files, driver_state))
-        publish_dir(directory)
-    dist.barrier()
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
+        self._directory: Path
+        self._manifest: Manifest
+        self._begun = 0.0
+
+    def stage(self, directory: Path, driver_state: dict[str, Any], *, behind: bool) -> None:
+        """Take the state as it is now: if `behind` into host memory, to be written later, else to disk. Collective."""
+        learner, self._directory, self._begun = self._learner, directory, time.monotonic()
+        staging, stage = staging_path(directory), learner.config.train.zero_stage
+        self._manifest = Manifest(learner.policy_version, learner.world_size, stage, (), driver_state)
+        with _named_errors(directory):
+            if learner.rank == 0:
+                start_staging(directory)
+            dist.barrier()
+            with learner.files.new_checkpoint(keeps=behind):
+                learner.ds_engine.save_checkpoint(str(staging), tag=TAG, save_latest=False)
+                for part in learner.parts:
+                    learner.files.written += part.save(staging)
+                learner.files.save(_rng_state(), staging / f"rng_rank_{learner.rank}.pt")
+
+    def write(self) -> tuple[FileEntry, ...]:
+        """Put on the disk what is not there yet; return this learner's files."""
+        staging = staging_path(self._directory)
+        with _named_errors(self._directory):
+            return tuple(hash_files(staging, [str(file.relative_to(staging)) for file in self._learner.files.write()]))
+
+    def publish(self, shares: Sequence[Sequence[FileEntry]]) -> float:
+        """Make the files of all learners a checkpoint; return the seconds since it was staged.
+
+        Files are listed by who wrote them: a network file system may show this node the folder without the others'.
+        """
+        staging = staging_path(self._directory)
+        with _named_errors(self._directory):
+            entries = {entry.name: entry for share in shares for entry in share}
+            here = {str(file.relative_to(staging)) for file in staging.rglob("*") if file.is_file()}
+            # DeepSpeed puts a script or two beside its files.
+            entries |= {entry.name: entry for entry in hash_files(staging, sorted(here - entries.keys()))}
+            files = tuple(entries[name] for name in sorted(entries))
+            write_manifest(staging, replace(self._manifest, files=files))
+            publish_dir(self._directory)
+        return time.monotonic() - self._begun
+
+
+@contextmanager
+def _named_errors(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise HpcGrpoError(
+            f"Checkpoint {directory} could not be written: {error}. The ones before it are as they were."
+        ) from error
 
 
 def load_checkpoint(learner: Learner, directory: Path) -> dict[str, Any]:
@@ -89,8 +129,7 @@ def load_checkpoint(learner: Learner, directory: Path) -> dict[str, Any]:
         raise ConfigError(f"DeepSpeed found no state in {directory}.")
     for part in learner.parts:
         part.load(directory)
-    # Written by this project and verified above; weights_only still refuses anything but tensors and numbers.
-    _restore_rng(torch.load(directory / f"rng_rank_{rank % manifest.world_size}.pt", weights_only=True))
+    _restore_rng(learner.files.load(str(directory / f"rng_rank_{rank % manifest.world_size}.pt")))
     return manifest.driver_state
 
 
@@ -113,7 +152,7 @@ def write_universal(checkpoint: Path) -> None:
             f"needed beside {checkpoint}; {free / 2**30:.1f} are free. Free some, or use as many learners as before."
         )
     # A process of its own: it forks workers, which a learner with its threads must not.
-    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
+    command = [sys.executable, "-m", "hpc_grpo.learner.universal_program", "--inject_missing_state"]
     command += ["--input_folder", str(source), "--output_folder", str(target)]
     command += ["--num_extract_workers", str(_WORKERS), "--num_merge_workers", str(_WORKERS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -144,21 +183,6 @@ def universal_loading(engine: Any) -> Iterator[None]:
 
 def _beside(checkpoint: Path) -> Path:
     return checkpoint.with_name(f"{checkpoint.name}_universal")
-
-
-def hash_together(staging: Path, rank: int, gather: Callable[[Any], list[Any]]) -> tuple[FileEntry, ...]:
-    """Hash the checkpoint's files, each rank its share. `gather` is a collective: it returns what each rank gave it."""
-    # One list for all: a network file system may show a rank the folder without what others have just written there.
-    seen_by_rank = gather([str(file.relative_to(staging)) for file in staging.rglob("*") if file.is_file()])
-    names = sorted({name for seen in seen_by_rank for name in seen})
-    shares = gather(hash_files(staging, names[rank :: len(seen_by_rank)]))
-    return tuple(sorted((entry for share in shares for entry in share), key=lambda entry: entry.name))
-
-
-def _gather(own: Any) -> list[Any]:
-    gathered = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, own)
-    return gathered
 
 
 def _rng_state() -> dict[str, Any]:

@@ -24,6 +24,7 @@ from hpc_grpo.learner.model import PolicyModel, gathered, parameter_specs
 from hpc_grpo.learner.packing import PackedBatch, pack_equalised
 from hpc_grpo.learner.parts.base import wanted_parts
 from hpc_grpo.learner.setup import build_engine, build_reference, resolve_device, seed_everything
+from hpc_grpo.learner.staging import StagedFiles
 from hpc_grpo.metrics.reductions import Max, Mean, Reduction
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
@@ -56,6 +57,9 @@ class Learner:
         self.parts = wanted_parts(config, world_size, self.device)
         self.ds_engine = build_engine(config, world_size, self.device, total_optimizer_steps, self.parts)
         self.reference = build_reference(config, world_size, self.device)
+        self.files = StagedFiles()
+        for ds_engine in (self.ds_engine, *(own for part in self.parts for own in part.ds_engines)):
+            ds_engine.checkpoint_engine = self.files
         self._loss = algorithm_of(config).find_loss()
 
     @property

@@ -94,6 +94,11 @@ class ChainRecord:
         behind = next((link.job_id for link in reversed(self.links) if link.successor_of == job_id), "")
         return (behind, *self.followers(behind)) if behind else ()
 
+    def begun_behind(self, job_id: str) -> str:
+        """Return the last of the jobs behind one that has begun, "" if none has."""
+        begun = [link.job_id for link in self.links if link.first_step is not None]
+        return next((follower for follower in reversed(self.followers(job_id)) if follower in begun), "")
+
     def since_the_user(self) -> tuple[Link, ...]:
         """Return the links from the last one on that the user submitted: limits count from there."""
         users_own = [index for index, link in enumerate(self.links) if not link.successor_of]
@@ -121,6 +126,15 @@ def stalled(first_steps: Sequence[int | None], newest: int) -> int:
             break
         count += 1
     return count
+
+
+def before_it_ran(run: RunDir, job_id: str) -> str:
+    """Say how far a job got that has left no attempt."""
+    mark = run.job_mark(job_id)
+    if not mark.exists():
+        return "It ended before it had begun."
+    node = mark.read_text().strip()
+    return f"It began on {node} and ended before hpc-grpo ran in it: {run.slurm_log(job_id)} says why."
 
 
 def read_chain(run: RunDir) -> ChainRecord:

@@ -134,14 +134,14 @@ def publish_dir(final: Path) -> None:
     staging = staging_path(final)
     for file in staging.rglob("*"):
         if file.is_file():
-            _fsync(file)
+            fsync(file)
     retired = final.with_name(f".{final.name}{_RETIRED}")
     if retired.exists():
         shutil.rmtree(retired)
     if final.exists():
         final.replace(retired)
     staging.replace(final)
-    _fsync(final.parent)
+    fsync(final.parent)
     if retired.exists():
         shutil.rmtree(retired)
 
@@ -227,7 +227,8 @@ def _tell(problem: str) -> bool:
     return True
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Have the content of a file, or the names in a folder, on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -53,6 +53,10 @@ class RunDir:
         """The output of a job that `hpc-grpo` submitted."""
         return self.slurm_logs / f"{job_id}_0_log.out"
 
+    def job_mark(self, job_id: str) -> Path:
+        """The file that the first line of a job's script makes, whatever becomes of the lines after it."""
+        return self.slurm_logs / f"{job_id}.began"
+
     def rollouts(self, step: int) -> Path:
         return self.path / "rollouts" / f"step_{step}.jsonl"
 

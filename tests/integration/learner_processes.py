@@ -96,3 +96,22 @@ def _run_rank(rank: int, world_size: int, folder: Path, results: Any, scenario: 
         results.put((rank, scenario(rank, world_size, store, *args)))
     except Exception as error:  # noqa: BLE001 - carried to the test that started this process
         results.put((rank, error))
+
+
+def save_together(learner: Any, directory: Path, driver_state: dict[str, Any], *, behind: bool = False) -> Any:
+    """Stage a checkpoint on all ranks; return what writes and publishes it, a collective of the test's own."""
+    import torch.distributed as dist
+
+    from hpc_grpo.learner.checkpoint import CheckpointWriter
+
+    writer = CheckpointWriter(learner)
+    writer.stage(directory, driver_state, behind=behind)
+
+    def publish() -> None:
+        shares: list[Any] = [None] * learner.world_size
+        dist.all_gather_object(shares, writer.write())
+        if learner.rank == 0:
+            writer.publish(shares)
+        dist.barrier()
+
+    return publish

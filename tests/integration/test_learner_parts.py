@@ -17,7 +17,7 @@ from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.learner.parts.base import LearnerPart
 from hpc_grpo.metrics.reductions import Mean, merge
 from hpc_grpo.registry import LEARNER_PARTS
-from tests.integration.learner_processes import make_config, make_step, run_ranks, weights_of
+from tests.integration.learner_processes import make_config, make_step, run_ranks, save_together, weights_of
 
 pytestmark = pytest.mark.integration
 
@@ -72,8 +72,9 @@ class Baseline(LearnerPart):
         ]
         return lowered, {"baseline/steps": Mean(self.steps, 1)}
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> list[Path]:
         (folder / "baseline.txt").write_text(str(self.steps))
+        return [folder / "baseline.txt"]
 
     def load(self, folder: Path) -> None:
         self.steps = float((folder / "baseline.txt").read_text())
@@ -84,7 +85,7 @@ class Baseline(LearnerPart):
 
 def train_with_parts(rank: int, world_size: int, store: Any, model: Path, root: Path) -> dict[int, Any]:
     """Two steps under each ZeRO stage, a checkpoint, a third step; the third once more from the checkpoint."""
-    from hpc_grpo.learner.checkpoint import load_checkpoint, save_checkpoint
+    from hpc_grpo.learner.checkpoint import load_checkpoint
     from hpc_grpo.learner.learner import Learner
 
     LEARNER_PARTS.register("lora")(Lora)
@@ -96,7 +97,7 @@ def train_with_parts(rank: int, world_size: int, store: Any, model: Path, root: 
         before = weights_of(learner)
         metrics = [learner.train_step(make_step(seed, rank, world_size)) for seed in (1, 2)]
         folder = root / f"{world_size}_{stage}"
-        save_checkpoint(learner, folder, {})
+        save_together(learner, folder, {}, behind=True)()
         metrics.append(learner.train_step(make_step(3, rank, world_size)))
         fresh = Learner(config, rank, world_size)
         load_checkpoint(fresh, folder)
@@ -130,7 +131,7 @@ def test_parts_change_the_policy_and_its_advantages_and_resume_with_it(model: Pa
 
 def train_with_critic(rank: int, world_size: int, store: Any, model: Path, root: Path) -> dict[int, Any]:
     """Six steps of two minibatches on the same rollouts under each ZeRO stage; the last also from a checkpoint."""
-    from hpc_grpo.learner.checkpoint import load_checkpoint, save_checkpoint
+    from hpc_grpo.learner.checkpoint import load_checkpoint
     from hpc_grpo.learner.learner import Learner
 
     results = {}
@@ -142,7 +143,7 @@ def train_with_critic(rank: int, world_size: int, store: Any, model: Path, root:
         step = lambda own: own.train_step(make_step(1, rank, world_size, num_minibatches=2))  # noqa: E731
         metrics = [step(learner) for _ in range(5)]
         folder = root / f"critic_{world_size}_{stage}"
-        save_checkpoint(learner, folder, {})
+        save_together(learner, folder, {}, behind=True)()
         metrics.append(step(learner))
         fresh = Learner(config, rank, world_size)
         load_checkpoint(fresh, folder)

@@ -17,7 +17,7 @@ from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.plan.disk import checkpoint_bytes
 from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.paths import RunDir
-from tests.integration.learner_processes import make_config, make_step, run_ranks, weights_of
+from tests.integration.learner_processes import make_config, make_step, run_ranks, save_together, weights_of
 from tests.integration.naive_grpo import naive_training
 
 pytestmark = pytest.mark.integration
@@ -61,17 +61,18 @@ def broken_steps(learner: Any) -> list[str]:
 
 
 def resume(learner: Any, config: Any, rank: int, world_size: int, root: Path) -> Any:
-    """Save, take two more steps, and take them again from the checkpoint with a fresh learner."""
-    from hpc_grpo.learner.checkpoint import load_checkpoint, save_checkpoint
+    """Stage a checkpoint, take two more steps, write it, and take them again from it with a fresh learner."""
+    from hpc_grpo.learner.checkpoint import load_checkpoint
     from hpc_grpo.learner.export import export_model
     from hpc_grpo.learner.learner import Learner
 
     folder = root / f"{world_size}_ranks" / f"stage_{config.train.zero_stage}"
     run_dir = RunDir(folder)
-    save_checkpoint(learner, run_dir.checkpoint(5), {"step": 5, "next_ordinal": 20})
+    write = save_together(learner, run_dir.checkpoint(5), {"step": 5, "next_ordinal": 20}, behind=True)
     export_model(learner, run_dir.export(5))
     straight = [learner.train_step(make_step(seed, rank, world_size)) for seed in (7, 8)]
     expected = weights_of(learner)
+    write()
 
     fresh = Learner(config, rank, world_size)
     driver_state = load_checkpoint(fresh, run_dir.checkpoint(5))

@@ -42,6 +42,7 @@ class FakeQueue:
 
     jobs: dict[str, FakeJob] = field(default_factory=dict)
     ends: dict[str, JobEnd] = field(default_factory=dict)
+    preempted: dict[str, float] = field(default_factory=dict)
     requests: list[JobRequest] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -75,6 +76,9 @@ class FakeQueue:
 
     def end_of(self, job_id: str) -> JobEnd:
         return self.ends.get(job_id, JobEnd())
+
+    def preempted_until(self, job_id: str) -> float | None:
+        return self.preempted.get(job_id)
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         self._answer()

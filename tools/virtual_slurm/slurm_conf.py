@@ -5,9 +5,11 @@ from __future__ import annotations
 from .layout import CLUSTER_NAME, CONTROLLER, SUBNET_PREFIX, Layout, Shape
 
 DATABASE_PORT = 3306
+GRACE_S = 30
 
 
-def slurm_conf(layout: Layout, shape: Shape) -> str:
+def slurm_conf(layout: Layout, shape: Shape, *, has_freezer: bool) -> str:
+    """`has_freezer`: the host has cgroups by which a signal reaches a step's tasks alone, as on a real node."""
     names = ",".join(shape.node_names)
     addresses = {machine.name: machine.address for machine in shape.machines}
     memory_per_cpu = shape.mem_per_node_mib // shape.cpus_per_node
@@ -35,8 +37,7 @@ SlurmdPidFile={layout.local}/slurmd.pid
 SlurmctldLogFile={layout.logs}/slurmctld.log
 SlurmdLogFile={layout.logs}/slurmd-%n.log
 
-# No cgroup delegation is assumed, but where cores are to be constrained.
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{"cgroup" if has_freezer else "linuxproc"}
 TaskPlugin={"task/affinity,task/cgroup" if shape.constrain_cores else "task/none"}
 MpiDefault=none
 
@@ -67,13 +68,20 @@ JobAcctGatherFrequency=task=2
 {nodes}
 
 # A site may or may not set a default memory, and different scripts break on each.
-PartitionName=workq Nodes={names} Default=YES DefMemPerCPU={memory_per_cpu} State=UP
-PartitionName=nodefmem Nodes={names} Default=NO State=UP
+PartitionName=workq Nodes={names} Default=YES DefMemPerCPU={memory_per_cpu} PreemptMode=OFF State=UP
+PartitionName=nodefmem Nodes={names} Default=NO PreemptMode=OFF State=UP
+
+# Jobs of `urgent` take the nodes of jobs in the two below it, which have GraceTime seconds to leave.
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=urgent Nodes={names} PriorityTier=10 PreemptMode=OFF State=UP
+PartitionName=requeued Nodes={names} PriorityTier=1 PreemptMode=REQUEUE GraceTime={GRACE_S} State=UP
+PartitionName=cancelled Nodes={names} PriorityTier=1 PreemptMode=CANCEL GraceTime={GRACE_S} State=UP
 """
 
 
 def cgroup_conf() -> str:
-    """Only task/cgroup reads it: without it Slurm's cgroups are left alone."""
+    """Without task/cgroup and proctrack/cgroup nobody reads it, and the host's cgroups are left alone."""
     return "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=yes\n"
 
 

@@ -1,8 +1,9 @@
 """The node agent, `python -m hpc_grpo.launch.agent.agent`: one process per node that owns everything Ray does there.
 
 Consumes a `NodeSpec` and heartbeats on stdin; produces `NodeReport`s on stdout, and Ray's logs in the attempt's
-folder. It ends when stdin does, when the lease runs out, on SIGTERM or when Ray ends; whichever it was, it
-ends its own descendants only, copies the logs and removes the folders it made.
+folder. It ends when stdin does, when the lease runs out, when Ray ends, or on SIGTERM; whichever it was, it
+ends its own descendants only, copies the logs and removes the folders it made. A SIGTERM is reported first: of a job
+that is preempted the nodes stay for a while, and the supervisor has the agent hold Ray until the run is saved.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
 from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.launch.agent.end_notice import EndNotice
 from hpc_grpo.launch.agent.folders import OwnedDir, copy_logs, shm_dir_path, sweep
 from hpc_grpo.launch.agent.network import choose_ports, node_address
-from hpc_grpo.launch.agent.protocol import ALIVE, Lease, NodeReport, NodeSpec
+from hpc_grpo.launch.agent.protocol import ALIVE, Lease, NodeReport, NodeSpec, Order
 from hpc_grpo.launch.agent.ray_command import TEMP_DIR_NAME, ray_environment, start_command, temp_dir_path
 from hpc_grpo.launch.agent.ray_process import RayProcess
 from hpc_grpo.launch.agent.watch import LOOK_S, WAKING_S, Late, Watch, watched_on_node
@@ -48,13 +49,12 @@ class NodeAgent:
         self._spec = spec
         self._lease = lease
         self._reports = reports
-        self._terminated = False
+        self._notice = EndNotice()
         self._ray: RayProcess | None = None
         self._dirs: list[OwnedDir] = []
         self._watch = Watch()
         self._log_dir = Path(spec.log_dir)
         self._ray_log = self._log_dir / "ray_start.log"
-        signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def run(self) -> int:
@@ -77,7 +77,7 @@ class NodeAgent:
             ended = self._start_ray(skip_ports=tries)
             if ended is None:
                 return self._stay()
-            if self._terminated or self._lease.ended_by:
+            if self._notice.is_final or self._lease.ended_by:
                 return ""
             # A port can be lost between the test and the start: once more elsewhere.
             say(f"ray start ended with {ended}, try {tries + 1} of {_MAX_RAY_STARTS}", sys.stderr)
@@ -128,8 +128,6 @@ class NodeAgent:
             if (code := self._ray.poll()) is not None:
                 return f"Ray ended by itself with exit code {code}; see {self._log_dir}."
             reap_adopted(keep=[self._ray.pid])
-            if self._lease.take_stacks_request():
-                self._dump_stacks()
         return ""
 
     def _end_late(self, late: Sequence[Late]) -> None:
@@ -146,6 +144,15 @@ class NodeAgent:
         for one in late:
             one.process.send(signal.SIGKILL)
 
+    def _obey(self, order: Order) -> None:
+        match order:
+            case Order.STACKS:
+                self._dump_stacks()
+            case Order.HOLD:
+                self._notice.hold()
+            case Order.LET_GO:
+                self._notice.let_go()
+
     def _dump_stacks(self) -> None:
         """Signal those of our processes that answer it; it would kill the others."""
         for pid in descendants(os.getpid()):
@@ -154,7 +161,13 @@ class NodeAgent:
                     os.kill(pid, STACKS_SIGNAL)
 
     def _goes_on(self) -> bool:
-        return not self._terminated and self._lease.check(self._spec.lease_s, _POLL_S)
+        """Serve a moment longer; False once the lease is over or, after a SIGTERM, nobody has this agent hold."""
+        goes_on = self._lease.check(self._spec.lease_s, _POLL_S)
+        for order in self._lease.take_orders():
+            self._obey(order)
+        if self._notice.take_news():
+            self._report(NodeReport("told", self._spec.node))
+        return goes_on and not self._notice.ends_agent()
 
     def _own_dirs(self) -> tuple[Path, Path]:
         """Make the folders of Ray and of the weight store, after removing what dead agents left beside them."""
@@ -185,8 +198,8 @@ class NodeAgent:
         if self._ray is not None:
             # Alone: it drains its raylet, which takes half a second, or forever once the GCS is told to end too.
             # Slurm's SIGTERM may come meanwhile.
-            self._ray.terminate(lambda: _URGENT_GRACE_S if self._terminated else _END_GRACE_S)
-        leftover_s = _URGENT_GRACE_S if self._terminated else _LEFTOVER_GRACE_S
+            self._ray.terminate(lambda: _URGENT_GRACE_S if self._notice.is_final else _END_GRACE_S)
+        leftover_s = _URGENT_GRACE_S if self._notice.is_final else _LEFTOVER_GRACE_S
         killed = end_processes(lambda: descendants(os.getpid()), leftover_s)
         reap_adopted(keep=[])  # pid 1 of a container may never do it
         return killed
@@ -199,10 +212,7 @@ class NodeAgent:
             self._reports.write(line)
             self._reports.flush()
         except BrokenPipeError:
-            self._terminated = True  # nobody listens any more: the lease is over
-
-    def _on_sigterm(self, _signal: int, _frame: FrameType | None) -> None:
-        self._terminated = True
+            self._notice.is_final = True  # nobody listens any more: the lease is over
 
 
 def main() -> int:

@@ -1,13 +1,14 @@
 """The protocol between the supervisor and a node agent: JSON lines over the agent's stdin and stdout.
 
-The first line the agent reads is its `NodeSpec`; every later line is a heartbeat or STACKS_REQUEST, which `Lease`
-takes in. The end of stdin, or no line for `lease_s`, means that the supervisor is gone. The agent writes one
+The first line the agent reads is its `NodeSpec`; every later line is a heartbeat or an `Order`, which `Lease` takes
+in. The end of stdin, or no line for `lease_s`, means that the supervisor is gone. The agent writes one
 `NodeReport` per event, and `ALIVE` every few seconds while Ray runs. Pipes, not files: srun forwards them, and a
 shared file system may show a file a minute late.
 """
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import select
@@ -18,8 +19,16 @@ from typing import Any, Literal
 ALIVE = b"\n"
 """Shows the supervisor that the agent's loop turns."""
 
-STACKS_REQUEST = b"stacks\n"
-"""Has the agent ask its processes for their Python stacks."""
+
+class Order(enum.Enum):
+    """What the supervisor has an agent do; the value is the line that says so."""
+
+    STACKS = b"stacks\n"
+    """Ask all processes for their Python stacks."""
+    HOLD = b"hold\n"
+    """After a SIGTERM: keep Ray all the same, for the driver's checkpoint."""
+    LET_GO = b"let go\n"
+    """Hold no longer: SIGKILL is about to follow."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +63,10 @@ class NodeSpec:
 @dataclass(frozen=True)
 class NodeReport:
     """An event of a node. "up": Ray runs here; "late": a process was ended, and why; "failed": Ray does not run here,
-    and why; "gone": torn down.
+    and why; "gone": torn down; "told": a SIGTERM told the agent to end, as it does in a moment unless it is to hold.
     """
 
-    event: Literal["up", "late", "failed", "gone"]
+    event: Literal["up", "late", "failed", "gone", "told"]
     node: str
     why: str = ""
     ip: str = ""
@@ -92,7 +101,6 @@ class Lease:
         self._descriptor = descriptor
         self._heard = time.monotonic()
         self._buffer = b""
-        self._wants_stacks = False
         self.ended_by = ""
 
     def wait_for_spec(self) -> NodeSpec | None:
@@ -108,8 +116,6 @@ class Lease:
 
     def check(self, lease_s: float, wait_s: float) -> bool:
         """Wait up to `wait_s` for a heartbeat; False once the lease is over."""
-        self._wants_stacks |= STACKS_REQUEST in self._buffer
-        self._buffer = b""
         before = time.monotonic()
         if before - self._heard > lease_s:
             # Judged before listening: a node that was suspended finds the heartbeats it missed in the pipe.
@@ -122,10 +128,11 @@ class Lease:
             return False
         return True
 
-    def take_stacks_request(self) -> bool:
-        """Return whether stacks were asked for since the last call."""
-        wanted, self._wants_stacks = self._wants_stacks, False
-        return wanted
+    def take_orders(self) -> list[Order]:
+        """Return the orders that came since the last call."""
+        lines, newline, self._buffer = self._buffer.rpartition(b"\n")
+        known = {order.value: order for order in Order}
+        return [known[line] for line in (lines + newline).splitlines(keepends=True) if line in known]
 
     def _read(self) -> bool:
         data = os.read(self._descriptor, 65536)

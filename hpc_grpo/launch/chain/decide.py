@@ -10,6 +10,9 @@ dependency can tell apart is decided here; `ChainLink` (link.py) gathers the fac
     a node is lost                   node_lost             the same, and keeps off it       retrying, from this link
     the queue ends the job for it    node_lost, signalled  keeps off it                     retrying, from this link
     the end of walltime is near      resumable             waits, queued anew if need be    nothing: all is well
+    the queue preempts the job       resumable             waits, queued anew if need be    nothing: all is well
+    before it could checkpoint       running, crash        finds PREEMPTED and goes on      retrying
+    the queue starts it again        -                     waits, or has begun: it ends     nothing
     walltime kills the job           running               finds TIMEOUT and goes on        nothing
     the kernel kills the job         running               goes on                          retrying, from the successor
     an administrator cancels it      cancelled             finds that and goes on           retrying, from the successor
@@ -78,6 +81,7 @@ class StartFacts:
 
     `attempts` and `stalled` count since that one; `stalled` are the latest attempts in a row without a new checkpoint.
     `node_hours` are all of the run's so far. `user_knows`: an earlier link of the chain has told why it ended.
+    `replaced_by`: a job behind this one that has begun, "" if none has: the queue has started this one again since.
     """
 
     is_complete: bool
@@ -90,20 +94,28 @@ class StartFacts:
     node_hours: float = 0.0
     max_node_hours: float | None = None
     user_knows: bool = False
+    replaced_by: str = ""
 
 
 @dataclass(frozen=True)
 class StartDecision:
-    """The decision to train or not, and why in a user's words. `gave_up`: the run did not end as the user wanted."""
+    """The decision to train or not, and why in a user's words. `gave_up`: the run did not end as the user wanted.
+
+    `ends_chain`: where it does not train nobody else is to, either.
+    """
 
     goes_on: bool
     why: str
     gave_up: bool = False
     news: News | None = None
+    ends_chain: bool = True
 
 
 def decide_start(facts: StartFacts) -> StartDecision:
     """Decide whether a link that starts trains, and what the user has to hear."""
+    if facts.replaced_by:
+        why = f"Job {facts.replaced_by} has carried on behind this one, which was started again: nothing is left to it."
+        return StartDecision(False, why, ends_chain=False)
     if (reason := _reason_to_end(facts)) is not None:
         why, gave_up = reason
         news = None if facts.user_knows else News("complete" if facts.is_complete else "ended", why)

@@ -15,7 +15,12 @@ from dataclasses import replace
 
 from hpc_grpo.config import LaunchConfig, with_overrides
 from hpc_grpo.errors import ConfigError, LaunchError
-from hpc_grpo.launch.chain.decide import node_hours_asked, node_hours_used, within_node_hours
+from hpc_grpo.launch.chain.decide import (
+    may_queue_successor,
+    node_hours_asked,
+    node_hours_used,
+    within_node_hours,
+)
 from hpc_grpo.launch.place.base import JobQueue, JobRequest
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.chain import read_chain, write_chain
@@ -41,43 +46,52 @@ def attempt_command(run: RunDir, driver: str = DEFAULT_DRIVER, successor_of: str
     return shlex.join(words)
 
 
-def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue) -> str:
+def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue, after: str = "") -> str:
     """Queue the jobs of `requested_launches` for a run that nothing trains; return the first one's id.
 
-    Raises LaunchError, and ConfigError where the run has used its node-hours or others may write it.
+    `after` is a job of any kind that must have ended before, "" for none. Raises LaunchError, and ConfigError where
+    the run has used its node-hours or others may write it.
     """
     refuse_shared(run.path)
     first, *further = requested_launches(run, launch)
     remove_stop(run)  # before the job is there, which may start at once
-    at_once = not first.slurm.jobs_can_submit
     if earlier := [link.job_id for link in read_chain(run).since_the_user()]:
         queue.cancel(earlier)  # what still waits of an earlier chain would take turns with this one
     write_chain(run, read_chain(run).asking_for(launch))  # before the first job, whose successor reads it
-    jobs = [queue.submit(JobRequest(run, first, attempt_command(run, driver), is_held=at_once))]
+    # Held until the record is written: a link may write it as well.
+    jobs = [queue.submit(JobRequest(run, first, attempt_command(run, driver), after=after, is_held=bool(further)))]
     try:
         for follower in further:
             command = attempt_command(run, driver, successor_of=jobs[-1])
             jobs.append(queue.submit(JobRequest(run, follower, command, after=jobs[-1])))
     except LaunchError as error:
-        queue.cancel(jobs)
-        raise LaunchError(f"{error} It was follow-on job {len(jobs)}; the jobs before it were cancelled.") from error
+        if first.slurm.jobs_can_submit:
+            say(f"Until job {jobs[0]} runs and queues one, none waits behind it: {error}", sys.stderr)
+        else:
+            queue.cancel(jobs)
+            raise LaunchError(f"{error} It was follow-on job {len(jobs)}; those before it were cancelled.") from error
     record = replace(read_chain(run), successor="", ended="")
     for job_id, before in zip(jobs, ["", *jobs], strict=False):
         record = record.with_link(job_id, before)
     write_chain(run, record)
-    if at_once:
-        queue.release(jobs[0])  # held until now: a link may write the record as well
+    if further:
+        queue.release(jobs[0])
     return jobs[0]
 
 
 def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
-    """Return what the first job asks for and, where jobs cannot submit others, each that may follow it.
+    """Return what the first job asks for and its successor; where jobs cannot submit others, each that may follow.
+
+    The first job would queue its successor itself, but one that dies in its set-up lines queues nothing.
 
     Raises ConfigError where the run has used its node-hours.
     """
     used = node_hours_used(read_attempts(run), time.time())
     requested = [within_node_hours(launch, used)]
-    for _ in range(0 if launch.slurm.jobs_can_submit else launch.slurm.max_job_chains or 0):
+    num_further = launch.slurm.max_job_chains or 0
+    if launch.slurm.jobs_can_submit:
+        num_further = 1 if may_queue_successor(launch, links_before=0) else 0
+    for _ in range(num_further):
         used += node_hours_asked(requested[-1])
         try:
             requested.append(within_node_hours(launch, used))

@@ -157,7 +157,7 @@ class Job(Protocol):
 
 
 class JobQueue(Protocol):
-    """A scheduler's queue. All but `end_of` raise LaunchError when the scheduler does not answer.
+    """A scheduler's queue. All but `end_of` and `preempted_until` raise LaunchError when it does not answer.
 
     Each method asks the scheduler once or twice, `Job.exclude_nodes` a few times; `with_own_settings` and `render`
     never. Sites count that.
@@ -180,6 +180,12 @@ class JobQueue(Protocol):
 
     def end_of(self, job_id: str) -> JobEnd:
         """Return how the job ended; with state "" where it has not, or the scheduler does not answer."""
+
+    def preempted_until(self, job_id: str) -> float | None:
+        """Return when (unix seconds) the queue takes the nodes of a running job for another one; None: it does not.
+
+        Waits two seconds at most: SIGKILL may be near. None too where the scheduler does not answer in that time.
+        """
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """End jobs, waiting or running; one that is over is no error."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_grpo.launch.agent.protocol import STACKS_REQUEST, NodeReport, NodeSpec, report_from_line
+from hpc_grpo.launch.agent.protocol import NodeReport, NodeSpec, Order, report_from_line
 from hpc_grpo.launch.agent.watch import WakingClock
 from hpc_grpo.launch.place.base import Place
 from hpc_grpo.launch.place.node_process import NodeProcess
@@ -26,8 +26,10 @@ SILENT_AGENT_S = 60.0
 
 
 class AgentLink:
-    """A node agent, running or ended; `up` is its report once Ray runs, `late` holds why it
-    ended processes. All but `heartbeat` is for the main thread."""
+    """A node agent, running or ended; `up` is its report once Ray runs, `late` holds why it ended processes.
+
+    `is_told`: a SIGTERM has told it to end. All but `heartbeat` is for the main thread.
+    """
 
     def __init__(self, place: Place, node: str, log_dir: Path) -> None:
         """Start the agent; it does nothing until `send_spec`."""
@@ -38,6 +40,7 @@ class AgentLink:
         self._heard_at = self._now = self._clock.look()
         self._place = place
         self._failure = ""
+        self.is_told = False
         self._is_torn_down = False
         self._was_killed = False
         self._writing = threading.Lock()
@@ -68,10 +71,10 @@ class AgentLink:
             finally:
                 self._writing.release()
 
-    def ask_for_stacks(self) -> None:
-        """Have every process of the node write its Python stacks into the attempt's folder."""
+    def order(self, order: Order) -> None:
+        """Have the agent do something; one that has ended does not hear it."""
         with self._writing:
-            self._write(STACKS_REQUEST)
+            self._write(order.value)
 
     def read_reports(self) -> None:
         """Take in what the agent has reported since the last call."""
@@ -87,6 +90,8 @@ class AgentLink:
                 self.late.append(report.why)
             elif report.event == "failed":
                 self._failure = report.why
+            elif report.event == "told":
+                self.is_told = True
             elif report.event == "gone":
                 self._is_torn_down = True
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchError
-from hpc_grpo.launch.chain.link import ChainLink, LinkJob, LinkOrigin
+from hpc_grpo.launch.chain.link import ChainLink
+from hpc_grpo.launch.chain.successor import LinkJob, LinkOrigin
 from hpc_grpo.launch.environment.rules import unset
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.place import find_place

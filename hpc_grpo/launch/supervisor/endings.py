@@ -18,16 +18,18 @@ from hpc_grpo.launch.supervisor import events
 from hpc_grpo.launch.supervisor.events import End
 
 
-def end_of_driver(ended: events.DriverEnded, signalled: str, lost: Mapping[str, str]) -> End:
+def end_of_driver(ended: events.DriverEnded, signalled: str, lost: Mapping[str, str], told: str = "") -> End:
     """Return how a driver ended, and how its attempt ends unless it is started again.
 
-    `signalled` names the signal that the supervisor was sent, "" if none; `lost` maps nodes to why they are gone.
+    `signalled` names the signal that the supervisor was sent, "" if none; `lost` maps nodes to why they are gone;
+    `told` says why the nodes were told to end, "" if they were not.
     """
     returncode = ended.returncode
     if ended.facts.is_complete:  # whatever became of its driver after that
         return End("complete", EXIT_COMPLETE, "The run is complete.")
     if returncode == EXIT_RESUMABLE:
-        return End("resumable", EXIT_RESUMABLE, "Checkpointed with more to do; start it again to carry on.")
+        why = f"{told} Checkpointed in time: the next job carries on." if told else ""
+        return End("resumable", EXIT_RESUMABLE, why or "Checkpointed with more to do; start it again to carry on.")
     if lost:
         named = "; ".join(f"{node}: {why}" for node, why in lost.items())
         return End("node_lost", EXIT_CRASH, f"Lost {len(lost)} node(s) while training. {named}")
@@ -36,6 +38,8 @@ def end_of_driver(ended: events.DriverEnded, signalled: str, lost: Mapping[str, 
     said = f": {ended.last_error}; see driver.log." if ended.last_error else "; see driver.log."
     if returncode == EXIT_CONFIG:
         return End("config", EXIT_CONFIG, f"Something must be changed first{said}")
+    if told:
+        return End("crash", EXIT_CRASH, f"{told} The driver wrote no checkpoint in that time; see driver.log.")
     if signalled:
         return End("cancelled", EXIT_CRASH, f"Ended by {signalled}, sent to the supervisor.")
     if returncode == EXIT_COMPLETE:

@@ -45,6 +45,17 @@ class Signalled:
     signal: int
 
 
+class NodesTold:
+    """A SIGTERM has told the agents to end; the supervisor has not been sent one, or not yet."""
+
+
+@dataclass(frozen=True)
+class QueueAnswered:
+    """The queue's answer to ASK_QUEUE. `left_s`: what it leaves of a job that it preempts; None: it does not."""
+
+    left_s: float | None
+
+
 @dataclass(frozen=True)
 class DriverStuck:
     """The driver is stopped or makes no progress; `why` is a sentence."""
@@ -90,7 +101,19 @@ class FormedAgain:
     is_enough: bool
 
 
-Event = RayReady | Tick | BringUpFailed | Signalled | DriverStuck | ProcessLate | NodesLost | DriverEnded | FormedAgain
+Event = (
+    RayReady
+    | Tick
+    | BringUpFailed
+    | Signalled
+    | NodesTold
+    | QueueAnswered
+    | DriverStuck
+    | ProcessLate
+    | NodesLost
+    | DriverEnded
+    | FormedAgain
+)
 
 
 class Do(enum.Enum):
@@ -100,6 +123,9 @@ class Do(enum.Enum):
     KILL_DRIVER = "send the driver SIGKILL"
     WRITE_STACKS = "have every process of training write its stacks"
     FORM_AGAIN = "end every agent, and bring Ray up anew on the nodes that answer"
+    ASK_QUEUE = "ask the queue whether it preempts this job"
+    HOLD_NODES = "have agents that were told to end keep Ray"
+    LET_NODES_GO = "have them end at once"
     SAVE_RECORD = "write attempt.json"
 
 

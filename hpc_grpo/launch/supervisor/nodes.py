@@ -19,7 +19,7 @@ from pathlib import Path
 from hpc_grpo.errors import NodesUnavailableError
 from hpc_grpo.launch.agent.folders import shm_dir_path
 from hpc_grpo.launch.agent.network import node_address
-from hpc_grpo.launch.agent.protocol import NodeReport
+from hpc_grpo.launch.agent.protocol import NodeReport, Order
 from hpc_grpo.launch.agent.ray_command import ray_environment
 from hpc_grpo.launch.place.node_process import LineReader
 from hpc_grpo.launch.supervisor.agent_link import AgentLink, Heartbeats
@@ -106,9 +106,13 @@ class Nodes:
             link.late.clear()
         return taken
 
-    def ask_for_stacks(self) -> None:
+    def told(self) -> list[str]:
+        """Return the nodes whose agents a signal has told to end."""
+        return [link.node for link in self._links if link.is_told]
+
+    def order(self, order: Order) -> None:
         for link in self._links:
-            link.ask_for_stacks()
+            link.order(order)
 
     def tear_down(self, deadline_s: float) -> list[str]:
         """End all leases and wait for the agents; returns the nodes that took too long and were killed."""

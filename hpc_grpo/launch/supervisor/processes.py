@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Sequence
 
+from hpc_grpo.launch.agent.protocol import Order
 from hpc_grpo.launch.supervisor import events
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
 from hpc_grpo.launch.supervisor.driver_process import Driver
@@ -65,10 +66,16 @@ class Processes:
             case Do.KILL_DRIVER:
                 self.driver.forward(signal.SIGKILL)
             case Do.WRITE_STACKS:
-                self.nodes.ask_for_stacks()
+                self.nodes.order(Order.STACKS)
                 self.driver.forward(STACKS_SIGNAL)
             case Do.FORM_AGAIN:
                 return self._form_again()
+            case Do.ASK_QUEUE:
+                return events.QueueAnswered(self._left_of_preempted())
+            case Do.HOLD_NODES:
+                self.nodes.order(Order.HOLD)
+            case Do.LET_NODES_GO:
+                self.nodes.order(Order.LET_GO)
             case Do.SAVE_RECORD:
                 self._save()
             case events.Forward():
@@ -135,6 +142,12 @@ class Processes:
                 self._record.lost_nodes.pop(node, None)
             else:
                 self._record.lost_nodes.setdefault(node, "it does not answer")
+
+    def _left_of_preempted(self) -> float | None:
+        """Ask the queue; return the seconds it leaves of a job that it preempts, None where it does not or is none."""
+        queue, job_id = self._setup.place.queue, self._setup.allocation.job_id
+        ends_at = queue.preempted_until(job_id) if queue is not None else None
+        return None if ends_at is None else max(ends_at - time.time(), 0.0)
 
     def _start_driver(self) -> None:
         self._close_driver()

@@ -97,6 +97,8 @@ class Supervisor:
             processes.driver.copy_window_size()
         while self._signals.pending:
             yield events.Signalled(self._signals.pending.pop(0))
+        if processes.nodes.told():
+            yield events.NodesTold()
         if self._state.phase == "bring_up":
             if error := processes.nodes.bring_up_error():
                 yield events.BringUpFailed(error, self._facts())

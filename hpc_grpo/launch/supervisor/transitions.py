@@ -7,8 +7,12 @@ file or starts a process: `supervisor.py` observes the events and performs the a
     --------  ------------------  ----------------------------------------------------  -------------------
     bring_up  RayReady            PUBLISH_RAY                                           training
     bring_up  BringUpFailed       Fail; with nodes lost before, as lost nodes (below)   over
-    bring_up  asked to end        Forward, SAVE_RECORD, Fail                            over
+    bring_up  asked to end        Forward, SAVE_RECORD, Fail; of NodesTold too          over
     training  asked to end        Forward, SAVE_RECORD; of SIGTERM KILL_DRIVER in 60 s  training
+                                  and ASK_QUEUE
+    training  NodesTold           HOLD_NODES, Forward, SAVE_RECORD, ASK_QUEUE           training
+    training  it is preempted     HOLD_NODES; KILL_DRIVER shortly before its end        training
+    training  it is cancelled     LET_NODES_GO                                          training
     training  asked to end again  Forward, SAVE_RECORD; KILL_DRIVER now                 training
     training  NodesLost           SAVE_RECORD, Say; KILL_DRIVER in 10 s                 training
     bring_up  DriverEnded         as the driver ended (below)                           see below
@@ -24,7 +28,7 @@ file or starts a process: `supervisor.py` observes the events and performs the a
     crash                        StartDriver, on the nodes as they are                  End
     lost nodes                   FORM_AGAIN, then of FormedAgain StartDriver or End     End
 
-Another try may help unless the end was asked for, by a signal or the STOP file, and as long as no more than
+Another try may help unless the end was asked for, by a signal, preemption or the STOP file, and as long as no more than
 `launch.max_stalled_restarts` tries in a row brought no new checkpoint; crashes and losses count apart.
 """
 
@@ -40,18 +44,7 @@ from typing import Literal
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchError
 from hpc_grpo.launch.supervisor import events
 from hpc_grpo.launch.supervisor.endings import end_of_driver
-from hpc_grpo.launch.supervisor.events import (
-    Action,
-    Do,
-    End,
-    Event,
-    Fail,
-    Forward,
-    NoteLate,
-    RunFacts,
-    Say,
-    StartDriver,
-)
+from hpc_grpo.launch.supervisor.events import Action, Do, End, Event, Fail, Forward, RunFacts, Say, StartDriver
 from hpc_grpo.run.attempt import ExitKind
 
 DRIVER_GRACE_S = 10.0
@@ -61,6 +54,7 @@ _STACKS_S = 5.0
 """Time for processes to write their stacks."""
 _EXPLAINS_S = 60.0
 """A driver that crashes so soon after a process was ended that was late did so for want of it."""
+_TEARDOWN_S = 10.0  # kept of what a preempted job has left, for its nodes
 _STOP_GRACE_S = 60.0
 """After SIGTERM, behind which Slurm's SIGKILL waits, the driver may take so long to checkpoint. After Ctrl+C it may
 take as long as it needs; a second signal ends it at once."""
@@ -70,7 +64,8 @@ take as long as it needs; a second signal ends it at once."""
 class State:
     """All that a reaction depends on besides the event. Times are those of `time.monotonic()`.
 
-    `step`: the newest checkpoint when the driver last started. `lost`: node -> why, of the present nodes.
+    `step`: the newest checkpoint when the driver last started. `signalled`: the signal that asked this process to end;
+    `told`: why its nodes alone were, by preemption say. `lost`: node -> why, of the present nodes.
     `stalled`: tries in a row without a new checkpoint, by how the driver ended. `late`: why the last process was ended
     that was late, at `late_at`. `ended`: the driver's end, while
     settling. `ending`: how the attempt ends if FORM_AGAIN finds too few nodes.
@@ -82,6 +77,7 @@ class State:
     phase: Literal["bring_up", "training", "settling", "forming", "over"] = "bring_up"
     was_formed_again: bool = False
     signalled: str = ""
+    told: str = ""
     stuck: str = ""
     late: str = ""
     late_at: float = -math.inf
@@ -108,10 +104,14 @@ def react(state: State, event: Event, now: float) -> Reaction:
             return _on_failed_bring_up(state, event)
         case events.Signalled():
             return _on_signal(state, event.signal, now)
+        case events.NodesTold():
+            return _on_told_nodes(state, now)
+        case events.QueueAnswered():
+            return _on_answer(state, event.left_s, now)
         case events.DriverStuck():
             return replace(state, stuck=event.why, kill_at=now + _STACKS_S), [Do.WRITE_STACKS]
         case events.ProcessLate():
-            return replace(state, late=event.why, late_at=now), [NoteLate(event.why)]
+            return replace(state, late=event.why, late_at=now), [events.NoteLate(event.why)]
         case events.NodesLost():
             return _on_lost_nodes(state, event, now)
         case events.DriverEnded():
@@ -139,11 +139,34 @@ def _on_signal(state: State, number: int, now: float) -> Reaction:
     actions: list[Action] = [Forward(number), Do.SAVE_RECORD]
     if state.signalled:
         return replace(state, kill_at=now), actions
+    if number == signal.SIGTERM and state.phase != "bring_up":
+        actions.append(Do.ASK_QUEUE)
     name = signal.Signals(number).name
     state = replace(state, signalled=name, kill_at=now + _STOP_GRACE_S if number == signal.SIGTERM else state.kill_at)
     if state.phase == "bring_up":
         return replace(state, phase="over"), [*actions, Fail(LaunchError(f"{name} while the nodes were coming up."))]
     return state, actions
+
+
+def _on_told_nodes(state: State, now: float) -> Reaction:
+    """Have the run saved, on nodes that would end: of a cancelled job this process is signalled too."""
+    if state.signalled or state.told:
+        return state, []
+    state = replace(state, told="A SIGTERM told the nodes of this attempt to end.")
+    actions: list[Action] = [Forward(signal.SIGTERM), Do.SAVE_RECORD]
+    if state.phase == "bring_up":
+        return replace(state, phase="over"), [*actions, Fail(LaunchError(f"{state.told} They were still coming up."))]
+    kill_at = min(state.kill_at, now + _STOP_GRACE_S)
+    return replace(state, kill_at=kill_at), [Do.HOLD_NODES, *actions, Do.ASK_QUEUE]
+
+
+def _on_answer(state: State, left_s: float | None, now: float) -> Reaction:
+    """Give the driver what a preempted job has left; of one that is cancelled have the nodes end while they can."""
+    if left_s is None:
+        return state, [Do.LET_NODES_GO] if state.signalled else []
+    told = f"The queue preempts this job, {left_s:.0f} s before it takes the nodes."
+    state = replace(state, told=told, signalled="", kill_at=now + max(left_s - _TEARDOWN_S, 0.0))
+    return state, [Do.HOLD_NODES, Do.SAVE_RECORD, Say(f"{told} The run is saved now.")]
 
 
 def _on_lost_nodes(state: State, event: events.NodesLost, now: float) -> Reaction:
@@ -152,7 +175,7 @@ def _on_lost_nodes(state: State, event: events.NodesLost, now: float) -> Reactio
         node: loss.why
         for node, loss in event.nodes.items()
         # Of a job that is cancelled all nodes end; of one that Slurm ends for a lost node, this one came first.
-        if node not in state.lost and (loss.is_machine or not state.signalled)
+        if node not in state.lost and (loss.is_machine or not (state.signalled or state.told))
     }
     if not new:
         return state, []
@@ -171,7 +194,7 @@ def _on_driver_end(state: State, ended: events.DriverEnded, now: float) -> React
     state = replace(state, ended=ended, late=state.late if explains else "")
     if state.phase == "settling":
         return state, []  # what the run directory says by the end of it counts
-    is_plain = state.signalled or ended.returncode in (EXIT_COMPLETE, EXIT_RESUMABLE)
+    is_plain = state.signalled or state.told or ended.returncode in (EXIT_COMPLETE, EXIT_RESUMABLE)
     if is_plain or state.lost or state.phase == "bring_up":
         return _settle(state)
     return replace(state, phase="settling", settled_at=now + _SETTLE_S), []
@@ -188,7 +211,7 @@ def _on_time(state: State, now: float) -> Reaction:
 def _settle(state: State) -> Reaction:
     """Conclude from what is known now how the driver ended."""
     assert state.ended is not None
-    end = end_of_driver(state.ended, state.signalled, state.lost)
+    end = end_of_driver(state.ended, state.signalled, state.lost, state.told)
     if end.kind == "crash" and (why := state.stuck or state.late):
         end = replace(end, why=f"{why} The stacks of its processes are in {state.stacks_dir}.")
     return _try_again_or_end(state, end, state.ended.facts)
@@ -203,7 +226,7 @@ def _on_formed_again(state: State, is_enough: bool) -> Reaction:
 
 def _try_again_or_end(state: State, end: End, facts: RunFacts) -> Reaction:
     """Start the driver again where that may help, else end the attempt as `end` says."""
-    if end.kind in ("crash", "node_lost") and not state.signalled and not facts.stop_asked:
+    if end.kind in ("crash", "node_lost") and not (state.signalled or state.told or facts.stop_asked):
         stalled = 0 if facts.step > state.step else state.stalled.get(end.kind, 0) + 1
         if state.max_stalled > 0 and stalled <= state.max_stalled:
             state = replace(state, step=facts.step, stalled={**state.stalled, end.kind: stalled})

@@ -23,6 +23,8 @@ class LearnerPart:
         self.config = config
         self.world_size = world_size
         self.device = device
+        self.ds_engines: list[Any] = []
+        """DeepSpeed's engines of the part, which write their files as the policy's does."""
 
     @staticmethod
     def is_wanted(config: Config) -> bool:
@@ -36,8 +38,9 @@ class LearnerPart:
         """Return what the policy is to be trained on, with advantages of the part's making, and the part's metrics."""
         return minibatches, {}
 
-    def save(self, folder: Path) -> None:
-        """Write the part's state into a checkpoint."""
+    def save(self, folder: Path) -> Sequence[Path]:
+        """Write the part's state into a checkpoint; return the files this rank wrote without DeepSpeed."""
+        return ()
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""

@@ -57,6 +57,7 @@ class Critic(LearnerPart):
         super().__init__(config, world_size, device)
         self._budget = config.train.max_tokens_per_microbatch
         self._engine = _build_engine(config, world_size, device)
+        self.ds_engines.append(self._engine)
 
     def before_step(self, minibatches: Sequence[Minibatch]) -> tuple[Sequence[Minibatch], Mapping[str, Reduction]]:
         """Value all sequences, train on their returns, and return them with advantages."""
@@ -79,8 +80,9 @@ class Critic(LearnerPart):
         ]
         return trained, metrics
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> Sequence[Path]:
         self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+        return ()
 
     def load(self, folder: Path) -> None:
         """Restore the critic. Raises ConfigError where another number of learners wrote it, or none did."""

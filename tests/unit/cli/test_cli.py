@@ -77,7 +77,7 @@ def test_setup_lines_of_the_command_come_after_those_of_the_site(tmp_path: Path)
     site = "launch.setup_lines=[module load cuda]"
     options = ["--setup", "export A='x y'", "--setup", "ulimit -n 9", "--dry-run"]
     script = call("submit", "local/debug", f"run.root={tmp_path}", site, *options).output
-    assert "# setup\nmodule load cuda\nexport A='x y'\nulimit -n 9\n" in script
+    assert ".began' || true\nmodule load cuda\nexport A='x y'\nulimit -n 9\n" in script
 
 
 def test_a_chain_of_so_many_jobs_and_of_as_many_as_it_takes_is_a_usage_error(tmp_path: Path) -> None:

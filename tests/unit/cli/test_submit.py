@@ -73,7 +73,7 @@ def test_modules_that_a_shell_lacks_are_named(tmp_path: Path, monkeypatch: pytes
 def test_the_shipped_shell_configs_of_a_site_are_submitted(path: Path, queue: FakeQueue) -> None:
     result = call("submit", str(path))
     assert result.exit_code == 0, result.stderr
-    assert len(queue.requests) == 1
+    assert [request.after for request in queue.requests[1:]] in ([], ["100"])
 
 
 @pytest.mark.parametrize(

@@ -10,23 +10,49 @@ import pytest
 from hpc_grpo.config import load_config
 from hpc_grpo.driver.checkpoints import Checkpoints, DriverState
 from hpc_grpo.driver.length import Durations
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.run.checkpoint import Checkpoint, Manifest, hash_files, write_manifest
 from hpc_grpo.run.paths import RunDir, step_dirs
 
 
 class FakeLearners:
+    """Learners whose checkpoints behind training are not on the disk before they are waited for."""
+
     def __init__(self) -> None:
         self.saved: list[int] = []
+        self.done: list[str] = []
+        self.error: Exception | None = None
 
-    def save_checkpoint(self, path: Path, driver_state: dict[str, Any]) -> None:
+    def begin_checkpoint(self, path: Path, driver_state: dict[str, Any], *, behind: bool) -> Path:
         self.saved.append(driver_state["step"])
+        self.done.append(f"stage {driver_state['step']}{' behind' if behind else ''}")
+        return path
+
+    def seconds_of(self, writing: Path, *, waits: bool) -> float | None:
+        if not waits:
+            return None
+        if self.error is not None:
+            raise self.error
+        self.done.append(f"{writing.name} written")
+        write_checkpoint(writing)
+        return 7.0
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
         pass
 
     def export(self, path: Path) -> None:
         path.mkdir(parents=True)
+
+
+def write_checkpoint(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "weights.pt").touch()
+    step = int(folder.name.removeprefix("step_"))
+    write_manifest(folder, Manifest(step, 1, 1, tuple(hash_files(folder, ["weights.pt"])), {"step": step}))
+
+
+def on_disk(run: RunDir) -> list[str]:
+    return sorted(path.name for path in run.checkpoints.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -62,14 +88,65 @@ def test_a_run_does_not_start_over_because_its_checkpoints_are_damaged(tmp_path:
 def test_a_damaged_newer_checkpoint_is_kept_beside_what_the_run_writes_anew(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for step in (2, 4):
-        folder = run.checkpoint(step)
-        folder.mkdir(parents=True)
-        (folder / "weights.pt").touch()
-        write_manifest(folder, Manifest(step, 1, 1, tuple(hash_files(folder, ["weights.pt"])), {"step": step}))
+        write_checkpoint(run.checkpoint(step))
     (run.checkpoint(4) / "weights.pt").write_bytes(b"damage")
     learners: Any = FakeLearners()
     assert Checkpoints(load_config("local/debug"), run, learners, Durations()).resume().step == 2
-    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step_2", "step_4.damaged"]
+    assert on_disk(run) == ["step_2", "step_4.damaged"]
+
+
+@pytest.fixture
+def learners() -> Any:
+    return FakeLearners()
+
+
+def checkpoints_of(learners: Any, folder: Path, *settings: str) -> Checkpoints:
+    config = load_config("local/debug", ["checkpoint.every_steps=1", "checkpoint.keep_last=1", *settings])
+    return Checkpoints(config, RunDir(folder), learners, Durations())
+
+
+def test_one_checkpoint_is_on_its_way_to_the_disk_and_the_next_waits_for_it(learners: Any, tmp_path: Path) -> None:
+    checkpoints = checkpoints_of(learners, tmp_path)
+    for step in (1, 2):
+        checkpoints.save_if_due(DriverState(step))
+    assert learners.done == ["stage 1 behind", "step_1 written", "stage 2 behind"]
+    assert checkpoints.is_writing
+
+
+def test_older_checkpoints_stay_until_the_next_is_whole(learners: Any, tmp_path: Path) -> None:
+    checkpoints = checkpoints_of(learners, tmp_path)
+    for step in (1, 2):
+        checkpoints.save_if_due(DriverState(step))
+    assert on_disk(RunDir(tmp_path)) == ["step_1"]
+    checkpoints.close()
+    assert on_disk(RunDir(tmp_path)) == ["step_2"]
+
+
+@pytest.mark.parametrize("already_staged", [True, False])
+def test_the_last_checkpoint_is_waited_for(learners: Any, already_staged: bool, tmp_path: Path) -> None:
+    checkpoints = checkpoints_of(learners, tmp_path)
+    checkpoints.save_if_due(DriverState(1))
+    checkpoints.save(DriverState(1 if already_staged else 2))
+    assert learners.done[1:] == ["step_1 written", *([] if already_staged else ["stage 2", "step_2 written"])]
+    assert not checkpoints.is_writing
+
+
+def test_a_write_that_fails_is_an_error_of_the_run_and_the_step_can_be_saved_again(
+    learners: Any, tmp_path: Path
+) -> None:
+    checkpoints = checkpoints_of(learners, tmp_path)
+    checkpoints.save_if_due(DriverState(1))
+    learners.error = HpcGrpoError("Checkpoint step_1 could not be written: the disk is gone.")
+    with pytest.raises(HpcGrpoError, match="the disk is gone"):
+        checkpoints.save_if_due(DriverState(2))
+    learners.error = None
+    checkpoints.save(DriverState(1))
+    assert learners.done[1:] == ["stage 1", "step_1 written"]
+
+
+def test_a_run_may_wait_for_the_disk_instead(learners: Any, tmp_path: Path) -> None:
+    checkpoints_of(learners, tmp_path, "checkpoint.behind_training=false").save_if_due(DriverState(1))
+    assert learners.done == ["stage 1", "step_1 written"]
 
 
 @pytest.mark.parametrize(("keep", "left"), [("null", [2, 4, 6, 7]), ("2", [6, 7]), ("1", [7])])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,12 +77,12 @@ def test_time_for_a_step_is_not_taken_for_time_for_a_step_with_an_eval(
     tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(ENDS_AT_VARIABLE, str(time.time() + 250))
-    times, unused = StepTimes.after(None), None
+    times, unused, saved = StepTimes.after(None), None, SimpleNamespace(is_writing=False)
     times.saves.add(20.0)
     for eval_s in [0.0] * 19 + [290.0]:
         times.add_step({"time/step_s": 10.0 + eval_s, **({"time/eval_s": eval_s} if eval_s else {})})
     run_dir: Any = RunDir(tmp_path)
-    session = Session(config, run_dir, LENGTH, unused, unused, StopRequest(run_dir), times)  # type: ignore[arg-type]
+    session = Session(config, run_dir, LENGTH, unused, saved, StopRequest(run_dir), times)  # type: ignore[arg-type]
     assert session.should_go_on(DriverState(38), evaluates=False)
     assert not session.should_go_on(DriverState(39), evaluates=True)
     assert capsys.readouterr().out.startswith("Stopping after step 39: the end of the allocation (350 s kept")

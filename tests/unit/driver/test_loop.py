@@ -36,6 +36,7 @@ class FakeRun:
         eval_every: int = 1,
     ) -> None:
         self.done: list[str] = []
+        self.is_writing = False
         self.timer = StepTimer()
         self._fails = fails or {}
         self._total_steps, self._eval_every = total_steps, eval_every
@@ -117,7 +118,7 @@ def test_a_task_without_engines_publishes_and_evaluates_nothing() -> None:
 def test_an_eval_is_run_and_time_kept_for_it_only_where_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     run, reserved = FakeRun(total_steps=6, eval_every=4), []
 
-    def step_and_save_s(times: StepTimes, *, evaluates: bool) -> float:
+    def step_and_save_s(times: StepTimes, *, evaluates: bool, num_saves: int) -> float:
         reserved.append(evaluates)
         return 0.0
 

@@ -1,48 +1,65 @@
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PosixPath
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from hpc_grpo.learner.checkpoint import hash_together
+import pytest
+import torch
 
-NUM_RANKS = 2
+from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.learner.checkpoint import CheckpointWriter
+from hpc_grpo.learner.staging import StagedFiles
+from hpc_grpo.run.checkpoint import FileEntry, read_manifest
 
-
-class StaleFolder(PosixPath):
-    """A folder on a network file system whose listing was cached before `late` was written by another node."""
-
-    late = "optimizer_rank_1.pt"
-
-    def rglob(self, pattern: str) -> Iterator[Path]:  # type: ignore[override]
-        return (path for path in Path(self).rglob(pattern) if path.name != self.late)
+OF_RANK_1 = FileEntry("deepspeed/optimizer_rank_1.pt", 3, "0" * 32)
 
 
-class ThreadGather:
-    """A gather for ranks that are threads: it returns what each gave, in any order but the same for all."""
+class FakeEngine:
+    """Saves as DeepSpeed does: a file of tensors, and a script beside it."""
 
-    def __init__(self, num_ranks: int) -> None:
-        self._given: dict[int, Any] = {}
-        self._barrier = threading.Barrier(num_ranks, timeout=10)
+    def __init__(self, files: StagedFiles) -> None:
+        self.files, self.weights = files, torch.ones(3)
 
-    def __call__(self, own: Any) -> list[Any]:
-        self._given[threading.get_ident()] = own
-        self._barrier.wait()
-        gathered = list(self._given.values())
-        self._barrier.wait()
-        return gathered
+    def save_checkpoint(self, folder: str, tag: str, save_latest: bool) -> None:
+        self.files.makedirs(f"{folder}/{tag}", exist_ok=True)
+        self.files.save({"module": self.weights}, f"{folder}/{tag}/optimizer_rank_0.pt")
+        (Path(folder) / "script.py").touch()
 
 
-def test_file_that_one_rank_does_not_see_yet_is_in_the_manifest(tmp_path: Path) -> None:
-    names = ["deepspeed/optimizer_rank_0.pt", f"deepspeed/{StaleFolder.late}", "rng_rank_0.pt", "rng_rank_1.pt"]
-    (tmp_path / "deepspeed").mkdir()
-    for name in names:
-        (tmp_path / name).write_text(name)
-    views = [StaleFolder(tmp_path), tmp_path]
-    gather = ThreadGather(NUM_RANKS)
-    with ThreadPoolExecutor(NUM_RANKS) as ranks:
-        hashing = [ranks.submit(hash_together, view, rank, gather) for rank, view in enumerate(views)]
-        files = [future.result() for future in hashing]
-    assert [[entry.name for entry in own] for own in files] == [names, names]
+@pytest.fixture
+def learner(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Rank 0 of two, whose other rank is elsewhere."""
+    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
+    files = StagedFiles()
+    config = SimpleNamespace(train=SimpleNamespace(zero_stage=1))
+    engine = FakeEngine(files)
+    return SimpleNamespace(
+        rank=0, world_size=2, ds_engine=engine, parts=[], files=files, config=config, policy_version=4
+    )
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_a_file_that_this_rank_does_not_see_yet_is_in_the_manifest(learner: Any, behind: bool, tmp_path: Path) -> None:
+    writer = CheckpointWriter(learner)
+    writer.stage(tmp_path / "step_2", {"step": 2}, behind=behind)
+    learner.ds_engine.weights += 1.0
+    own = writer.write()
+    assert [entry.name for entry in own] == ["deepspeed/optimizer_rank_0.pt", "rng_rank_0.pt"]
+    assert writer.publish([own, (OF_RANK_1,)]) < 60.0
+    manifest = read_manifest(tmp_path / "step_2")
+    assert manifest is not None
+    names = ["deepspeed/optimizer_rank_0.pt", OF_RANK_1.name, "rng_rank_0.pt", "script.py"]
+    assert [entry.name for entry in manifest.files] == names
+    assert (manifest.policy_version, manifest.driver_state) == (4, {"step": 2})
+    saved = learner.files.load(str(tmp_path / "step_2" / names[0]))
+    assert saved["module"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_file_that_cannot_be_written_is_an_error_that_names_the_checkpoint(learner: Any, tmp_path: Path) -> None:
+    writer = CheckpointWriter(learner)
+    writer.stage(tmp_path / "step_2", {"step": 2}, behind=True)
+    (tmp_path / ".step_2.tmp" / "deepspeed").rmdir()
+    with pytest.raises(HpcGrpoError, match=r"step_2 could not be written: .*deepspeed"):
+        writer.write()
+    assert not (tmp_path / "step_2").exists()

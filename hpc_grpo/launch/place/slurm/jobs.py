@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from hpc_grpo.system.say import say
 if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
 
+_AT_ONCE_S = 2.0
 _FINAL_STATES = frozenset(
     ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
 )
@@ -29,9 +30,13 @@ _FINAL_STATES = frozenset(
 
 @dataclass(frozen=True)
 class SlurmQueue:
-    """The queue of this cluster, as a `JobQueue`; `ask` runs Slurm's commands, but for sbatch."""
+    """The queue of this cluster, as a `JobQueue`; `ask` runs Slurm's commands, but for sbatch.
+
+    `ask_at_once` does so where an answer that takes its time is of no use.
+    """
 
     ask: Ask = output_of
+    ask_at_once: Ask = lambda argv: output_of(argv, deadline_s=_AT_ONCE_S)
 
     def render(self, request: JobRequest) -> str:
         return sbatch.render(request)
@@ -79,6 +84,15 @@ class SlurmQueue:
         except LaunchError:
             return ""
         return job.state if job and job.state in _FINAL_STATES else ""
+
+    def preempted_until(self, job_id: str) -> float | None:
+        try:
+            shown = replace(self, ask=self.ask_at_once).show(job_id)
+        except LaunchError:
+            return None
+        if shown is None or shown.state != "RUNNING" or text.unix_time(shown.fields.get("PreemptTime", "")) is None:
+            return None
+        return text.unix_time(shown.fields.get("EndTime", ""))
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         self.ask(["scancel", "--quiet", *job_ids])

@@ -28,21 +28,24 @@ def render(request: JobRequest) -> str:
     """Return the job script. Raises ConfigError for options that submitit or the schema owns, and without a Ray."""
     from submitit.slurm.slurm import _make_sbatch_string
 
-    script: str = _make_sbatch_string(
-        command=_last_line(request), folder=request.run.slurm_logs, **parameters(request.launch, request.run)
-    )
+    script: str = _make_sbatch_string(command=_last_line(request), folder=request.run.slurm_logs, **parameters(request))
     return script
 
 
-def parameters(launch: LaunchConfig, run: RunDir) -> dict[str, Any]:
+def parameters(request: JobRequest) -> dict[str, Any]:
+    launch, run = request.launch, request.run
     # submitit would have SIGUSR2 sent to the steps, which kills a node agent's Ray before the end.
     further = {"signal": f"B:USR1@{WARNING_BEFORE_END_S}", "no-requeue": True, **extra_options(launch.slurm)}
     if launch.slurm.min_nodes is not None and launch.slurm.min_nodes < launch.num_nodes:
         further["no-kill"] = True  # else Slurm ends the job with the first node it loses
+    if request.after:
+        further["dependency"] = f"afterany:{request.after}"
+    if request.is_held:
+        further["hold"] = True
     return {
         "job_name": run.path.name,
         **node_options(launch),
-        "setup": [*setup_lines(launch), path_line(launch.python)],
+        "setup": [_mark_line(run), *setup_lines(launch), path_line(launch.python)],
         "stderr_to_stdout": True,
         "use_srun": False,
         "wckey": "",  # submitit's default breaks sites that check it
@@ -95,6 +98,12 @@ _OWNED: dict[str, str] = {
 }
 
 
+def _mark_line(run: RunDir) -> str:
+    """Return the line that leaves the job's mark, with its node: the lines after it may end the job."""
+    mark = shlex.quote(str(run.job_mark("$SLURM_JOB_ID"))).replace("$SLURM_JOB_ID", "'\"$SLURM_JOB_ID\"'")
+    return f"hostname > {mark} || true"
+
+
 def _last_line(request: JobRequest) -> str:
     # -E: a PYTHONPATH of the submitting shell or of a module reaches neither training nor what starts it
     program = entry(request.run) if request.command.startswith("attempt ") else ["-m", "hpc_grpo.cli"]
@@ -116,11 +125,7 @@ def submit(request: JobRequest) -> str:
         raise LaunchError(
             f"This machine has no Slurm (no srun on PATH); run `hpc-grpo train` instead. ({error})"
         ) from error
-    wanted, line = parameters(request.launch, request.run), _last_line(request)
-    if request.after:
-        wanted["additional_parameters"]["dependency"] = f"afterany:{request.after}"
-    if request.is_held:
-        wanted["additional_parameters"]["hold"] = True
+    wanted, line = parameters(request), _last_line(request)
     executor.update_parameters(**wanted)
     with _environment(submission_environment(os.environ)):
         try:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
@@ -21,14 +22,21 @@ SPEC = NodeSpec("n1", "17-1-0", "", "/token", "/logs", "/work", None, True, None
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeAgent]:
-    """One whose logs cannot be written, and which ends no process of this test."""
+    """One whose logs cannot be written, and which ends no process of this test.
+
+    With the supervisor's ends of its pipes.
+    """
     monkeypatch.setattr(node, "end_processes", lambda *_: 0)
     (tmp_path / "full").touch()
     handlers = {sig: signal.getsignal(sig) for sig in (signal.SIGTERM, signal.SIGINT)}
-    reader, writer = os.pipe()
+    orders, supervisor = os.pipe()
+    reported, writer = os.pipe()
     with os.fdopen(writer, "wb") as reports:
-        yield NodeAgent(replace(SPEC, log_dir=str(tmp_path / "full" / "logs")), Lease(reader), reports)
-    os.close(reader)
+        agent: Any = NodeAgent(replace(SPEC, log_dir=str(tmp_path / "full" / "logs")), Lease(orders), reports)
+        agent.supervisor, agent.reported = supervisor, reported
+        yield agent
+    for descriptor in (orders, supervisor, reported):
+        os.close(descriptor)
     for sig, handler in handlers.items():
         signal.signal(sig, handler)
 
@@ -78,3 +86,43 @@ def test_a_process_that_has_just_ended_does_not_keep_the_others_from_their_stack
     monkeypatch.setattr(node.os, "kill", kill)
     agent._dump_stacks()
     assert asked == [12]
+
+
+def told(agent: NodeAgent, *orders: bytes, seconds: float = 0.0) -> bool:
+    """Send this process a SIGTERM and the agent `orders`, `seconds` later; return whether it goes on."""
+    signal.raise_signal(signal.SIGTERM)
+    goes_on = agent._goes_on()
+    for order in orders:
+        os.write(agent.supervisor, order)  # type: ignore[attr-defined]
+        goes_on = agent._goes_on()
+    assert agent._notice._came_at is not None
+    agent._notice._came_at -= seconds
+    return goes_on and agent._goes_on()
+
+
+@pytest.mark.parametrize(
+    ("orders", "seconds", "goes_on"),
+    [
+        pytest.param([b"\n"], 0.0, True, id="the supervisor may answer yet"),
+        pytest.param([b"\n"], 4.0, False, id="it has not answered"),
+        pytest.param([b"hold\n", b"\n"], 0.0, True, id="told to hold"),
+        pytest.param([b"hold\n", b"\n"], 600.0, True, id="for as long as it takes"),
+        pytest.param([b"hold\n", b"let go\n"], 0.0, False, id="until it is told to let go"),
+    ],
+)
+def test_an_agent_told_to_end_asks_the_supervisor(
+    agent: NodeAgent, orders: list[bytes], seconds: float, goes_on: bool
+) -> None:
+    assert told(agent, *orders, seconds=seconds) == goes_on
+    assert agent._notice.is_final == (not goes_on)
+    agent._reports.flush()
+    line = os.read(agent.reported, 4096)  # type: ignore[attr-defined]
+    report = report_from_line(line.rstrip())
+    assert report is not None
+    assert report.event == "told"
+
+
+def test_a_second_sigterm_is_final_though_the_agent_holds(agent: NodeAgent) -> None:
+    assert told(agent, b"hold\n", seconds=60.0)
+    signal.raise_signal(signal.SIGTERM)
+    assert not agent._goes_on()

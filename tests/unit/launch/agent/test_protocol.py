@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import time
 
-from hpc_grpo.launch.agent.protocol import STACKS_REQUEST, Lease, NodeReport, NodeSpec, report_from_line
+from hpc_grpo.launch.agent.protocol import Lease, NodeReport, NodeSpec, Order, report_from_line
 
 SPEC = NodeSpec("n1", "17-1-0", "", "/token", "/logs", "/work", None, True, None, 1.0, env={"A": "b"})
 
@@ -49,12 +49,14 @@ def test_a_report_survives_the_way_and_other_output_is_passed_over() -> None:
     assert report_from_line(b"17") is None
 
 
-def test_stacks_are_asked_for_once_however_often_the_request_came() -> None:
+def test_orders_are_taken_once_and_whole() -> None:
     reader, writer = os.pipe()
     lease = Lease(reader)
-    os.write(writer, STACKS_REQUEST + b"\n" + STACKS_REQUEST)
+    os.write(writer, Order.STACKS.value + b"\nho")
     assert lease.check(60.0, 0.0)
+    assert [lease.take_orders(), lease.take_orders()] == [[Order.STACKS], []]
+    os.write(writer, b"ld\n" + Order.LET_GO.value)
     assert lease.check(60.0, 0.0)
-    assert [lease.take_stacks_request(), lease.take_stacks_request()] == [True, False]
+    assert lease.take_orders() == [Order.HOLD, Order.LET_GO]
     os.close(writer)
     os.close(reader)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.launch.chain.link import ChainLink, LinkJob, LinkOrigin
+from hpc_grpo.launch.chain.link import ChainLink
+from hpc_grpo.launch.chain.successor import LinkJob, LinkOrigin
 from hpc_grpo.launch.place.base import JobEnd
 from hpc_grpo.run.attempt import AttemptRecord, ExitKind
 from hpc_grpo.run.chain import ChainRecord, read_chain, write_chain

@@ -41,11 +41,32 @@ def recorded(run: RunDir) -> list[tuple[str, str]]:
     return [(link.job_id, link.successor_of) for link in read_chain(run).links]
 
 
-def test_one_job_is_submitted_where_it_can_submit_the_next(run: RunDir, queue: FakeQueue) -> None:
-    assert submit_run(run, launch(True, None), "driver.py", queue) == "100"
+def test_one_job_is_submitted_where_none_may_follow(run: RunDir, queue: FakeQueue) -> None:
+    assert submit_run(run, launch(True, 0), "driver.py", queue) == "100"
     assert queue.asked == ["submit 100"]
     assert queue.requests[0].command == f"attempt {run.path} --driver driver.py"
     assert recorded(run) == [("100", "")]
+
+
+def test_a_successor_waits_already_for_the_first_job_which_may_die_before_it_can_queue_one(
+    run: RunDir, queue: FakeQueue
+) -> None:
+    submit_run(run, launch(True, None), "driver.py", queue)
+    assert queue.asked == ["submit 100 held", "submit 101 after 100", "release 100"]
+    assert recorded(run) == [("100", ""), ("101", "100")]
+
+
+def test_where_the_queue_takes_one_job_alone_that_one_stays(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    queue = FakeQueue(refused=2)
+    assert submit_run(run, launch(True, None), "driver.py", queue) == "100"
+    assert queue.asked == ["submit 100 held", "release 100"]
+    assert recorded(run) == [("100", "")]
+    assert "Until job 100 runs and queues one, none waits behind it: The queue refused" in capsys.readouterr().err
+
+
+def test_the_first_job_may_wait_for_another_one(run: RunDir, queue: FakeQueue) -> None:
+    submit_run(run, launch(True, None), "driver.py", queue, after="41")
+    assert queue.asked == ["submit 100 after 41 held", "submit 101 after 100", "release 100"]
 
 
 def test_a_job_is_told_what_queued_it_and_a_driver_that_is_not_the_default(run: RunDir) -> None:
@@ -88,7 +109,7 @@ def test_submitting_again_cancels_what_waits_of_before(run: RunDir, queue: FakeQ
 
 def test_a_follow_on_job_that_is_refused_leaves_nothing_behind(run: RunDir) -> None:
     queue = FakeQueue(refused=3)
-    with pytest.raises(LaunchError, match=r"too many jobs\. It was follow-on job 2; the jobs before it were cancelled"):
+    with pytest.raises(LaunchError, match=r"too many jobs\. It was follow-on job 2; those before it were cancelled"):
         submit_run(run, launch(False, 5), "driver", queue)
     assert queue.asked[-1] == "cancel 100 101"
     assert read_chain(run).links == ()

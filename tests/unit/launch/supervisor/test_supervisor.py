@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.launch.agent import watch
+from hpc_grpo.launch.agent.protocol import Order
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
 from hpc_grpo.launch.supervisor.events import Loss
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.paths import RunDir
 from tests.support.configs import minimal_config
-from tests.support.places import FakePlace, allocation
+from tests.support.places import FakePlace, FakeQueue, allocation
 
 A_BUG = "raise RuntimeError('a bug that every start meets')"
 CHECKPOINTS_WHEN_TOLD = (
@@ -36,6 +37,7 @@ class FakeNodes:
         self.ray_address, self.num_gpus, self.phases_s = "10.0.0.1:6379", 0, {"ray": 0.0}
         self.done: list[str] = []
         self.late: list[str] = []
+        self.told_by_now: tuple[str, ...] = ()
 
     def start(self) -> None:
         self.done.append("start")
@@ -58,8 +60,11 @@ class FakeNodes:
         taken, self.late = self.late, []
         return taken
 
-    def ask_for_stacks(self) -> None:
-        self.done.append("ask_for_stacks")
+    def order(self, order: Order) -> None:
+        self.done.append(order.name)
+
+    def told(self) -> list[str]:
+        return list(self.told_by_now)
 
     def tear_down(self, _deadline_s: float) -> list[str]:
         self.done.append("tear_down")
@@ -85,8 +90,14 @@ class Scene:
         self._begun.touch()
         self.supervisor: Supervisor
 
-    def see_through(self, nodes: FakeNodes, *programs: str, chore: Callable[[], None] = lambda: None) -> AttemptRecord:
-        place = FakePlace(allocation(*nodes.names))
+    def see_through(
+        self,
+        nodes: FakeNodes,
+        *programs: str,
+        chore: Callable[[], None] = lambda: None,
+        queue: FakeQueue | None = None,
+    ) -> AttemptRecord:
+        place = FakePlace(allocation(*nodes.names), queue=queue or FakeQueue())
         launch = minimal_config(launch={"max_stalled_restarts": len(programs) - 1}).launch
         setup = AttemptSetup(self.run, launch, place, place.allocation(), 1, self._begun.parent)
         program = (
@@ -175,7 +186,7 @@ def test_a_driver_without_progress_and_its_nodes_are_asked_for_stacks(scene: Sce
     record = scene.see_through(nodes, hangs)
     assert record.exit_kind == "resumable"
     assert re.match(r"The driver \(process \d+\) made no progress in 'train' for \d+ s", record.stuck)
-    assert "ask_for_stacks" in nodes.done
+    assert "STACKS" in nodes.done
 
 
 def test_a_driver_that_is_stopped_is_ended_and_started_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,3 +204,38 @@ def test_what_agents_have_ended_is_recorded_and_explains_the_crash(scene: Scene)
     record = scene.see_through(nodes, "import time; time.sleep(0.5); raise SystemExit(1)", "raise SystemExit(75)")
     assert record.late == ["On n1: The learner (process 7) was stopped."]
     assert record.restarts[0].startswith("On n1: The learner (process 7) was stopped.")
+
+
+@pytest.mark.parametrize(
+    ("until_s", "why"),
+    [
+        (None, "A SIGTERM told the nodes of this attempt to end. Checkpointed in time: the next job carries on."),
+        (100.0, "The queue preempts this job, "),
+    ],
+)
+def test_a_job_that_is_preempted_is_saved_on_nodes_that_stay(scene: Scene, until_s: float | None, why: str) -> None:
+    nodes = FakeNodes("n1", "n2", is_ready=True)
+
+    def preempt() -> None:
+        if "ready" in scene.printed:
+            nodes.told_by_now = ("n2",)
+
+    queue = FakeQueue(preempted={"17": time.time() + until_s} if until_s else {})
+    record = scene.see_through(nodes, CHECKPOINTS_WHEN_TOLD, chore=preempt, queue=queue)
+    assert (record.exit_kind, record.exit_code, record.signalled) == ("resumable", 75, "")
+    assert record.why.startswith(why)
+    assert nodes.done[2] == "HOLD"
+    assert "LET_GO" not in nodes.done
+
+
+def test_of_a_job_that_is_cancelled_the_nodes_go_at_once(scene: Scene) -> None:
+    nodes = FakeNodes("n1", is_ready=True)
+
+    def cancel() -> None:
+        if "ready" in scene.printed and not nodes.told_by_now:
+            nodes.told_by_now = ("n1",)
+            signal.raise_signal(signal.SIGTERM)
+
+    record = scene.see_through(nodes, CHECKPOINTS_WHEN_TOLD, chore=cancel)
+    assert record.signalled == "SIGTERM"
+    assert nodes.done[2:] == ["LET_GO"]

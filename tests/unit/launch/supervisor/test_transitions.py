@@ -25,7 +25,9 @@ from hpc_grpo.launch.supervisor.events import (
     Forward,
     Loss,
     NodesLost,
+    NodesTold,
     ProcessLate,
+    QueueAnswered,
     RayReady,
     RunFacts,
     Say,
@@ -42,6 +44,7 @@ RAY_ENDED = "Ray ended by itself"
 BRING_UP = State(max_stalled=2, stacks_dir=Path("/attempt/stacks"), step=10)
 TRAINING = replace(BRING_UP, phase="training")
 TOLD_TO_END = replace(TRAINING, signalled="SIGTERM", kill_at=NOW + 60)
+PREEMPTED = replace(TRAINING, told="The queue preempts this job.", kill_at=NOW + 20)
 LOST = replace(TRAINING, lost={"n2": RAY_ENDED}, kill_at=NOW + 10)
 SETTLING = replace(TRAINING, phase="settling", settled_at=NOW + 3, ended=DriverEnded(3, RunFacts(10)))
 FORMED_AGAIN = replace(BRING_UP, was_formed_again=True)
@@ -76,7 +79,26 @@ def named(actions: list[Action]) -> list[str]:
         pytest.param(TRAINING, Signalled(signal.SIGUSR1), "SIGUSR1", "training", id="warning of walltime's end"),
         pytest.param(TRAINING, ended(75), "End resumable", "over", id="checkpointed in time"),
         pytest.param(TRAINING, ended(75, stop_asked=True), "End stopped", "over", id="STOP file"),
-        pytest.param(TRAINING, Signalled(signal.SIGTERM), "SIGTERM SAVE_RECORD", "training", id="asked to end"),
+        pytest.param(
+            TRAINING, Signalled(signal.SIGTERM), "SIGTERM SAVE_RECORD ASK_QUEUE", "training", id="asked to end"
+        ),
+        # Preemption, and a cancel that looks like it at first.
+        pytest.param(
+            TRAINING, NodesTold(), "HOLD_NODES SIGTERM SAVE_RECORD ASK_QUEUE", "training", id="nodes told to end"
+        ),
+        pytest.param(PREEMPTED, NodesTold(), "", "training", id="one node after the other is told"),
+        pytest.param(TOLD_TO_END, NodesTold(), "", "training", id="nodes of a job that is told to end"),
+        pytest.param(TRAINING, QueueAnswered(30.0), "HOLD_NODES SAVE_RECORD Say", "training", id="preempted"),
+        pytest.param(TOLD_TO_END, QueueAnswered(30.0), "HOLD_NODES SAVE_RECORD Say", "training", id="in a step too"),
+        pytest.param(TOLD_TO_END, QueueAnswered(None), "LET_NODES_GO", "training", id="cancelled"),
+        pytest.param(PREEMPTED, QueueAnswered(None), "", "training", id="told by somebody, and the job goes on"),
+        pytest.param(
+            PREEMPTED, Signalled(signal.SIGTERM), "SIGTERM SAVE_RECORD ASK_QUEUE", "training", id="then cancelled"
+        ),
+        pytest.param(PREEMPTED, ended(75), "End resumable", "over", id="preempted, checkpointed"),
+        pytest.param(PREEMPTED, ended(-9), "End crash", "over", id="preempted, no checkpoint"),
+        pytest.param(PREEMPTED, losses(), "", "training", id="nodes of a preempted job end"),
+        pytest.param(BRING_UP, NodesTold(), "SIGTERM SAVE_RECORD Fail", "over", id="preempted in bring-up"),
         pytest.param(TOLD_TO_END, ended(75), "End resumable", "over", id="asked to end, checkpointed"),
         pytest.param(TOLD_TO_END, ended(-15), "End cancelled", "over", id="asked to end, no checkpoint"),
         pytest.param(TOLD_TO_END, Signalled(signal.SIGINT), "SIGINT SAVE_RECORD", "training", id="asked twice"),
@@ -113,6 +135,9 @@ def test_what_happens_leads_to_actions(state: State, event: Event, actions: str,
     ("state", "event", "seconds"),
     [
         pytest.param(TRAINING, Signalled(signal.SIGTERM), 60.0, id="SIGTERM, behind which SIGKILL waits"),
+        pytest.param(TRAINING, NodesTold(), 60.0, id="nodes told to end, perhaps by a cancel"),
+        pytest.param(TRAINING, QueueAnswered(300.0), 290.0, id="a preempted job has what the queue says"),
+        pytest.param(TRAINING, QueueAnswered(3.0), 0.0, id="or nothing"),
         pytest.param(TRAINING, Signalled(signal.SIGINT), math.inf, id="Ctrl+C: as long as it needs"),
         pytest.param(TOLD_TO_END, Signalled(signal.SIGINT), 0.0, id="the second signal ends it at once"),
         pytest.param(TRAINING, Signalled(signal.SIGUSR1), math.inf, id="a warning"),

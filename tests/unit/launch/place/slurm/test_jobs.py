@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -163,3 +164,24 @@ def test_a_job_is_shown_until_slurm_has_forgotten_it() -> None:
     assert (known.state, known.is_over) == ("RUNNING", False)
     with pytest.raises(LaunchError, match="no such command"):
         queue({}).show("7")
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_preempted"),
+    [
+        ("JobState=RUNNING PreemptTime=2026-11-22T10:00:00 EndTime=2026-11-22T10:01:00", True),
+        ("JobState=RUNNING PreemptTime=None EndTime=2026-11-22T12:00:00", False),
+        ("JobState=COMPLETING PreemptTime=2026-11-22T10:00:00 EndTime=2026-11-22T10:00:09", False),
+    ],
+)
+def test_a_job_that_is_preempted_has_until_its_new_end(changed: str, is_preempted: bool) -> None:
+    queue = SlurmQueue(ask_at_once=lambda _argv: f"JobId=6 {changed}")
+    expected = time.mktime(time.strptime("2026-11-22T10:01:00", "%Y-%m-%dT%H:%M:%S"))
+    assert queue.preempted_until("6") == (expected if is_preempted else None)
+
+
+def test_a_slurm_that_does_not_answer_preempts_nothing() -> None:
+    def ask(_argv: Sequence[str]) -> str:
+        raise LaunchError("scontrol show job 6 took longer than 2 s")
+
+    assert SlurmQueue(ask_at_once=ask).preempted_until("6") is None

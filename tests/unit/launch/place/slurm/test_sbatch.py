@@ -14,6 +14,7 @@ from hpc_grpo.launch.place import job_command
 from hpc_grpo.launch.place.base import JobRequest
 from hpc_grpo.launch.place.job_command import setup_lines
 from hpc_grpo.launch.place.slurm import sbatch as slurm
+from hpc_grpo.run.chain import before_it_ran
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
 from hpc_grpo.run.paths import RunDir
 
@@ -77,7 +78,23 @@ def test_the_script_is_valid_bash() -> None:
 @pytest.mark.parametrize("key", ["nodes", "gpus-per-node", "gpus_per_node", "signal", "output", "array"])
 def test_options_that_belong_elsewhere_are_refused_with_the_place(key: str) -> None:
     with pytest.raises(ConfigError, match=r"launch\.slurm\.extra must not hold"):
-        slurm.parameters(launch(extra={key: "1"}), RUN)
+        slurm.parameters(JobRequest(RUN, launch(extra={key: "1"}), "true"))
+
+
+def test_the_first_line_leaves_a_mark_though_the_lines_after_it_end_the_job(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "my run's")
+    run.slurm_logs.mkdir(parents=True)
+    request = JobRequest(run, LaunchConfig(setup_lines=["exit 1"]), "true")
+    script = slurm.render(request)
+    done = subprocess.run(["bash", "-c", script], env={"SLURM_JOB_ID": "42", "PATH": "/usr/bin:/bin"}, check=False)
+    assert done.returncode == 1
+    assert run.job_mark("42").read_text().strip()
+    assert before_it_ran(run, "42").endswith(f"ended before hpc-grpo ran in it: {run.slurm_log('42')} says why.")
+    assert before_it_ran(run, "43") == "It ended before it had begun."
+
+
+def test_a_job_that_waits_for_another_says_so_in_its_script() -> None:
+    assert "#SBATCH --dependency=afterany:41\n" in slurm.render(JobRequest(RUN, launch(), "true", after="41"))
 
 
 def test_without_modules_nothing_is_reset() -> None:

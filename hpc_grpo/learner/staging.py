@@ -1,0 +1,137 @@
+"""DeepSpeed's checkpoint engine of a learner: how its files are kept in host memory, written and read.
+
+`StagedFiles` takes DeepSpeed's place for every file of a checkpoint. It writes a file where DeepSpeed asks for it, or
+keeps a copy, for `write` to put on disk while training goes on. DeepSpeed's own decoupled engine is no help: its next
+optimizer step waits for the writer. Files are read as tensors and plain data alone: a planted pickle does not run.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpc_grpo.run.files import fsync
+
+
+class StagedFiles:
+    """The files of one learner; `keeps` says whether those saved now are kept. An engine as DeepSpeed expects one."""
+
+    def __init__(self) -> None:
+        self.keeps = False
+        self.written: list[Path] = []
+        self._staged: list[tuple[Any, Path]] = []
+        self._memory = HostMemory()
+
+    @contextmanager
+    def new_checkpoint(self, *, keeps: bool) -> Iterator[None]:
+        """Take the files that are saved in the block, for one checkpoint. The one before must have been written."""
+        self.keeps, self.written, self._staged = keeps, [], []
+        with self._memory.reused():
+            yield
+
+    def save(self, state_dict: Any, path: str | Path) -> None:
+        if self.keeps:
+            self._staged.append((self._memory.copy(state_dict), Path(path)))
+        else:
+            self._write(state_dict, Path(path))
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        with torch.serialization.safe_globals(deepspeed_globals()):
+            return torch.load(path, map_location=map_location, weights_only=True)
+
+    def write(self) -> list[Path]:
+        """Write what was kept, from any thread; return all files of the checkpoint, as they are on the disk."""
+        while self._staged:
+            self._write(*self._staged.pop(0))
+        for path in self.written:
+            fsync(path)
+        return self.written
+
+    def _write(self, state: Any, path: Path) -> None:
+        torch.save(state, path)  # by its path: torch then writes without Python's lock
+        self.written.append(path)
+
+    def create(self, _info: Any) -> None: ...
+
+    def commit(self, _info: Any) -> bool:
+        return True
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        Path(path).mkdir(parents=True, exist_ok=exist_ok)
+
+    def is_data_parallel_writer(self, dp_rank: int) -> bool:
+        return bool(dp_rank == 0)
+
+    def is_decoupled(self) -> bool:
+        return False
+
+    def preserves_storage_sharing(self) -> bool:
+        """Have DeepSpeed cut views out of their storages, which a copy in memory does anyway."""
+        return not self.keeps
+
+
+class HostMemory:
+    """Host copies of a checkpoint's tensors, in memory that the next one takes again: new pages are slow to get."""
+
+    def __init__(self) -> None:
+        self._held: list[Tensor] = []
+        self._num_used = 0
+
+    @contextmanager
+    def reused(self) -> Iterator[None]:
+        """Copy over what the block before copied; at the end of this one all its copies are whole."""
+        self._num_used = 0
+        yield
+        del self._held[self._num_used :]
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def copy(self, state: Any) -> Any:
+        """Copy a state: its tensors into the memory held, one under two names once, and whatever else it consists of.
+
+        Containers are dicts, lists and tuples: so DeepSpeed builds its states.
+        """
+        return self._copy(state, {})
+
+    def _copy(self, value: Any, copies: dict[tuple[Any, ...], Tensor]) -> Any:
+        if isinstance(value, Tensor):
+            return self._copy_tensor(value.detach(), copies)
+        if type(value) in (dict, OrderedDict):
+            return type(value)((key, self._copy(item, copies)) for key, item in value.items())
+        if type(value) in (list, tuple):
+            return type(value)(self._copy(item, copies) for item in value)
+        return copy.deepcopy(value)
+
+    def _copy_tensor(self, tensor: Tensor, copies: dict[tuple[Any, ...], Tensor]) -> Tensor:
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() == 0 or key not in copies:
+            copies[key] = self._next(tensor)
+            copies[key].copy_(tensor, non_blocking=True)
+        return copies[key]
+
+    def _next(self, tensor: Tensor) -> Tensor:
+        """Return memory for `tensor`: that of the last checkpoint's tensor in its place, which is of the same form."""
+        index, self._num_used = self._num_used, self._num_used + 1
+        held = self._held[index] if index < len(self._held) else None
+        if held is not None and (held.shape, held.dtype) == (tensor.shape, tensor.dtype):
+            return held
+        fresh = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        self._held[index : index + 1] = [fresh]
+        return fresh
+
+
+def deepspeed_globals() -> list[Any]:
+    """Return the classes in DeepSpeed's optimizer states besides tensors and plain data."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    return [DynamicLossScaler, LossScaler, OffloadDeviceEnum, ZeroStageEnum, fragment_address]

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpc_grpo.learner.staging import HostMemory, StagedFiles, deepspeed_globals
+
+
+def saved(files: StagedFiles, state: Any, path: Path) -> Any:
+    with files.new_checkpoint(keeps=True):
+        files.save(state, path)
+    return files.load(str(path)) if files.write() else None
+
+
+def test_what_is_written_is_what_was_staged(tmp_path: Path) -> None:
+    weights, files = torch.arange(6.0), StagedFiles()
+    state = OrderedDict(flat=weights, view=weights[2:4], nested=[{"step": torch.tensor(3)}, ("lr", 0.1)])
+    with files.new_checkpoint(keeps=True):
+        files.save(state, tmp_path / "state.pt")
+    assert not (tmp_path / "state.pt").exists()
+    weights.zero_()
+    state["nested"][0]["step"] += 1
+    assert files.write() == [tmp_path / "state.pt"]
+    found = files.load(str(tmp_path / "state.pt"))
+    assert found["flat"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert found["view"].tolist() == [2.0, 3.0]
+    assert found["nested"][0]["step"].item() == 3
+    assert found["nested"][1] == ("lr", 0.1)
+
+
+def test_a_tensor_under_two_names_is_kept_once() -> None:
+    weights = torch.ones(4)
+    copied = HostMemory().copy({"embedding": weights, "head": weights})
+    assert copied["embedding"].data_ptr() == copied["head"].data_ptr() != weights.data_ptr()
+
+
+def test_the_next_checkpoint_takes_the_same_memory() -> None:
+    memory, addresses = HostMemory(), []
+    for tensors in ([torch.ones(4), torch.ones(2)], [torch.zeros(4), torch.zeros(3)]):
+        with memory.reused():
+            copies = [memory.copy(tensor) for tensor in tensors]
+        addresses.append(copies[0].data_ptr())
+        assert [copy.tolist() for copy in copies] == [tensor.tolist() for tensor in tensors]
+    assert addresses[0] == addresses[1]
+
+
+def test_the_classes_of_deepspeeds_states_are_read(tmp_path: Path) -> None:
+    *_, stage, address = deepspeed_globals()
+    state = {"zero_stage": stage(2), "fragment": address(start=3, numel=4)}
+    assert saved(StagedFiles(), state, tmp_path / "state.pt") == state
+
+
+class Planted:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+def test_a_planted_pickle_does_not_run(tmp_path: Path) -> None:
+    torch.save({"module": Planted(tmp_path / "owned")}, tmp_path / "state.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        StagedFiles().load(str(tmp_path / "state.pt"))
+    assert not (tmp_path / "owned").exists()
