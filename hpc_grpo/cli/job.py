@@ -18,7 +18,7 @@ from hpc_grpo.cli.options import CONFIG, DRIVER, SET, echo
 @DRIVER
 def attempt(run_dir: Path, link: bool, successor_of: str, by_hand: bool, driver: str) -> None:
     """Run one attempt of a frozen run: what a submitted job executes."""
-    from hpc_grpo.launch.chain.link import LinkOrigin
+    from hpc_grpo.launch.chain.successor import LinkOrigin
     from hpc_grpo.launch.supervisor.attempt import run_attempt
     from hpc_grpo.run.paths import RunDir
 
