@@ -57,7 +57,7 @@ class Learner:
         self.parts = wanted_parts(config, world_size, self.device)
         self.ds_engine = build_engine(config, world_size, self.device, total_optimizer_steps, self.parts)
         self.reference = build_reference(config, world_size, self.device)
-        self.files = StagedFiles()
+        self.files = StagedFiles(config.placement.learners_per_node)
         for ds_engine in (self.ds_engine, *(own for part in self.parts for own in part.ds_engines)):
             ds_engine.checkpoint_engine = self.files
         self._loss = algorithm_of(config).find_loss()

@@ -14,17 +14,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
 from hpc_grpo.run.files import fsync
 
+_KEPT_FREE = 0.05
+"""Share of the node's memory that copies leave to everybody else."""
+
 
 class StagedFiles:
-    """The files of one learner; `keeps` says whether those saved now are kept. An engine as DeepSpeed expects one."""
+    """The files of one learner; `keeps` says whether those saved now are kept. An engine as DeepSpeed expects one.
 
-    def __init__(self) -> None:
+    One for which the node has no memory left is written at once: training waits, and is not ended by the kernel.
+    """
+
+    def __init__(self, learners_on_node: int = 1) -> None:
         self.keeps = False
+        self._learners_on_node = learners_on_node
         self.written: list[Path] = []
         self._staged: list[tuple[Any, Path]] = []
         self._memory = HostMemory()
@@ -37,7 +45,7 @@ class StagedFiles:
             yield
 
     def save(self, state_dict: Any, path: str | Path) -> None:
-        if self.keeps:
+        if self.keeps and self._memory.has_room_for(state_dict, self._learners_on_node):
             self._staged.append((self._memory.copy(state_dict), Path(path)))
         else:
             self._write(state_dict, Path(path))
@@ -93,6 +101,12 @@ class HostMemory:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
+    def has_room_for(self, state: Any, learners_on_node: int) -> bool:
+        """Tell whether a copy leaves free memory, when each of the node's learners makes one."""
+        new = _num_bytes(state) - sum(held.nbytes for held in self._held[self._num_used :])
+        memory = psutil.virtual_memory()
+        return bool(new <= 0 or new < (memory.available - _KEPT_FREE * memory.total) / learners_on_node)
+
     def copy(self, state: Any) -> Any:
         """Copy a state: its tensors into the memory held, one under two names once, and whatever else it consists of.
 
@@ -125,6 +139,13 @@ class HostMemory:
         fresh = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         self._held[index : index + 1] = [fresh]
         return fresh
+
+
+def _num_bytes(state: Any) -> int:
+    if isinstance(state, Tensor):
+        return int(state.nbytes)
+    items = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
+    return sum(map(_num_bytes, items))
 
 
 def deepspeed_globals() -> list[Any]:

@@ -116,20 +116,6 @@ def host_parts(model: Model, config: Config, num_learners: int, learners_on_node
     return list(nonzero(*parts, Part("rounding of page-locked arrays", rounding, "to powers of two")))
 
 
-def checkpoint_part(model: Model, config: Config, num_learners: int, learners_on_node: int) -> Part:
-    """Return the copy of a checkpoint in host memory, on the fullest node: nothing where training waits for the disk.
-
-    The optimizer's float32 weights and moments of each learner; under stages 1 and 2 the weights of the first one too.
-    """
-    if not config.checkpoint.behind_training:
-        return Part("checkpoint on its way to the disk", 0, "0")
-    weights = 0 if config.train.zero_stage == 3 else DTYPE_BYTES[config.model.dtype]
-    p = model.num_parameters * (2 if config.needs.critic else 1)
-    size = 12 * p * learners_on_node // num_learners + weights * p
-    shard = f"12 P / W{'' if learners_on_node == 1 else f' x {learners_on_node}'}"
-    return Part("checkpoint on its way to the disk", size, f"{shard} + {weights} P" if weights else shard)
-
-
 def _states(config: Config) -> StateBytes:
     return STATES[config.model.dtype, config.train.zero_stage, config.train.offload_optimizer != "none"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import engines_per_node, expects_gpus, weight_store_bytes
 from hpc_grpo.plan.engine_memory import model_parts
-from hpc_grpo.plan.learner_memory import activation_parts, checkpoint_part, host_parts, state_parts
+from hpc_grpo.plan.learner_memory import activation_parts, host_parts, state_parts
 from hpc_grpo.plan.memory import HOST_MEMORY, SHARED_MEMORY, Hardware, MemoryBudget, Part, nonzero
 from hpc_grpo.plan.model import Model
 from hpc_grpo.types import GIB
@@ -22,11 +22,9 @@ SHARED_MEMORY_SHARE = 0.5
 def host_budget(model: Model, config: Config, num_learners: int, kv_bytes: int, hardware: Hardware) -> MemoryBudget:
     """Return a node's host memory at the peak of a step."""
     shared = shared_memory_parts(model, config)
-    learners = config.placement.learners_per_node
-    offloaded = host_parts(model, config, num_learners, learners)
-    staged = checkpoint_part(model, config, num_learners, learners)
+    offloaded = host_parts(model, config, num_learners, config.placement.learners_per_node)
     on_cpu = [] if expects_gpus(config) else _cpu_parts(model, config, num_learners, kv_bytes)
-    parts = [*shared, *offloaded, staged, *on_cpu, _processes(config)]
+    parts = [*shared, *offloaded, *on_cpu, _processes(config)]
     return MemoryBudget(HOST_MEMORY, nonzero(*parts), hardware.host_bytes)
 
 

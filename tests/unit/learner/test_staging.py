@@ -3,6 +3,7 @@ from __future__ import annotations
 import pickle
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,6 +48,17 @@ def test_the_next_checkpoint_takes_the_same_memory() -> None:
         addresses.append(copies[0].data_ptr())
         assert [copy.tolist() for copy in copies] == [tensor.tolist() for tensor in tensors]
     assert addresses[0] == addresses[1]
+
+
+def test_what_the_node_has_no_room_for_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SimpleNamespace(available=1000, total=4000)  # of which 200 are kept free
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    files = StagedFiles(learners_on_node=2)
+    with files.new_checkpoint(keeps=True):
+        files.save({"small": torch.ones(50)}, tmp_path / "small.pt")
+        files.save({"large": [torch.ones(150)]}, tmp_path / "large.pt")
+    assert [path.name for path in tmp_path.iterdir()] == ["large.pt"]
+    assert [path.name for path in files.write()] == ["large.pt", "small.pt"]
 
 
 def test_the_classes_of_deepspeeds_states_are_read(tmp_path: Path) -> None:
