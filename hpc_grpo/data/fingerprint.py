@@ -51,7 +51,8 @@ def local_fingerprints(config: Config, folder: Path) -> dict[str, dict[str, str]
             found[key] = _of_files(path, whole=path.is_file())
     for key, name in functions_of(config).items():
         if (file := used_file(name, folder)) is not None:
-            found[key] = {each.name: _of_file(each, whole=True) for each in imported_files(file)}
+            parts = imported_files(file)
+            found[key] = {str(part.relative_to(file.parent)): _of_file(part, whole=True) for part in parts}
     return found
 
 

@@ -104,3 +104,18 @@ def record() -> StepRecord:
             "time/eta_s": 130.4,
         },
     )
+
+
+@pytest.fixture(scope="session")
+def small_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    package = tmp_path_factory.mktemp("installed") / "hpc_grpo"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    return package
+
+
+@pytest.fixture(autouse=True)
+def _runs_copy_a_small_package(small_package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have `freeze` copy one file into a run, and not the whole package: in hundreds of tests that is minutes."""
+    monkeypatch.setattr("hpc_grpo.run.source.PACKAGE", small_package)
+    monkeypatch.setattr("hpc_grpo.launch.snapshot.PACKAGE", small_package)

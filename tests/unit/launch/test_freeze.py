@@ -17,6 +17,7 @@ from hpc_grpo.run.chain import ChainRecord, write_chain
 from hpc_grpo.run.checkpoint import Manifest, hash_files, write_manifest
 from hpc_grpo.run.frozen_config import differences, flat
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.source import sums_digest
 
 
 def config(root: Path, *overrides: str) -> Config:
@@ -29,7 +30,7 @@ def test_a_new_run_holds_its_resolved_config_and_where_it_came_from(tmp_path: Pa
     assert load_resolved(frozen.run.config) == frozen.config
     source = json.loads(frozen.run.source.read_text())
     assert (source["argv"], source["overrides"]) == (["hpc-grpo", "train"], ["train.lr=1e-3"])
-    assert set(source["git"]) == {"commit", "dirty"}
+    assert source["copy"] == sums_digest(frozen.run)
     assert working_dir(frozen.run) == Path.cwd()
 
 
