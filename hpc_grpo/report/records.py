@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hpc_grpo.run.attempt import NEAR_THE_LIMIT_S, AttemptRecord, read_attempts
-from hpc_grpo.run.chain import ChainRecord, Link, read_chain
+from hpc_grpo.run.chain import ChainRecord, Link, before_it_ran, read_chain
 from hpc_grpo.run.files import is_damaged, read_record
 from hpc_grpo.run.lock import LockOwner, read_lock_owner
 from hpc_grpo.run.paths import RunDir
@@ -16,6 +16,8 @@ from hpc_grpo.run.progress import RunState, read_state
 
 SILENT_S = 60.0
 """A supervisor beats every 5 s; after so long a silence it is taken for dead."""
+_SET_UP_S = 600.0
+"""Longer than modules and set-up lines of a job take."""
 
 T = TypeVar("T")
 
@@ -54,6 +56,16 @@ class RunRecords:
             return None
         last = self.chain.links[-1]
         return None if last.job_id in self._attempted_jobs else last
+
+    def early_death(self, now: float) -> str:
+        """Say which job since the newest attempt began long ago and left none, "" if none did."""
+        for link in reversed(self.chain.links):
+            mark = self.run.job_mark(link.job_id)
+            if link.job_id in self._attempted_jobs:
+                break
+            if mark.exists() and now - mark.stat().st_mtime > _SET_UP_S:
+                return f"Job {link.job_id}: {before_it_ran(self.run, link.job_id)}"
+        return ""
 
     @property
     def _attempted_jobs(self) -> set[str]:

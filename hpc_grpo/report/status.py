@@ -216,6 +216,8 @@ def _problem(records: RunRecords, status: RunStatus, now: float) -> str | None:
         return f"{', '.join(records.unreadable)} cannot be read."
     if status == "complete":
         return None
+    if early_death := records.early_death(now):
+        return early_death
     if records.newest is not None and records.chain.ended and records.newest.exit_kind not in _WENT_WELL:
         why = _what_went_wrong(records.newest, is_running=False)
         return records.chain.ended if why in records.chain.ended else f"{why} {records.chain.ended}"

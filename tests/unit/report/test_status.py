@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -227,3 +228,14 @@ def test_the_last_problem_is_cut_to_the_width_of_the_terminal() -> None:
     failed = RunSummary("adder", "/runs/adder", "failed", problem="x " * 200)
     assert max(map(len, status_table([failed], width=120).splitlines())) == 120
     assert len(status_table([failed]).splitlines()[1]) > 400
+
+
+@pytest.mark.parametrize(("age_s", "is_told"), [(700.0, True), (30.0, False)])
+def test_a_job_that_died_in_its_set_up_lines_is_told(built: RunBuilder, age_s: float, is_told: bool) -> None:
+    built.chain("11", "12")
+    mark = built.run.job_mark("12")
+    mark.parent.mkdir(parents=True)
+    mark.write_text("nid007\n")
+    os.utime(mark, (time.time() - age_s,) * 2)
+    problem = summary(built).problem or ""
+    assert problem.startswith("Job 12: It began on nid007 and ended before hpc-grpo ran in it") == is_told
