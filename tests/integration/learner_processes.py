@@ -57,8 +57,9 @@ def make_step(seed: int, rank: int, world_size: int, num_minibatches: int = 1) -
 
 
 def weights_of(learner: Any) -> dict[str, Any]:
+    """Name -> float32 array, which holds every bfloat16."""
     with learner.gathered([spec.name for spec in learner.parameter_specs()]) as parameters:
-        return {name: tensor.numpy().copy() for name, tensor in parameters.items()}
+        return {name: tensor.float().numpy().copy() for name, tensor in parameters.items()}
 
 
 def run_ranks(world_size: int, scenario: Callable[..., Any], *args: Any) -> list[Any]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from hpc_grpo.config import Config
 from hpc_grpo.weights.contract import DENSE_ARCHITECTURES
 from tests.integration.kill_resume import differing_weights
-from tests.integration.learner_processes import make_config, run_ranks
+from tests.integration.learner_processes import make_config, make_step, run_ranks
 from tests.integration.precision import KL_BOUND, Precision, bfloat16_config, measure
+from tests.integration.test_learner_ranks import STAGES, resume
 from tests.integration.training_runs import HERE, Attempt, complete_in_cluster
 
 pytestmark = pytest.mark.integration
@@ -38,6 +41,10 @@ ROPES: dict[str, dict[str, Any]] = {
 }
 
 
+def in_bfloat16(config: Config) -> Config:
+    return config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
+
+
 def rounded_buffers(rank: int, world_size: int, store: Any, root: Path) -> dict[str, list[str]]:
     """Name the buffers of learner and reference under ZeRO-3 that are not, bit for bit, those of an ordinary load."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -52,9 +59,7 @@ def rounded_buffers(rank: int, world_size: int, store: Any, root: Path) -> dict[
             AutoModelForCausalLM.from_config(described).save_pretrained(path)
             ordinary = dict(AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).named_buffers())
             assert ordinary, "no buffers to compare"
-            config = make_config(path, root, zero_stage=3)
-            config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
-            learner = Learner(config, rank, world_size, store)
+            learner = Learner(in_bfloat16(make_config(path, root, zero_stage=3)), rank, world_size, store)
             different[path.name] = [
                 f"{owner}: {name} {buffer.dtype}"
                 for owner, model in (("learner", learner.model), ("reference", learner.reference))
@@ -67,6 +72,28 @@ def rounded_buffers(rank: int, world_size: int, store: Any, root: Path) -> dict[
 def test_zero_3_leaves_the_buffers_of_every_architecture_as_an_ordinary_load_has_them(tmp_path: Path) -> None:
     (different,) = run_ranks(1, rounded_buffers, tmp_path)
     assert {name: buffers for name, buffers in different.items() if buffers} == {}
+
+
+def resume_all_stages(rank: int, world_size: int, store: Any, model: Path, root: Path) -> dict[int, Any]:
+    """Under each ZeRO stage: a step, a checkpoint, and two more steps, straight on and from the checkpoint."""
+    from hpc_grpo.learner.learner import Learner
+
+    resumed = {}
+    for stage in STAGES:
+        config = in_bfloat16(make_config(model, root, zero_stage=stage))
+        learner = Learner(config, rank, world_size, store)
+        learner.train_step(make_step(1, rank, world_size))
+        resumed[stage] = resume(learner, config, rank, world_size, root)
+    return resumed
+
+
+def test_learners_resume_in_bfloat16_bit_for_bit_under_every_stage(workspace: Path, tmp_path: Path) -> None:
+    """ZeRO-1 has an optimizer of its own for bfloat16, DeepSpeed's BF16_Optimizer."""
+    (stages,) = run_ranks(1, resume_all_stages, workspace / "tied", tmp_path)
+    for stage, resumed in stages.items():
+        (straight, expected), (again, weights) = resumed["straight"], resumed["again"]
+        assert straight == again, stage
+        assert [name for name in expected if not np.array_equal(weights[name], expected[name])] == [], stage
 
 
 def test_a_bfloat16_run_trains_and_resumes_where_engines_keep_biases_in_float32(
