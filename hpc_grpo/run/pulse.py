@@ -134,7 +134,8 @@ class Pulse:
         self.longest_s |= longest_s or {}
         if path := _path_of_own(role):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            os.ftruncate(descriptor, _RECORD.size)
+            # Allocated: on a full tmpfs this raises, where a write into a hole would kill the process.
+            os.posix_fallocate(descriptor, 0, _RECORD.size)
             self._record = mmap.mmap(descriptor, _RECORD.size)
             os.close(descriptor)
             self._show(self._beat.work, self._beat.limit_s)
