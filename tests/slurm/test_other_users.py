@@ -84,8 +84,8 @@ def test_what_a_neighbour_planted_is_not_swept_away(beside: Beside) -> None:
 def test_a_neighbour_gets_into_nothing(beside: Beside) -> None:
     for node, said in beside.got.items():
         print(node, said)
-        assert int(said["folders seen"]) == 2
-        assert int(said["processes seen"]) > 3
+        assert int(said["folders seen"]) >= 2, "those of both nodes where they share /tmp"
+        assert int(said["processes seen"]) >= 1
         assert {what: got for what, got in said.items() if got and not what.endswith("seen")} == {}
 
 
