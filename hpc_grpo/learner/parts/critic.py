@@ -24,6 +24,7 @@ from hpc_grpo.learner.setup import deepspeed_config, sharded_loading
 from hpc_grpo.metrics.reductions import Mean, Reduction
 from hpc_grpo.registry import LEARNER_PARTS
 from hpc_grpo.run.checkpoint import read_manifest
+from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import Minibatch, TrainSequence
 
 if TYPE_CHECKING:
@@ -99,8 +100,12 @@ class Critic(LearnerPart):
 
     def _values(self, batches: Sequence[PackedBatch]) -> Tensor:
         """Value the state before each trained token, `[sum of C]` over the batches that are no filling."""
-        with torch.no_grad():
-            return torch.cat([self._engine.module(batch)[batch.mask > 0.0] for batch in batches])
+        parts = []
+        for batch in batches:
+            with torch.no_grad():
+                parts.append(self._engine.module(batch)[batch.mask > 0.0])
+            PULSE.beat()
+        return torch.cat(parts)
 
     def _estimate(self, sequence: TrainSequence, values: Float32Array) -> tuple[Float32Array, Float32Array]:
         reward = float(sequence.advantages[sequence.loss_mask][-1])
@@ -138,6 +143,7 @@ class Critic(LearnerPart):
             loss_sum += float(loss.detach())
             # DeepSpeed averages gradients over ranks; the loss wants their sum over the global token count.
             self._engine.backward(loss * (self.world_size / max(num_valid_tokens, 1)), scale_wrt_gas=False)
+            PULSE.beat()
         self._engine.step()
         errors = targets - values
         return {
