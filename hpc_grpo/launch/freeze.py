@@ -23,7 +23,7 @@ from hpc_grpo.run.frozen_config import differences, flat, read_config, write_con
 from hpc_grpo.run.inputs import accept_changes
 from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.system.secret import assigns_secret, holds_secret, is_secret
+from hpc_grpo.system.secret import assigns_secret, holds_secret, is_secret, is_secret_argument
 
 CHANGEABLE: dict[str, str] = {
     "train.total_steps": "extends or shortens the run",
@@ -51,7 +51,6 @@ CHANGEABLE: dict[str, str] = {
 Not the learning rate: its schedule's state in a checkpoint has it, so another one would be ignored in silence.
 """
 
-_SECRET_LENGTH = 16
 _KEEPS_CONFIG = "config.yaml is kept and shared"
 _MAY_CHANGE = f"What may change in it: {', '.join(f'{key}*' if key.endswith('.') else key for key in CHANGEABLE)}."
 
@@ -178,9 +177,13 @@ def _forbidden(run: RunDir, changed: dict[str, tuple[Any, Any]]) -> str:
 
 
 def _refuse_secrets(config: Config) -> None:
-    """Raise ConfigError for secrets in the config: by name in rewards and launch, by value anywhere."""
-    arguments = {name: value for reward in config.rewards for name, value in reward.args.items()}
-    if secret := [name for name, value in arguments.items() if is_secret(name) and _is_long_word(value)]:
+    """Raise ConfigError for secrets in the config: by name in launch, by value anywhere."""
+    arguments = [argument for reward in config.rewards for argument in flat(reward.args).items()]
+    if secret := [
+        key
+        for key, value in arguments
+        if any(is_secret_argument(key.rpartition(".")[2], text) for text in _texts(value))
+    ]:
         raise ConfigError(
             f"The arguments of a reward must not hold secrets ({', '.join(secret)}): {_KEEPS_CONFIG}. "
             f"Have the reward read them from the environment, let through by launch.pass_env."
@@ -217,11 +220,6 @@ def _never_trained(run: RunDir) -> bool:
     has_steps = next(read_jsonl(run.ledger), None) is not None
     has_checkpoint = next(valid_checkpoints(run, check_hashes=False), None) is not None  # also one of step 0
     return not (is_queued or has_steps or has_checkpoint)
-
-
-def _is_long_word(value: Any) -> bool:
-    """Return whether a value may be a key or a password: not so `stop_token: </s>`."""
-    return isinstance(value, str) and len(value) >= _SECRET_LENGTH and not any(char.isspace() for char in value)
 
 
 def _source(argv: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:

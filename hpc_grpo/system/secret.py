@@ -12,9 +12,9 @@ MASK = "********"
 
 _NAME = re.compile(
     r"(^|_)("
-    r"(API_?)?KEYS?|TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|(PG|SSH)?PASS(WORD)?|PAT|CREDENTIALS?|COOKIE|WEBHOOK"
+    r"(API_?)?KEYS?|TOKEN|SECRETS?|(PG)?PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|COOKIE|WEBHOOK"
     r"|DSN|(DATABASE|DB|REDIS|MONGO(DB)?|POSTGRES(QL)?|MYSQL|BROKER)_UR[IL]"
-    r")(_|$)|._PWD$",
+    r")(_|$)|(^|_)((PG|SSH)?PASS|PAT)$|._PWD$",
     re.IGNORECASE,
 )
 _PLACE = re.compile(r"_(PATH|FILE|DIR)$", re.IGNORECASE)
@@ -48,6 +48,8 @@ _ASSIGNMENT = re.compile(
 )
 _SHORTEST_KEY = 16
 _KEY_LIKE = re.compile(r"[\w+/=.-]*\d[\w+/=.-]*")
+_RANDOM = re.compile(r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{12,}")
+"""A run of letters with digits among them, longer than the words of a name: `final_answer_2024` has none."""
 
 
 def is_secret(name: str, value: str = "") -> bool:
@@ -57,6 +59,16 @@ def is_secret(name: str, value: str = "") -> bool:
     (True, False, True)
     """
     return bool(_NAME.search(name) and not _PLACE.search(name)) or holds_secret(value)
+
+
+def is_secret_argument(name: str, value: str) -> bool:
+    """Return whether an argument holds a secret: many have a name of one (`answer_key`), so the value decides.
+
+    >>> is_secret_argument("answer_key", "reference_solution"), is_secret_argument("judge_key", "c0ffee0123456789")
+    (False, True)
+    """
+    is_key = len(value) >= _SHORTEST_KEY and _KEY_LIKE.fullmatch(value) and _RANDOM.search(value)
+    return bool(is_key and is_secret(name)) or holds_secret(value)
 
 
 def holds_secret(text: str) -> bool:

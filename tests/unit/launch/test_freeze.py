@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -176,15 +177,35 @@ def test_a_run_is_not_reconfigured_into_another(word: str, told: str, tmp_path: 
     assert (run.config.read_text(), run.source.read_text()) == before
 
 
-def test_a_secret_in_the_arguments_of_a_reward_is_refused(tmp_path: Path) -> None:
-    key = "sk-0123456789abcdef0123"
-    judged = f'rewards=[{{"name": "correctness", "args": {{"judge_api_key": "{key}"}}}}]'
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        ({"judge_api_key": "sk-0123456789abcdef0123"}, "judge_api_key"),
+        ({"judge_key": "c0ffee0123456789c0ffee0123456789"}, "judge_key"),
+        ({"judge": {"headers": {"token": "3f2504e0-4f89-11d3-9a0c-0305e82c3301"}}}, "judge.headers.token"),
+        ({"tokens": ["hf_abcdefghijklmnopqrstuv"]}, "tokens"),
+    ],
+)
+def test_a_secret_in_the_arguments_of_a_reward_is_refused_and_not_told(
+    tmp_path: Path, arguments: dict[str, Any], key: str
+) -> None:
     with pytest.raises(ConfigError, match="must not hold secrets") as caught:
-        freeze(config(tmp_path, judged), [], [])
-    assert "judge_api_key" in str(caught.value)
-    assert key not in str(caught.value)
-    harmless = 'rewards=[{"name": "correctness", "args": {"stop_token": "</s>"}}]'
-    freeze(config(tmp_path, harmless), [], [])
+        freeze(config(tmp_path, f"rewards={json.dumps([{'name': 'correctness', 'args': arguments}])}"), [], [])
+    assert f"({key})" in str(caught.value)
+    assert not any(part in str(caught.value) for part in ("0123456789", "11d3", "hf_"))
+
+
+def test_arguments_of_a_reward_that_are_named_like_a_secret_are_taken(tmp_path: Path) -> None:
+    arguments = {
+        "pass_k": 8,
+        "pass_rate": "pass_rate_of_llama_8b",
+        "answer_key": "reference_solution_2024",
+        "json_key": "final_answer.value.normalized",
+        "stop_token": "<|end_of_text|>",
+        "token": "</s>",
+        "keys": ["intermediate_steps", "final_conclusion"],
+    }
+    freeze(config(tmp_path, f"rewards={json.dumps([{'name': 'correctness', 'args': arguments}])}"), [], [])
 
 
 DEBUG = load_config("local/debug")
