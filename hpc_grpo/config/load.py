@@ -87,9 +87,10 @@ def with_overrides(config: Config, overrides: Iterable[str], environ: Mapping[st
     return _validated(values, "With these overrides it", Loading(environ, resolved))
 
 
-def to_yaml(config: Config) -> str:
-    """Write the resolved config as YAML; loading it gives an equal config."""
-    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
+def to_yaml(config: Config | Mapping[str, Any]) -> str:
+    """Write the resolved config, or values of one, as YAML; loading it gives an equal config."""
+    values = config.model_dump(mode="json") if isinstance(config, Config) else config
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False)
 
 
 def find_config(name: str) -> Path:

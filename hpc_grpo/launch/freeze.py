@@ -19,7 +19,7 @@ from hpc_grpo.launch.snapshot import check_snapshot, take_snapshot
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.checkpoint import find_checkpoint, valid_checkpoints
 from hpc_grpo.run.files import read_jsonl, read_record, write_record
-from hpc_grpo.run.frozen_config import differences, flat, read_config, write_config
+from hpc_grpo.run.frozen_config import differences, flat, read_config, rewrite_config, write_config
 from hpc_grpo.run.inputs import accept_changes
 from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir
@@ -140,14 +140,19 @@ def _take_up(run: RunDir, config: Config, command: _Command) -> Frozen:
     source = read_record(run.source, _resumable) or _source(command.argv, command.overrides)
     source["working_dir"] = str(_start_folder(run, Path(source["working_dir"]), command))
     folder = Path(source["working_dir"])
-    if command.accepts_changes or _never_trained(run):
+    takes_copy = command.accepts_changes or _never_trained(run)
+    if takes_copy:
         source |= take_snapshot(run, config, folder)
     else:
         check_snapshot(run, config, source, folder)
         find_checkpoint(run, check_hashes=False)
     if command.accepts_changes:
         accept_changes(run, command.argv)
-    write_config(run, config)  # also a damaged one, and one of a run that was moved
+    # Also a damaged one, and one of a run that was moved.
+    if takes_copy or "copy" not in source:
+        write_config(run, config)
+    else:
+        rewrite_config(run, config, changed)
     if run.is_complete() and any(key.startswith("train.total_") for key in changed):
         run.complete_marker.unlink()
     now = _source(command.argv, command.overrides)

@@ -7,8 +7,12 @@ damaged one is read from its copy, and one that was edited is refused: by hand n
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from hpc_grpo.config import Config, load_resolved, to_yaml
 from hpc_grpo.errors import ConfigError
@@ -20,10 +24,17 @@ _SIGNED = re.compile(r"#[^\n]* digest: ([0-9a-f]{32})\n\n")
 
 
 def write_config(run: RunDir, config: Config) -> None:
-    body = to_yaml(config)
-    text = _HEADER.format(digest=digest_of(body)) + body
-    for path in (copy_path(run.config), run.config):
-        write_atomic(path, text)
+    _write(run, config.model_dump(mode="json"))
+
+
+def rewrite_config(run: RunDir, config: Config, changed: Collection[str]) -> None:
+    """Write the config with no more keys than it was written with, and those that have `changed`.
+
+    Jobs read it with the run's own copy of this package, which refuses keys that came after it.
+    """
+    written = next(filter(_is_as_written, (run.config, copy_path(run.config))), None)
+    values = config.model_dump(mode="json")
+    _write(run, values if written is None else _without_new(values, yaml.safe_load(_text(written)), changed))
 
 
 def read_config(run: RunDir) -> Config:
@@ -51,6 +62,27 @@ def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flattened[f"{prefix}{key}"] = item
     return flattened
+
+
+def _write(run: RunDir, values: dict[str, Any]) -> None:
+    body = to_yaml(values)
+    text = _HEADER.format(digest=digest_of(body)) + body
+    for path in (copy_path(run.config), run.config):
+        write_atomic(path, text)
+
+
+def _without_new(now: Any, before: Any, changed: Collection[str], prefix: str = "") -> Any:
+    """Return `now` without the keys that neither `before` has nor `changed` names."""
+    if isinstance(now, list) and isinstance(before, list):
+        pairs = enumerate(zip_longest(now, before[: len(now)]))  # None: an item that `before` does not have
+        return [_without_new(item, old, changed, f"{prefix}{position}.") for position, (item, old) in pairs]
+    if not (isinstance(now, dict) and isinstance(before, dict)):
+        return now
+    return {
+        key: _without_new(value, before[key], changed, f"{prefix}{key}.") if key in before else value
+        for key, value in now.items()
+        if key in before or any(f"{name}.".startswith(f"{prefix}{key}.") for name in changed)
+    }
 
 
 def _frozen(run: RunDir) -> Config:

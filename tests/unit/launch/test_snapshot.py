@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch import snapshot
 from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.launch.snapshot import git_state
-from hpc_grpo.run import source
+from hpc_grpo.run import frozen_config, source
 from hpc_grpo.run.inputs import read_inputs
 from hpc_grpo.run.paths import RunDir
 
@@ -55,6 +56,17 @@ def test_an_edited_function_is_refused_until_that_is_accepted(config: Config, tm
     assert read_inputs(run).accepting == ("submit", "--accept-changes")
     assert json.loads(run.source.read_text())["resumed"][-1]["accepts_changes"]
     freeze(config, ["submit"], [])
+
+
+def test_a_newer_package_adds_no_keys_to_the_config_that_the_copy_reads(config: Config) -> None:
+    run = begun(config)
+    older = yaml.safe_load(run.config.read_text())
+    del older["checkpoint"]["behind_training"]  # as a package has it that came before this key
+    frozen_config._write(run, older)
+    freeze(config, ["resume"], [])
+    assert "behind_training" not in run.config.read_text()
+    freeze(config, ["resume", "--accept-changes"], [], accepts_changes=True)
+    assert "behind_training" in run.config.read_text()
 
 
 def test_an_edited_package_is_said_and_the_copy_kept(

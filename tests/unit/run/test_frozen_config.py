@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
-from hpc_grpo.config import Config, to_yaml
+from hpc_grpo.config import Config, load_resolved, to_yaml
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.run import frozen_config
 from hpc_grpo.run.files import copy_path
-from hpc_grpo.run.frozen_config import read_config, write_config
+from hpc_grpo.run.frozen_config import read_config, rewrite_config, write_config
 from hpc_grpo.run.paths import RunDir
 from tests.support.configs import minimal_config
 
@@ -72,3 +74,25 @@ def test_a_run_that_was_moved_is_where_it_is(run: RunDir, tmp_path: Path) -> Non
     assert config.model_copy(update={"run": config_of(run).run}) == config_of(run)
     (tmp_path / "link").symlink_to(moved.path)
     assert read_config(RunDir(tmp_path / "link")).run_path == tmp_path / "link"
+
+
+def test_a_config_that_is_rewritten_has_no_keys_that_the_runs_own_copy_cannot_know(run: RunDir) -> None:
+    older = yaml.safe_load(to_yaml(config_of(run)))
+    del older["deadlines"], older["checkpoint"]["behind_training"], older["rewards"][0]["weight"]
+    frozen_config._write(run, older)
+    changes = {"env": {"NEW": "1"}, "bringup_deadline_s": 60.0}
+    now = read_config(run).model_copy(update={"launch": read_config(run).launch.model_copy(update=changes)})
+    rewrite_config(run, now, ["launch.env.NEW", "launch.bringup_deadline_s"])
+    older["launch"] |= changes
+    assert yaml.safe_load(run.config.read_text()) == older
+    assert load_resolved(run.config) == now
+
+
+def test_a_new_key_that_the_user_sets_is_written(run: RunDir) -> None:
+    older = yaml.safe_load(to_yaml(config_of(run)))
+    del older["deadlines"]["late_s"]
+    frozen_config._write(run, older)
+    now = read_config(run)
+    now = now.model_copy(update={"deadlines": now.deadlines.model_copy(update={"late_s": 77.0})})
+    rewrite_config(run, now, ["deadlines.late_s"])
+    assert read_config(run) == now
