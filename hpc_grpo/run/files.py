@@ -42,7 +42,7 @@ def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_STAGED}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:
-        with os.fdopen(descriptor, "w") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:  # whatever the locale: it is read on other nodes
             os.fchmod(descriptor, os.fstat(descriptor).st_mode & mode)  # a folder's default ACL may have added rights
             file.write(text)
             file.flush()

@@ -16,6 +16,7 @@ import ast
 import hashlib
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -62,6 +63,8 @@ def copy_source(run: RunDir, functions: Mapping[str, Path], diff: str) -> str:
     """
     staging = start_staging(run.source_dir)
     shutil.copytree(PACKAGE, staging / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for copied in (staging / PACKAGE.name, *(staging / PACKAGE.name).rglob("*")):
+        copied.chmod(copied.stat().st_mode | stat.S_IWUSR)  # else that of a read-only installation could never go
     shutil.copy(_ENTRY, staging / "__main__.py")
     for name, file in functions.items():
         folder = (staging / copied_as(name)).parent

@@ -47,6 +47,13 @@ def test_a_copy_that_is_damaged_is_refused_before_it_is_imported(run: RunDir) ->
     assert copy_problems(run, digest) == ["hpc_grpo/cli.py is changed", "hpc_grpo/more.py is new"]
 
 
+def test_the_copy_of_a_read_only_installation_can_be_replaced_and_removed(run: RunDir) -> None:
+    for path in (*source.PACKAGE.rglob("*"), source.PACKAGE):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    copy_source(run, {}, "")
+    assert all(path.stat().st_mode & 0o200 for path in run.source_dir.rglob("*"))
+
+
 def test_a_function_is_copied_with_what_it_imports_and_imported_from_the_copy(
     run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
