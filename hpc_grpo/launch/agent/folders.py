@@ -37,9 +37,10 @@ class OwnedDir:
         path.parent.mkdir(parents=True, exist_ok=True)
         mode = path.parent.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            elsewhere = "" if path.parent == SHM else ", or set launch.local_dir to another folder, such as /tmp"
             raise LaunchError(
                 f"{path.parent} may be written by everybody and has no sticky bit (mode {stat.S_IMODE(mode):o}): "
-                f"any user could replace a run's folders in it. Set launch.local_dir to another folder, such as /tmp."
+                f"any user could replace a run's folders in it. Have chmod +t {path.parent} done{elsewhere}."
             )
         path.mkdir(mode=0o700)
         self.path = path

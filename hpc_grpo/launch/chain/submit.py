@@ -75,8 +75,18 @@ def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue, 
         record = record.with_link(job_id, before)
     write_chain(run, record)
     if further:
-        queue.release(jobs[0])
+        _let_go(run, jobs[0], queue)
     return jobs[0]
+
+
+def _let_go(run: RunDir, job_id: str, queue: JobQueue) -> None:
+    try:
+        queue.release(job_id)
+    except LaunchError as error:
+        raise LaunchError(
+            f"{error}\nJob {job_id} is submitted and stays held until that command succeeds. "
+            f"To give it up: hpc-grpo cancel {run.path}"
+        ) from error
 
 
 def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:

@@ -110,6 +110,15 @@ def test_a_folder_that_everybody_may_write_without_a_sticky_bit_is_refused(tmp_p
     OwnedDir(tmp_path / "hg-1-1-0").remove()
 
 
+def test_shared_memory_without_a_sticky_bit_is_refused_with_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "SHM", tmp_path)
+    tmp_path.chmod(0o777)
+    with pytest.raises(LaunchError, match=rf"Have chmod \+t {tmp_path} done\.$"):
+        OwnedDir(tmp_path / "hg-1-1-0")
+
+
 def plant(parent: Path, what: str) -> Path:
     """What another user can make beside our folders, so that sweeping fails or removes the wrong thing."""
     path = parent / "hg-17-1-0"

@@ -64,6 +64,18 @@ def test_where_the_queue_takes_one_job_alone_that_one_stays(run: RunDir, capsys:
     assert "Until job 100 runs and queues one, none waits behind it: The queue refused" in capsys.readouterr().err
 
 
+def test_a_first_job_that_the_queue_does_not_let_go_is_named(
+    run: RunDir, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def release(_queue: FakeQueue, job_id: str) -> None:
+        raise LaunchError(f"scontrol release {job_id} failed: timed out")
+
+    monkeypatch.setattr(FakeQueue, "release", release)
+    with pytest.raises(LaunchError, match=r"scontrol release 100 failed.*\nJob 100 is submitted and stays held"):
+        submit_run(run, launch(True, None), "driver.py", queue)
+    assert recorded(run) == [("100", ""), ("101", "100")]
+
+
 def test_the_first_job_may_wait_for_another_one(run: RunDir, queue: FakeQueue) -> None:
     submit_run(run, launch(True, None), "driver.py", queue, after="41")
     assert queue.asked == ["submit 100 after 41 held", "submit 101 after 100", "release 100"]
