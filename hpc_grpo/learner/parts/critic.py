@@ -5,6 +5,7 @@ Its model is the policy's, loaded once more, with one number for a head; its opt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpc_grpo.config import Config
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.learner.model import load_policy
 from hpc_grpo.learner.packing import PackedBatch, pack_equalised, split_microbatches
 from hpc_grpo.learner.parts.base import LearnerPart
@@ -128,7 +129,10 @@ class Critic(LearnerPart):
     def _train(
         self, batches: Sequence[PackedBatch], values: Tensor, returns: Float32Array, num_valid_tokens: int
     ) -> dict[str, Mean]:
-        """Take one optimizer step on the returns of a minibatch; the metrics are means over its tokens."""
+        """Take one optimizer step on the returns of a minibatch; the metrics are means over its tokens.
+
+        Raises HpcGrpoError when the gradient is not finite: what a checkpoint then held could not be resumed.
+        """
         targets = torch.from_numpy(returns).to(self.device)
         loss_sum, start = 0.0, 0
         for index, batch in enumerate(batches):
@@ -145,13 +149,19 @@ class Critic(LearnerPart):
             self._engine.backward(loss * (self.world_size / max(num_valid_tokens, 1)), scale_wrt_gas=False)
             PULSE.beat()
         self._engine.step()
+        grad_norm = float(self._engine.get_global_grad_norm())
+        if not math.isfinite(grad_norm):
+            raise HpcGrpoError(
+                f"The gradient of the critic is not finite ({grad_norm}). Give a new run.name and a lower "
+                f"ppo.critic_lr, or look at the last step's rollouts for broken rewards."
+            )
         errors = targets - values
         return {
             "critic/loss": Mean(loss_sum, len(targets)),
             "critic/value": Mean(float(values.sum()), len(targets)),
             "critic/return": Mean(float(targets.sum()), len(targets)),
             "critic/squared_error": Mean(float((errors**2).sum()), len(targets)),
-            "critic/grad_norm": Mean(float(self._engine.get_global_grad_norm())),
+            "critic/grad_norm": Mean(grad_norm),
         }
 
 

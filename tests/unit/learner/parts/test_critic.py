@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from hpc_grpo.learner.parts.critic import generalized_advantages, value_losses
+from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.learner.packing import zero_weight_batch
+from hpc_grpo.learner.parts.critic import Critic, generalized_advantages, value_losses
+from hpc_grpo.run.pulse import PULSE
+from tests.support.configs import minimal_config
 
 VALUES = np.array([0.5, -0.25, 1.0], dtype=np.float32)
 
@@ -37,3 +43,47 @@ def test_a_clipped_value_loses_what_the_worse_of_both_loses() -> None:
     predicted, old, returns = torch.tensor([1.0, 1.0, 0.1]), torch.zeros(3), torch.tensor([2.0, 0.0, 0.0])
     assert value_losses(predicted, old, returns, None).tolist() == pytest.approx([0.5, 0.5, 0.005])
     assert value_losses(predicted, old, returns, 0.2).tolist() == pytest.approx([0.5 * 1.8**2, 0.5, 0.005])
+
+
+class FakeEngine:
+    """Values every state with its only parameter, and does not train."""
+
+    def __init__(self, grad_norm: float) -> None:
+        self.grad_norm, self.value = grad_norm, torch.zeros(1, requires_grad=True)
+        self.module = self
+
+    def __call__(self, batch: Any) -> torch.Tensor:
+        return self.value.expand(len(batch.mask))
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None: ...
+
+    def backward(self, loss: torch.Tensor, scale_wrt_gas: bool) -> None: ...
+
+    def step(self) -> None: ...
+
+    def get_global_grad_norm(self) -> float:
+        return self.grad_norm
+
+
+def critic_with(engine: FakeEngine) -> Critic:
+    critic = Critic.__new__(Critic)
+    critic.config, critic.world_size, critic.device = minimal_config(), 1, torch.device("cpu")
+    critic._engine = engine
+    return critic
+
+
+def test_each_microbatch_of_the_critic_is_a_sign_of_progress() -> None:
+    critic, batches = critic_with(FakeEngine(0.5)), [zero_weight_batch()] * 3
+    before = PULSE._beat.count
+    values = critic._values(batches)
+    assert PULSE._beat.count == before + 3
+    critic._train(batches, values, np.zeros(0, np.float32), num_valid_tokens=1)
+    assert PULSE._beat.count == before + 6
+
+
+def test_a_critic_without_a_finite_gradient_ends_the_run_before_it_is_saved() -> None:
+    critic, batches = critic_with(FakeEngine(float("nan"))), [zero_weight_batch()]
+    with pytest.raises(
+        HpcGrpoError, match=r"critic is not finite \(nan\)\. Give a new run\.name and a lower ppo\.critic_lr"
+    ):
+        critic._train(batches, critic._values(batches), np.zeros(0, np.float32), num_valid_tokens=1)
