@@ -38,6 +38,12 @@ def _nodes(config: Config) -> None:
             f"launch.slurm.min_nodes = {slurm.min_nodes} must be at most launch.num_nodes = {num_nodes}: "
             f"it says how many must be left of them. Lower it, or set it to null."
         )
+    if config.needs.critic and slurm.min_nodes is not None and slurm.min_nodes < num_nodes:
+        raise ConfigError(
+            f"launch.slurm.min_nodes = {slurm.min_nodes} would have a run with a critic go on with fewer nodes than "
+            f"launch.num_nodes = {num_nodes}, and a critic is resumed with as many learners as before. Set it to null: "
+            f"the job that follows goes on with all nodes."
+        )
     if slurm.max_job_chains is None and not slurm.jobs_can_submit:
         raise ConfigError(
             "launch.slurm.jobs_can_submit = false, so all follow-on jobs are queued at the start, and "

@@ -52,6 +52,10 @@ def test_sft_has_no_rewards_to_check() -> None:
         ({"rewards": [{"name": "mine.f"}]}, "or to your own: module:function or path/to/file.py:function."),
         ({"loss": {"name": "gpro"}}, "Loss 'gpro' does not exist; did you mean 'grpo'? Built in: "),
         ({"loss": {"advantage": "groups"}}, "Advantage 'groups' does not exist; did you mean 'group'?"),
+        (
+            {"task": "ppo", "launch": {"num_nodes": 4, "slurm": {"min_nodes": 3}}},
+            "launch.slurm.min_nodes = 3 would have a run with a critic go on with fewer nodes than launch.num_nodes",
+        ),
         ({"task": "stf"}, "Algorithm 'stf' does not exist; did you mean 'sft'? Built in: "),
         ({"eval": {"every_steps": 5}}, "data.eval is not"),
         ({"eval": {"every_steps": 5}, "task": "sft", "data": {"train": {"path": "d"}, "eval": EVAL}}, "task sft"),
