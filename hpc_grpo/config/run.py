@@ -48,8 +48,8 @@ class DeadlinesConfig(Section):
     resume_s: PositiveFloat = Field(
         14400.0, description="Checking and loading a checkpoint, rewriting it for another number of learners included."
     )
-    generate_wait_s: PositiveFloat = Field(3600.0, description="A step's rollouts, grading included.")
-    train_s: PositiveFloat = Field(3600.0, description="The optimizer steps of one step.")
+    generate_wait_s: PositiveFloat = Field(7200.0, description="A step's rollouts, grading included.")
+    train_s: PositiveFloat = Field(7200.0, description="The optimizer steps of one step.")
     checkpoint_s: PositiveFloat = Field(3600.0, description="A checkpoint and an export.")
     eval_s: PositiveFloat = Field(14400.0, description="An eval.")
     late_factor: Annotated[float, Field(gt=1.0)] = Field(

@@ -93,7 +93,7 @@ def patience_of_driver(config: Config) -> Patience:
         "checkpoint": deadlines.checkpoint_s,
         "eval": deadlines.eval_s,
     }
-    repeats = frozenset(["start", "generate_wait", "train", "publish", "eval"])
+    repeats = frozenset(["generate_wait", "train", "publish", "eval"])
     extra_s = dict.fromkeys(("generate_wait", ASKED_AGAIN, "eval"), _longest_reward_s(config))
     return Patience(deadlines.late_factor, deadlines.late_s, deadlines.start_s, repeats, deadlines_s, extra_s)
 
