@@ -19,6 +19,9 @@ from hpc_grpo.run.source import functions_of, imported_files, used_file
 _WHOLE_BYTES = 1 << 26
 _NUM_BLOCKS, _BLOCK_BYTES = 64, 1 << 16
 
+_NOT_READ = (".", "cache-", "tmp")
+"""Beginnings of names of files that the library `datasets` leaves in a saved data set that somebody else works with."""
+
 _TOKENIZER_FILES = (
     "config.json",
     "generation_config.json",
@@ -79,7 +82,7 @@ def _of_model(folder: Path) -> dict[str, str]:
 def _of_files(path: Path, whole: bool) -> dict[str, str]:
     if path.is_file():
         return {path.name: _of_file(path, whole)}
-    files = (file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+    files = (file for file in path.rglob("*") if file.is_file() and not file.name.startswith(_NOT_READ))
     return {str(file.relative_to(path)): _of_file(file, whole) for file in files}
 
 

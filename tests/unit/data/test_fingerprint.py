@@ -47,6 +47,19 @@ def test_a_file_that_is_read_changes_the_fingerprint_of_its_key(
     assert [changed for changed in before if before[changed] != now[changed]] == ([key] if key else [])
 
 
+def test_what_the_library_keeps_beside_a_saved_data_set_is_no_part_of_it(config: Config, tmp_path: Path) -> None:
+    """`load_from_disk(folder).map(f)`, in a notebook say, leaves its result in the folder."""
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "data-00000-of-00001.arrow").write_text("rows")
+    config = config.model_copy(update={"data": minimal_config(data={"train": {"path": "saved"}}).data})
+    before = fingerprint.local_fingerprints(config, tmp_path)
+    for name in ("cache-be3d33521cefe4ed.arrow", "tmpx1y2z3"):
+        (tmp_path / "saved" / name).write_text("other rows")
+    assert fingerprint.local_fingerprints(config, tmp_path) == before
+    (tmp_path / "saved" / "data-00000-of-00001.arrow").write_text("others")
+    assert fingerprint.local_fingerprints(config, tmp_path) != before
+
+
 def test_of_a_large_file_blocks_are_hashed_up_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprint, "_WHOLE_BYTES", 10)
     monkeypatch.setattr(fingerprint, "_BLOCK_BYTES", 4)
