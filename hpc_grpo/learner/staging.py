@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
 from hpc_grpo.run.files import fsync
+from hpc_grpo.system.memory import host_memory
 
 _KEPT_FREE = 0.05
-"""Share of the node's memory that copies leave to everybody else."""
+"""Share of the memory of the node, or of the job on it, that copies leave to everybody else."""
 
 
 class StagedFiles:
@@ -103,8 +103,10 @@ class HostMemory:
 
     def has_room_for(self, state: Any, learners_on_node: int) -> bool:
         """Tell whether a copy leaves free memory, when each of the node's learners makes one."""
-        new = _num_bytes(state) - sum(held.nbytes for held in self._held[self._num_used :])
-        memory = psutil.virtual_memory()
+        new = _num_bytes(state) - sum(
+            _taken(held.nbytes, pinned=held.is_pinned()) for held in self._held[self._num_used :]
+        )
+        memory = host_memory()
         return bool(new <= 0 or new < (memory.available - _KEPT_FREE * memory.total) / learners_on_node)
 
     def copy(self, state: Any) -> Any:
@@ -142,10 +144,16 @@ class HostMemory:
 
 
 def _num_bytes(state: Any) -> int:
+    """Return the host memory that copies of a state's tensors take."""
     if isinstance(state, Tensor):
-        return int(state.nbytes)
+        return _taken(state.nbytes, pinned=state.is_cuda)
     items = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
     return sum(map(_num_bytes, items))
+
+
+def _taken(num_bytes: int, *, pinned: bool) -> int:
+    """Return what an allocation takes: torch rounds pinned memory up to a power of two."""
+    return 1 << (num_bytes - 1).bit_length() if pinned and num_bytes else num_bytes
 
 
 def deepspeed_globals() -> list[Any]:

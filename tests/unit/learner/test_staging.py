@@ -3,13 +3,13 @@ from __future__ import annotations
 import pickle
 from collections import OrderedDict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from hpc_grpo.learner.staging import HostMemory, StagedFiles, deepspeed_globals
+from hpc_grpo.system.memory import Memory
 
 
 def saved(files: StagedFiles, state: Any, path: Path) -> Any:
@@ -51,14 +51,24 @@ def test_the_next_checkpoint_takes_the_same_memory() -> None:
 
 
 def test_what_the_node_has_no_room_for_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = SimpleNamespace(available=1000, total=4000)  # of which 200 are kept free
-    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    memory = Memory(total=4000, available=1000)  # of which 200 are kept free
+    monkeypatch.setattr("hpc_grpo.learner.staging.host_memory", lambda: memory)
     files = StagedFiles(learners_on_node=2)
     with files.new_checkpoint(keeps=True):
         files.save({"small": torch.ones(50)}, tmp_path / "small.pt")
         files.save({"large": [torch.ones(150)]}, tmp_path / "large.pt")
     assert [path.name for path in tmp_path.iterdir()] == ["large.pt"]
     assert [path.name for path in files.write()] == ["large.pt", "small.pt"]
+
+
+@pytest.mark.parametrize(("available", "is_enough"), [(1300, True), (1200, False)])
+def test_a_copy_out_of_a_gpu_takes_a_power_of_two(
+    available: int, is_enough: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch's allocator of pinned memory does: 600 bytes take 1024."""
+    monkeypatch.setattr("hpc_grpo.learner.staging.host_memory", lambda: Memory(total=4000, available=available))
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    assert HostMemory().has_room_for({"weights": torch.ones(150)}, learners_on_node=1) == is_enough
 
 
 def test_the_classes_of_deepspeeds_states_are_read(tmp_path: Path) -> None:
