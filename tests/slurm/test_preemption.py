@@ -10,6 +10,7 @@ import pytest
 
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.chain import read_chain
+from tests.slurm.conftest import skip_outside_ci
 from tests.slurm.scene import Outcome, Scene
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ URGENT = ["sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusiv
 def signals_reach_tasks_alone(slurm_cluster: SlurmCluster) -> None:
     """As on sites with proctrack/cgroup; another way to track processes has Slurm signal Ray's own as well."""
     if "proctrack/cgroup" not in slurm_cluster.output(["scontrol", "show", "config"]):
-        pytest.skip("this machine has no freezer cgroup, by which Slurm signals a step's tasks alone")
+        skip_outside_ci("this machine has no freezer cgroup, by which Slurm signals a step's tasks alone")
 
 
 def scene(cluster: SlurmCluster, folder: Path, partition: str) -> Scene:
