@@ -29,9 +29,11 @@ def main() -> None:
 
 def refuse_damage(folder: Path) -> None:
     """Exit with 78, naming the first file that is not as SHA256SUMS has it."""
-    for line in (folder / "SHA256SUMS").read_text(errors="replace").splitlines():
+    sums = folder / "SHA256SUMS"
+    lines = sums.read_text(errors="replace").splitlines() if sums.is_file() else []
+    for line in lines or [""]:
         digest, _, name = line.partition("  ")
-        file = folder / name
+        file = folder / name if name else sums
         if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
             run = folder.parent
             print(

@@ -47,6 +47,19 @@ def test_a_copy_that_is_damaged_is_refused_before_it_is_imported(run: RunDir) ->
     assert copy_problems(run, digest) == ["hpc_grpo/cli.py is changed", "hpc_grpo/more.py is new"]
 
 
+@pytest.mark.parametrize("damage", ["removed", "emptied", "torn"])
+def test_a_copy_whose_sums_are_damaged_is_refused_in_words(run: RunDir, damage: str) -> None:
+    copy_source(run, {}, "")
+    sums = run.source_dir / source.SUMS
+    if damage == "removed":
+        sums.unlink()
+    else:
+        sums.write_text("" if damage == "emptied" else sums.read_text()[:40])
+    done = subprocess.run([sys.executable, str(run.source_dir), "attempt"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert done.stderr.startswith(f"error: {sums} is missing or damaged")
+
+
 def test_the_copy_of_a_read_only_installation_can_be_replaced_and_removed(run: RunDir) -> None:
     for path in (*source.PACKAGE.rglob("*"), source.PACKAGE):
         path.chmod(0o555 if path.is_dir() else 0o444)
