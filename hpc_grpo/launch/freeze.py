@@ -73,7 +73,7 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str], *, acc
     Raises ConfigError when it cannot be written, belongs to another config or holds none of its own any more, when
     what it runs from is damaged or has changed, and for secrets in the config.
     """
-    _refuse_secrets(config)
+    refuse_secrets(config)
     run = RunDir(config.run_path)
     run.create()
     if run.has_config():
@@ -115,6 +115,35 @@ def working_dir(run: RunDir) -> Path:
             f"and relative paths of its config are relative to it. From that folder: hpc-grpo submit CONFIG."
         )
     return folder
+
+
+def refuse_secrets(config: Config) -> None:
+    """Raise ConfigError for secrets in the config: by name in launch, by value anywhere."""
+    arguments = [argument for reward in config.rewards for argument in flat(reward.args).items()]
+    if secret := [
+        key
+        for key, value in arguments
+        if any(is_secret_argument(key.rpartition(".")[2], text) for text in _texts(value))
+    ]:
+        raise ConfigError(
+            f"The arguments of a reward must not hold secrets ({', '.join(secret)}): {_KEEPS_CONFIG}. "
+            f"Have the reward read them from the environment, let through by launch.pass_env."
+        )
+    if secret := [name for name, value in config.launch.env.items() if is_secret(name, value)]:
+        raise ConfigError(
+            f"launch.env must not hold secrets ({', '.join(secret)}): {_KEEPS_CONFIG}. Export them in "
+            f"the environment and, unless their prefix is let through already, name them in launch.pass_env."
+        )
+    lines = enumerate(config.launch.setup_lines)
+    written = [f"launch.setup_lines.{index}" for index, line in lines if assigns_secret(line)]
+    values = flat(config.model_dump(mode="json"))
+    written += [key for key, value in values.items() if any(map(holds_secret, _texts(value))) and key not in written]
+    if written:
+        raise ConfigError(
+            f"{', '.join(written)} must not hold secrets: {_KEEPS_CONFIG}, and arguments are seen by every user of a "
+            f"node. Export them in the environment, or read them from a file of mode 0600 where they are needed, as in "
+            f'export TOKEN="$(cat ~/.token)".'
+        )
 
 
 def may_change(key: str) -> bool:
@@ -179,35 +208,6 @@ def _forbidden(run: RunDir, changed: dict[str, tuple[Any, Any]]) -> str:
     """List the changes that the run may not take, a line each; "" without any."""
     keys = [] if _never_trained(run) else [key for key in changed if not may_change(key)]
     return "\n".join(f"  {key}: {changed[key][0]!r} there, {changed[key][1]!r} now" for key in keys)
-
-
-def _refuse_secrets(config: Config) -> None:
-    """Raise ConfigError for secrets in the config: by name in launch, by value anywhere."""
-    arguments = [argument for reward in config.rewards for argument in flat(reward.args).items()]
-    if secret := [
-        key
-        for key, value in arguments
-        if any(is_secret_argument(key.rpartition(".")[2], text) for text in _texts(value))
-    ]:
-        raise ConfigError(
-            f"The arguments of a reward must not hold secrets ({', '.join(secret)}): {_KEEPS_CONFIG}. "
-            f"Have the reward read them from the environment, let through by launch.pass_env."
-        )
-    if secret := [name for name, value in config.launch.env.items() if is_secret(name, value)]:
-        raise ConfigError(
-            f"launch.env must not hold secrets ({', '.join(secret)}): {_KEEPS_CONFIG}. Export them in "
-            f"the environment and, unless their prefix is let through already, name them in launch.pass_env."
-        )
-    lines = enumerate(config.launch.setup_lines)
-    written = [f"launch.setup_lines.{index}" for index, line in lines if assigns_secret(line)]
-    values = flat(config.model_dump(mode="json"))
-    written += [key for key, value in values.items() if any(map(holds_secret, _texts(value))) and key not in written]
-    if written:
-        raise ConfigError(
-            f"{', '.join(written)} must not hold secrets: {_KEEPS_CONFIG}, and arguments are seen by every user of a "
-            f"node. Export them in the environment, or read them from a file of mode 0600 where they are needed, as in "
-            f'export TOKEN="$(cat ~/.token)".'
-        )
 
 
 def _texts(value: Any) -> Iterator[str]:

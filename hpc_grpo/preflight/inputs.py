@@ -21,7 +21,7 @@ from hpc_grpo.data.hugging_face import dataset_folders, datasets_cache, find_mod
 from hpc_grpo.data.sources import completion_text, load_items
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.environment.rules import job_environ
-from hpc_grpo.launch.freeze import working_dir
+from hpc_grpo.launch.freeze import refuse_secrets, working_dir
 from hpc_grpo.launch.place.slurm.partition import refuse_what_cannot_start
 from hpc_grpo.preflight.disk import refuse_full_disk
 from hpc_grpo.preflight.findings import Context, Finding, failure, ok, skipped, warning
@@ -43,6 +43,7 @@ def refusals(config: Config, *, accepts_changes: bool = False) -> Iterator[Confi
     run = RunDir(config.run_path)
     start = working_dir(run) if run.has_config() else Path.cwd()
     for check in (
+        partial(refuse_secrets, config),
         partial(refuse_missing_python, config.launch),
         partial(refuse_missing_notify, config.launch, start),
         partial(refuse_missing_inputs, config, start),

@@ -11,6 +11,7 @@ from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.environment.report import environment_report
 from hpc_grpo.launch.environment.rules import PROXIES, SCHEDULER_PREFIXES, is_denied
+from hpc_grpo.launch.freeze import refuse_secrets
 from hpc_grpo.launch.place import job_queue
 from hpc_grpo.launch.place.base import JobRequest
 from hpc_grpo.launch.place.slurm.partition import ask_associations, ask_version
@@ -21,7 +22,6 @@ from hpc_grpo.preflight.folders import run_folder_finding
 from hpc_grpo.preflight.inputs import data_finding, model_finding, refuse_missing_python
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.commands import Answer
-from hpc_grpo.system.secret import is_secret
 
 NAME = "login"
 NEEDED_BY_A_JOB = ("config", "partition", "account", "walltime", "submit options", "run folder", "variables")
@@ -99,9 +99,11 @@ def _submit_options(context: Context, num_nodes: int) -> Finding:
 def variables_finding(context: Context) -> Finding:
     """Check that no secret is in the config, and that nothing harmful reaches training or what starts it."""
     check, launch = "variables", context.launch
-    if secret := [name for name, value in launch.env.items() if is_secret(name, value)]:
-        fix = "export it in your shell and name it in launch.pass_env: config.yaml is kept and shared"
-        return failure(check, f"launch.env holds {', '.join(secret)}", fix)
+    try:
+        if context.config is not None:
+            refuse_secrets(context.config)
+    except ConfigError as error:
+        return failure(check, str(error), "take it out of the config, in which it is written down")
     if refused := [name for name in launch.pass_env if is_denied(name.rstrip("*"))]:
         return warning(check, f"launch.pass_env cannot let through {', '.join(refused)}", "take it out of pass_env")
     if early := [name for name in _REACH_LAUNCHING if context.environ.get(name)]:

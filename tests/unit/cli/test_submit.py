@@ -141,6 +141,12 @@ def test_a_dry_run_says_what_submit_would_refuse() -> None:
     assert "#   model.path = ./not-here: there is no " in below
 
 
+def test_a_dry_run_says_that_submit_would_refuse_a_secret() -> None:
+    _, below = dry_run("launch.env.MY_TOKEN=hunter2")
+    assert "# submit would refuse this. launch.env must not hold secrets (MY_TOKEN)" in below
+    assert "hunter2" not in below
+
+
 def test_a_dry_run_says_all_that_submit_would_refuse(programs: SlurmPrograms) -> None:
     shown = "PartitionName=workq Default=YES MaxNodes=2 MaxTime=UNLIMITED State=UP TotalNodes=9\n"
     programs.answer("scontrol", shown)

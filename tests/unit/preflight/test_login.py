@@ -43,13 +43,23 @@ def test_variables_that_leak_are_named_without_their_values() -> None:
     early = variables_finding(shell({"LD_PRELOAD": "/x.so"}))
     assert (early.status, "unset LD_PRELOAD" in early.fix) == ("warning", True)
     assert variables_finding(shell({}, pass_env=["SLURM_*"])).status == "warning"
-    secret = variables_finding(shell({}, env={"WANDB_API_KEY": "hunter2-hunter2"}))
-    assert secret.status == "failure"
-    assert "WANDB_API_KEY" in secret.says
-    assert "hunter2" not in secret.says + secret.fix
     closed = variables_finding(shell({}, slurm={"extra": {"export": "NONE"}}))
     assert (closed.status, "export = NONE" in closed.says) == ("warning", True)
     assert variables_finding(shell({}, slurm={"extra": {"export": "ALL,A=1"}})).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("launch", "key"),
+    [
+        ({"env": {"WANDB_API_KEY": "hunter2-hunter2"}}, "WANDB_API_KEY"),
+        ({"setup_lines": ["export PGPASS=hunter2"]}, "launch.setup_lines.0"),
+    ],
+)
+def test_a_secret_in_the_config_is_named_without_its_value(launch: dict[str, Any], key: str) -> None:
+    config = minimal_config(launch=launch)
+    secret = variables_finding(Context(config, config.launch, {}))
+    assert (secret.status, key in secret.says) == ("failure", True)
+    assert "hunter2" not in secret.says + secret.fix
 
 
 @pytest.mark.parametrize(
