@@ -49,6 +49,7 @@ _SHORT = dict(
         "w=nodelist x=exclude"
     ).split()
 )
+_ALIASES = {"tasks-per-node": "ntasks-per-node"}
 _WITHOUT_VALUE = frozenset(
     "contiguous exclusive get-user-env hold ignore-pbs nice no-kill no-requeue overcommit oversubscribe "  # noqa: SIM905
     "parsable propagate quiet reboot requeue spread-job test-only use-min-nodes verbose wait".split()
@@ -94,6 +95,7 @@ def from_variables(environ: Mapping[str, str]) -> Options:
 def overlaid(launch: LaunchConfig, given: Options) -> LaunchConfig:
     """Return `launch` asking for what was given; GPUs or memory that were given replace all of that kind."""
     slurm, num_nodes = launch.slurm, launch.num_nodes
+    given = _as_one_task(given, num_nodes)
     values: dict[str, Any] = {}
     extra = {name.replace("-", "_"): value for name, value in slurm.extra.items()}
     if any(map(_is_memory, given)):
@@ -147,6 +149,30 @@ _KEYS = {"time_min": "time", "exclusive": "exclusive"}
 """Keys of launch.slurm whose default is a value like any other -> the option that each stands for."""
 
 
+def _as_one_task(given: Options, num_nodes: int) -> Options:
+    """Return `given` with what it asks for by task asked for by node: our jobs have one task a node, with all of it."""
+    num_tasks = _tasks_per_node(given, num_nodes)
+    if num_tasks < 2:
+        return given
+    changed = dict(given)
+    if "cpus-per-gpu" not in given:
+        changed["cpus-per-task"] = str(num_tasks * _number(given.get("cpus-per-task"), 1))
+    if isinstance(gpus := changed.pop("gpus-per-task", None), str):
+        kind, separator, number = gpus.rpartition(":")
+        changed["gpus-per-node"] = f"{kind}{separator}{num_tasks * _number(number, 1)}"
+    return changed
+
+
+def _tasks_per_node(given: Options, num_nodes: int) -> int:
+    if by_node := _number(given.get("ntasks-per-node"), 0):
+        return by_node
+    return -(-_number(given.get("ntasks"), 1) // _number(given.get("nodes"), num_nodes))
+
+
+def _number(value: str | bool | None, otherwise: int) -> int:
+    return int(value) if isinstance(value, str) and value.isdigit() and int(value) else otherwise
+
+
 def _words(text: str) -> list[str]:
     try:
         return shlex.split(text, comments=True)
@@ -176,7 +202,7 @@ def _split(word: str) -> tuple[str, str | bool]:
     """Split a word into the long name of its option and its value; True where it holds none."""
     if word.startswith("--"):
         name, separator, value = word[2:].partition("=")
-        return name, value if separator else True
+        return _ALIASES.get(name, name), value if separator else True
     return _SHORT.get(word[1], word[1]), word[2:].removeprefix("=") or True
 
 

@@ -72,6 +72,24 @@ def test_gpus_given_by_hand_replace_those_of_the_config(
     assert (asked.gpus_per_node, asked.extra) == (gpus, extra)
 
 
+@pytest.mark.parametrize(
+    ("words", "cpus", "gpus", "extra"),
+    [
+        ("--ntasks-per-node=4 --cpus-per-task=72 --gpus-per-task=1", 288, 4, {}),
+        ("--tasks-per-node=4 --gpus-per-task=gh200:1", 4, 0, {"gres": "gpu:gh200:4"}),
+        ("--nodes=2 --ntasks=8 -c 9 --gpus-per-node=4", 36, 4, {}),
+        ("--ntasks-per-node=2 --gpus-per-node=4 --cpus-per-gpu=72", None, 4, {"cpus_per_gpu": "72"}),
+        ("--ntasks-per-node=1 -c 8 --gpus-per-task=4", 8, 0, {"gpus_per_task": "4"}),
+    ],
+)
+def test_what_was_given_for_each_of_several_tasks_is_asked_for_by_node(
+    words: str, cpus: int | None, gpus: int, extra: dict[str, str]
+) -> None:
+    """A successor has one task a node: it would get the CPUs and GPUs of one."""
+    slurm = overlaid(launch(gpus_per_node=1), given_options("", {}, f"sbatch {words} job.sh", "job.sh")).slurm
+    assert (slurm.cpus_per_node, slurm.gpus_per_node, slurm.extra) == (cpus, gpus, extra)
+
+
 def test_whole_nodes_and_a_network_given_by_hand_win_over_further_options_of_the_config() -> None:
     config = launch(extra={"exclusive": "user", "network": "no_vni"})
     asked = overlaid(config, {"exclusive": True, "network": "job_vni"}).slurm
