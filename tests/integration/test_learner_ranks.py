@@ -237,7 +237,8 @@ def test_checkpoint_is_valid_and_tampering_is_noticed(stage: int, together: Any,
 def test_a_checkpoint_takes_the_disk_that_plan_reckons(stage: int, together: Any, workspace: Path) -> None:
     config = make_config(workspace / "model", workspace, zero_stage=stage)
     num_parameters = sum(weights.size for weights in together[0][stage]["weights"].values())
-    checkpoint = next(valid_checkpoints(RunDir(workspace / "2_ranks" / f"stage_{stage}")))
+    run_dir = RunDir(workspace / "2_ranks" / f"stage_{stage}")
+    checkpoint = next(valid_checkpoints(run_dir, check_hashes=False))  # another test may have flipped a bit
     num_bytes = sum(entry.size for entry in checkpoint.manifest.files)
     assert 0 < num_bytes - checkpoint_bytes(config, num_parameters) < 2 * num_parameters  # names and generators
 
