@@ -13,7 +13,6 @@ from __future__ import annotations
 import random
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -28,6 +27,7 @@ import torch.distributed as dist
 from hpc_grpo.errors import ConfigError, HpcGrpoError, LaunchError
 from hpc_grpo.run.checkpoint import FileEntry, Manifest, hash_files, problems, read_manifest, write_manifest
 from hpc_grpo.run.files import publish_dir, staging_path, start_staging
+from hpc_grpo.run.source import own_command
 
 if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
@@ -152,7 +152,7 @@ def write_universal(checkpoint: Path) -> None:
             f"needed beside {checkpoint}; {free / 2**30:.1f} are free. Free some, or use as many learners as before."
         )
     # A process of its own: it forks workers, which a learner with its threads must not.
-    command = [sys.executable, "-m", "hpc_grpo.learner.universal_program", "--inject_missing_state"]
+    command = own_command("-m", "hpc_grpo.learner.universal_program", "--inject_missing_state")
     command += ["--input_folder", str(source), "--output_folder", str(target)]
     command += ["--num_extract_workers", str(_WORKERS), "--num_merge_workers", str(_WORKERS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

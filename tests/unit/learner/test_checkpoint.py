@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from hpc_grpo.errors import HpcGrpoError
-from hpc_grpo.learner.checkpoint import CheckpointWriter
+from hpc_grpo.learner.checkpoint import CheckpointWriter, write_universal
 from hpc_grpo.learner.staging import StagedFiles
+from hpc_grpo.run import source
 from hpc_grpo.run.checkpoint import FileEntry, read_manifest
 
 OF_RANK_1 = FileEntry("deepspeed/optimizer_rank_1.pt", 3, "0" * 32)
@@ -63,3 +64,19 @@ def test_a_file_that_cannot_be_written_is_an_error_that_names_the_checkpoint(lea
     with pytest.raises(HpcGrpoError, match=r"step_2 could not be written: .*deepspeed"):
         writer.write()
     assert not (tmp_path / "step_2").exists()
+
+
+def test_a_checkpoint_is_converted_by_the_runs_own_copy_of_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Ray worker imports that copy, and a program it starts would import what is installed by now."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **kwargs: Any) -> SimpleNamespace:
+        commands.append(command)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr("subprocess.run", run)
+    monkeypatch.setattr(source, "runs_from_copy", lambda: True)
+    write_universal(tmp_path / "step_2")
+    assert commands[0][1:4] == [str(source.PACKAGE.parent), "-m", "hpc_grpo.learner.universal_program"]
