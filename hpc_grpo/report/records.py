@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TypeVar
 
@@ -58,13 +59,15 @@ class RunRecords:
         return None if last.job_id in self._attempted_jobs else last
 
     def early_death(self, now: float) -> str:
-        """Say which job since the newest attempt began long ago and left none, "" if none did."""
-        for link in reversed(self.chain.links):
-            mark = self.run.job_mark(link.job_id)
-            if link.job_id in self._attempted_jobs:
-                break
-            if mark.exists() and now - mark.stat().st_mtime > _SET_UP_S:
-                return f"Job {link.job_id}: {before_it_ran(self.run, link.job_id)}"
+        """Say which job since the newest attempt began long ago and left none, "" if none did.
+
+        Of a chain that has ended the last job that began is no such: it ran, and said why nothing follows.
+        """
+        links = takewhile(lambda link: link.job_id not in self._attempted_jobs, reversed(self.chain.links))
+        begun = [link.job_id for link in links if self.run.job_mark(link.job_id).exists()]
+        for job_id in begun[1:] if self.chain.ended else begun:
+            if now - self.run.job_mark(job_id).stat().st_mtime > _SET_UP_S:
+                return f"Job {job_id}: {before_it_ran(self.run, job_id)}"
         return ""
 
     @property

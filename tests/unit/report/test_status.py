@@ -230,6 +230,15 @@ def test_the_last_problem_is_cut_to_the_width_of_the_terminal() -> None:
     assert len(status_table([failed]).splitlines()[1]) > 400
 
 
+def test_a_job_that_ran_only_to_end_its_chain_did_not_die(built: RunBuilder) -> None:
+    built.chain("11", ended="The STOP file asks the run to end.")
+    mark = built.run.job_mark("11")
+    mark.parent.mkdir(parents=True)
+    mark.write_text("nid007\n")
+    os.utime(mark, (time.time() - 700.0,) * 2)
+    assert summary(built).problem == "The STOP file asks the run to end."
+
+
 @pytest.mark.parametrize(("age_s", "is_told"), [(700.0, True), (30.0, False)])
 def test_a_job_that_died_in_its_set_up_lines_is_told(built: RunBuilder, age_s: float, is_told: bool) -> None:
     built.chain("11", "12")
