@@ -53,7 +53,7 @@ def check_snapshot(run: RunDir, config: Config, source: Mapping[str, Any], folde
     digest = source.get("copy")
     if digest is None or runs_from_copy():  # begun before there were copies; a link, whose start has looked
         return
-    again = f"hpc-grpo resume {run.path} --accept-changes"
+    again = "the same command with --accept-changes"
     if wrong := copy_problems(run, digest):
         raise ConfigError(
             f"The run's own copy of hpc-grpo in {run.source_dir} is damaged: {'; '.join(wrong[:_SHOWN])}"
