@@ -79,6 +79,8 @@ def test_other_values_are_none(value: str) -> None:
         ("module load cuda", False),
         ("echo TOKEN: none", False),
         ("export HF_TOKEN_PATH=/home/me/token", False),
+        ("export HF_TOKEN=`cat ~/.token`", False),
+        ("export SSH_KEY=~/.ssh/id_cluster", False),
     ],
 )
 def test_a_shell_line_that_writes_a_secret_out_is_known(line: str, secret: bool) -> None:
