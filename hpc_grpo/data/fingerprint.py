@@ -19,7 +19,7 @@ from hpc_grpo.run.source import functions_of, imported_files, used_file
 _WHOLE_BYTES = 1 << 26
 _NUM_BLOCKS, _BLOCK_BYTES = 64, 1 << 16
 
-_NOT_READ = (".", "cache-", "tmp")
+_LEFT_BY_DATASETS = ("cache-", "tmp")
 """Beginnings of names of files that the library `datasets` leaves in a saved data set that somebody else works with."""
 
 _TOKENIZER_FILES = (
@@ -82,8 +82,13 @@ def _of_model(folder: Path) -> dict[str, str]:
 def _of_files(path: Path, whole: bool) -> dict[str, str]:
     if path.is_file():
         return {path.name: _of_file(path, whole)}
-    files = (file for file in path.rglob("*") if file.is_file() and not file.name.startswith(_NOT_READ))
-    return {str(file.relative_to(path)): _of_file(file, whole) for file in files}
+    names = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
+    return {str(name): _of_file(path / name, whole) for name in names if not _is_left_over(name)}
+
+
+def _is_left_over(name: Path) -> bool:
+    """Tell whether a file of a data set's folder is a tool's own, which nobody reads as data."""
+    return name.name.startswith(_LEFT_BY_DATASETS) or any(part.startswith(".") for part in name.parts)
 
 
 def _of_file(path: Path, whole: bool) -> str:

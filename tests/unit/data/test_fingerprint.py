@@ -47,13 +47,14 @@ def test_a_file_that_is_read_changes_the_fingerprint_of_its_key(
     assert [changed for changed in before if before[changed] != now[changed]] == ([key] if key else [])
 
 
-def test_what_the_library_keeps_beside_a_saved_data_set_is_no_part_of_it(config: Config, tmp_path: Path) -> None:
-    """`load_from_disk(folder).map(f)`, in a notebook say, leaves its result in the folder."""
+def test_what_tools_keep_beside_a_saved_data_set_is_no_part_of_it(config: Config, tmp_path: Path) -> None:
+    """`load_from_disk(folder).map(f)`, in a notebook say, leaves its result in the folder; a download its times."""
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "data-00000-of-00001.arrow").write_text("rows")
     config = config.model_copy(update={"data": minimal_config(data={"train": {"path": "saved"}}).data})
     before = fingerprint.local_fingerprints(config, tmp_path)
-    for name in ("cache-be3d33521cefe4ed.arrow", "tmpx1y2z3"):
+    (tmp_path / "saved" / ".cache" / "huggingface").mkdir(parents=True)
+    for name in ("cache-be3d33521cefe4ed.arrow", "tmpx1y2z3", ".cache/huggingface/data.metadata"):
         (tmp_path / "saved" / name).write_text("other rows")
     assert fingerprint.local_fingerprints(config, tmp_path) == before
     (tmp_path / "saved" / "data-00000-of-00001.arrow").write_text("others")
