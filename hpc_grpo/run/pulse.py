@@ -95,6 +95,7 @@ def patience_of_driver(config: Config) -> Patience:
     }
     repeats = frozenset(["generate_wait", "train", "publish", "eval"])
     extra_s = dict.fromkeys(("generate_wait", ASKED_AGAIN, "eval"), _longest_reward_s(config))
+    extra_s["publish"] = config.weights.deadline_s  # a publish ends itself then, and says why
     return Patience(deadlines.late_factor, deadlines.late_s, deadlines.start_s, repeats, deadlines_s, extra_s)
 
 

@@ -154,6 +154,11 @@ def test_each_phase_has_its_own_deadline_and_what_repeats_is_late_sooner_once_it
     assert patience.limit_s(phase, 1.0) == (10.0 if repeats else 770.0) + waits_s
 
 
+def test_a_publish_has_its_own_deadline_first() -> None:
+    config = minimal_config(weights={"deadline_s": 2000.0})
+    assert patience_of_driver(config).limit_s("publish", 1.0) > 2000.0
+
+
 @pytest.mark.parametrize("part", ["inputs", "connect", "weights", BETWEEN])
 def test_quick_parts_of_the_start_teach_nothing_of_slow_ones(part: str) -> None:
     patience = patience_of_driver(minimal_config())
