@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_grpo.cli.options import RUN, RUNS_ROOT_VARIABLE, echo, find_run, runs_below, runs_root
+from hpc_grpo.system.output import undrawn
 from hpc_grpo.system.readable import printable
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, li
         return
     try:
         for text in follow(LogFollower(run, node=node, attempt=attempt, num_lines=lines)):
-            echo(printable(text), nl=False)
+            echo(undrawn(text), nl=False)
     except KeyboardInterrupt:
         return
 
@@ -191,7 +192,7 @@ def _print_logs(folder: Path, node: str | None, num_lines: int) -> None:
         if not path.exists():
             hint = "" if node else " --node NAME shows a node's logs."
             echo(f"{path} is not there (yet).{hint}", err=True)
-        echo(printable(tail(path, num_lines)), nl=False)
+        echo(undrawn(tail(path, num_lines)), nl=False)
     if kept:
         echo("All of Ray's logs of the node:")
         for path in kept:

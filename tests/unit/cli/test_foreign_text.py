@@ -52,6 +52,12 @@ def test_a_command_shows_foreign_text_without_obeying_it(seen: RunBuilder, words
     assert words == ["report"] or r"\x1b]52" in shown.output
 
 
+def test_a_nodes_log_shows_a_bar_and_colours_as_a_file_has_them(seen: RunBuilder) -> None:
+    log = next(seen.run.attempts.rglob("agent.log"))
+    log.write_text("\x1b[32mLoading\x1b[0m: 10 %\rLoading: 90 %\n")
+    assert "\nLoading: 10 %\nLoading: 90 %\n" in call("logs", "--node", "n1", str(seen.run.path)).output
+
+
 def test_an_error_quotes_what_it_is_about_without_obeying_it() -> None:
     shown = call("status", f"/nowhere/{HOSTILE}")
     assert shown.exit_code != 0
