@@ -20,6 +20,9 @@ _NAME = re.compile(
 _PLACE = re.compile(r"_(PATH|FILE|DIR)$", re.IGNORECASE)
 """A name that ends so is of where a secret lies."""
 
+_COUNT = re.compile(r"\d{1,3}")
+"""A number as in `sort --key=2` and MAX_KEYS=16: too short for a secret."""
+
 _VALUES = tuple(
     re.compile(pattern, re.DOTALL)
     for pattern in (
@@ -32,7 +35,7 @@ _VALUES = tuple(
         r"\bgh[pousr]_[A-Za-z0-9]{20,}",
         r"\bgithub_pat_\w{20,}",
         r"\bglpat-[\w-]{16,}",
-        r"\bsk-[\w-]{20,}",
+        r"\bsk-(?:[A-Za-z0-9]+[-_])*[A-Za-z0-9]{20,}[\w-]*",  # not org/sk-news-articles-2024, Slovak ones
         r"\bwandb_v\d_\w{20,}",
         r"\bxox[a-z]-[\w-]{10,}",
         r"\b(AKIA|ASIA)[A-Z0-9]{16}\b",
@@ -58,7 +61,8 @@ def is_secret(name: str, value: str = "") -> bool:
     >>> is_secret("DATABASE_URL"), is_secret("HF_TOKEN_PATH"), is_secret("X", "https://u:pw@proxy:3128")
     (True, False, True)
     """
-    return bool(_NAME.search(name) and not _PLACE.search(name)) or holds_secret(value)
+    is_named = _NAME.search(name) and not _PLACE.search(name) and not _COUNT.fullmatch(value)
+    return bool(is_named) or holds_secret(value)
 
 
 def is_secret_argument(name: str, value: str) -> bool:
@@ -82,8 +86,8 @@ def assigns_secret(line: str) -> bool:
     >>> assigns_secret("export PGPASS=hunter2"), assigns_secret('export HF_TOKEN="$(cat ~/.token)"')
     (True, False)
     """
-    assigned = (found["name"] for found in _ASSIGNMENT.finditer(line) if found["sign"] == "=")
-    return holds_secret(line) or any(map(is_secret, assigned))
+    assigned = (found for found in _ASSIGNMENT.finditer(line) if found["sign"] == "=")
+    return holds_secret(line) or any(is_secret(found["name"], found["value"]) for found in assigned)
 
 
 def without_secrets(text: str) -> str:

@@ -23,6 +23,7 @@ VALUES = [
     "ghp_abcdefghijklmnopqrstuvwxyz0123456789",
     "github_pat_11ABCDEFG0abcdefghijklmnop",
     "sk-proj-abcdefghijklmnopqrstuv",
+    "sk-ant-api03-Ab1-cd2_efghijklmnopqrstuvwxyz0123456789-AA",
     "xoxb-123456789012-abcdef",
     "AKIAIOSFODNN7EXAMPLE",
     "-----BEGIN OPENSSH PRIVATE KEY-----\nb3Blb\n-----END OPENSSH PRIVATE KEY-----",
@@ -59,6 +60,7 @@ def test_secrets_are_known_by_their_values(value: str) -> None:
         "https://huggingface.co/datasets/x",
         "-----BEGIN PUBLIC KEY-----",
         "task-specific-instructions-of-the-user",
+        "org/sk-news-articles-of-slovakia-2024",
     ],
 )
 def test_other_values_are_none(value: str) -> None:
@@ -79,6 +81,8 @@ def test_other_values_are_none(value: str) -> None:
         ("module load cuda", False),
         ("echo TOKEN: none", False),
         ("export HF_TOKEN_PATH=/home/me/token", False),
+        ("sort --key=2 nodes.txt", False),
+        ("export MAX_KEYS=16", False),
         ("export HF_TOKEN=`cat ~/.token`", False),
         ("export SSH_KEY=~/.ssh/id_cluster", False),
     ],
