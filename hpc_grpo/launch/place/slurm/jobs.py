@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
 
 _AT_ONCE_S = 2.0
+_ACCOUNTING_LAG_S = (5.0, 15.0)
+"""Pauses before accounting is asked again for a job that it does not know yet: one that began when it was queued."""
 _FINAL_STATES = frozenset(
     ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
 )
@@ -108,6 +111,7 @@ class SlurmJob:
     job_id: str
     fields: Mapping[str, str] = field(default_factory=dict)
     ask: Ask = output_of
+    sleep: Callable[[float], None] = time.sleep
 
     @property
     def state(self) -> str:
@@ -138,15 +142,23 @@ class SlurmJob:
     def _given(self) -> given.Options:
         """Return what sbatch was given; where a site keeps no command lines, say so and take what can be told."""
         script = self.ask(["scontrol", "write", "batch_script", self.job_id, "-"])
-        try:
-            submitted = self.ask(["sacct", "-X", "-n", "-P", "-j", self.job_id, "-o", "SubmitLine"]).strip()
-        except LaunchError:  # no accounting on this site
-            submitted = ""
-        if not submitted:
+        if not (submitted := self._submit_line()):
             say("Slurm does not say how sbatch was called: successors ask for the nodes, time and GPUs of this job.")
             return given.given_options(script, os.environ, "", "") | self._plain_resources()
         name = Path(self.fields.get("Command", "")).name
         return given.given_options(script, os.environ, submitted, name)
+
+    def _submit_line(self) -> str:
+        """Return the words of sbatch's command line joined by blanks; "" on a site without accounting."""
+        question = ["sacct", "-X", "-n", "-P", "-j", self.job_id, "-o", "SubmitLine"]
+        try:
+            for pause_s in _ACCOUNTING_LAG_S:
+                if answer := self.ask(question).strip():
+                    return answer
+                self.sleep(pause_s)
+            return self.ask(question).strip()
+        except LaunchError:
+            return ""
 
     def _plain_resources(self) -> given.Options:
         """Return those resources of the job that no site rewrites, as options of sbatch."""

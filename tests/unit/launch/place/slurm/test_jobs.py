@@ -39,7 +39,7 @@ SCRIPT = "#!/bin/bash\n#SBATCH --gpus-per-node=4\n#SBATCH --exclusive\nset -e\n"
 
 
 def job_of(answers: dict[str, str], shown: str = SHOWN) -> SlurmJob:
-    return SlurmJob("6", fields(shown), queue(answers).ask)
+    return SlurmJob("6", fields(shown), queue(answers).ask, sleep=lambda pause_s: None)
 
 
 @pytest.mark.parametrize("extra", [{"gres": "gpu:4"}, {"gpus": 4, "qos": "long"}])
@@ -63,6 +63,18 @@ def test_where_command_lines_are_not_kept_plain_resources_of_the_job_count(answe
     slurm = asked.slurm
     assert (asked.num_nodes, slurm.time_min, slurm.gpus_per_node, slurm.cpus_per_node) == (2, 5, 4, 2)
     assert (slurm.exclusive, slurm.partition, slurm.extra) == (True, None, {})
+
+
+def test_accounting_that_is_behind_is_asked_again() -> None:
+    answers = iter(["", GIVEN])
+    pauses: list[float] = []
+
+    def ask(argv: Sequence[str], deadline_s: float = 0.0) -> str:
+        return SCRIPT if argv[0] == "scontrol" else next(answers)
+
+    found = SlurmJob("6", fields(SHOWN), ask, pauses.append).asked(LaunchConfig(), by_hand=True)
+    assert found.slurm.extra == {"comment": "mine"}
+    assert len(pauses) == 1
 
 
 def test_a_successor_is_kept_off_the_nodes_that_its_job_was_kept_off() -> None:
