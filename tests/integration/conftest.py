@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.cluster)
-
-
-_shown: list[str] = []
-
-
-@pytest.fixture
-def show() -> Callable[[str], None]:
-    """Print a line at the end of the session."""
-    return _shown.append
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for line in _shown:
-        terminalreporter.line(line)
 
 
 @pytest.fixture(scope="session")

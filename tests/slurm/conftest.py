@@ -176,18 +176,7 @@ def record(request: pytest.FixtureRequest) -> Callable[[Outcome], None]:
     return lambda outcome: _outcomes.append((request.node.name.removeprefix("test_"), outcome))
 
 
-_shown: list[str] = []
-
-
-@pytest.fixture
-def show() -> Callable[[str], None]:
-    """Print a line at the end of the session."""
-    return _shown.append
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for line in _shown:
-        terminalreporter.line(line)
     if not _outcomes:
         return
     terminalreporter.section("what became of the runs")
