@@ -43,6 +43,7 @@ def usage(run: RunDir) -> list[Usage]:
         "exports": (run.exports, _steps(run.exports)),
         "rollouts": (run.rollouts(0).parent, ""),
         "logs of attempts": (run.attempts, ""),
+        "copy of hpc-grpo": (run.source_dir, "and of your reward files"),
         "Slurm's output": (run.slurm_logs, ""),
         "TensorBoard": (run.tensorboard, ""),
     }

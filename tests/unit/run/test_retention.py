@@ -110,9 +110,10 @@ def test_usage_says_what_takes_how_much_and_nothing_of_what_is_not_there(run_dir
     save(run_dir, 2, 4)
     export(run_dir, 4)
     (run_dir.path / "metrics.jsonl").write_bytes(b"m" * BYTES)
+    (run_dir.source_dir / "hpc_grpo").mkdir(parents=True)
     parts = usage(run_dir)
     assert [(part.name, part.note) for part in parts[:1]] == [("checkpoints", "steps 2, 4")]
-    assert {part.name for part in parts} == {"checkpoints", "exports", "records"}
+    assert {part.name for part in parts} == {"checkpoints", "exports", "records", "copy of hpc-grpo"}
     by_name = {part.name: part.num_bytes for part in parts}
     assert by_name["checkpoints"] >= 2 * BYTES
     assert by_name["exports"] >= BYTES
