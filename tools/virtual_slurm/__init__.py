@@ -11,7 +11,7 @@ GPUs are fake.
     processes.py   which process is ours: pid and start time, so that a recycled pid is never killed
     machine.py     boot a machine, run something in it, kill it
     network.py     the cables between them
-    cgroups.py     real cores for the nodes, where they are asked for
+    cgroups.py     control groups of the nodes: tracked processes, real cores
     services.py    the daemons
     cluster.py     up, down, kill-node, start-node, status
     packages.py    what must be installed, and can this host do it at all

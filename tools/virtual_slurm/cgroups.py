@@ -1,7 +1,7 @@
-"""Real cores for the nodes: a cpuset each, in which Slurm's task/cgroup binds steps to the cores they asked for.
+"""Control groups of the nodes, of the kernel's first version: processes that Slurm tracks, and real cores if asked for.
 
-Needs the kernel's first version of control groups, and no more CPUs a node than this machine has. Both nodes then
-share its cores, as they share all else of it.
+With real cores Slurm's task/cgroup binds steps to those they asked for: no more a node than this machine has, which
+all nodes share, as they share all else of it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from .layout import Layout, Shape
 from .processes import wait_until
 
 CPUSET = Path("/sys/fs/cgroup/cpuset")
+FREEZER = Path("/sys/fs/cgroup/freezer")
 _REMOVE_DEADLINE_S = 20.0
 
 
@@ -29,37 +30,47 @@ def require(shape: Shape) -> None:
         )
 
 
+def has_freezer() -> bool:
+    """Tell whether Slurm can track a step's processes in a group, by which a signal reaches its tasks alone."""
+    return os.access(FREEZER / "tasks", os.W_OK)
+
+
 def make(layout: Layout, shape: Shape) -> None:
+    """Give each node groups of its own: several clusters of this machine have nodes of the same names."""
     for name in shape.node_names:
-        folder = _folder(layout, name)
-        folder.mkdir(exist_ok=True)
-        for setting in ("cpuset.cpus", "cpuset.mems"):
-            (folder / setting).write_text((CPUSET / setting).read_text())
+        if has_freezer():
+            _folder(FREEZER, layout, name).mkdir(exist_ok=True)
+        if shape.constrain_cores:
+            folder = _folder(CPUSET, layout, name)
+            folder.mkdir(exist_ok=True)
+            for setting in ("cpuset.cpus", "cpuset.mems"):
+                (folder / setting).write_text((CPUSET / setting).read_text())
 
 
 def enter(layout: Layout, name: str) -> None:
-    """Have this mount namespace see a node's cpuset as the whole hierarchy; nothing for other machines."""
-    if (folder := _folder(layout, name)).is_dir():
-        namespaces.bind(folder, CPUSET)
+    """Have this mount namespace see a node's groups as the whole hierarchies; nothing for other machines."""
+    for hierarchy in (FREEZER, CPUSET):
+        if (folder := _folder(hierarchy, layout, name)).is_dir():
+            namespaces.bind(folder, hierarchy)
 
 
 def remove(layout: Layout) -> None:
-    """Take the cpusets away, from the leaves up; their processes may just be ending."""
+    """Take the groups away, from the leaves up; their processes may just be ending."""
 
     def gone() -> bool:
-        found = [path for path in CPUSET.glob(f"{_prefix(layout)}-*") if path.is_dir()]
-        for folder in [inner for top in found for inner in [top, *top.rglob("*")] if inner.is_dir()][::-1]:
+        tops = [path for one in (FREEZER, CPUSET) for path in one.glob(f"{_prefix(layout)}-*") if path.is_dir()]
+        for folder in [inner for top in tops for inner in [top, *top.rglob("*")] if inner.is_dir()][::-1]:
             try:
                 folder.rmdir()
             except OSError:
                 return False
         return True
 
-    wait_until(gone, _REMOVE_DEADLINE_S, f"{CPUSET}/{_prefix(layout)}-* are removed")
+    wait_until(gone, _REMOVE_DEADLINE_S, f"{_prefix(layout)}-* are removed from {FREEZER} and {CPUSET}")
 
 
-def _folder(layout: Layout, name: str) -> Path:
-    return CPUSET / f"{_prefix(layout)}-{name}"
+def _folder(hierarchy: Path, layout: Layout, name: str) -> Path:
+    return hierarchy / f"{_prefix(layout)}-{name}"
 
 
 def _prefix(layout: Layout) -> str:

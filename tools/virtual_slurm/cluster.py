@@ -69,8 +69,7 @@ def up(layout: Layout, shape: Shape) -> bool:
         try:
             _write_files(layout, shape)
             network.build(layout, shape)
-            if shape.constrain_cores:
-                cgroups.make(layout, shape)
+            cgroups.make(layout, shape)
             _boot(layout, shape)
             wait_until(lambda: _ready(layout, shape), _IDLE_DEADLINE_S, "all nodes are idle and sacct answers")
             layout.shape.write_text(shape.to_json())
@@ -103,8 +102,8 @@ def _write_files(layout: Layout, shape: Shape) -> None:
     _write_secret(layout.etc_slurm / "slurmdbd.conf", slurm_conf.slurmdbd_conf(layout, password).encode())
     init_sql = layout.machine_local(CONTROLLER) / "init.sql"
     _write_secret(init_sql, slurm_conf.database_init_sql(password).encode())
-    has_freezer = bool(namespaces.mounts_below(layout.freezer)) and os.access(layout.freezer, os.W_OK)
-    (layout.etc_slurm / "slurm.conf").write_text(slurm_conf.slurm_conf(layout, shape, has_freezer=has_freezer))
+    conf = slurm_conf.slurm_conf(layout, shape, has_freezer=cgroups.has_freezer())
+    (layout.etc_slurm / "slurm.conf").write_text(conf)
     (layout.etc_slurm / "cgroup.conf").write_text(slurm_conf.cgroup_conf())
     (layout.etc_slurm / "gres.conf").write_text(slurm_conf.gres_conf(layout, shape))
     layout.hosts.write_text(slurm_conf.hosts(shape))
@@ -164,7 +163,6 @@ def _tear_down(layout: Layout) -> None:
         return
     for folder in layout.machine_dir("").glob("*"):
         machine.kill(layout, folder.name)
-        namespaces.remove_control_groups(layout.freezer / f"slurm_{folder.name}")
     cgroups.remove(layout)
     for target in namespaces.mounts_below(layout.state):
         namespaces.unmount(target)

@@ -100,11 +100,6 @@ class Layout:
         return self.state / "etc" / "resolv.conf"
 
     @property
-    def freezer(self) -> Path:
-        """The host's: Slurm tracks a step's processes in a group of it, where there is one."""
-        return Path("/sys/fs/cgroup/freezer")
-
-    @property
     def munge_key(self) -> Path:
         return self.state / "etc" / "munge.key"
 

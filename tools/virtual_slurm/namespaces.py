@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from .processes import wait_until
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
@@ -22,7 +19,6 @@ _MS_BIND, _MS_REC, _MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
 _MNT_DETACH = 2
 _PR_SET_PDEATHSIG = 1
 
-_GROUP_DEADLINE_S = 10.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -82,22 +78,6 @@ def mounts_below(folder: Path) -> list[Path]:
 
 def unmount(target: Path) -> None:
     _check(_libc.umount2(os.fsencode(target), ctypes.c_int(_MNT_DETACH)), f"unmount {target}")
-
-
-def remove_control_groups(top: Path) -> None:
-    """Remove the groups from `top` down; those of processes that were just killed may be in use for a moment."""
-    for folder, _, _ in os.walk(top, topdown=False):
-        wait_until(lambda folder=folder: _remove_group(Path(folder)), _GROUP_DEADLINE_S, f"{folder} is empty")
-
-
-def _remove_group(folder: Path) -> bool:
-    try:
-        folder.rmdir()
-    except OSError as error:
-        if error.errno != errno.EBUSY:
-            raise
-        return False
-    return True
 
 
 def create_network_namespace(path: Path) -> None:
