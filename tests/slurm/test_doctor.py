@@ -76,7 +76,10 @@ def test_a_partition_that_does_not_exist_costs_no_job(slurm_cluster: SlurmCluste
     assert done.returncode == 78, done.stdout + done.stderr
     found = findings(done)
     assert found["partition"]["says"] == "there is no partition nope"
-    assert found["partition"]["fix"] == "set launch.slurm.partition to one of: workq, nodefmem"
+    assert (
+        found["partition"]["fix"]
+        == "set launch.slurm.partition to one of: workq, nodefmem, urgent, requeued, cancelled"
+    )
     assert "Job" not in done.stderr
     assert not (place / "runs").exists()
 
