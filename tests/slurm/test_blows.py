@@ -48,7 +48,7 @@ def processes(cluster: SlurmCluster, job: str) -> list[tuple[str, str, str]]:
     for node in cluster.node_names:
         for line in cluster.output([sys.executable, "-c", _LIST, job], on=node).splitlines():
             pid, _, title = line.partition(" ")
-            found += [(node, pid, title)] if title else []  # what has no command line is over
+            found += [(node, pid, title.strip())] if title.strip() else []  # what has no command line is over
     return found
 
 
