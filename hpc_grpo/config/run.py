@@ -40,7 +40,7 @@ class CheckpointConfig(Section):
 
 
 class DeadlinesConfig(Section):
-    """When to give up. A phase's own deadline holds until its longest time is known, and bounds it after that."""
+    """Sets when to give up. A phase's own deadline holds until its longest time is known, and bounds it after that."""
 
     start_s: PositiveFloat = Field(
         1800.0, description="Reading the inputs; learners, engines and weight stores coming up; the contract: each."

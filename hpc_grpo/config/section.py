@@ -17,7 +17,7 @@ VARIABLE = re.compile(r"\$(\w+)|\$\{(\w+)\}")
 
 @dataclass(frozen=True)
 class Loading:
-    """Where paths of a config come from, while it is loaded: the user's variables, and texts that stay as they are."""
+    """Holds what paths of a config are read with while it is loaded: the user's variables, and texts that stay."""
 
     environ: Mapping[str, str]
     resolved: frozenset[str] = frozenset()

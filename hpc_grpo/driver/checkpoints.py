@@ -85,7 +85,7 @@ class Checkpoints:
         return self._writing is not None
 
     def close(self) -> None:
-        """Where the run fails: wait for the checkpoint on its way to the disk. It is whole, if it gets there."""
+        """Wait for the checkpoint on its way to the disk, after the run failed. It is whole, if it gets there."""
         try:
             self._take_written(waits=True)
         except (HpcGrpoError, RayTaskError, RayActorError) as error:

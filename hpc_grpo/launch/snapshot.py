@@ -30,7 +30,7 @@ from hpc_grpo.system.say import say
 from hpc_grpo.system.secret import without_secrets
 
 _GIT_DEADLINE_S = 10.0
-"""For all questions to git together: on a busy file system it looks at every file of the checkout."""
+"""Bounds all questions to git together: on a busy file system it looks at every file of the checkout."""
 _MAX_DIFF_CHARACTERS = 4_000_000
 _SHOWN = 4
 

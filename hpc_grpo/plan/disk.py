@@ -19,16 +19,16 @@ from hpc_grpo.types import DTYPE_BYTES
 OPTIMIZER_BYTES = 12
 """A parameter of a checkpoint: float32 weights and AdamW's two moments, in shards. The same with offload."""
 BYTES_PER_TOKEN = 4
-"""Of a logged completion, assumed: text of four letters a token."""
+"""Bytes of a logged completion for each token, assumed: four letters."""
 RECORD_BYTES = 400
-"""Of a logged rollout beside its text, assumed: rewards, advantage and the names of both."""
+"""Bytes of a logged rollout beside its text, assumed: rewards, advantage and the names of both."""
 STEP_BYTES = 4096
-"""Of a step's lines in metrics.jsonl and ledger.jsonl, assumed."""
+"""Bytes of a step's lines in metrics.jsonl and ledger.jsonl, assumed."""
 
 
 @dataclass(frozen=True)
 class DiskBudget:
-    """What a run writes below its folder. `sure` is known from the model's size; `estimated` is at most that.
+    """Counts what a run writes below its folder. `sure` is known from the model's size; `estimated` is at most that.
 
     `room` is what may be written there, counting what the run has written already.
     """

@@ -25,7 +25,7 @@ NETWORK_SHARE = 0.8
 HOST_SHARE = 0.3
 """A share of the host memory's peak that torch's AdamW reaches on a learner's 16 threads, assumed."""
 DECODE_STEP_S = 0.005
-"""What scheduling and sampling of one decode step take beside the reads, assumed: no engine schedules ahead."""
+"""Seconds that scheduling and sampling of one decode step take beside the reads, assumed: no engine schedules ahead."""
 ALL_REDUCE_S = 10e-6
 """Latency of an all-reduce between the GPUs of one engine, assumed."""
 _WEIGHT_BYTES = 2

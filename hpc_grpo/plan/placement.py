@@ -95,7 +95,7 @@ def _timed(plan: Plan) -> Iterator[Split]:
 
 
 def _plainest(plan: Plan, splits: Sequence[Split]) -> Split:
-    """Of one layout return the split that changes least of the plan, among those as good as the fastest."""
+    """Return the split of one layout that changes least of the plan, among those as good as the fastest."""
     safe = [split for split in splits if not split.plan.warnings] or splits
     enough_s = min(split.step.in_turn_s for split in safe) * EQUAL
     equals = [split for split in safe if split.step.in_turn_s <= enough_s]

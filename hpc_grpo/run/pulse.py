@@ -54,7 +54,7 @@ class Beat:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a process may show no progress, in seconds.
+    """Limits how long a process may show no progress, in seconds.
 
     `deadlines_s` by kind of work, `other_s` for work not named there. Work in `repeats` is late sooner, once it is
     known: after `factor` times the longest pause that it ever made in the run, but no less than `least_s`. The longest,

@@ -43,7 +43,10 @@ _URGENT_GRACE_S = 0.5
 
 
 class NodeAgent:
-    """Serves one attempt on this node, from the start of Ray to the removal of its folders."""
+    """Serves one attempt on this node, from the start of Ray to the removal of its folders.
+
+    Over 150 lines, so that the order of a node's bring-up, watch and teardown is read in one place.
+    """
 
     def __init__(self, spec: NodeSpec, lease: Lease, reports: IO[bytes]) -> None:
         self._spec = spec

@@ -21,7 +21,7 @@ ALIVE = b"\n"
 
 
 class Order(enum.Enum):
-    """What the supervisor has an agent do; the value is the line that says so."""
+    """Names what the supervisor has an agent do; the value is the line that says so."""
 
     STACKS = b"stacks\n"
     """Ask all processes for their Python stacks."""

@@ -24,7 +24,7 @@ _TRY_AGAIN_S = 300.0
 
 @dataclass(frozen=True)
 class LinkOrigin:
-    """How a link's job came into the queue. `successor_of` is the job that queued it, "" where the user did.
+    """Says how a link's job came into the queue. `successor_of` is the job that queued it, "" where the user did.
 
     `by_hand`: the user gave the queue a script, with options of their own, instead of `hpc-grpo submit`.
     """

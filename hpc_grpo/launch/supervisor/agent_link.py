@@ -22,7 +22,7 @@ from hpc_grpo.launch.supervisor.events import Loss
 
 HEARTBEAT_S = 5.0
 SILENT_AGENT_S = 60.0
-"""As long as its own lease: an agent that is stopped, or cut off, is given up as it would give up the supervisor."""
+"""Equal to its own lease: an agent that is stopped, or cut off, is given up as it would give up the supervisor."""
 
 
 class AgentLink:

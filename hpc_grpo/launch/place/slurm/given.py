@@ -1,4 +1,4 @@
-"""What a user gave sbatch for a job: directives of its script, SBATCH_ variables, words on its command line.
+"""Reads what a user gave sbatch for a job: directives of its script, SBATCH_ variables, words on its command line.
 
 Slurm's record of a job tells what it has instead: after defaults, rounding and a site's submit plugin, under names that
 nobody may ask for. A successor asks again for what was given, on top of what the config says. Pure functions.
