@@ -184,6 +184,7 @@ class NodeAgent:
 
     def _tear_down(self) -> int:
         """End Ray, copy its logs and remove the folders; returns how many processes had to be killed."""
+        self._notice.let_go()
         num_killed = self._end_ray()
         # The weight store first: it holds the node's memory, and copying logs can be slow.
         for owned in reversed(self._dirs):

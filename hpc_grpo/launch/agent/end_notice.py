@@ -18,15 +18,17 @@ _SAME_SIGNAL_S = 1.0
 class EndNotice:
     """A SIGTERM to this process, and what the supervisor makes of it.
 
-    Behind that of a job that is cancelled comes SIGKILL within seconds: `is_final`, there is just time to tidy up.
+    Behind that of a job that is cancelled comes SIGKILL within seconds: `is_final`.
     Behind that of a job that is preempted comes nothing for minutes, in which the run can be saved.
     """
 
     def __init__(self) -> None:
         self.is_final = False
+        """SIGKILL is near: there is just time to tidy up."""
         self._came_at: float | None = None
         self._is_news = False
         self._holds = False
+        self._is_let_go = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def take_news(self) -> bool:
@@ -38,8 +40,8 @@ class EndNotice:
         self._holds = True
 
     def let_go(self) -> None:
-        """Take it for final where the signal has come: for a lease that ends otherwise there is more time."""
-        self._holds = False
+        """Take the signal for final, also where it is still to come; without one there is time."""
+        self._holds, self._is_let_go = False, True
         self.is_final |= self._came_at is not None
 
     def ends_agent(self) -> bool:
@@ -51,6 +53,6 @@ class EndNotice:
     def _on_sigterm(self, _signal: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
         if self._came_at is None:
-            self._came_at, self._is_news = now, True
+            self._came_at, self._is_news, self.is_final = now, True, self._is_let_go
         elif now - self._came_at > _SAME_SIGNAL_S:
             self.is_final = True

@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -126,3 +126,17 @@ def test_a_second_sigterm_is_final_though_the_agent_holds(agent: NodeAgent) -> N
     assert told(agent, b"hold\n", seconds=60.0)
     signal.raise_signal(signal.SIGTERM)
     assert not agent._goes_on()
+
+
+def test_an_agent_that_ends_already_hurries_once_it_is_told_to_end(agent: NodeAgent) -> None:
+    class DrainingRay:
+        graces: ClassVar[list[float]] = []
+
+        def terminate(self, grace_s: Callable[[], float]) -> None:
+            self.graces.append(grace_s())
+            signal.raise_signal(signal.SIGTERM)
+            self.graces.append(grace_s())
+
+    agent._ray = DrainingRay()  # type: ignore[assignment]
+    agent._tear_down()
+    assert DrainingRay.graces == [node._END_GRACE_S, node._URGENT_GRACE_S]
