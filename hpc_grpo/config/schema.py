@@ -11,11 +11,10 @@ from pydantic import Field, field_validator
 
 from hpc_grpo.config.data import DataConfig, ModelConfig
 from hpc_grpo.config.launch import LaunchConfig, PlacementConfig
-from hpc_grpo.config.ppo import PpoConfig
 from hpc_grpo.config.rollout import EngineConfig, GradingConfig, RewardConfig, RolloutConfig, WeightsConfig
 from hpc_grpo.config.run import CheckpointConfig, DeadlinesConfig, EvalConfig, MetricsConfig, RunConfig
 from hpc_grpo.config.section import PathText, Section
-from hpc_grpo.config.train import LossConfig, SftConfig, TrainConfig
+from hpc_grpo.config.train import LossConfig, PpoConfig, SftConfig, TrainConfig
 from hpc_grpo.registry import ALGORITHMS
 from hpc_grpo.types import Needs
 

@@ -1,4 +1,4 @@
-"""Sections `train`, `loss` and `sft`: optimizer, loss, the length of a run and the learner's memory."""
+"""Sections `train`, `loss`, `ppo` and `sft`: optimizer, loss, the length of a run and the learner's memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from hpc_grpo.config.section import PathText, Section
+from hpc_grpo.config.section import Fraction, PathText, Section
 
 
 class TrainConfig(Section):
@@ -45,6 +45,16 @@ class LossConfig(Section):
         "truncated", description="Correct for the mismatch of engine and learner logprobs."
     )
     importance_cap: PositiveFloat = Field(2.0, description="Upper bound of the importance weight.")
+
+
+class PpoConfig(Section):
+    """What PPO has besides its loss: the critic, and the advantages made with it."""
+
+    critic_lr: PositiveFloat = Field(1e-5, description="Learning rate of the critic, constant.")
+    discount: Fraction = Field(1.0, description="Gamma: worth of a reward one token later.")
+    gae_lambda: Fraction = Field(0.95, description="Lambda of the generalised advantages; 1: the whole return.")
+    value_clip: PositiveFloat | None = Field(0.2, description="A value moves so far a step; null: freely.")
+    normalize_advantages: bool = Field(True, description="Give a step's advantages mean 0 and deviation 1.")
 
 
 class SftConfig(Section):

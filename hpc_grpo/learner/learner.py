@@ -7,9 +7,9 @@ Waits for  the other ranks, in every microbatch under ZeRO-2 and ZeRO-3; a dead 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +18,10 @@ from torch import Tensor
 from hpc_grpo.algorithms.base import algorithm_of
 from hpc_grpo.algorithms.losses.base import LossInputs
 from hpc_grpo.config import Config
-from hpc_grpo.errors import ConfigError, HpcGrpoError
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.group import init_process_group
 from hpc_grpo.learner.model import PolicyModel, gathered, parameter_specs
+from hpc_grpo.learner.optimizer_step import optimizer_step
 from hpc_grpo.learner.packing import PackedBatch, pack_equalised
 from hpc_grpo.learner.parts.base import wanted_parts
 from hpc_grpo.learner.setup import build_engine, build_reference, resolve_device, seed_everything
@@ -119,26 +120,13 @@ class Learner:
         num_valid_tokens: int,
         accumulator: MetricAccumulator,
     ) -> float:
-        """Accumulate the microbatches' gradients and step; returns the gradient's norm before clipping."""
-        # DeepSpeed averages gradients over ranks; the loss wants their sum over the global token count.
-        scale = self.world_size / max(num_valid_tokens, 1)
-        for index, (batch, anchor) in enumerate(zip(batches, proximal, strict=True)):
-            self.ds_engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
-            per_token = self._token_losses(batch, anchor, accumulator)
-            self.ds_engine.backward(torch.dot(per_token, batch.mask) * scale, scale_wrt_gas=False)
-            PULSE.beat()
-        self.ds_engine.step()
-        grad_norm = float(self.ds_engine.get_global_grad_norm())
-        if not math.isfinite(grad_norm):
-            raise HpcGrpoError(
-                f"The gradient of optimizer step {self.policy_version} is not finite ({grad_norm}). "
-                f"Give a new run.name and a lower train.lr, or look at that step's rollouts for broken logprobs or "
-                f"rewards."
-            )
-        return grad_norm
+        losses = [
+            partial(self._loss_sum, batch, anchor, accumulator) for batch, anchor in zip(batches, proximal, strict=True)
+        ]
+        return optimizer_step(self.ds_engine, losses, num_valid_tokens, "policy", "train.lr")
 
-    def _token_losses(self, batch: PackedBatch, proximal: Tensor | None, accumulator: MetricAccumulator) -> Tensor:
-        """Compute the per-token losses `[C]` of a microbatch, with gradient."""
+    def _loss_sum(self, batch: PackedBatch, proximal: Tensor | None, accumulator: MetricAccumulator) -> Tensor:
+        """Sum the token losses of a microbatch, with gradient."""
         reference = None if self.reference is None else self._logprobs(self.reference, batch)
         learner_logprobs, entropy = self.ds_engine(batch)
         anchor = learner_logprobs.detach() if proximal is None else proximal
@@ -147,7 +135,7 @@ class Learner:
         )
         output = self._loss(inputs, self.config.loss)
         accumulator.add(batch.mask, {**output.means, "policy/entropy": entropy}, output.maxima)
-        return output.per_token
+        return torch.dot(output.per_token, batch.mask)
 
     @staticmethod
     def _logprobs(model: PolicyModel, batch: PackedBatch) -> Tensor:

@@ -52,16 +52,20 @@ class PackedBatch:
         return replace(self, **moved)
 
 
+def in_packed_order(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
+    """Order sequences by (ordinal, sample_index)."""
+    return sorted(sequences, key=lambda sequence: (sequence.ordinal, sequence.sample_index))
+
+
 def split_microbatches(sequences: Sequence[TrainSequence], max_tokens: int) -> list[list[TrainSequence]]:
-    """Order sequences by (ordinal, sample_index) and cut the order where the token budget is full.
+    """Cut the sequences, `in_packed_order`, where the token budget is full.
 
     Next-fit in that fixed order, so equal sequences give equal microbatches whatever order they came in, and
     the sums over a microbatch are bit-identical. A sequence longer than `max_tokens` gets one of its own.
     """
-    ordered = sorted(sequences, key=lambda sequence: (sequence.ordinal, sequence.sample_index))
     microbatches: list[list[TrainSequence]] = []
     num_tokens = max_tokens
-    for sequence in ordered:
+    for sequence in in_packed_order(sequences):
         length = len(sequence.token_ids)
         if num_tokens + length > max_tokens:
             microbatches.append([])

@@ -51,9 +51,8 @@ def build_engine(
 
     _quieten(deepspeed)
     settings = deepspeed_config(config, world_size)
-    checkpointing = config.train.gradient_checkpointing
     with sharded_loading(settings):
-        model = load_policy(config, device.type == "cuda" if checkpointing is None else checkpointing)
+        model = load_trained(config, device)
         for part in parts:
             part.change_policy(model.language_model)
     optimizer = _optimizer(config, model)
@@ -62,6 +61,12 @@ def build_engine(
         model=model, optimizer=optimizer, lr_scheduler=scheduler, config=settings, dist_init_required=False
     )
     return engine
+
+
+def load_trained(config: Config, device: Any) -> PolicyModel:
+    """Load the model to be trained, with gradient checkpointing as the config has it."""
+    checkpointing = config.train.gradient_checkpointing
+    return load_policy(config, device.type == "cuda" if checkpointing is None else checkpointing)
 
 
 def build_reference(config: Config, world_size: int, device: Any) -> PolicyModel | None:

@@ -98,7 +98,7 @@ _BY_PATTERN: tuple[tuple[str, Advice], ...] = (
         ),
     ),
     (
-        r"gradient of optimizer step \d+ is not finite",
+        r"gradient of .* is not finite",
         Advice(
             "diverged",
             "A run with a checkpoint keeps its train.lr: give a new run.name and a lower train.lr or "

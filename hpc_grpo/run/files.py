@@ -48,7 +48,7 @@ def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
             file.flush()
             os.fsync(descriptor)
         beside.replace(path)
-    except BaseException:
+    except BaseException:  # nobody else knows the name
         beside.unlink(missing_ok=True)
         raise
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hpc_grpo.config.ppo import PpoConfig
+from hpc_grpo.config.train import PpoConfig
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.learner.parts.base import LearnerPart
 from hpc_grpo.metrics.reductions import Mean, merge

@@ -5,9 +5,9 @@ Its model is the policy's, loaded once more, with one number for a head; its opt
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpc_grpo.config import Config
-from hpc_grpo.errors import ConfigError, HpcGrpoError
-from hpc_grpo.learner.model import load_policy
-from hpc_grpo.learner.packing import PackedBatch, pack_equalised, split_microbatches
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.learner.optimizer_step import optimizer_step
+from hpc_grpo.learner.packing import PackedBatch, in_packed_order, pack_equalised
 from hpc_grpo.learner.parts.base import LearnerPart
-from hpc_grpo.learner.setup import deepspeed_config, sharded_loading
+from hpc_grpo.learner.setup import deepspeed_config, load_trained, sharded_loading
 from hpc_grpo.metrics.reductions import Mean, Reduction
 from hpc_grpo.registry import LEARNER_PARTS
 from hpc_grpo.run.checkpoint import read_manifest
@@ -57,23 +57,19 @@ class Critic(LearnerPart):
 
     def __init__(self, config: Config, world_size: int, device: Any) -> None:
         super().__init__(config, world_size, device)
-        self._budget = config.train.max_tokens_per_microbatch
         self._engine = _build_engine(config, world_size, device)
         self.ds_engines.append(self._engine)
 
     def before_step(self, minibatches: Sequence[Minibatch]) -> tuple[Sequence[Minibatch], Mapping[str, Reduction]]:
         """Value all sequences, train on their returns, and return them with advantages."""
-        ordered = [_in_packed_order(minibatch.sequences, self._budget) for minibatch in minibatches]
-        packed = pack_equalised([minibatch.sequences for minibatch in minibatches], self._budget, self.device)
+        ordered = [in_packed_order(minibatch.sequences) for minibatch in minibatches]
+        packed = pack_equalised(ordered, self.config.train.max_tokens_per_microbatch, self.device)
         values = [self._values(batches) for batches in packed]
-        estimates = [
-            [self._estimate(sequence, own) for sequence, own in zip(sequences, _split(flat, sequences), strict=True)]
-            for sequences, flat in zip(ordered, values, strict=True)
-        ]
-        advantages = self._normalized([[advantage for advantage, _ in pairs] for pairs in estimates])
+        estimates = [self._estimates(*each) for each in zip(ordered, values, strict=True)]
+        advantages = self._normalized([own for own, _ in estimates])
         metrics: dict[str, Mean] = {}
         for index, minibatch in enumerate(minibatches):
-            returns = np.concatenate([own for _, own in estimates[index]] or [np.zeros(0, np.float32)])
+            returns = np.concatenate([np.zeros(0, np.float32), *estimates[index][1]])
             for name, value in self._train(packed[index], values[index], returns, minibatch.num_valid_tokens).items():
                 metrics[name] = metrics[name].merged(value) if name in metrics else value
         trained = [
@@ -99,18 +95,28 @@ class Critic(LearnerPart):
         if loaded is None:
             raise ConfigError(f"Checkpoint {folder} holds no critic: it is not of a run with task = ppo.")
 
-    def _values(self, batches: Sequence[PackedBatch]) -> Tensor:
-        """Value the state before each trained token, `[sum of C]` over the batches that are no filling."""
-        parts = []
+    def _values(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
+        """Value the state before each trained token, `[C]` a microbatch."""
+        values = []
         for batch in batches:
             with torch.no_grad():
-                parts.append(self._engine.module(batch)[batch.mask > 0.0])
+                values.append(self._engine.module(batch))
             PULSE.beat()
-        return torch.cat(parts)
+        return values
 
-    def _estimate(self, sequence: TrainSequence, values: Float32Array) -> tuple[Float32Array, Float32Array]:
-        reward = float(sequence.advantages[sequence.loss_mask][-1])
-        return generalized_advantages(reward, values, self.config.ppo.discount, self.config.ppo.gae_lambda)
+    def _estimates(
+        self, sequences: Sequence[TrainSequence], values: Sequence[Tensor]
+    ) -> tuple[list[Float32Array], list[Float32Array]]:
+        """Return the advantages and the returns of each sequence, in packed order; what fills up comes last there."""
+        ends = np.cumsum([sequence.num_trained_tokens for sequence in sequences], dtype=np.int64)
+        own_values = np.split(torch.cat(list(values)).cpu().numpy(), ends)[:-1]
+        advantages, returns = [], []
+        for sequence, own in zip(sequences, own_values, strict=True):
+            reward = float(sequence.advantages[sequence.loss_mask][-1])
+            pair = generalized_advantages(reward, own, self.config.ppo.discount, self.config.ppo.gae_lambda)
+            advantages.append(pair[0])
+            returns.append(pair[1])
+        return advantages, returns
 
     def _normalized(self, advantages: Sequence[Sequence[Float32Array]]) -> Sequence[Sequence[Float32Array]]:
         """Give all tokens of the step, over all ranks, mean 0 and deviation 1, where the config asks for it."""
@@ -127,42 +133,31 @@ class Critic(LearnerPart):
         return [[((each - mean) / (deviation + 1e-8)).astype(np.float32) for each in of_one] for of_one in advantages]
 
     def _train(
-        self, batches: Sequence[PackedBatch], values: Tensor, returns: Float32Array, num_valid_tokens: int
+        self, batches: Sequence[PackedBatch], values: Sequence[Tensor], returns: Float32Array, num_valid_tokens: int
     ) -> dict[str, Mean]:
         """Take one optimizer step on the returns of a minibatch; the metrics are means over its tokens.
 
-        Raises HpcGrpoError when the gradient is not finite: what a checkpoint then held could not be resumed.
+        Raises HpcGrpoError when the gradient is not finite.
         """
-        targets = torch.from_numpy(returns).to(self.device)
-        loss_sum, start = 0.0, 0
-        for index, batch in enumerate(batches):
-            self._engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
-            own = slice(start, start + int(batch.mask.sum()))
-            start = own.stop
-            predicted = self._engine(batch)
-            # A batch that only fills up the count has a token and no return: its loss is 0, its pass is not.
-            loss = predicted.sum() * 0.0
-            if own.stop > own.start:
-                loss = value_losses(predicted, values[own], targets[own], self.config.ppo.value_clip).sum()
-            loss_sum += float(loss.detach())
-            # DeepSpeed averages gradients over ranks; the loss wants their sum over the global token count.
-            self._engine.backward(loss * (self.world_size / max(num_valid_tokens, 1)), scale_wrt_gas=False)
-            PULSE.beat()
-        self._engine.step()
-        grad_norm = float(self._engine.get_global_grad_norm())
-        if not math.isfinite(grad_norm):
-            raise HpcGrpoError(
-                f"The gradient of the critic is not finite ({grad_norm}). Give a new run.name and a lower "
-                f"ppo.critic_lr, or look at the last step's rollouts for broken rewards."
-            )
-        errors = targets - values
-        return {
-            "critic/loss": Mean(loss_sum, len(targets)),
-            "critic/value": Mean(float(values.sum()), len(targets)),
-            "critic/return": Mean(float(targets.sum()), len(targets)),
-            "critic/squared_error": Mean(float((errors**2).sum()), len(targets)),
-            "critic/grad_norm": Mean(grad_norm),
-        }
+        sizes = [len(own) for own in values]
+        padded = np.zeros(sum(sizes), np.float32)
+        padded[: len(returns)] = returns
+        targets = torch.from_numpy(padded).to(self.device).split(sizes)
+        loss_sums: list[Tensor] = []
+
+        def loss_sum(batch: PackedBatch, old: Tensor, target: Tensor) -> Tensor:
+            losses = value_losses(self._engine(batch), old, target, self.config.ppo.value_clip)
+            total = torch.dot(losses, batch.mask)
+            loss_sums.append(total.detach())
+            return total
+
+        losses = [partial(loss_sum, *each) for each in zip(batches, values, targets, strict=True)]
+        grad_norm = optimizer_step(self._engine, losses, num_valid_tokens, "critic", "ppo.critic_lr")
+        old, target = (torch.cat(list(each))[: len(returns)] for each in (values, targets))
+        sums = (torch.stack(loss_sums).sum(), old.sum(), target.sum(), ((target - old) ** 2).sum())
+        names = ("critic/loss", "critic/value", "critic/return", "critic/squared_error")
+        totals = zip(names, torch.stack(sums).tolist(), strict=True)
+        return {name: Mean(total, len(returns)) for name, total in totals} | {"critic/grad_norm": Mean(grad_norm)}
 
 
 def generalized_advantages(
@@ -202,9 +197,8 @@ def _build_engine(config: Config, world_size: int, device: Any) -> Any:
     import deepspeed
 
     settings = deepspeed_config(config, world_size)
-    checkpointing = config.train.gradient_checkpointing
     with sharded_loading(settings):
-        model = load_policy(config, device.type == "cuda" if checkpointing is None else checkpointing)
+        model = load_trained(config, device)
     language_model = model.language_model
     language_model.set_output_embeddings(ValueHead(language_model.config.hidden_size))
     train = config.train
@@ -213,17 +207,6 @@ def _build_engine(config: Config, world_size: int, device: Any) -> Any:
     )
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
     return engine
-
-
-def _in_packed_order(sequences: Sequence[TrainSequence], max_tokens: int) -> list[TrainSequence]:
-    """Return the sequences as packing lays them: the order of a packed batch's tokens."""
-    return [sequence for group in split_microbatches(sequences, max_tokens) for sequence in group]
-
-
-def _split(flat: Tensor, sequences: Sequence[TrainSequence]) -> list[Float32Array]:
-    """Cut the trained tokens' numbers into those of each sequence."""
-    ends = np.cumsum([sequence.num_trained_tokens for sequence in sequences])[:-1]
-    return np.split(flat.cpu().numpy(), ends.astype(np.int64)) if sequences else []
 
 
 def _with_advantages(sequence: TrainSequence, advantages: Float32Array) -> TrainSequence:

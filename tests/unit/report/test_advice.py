@@ -38,7 +38,7 @@ is killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop --forc
         ("config", "error: The reward failed for 6 of 6 prompts, more than", "reward error"),
         ("config", "error: Reward 'x.py:nan' returned nan for completion 0", "reward error"),
         ("config", "error: Reward 'x' does not exist. Built in: correctness", "reward error"),
-        ("crash", "error: The gradient of optimizer step 7 is not finite (nan).", "diverged"),
+        ("crash", "error: The gradient of the policy in optimizer step 7 is not finite (nan).", "diverged"),
         ("config", "error: model.path = 'm': no tokenizer can be loaded from it", "configuration error"),
         ("crash", "Watchdog caught collective operation timeout: WorkNCCL(", "nodes stopped talking (NCCL or Gloo)"),
         ("crash", "NCCL error: unhandled system error", "nodes stopped talking (NCCL or Gloo)"),

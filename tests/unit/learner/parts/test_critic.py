@@ -50,7 +50,7 @@ class FakeEngine:
 
     def __init__(self, grad_norm: float) -> None:
         self.grad_norm, self.value = grad_norm, torch.zeros(1, requires_grad=True)
-        self.module = self
+        self.module, self.dp_world_size, self.global_steps = self, 1, 7
 
     def __call__(self, batch: Any) -> torch.Tensor:
         return self.value.expand(len(batch.mask))
@@ -84,6 +84,7 @@ def test_each_microbatch_of_the_critic_is_a_sign_of_progress() -> None:
 def test_a_critic_without_a_finite_gradient_ends_the_run_before_it_is_saved() -> None:
     critic, batches = critic_with(FakeEngine(float("nan"))), [zero_weight_batch()]
     with pytest.raises(
-        HpcGrpoError, match=r"critic is not finite \(nan\)\. Give a new run\.name and a lower ppo\.critic_lr"
+        HpcGrpoError,
+        match=r"critic in optimizer step 7 is not finite \(nan\)\. Give a new run\.name and a lower ppo\.critic_lr",
     ):
         critic._train(batches, critic._values(batches), np.zeros(0, np.float32), num_valid_tokens=1)

@@ -1,0 +1,38 @@
+"""One optimizer step of a DeepSpeed engine over microbatches whose number only the learner knows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.run.pulse import PULSE
+
+Loss = Callable[[], Tensor]
+"""Computes the sum of the token losses of a microbatch, with gradient."""
+
+
+def optimizer_step(ds_engine: Any, losses: Sequence[Loss], num_valid_tokens: int, whose: str, lr_key: str) -> float:
+    """Accumulate the gradients of the microbatches and step; returns the gradient's norm before clipping.
+
+    `num_valid_tokens` counts the trained tokens of all ranks, and divides the loss. `whose` model it is and the key of
+    its learning rate are for the error. Raises HpcGrpoError when the gradient is not finite: DeepSpeed then drops that
+    update, and a checkpoint would hold what cannot be resumed.
+    """
+    # DeepSpeed averages gradients over ranks; the loss wants their sum over the global token count.
+    scale = ds_engine.dp_world_size / max(num_valid_tokens, 1)
+    for index, loss in enumerate(losses):
+        ds_engine.set_gradient_accumulation_boundary(index == len(losses) - 1)
+        ds_engine.backward(loss() * scale, scale_wrt_gas=False)
+        PULSE.beat()
+    ds_engine.step()
+    grad_norm = float(ds_engine.get_global_grad_norm())
+    if not math.isfinite(grad_norm):
+        raise HpcGrpoError(
+            f"The gradient of the {whose} in optimizer step {ds_engine.global_steps} is not finite ({grad_norm}). "
+            f"Give a new run.name and a lower {lr_key}, or look at that step's rollouts for broken logprobs or rewards."
+        )
+    return grad_norm
