@@ -5,7 +5,12 @@ from fractions import Fraction
 
 import pytest
 
-from hpc_grpo.rewards.answers import is_correct, last_boxed, last_number, parse_number, reference_answer
+from hpc_grpo.rewards.answers import last_boxed, last_number, parse_number
+from hpc_grpo.rewards.builtin.math import math
+
+
+def is_correct(completion: str, reference: str) -> bool:
+    return math(["q"], [completion], answer=[reference], pair_timeout_s=10.0) == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +52,7 @@ from hpc_grpo.rewards.answers import is_correct, last_boxed, last_number, parse_
     ],
 )
 def test_an_equal_answer_is_correct(completion: str, reference: str) -> None:
-    assert is_correct(completion, reference_answer(reference))
+    assert is_correct(completion, reference)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +77,7 @@ def test_an_equal_answer_is_correct(completion: str, reference: str) -> None:
     ],
 )
 def test_another_answer_is_wrong(completion: str, reference: str) -> None:
-    assert not is_correct(completion, reference_answer(reference))
+    assert not is_correct(completion, reference)
 
 
 def test_numbers_and_boxes_are_found_in_text() -> None:

@@ -3,20 +3,10 @@ from __future__ import annotations
 import pytest
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.rewards.builtin.correctness import correctness
 from hpc_grpo.rewards.builtin.keyword_match import keyword_match
 from hpc_grpo.rewards.builtin.strict_format import strict_format
 
 GOOD = "<reasoning>\n1 + 1\n</reasoning>\n<answer>\n2\n</answer>\n"
-
-
-def test_correctness_compares_each_completion_with_its_own_reference() -> None:
-    assert correctness(["q"] * 3, ["1", "2", "3"], answer=["#### 1", 2, "4"]) == [1.0, 1.0, 0.0]
-
-
-def test_correctness_without_reference_names_the_fix() -> None:
-    with pytest.raises(ConfigError, match="answer_field"):
-        correctness(["q"], ["1"], level=[3])
 
 
 def test_keywords_from_args_count_as_whole_words() -> None:
