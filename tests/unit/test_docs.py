@@ -161,6 +161,11 @@ def test_the_reward_of_contributing_counts_words(examples: Path) -> None:
     assert length_limit(prompts=["p"] * 2, completions=["a b", "a b c"], max_words=2) == [1.0, 0.0]
 
 
+def test_the_table_of_rewards_has_every_built_in() -> None:
+    rows = table(REPOSITORY / "docs" / "rewards.md", "## Built in")
+    assert sorted(code for cells in rows for code in _CODE.findall(cells[0])) == REWARDS.names()
+
+
 def test_configuration_table_has_real_keys_and_defaults(tmp_path: Path) -> None:
     (tmp_path / "least.yaml").write_text(
         "{run: {name: n}, model: {path: m}, data: {train: {path: d}}, train: {total_steps: 1}}"

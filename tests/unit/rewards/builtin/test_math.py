@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
-from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards.builtin.correctness import correctness
 from hpc_grpo.rewards.builtin.math import math
 
@@ -178,8 +175,3 @@ def test_an_answer_in_notation_is_found_in_the_last_line_without_a_box() -> None
 def test_correctness_is_math_under_its_older_name() -> None:
     assert correctness(["q"] * 3, ["1", "2", r"\boxed{3}"], answer=["#### 1", 2, "4"]) == [1.0, 1.0, 0.0]
     assert correctness is math
-
-
-def test_a_missing_reference_names_the_fix() -> None:
-    with pytest.raises(ConfigError, match="answer_field"):
-        math(["q"], ["1"], level=[3])
