@@ -63,15 +63,20 @@ class NodeAgent:
     def run(self) -> int:
         """Serve until the end; returns 0 when asked to end, 1 when Ray failed."""
         try:
-            failure = self._serve()
-        except (HpcGrpoError, OSError) as error:
-            failure = str(error)
+            failure = self._failure()
+            if failure:  # at once: the driver ends for it too, and the teardown may take a while
+                self._report(NodeReport("failed", self._spec.node, why=failure))
         finally:
             num_killed = self._tear_down()
-        if failure:
-            self._report(NodeReport("failed", self._spec.node, why=failure))
         self._report(NodeReport("gone", self._spec.node, num_killed=num_killed))
         return 1 if failure else 0
+
+    def _failure(self) -> str:
+        """Serve; return why that failed, "" when the supervisor ended it."""
+        try:
+            return self._serve()
+        except (HpcGrpoError, OSError) as error:
+            return str(error)
 
     def _serve(self) -> str:
         """Start Ray and stay; returns why it failed, or "" when the supervisor ended it."""
@@ -155,6 +160,8 @@ class NodeAgent:
                 self._notice.hold()
             case Order.LET_GO:
                 self._notice.let_go()
+            case Order.NAME_STOPPED:
+                self._end_late(self._watch.stopped())
 
     def _dump_stacks(self) -> None:
         """Signal those of our processes that answer it; it would kill the others."""

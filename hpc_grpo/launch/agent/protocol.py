@@ -29,6 +29,8 @@ class Order(enum.Enum):
     """After a SIGTERM: keep Ray all the same, for the driver's checkpoint."""
     LET_GO = b"let go\n"
     """Hold no longer: SIGKILL is about to follow."""
+    NAME_STOPPED = b"name stopped\n"
+    """Report, and end, processes that are stopped, however short: the driver has crashed, perhaps for want of one."""
 
 
 @dataclass(frozen=True)

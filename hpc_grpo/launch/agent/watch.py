@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,12 +66,39 @@ class Late:
     why: str
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """A process when it was last looked at, and for how long it had shown no progress and been stopped by then."""
+
+    process: Watched
+    silent_s: float = 0.0
+    stopped_s: float = 0.0
+    is_stopped: bool = False
+
+    def why_stopped(self) -> str:
+        return f"{self._named('was stopped')} for {self.stopped_s:.0f} s: somebody or something sent it SIGSTOP."
+
+    def why_late(self) -> str:
+        """Return why it is late, in a sentence; "" if it is not."""
+        if self.stopped_s > STOPPED_S:
+            return self.why_stopped()
+        if self.silent_s > (limit_s := self.process.beat.limit_s):
+            limit = f"{limit_s:.0f} s, by what it usually takes and the section deadlines"
+            return f"{self._named('made no progress')} for {self.silent_s:.0f} s; it is late after {limit}."
+        return ""
+
+    def _named(self, did: str) -> str:
+        work = f" in {self.process.beat.work!r}" if self.process.beat.work else ""
+        return f"The {self.process.name} (process {self.process.pid}) {did}{work}"
+
+
 class Watch:
     """Remembers when each process last showed progress, and was last seen running. Ask it every few seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = WakingClock(clock)
-        self._seen: dict[tuple[int, int], tuple[Beat, float, float]] = {}
+        self._looked_at = self._clock.look()
+        self._seen: dict[tuple[int, int], _Seen] = {}
         self._told: set[tuple[int, int]] = set()
 
     def late(self, processes: Iterable[Watched]) -> list[Late]:
@@ -80,33 +107,29 @@ class Watch:
         One that a debugger holds is not late, and begins anew when it is let go.
         """
         now = self._clock.look()
-        seen, found = {}, []
-        for process in processes:
-            key, hold = (process.pid, process.born), hold_on(process.pid)
-            beat, progressed_at, ran_at = self._seen.get(key, (process.beat, now, now))
-            if process.beat != beat or hold == "traced":
-                progressed_at = now
-            if hold != "stopped":
-                ran_at = now
-            seen[key] = (process.beat, progressed_at, ran_at)
-            why = _why_late(process, now - progressed_at, now - ran_at)
-            if why and key not in self._told:  # a dead disk may keep it from ending
-                self._told.add(key)
-                found.append((progressed_at, Late(process, why)))
-        self._seen = seen
-        return [late for _, late in sorted(found, key=lambda pair: pair[0])]
+        since_s, self._looked_at = now - self._looked_at, now
+        self._seen = {(process.pid, process.born): self._look_at(process, since_s) for process in processes}
+        longest_first = sorted(self._seen.values(), key=lambda seen: -seen.silent_s)
+        return self._once([Late(seen.process, why) for seen in longest_first if (why := seen.why_late())])
 
+    def stopped(self) -> list[Late]:
+        """Return those that were stopped at the last look, however short, and each of them once; it may be gone."""
+        return self._once([Late(seen.process, seen.why_stopped()) for seen in self._seen.values() if seen.is_stopped])
 
-def _why_late(process: Watched, silent_s: float, stopped_s: float) -> str:
-    """Return why it is late, in a sentence; "" if it is not."""
-    work = f" in {process.beat.work!r}" if process.beat.work else ""
-    named = f"The {process.name} (process {process.pid})"
-    if stopped_s > STOPPED_S:
-        return f"{named} was stopped{work} for {stopped_s:.0f} s: somebody or something sent it SIGSTOP."
-    if silent_s > process.beat.limit_s:
-        limit = f"{process.beat.limit_s:.0f} s, by what it usually takes and the section deadlines"
-        return f"{named} made no progress{work} for {silent_s:.0f} s; it is late after {limit}."
-    return ""
+    def _look_at(self, process: Watched, since_s: float) -> _Seen:
+        before, hold = self._seen.get((process.pid, process.born)), hold_on(process.pid)
+        is_stopped = hold == "stopped"
+        if before is None:
+            return _Seen(process, is_stopped=is_stopped)
+        is_silent = process.beat == before.process.beat and hold != "traced"
+        silent_s = before.silent_s + since_s if is_silent else 0.0
+        return _Seen(process, silent_s, before.stopped_s + since_s if is_stopped else 0.0, is_stopped)
+
+    def _once(self, found: Sequence[Late]) -> list[Late]:
+        """Leave out those of before: a dead disk may keep one from ending."""
+        new = [late for late in found if (late.process.pid, late.process.born) not in self._told]
+        self._told.update((late.process.pid, late.process.born) for late in new)
+        return new
 
 
 def watched_on_node(shm_dir: Path, ray: int) -> Iterator[Watched]:

@@ -126,6 +126,7 @@ class Do(enum.Enum):
     ASK_QUEUE = "ask the queue whether it preempts this job"
     HOLD_NODES = "have agents that were told to end keep Ray"
     LET_NODES_GO = "have them end at once"
+    NAME_STOPPED = "have agents report processes that are stopped: a crash may be for want of one"
     SAVE_RECORD = "write attempt.json"
 
 

@@ -76,6 +76,8 @@ class Processes:
                 self.nodes.order(Order.HOLD)
             case Do.LET_NODES_GO:
                 self.nodes.order(Order.LET_GO)
+            case Do.NAME_STOPPED:
+                self.nodes.order(Order.NAME_STOPPED)
             case Do.SAVE_RECORD:
                 self._save()
             case events.Forward():

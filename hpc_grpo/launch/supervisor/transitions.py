@@ -16,7 +16,8 @@ file or starts a process: `supervisor.py` observes the events and performs the a
     training  asked to end again  Forward, SAVE_RECORD; KILL_DRIVER now                 training
     training  NodesLost           SAVE_RECORD, Say; KILL_DRIVER in 10 s                 training
     bring_up  DriverEnded         as the driver ended (below)                           see below
-    training  DriverEnded         the same; of a crash after 3 s: a node may be lost    settling
+    training  DriverEnded         the same; of a crash NAME_STOPPED, and that after 3 s:  settling
+                                  a node may be lost, a process stopped
     settling  3 s, NodesLost      as the driver ended (below)                           see below
     any       SIGUSR1             Forward: walltime ends, the driver checkpoints        the same
     any       DriverStuck         WRITE_STACKS; KILL_DRIVER in 5 s                      the same
@@ -49,7 +50,7 @@ from hpc_grpo.run.attempt import ExitKind
 
 DRIVER_GRACE_S = 10.0
 _SETTLE_S = 3.0
-"""A driver may have ended because a node did, whose agent needs a moment to tell."""
+"""A driver may have ended for a node or a process that did not, whose agent needs a moment to tell."""
 _STACKS_S = 5.0
 """Time for processes to write their stacks."""
 _EXPLAINS_S = 60.0
@@ -67,8 +68,8 @@ class State:
     `step`: the newest checkpoint when the driver last started. `signalled`: the signal that asked this process to end;
     `told`: why its nodes alone were, by preemption say. `lost`: node -> why, of the present nodes.
     `stalled`: tries in a row without a new checkpoint, by how the driver ended. `late`: why the last process was ended
-    that was late, at `late_at`. `ended`: the driver's end, while
-    settling. `ending`: how the attempt ends if FORM_AGAIN finds too few nodes.
+    that was late, at `late_at`. `ended`: the driver's end, while settling. `ending`: how the attempt ends if FORM_AGAIN
+    finds too few nodes.
     """
 
     max_stalled: int
@@ -189,7 +190,7 @@ def _on_lost_nodes(state: State, event: events.NodesLost, now: float) -> Reactio
 
 
 def _on_driver_end(state: State, ended: events.DriverEnded, now: float) -> Reaction:
-    """Give a node that is lost a moment to be known, unless the driver's end needs no such explanation."""
+    """Give a lost node or a stopped process a moment to be known, unless the end needs no such explanation."""
     explains = now - state.late_at <= _EXPLAINS_S
     state = replace(state, ended=ended, late=state.late if explains else "")
     if state.phase == "settling":
@@ -197,7 +198,7 @@ def _on_driver_end(state: State, ended: events.DriverEnded, now: float) -> React
     is_plain = state.signalled or state.told or ended.returncode in (EXIT_COMPLETE, EXIT_RESUMABLE)
     if is_plain or state.lost or state.phase == "bring_up":
         return _settle(state)
-    return replace(state, phase="settling", settled_at=now + _SETTLE_S), []
+    return replace(state, phase="settling", settled_at=now + _SETTLE_S), [Do.NAME_STOPPED]
 
 
 def _on_time(state: State, now: float) -> Reaction:

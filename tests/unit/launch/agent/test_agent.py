@@ -15,7 +15,9 @@ import pytest
 from hpc_grpo.launch.agent import agent as node
 from hpc_grpo.launch.agent.agent import NodeAgent
 from hpc_grpo.launch.agent.folders import OwnedDir, shm_dir_path
-from hpc_grpo.launch.agent.protocol import Lease, NodeSpec, report_from_line
+from hpc_grpo.launch.agent.protocol import Lease, NodeSpec, Order, report_from_line
+from hpc_grpo.launch.agent.watch import Watched
+from hpc_grpo.system.processes import start_time
 
 SPEC = NodeSpec("n1", "17-1-0", "", "/token", "/logs", "/work", None, True, None, 1.0, env={"A": "b"})
 
@@ -57,6 +59,23 @@ def test_an_agent_that_cannot_write_its_logs_says_so_and_leaves_nothing_behind(t
         assert not shm_dir_path(tag).exists()
 
 
+def test_a_ray_that_ended_is_told_before_the_teardown_which_may_take_its_time(
+    agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that ended for it would be started again on that Ray."""
+    told_by_then: list[str] = []
+
+    def tear_down() -> int:
+        os.set_blocking(agent.reported, False)  # type: ignore[attr-defined]
+        told_by_then.append(os.read(agent.reported, 65536).decode())  # type: ignore[attr-defined]
+        return 0
+
+    monkeypatch.setattr(agent, "_serve", lambda: "Ray ended by itself")
+    monkeypatch.setattr(agent, "_tear_down", tear_down)
+    assert agent.run() == 1
+    assert "Ray ended by itself" in told_by_then[0]
+
+
 def test_folders_go_though_the_logs_cannot_be_copied(
     agent: NodeAgent, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +105,22 @@ def test_a_process_that_has_just_ended_does_not_keep_the_others_from_their_stack
     monkeypatch.setattr(node.os, "kill", kill)
     agent._dump_stacks()
     assert asked == [12]
+
+
+def test_an_agent_names_and_ends_what_is_stopped_when_it_is_ordered_to(
+    agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    learner.send_signal(signal.SIGSTOP)
+    os.waitpid(learner.pid, os.WUNTRACED)
+    monkeypatch.setattr(node, "_STACKS_S", 0.0)
+    agent._watch.late([Watched("learner", learner.pid, start_time(learner.pid))])
+    os.write(agent.supervisor, Order.NAME_STOPPED.value)  # type: ignore[attr-defined]
+    assert agent._goes_on()
+    report = report_from_line(os.read(agent.reported, 4096))  # type: ignore[attr-defined]
+    assert report is not None
+    assert report.why.startswith(f"The learner (process {learner.pid}) was stopped for 0 s")
+    assert learner.wait(10) == -signal.SIGKILL
 
 
 def told(agent: NodeAgent, *orders: bytes, seconds: float = 0.0) -> bool:

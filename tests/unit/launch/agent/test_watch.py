@@ -73,6 +73,18 @@ def test_a_process_that_is_stopped_is_late_whatever_it_does(scene: Scene) -> Non
     assert late == ["engine"]
 
 
+def test_a_process_that_is_stopped_is_named_at_once_where_somebody_has_crashed_for_want_of_it(scene: Scene) -> None:
+    assert scene.watch.late([process("learner", 8), process()]) == []
+    assert scene.watch.stopped() == []
+    scene.hold = "stopped"
+    for _ in range(2):
+        scene.now += 5.0
+        assert scene.watch.late([process()]) == []
+    (late,) = scene.watch.stopped()
+    assert late.why.startswith("The engine (process 7) was stopped in 'sampling' for 10 s")
+    assert scene.watch.stopped() == [], "it is told once"
+
+
 def test_a_process_in_a_debugger_is_not_late_and_begins_anew_when_let_go(scene: Scene) -> None:
     scene.hold = "traced"
     assert scene.late_after(process(), at_most_s=3600.0)[1] == []

@@ -103,7 +103,7 @@ def named(actions: list[Action]) -> list[str]:
         # A driver that ends.
         pytest.param(TRAINING, ended(0, is_complete=True), "End complete", "over", id="complete"),
         pytest.param(TRAINING, ended(0), "StartDriver", "training", id="ended without COMPLETE"),
-        pytest.param(TRAINING, ended(3), "", "settling", id="crash waits for the word of a node"),
+        pytest.param(TRAINING, ended(3), "NAME_STOPPED", "settling", id="crash waits for the word of a node"),
         pytest.param(SETTLING, Tick(), "", "settling", id="not settled yet"),
         pytest.param(replace(SETTLING, settled_at=NOW), Tick(), "StartDriver", "training", id="crash, settled"),
         pytest.param(SETTLING, losses(), "SAVE_RECORD Say FORM_AGAIN", "forming", id="a lost node explains the crash"),
@@ -113,7 +113,7 @@ def named(actions: list[Action]) -> list[str]:
         pytest.param(LOST, ended(-9), "FORM_AGAIN", "forming", id="lost node, driver ended"),
         pytest.param(TOLD_TO_END, losses(), "", "training", id="nodes of a cancelled job end"),
         pytest.param(TOLD_TO_END, losses(is_machine=True), "SAVE_RECORD Say", "training", id="job ended for its node"),
-        pytest.param(TRAINING, ended(69), "", "settling", id="the driver misses a node"),
+        pytest.param(TRAINING, ended(69), "NAME_STOPPED", "settling", id="the driver misses a node"),
         pytest.param(FORMING, FormedAgain(is_enough=True), "StartDriver", "bring_up", id="formed again"),
         pytest.param(FORMING, FormedAgain(is_enough=False), "End node_lost", "over", id="too few nodes answer"),
         pytest.param(FORMED_AGAIN, BringUpFailed(NOT_IN_RAY), "FORM_AGAIN", "forming", id="another node is lost"),
@@ -238,3 +238,12 @@ def test_a_process_that_was_late_explains_a_crash_soon_after(seconds: float, exp
     _, (restart,) = react(state, Tick(), NOW + seconds + 5.0)
     assert isinstance(restart, StartDriver)
     assert ("The learner (process 7) was stopped." in restart.why) == explains
+
+
+def test_a_process_that_is_named_while_a_crash_settles_explains_it() -> None:
+    """Ray's own connection check may end the driver before a learner has been stopped for long."""
+    state, _ = react(TRAINING, ended(1), NOW)
+    state, _ = react(state, ProcessLate("The learner (process 7) was stopped."), NOW + 1.0)
+    _, (restart,) = react(state, Tick(), NOW + 3.0)
+    assert isinstance(restart, StartDriver)
+    assert "The learner (process 7) was stopped." in restart.why
