@@ -16,6 +16,7 @@ from hpc_grpo.data.stream import DemonstrationStream, PromptStream
 from hpc_grpo.data.tokenizer import check_context_length, load_tokenizer, model_folder, stop_token_ids
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.registry import ADVANTAGES
+from hpc_grpo.system.say import say
 from hpc_grpo.weights.contract import refuse_experts
 
 
@@ -40,7 +41,8 @@ def load_inputs(config: Config) -> Inputs:
     if not config.needs.rollouts:
         return Inputs(tokenizer, stop_ids, DemonstrationStream(config, items, tokenizer, config.run.seed), None)
     with closing(RewardPool(config.rewards, num_workers=1)) as pool:
-        pool.check()
+        for note in pool.check():
+            say(note)
     ADVANTAGES.find(config.loss.advantage)  # the loss is the learners' to import: it needs torch
     stream, eval_stream = PromptStream(config, items, tokenizer, config.run.seed), None
     if config.eval.every_steps is not None and config.data.eval is not None:

@@ -21,7 +21,7 @@ from hpc_grpo.config import RewardConfig
 from hpc_grpo.config.rollout import REWARD_LOAD_S
 from hpc_grpo.errors import ConfigError, HpcGrpoError, RewardError
 from hpc_grpo.grading.slot import QueuedCall, WorkerSlot
-from hpc_grpo.grading.worker import Call, CallResult
+from hpc_grpo.grading.worker import Call, CallResult, Preparation
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,16 @@ class RewardPool:
         for slot in self._slots:
             slot.start()
 
-    def check(self) -> None:
-        """Import every reward in a worker. Raises ConfigError when that fails, or does not end in time."""
-        result = self._put(None, self._load_timeout_s).result()
-        if result.failure is not None:
-            raise ConfigError(result.failure)
+    def check(self) -> tuple[str, ...]:
+        """Import and prepare every reward in a worker; return what they say of themselves.
+
+        Raises ConfigError when that fails, or does not end in time.
+        """
+        prepared = tuple((_function_name(reward), reward.args) for reward in self._rewards.values())
+        result = self._put(Preparation(prepared), self._load_timeout_s).result()
+        if (problem := result.violation or result.failure) is not None:
+            raise ConfigError(problem)
+        return result.notes
 
     def submit(self, prompt: str, completions: Sequence[str], fields: Mapping[str, Any]) -> Future[RewardOutcome]:
         """Grade one group. The future raises RewardError when a reward breaks its contract."""
@@ -81,7 +86,7 @@ class RewardPool:
             if (queued := self._queue.get()) is not None:
                 queued.result.set_exception(HpcGrpoError("The reward pool was closed before the call."))
 
-    def _put(self, call: Call | None, timeout_s: float) -> Future[CallResult]:
+    def _put(self, call: Call | Preparation, timeout_s: float) -> Future[CallResult]:
         if self._closed:
             raise HpcGrpoError("The reward pool is closed.")
         queued = QueuedCall(call, timeout_s)

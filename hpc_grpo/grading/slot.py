@@ -26,7 +26,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from hpc_grpo.errors import HpcGrpoError
-from hpc_grpo.grading.worker import HEADER, Call, CallResult, framed
+from hpc_grpo.grading.worker import HEADER, Call, CallResult, Preparation, framed
 
 _MAX_TRIES = 2
 """A worker that died before it took the call is no fault of the call; one that does so twice probably is."""
@@ -55,9 +55,9 @@ class _WorkerDiedError(Exception):
 
 @dataclass(frozen=True)
 class QueuedCall:
-    """A call with its deadline; without a call, only the worker's imports are wanted."""
+    """A call with its deadline."""
 
-    call: Call | None
+    call: Call | Preparation
     timeout_s: float
     result: Future[CallResult] = field(default_factory=Future)
 
@@ -105,8 +105,6 @@ class WorkerSlot(threading.Thread):
         """Run the call once. Raises _WorkerDiedError when the worker died before it took the call."""
         if self._worker is None and (failure := self._start_worker()) is not None:
             return CallResult(failure=failure)
-        if queued.call is None:
-            return CallResult()
         try:
             return self._ask(queued.call, queued.timeout_s)  # type: ignore[no-any-return]
         except TimeoutError:

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.errors import ConfigError, HpcGrpoError, nearest
 from hpc_grpo.registry import REWARDS
 from hpc_grpo.rewards import RewardFunction
 from hpc_grpo.system.processes import tie_to_parent
@@ -46,16 +46,24 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Preparation:
+    """What each reward does once before training: names with `rewards.N.args`."""
+
+    rewards: tuple[tuple[str, Mapping[str, Any]], ...]
+
+
+@dataclass(frozen=True)
 class CallResult:
-    """The result of a call; at most one field is set, and none when only the rewards' imports were asked for.
+    """The result of a call or a preparation; at most one field is set.
 
     `scores` has one number per completion. `failure` says what went wrong this time, `violation` how the function
-    broke its contract, as it always will.
+    broke its contract, as it always will. `notes` are what rewards say of themselves before training.
     """
 
     scores: tuple[float, ...] | None = None
     failure: str | None = None
     violation: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def framed(message: Any) -> bytes:
@@ -67,8 +75,8 @@ def framed(message: Any) -> bytes:
 def main(descriptor: int, parent_pid: int) -> None:
     """Answer the messages that arrive at a socket, one by one, until the parent closes it.
 
-    A `Call` is run; a tuple holds the names of rewards to import. An empty frame says that a message was taken: a
-    worker that dies after it died of that message.
+    A `Call` is run, a `Preparation` made; a tuple holds the names of rewards to import. An empty frame says that a
+    message was taken: a worker that dies after it died of that message.
     """
     tie_to_parent(parent_pid, signal.SIGKILL)
     os.set_inheritable(descriptor, False)
@@ -79,7 +87,7 @@ def main(descriptor: int, parent_pid: int) -> None:
             content = _read(connection, HEADER.unpack(header)[0])
             connection.write(HEADER.pack(0))
             message = pickle.loads(content)
-            answer = framed(run(message) if isinstance(message, Call) else load(message))
+            answer = framed(_answer(message))
             while answer:
                 answer = answer[connection.write(answer) :]
 
@@ -92,6 +100,12 @@ def _read(connection: Any, size: int) -> bytes:
     return bytes(data[:received])
 
 
+def _answer(message: Any) -> CallResult | str | None:
+    if isinstance(message, Call):
+        return run(message)
+    return prepare(message) if isinstance(message, Preparation) else load(message)
+
+
 def load(names: Sequence[str]) -> str | None:
     """Import the rewards; returns the error's text where one cannot be imported."""
     for name in names:
@@ -102,7 +116,54 @@ def load(names: Sequence[str]) -> str | None:
     return None
 
 
+def prepare(preparation: Preparation) -> CallResult:
+    """Check the arguments of the built-ins, which take columns too and so would swallow a misspelt one; call `prepare`.
+
+    That is an attribute of a reward's function: called with `rewards.N.args`, it raises ConfigError where the reward
+    could not work, and returns what the user should know of it, or None.
+    """
+    notes = []
+    for name, args in preparation.rewards:
+        function = _functions[name]
+        try:
+            if ":" not in name:
+                _refuse_unknown(name, function, args)
+            note = _returned(function.prepare(**args)) if hasattr(function, "prepare") else None
+        except HpcGrpoError as error:
+            return CallResult(violation=_shortened(f"Reward {name!r}: {error}"))
+        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; it becomes a record
+            return CallResult(
+                failure=_shortened(f"Reward {name!r} cannot be prepared: {type(error).__name__}: {error}")
+            )
+        notes += [f"Reward {name}: {note}"] if note else []
+    return CallResult(notes=tuple(notes))
+
+
+def _refuse_unknown(name: str, function: RewardFunction, args: Mapping[str, Any]) -> None:
+    taken = [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is not parameter.empty
+    ]
+    for key in args:
+        if key not in taken:
+            raise ConfigError(f"{name} has no argument {key!r}{nearest(key, taken)} It takes: {', '.join(taken)}.")
+
+
+def _returned(value: Any) -> Any:
+    """Return what a function has returned; one that is `async` is run to its end."""
+    if not inspect.isawaitable(value):
+        return value
+    import asyncio  # here: a worker starts as fast as its imports are few
+
+    async def awaited() -> Any:
+        return await value
+
+    return asyncio.run(awaited())
+
+
 def run(call: Call) -> CallResult:
+    """Score one group."""
     function = _functions[call.reward]
     try:
         arguments = _arguments(function, call)
@@ -110,7 +171,7 @@ def run(call: Call) -> CallResult:
         columns = ", ".join(call.fields)
         return _violation(call, f"cannot be called: {error}. Columns of the data set: {columns or 'none'}.")
     try:
-        values = function(**arguments)
+        values = _returned(function(**arguments))
     except HpcGrpoError as error:
         return _violation(call, str(error))
     except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; it becomes a record

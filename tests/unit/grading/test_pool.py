@@ -319,6 +319,54 @@ def test_check_finds_what_does_not_import(tmp_path: Path, source: str, words: st
     assert words in str(caught.value)
 
 
+PREPARED = """
+async def later(prompts, completions, **fields):
+    return [1.0] * len(completions)
+
+def quiet(prompts, completions, level=0):
+    return [1.0]
+
+async def ready(level=0):
+    if level > 1:
+        raise ValueError(f"level {level}")
+    return f"level {level}"
+
+later.prepare = ready
+"""
+
+
+def test_rewards_are_prepared_with_their_arguments_and_say_something(tmp_path: Path) -> None:
+    path = tmp_path / "prepared.py"
+    path.write_text(PREPARED)
+    rewards = [RewardConfig(name=f"{path}:later", args={"level": 1}), RewardConfig(name=f"{path}:quiet")]
+    pool = RewardPool(rewards, num_workers=1)
+    try:
+        assert pool.check() == (f"Reward {path}:later: level 1",)
+        assert pool.submit("p", ["a"], {}).result().rewards == (2.0,)
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        (RewardConfig(name="FILE:later", args={"level": 2}), "cannot be prepared: ValueError: level 2"),
+        (RewardConfig(name="regex", args={"patern": "a"}), "no argument 'patern'; did you mean 'pattern'?"),
+    ],
+)
+def test_a_reward_that_cannot_be_prepared_is_refused(tmp_path: Path, reward: RewardConfig, words: str) -> None:
+    path = tmp_path / "prepared.py"
+    path.write_text(PREPARED)
+    reward = reward.model_copy(update={"name": reward.name.replace("FILE", str(path))})
+    pool = RewardPool([reward], num_workers=1)
+    try:
+        with pytest.raises(ConfigError) as caught:
+            pool.check()
+    finally:
+        pool.close()
+    assert words in str(caught.value)
+
+
 def test_a_pool_without_rewards_and_a_closed_pool_refuse(open_pool: Callable[..., RewardPool]) -> None:
     with pytest.raises(ConfigError, match="rewards is empty"):
         RewardPool([], num_workers=1)

@@ -1,0 +1,188 @@
+"""The commands that try a reward without training, through the pool of workers that training uses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpc_grpo.cli.options import echo
+from hpc_grpo.errors import ConfigError, RewardError
+
+if TYPE_CHECKING:
+    from hpc_grpo.config import RewardConfig
+    from hpc_grpo.grading.pool import RewardOutcome, RewardPool
+
+_ARGS = click.option(
+    "--arg", "args", multiple=True, metavar="KEY=VALUE", help="An argument of the reward, as in rewards.N.args; YAML."
+)
+_TIMEOUT = click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, metavar="S",
+    help="Deadline of one call.",
+)  # fmt: skip
+
+
+@click.group()
+def reward() -> None:
+    """Try a reward without training."""
+
+
+@reward.command()
+@click.argument("name")
+@click.option("--prompt", required=True, metavar="TEXT")
+@click.option("--completion", "completions", multiple=True, required=True, metavar="TEXT", help="Several: a group.")
+@click.option("--answer", metavar="TEXT", help="The column `answer`, as text.")
+@click.option("--field", "fields", multiple=True, metavar="NAME=VALUE", help="Another column of the data; YAML.")
+@_ARGS
+@_TIMEOUT
+def test(
+    name: str,
+    prompt: str,
+    completions: tuple[str, ...],
+    answer: str | None,
+    fields: tuple[str, ...],
+    args: tuple[str, ...],
+    timeout_s: float,
+) -> None:
+    """Score completions of one prompt by the reward NAME: a built-in, module:function or path/to/file.py:function.
+
+    Ends with 78 where the reward fails or breaks its contract, with its own error.
+    """
+    columns = _pairs("--field", fields) | ({} if answer is None else {"answer": answer})
+    with _opened([_reward_config(name, args, timeout_s)], num_workers=1) as pool:
+        outcome = pool.submit(prompt, completions, columns).result()
+    if outcome.errors:
+        raise RewardError("\n".join(outcome.errors))
+    for score, completion in zip(outcome.rewards, completions, strict=True):
+        echo(f"{score:10.6g}  {completion.strip().splitlines()[-1] if completion.strip() else '(empty)'}")
+
+
+@reward.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--reward", "name", metavar="NAME", help="Score by this reward.")
+@click.option("--config", "config_name", metavar="CONFIG", help="Score by the rewards of this config.")
+@_ARGS
+@_TIMEOUT
+@click.option("--workers", type=click.IntRange(1), default=2, show_default=True, metavar="N")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line for each line of FILE.")
+def score(
+    file: Path,
+    name: str | None,
+    config_name: str | None,
+    args: tuple[str, ...],
+    timeout_s: float,
+    workers: int,
+    as_json: bool,
+) -> None:
+    """Score the lines of FILE: JSON with `prompt`, `completion` (or a list `completions`) and the data's columns.
+
+    A line is a group, as in training. Ends with 78 where a reward breaks its contract; failures are counted and shown.
+    """
+    rows = list(_rows(file))
+    with _opened(_rewards(name, config_name, args, timeout_s), workers) as pool:
+        outcomes = [pool.submit(prompt, completions, columns) for prompt, completions, columns in rows]
+        scored = [outcome.result() for outcome in outcomes]
+    if as_json:
+        for outcome in scored:
+            parts = {label: list(values) for label, values in outcome.parts.items()}
+            line = {"rewards": list(outcome.rewards), "parts": parts, "errors": list(outcome.errors)}
+            echo(json.dumps(line))
+    else:
+        _show_summary(scored)
+
+
+def _show_summary(scored: Sequence[RewardOutcome]) -> None:
+    """Print the mean of each reward over what could be scored, and why the rest could not."""
+    from hpc_grpo.system.readable import table
+
+    good = [outcome for outcome in scored if not outcome.errors]
+    labels = list(scored[0].parts) if scored else []
+    rows = [(label, *_statistics([value for outcome in good for value in outcome.parts[label]])) for label in labels]
+    rows.append(("all, weighted", *_statistics([value for outcome in good for value in outcome.rewards])))
+    echo(table(("REWARD", "COMPLETIONS", "MEAN", "LEAST", "MOST"), rows))
+    failed = [(line, error) for line, outcome in enumerate(scored, 1) for error in outcome.errors]
+    if failed:
+        echo(f"{len(scored) - len(good)} of {len(scored)} lines could not be scored; in training they are masked:")
+        for line, error in failed[:5]:
+            echo(f"  line {line}: {error}")
+
+
+def _statistics(values: Sequence[float]) -> tuple[str, ...]:
+    if not values:
+        return "0", "", "", ""
+    return str(len(values)), f"{sum(values) / len(values):.6g}", f"{min(values):.6g}", f"{max(values):.6g}"
+
+
+def _opened(rewards: Sequence[RewardConfig], num_workers: int) -> closing[RewardPool]:
+    """Start a pool whose rewards are imported and prepared, as before training, and print what they say."""
+    from hpc_grpo.grading.pool import RewardPool
+
+    pool = RewardPool(rewards, num_workers)
+    try:
+        for note in pool.check():
+            echo(note, err=True)
+    except BaseException:
+        pool.close()
+        raise
+    return closing(pool)
+
+
+def _rewards(
+    name: str | None, config_name: str | None, args: Sequence[str], timeout_s: float
+) -> Sequence[RewardConfig]:
+    if (name is None) == (config_name is None) or (config_name and args):
+        raise click.UsageError("Give --reward NAME, with --arg KEY=VALUE, or --config CONFIG.")
+    if name is not None:
+        return [_reward_config(name, args, timeout_s)]
+    from hpc_grpo.cli.request import load_request
+
+    return load_request(str(config_name), []).config.rewards
+
+
+def _reward_config(name: str, args: Sequence[str], timeout_s: float) -> RewardConfig:
+    from hpc_grpo.config import RewardConfig
+    from hpc_grpo.registry import REWARDS
+
+    REWARDS.check(name)
+    return RewardConfig(name=name, timeout_s=timeout_s, args=_pairs("--arg", args))
+
+
+def _pairs(option: str, pairs: Sequence[str]) -> dict[str, Any]:
+    import yaml
+
+    found = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator:
+            raise ConfigError(f"{option} {pair!r} must be KEY=VALUE, such as {option} letters=ABCD.")
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{option} {pair!r}: the value is not YAML: {error}. Put a text in quotes.") from error
+    return found
+
+
+def _rows(file: Path) -> Iterator[tuple[str, tuple[str, ...], Mapping[str, Any]]]:
+    """Read prompt, completions and the other columns of each line. Raises ConfigError with a bad line's number."""
+    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            prompt = row.pop("prompt")
+            completions = row.pop("completions") if "completions" in row else [row.pop("completion")]
+            if not all(isinstance(text, str) for text in (prompt, *completions)):
+                raise TypeError("prompt and completions are texts")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{file}:{number} must be a JSON object with the texts prompt and completion, or a list completions "
+                f"({type(error).__name__}: {error})."
+            ) from error
+        yield prompt, tuple(completions), row
+
+
+COMMANDS = (reward,)
