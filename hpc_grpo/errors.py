@@ -80,6 +80,10 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
     >>> nearest("corectness", ["correctness", "strict_format"])
     "; did you mean 'correctness'?"
+    >>> nearest("gpro", ["gspo", "grpo"])
+    "; did you mean 'grpo'?"
     """
-    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    # Of names that are equally close, the one of the same letters: two of them were swapped.
+    close = difflib.get_close_matches(name, list(valid), n=5, cutoff=0.5)
+    close.sort(key=lambda other: sorted(other) != sorted(name))
     return f"; did you mean {close[0]!r}?" if close else "."

@@ -1,4 +1,6 @@
-"""Finds what a config names: losses, advantages, rewards and algorithms, built in or the user's own; learner parts.
+"""Finds what a config names: losses, corrections, advantages, rewards and algorithms, built in or the user's own.
+
+Learner parts are found in the same way.
 
 A built-in is a module of its folder, called as the module is, and registers itself with a decorator:
 `algorithms/losses/grpo.py` holds `@LOSSES.register("grpo")`. Names are read off the folder and a module is imported
@@ -12,7 +14,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -22,7 +24,7 @@ from hpc_grpo.errors import ConfigError, nearest
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
 _PACKAGE = Path(__file__).parent
-_SHARED = frozenset({"__init__", "base", "common"})
+_SHARED = frozenset({"__init__", "base", "common", "objective"})
 """Modules of a folder that its entries share; they are no entries."""
 
 
@@ -34,14 +36,19 @@ class Registry:
         self._key = key
         self._folder = folder
         self._entries: dict[str, Callable[..., Any]] = {}
+        self._paper: dict[str, Mapping[str, Any]] = {}
 
-    def register(self, name: str) -> Callable[[Entry], Entry]:
-        """Decorate the entry of the built-in module `name`. Raises ConfigError for a name that is taken."""
+    def register(self, name: str, **paper: Any) -> Callable[[Entry], Entry]:
+        """Decorate the entry of the built-in module `name`. Raises ConfigError for a name that is taken.
+
+        `paper` has the keys of the config that the entry reads, or wants of others, as its paper has them.
+        """
 
         def add(entry: Entry) -> Entry:
             if name in self._entries:
                 raise ConfigError(f"{self._kind} {name!r} is registered already, by {self._entries[name].__module__}.")
             self._entries[name] = entry
+            self._paper[name] = paper
             return entry
 
         return add
@@ -49,6 +56,13 @@ class Registry:
     def names(self) -> list[str]:
         """List the built-ins, and what else has registered itself. Imports none."""
         return sorted({path.stem for path in (_PACKAGE / self._folder).glob("*.py")} - _SHARED | self._entries.keys())
+
+    def paper_of(self, name: str) -> Mapping[str, Any] | None:
+        """Return what a built-in was registered with; None where `name` is the user's own, or nothing."""
+        if ":" in name or name not in self.names():
+            return None
+        self.find(name)
+        return self._paper[name]
 
     def check(self, name: str) -> None:
         """Raise ConfigError where `name` is no built-in. Leaves `module:function` alone: it is the job's to import."""
@@ -105,6 +119,7 @@ class Registry:
 
 ALGORITHMS = Registry("Algorithm", "task", "algorithms")
 LOSSES = Registry("Loss", "loss.name", "algorithms/losses")
+CORRECTIONS = Registry("Correction", "loss.importance_correction", "algorithms/corrections")
 ADVANTAGES = Registry("Advantage", "loss.advantage", "algorithms/advantages")
 LEARNER_PARTS = Registry("Learner part", "task", "learner/parts")
 REWARDS = Registry("Reward", "rewards.N.name", "rewards/builtin")

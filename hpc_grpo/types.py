@@ -166,12 +166,14 @@ class TrainSequence:
 class Minibatch:
     """One rank's share of an optimizer step.
 
-    `num_valid_tokens` counts the trained tokens of all ranks' shares together: it divides the loss, so that
-    neither the split into ranks nor that into microbatches changes the gradient. `sequences` may be empty.
+    `num_valid_tokens` and `num_sequences` count the trained tokens and the sequences of all ranks' shares together:
+    one of them divides the loss (`loss.denominator`), so that neither the split into ranks nor that into microbatches
+    changes the gradient. `sequences` may be empty.
     """
 
     sequences: tuple[TrainSequence, ...]
     num_valid_tokens: int
+    num_sequences: int
 
 
 GIB = 2**30

@@ -43,8 +43,12 @@ class Algorithm(ABC):
         raise NotImplementedError(f"{type(self).__name__} trains on no groups")
 
     def num_trained_tokens(self, grades: GroupGrades) -> int:
-        """Count, in the driver, the tokens that `sequences` will train on; override both together."""
+        """Count, in the driver, the tokens that `sequences` will train on; override all three together."""
         return sum(n for n, valid in zip(grades.num_completion_tokens, grades.valid, strict=True) if valid)
+
+    def num_sequences(self, grades: GroupGrades) -> int:
+        """Count, in the driver, the sequences that `sequences` will make."""
+        return sum(grades.valid)
 
     def sequences(
         self, samples: GroupSamples, advantages: Sequence[float], valid: Sequence[bool]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from hpc_grpo.algorithms.advantages import AdvantageFunction
 from hpc_grpo.algorithms.base import Algorithm
 from hpc_grpo.algorithms.losses.base import PolicyLoss
-from hpc_grpo.registry import ADVANTAGES, ALGORITHMS, LOSSES
+from hpc_grpo.algorithms.objective import find_objective
+from hpc_grpo.registry import ADVANTAGES, ALGORITHMS
 from hpc_grpo.types import GroupGrades, Needs
 
 
@@ -28,8 +29,7 @@ class Grpo(Algorithm):
         return self.config.rollout.group_size
 
     def find_loss(self) -> PolicyLoss:
-        loss: PolicyLoss = LOSSES.find(self.config.loss.name)
-        return loss
+        return find_objective(self.config.loss)
 
     def advantages(self, grades: GroupGrades) -> Sequence[float]:
         advantage: AdvantageFunction = ADVANTAGES.find(self.config.loss.advantage)

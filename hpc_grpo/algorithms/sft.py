@@ -28,7 +28,7 @@ class Sft(Algorithm):
 def negative_log_likelihood(inputs: LossInputs, settings: LossConfig) -> LossOutput:
     """Return the loss per token `[C]` in nats, L = -A * learner_logprobs; a demonstration's advantage is 1."""
     per_token = -inputs.advantages * inputs.learner_logprobs
-    return LossOutput(per_token, {"loss/policy": per_token.detach()})
+    return LossOutput(per_token, terms={"loss/policy": per_token.detach()})
 
 
 def demonstration_sequence(demonstration: Demonstration) -> TrainSequence:

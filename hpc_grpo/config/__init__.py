@@ -6,10 +6,10 @@ Sections are imported from here where other rooms name their type; most only rea
 from hpc_grpo.config.data import DataConfig, DatasetConfig
 from hpc_grpo.config.launch import LaunchConfig, SlurmConfig
 from hpc_grpo.config.load import load_config, load_launch, load_resolved, load_resolved_launch, to_yaml, with_overrides
+from hpc_grpo.config.loss import LossConfig
 from hpc_grpo.config.rollout import RewardConfig
 from hpc_grpo.config.run import DeadlinesConfig, MetricsConfig
 from hpc_grpo.config.schema import Config
-from hpc_grpo.config.train import LossConfig
 
 __all__ = [
     "Config",

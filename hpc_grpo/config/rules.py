@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from hpc_grpo.config.loss import READERS, keys_read
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.registry import ADVANTAGES, ALGORITHMS, LOSSES, REWARDS
+from hpc_grpo.registry import ADVANTAGES, ALGORITHMS, CORRECTIONS, LOSSES, REWARDS
 
 
 def check_rules(config: Config) -> None:
@@ -70,6 +71,7 @@ def _names(config: Config) -> None:
     """Check built-in ones alone: a module of the user's is the job's to import."""
     ALGORITHMS.check(config.task)
     LOSSES.check(config.loss.name)
+    CORRECTIONS.check(config.loss.importance_correction)
     ADVANTAGES.check(config.loss.advantage)
     if config.needs.rollouts:
         for reward in config.rewards:
@@ -132,10 +134,34 @@ def _attention(config: Config) -> None:
 
 
 def _importance_weights(config: Config) -> None:
-    if config.rollout.top_p < 1.0 and config.loss.importance_correction == "truncated":
+    correction = config.loss.importance_correction
+    if config.rollout.top_p < 1.0 and correction != "none":
         raise ConfigError(
             f"rollout.top_p = {config.rollout.top_p:g}: engines renormalise over the nucleus and the learner does not, "
-            f"so the importance weights would be wrong. Set rollout.top_p=1, or loss.importance_correction=none."
+            f"so the importance weights of loss.importance_correction = {correction} would be wrong. Set "
+            f"rollout.top_p=1, or loss.importance_correction=none."
+        )
+    low, cap = config.loss.importance_low, config.loss.importance_cap
+    if low is not None and cap is not None and low >= cap:
+        raise ConfigError(f"loss.importance_low = {low:g} must be less than loss.importance_cap = {cap:g}.")
+
+
+def _keys_that_nothing_reads(config: Config) -> None:
+    for key, (chosen, registry) in READERS.items():
+        value, name = getattr(config.loss, key), getattr(config.loss, chosen)
+        if value is not None and key not in (read := keys_read(registry, name)):
+            raise ConfigError(
+                f"loss.{key} = {value} would have no effect: loss.{chosen} = {name} does not read it, but "
+                f"{', '.join(sorted(read)) or 'nothing of its kind'}. "
+                f"Set loss.{key}=null, or choose another loss.{chosen}."
+            )
+
+
+def _kl(config: Config) -> None:
+    if config.loss.kl_in == "reward" and config.loss.kl_estimator == "unbiased":
+        raise ConfigError(
+            "loss.kl_estimator = unbiased has a meaning in the gradient alone, and loss.kl_in = reward has none. "
+            "Set loss.kl_estimator to k1, k2 or k3, or loss.kl_in=loss."
         )
 
 
@@ -150,5 +176,7 @@ _RULES = (
     _engine_batch,
     _attention,
     _importance_weights,
+    _keys_that_nothing_reads,
+    _kl,
 )
 """In the order they are checked: names first, since other rules ask what the named algorithm needs."""

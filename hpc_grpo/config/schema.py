@@ -11,10 +11,11 @@ from pydantic import Field, field_validator
 
 from hpc_grpo.config.data import DataConfig, ModelConfig
 from hpc_grpo.config.launch import LaunchConfig, PlacementConfig
+from hpc_grpo.config.loss import LossConfig
 from hpc_grpo.config.rollout import EngineConfig, GradingConfig, RewardConfig, RolloutConfig, WeightsConfig
 from hpc_grpo.config.run import CheckpointConfig, DeadlinesConfig, EvalConfig, MetricsConfig, RunConfig
 from hpc_grpo.config.section import PathText, Section
-from hpc_grpo.config.train import LossConfig, PpoConfig, SftConfig, TrainConfig
+from hpc_grpo.config.train import PpoConfig, SftConfig, TrainConfig
 from hpc_grpo.registry import ALGORITHMS
 from hpc_grpo.types import Needs
 
@@ -34,7 +35,7 @@ class Config(Section):
     grading: GradingConfig = GradingConfig()
     rollout: RolloutConfig = RolloutConfig()
     engine: EngineConfig = EngineConfig()
-    loss: LossConfig = LossConfig()
+    loss: LossConfig = Field(default_factory=LossConfig)
     ppo: PpoConfig = PpoConfig()
     train: TrainConfig
     sft: SftConfig = SftConfig()

@@ -1,4 +1,4 @@
-"""Sections `train`, `loss`, `ppo` and `sft`: optimizer, loss, the length of a run and the learner's memory."""
+"""Sections `train`, `ppo` and `sft`: optimizer, the length of a run, the learner's memory, and what tasks add."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from hpc_grpo.config.section import Fraction, PathText, Section
+from hpc_grpo.config.section import Fraction, Section
 
 
 class TrainConfig(Section):
@@ -32,19 +32,6 @@ class TrainConfig(Section):
     gradient_checkpointing: bool | None = Field(None, description="null: on with a GPU, off on CPU.")
     logprob_chunk_tokens: PositiveInt = Field(1024, description="Logits are computed for so many tokens at once.")
     num_threads: PositiveInt | None = Field(None, description="Threads of one learner on CPU; null: 1.")
-
-
-class LossConfig(Section):
-    name: PathText = Field("grpo", description="A loss of algorithms/losses, or module:function.")
-    clip_low: PositiveFloat = Field(0.2, description="The ratio is clipped below at 1 - clip_low.")
-    clip_high: PositiveFloat = Field(0.2, description="The ratio is clipped above at 1 + clip_high.")
-    kl_coef: NonNegativeFloat = Field(0.0, description="Weight of the k3 KL to the reference; 0: no reference.")
-    advantage: PathText = Field("group", description="An advantage of algorithms/advantages, or module:function.")
-    normalize_std: bool = Field(True, description="Divide advantages by the standard deviation of the group.")
-    importance_correction: Literal["truncated", "none"] = Field(
-        "truncated", description="Correct for the mismatch of engine and learner logprobs."
-    )
-    importance_cap: PositiveFloat = Field(2.0, description="Upper bound of the importance weight.")
 
 
 class PpoConfig(Section):

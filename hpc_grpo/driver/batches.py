@@ -29,6 +29,7 @@ class TrainItem:
 
     data: RemoteGroup | TrainSequence
     num_trained_tokens: int
+    num_sequences: int
     size: int
 
 
@@ -90,7 +91,9 @@ class RolloutBatches:
 
     def _item(self, group: GradedGroup, advantages: tuple[float, ...]) -> TrainItem:
         num_trained = self._algorithm.num_trained_tokens(group.grades)
-        return TrainItem(RemoteGroup(group.samples, advantages, group.grades.valid), num_trained, num_trained)
+        num_sequences = self._algorithm.num_sequences(group.grades)
+        remote = RemoteGroup(group.samples, advantages, group.grades.valid)
+        return TrainItem(remote, num_trained, num_sequences, num_trained)
 
 
 class DemonstrationBatches:
@@ -108,7 +111,7 @@ class DemonstrationBatches:
         ordinals = range(self._next_ordinal, self._next_ordinal + self._batch_size)
         self._next_ordinal = ordinals.stop
         sequences = [demonstration_sequence(self._stream.demonstration(ordinal)) for ordinal in ordinals]
-        items = [TrainItem(each, each.num_trained_tokens, len(each.token_ids)) for each in sequences]
+        items = [TrainItem(each, each.num_trained_tokens, 1, len(each.token_ids)) for each in sequences]
         num_tokens = sum(item.num_trained_tokens for item in items)
         metrics = {"tokens/completion_mean": num_tokens / len(items), "tokens/completion_total": float(num_tokens)}
         return Batch([items], ordinals, metrics)

@@ -40,10 +40,11 @@ class LearnerGroup:
         """Take one optimizer step for each minibatch; return the metrics of all learners together."""
         shares: list[list[RemoteMinibatch]] = [[] for _ in self._learners]
         for minibatch in batch.minibatches:
-            num_valid_tokens = sum(item.num_trained_tokens for item in minibatch)
+            num_tokens = sum(item.num_trained_tokens for item in minibatch)
+            num_sequences = sum(item.num_sequences for item in minibatch)
             split = balanced(minibatch, [item.size for item in minibatch], len(self._learners))
             for share, part in zip(shares, split, strict=True):
-                share.append(RemoteMinibatch(tuple(item.data for item in part), num_valid_tokens))
+                share.append(RemoteMinibatch(tuple(item.data for item in part), num_tokens, num_sequences))
         calls = [learner.train.remote(share) for learner, share in zip(self._learners, shares, strict=True)]
         return merge(get_all(calls, None, "the training step"))
 

@@ -44,10 +44,11 @@ class RemoteGroup:
 
 @dataclass(frozen=True)
 class RemoteMinibatch:
-    """One learner's share of an optimizer step; `num_valid_tokens` counts the tokens of all learners."""
+    """One learner's share of an optimizer step; the numbers count tokens and sequences of all learners."""
 
     items: tuple[RemoteGroup | TrainSequence, ...]
     num_valid_tokens: int
+    num_sequences: int
 
 
 WRITING = "writing"
@@ -145,7 +146,7 @@ class LearnerActor:
         sequences = [item for item in minibatch.items if isinstance(item, TrainSequence)]
         for group, samples in zip(groups, ray.get([group.samples for group in groups]), strict=True):
             sequences += self._algorithm.sequences(samples, group.advantages, group.valid)
-        return Minibatch(sequences=tuple(sequences), num_valid_tokens=minibatch.num_valid_tokens)
+        return Minibatch(tuple(sequences), minibatch.num_valid_tokens, minibatch.num_sequences)
 
     def _require_publisher(self) -> WeightPublisher:
         if self._publisher is None:

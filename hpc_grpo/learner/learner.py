@@ -7,8 +7,9 @@ Waits for  the other ranks, in every microbatch under ZeRO-2 and ZeRO-3; a dead 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 
 from hpc_grpo.algorithms.base import algorithm_of
-from hpc_grpo.algorithms.losses.base import LossInputs
+from hpc_grpo.algorithms.losses.base import LossInputs, LossOutput
+from hpc_grpo.algorithms.objective import TokenWeights, divisor, token_weights
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.group import init_process_group
@@ -26,7 +28,7 @@ from hpc_grpo.learner.packing import PackedBatch, pack_equalised
 from hpc_grpo.learner.parts.base import wanted_parts
 from hpc_grpo.learner.setup import build_engine, build_reference, resolve_device, seed_everything
 from hpc_grpo.learner.staging import StagedFiles
-from hpc_grpo.metrics.reductions import Max, Mean, Reduction
+from hpc_grpo.metrics.reductions import EffectiveSampleSize, Max, Mean, Reduction
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
 
@@ -92,7 +94,7 @@ class Learner:
         learning_rates, grad_norms = [], []
         for minibatch, batches, anchors in zip(minibatches, packed, proximal, strict=True):
             learning_rates.append(self.ds_engine.get_lr()[0])
-            grad_norms.append(self._optimizer_step(batches, anchors, minibatch.num_valid_tokens, accumulator))
+            grad_norms.append(self._optimizer_step(minibatch, batches, anchors, accumulator))
         num_steps = len(minibatches)
         steps = {"grad_norm": Mean(sum(grad_norms), num_steps), "lr": Mean(sum(learning_rates), num_steps)}
         return {**accumulator.reductions(), **steps, **of_parts}
@@ -115,18 +117,18 @@ class Learner:
 
     def _optimizer_step(
         self,
+        minibatch: Minibatch,
         batches: Sequence[PackedBatch],
         proximal: Sequence[Tensor | None],
-        num_valid_tokens: int,
         accumulator: MetricAccumulator,
     ) -> float:
         losses = [
             partial(self._loss_sum, batch, anchor, accumulator) for batch, anchor in zip(batches, proximal, strict=True)
         ]
-        return optimizer_step(self.ds_engine, losses, num_valid_tokens, "policy", "train.lr")
+        return optimizer_step(self.ds_engine, losses, divisor(self.config.loss, minibatch), "policy", "train.lr")
 
     def _loss_sum(self, batch: PackedBatch, proximal: Tensor | None, accumulator: MetricAccumulator) -> Tensor:
-        """Sum the token losses of a microbatch, with gradient."""
+        """Sum the weighted token losses of a microbatch, with gradient."""
         reference = None if self.reference is None else self._logprobs(self.reference, batch)
         learner_logprobs, entropy = self.ds_engine(batch)
         anchor = learner_logprobs.detach() if proximal is None else proximal
@@ -134,8 +136,11 @@ class Learner:
             learner_logprobs, anchor, batch.engine_logprobs, reference, batch.advantages, batch.sequence_ids
         )
         output = self._loss(inputs, self.config.loss)
-        accumulator.add(batch.mask, {**output.means, "policy/entropy": entropy}, output.maxima)
-        return torch.dot(output.per_token, batch.mask)
+        weights = token_weights(
+            self.config.loss, self.config.rollout.max_new_tokens, batch.sequence_ids, batch.mask
+        )
+        accumulator.add(batch.mask, replace(output, means=output.means | {"policy/entropy": entropy}), weights)
+        return torch.dot(output.per_token, weights.of_tokens)
 
     @staticmethod
     def _logprobs(model: PolicyModel, batch: PackedBatch) -> Tensor:
@@ -149,26 +154,39 @@ class MetricAccumulator:
     """Sums per-token metrics on the device and reads them once: reading one in every microbatch would stall a GPU."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[tuple[str, str], Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
-        self._num_tokens: Tensor | None = None
 
-    def add(self, mask: Tensor, means: Mapping[str, Tensor], maxima: Mapping[str, Tensor]) -> None:
+    def add(self, mask: Tensor, output: LossOutput, weights: TokenWeights) -> None:
         """Add a microbatch's per-token quantities, each `[C]`, where `mask` `[C]` is 1.0."""
-        count = mask.sum()
-        self._num_tokens = count if self._num_tokens is None else self._num_tokens + count
-        for name, values in means.items():
-            total = torch.dot(values, mask)
-            self._sums[name] = self._sums[name] + total if name in self._sums else total
-        for name, values in maxima.items():
+        self._add("count", "tokens", mask.sum())
+        self._add("count", "loss", weights.units)
+        for name, values in output.means.items():
+            self._add("mean", name, torch.dot(values, mask))
+        for name, values in output.terms.items():
+            self._add("term", name, torch.dot(values, weights.of_tokens))
+        for name, values in output.weights.items():
+            self._add("weight", name, torch.dot(values, mask))
+            self._add("square", name, torch.dot(values.square(), mask))
+        for name, values in output.maxima.items():
             largest = (values * mask).max()
             self._maxima[name] = torch.maximum(self._maxima[name], largest) if name in self._maxima else largest
 
+    def _add(self, kind: str, name: str, total: Tensor) -> None:
+        key = (kind, name)
+        self._sums[key] = self._sums[key] + total if key in self._sums else total
+
     def reductions(self) -> dict[str, Reduction]:
-        if self._num_tokens is None:
+        if not self._sums:
             return {}
-        values = torch.stack([self._num_tokens, *self._sums.values(), *self._maxima.values()]).tolist()
-        count, sums, maxima = values[0], values[1 : 1 + len(self._sums)], values[1 + len(self._sums) :]
-        reduced: dict[str, Reduction] = {name: Mean(total, count) for name, total in zip(self._sums, sums, strict=True)}
-        reduced.update({name: Max(value) for name, value in zip(self._maxima, maxima, strict=True)})
-        return reduced
+        values = torch.stack([*self._sums.values(), *self._maxima.values()]).tolist()
+        sums = dict(zip(self._sums, values, strict=False))
+        tokens, divisor_share = sums["count", "tokens"], sums["count", "loss"]
+        reduced: dict[str, Reduction] = {}
+        for (kind, name), total in sums.items():
+            if kind in ("mean", "term"):
+                reduced[name] = Mean(total, tokens if kind == "mean" else divisor_share)
+            elif kind == "weight":
+                reduced[name] = EffectiveSampleSize(total, sums["square", name], tokens)
+        maxima = zip(self._maxima, values[len(sums) :], strict=True)
+        return reduced | {name: Max(value) for name, value in maxima}

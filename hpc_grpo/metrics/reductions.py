@@ -31,7 +31,25 @@ class Max:
         return self.value
 
 
-Reduction = Mean | Max
+@dataclass(frozen=True)
+class EffectiveSampleSize:
+    """Kish's effective size of a weighted sample, as a share of its `count`: 1.0 where all weights are equal.
+
+    (sum w)^2 / (count * sum w^2); `total` and `squares` are the two sums.
+    """
+
+    total: float
+    squares: float
+    count: float
+
+    def merged(self, other: EffectiveSampleSize) -> EffectiveSampleSize:
+        return EffectiveSampleSize(self.total + other.total, self.squares + other.squares, self.count + other.count)
+
+    def result(self) -> float:
+        return self.total**2 / (self.count * self.squares) if self.count and self.squares else 0.0
+
+
+Reduction = Mean | Max | EffectiveSampleSize
 
 
 def merge(parts: Iterable[Mapping[str, Reduction]]) -> dict[str, float]:

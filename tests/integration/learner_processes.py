@@ -52,7 +52,7 @@ def make_step(seed: int, rank: int, world_size: int, num_minibatches: int = 1) -
         cut = 9 if seed % 3 else len(sequences)
         shares = [tuple(sequences)] if world_size == 1 else [tuple(sequences[:cut]), tuple(sequences[cut:])]
         valid = sum(sequence.num_trained_tokens for sequence in sequences)
-        minibatches.append(Minibatch(shares[rank], valid))
+        minibatches.append(Minibatch(shares[rank], valid, sum(map(len, shares))))
     return minibatches
 
 

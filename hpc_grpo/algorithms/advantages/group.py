@@ -1,10 +1,8 @@
-"""Group advantages, as GRPO has them. Needs numpy alone: the driver calls it on tuples of floats."""
+"""Group advantages, as GRPO has them. The driver calls it on tuples of floats."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
 
 from hpc_grpo.registry import ADVANTAGES
 
@@ -12,7 +10,7 @@ _STD_EPS = 1e-4
 """Added to the standard deviation, as in TRL: a group of almost equal rewards must not explode."""
 
 
-@ADVANTAGES.register("group")
+@ADVANTAGES.register("group", normalize_std=True)
 def group_advantages(rewards: Sequence[float], valid: Sequence[bool], normalize_std: bool) -> tuple[float, ...]:
     """Compute the advantages `[G]` of the rollouts of one prompt over its valid rollouts.
 
@@ -30,6 +28,8 @@ def group_advantages(rewards: Sequence[float], valid: Sequence[bool], normalize_
     >>> group_advantages((2.0, 0.0, 99.0), (True, True, False), normalize_std=False)
     (1.0, -1.0, 0.0)
     """
+    import numpy as np
+
     if len(rewards) != len(valid):
         raise ValueError(f"{len(rewards)} rewards but {len(valid)} validity flags")
     values = np.asarray(rewards, dtype=np.float64)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from hpc_grpo.config import LossConfig
-
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from hpc_grpo.config import LossConfig
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,20 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """`per_token` `[C]` is what is summed and divided by the global number of valid tokens.
+    """`per_token` `[C]` is what is summed and divided by `loss.denominator`, over all microbatches and learners.
 
-    `means` and `maxima` hold per-token `[C]` quantities without gradient, by metric name; the learner reduces
-    them over valid tokens.
+    The others hold per-token `[C]` quantities without gradient, by metric name. `terms` are parts of the loss, reduced
+    as it is; `means` and `maxima` are reduced over valid tokens; `weights` to their effective sample size.
     """
 
     per_token: Tensor
     means: dict[str, Tensor] = field(default_factory=dict)
     maxima: dict[str, Tensor] = field(default_factory=dict)
+    terms: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
 
 
 class PolicyLoss(Protocol):
+    """Gives the policy's own term: corrections, KL and entropy are added around it (`algorithms/objective.py`)."""
+
     def __call__(self, inputs: LossInputs, settings: LossConfig) -> LossOutput: ...

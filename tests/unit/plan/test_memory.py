@@ -125,7 +125,7 @@ def measure(model, dtype, stage, offload, kept):
     learner = Learner(config)
     kept.append(learner)
     tokens = np.arange(2, 42, dtype=np.int32)
-    step = Minibatch(tuple(ordinary_sequence(i, 0, tokens, 8) for i in range(4)), 32)
+    step = Minibatch(tuple(ordinary_sequence(i, 0, tokens, 8) for i in range(4)), 32, 4)
     learner.train_step([step])
     finish, seen = learner.ds_engine.step, []
     def before_step():
