@@ -42,6 +42,10 @@ class Algorithm(ABC):
         """Compute the advantages `[G]` of a whole group, in the driver."""
         raise NotImplementedError(f"{type(self).__name__} trains on no groups")
 
+    def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[float]]:
+        """Compute the advantages of all groups of a step; override it where groups are not on their own."""
+        return [self.advantages(grades) for grades in step]
+
     def num_trained_tokens(self, grades: GroupGrades) -> int:
         """Count, in the driver, the tokens that `sequences` will train on; override all three together."""
         return sum(n for n, valid in zip(grades.num_completion_tokens, grades.valid, strict=True) if valid)

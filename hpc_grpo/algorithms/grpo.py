@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from hpc_grpo.algorithms.advantages import AdvantageFunction
+from hpc_grpo.algorithms.advantages.base import AdvantageFunction, StepAdvantageFunction, overlong_penalty
 from hpc_grpo.algorithms.base import Algorithm
 from hpc_grpo.algorithms.losses.base import PolicyLoss
 from hpc_grpo.algorithms.objective import find_objective
@@ -31,6 +32,26 @@ class Grpo(Algorithm):
     def find_loss(self) -> PolicyLoss:
         return find_objective(self.config.loss)
 
+    def shaped_rewards(self, grades: GroupGrades) -> Sequence[float]:
+        """Return the rewards `[G]` with the penalty of `rollout.overlong_tokens`."""
+        longest, buffer = self.config.rollout.max_new_tokens, self.config.rollout.overlong_tokens
+        if buffer is None:
+            return grades.rewards
+        penalties = (overlong_penalty(n, longest, buffer) for n in grades.num_completion_tokens)
+        return [reward + penalty for reward, penalty in zip(grades.rewards, penalties, strict=True)]
+
     def advantages(self, grades: GroupGrades) -> Sequence[float]:
         advantage: AdvantageFunction = ADVANTAGES.find(self.config.loss.advantage)
-        return advantage(grades.rewards, grades.valid, self.config.loss.normalize_std)
+        return advantage(self.shaped_rewards(grades), grades.valid, self.config.loss.normalize_std, **self._options())
+
+    def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[float]]:
+        if not (ADVANTAGES.paper_of(self.config.loss.advantage) or {}).get("whole_step"):
+            return super().step_advantages(step)
+        advantage: StepAdvantageFunction = ADVANTAGES.find(self.config.loss.advantage)
+        rewards = [self.shaped_rewards(grades) for grades in step]
+        return advantage(rewards, [grades.valid for grades in step], self.config.loss.normalize_std)
+
+    def _options(self) -> dict[str, Any]:
+        """Return the keys that a built-in advantage reads besides `normalize_std`."""
+        paper = ADVANTAGES.paper_of(self.config.loss.advantage) or {}
+        return {"pass_k": self.config.loss.pass_k} if "pass_k" in paper else {}

@@ -121,9 +121,9 @@ def _mismatch(inputs: LossInputs) -> dict[str, Tensor]:
 
 
 def _of_correction(applied: Weights) -> dict[str, Tensor]:
-    is_masked = applied.weights == 0.0
+    weights, is_masked = applied.weights, applied.weights == 0.0
     return {
-        "correction/weight_mean": applied.weights,
-        "correction/clipped_fraction": (applied.bounded & ~is_masked).float(),
-        "correction/masked_fraction": is_masked.float(),
+        "correction/weight_mean": weights,
+        "correction/clipped_fraction": (applied.bounded & ~is_masked).to(weights.dtype),
+        "correction/masked_fraction": is_masked.to(weights.dtype),
     }

@@ -11,7 +11,8 @@ from hpc_grpo.types import GroupGrades, Needs
 
 @ALGORITHMS.register("ppo")
 class Ppo(Grpo):
-    """arXiv:1707.06347, with generalised advantages (arXiv:1506.02438); `loss.name` is its policy loss.
+    """arXiv:1707.06347, with generalised advantages (arXiv:1506.02438); `loss.name` is its policy loss,
+    and `loss.advantage` is not read.
 
     A rollout leaves the driver with its reward as the advantage of each token: `learner/parts/critic.py` takes the last
     one for the reward of the episode.
@@ -22,4 +23,8 @@ class Ppo(Grpo):
         return Needs(rollouts=True, reference=self.config.loss.kl_coef > 0.0, critic=True)
 
     def advantages(self, grades: GroupGrades) -> Sequence[float]:
-        return [reward if valid else 0.0 for reward, valid in zip(grades.rewards, grades.valid, strict=True)]
+        shaped = self.shaped_rewards(grades)
+        return [reward if valid else 0.0 for reward, valid in zip(shaped, grades.valid, strict=True)]
+
+    def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[float]]:
+        return [self.advantages(grades) for grades in step]

@@ -31,6 +31,7 @@ READERS: dict[str, tuple[str, Registry]] = {
     "importance_low": ("importance_correction", CORRECTIONS),
     "importance_cap": ("importance_correction", CORRECTIONS),
     "normalize_std": ("advantage", ADVANTAGES),
+    "pass_k": ("advantage", ADVANTAGES),
 }
 """Keys that not everything reads -> the key that names their reader, and where that is found."""
 
@@ -74,6 +75,7 @@ class LossConfig(Section):
     normalize_std: ReadBool = Field(
         _OF_PAPER, description="Divide advantages by the standard deviation of the group; null: as in the papers."
     )
+    pass_k: PositiveInt | None = Field(None, description="pass_k's k; null: 4.")
     importance_correction: PathText = Field(
         _OF_PAPER,
         description="Corrects for the mismatch of engine and learner logprobs: one of algorithms/corrections, or "

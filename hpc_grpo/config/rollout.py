@@ -24,6 +24,14 @@ class RolloutConfig(Section):
     )
     logged_fraction: Fraction = Field(1.0, description="Share of groups written to rollouts/step_N.jsonl.")
     mask_truncated: bool = Field(False, description="Give completions cut by max_new_tokens no gradient.")
+    overlong_tokens: PositiveInt | None = Field(
+        None,
+        description="A completion that ends within so many tokens of max_new_tokens loses up to 1 of its reward, all "
+        "of it at max_new_tokens (DAPO); null: no such penalty.",
+    )
+    drop_zero_variance: bool = Field(
+        False, description="Do not train on groups whose advantages are all 0: their tokens count nowhere."
+    )
 
 
 class RewardConfig(Section):

@@ -157,6 +157,24 @@ def _keys_that_nothing_reads(config: Config) -> None:
             )
 
 
+def _advantages(config: Config) -> None:
+    if config.loss.pass_k is not None and config.loss.pass_k > config.rollout.group_size:
+        raise ConfigError(
+            f"loss.pass_k = {config.loss.pass_k} must be at most rollout.group_size = {config.rollout.group_size}. "
+            f"Lower it, or raise rollout.group_size."
+        )
+    if config.rollout.drop_zero_variance and config.needs.critic:
+        raise ConfigError(
+            f"rollout.drop_zero_variance = true: task = {config.task} makes advantages in its critic, which are not 0 "
+            f"where all rewards are equal. Set it to false."
+        )
+    overlong, longest = config.rollout.overlong_tokens, config.rollout.max_new_tokens
+    if overlong is not None and overlong > longest:
+        raise ConfigError(
+            f"rollout.overlong_tokens = {overlong} must be at most rollout.max_new_tokens = {longest}. Lower it."
+        )
+
+
 def _kl(config: Config) -> None:
     if config.loss.kl_in == "reward" and config.loss.kl_estimator == "unbiased":
         raise ConfigError(
@@ -177,6 +195,7 @@ _RULES = (
     _attention,
     _importance_weights,
     _keys_that_nothing_reads,
+    _advantages,
     _kl,
 )
 """In the order they are checked: names first, since other rules ask what the named algorithm needs."""

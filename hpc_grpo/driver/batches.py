@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from hpc_grpo.algorithms.base import algorithm_of
@@ -29,8 +29,8 @@ class TrainItem:
 
     data: RemoteGroup | TrainSequence
     num_trained_tokens: int
-    num_sequences: int
     size: int
+    num_sequences: int = 1
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class RolloutBatches:
 
     def __init__(self, config: Config, scheduler: RolloutScheduler) -> None:
         self._num_minibatches = config.train.num_minibatches
+        self._drops_zero_variance = config.rollout.drop_zero_variance
         self._algorithm = algorithm_of(config)
         self._scheduler = scheduler
 
@@ -66,7 +67,7 @@ class RolloutBatches:
     def take_step(self, policy_version: int, timer: StepTimer) -> Batch:
         with timer.phase("generate_wait"):
             groups = self._scheduler.take_step(policy_version)
-        advantages = [self._advantages(group.grades) for group in groups]
+        advantages = self._advantages([group.grades for group in groups])
         items = [self._item(group, own) for group, own in zip(groups, advantages, strict=True)]
         metrics = rollout_metrics([group.grades for group in groups], policy_version)
         return Batch(
@@ -80,20 +81,24 @@ class RolloutBatches:
             lines=[line for group, own in zip(groups, advantages, strict=True) for line in _lines(group, own)],
         )
 
-    def _advantages(self, grades: GroupGrades) -> tuple[float, ...]:
-        """Compute a group's advantages `[G]`. Raises ConfigError where the user's function gives others."""
-        values = tuple(float(value) for value in self._algorithm.advantages(grades))
-        if len(values) != len(grades.rewards) or not all(map(math.isfinite, values)):
-            raise ConfigError(
-                f"loss.advantage must give {len(grades.rewards)} finite numbers for a group, not {values}."
-            )
-        return values
+    def _advantages(self, step: Sequence[GroupGrades]) -> list[tuple[float, ...]]:
+        """Compute the advantages `[G]` of each group. Raises ConfigError where the user's function gives others."""
+        every = [tuple(float(value) for value in own) for own in self._algorithm.step_advantages(step)]
+        for grades, values in zip(step, every, strict=True):
+            if len(values) != len(grades.rewards) or not all(map(math.isfinite, values)):
+                raise ConfigError(
+                    f"loss.advantage must give {len(grades.rewards)} finite numbers for a group, not {values}."
+                )
+        return every
 
     def _item(self, group: GradedGroup, advantages: tuple[float, ...]) -> TrainItem:
-        num_trained = self._algorithm.num_trained_tokens(group.grades)
-        num_sequences = self._algorithm.num_sequences(group.grades)
-        remote = RemoteGroup(group.samples, advantages, group.grades.valid)
-        return TrainItem(remote, num_trained, num_sequences, num_trained)
+        grades = group.grades
+        if self._drops_zero_variance and not any(advantages):
+            grades = replace(grades, valid=(False,) * len(grades.valid))
+        num_trained = self._algorithm.num_trained_tokens(grades)
+        num_sequences = self._algorithm.num_sequences(grades)
+        remote = RemoteGroup(group.samples, advantages, grades.valid)
+        return TrainItem(remote, num_trained, num_trained, num_sequences)
 
 
 class DemonstrationBatches:
@@ -111,7 +116,7 @@ class DemonstrationBatches:
         ordinals = range(self._next_ordinal, self._next_ordinal + self._batch_size)
         self._next_ordinal = ordinals.stop
         sequences = [demonstration_sequence(self._stream.demonstration(ordinal)) for ordinal in ordinals]
-        items = [TrainItem(each, each.num_trained_tokens, 1, len(each.token_ids)) for each in sequences]
+        items = [TrainItem(each, each.num_trained_tokens, len(each.token_ids)) for each in sequences]
         num_tokens = sum(item.num_trained_tokens for item in items)
         metrics = {"tokens/completion_mean": num_tokens / len(items), "tokens/completion_total": float(num_tokens)}
         return Batch([items], ordinals, metrics)

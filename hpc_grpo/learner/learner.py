@@ -136,9 +136,7 @@ class Learner:
             learner_logprobs, anchor, batch.engine_logprobs, reference, batch.advantages, batch.sequence_ids
         )
         output = self._loss(inputs, self.config.loss)
-        weights = token_weights(
-            self.config.loss, self.config.rollout.max_new_tokens, batch.sequence_ids, batch.mask
-        )
+        weights = token_weights(self.config.loss, self.config.rollout.max_new_tokens, batch.sequence_ids, batch.mask)
         accumulator.add(batch.mask, replace(output, means=output.means | {"policy/entropy": entropy}), weights)
         return torch.dot(output.per_token, weights.of_tokens)
 

@@ -63,7 +63,7 @@ def clipped_surrogate(inputs: LossInputs, settings: LossConfig, ratio: Tensor) -
 
 def ratio_metrics(ratio: Tensor, is_clipped: Tensor) -> dict[str, Tensor]:
     """Name what every loss with a ratio tells per token `[C]`: the ratio, and where the clip takes the gradient."""
-    return {"policy/ratio_mean": ratio.detach(), "policy/clip_fraction": is_clipped.float()}
+    return {"policy/ratio_mean": ratio.detach(), "policy/clip_fraction": is_clipped.to(ratio.dtype)}
 
 
 def kl_k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from hpc_grpo.algorithms.losses.base import LossInputs
 from hpc_grpo.algorithms.losses.common import importance_weights, kl_k3
 from hpc_grpo.algorithms.losses.grpo import grpo_loss
+from hpc_grpo.algorithms.objective import find_objective
 from hpc_grpo.algorithms.sft import negative_log_likelihood
 from hpc_grpo.config import LossConfig
 from hpc_grpo.registry import LOSSES
@@ -54,7 +55,7 @@ def test_clip_fraction_counts_only_where_the_clip_acts() -> None:
 def test_importance_weight_multiplies_the_policy_term_alone() -> None:
     settings = LossConfig(importance_cap=2.0, kl_coef=0.5)
     tokens = inputs([1.0], [1.0], mismatch=1.5, ref_log_ratio=0.1)
-    per_token, _ = gradient(tokens, settings)
+    per_token = find_objective(settings)(tokens, settings).per_token
     k3 = math.exp(0.1) - 0.1 - 1.0
     assert per_token.tolist() == pytest.approx([-1.5 + 0.5 * k3])
 
@@ -87,12 +88,13 @@ def test_extreme_logprobs_stay_finite() -> None:
     far = torch.tensor([-1e4, 0.0])
     other = far.flip(0)
     tokens = LossInputs(far.clone().requires_grad_(), other, other, other, far * 0, torch.zeros(2, dtype=torch.int64))
-    output = grpo_loss(tokens, LossConfig(kl_coef=0.1))
+    settings = LossConfig(kl_coef=0.1)
+    output = find_objective(settings)(tokens, settings)
     assert all(values.isfinite().all() for values in (output.per_token, *output.means.values()))
 
 
 def test_mismatch_metrics() -> None:
-    output = grpo_loss(inputs([1.0, 1.0], [1.0, 1.0], mismatch=math.e), LossConfig())
+    output = find_objective(LossConfig())(inputs([1.0, 1.0], [1.0, 1.0], mismatch=math.e), LossConfig())
     assert output.maxima["mismatch/logprob_abs_diff_max"].max().item() == pytest.approx(1.0)
     assert output.means["mismatch/kl"].tolist() == pytest.approx([math.e - 2.0] * 2)
 

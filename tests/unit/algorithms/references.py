@@ -1,0 +1,215 @@
+"""Losses, corrections and KL terms once more, from their papers' equations: float64, one sequence at a time, by loops.
+
+`live` logprobs are those that a gradient flows through; `still` are the same numbers under a stop-gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpc_grpo.config import LossConfig
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The trained tokens of one sequence; all arrays `[n]`, float64."""
+
+    learner: Array
+    proximal: Array
+    engine: Array
+    reference: Array
+    advantages: Array
+
+
+def clip(ratio: float, settings: LossConfig) -> float:
+    return min(max(ratio, 1.0 - settings.clip_low), 1.0 + settings.clip_high)
+
+
+def ppo_term(ratio: float, advantage: float, settings: LossConfig) -> float:
+    """PPO, arXiv:1707.06347, eq. 7; dual clip, arXiv:1912.09729, eq. 5: max(min(r A, clip(r) A), c A) where A < 0."""
+    objective = min(ratio * advantage, clip(ratio, settings) * advantage)
+    if settings.dual_clip is not None and advantage < 0:
+        objective = max(objective, settings.dual_clip * advantage)
+    return -objective
+
+
+def token_level(live: Array, still: Array, own: Trained, settings: LossConfig) -> Array:
+    """GRPO, arXiv:2402.03300, eq. 3, without its sums: a token's own ratio to the policy before the step."""
+    ratios = [math.exp(now - before) for now, before in zip(live, own.proximal, strict=True)]
+    return np.array([ppo_term(r, a, settings) for r, a in zip(ratios, own.advantages, strict=True)])
+
+
+def sequence_level(live: Array, still: Array, own: Trained, settings: LossConfig) -> Array:
+    """GSPO, arXiv:2507.18071, eq. 5 and 7: s = (pi(y) / pi_old(y)) ^ (1 / |y|)."""
+    likelihood_ratio = math.exp(math.fsum(live - own.proximal))
+    s = likelihood_ratio ** (1.0 / len(live))
+    return np.array([ppo_term(s, a, settings) for a in own.advantages])
+
+
+def sequence_level_by_token(live: Array, still: Array, own: Trained, settings: LossConfig) -> Array:
+    """GSPO-token, arXiv:2507.18071, eq. 13 and 14: s_t = sg[s] * pi(y_t) / sg[pi(y_t)]."""
+    s = math.exp(math.fsum(still - own.proximal) / len(live))
+    ratios = [s * math.exp(now) / math.exp(fixed) for now, fixed in zip(live, still, strict=True)]
+    return np.array([ppo_term(r, a, settings) for r, a in zip(ratios, own.advantages, strict=True)])
+
+
+def cispo(live: Array, still: Array, own: Trained, settings: LossConfig) -> Array:
+    """MiniMax-M1, arXiv:2506.13585, eq. 4 and 5: sg(clip(r)) A log pi."""
+    weights = [clip(math.exp(fixed - before), settings) for fixed, before in zip(still, own.proximal, strict=True)]
+    return np.array([-w * a * now for w, a, now in zip(weights, own.advantages, live, strict=True)])
+
+
+def sapo(live: Array, still: Array, own: Trained, settings: LossConfig) -> Array:
+    """SAPO, arXiv:2511.20347, eq. 5 and 6: f(r) = sigmoid(tau (r - 1)) 4 / tau."""
+    terms = []
+    assert settings.gate_temperatures is not None
+    for now, before, advantage in zip(live, own.proximal, own.advantages, strict=True):
+        tau = settings.gate_temperatures[0] if advantage > 0 else settings.gate_temperatures[1]
+        gate = 1.0 / (1.0 + math.exp(-tau * (math.exp(now - before) - 1.0)))
+        terms.append(-4.0 / tau * gate * advantage)
+    return np.array(terms)
+
+
+POLICY: dict[str, Callable[[Array, Array, Trained, LossConfig], Array]] = {
+    "grpo": token_level,
+    "dr_grpo": token_level,
+    "bnpo": token_level,
+    "dapo": token_level,
+    "decoupled_ppo": token_level,
+    "gspo": sequence_level,
+    "gspo_token": sequence_level_by_token,
+    "cispo": cispo,
+    "sapo": sapo,
+}
+
+
+def correction(own: Trained, settings: LossConfig) -> tuple[Array, Array]:
+    """Weights, and whether a bound acted, per token: min(r, C), Yao et al. 2025; masks outside of [low, C], IcePop."""
+    ratios = [math.exp(before - sampled) for before, sampled in zip(own.proximal, own.engine, strict=True)]
+    low, cap = settings.importance_low, settings.importance_cap
+    match settings.importance_correction:
+        case "none":
+            pairs = [(1.0, False) for _ in ratios]
+        case "truncated":
+            pairs = [(min(r, cap), r > cap) for r in ratios]
+        case "sequence":
+            pairs = [(min(math.prod(ratios), cap), math.prod(ratios) > cap) for _ in ratios]
+        case "icepop":
+            pairs = [(r, False) if low <= r <= cap else (0.0, True) for r in ratios]
+        case "geometric":
+            mean = math.prod(ratios) ** (1.0 / len(ratios))
+            pairs = [(r, False) if low <= mean <= cap else (0.0, True) for r in ratios]
+    return np.array([w for w, _ in pairs]), np.array([b for _, b in pairs])
+
+
+def kl(estimator: str, live: Array, own: Trained, weights: Array) -> Array:
+    """Schulman 2020: k1 = -log x, k2 = (log x)^2 / 2, k3 = x - 1 - log x, with x = q / p; DeepSeek-V3.2, eq. 7."""
+    x = np.exp(own.reference - live)
+    if estimator == "unbiased":
+        return weights * np.exp(live - own.proximal) * (x - 1.0 - np.log(x))
+    return {"k1": -np.log(x), "k2": np.log(x) ** 2 / 2.0, "k3": x - 1.0 - np.log(x)}[estimator]
+
+
+def token_losses(live: Array, own: Trained, settings: LossConfig) -> tuple[Array, Array]:
+    """The policy term and the KL term of each token; the gradient is that of `live` alone."""
+    weights, _ = correction(own, settings)
+    if settings.kl_coef and settings.kl_in == "reward":
+        own = penalised(own, settings)
+    policy = weights * POLICY[settings.name](live, own.learner, own, settings)
+    if not settings.kl_coef or settings.kl_in == "reward":
+        return policy, np.zeros(len(live))
+    return policy, settings.kl_coef * kl(settings.kl_estimator, live, own, weights)
+
+
+def penalised(own: Trained, settings: LossConfig) -> Trained:
+    """REINFORCE++, arXiv:2501.03262, eq. 5: A_t = r - beta * sum over i = t..T of KL(i)."""
+    each = kl(settings.kl_estimator, own.proximal, own, np.ones(len(own.learner)))
+    rest = np.array([math.fsum(each[t:]) for t in range(len(each))])
+    return Trained(own.learner, own.proximal, own.engine, own.reference, own.advantages - settings.kl_coef * rest)
+
+
+def shares(sequences: Sequence[Trained], settings: LossConfig, longest: int) -> list[float]:
+    """What a token of each sequence counts: 1/N (DAPO, eq. 8), 1/(S n) (GRPO, eq. 3), 1/(S c) (Dr. GRPO)."""
+    num_tokens = sum(len(own.learner) for own in sequences)
+    constant = settings.denominator_tokens or longest
+    share = {
+        "tokens": lambda n: 1.0 / num_tokens,
+        "sequences": lambda n: 1.0 / (len(sequences) * n),
+        "constant": lambda n: 1.0 / (len(sequences) * constant),
+    }[settings.denominator]
+    return [share(len(own.learner)) for own in sequences]
+
+
+def gradients(sequences: Sequence[Trained], settings: LossConfig, longest: int) -> list[Array]:
+    """The loss's derivative by each live logprob, by central differences of the equations."""
+    step, found = 1e-5, []
+    for own, share in zip(sequences, shares(sequences, settings, longest), strict=True):
+        row = []
+        for t in range(len(own.learner)):
+            moved = [own.learner + sign * step * (np.arange(len(own.learner)) == t) for sign in (1.0, -1.0)]
+            up, down = (share * math.fsum(sum(token_losses(live, own, settings))) for live in moved)
+            row.append((up - down) / (2.0 * step))
+        found.append(np.array(row))
+    return found
+
+
+def metrics(sequences: Sequence[Trained], settings: LossConfig, longest: int) -> dict[str, float]:
+    """Every metric that a step of these sequences has of its loss."""
+    every: dict[str, list[Array]] = {}
+    totals = {"loss/policy": 0.0, "loss/kl": 0.0}
+    for own, share in zip(sequences, shares(sequences, settings, longest), strict=True):
+        policy, penalty = token_losses(own.learner, own, settings)
+        totals["loss/policy"] += share * math.fsum(policy)
+        totals["loss/kl"] += share * math.fsum(penalty)
+        weights, bounded = correction(own, settings)
+        seen = penalised(own, settings) if settings.kl_coef and settings.kl_in == "reward" else own
+        gap = own.proximal - own.engine
+        values = {
+            "policy/ratio_mean": ratios_of(own, settings),
+            "policy/clip_fraction": is_clipped(seen, settings),
+            "mismatch/logprob_abs_diff_mean": abs(gap),
+            "mismatch/kl": np.exp(gap) - 1.0 - gap,
+            "correction/weight_mean": weights,
+            "correction/clipped_fraction": bounded & (weights > 0.0),
+            "correction/masked_fraction": weights == 0.0,
+            "kl/learner_ref": kl("k3", own.learner, own, weights),
+            "kl/advantage_penalty": own.advantages - seen.advantages,
+        }
+        for name, value in values.items():
+            every.setdefault(name, []).append(value)
+    whole = {name: np.concatenate(values).astype(float) for name, values in every.items()}
+    weights = whole["correction/weight_mean"]
+    squares = math.fsum(weights**2)
+    found = {name: math.fsum(values) / len(values) for name, values in whole.items()} | totals
+    found["correction/ess"] = math.fsum(weights) ** 2 / (len(weights) * squares) if squares else 0.0
+    found["mismatch/logprob_abs_diff_max"] = max(whole["mismatch/logprob_abs_diff_mean"])
+    if not settings.kl_coef:
+        return {name: value for name, value in found.items() if name.split("/")[0] != "kl" and name != "loss/kl"}
+    found.pop("kl/advantage_penalty" if settings.kl_in == "loss" else "loss/kl")
+    return found
+
+
+def ratios_of(own: Trained, settings: LossConfig) -> Array:
+    log_ratios = own.learner - own.proximal
+    is_whole = settings.name.startswith("gspo")
+    return np.exp(np.full(len(log_ratios), log_ratios.mean()) if is_whole else log_ratios)
+
+
+def is_clipped(own: Trained, settings: LossConfig) -> Array:
+    """Where the clip takes the gradient away; CISPO's takes none, and counts where the weight is cut."""
+    ratios = ratios_of(own, settings)
+    if settings.name == "sapo":
+        return np.zeros(len(ratios), dtype=bool)
+    low, high = 1.0 - settings.clip_low, 1.0 + settings.clip_high
+    if settings.name == "cispo":
+        return (ratios < low) | (ratios > high)
+    up, down = own.advantages > 0, own.advantages < 0
+    cut = (up & (ratios > high)) | (down & (ratios < low))
+    return cut | (down & (ratios > settings.dual_clip)) if settings.dual_clip else cut

@@ -1,0 +1,168 @@
+"""Loss, gradient and every metric of each variant against float64 references, however a step is cut."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hpc_grpo.algorithms.losses.base import LossInputs
+from hpc_grpo.algorithms.objective import divisor, find_objective, token_weights
+from hpc_grpo.config import LossConfig
+from hpc_grpo.learner.learner import MetricAccumulator
+from hpc_grpo.learner.packing import pack, split_microbatches
+from hpc_grpo.metrics.reductions import merge
+from hpc_grpo.types import Minibatch, TrainSequence
+from tests.support.configs import minimal_config
+from tests.unit.algorithms import references
+from tests.unit.algorithms.references import Trained
+
+LONGEST = 12
+"""What `denominator: constant` counts for a sequence unless the config says otherwise."""
+
+
+def ragged_groups(seed: int, deviation: float = 0.4) -> list[Trained]:
+    """Three groups of up to five sequences of 1 to 12 tokens; learner, engine and reference differ by `deviation`."""
+    random = np.random.default_rng(seed)
+    sequences = []
+    for _ in range(3):
+        for _ in range(random.integers(2, 6)):
+            n = int(random.integers(1, LONGEST + 1))
+            proximal = -random.exponential(1.5, n)
+            others = [proximal + random.normal(0.0, deviation, n) for _ in range(3)]
+            # As the learner has them: what is compared below are equations, not the rounding of their inputs.
+            learner, engine, reference = (each.astype(np.float32).astype(np.float64) for each in others)
+            proximal = proximal.astype(np.float32).astype(np.float64)
+            advantages = np.full(n, random.normal()).astype(np.float32).astype(np.float64)
+            sequences.append(Trained(learner, proximal, engine, reference, advantages))
+    return sequences
+
+
+def train_sequence(index: int, own: Trained) -> TrainSequence:
+    n = len(own.learner)
+    loss_mask = np.arange(n + 2) >= 2
+    advantages, engine = np.zeros(n + 2, np.float32), np.zeros(n + 2, np.float32)
+    advantages[2:], engine[2:] = own.advantages, own.engine
+    return TrainSequence(index, 0, np.zeros(n + 2, np.int32), loss_mask, advantages, engine)
+
+
+def step(
+    sequences: Sequence[Trained], settings: LossConfig, num_ranks: int, budget: int, dtype: torch.dtype
+) -> tuple[float, list[Any], dict[str, float]]:
+    """Compute a step as learners do: ranks of unequal shares, microbatches of `budget` tokens, one sum over all."""
+    num_tokens = sum(len(own.learner) for own in sequences)
+    minibatch = Minibatch((), num_tokens, len(sequences))
+    objective, per_rank, loss = find_objective(settings), [], 0.0
+    gradients: list[Any] = [None] * len(sequences)
+    for rank in range(num_ranks):
+        own = [train_sequence(i, each) for i, each in enumerate(sequences) if i % 5 % num_ranks == rank]
+        accumulator = MetricAccumulator()
+        for microbatch in split_microbatches(own, budget):
+            batch, rows = pack(microbatch), [sequences[each.ordinal] for each in microbatch]
+
+            def column(name: str, rows: Sequence[Trained] = rows) -> torch.Tensor:
+                return torch.from_numpy(np.concatenate([getattr(row, name) for row in rows])).to(dtype)
+
+            live = column("learner").requires_grad_()
+            reference = column("reference") if settings.kl_coef else None
+            inputs = LossInputs(
+                live, column("proximal"), batch.engine_logprobs.to(dtype), reference, batch.advantages.to(dtype),
+                batch.sequence_ids,
+            )  # fmt: skip
+            output = objective(inputs, settings)
+            weights = token_weights(settings, LONGEST, batch.sequence_ids, batch.mask.to(dtype))
+            accumulator.add(batch.mask.to(dtype), output, weights)
+            share = torch.dot(output.per_token, weights.of_tokens) / divisor(settings, minibatch)
+            share.backward()
+            loss += share.item()
+            parts = live.grad.split([len(row.learner) for row in rows])
+            for each, part in zip(microbatch, parts, strict=True):
+                gradients[each.ordinal] = part.numpy()
+        per_rank.append(accumulator.reductions())
+    return loss, gradients, merge(per_rank)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "grpo": {"name": "grpo"},
+    "grpo, dual clip": {"name": "grpo", "dual_clip": 1.3},
+    "grpo over sequences": {"name": "grpo", "denominator": "sequences"},
+    "dr_grpo": {"name": "dr_grpo"},
+    "dr_grpo, 7 tokens": {"name": "dr_grpo", "denominator_tokens": 7},
+    "bnpo": {"name": "bnpo"},
+    "dapo": {"name": "dapo"},
+    "gspo": {"name": "gspo"},
+    "gspo, clip 0.2, dual": {"name": "gspo", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 1.1},
+    "gspo_token": {"name": "gspo_token", "clip_low": 0.05, "clip_high": 0.1},
+    "cispo": {"name": "cispo"},
+    "cispo, clip 0.2": {"name": "cispo", "clip_low": 0.2, "clip_high": 0.28},
+    "sapo": {"name": "sapo"},
+    "decoupled_ppo": {"name": "decoupled_ppo", "importance_cap": 1.5},
+    "no correction": {"importance_correction": "none"},
+    "truncated at 1.1": {"importance_correction": "truncated", "importance_cap": 1.1},
+    "sequence": {"importance_correction": "sequence"},
+    "icepop": {"importance_correction": "icepop", "importance_low": 0.8, "importance_cap": 1.2},
+    "geometric": {"importance_correction": "geometric", "importance_low": 0.9, "importance_cap": 1.1},
+    "k1": {"kl_coef": 0.1, "kl_estimator": "k1"},
+    "k2": {"kl_coef": 0.1, "kl_estimator": "k2"},
+    "k3": {"kl_coef": 0.1},
+    "unbiased": {"kl_coef": 0.1, "kl_estimator": "unbiased"},
+    "k1 in the reward": {"kl_coef": 0.1, "kl_estimator": "k1", "kl_in": "reward"},
+    "k3 in the reward, gspo_token": {"name": "gspo_token", "kl_coef": 0.1, "kl_in": "reward"},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_is_its_papers_equation_however_the_step_is_cut(variant: str) -> None:
+    settings = LossConfig(**VARIANTS[variant])
+    for seed in range(2):
+        sequences = ragged_groups(seed)
+        losses = zip(*(references.token_losses(own.learner, own, settings) for own in sequences), strict=True)
+        shares = references.shares(sequences, settings, LONGEST)
+        expected_loss = sum(s * own.sum() for term in losses for s, own in zip(shares, term, strict=True))
+        expected_gradients = references.gradients(sequences, settings, LONGEST)
+        expected_metrics = references.metrics(sequences, settings, LONGEST)
+        for num_ranks, budget, dtype in itertools.product((1, 3), (1, 30, 10_000), (torch.float64, torch.float32)):
+            loss, gradients, metrics = step(sequences, settings, num_ranks, budget, dtype)
+            assert loss == pytest.approx(expected_loss, abs=1e-6)
+            for ours, theirs in zip(gradients, expected_gradients, strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+            assert metrics == pytest.approx(expected_metrics, rel=1e-6, abs=1e-6)
+
+
+def test_every_built_in_loss_and_correction_is_compared_with_its_equation() -> None:
+    from hpc_grpo.registry import CORRECTIONS, LOSSES
+
+    configs = [LossConfig(**changes) for changes in VARIANTS.values()]
+    assert {config.name for config in configs} == set(LOSSES.names()) == set(references.POLICY)
+    assert {config.importance_correction for config in configs} == set(CORRECTIONS.names())
+
+
+@pytest.mark.parametrize("name", sorted(references.POLICY))
+def test_on_policy_every_loss_has_the_policy_gradient(name: str) -> None:
+    settings = LossConfig(name=name, denominator="tokens", importance_correction="none")
+    same = [Trained(*[own.proximal] * 4, own.advantages) for own in ragged_groups(7)]
+    _, gradients, _ = step(same, settings, 1, 40, torch.float64)
+    num_tokens = sum(len(own.learner) for own in same)
+    for ours, own in zip(gradients, same, strict=True):
+        np.testing.assert_allclose(ours, -own.advantages / num_tokens, rtol=1e-6)
+
+
+def test_a_microbatch_that_only_fills_up_the_count_adds_nothing() -> None:
+    mask, ids = torch.zeros(1), torch.zeros(1, dtype=torch.int64)
+    for denominator in ("tokens", "sequences", "constant"):
+        weights = token_weights(LossConfig(denominator=denominator), 8, ids, mask)
+        assert (weights.of_tokens.tolist(), weights.units.item()) == ([0.0], 0.0)
+
+
+def test_the_longest_completion_is_the_constant_unless_another_is_given() -> None:
+    config = minimal_config(loss={"name": "dr_grpo"}, rollout={"max_new_tokens": 20})
+    mask, ids = torch.ones(3), torch.tensor([0, 0, 1])
+    for given, expected in ((None, 1 / 20), (5, 1 / 5)):
+        settings = config.loss.model_copy(update={"denominator_tokens": given})
+        weights = token_weights(settings, config.rollout.max_new_tokens, ids, mask)
+        assert weights.of_tokens.tolist() == pytest.approx([expected] * 3)
+        assert weights.units.item() == pytest.approx(2.0)
