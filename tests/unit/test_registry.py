@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.registry import ADVANTAGES, ALGORITHMS, LOSSES, REWARDS, Registry
+from hpc_grpo.registry import ADVANTAGES, ALGORITHMS, CORRECTIONS, LOSSES, REWARDS, Registry
 
 
 def message_of(name: str) -> str:
@@ -16,7 +16,7 @@ def message_of(name: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("registry", [ALGORITHMS, LOSSES, ADVANTAGES, REWARDS])
+@pytest.mark.parametrize("registry", [ALGORITHMS, LOSSES, CORRECTIONS, ADVANTAGES, REWARDS])
 def test_every_module_of_a_folder_registers_itself_under_its_own_name(registry: Registry) -> None:
     names = registry.names()
     assert names
