@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import itertools
 import math
 
+import numpy as np
 import pytest
 
 from hpc_grpo.algorithms.advantages.group import group_advantages
+from hpc_grpo.registry import ADVANTAGES
 
 
 def test_hand_computed_with_std() -> None:
@@ -46,3 +49,56 @@ def test_shift_and_scale_do_not_change_normalised_advantages() -> None:
     moved = group_advantages(tuple(1000 * r + 7 for r in rewards), (True,) * 4, True)
     assert moved == pytest.approx(plain, rel=1e-3)
     assert sum(plain) == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in ADVANTAGES.names() if not ADVANTAGES.paper_of(name).get("whole_step")]
+)
+def test_invalid_rollouts_get_nothing_and_change_nothing_for_the_others(name: str) -> None:
+    advantage, options = ADVANTAGES.find(name), {"pass_k": 2} if name == "pass_k" else {}
+    rewards, valid = (1.0, math.nan, 0.0, 0.0, 1.0), (True, False, True, True, True)
+    found = advantage(rewards, valid, True, **options)
+    assert found[1] == 0.0
+    assert (found[0], *found[2:]) == pytest.approx(advantage((1.0, 0.0, 0.0, 1.0), (True,) * 4, True, **options))
+    assert advantage((0.1,) * 3, (True,) * 3, True, **options) == (0.0,) * 3
+    assert advantage((1.0, 0.0), (True, False), True, **options) == (0.0, 0.0)
+    with pytest.raises(ValueError, match="finite"):
+        advantage((math.nan, 1.0), (True, True), True, **options)
+
+
+@pytest.mark.parametrize(("rewards", "k"), [((1, 0, 0, 0, 1, 0), 2), ((1, 0, 0, 0, 0), 3), ((1, 1, 0, 0), 1)])
+def test_pass_k_is_the_mean_advantage_over_the_subsets_that_a_rollout_is_in(rewards: tuple[int, ...], k: int) -> None:
+    # Section 2.2 of arXiv:2508.10751: a subset's reward is its best, its advantage that of GRPO over all subsets.
+    subsets = list(itertools.combinations(range(len(rewards)), k))
+    worth = np.array([max(rewards[i] for i in subset) for subset in subsets], dtype=float)
+    normalised = (worth - worth.mean()) / worth.std()
+    own = [np.mean([a for a, s in zip(normalised, subsets, strict=True) if i in s]) for i in range(len(rewards))]
+    found = ADVANTAGES.find("pass_k")(rewards, (True,) * len(rewards), False, pass_k=k)
+    assert found == pytest.approx(own, abs=1e-12)
+
+
+def test_a_group_in_which_every_subset_passes_teaches_pass_k_nothing() -> None:
+    assert ADVANTAGES.find("pass_k")((1.0, 1.0, 0.0), (True,) * 3, False, pass_k=2) == (0.0,) * 3
+    assert ADVANTAGES.find("pass_k")((0.0,) * 3, (True,) * 3, False, pass_k=2) == (0.0,) * 3
+
+
+@pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
+def test_a_step_is_normalised_as_a_whole(name: str) -> None:
+    random = np.random.default_rng(0)
+    rewards = [tuple(random.normal(size=4) + offset) for offset in (0.0, 5.0, -1.0)]
+    valid = [(True, True, False, True), (True,) * 4, (True,) * 4]
+    found = ADVANTAGES.find(name)(rewards, valid, True)
+    flat = np.array(
+        [a for row, flags in zip(found, valid, strict=True) for a, ok in zip(row, flags, strict=True) if ok]
+    )
+    assert found[0][2] == 0.0
+    assert (flat.mean(), flat.std()) == pytest.approx((0.0, 1.0), abs=1e-6)
+    baselines = [np.mean(np.array(row)[np.array(flags)]) for row, flags in zip(rewards, valid, strict=True)]
+    means = baselines if name.endswith("baseline") else [0.0] * 3
+    raw = [r - m for row, flags, m in zip(rewards, valid, means, strict=True)
+           for r, ok in zip(row, flags, strict=True) if ok]  # fmt: skip
+    np.testing.assert_allclose(flat, (np.array(raw) - np.mean(raw)) / (np.std(raw) + 1e-8), rtol=1e-9)
+
+
+def test_equal_rewards_of_a_step_teach_nothing() -> None:
+    assert ADVANTAGES.find("reinforce_pp")([(0.1, 0.1), (0.1,)], [(True, True), (True,)], True) == [(0.0, 0.0), (0.0,)]

@@ -77,6 +77,29 @@ def test_advantages_of_a_users_function_that_are_too_few_or_not_finite_are_a_con
         RolloutBatches(config, scheduler).take_step(0, StepTimer())
 
 
+def test_a_group_that_teaches_nothing_counts_nowhere_when_the_config_drops_it() -> None:
+    scheduler: Any = FakeScheduler([group(0), group(1, rewards=(0.5, 0.5))])
+    config = minimal_config(rollout={"drop_zero_variance": True})
+    [taught, dropped] = RolloutBatches(config, scheduler).take_step(6, StepTimer()).minibatches[0]
+    assert (taught.num_trained_tokens, taught.num_sequences, taught.data.valid) == (12, 2, (True, True))
+    assert (dropped.num_trained_tokens, dropped.num_sequences, dropped.data.valid) == (0, 0, (False, False))
+
+
+def test_long_completions_lose_reward_before_groups_are_compared() -> None:
+    # Completions of 4 and 8 tokens, of at most 8: the second ends where the penalty is 1.
+    scheduler: Any = FakeScheduler([group(0, rewards=(1.0, 1.0))])
+    config = minimal_config(rollout={"max_new_tokens": 8, "overlong_tokens": 3}, loss={"normalize_std": False})
+    [[item]] = RolloutBatches(config, scheduler).take_step(6, StepTimer()).minibatches
+    assert item.data.advantages == (0.5, -0.5)
+
+
+def test_an_advantage_of_the_whole_step_sees_all_groups() -> None:
+    scheduler: Any = FakeScheduler([group(0, rewards=(1.0, 0.0)), group(1, rewards=(5.0, 2.0))])
+    config = minimal_config(loss={"advantage": "reinforce_pp", "normalize_std": False})
+    items = RolloutBatches(config, scheduler).take_step(6, StepTimer()).minibatches[0]
+    assert [item.data.advantages for item in items] == [(-1.0, -2.0), (3.0, 0.0)]
+
+
 def test_the_groups_of_a_step_are_dealt_out_to_its_minibatches() -> None:
     batch = batches([group(ordinal) for ordinal in range(5)], num_minibatches=2).take_step(5, StepTimer())
     samples = [[data.samples for data in data_of(minibatch)] for minibatch in batch.minibatches]
