@@ -47,7 +47,7 @@ def test_sft_has_no_rewards_to_check() -> None:
         ),
         (
             {"rewards": [{"name": "strict_format"}, {"name": "corectness"}]},
-            "Reward 'corectness' does not exist; did you mean 'correctness'? Built in: correctness,",
+            "Reward 'corectness' does not exist; did you mean 'correctness'? Built in: ",
         ),
         ({"rewards": [{"name": "mine.f"}]}, "or to your own: module:function or path/to/file.py:function."),
         ({"loss": {"name": "gpro"}}, "Loss 'gpro' does not exist; did you mean 'grpo'? Built in: "),
