@@ -19,8 +19,7 @@ import math
 import mmap
 import os
 import struct
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from hpc_grpo.run.contract import PULSE_VARIABLE, SHM_DIR_VARIABLE
 from hpc_grpo.system.processes import start_time
+from hpc_grpo.system.waking_clock import WakingClock
 
 if TYPE_CHECKING:
     from hpc_grpo.config import Config
@@ -117,15 +117,16 @@ def _longest_reward_s(config: Config) -> float:
 class Pulse:
     """This process's pulse. Until `open` it only measures, and so it does where nobody watches.
 
-    For one thread at a time: that which does the work. `longest_s` holds the longest pause of each kind of work.
+    For one thread at a time: that which does the work. `longest_s` holds the longest pause of each kind of work, without
+    the time in which this process was stopped, or its machine asleep: a job may be suspended for hours.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: WakingClock | None = None) -> None:
+        self._clock = clock or WakingClock()
         self._record: mmap.mmap | None = None
         self._patience = Patience(math.inf, math.inf, math.inf, frozenset())
         self._beat = Beat()
-        self._last = clock()
+        self._last = self._clock.read()
         self._signs = 0
         self.longest_s: dict[str, float] = {}
 
@@ -133,6 +134,7 @@ class Pulse:
         """Publish from here on, where the process is told where. `longest_s` is known from the attempts before."""
         self._patience = patience
         self.longest_s |= longest_s or {}
+        self._clock.keep_looking()
         if path := _path_of_own(role):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             # Allocated: on a full tmpfs this raises, where a write into a hole would kill the process.
@@ -172,7 +174,7 @@ class Pulse:
             self._show(self._beat.work, self._beat.limit_s)
 
     def _learn(self) -> None:
-        now, work = self._clock(), self._beat.work
+        now, work = self._clock.read(), self._beat.work
         if work:
             self.longest_s[work] = max(self.longest_s.get(work, 0.0), now - self._last)
         self._last = now

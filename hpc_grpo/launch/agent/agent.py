@@ -24,13 +24,14 @@ from hpc_grpo.launch.agent.network import choose_ports, node_address
 from hpc_grpo.launch.agent.protocol import ALIVE, Lease, NodeReport, NodeSpec, Order
 from hpc_grpo.launch.agent.ray_command import TEMP_DIR_NAME, ray_environment, start_command, temp_dir_path
 from hpc_grpo.launch.agent.ray_process import RayProcess
-from hpc_grpo.launch.agent.watch import LOOK_S, WAKING_S, Late, Watch, watched_on_node
+from hpc_grpo.launch.agent.watch import WAKING_S, Late, Watch, watched_on_node
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.run.pulse import PULSES_NAME
 from hpc_grpo.run.stacks import STACKS_SIGNAL
 from hpc_grpo.system.process_tree import descendants, end_processes, reap_adopted
 from hpc_grpo.system.processes import adopt_orphans, catches, write_no_core_dumps
 from hpc_grpo.system.say import not_worth_the_run, say
+from hpc_grpo.system.waking_clock import LOOK_S
 
 _POLL_S = 0.25
 _MAX_RAY_STARTS = 3

@@ -17,29 +17,13 @@ from pathlib import Path
 from hpc_grpo.run.pulse import PULSES_NAME, Beat, read_pulse
 from hpc_grpo.system.process_tree import descendants
 from hpc_grpo.system.processes import hold_on, start_time
+from hpc_grpo.system.waking_clock import WakingClock
 
-LOOK_S = 5.0
 _NO_BEAT = Beat()
-_MOST_A_LOOK_S = 2 * LOOK_S
 WAKING_S = 0.2
 """One that was stopped is let go for so long before it is killed, to write its stacks: not to go on working."""
 STOPPED_S = 30.0
 """No process of a run is stopped (SIGSTOP) on purpose for so long; one that is debugged is traced, not stopped."""
-
-
-class WakingClock:
-    """Counts the seconds in which its owner looked at it: of a longer absence only `_MOST_A_LOOK_S` count."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._looked_at = clock()
-        self._awake_s = 0.0
-
-    def look(self) -> float:
-        now = self._clock()
-        self._awake_s += min(now - self._looked_at, _MOST_A_LOOK_S)
-        self._looked_at = now
-        return self._awake_s
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_grpo.launch.agent.protocol import NodeReport, NodeSpec, Order, report_from_line
-from hpc_grpo.launch.agent.watch import WakingClock
 from hpc_grpo.launch.place.base import Place
 from hpc_grpo.launch.place.node_process import NodeProcess
 from hpc_grpo.launch.supervisor.events import Loss
+from hpc_grpo.system.waking_clock import WakingClock
 
 HEARTBEAT_S = 5.0
 SILENT_AGENT_S = 60.0

@@ -20,16 +20,18 @@ from hpc_grpo.run.pulse import (
     read_pulse,
 )
 from hpc_grpo.system.processes import start_time
+from hpc_grpo.system.waking_clock import WakingClock
 from tests.support.configs import minimal_config
 
 PATIENCE = Patience(10.0, least_s=60.0, other_s=1800.0, repeats=frozenset(["train"]), deadlines_s={"train": 3600.0})
 
 
-class Clock:
-    now = 100.0
+class Clock(WakingClock):
+    """Counts what the test lets pass."""
 
-    def __call__(self) -> float:
-        return self.now
+    def __init__(self, most_s: float = math.inf) -> None:
+        self.now = 100.0
+        super().__init__(lambda: self.now, most_s)
 
 
 @pytest.fixture
@@ -101,6 +103,14 @@ def test_work_that_never_ends_is_held_to_what_it_has_shown(pulse: Pulse, clock: 
             clock.now += 0.01
             pulse.beat()
         assert pulse._beat.limit_s == 60.0
+
+
+def test_a_suspended_job_teaches_nothing_of_how_long_its_work_takes() -> None:
+    clock = Clock(most_s=10.0)
+    pulse = Pulse(clock)
+    pulse.open("driver", PATIENCE)
+    work(pulse, clock, 2.0, 7200.0)  # nobody looked meanwhile: all threads of this process stood still
+    assert pulse.longest_s["train"] <= 10.0
 
 
 def test_what_an_attempt_before_has_measured_counts(clock: Clock) -> None:

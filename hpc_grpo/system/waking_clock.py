@@ -1,0 +1,40 @@
+"""A clock that stands still while nobody looks at it: in a stopped process, a suspended job, a machine that sleeps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+LOOK_S = 5.0
+"""Whoever keeps such a clock looks at it so often."""
+
+
+class WakingClock:
+    """Counts the seconds in which it was looked at: of a longer absence only `most_s` count.
+
+    One thread looks at it, which does no work itself; any may read it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, most_s: float = 2 * LOOK_S) -> None:
+        self._clock, self._most_s = clock, most_s
+        self._counted = (0.0, clock())
+
+    def read(self) -> float:
+        """Return the seconds counted so far."""
+        counted_s, looked_at = self._counted
+        return counted_s + min(self._clock() - looked_at, self._most_s)
+
+    def look(self) -> float:
+        self._counted = (self.read(), self._clock())
+        return self._counted[0]
+
+    def keep_looking(self, every_s: float = LOOK_S) -> None:
+        """Have a thread look at it as long as this process runs."""
+
+        def keep_on() -> None:
+            while True:
+                time.sleep(every_s)
+                self.look()
+
+        threading.Thread(target=keep_on, name="waking-clock", daemon=True).start()
