@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hpc_grpo.run.files import read_record, write_record
+from hpc_grpo.run.files import known_fields, read_record, write_record
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.say import not_worth_the_run
 
@@ -83,5 +83,4 @@ def _read(path: Path) -> AttemptRecord | None:
 
 
 def _from_values(values: dict[str, Any]) -> AttemptRecord:
-    known = {entry.name for entry in fields(AttemptRecord)}
-    return AttemptRecord(**{key: value for key, value in values.items() if key in known})
+    return AttemptRecord(**known_fields(AttemptRecord, values))

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from hpc_grpo.run.files import read_record, write_record
+from hpc_grpo.run.files import known_fields, read_record, write_record
 from hpc_grpo.run.paths import RunDir
 
 if TYPE_CHECKING:
@@ -147,4 +147,5 @@ def write_chain(run: RunDir, record: ChainRecord) -> None:
 
 
 def _from_values(values: dict[str, Any]) -> ChainRecord:
-    return ChainRecord(**{**values, "links": tuple(Link(**link) for link in values["links"])})
+    links = tuple(Link(**known_fields(Link, link)) for link in values["links"])
+    return ChainRecord(**{**known_fields(ChainRecord, values), "links": links})

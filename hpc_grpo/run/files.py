@@ -17,7 +17,8 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,6 +60,7 @@ def write_json_atomic(path: Path, value: Any) -> None:
 
 def write_record(path: Path, values: dict[str, Any], *, keep_copy: bool = False) -> None:
     """Publish `values` with their digest; `keep_copy`: for a fact that no other file tells."""
+    values = json.loads(json.dumps(values))  # as they are read: its digest sorts keys, and numbers come back as text
     text = json.dumps({**values, _DIGEST: digest_of(values)}, indent=2) + "\n"
     if keep_copy:
         write_atomic(copy_path(path), text)  # first: where this fails, nothing has changed
@@ -75,6 +77,12 @@ def read_record(path: Path, parse: Callable[[dict[str, Any]], T]) -> T | None:
         if (found := _parsed(candidate, parse)) is not None:
             return found
     return None
+
+
+def known_fields(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what is no field of this dataclass: a newer version of this package may have written more."""
+    names = {entry.name for entry in fields(record)}
+    return {key: value for key, value in values.items() if key in names}
 
 
 def is_damaged(path: Path, parse: Callable[[dict[str, Any]], Any] = dict) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.run.chain import ChainRecord, read_chain, write_chain
+from hpc_grpo.run.files import write_record
 from hpc_grpo.run.paths import RunDir
 
 FIRST_CHAIN = ChainRecord(successor="9").with_link("6").with_link("7", "6")
@@ -18,6 +20,13 @@ TWO_CHAINS = FIRST_CHAIN.with_link("8").with_link("9", "8").with_link("10", "9")
 def test_a_record_is_read_back_as_it_was_written(run_dir: RunDir) -> None:
     assert read_chain(run_dir) == ChainRecord()
     write_chain(run_dir, TWO_CHAINS)
+    assert read_chain(run_dir) == TWO_CHAINS
+
+
+def test_a_record_that_a_newer_version_wrote_is_read_without_what_it_knows_more(run_dir: RunDir) -> None:
+    values = asdict(TWO_CHAINS)
+    newer = [{**link, "cluster": "b"} for link in values["links"]]
+    write_record(run_dir.chain, {**values, "links": newer, "budget": 7})
     assert read_chain(run_dir) == TWO_CHAINS
 
 

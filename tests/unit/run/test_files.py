@@ -242,3 +242,10 @@ def test_lines_that_a_disk_changed_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(b'{"step": 1}\n{"step\xff": 2}\n[3]\n{"step": 4\n{"step": 5}\n')
     assert [line["step"] for line in read_jsonl(path)] == [1, 5]
+
+
+def test_a_record_whose_keys_are_numbers_is_read_back_whole(tmp_path: Path) -> None:
+    """As JSON has them: text, in another order than that of the numbers."""
+    path = tmp_path / "record.json"
+    write_record(path, {"steps": {2: "a", 10: "b"}})
+    assert read_record(path, dict) == {"steps": {"2": "a", "10": "b"}}

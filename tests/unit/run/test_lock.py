@@ -205,3 +205,10 @@ def test_an_owner_whose_file_is_damaged_has_time_to_write_it_again(tmp_path: Pat
         RunLock.take(run, "18", 4, sleep=beats)
     run.holder.write_text("")
     RunLock.take(run, "18", 4, sleep=lambda _seconds: None).release()
+
+
+def test_an_owner_of_a_newer_version_that_writes_more_holds_the_run(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    living = owner(socket.gethostname(), os.getpid(), start_time(os.getpid()))
+    write_record(run.holder, {**asdict(living), "boot_id": "b"})
+    assert read_lock_owner(run) == living

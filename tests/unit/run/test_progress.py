@@ -8,6 +8,7 @@ import math
 
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import JsonlSink
+from hpc_grpo.run.files import write_record
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import RunState, read_metrics, read_state, write_state
 
@@ -73,3 +74,9 @@ def test_state_is_published_whole_and_read_back(run_dir: RunDir) -> None:
     assert read_state(run_dir) == state
     assert json.loads(run_dir.state.read_text())["tokens_per_s"] is None
     assert [path.name for path in run_dir.path.iterdir()] == ["state.json"]
+
+
+def test_a_state_that_a_newer_version_wrote_is_read_without_what_it_knows_more(run_dir: RunDir) -> None:
+    state = RunState(step=3, total_steps=9, attempt=2, phase="training", heartbeat=99.0)
+    write_record(run_dir.state, {**dataclasses.asdict(state), "watts": 700.0})
+    assert read_state(run_dir) == state
