@@ -112,7 +112,7 @@ def submit(
     is complete.
     """
     from hpc_grpo.cli.request import load_request
-    from hpc_grpo.launch.chain.submit import attempt_command, submit_run
+    from hpc_grpo.launch.chain.submit import attempt_command, complete_until_queued, submit_run
     from hpc_grpo.launch.freeze import freeze
     from hpc_grpo.launch.place import job_queue
     from hpc_grpo.launch.place.base import JobRequest
@@ -131,12 +131,13 @@ def submit(
     os.environ.update(request.exported)
     refuse_if_held(run)
     refuse_what_fails(request.config, accepts_changes=accepts_changes)
-    frozen = freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
-    if frozen.run.is_complete():
-        echo(f"The run in {frozen.run.path} is already complete; raise train.total_* to extend it.")
-        return
-    job_id = submit_run(frozen.run, frozen.config.launch, driver, queue, after)
-    echo(job_id if parsable else _how_to_follow(frozen.run, job_id))
+    with complete_until_queued(run):
+        frozen = freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
+        if run.is_complete():
+            echo(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
+            return
+        job_id = submit_run(run, frozen.config.launch, driver, queue, after)
+    echo(job_id if parsable else _how_to_follow(run, job_id))
 
 
 @click.command()
@@ -179,7 +180,7 @@ def resume(run_name: str, overrides: tuple[str, ...], accepts_changes: bool, dri
 
     KEY=VALUE changes its config first, such as launch.slurm.time_min=600: keys that do not change what is learned.
     """
-    from hpc_grpo.launch.chain.submit import attempt_command, next_launch, submit_run
+    from hpc_grpo.launch.chain.submit import attempt_command, complete_until_queued, next_launch, submit_run
     from hpc_grpo.launch.freeze import freeze, reconfigured
     from hpc_grpo.launch.place import job_queue
     from hpc_grpo.launch.place.base import JobRequest
@@ -195,9 +196,10 @@ def resume(run_name: str, overrides: tuple[str, ...], accepts_changes: bool, dri
     queue = job_queue()
     queue.render(JobRequest(run, launch, attempt_command(run, driver)))  # refuses what cannot be asked for
     refuse_what_fails(config.model_copy(update={"launch": launch}), accepts_changes=accepts_changes)
-    freeze(config, sys.argv, overrides, accepts_changes=accepts_changes)
-    if not _is_complete(run):  # more steps reopen one that was
-        echo(_how_to_follow(run, submit_run(run, launch, driver, queue)))
+    with complete_until_queued(run):
+        freeze(config, sys.argv, overrides, accepts_changes=accepts_changes)
+        if not _is_complete(run):  # more steps reopen one that was
+            echo(_how_to_follow(run, submit_run(run, launch, driver, queue)))
 
 
 def _is_complete(run: RunDir) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from hpc_grpo.config import Config, load_resolved, to_yaml
 from hpc_grpo.errors import ConfigError
@@ -28,13 +29,23 @@ def write_config(run: RunDir, config: Config) -> None:
 
 
 def rewrite_config(run: RunDir, config: Config, changed: Collection[str]) -> None:
-    """Write the config with no more keys than it was written with, and those that have `changed`.
+    """Write the config, of which `changed` has changed, with no more keys of ours than it was written with.
 
-    Jobs read it with the run's own copy of this package, which refuses keys that came after it.
+    Jobs read it with the run's own copy of this package, which refuses keys that came after it. Raises ConfigError
+    where one of them has `changed`.
     """
-    written = next(filter(_is_as_written, (run.config, copy_path(run.config))), None)
     values = config.model_dump(mode="json")
-    _write(run, values if written is None else _without_new(values, yaml.safe_load(_text(written)), changed))
+    path = next(filter(_is_as_written, (run.config, copy_path(run.config))), None)
+    if path is not None:
+        written = yaml.safe_load(_text(path))
+        if new := [key for key in changed if _is_new(key, config, written)]:
+            raise ConfigError(
+                f"The run goes on with its own copy of hpc-grpo, {run.source_dir}, which came before {', '.join(new)} "
+                f"and would refuse that in its job. Leave it out; or take the installed hpc-grpo, and have that "
+                f"recorded: the same command with --accept-changes"
+            )
+        values = _without_new(values, written, changed)
+    _write(run, values)
 
 
 def read_config(run: RunDir) -> Config:
@@ -69,6 +80,21 @@ def _write(run: RunDir, values: dict[str, Any]) -> None:
     text = _HEADER.format(digest=digest_of(body)) + body
     for path in (copy_path(run.config), run.config):
         write_atomic(path, text)
+
+
+def _is_new(key: str, config: Config, written: Any) -> bool:
+    """Tell whether a dotted key names a field that a package that has `written` a config did not know."""
+    value: Any = config
+    for part in key.split("."):
+        if isinstance(value, BaseModel) and isinstance(written, dict):
+            if part not in written:
+                return True
+            value, written = getattr(value, part), written[part]
+        elif isinstance(value, list) and isinstance(written, list) and int(part) < min(len(value), len(written)):
+            value, written = value[int(part)], written[int(part)]
+        else:
+            return False  # a name of the user's own, or an item of a list that one of the two does not have
+    return False
 
 
 def _without_new(now: Any, before: Any, changed: Collection[str], prefix: str = "") -> Any:

@@ -117,8 +117,8 @@ def _longest_reward_s(config: Config) -> float:
 class Pulse:
     """This process's pulse. Until `open` it only measures, and so it does where nobody watches.
 
-    For one thread at a time: that which does the work. `longest_s` holds the longest pause of each kind of work, without
-    the time in which this process was stopped, or its machine asleep: a job may be suspended for hours.
+    For one thread at a time: that which does the work. `longest_s` holds the longest pause of each kind of work,
+    without the time in which this process was stopped or its machine slept: a job may be suspended for hours.
     """
 
     def __init__(self, clock: WakingClock | None = None) -> None:

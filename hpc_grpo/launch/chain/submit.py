@@ -5,6 +5,7 @@ Runs on a login node: consumes a frozen run directory, produces jobs and their r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -25,6 +26,7 @@ from hpc_grpo.launch.place.base import JobQueue, JobRequest
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.chain import read_chain, write_chain
 from hpc_grpo.run.contract import DEFAULT_DRIVER
+from hpc_grpo.run.files import copy_path, write_atomic
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.lock import LockOwner, read_lock_owner
 from hpc_grpo.run.owner import refuse_shared
@@ -77,6 +79,21 @@ def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue, 
     if further:
         _let_go(run, jobs[0], queue)
     return jobs[0]
+
+
+@contextlib.contextmanager
+def complete_until_queued(run: RunDir) -> Iterator[None]:
+    """Leave a run that is complete as it was, its COMPLETE and its config, where the block fails to queue a job."""
+    files = (run.complete_marker, run.config, copy_path(run.config)) if run.is_complete() else ()
+    kept = {path: path.read_text(encoding="utf-8") for path in files if path.exists()}
+    links = read_chain(run).links
+    try:
+        yield
+    except BaseException:
+        if read_chain(run).links == links:
+            for path, text in kept.items():
+                write_atomic(path, text)
+        raise
 
 
 def _let_go(run: RunDir, job_id: str, queue: JobQueue) -> None:

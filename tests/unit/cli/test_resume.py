@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import Result
 
 from hpc_grpo.config import load_config, load_resolved
-from hpc_grpo.errors import EXIT_CONFIG
+from hpc_grpo.errors import EXIT_CONFIG, EXIT_CRASH
 from hpc_grpo.launch.freeze import freeze
+from hpc_grpo.run import frozen_config
 from hpc_grpo.run.chain import ChainRecord, read_chain, write_chain
 from hpc_grpo.run.lock import RunLock
 from hpc_grpo.run.paths import RunDir
@@ -105,3 +107,28 @@ def test_more_steps_reopen_a_complete_run(run: RunDir, queue: FakeQueue) -> None
     assert resume(run, "train.total_steps=99").exit_code == 0
     assert len(queue.requests) == 1
     assert not run.is_complete()
+
+
+def test_a_complete_run_stays_so_where_the_queue_refuses_to_extend_it(run: RunDir, queue: FakeQueue) -> None:
+    run.complete_marker.write_text("step 1\n")
+    before = run.config.read_text()
+    queue.refused = 1
+    result = resume(run, "train.total_steps=99")
+    assert (result.exit_code, "too many jobs" in result.stderr) == (EXIT_CRASH, True)
+    assert (run.complete_marker.read_text(), run.config.read_text()) == ("step 1\n", before)
+    queue.refused = 0
+    assert resume(run, "train.total_steps=99").exit_code == 0
+    assert (len(queue.requests), run.is_complete()) == (1, False)
+
+
+def test_a_key_that_the_runs_copy_does_not_know_is_refused_here_and_not_in_its_job(
+    run: RunDir, queue: FakeQueue
+) -> None:
+    older = yaml.safe_load(run.config.read_text())
+    del older["deadlines"]["late_s"]  # as a package has it that came before this key
+    frozen_config._write(run, older)
+    result = resume(run, "deadlines.late_s=77")
+    assert (result.exit_code, queue.requests) == (EXIT_CONFIG, [])
+    assert "which came before deadlines.late_s" in result.stderr
+    assert resume(run, "deadlines.late_s=77", "--accept-changes").exit_code == 0
+    assert len(queue.requests) == 1

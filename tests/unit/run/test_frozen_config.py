@@ -88,11 +88,12 @@ def test_a_config_that_is_rewritten_has_no_keys_that_the_runs_own_copy_cannot_kn
     assert load_resolved(run.config) == now
 
 
-def test_a_new_key_that_the_user_sets_is_written(run: RunDir) -> None:
+@pytest.mark.parametrize("key", ["deadlines.late_s", "checkpoint.behind_training", "rewards.0.timeout_s"])
+def test_a_key_that_the_runs_own_copy_cannot_know_is_refused_before_a_job_does(key: str, run: RunDir) -> None:
     older = yaml.safe_load(to_yaml(config_of(run)))
-    del older["deadlines"]["late_s"]
+    del older["deadlines"], older["checkpoint"]["behind_training"], older["rewards"][0]["timeout_s"]
     frozen_config._write(run, older)
-    now = read_config(run)
-    now = now.model_copy(update={"deadlines": now.deadlines.model_copy(update={"late_s": 77.0})})
-    rewrite_config(run, now, ["deadlines.late_s"])
-    assert read_config(run) == now
+    before = run.config.read_text()
+    with pytest.raises(ConfigError, match=rf"came before {key} .*--accept-changes"):
+        rewrite_config(run, read_config(run), ["train.total_steps", "rewards.7.name", key])
+    assert run.config.read_text() == before
