@@ -68,12 +68,16 @@ class SamplingSpec:
 
 @dataclass(frozen=True)
 class GroupRequest:
-    """Asks an engine for `len(seeds)` completions of one prompt; `seeds[i]` is sample i's own seed."""
+    """Asks an engine for `len(seeds)` completions of one prompt; `seeds[i]` is sample i's own seed.
+
+    An `is_urgent` one comes before all that wait.
+    """
 
     ordinal: int
     prompt_token_ids: tuple[int, ...]
     seeds: tuple[int, ...]
     sampling: SamplingSpec
+    is_urgent: bool = False
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import Bundle, check_fits, node_demand
+from hpc_grpo.driver.canary import Canary
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader
 from hpc_grpo.driver.inputs import Inputs
 from hpc_grpo.driver.learners import LearnerGroup
@@ -161,9 +162,9 @@ class Workers:
         self.learners.start()
         get_all(engines, None, "the engines")
 
-    def connect_weights(self) -> WeightSync:
+    def connect_weights(self, canary: Canary) -> WeightSync:
         """Form the groups that publish. Raises ConfigError when learners and engines mean different parameters."""
-        return WeightSync(self._config, self._nodes)
+        return WeightSync(self._config, self._nodes, canary)
 
     def rollout_pool(self, weights: WeightSync) -> RolloutPool:
         """Put the engines and graders to work; `weights` bring an engine that takes a dead one's place up to date."""

@@ -33,7 +33,7 @@ class TrainingLoop:
     def run(self, state: DriverState) -> DriverState:
         """Train from `state` until the run is complete or asked to stop; return the state reached."""
         session, timer = self.session, self.session.timer
-        policy_version = self._publish(state)
+        policy_version, _ = self._publish(state)
         if state.step == 0 and (metrics := self._evaluate(state)):
             session.journal.record_eval(state.step, metrics)
         self.batches.start(policy_version)
@@ -46,7 +46,8 @@ class TrainingLoop:
             state = DriverState(state.step + 1, batch.ordinals[-1] + 1)
             record = functools.partial(session.journal.record_step, state, metrics, batch)
             with self._saved_if_it_fails(state, record):
-                policy_version = self._publish(state)
+                policy_version, checked = self._publish(state)
+                metrics |= checked
                 # Before new prompts start: in synchronous mode a resumed run must meet the same batches.
                 metrics |= self._evaluate(state)
             self.batches.start(policy_version)
@@ -76,13 +77,16 @@ class TrainingLoop:
                 print(f"Step {state.step} could not be saved: {save_error}", flush=True)
             raise
 
-    def _publish(self, state: DriverState) -> int:
-        """Give the engines the learners' weights; the version counts the optimizer steps they have taken."""
-        policy_version = state.step * self.session.config.train.num_minibatches
-        if self.weights is not None:
-            with self.session.timer.phase("publish"):
-                self.weights.publish(policy_version)
-        return policy_version
+    def _publish(self, state: DriverState) -> tuple[int, dict[str, float]]:
+        """Give the engines the learners' weights; return their version, which counts optimizer steps, and metrics."""
+        config = self.session.config
+        policy_version = state.step * config.train.num_minibatches
+        if self.weights is None:
+            return policy_version, {}
+        every = config.weights.canary_every
+        is_checked = every is not None and state.step % every == 0
+        with self.session.timer.phase("publish"):
+            return policy_version, self.weights.publish(policy_version, is_checked=is_checked)
 
     def _evaluates_at(self, step: int) -> bool:
         return self.evaluation is not None and self.evaluation.is_due(step, self.session.length.total_steps)

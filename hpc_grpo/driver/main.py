@@ -19,6 +19,7 @@ from hpc_grpo.data.fingerprint import fingerprints
 from hpc_grpo.data.stream import DemonstrationStream
 from hpc_grpo.driver.actors import Workers, reserve_nodes
 from hpc_grpo.driver.batches import DemonstrationBatches, RolloutBatches
+from hpc_grpo.driver.canary import Canary
 from hpc_grpo.driver.checkpoints import Checkpoints, DriverState, refuse_without_checkpoint
 from hpc_grpo.driver.eval import Evaluation
 from hpc_grpo.driver.inputs import Inputs, load_inputs
@@ -108,7 +109,7 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
         demonstrations = DemonstrationBatches(inputs.stream, config.sft.batch_size, state.next_ordinal)
         return TrainingLoop(session, demonstrations, workers.learners).run(state)
     with timer.phase("weights"):
-        weights = workers.connect_weights()
+        weights = workers.connect_weights(Canary(config, inputs.stream.prompt(0)))
     pool = workers.rollout_pool(weights)
     scheduler = RolloutScheduler(config, inputs.stream, pool, state.step, session.length.total_steps)
     evaluation = None

@@ -16,9 +16,11 @@ from typing import Any
 from ray.exceptions import RayTaskError
 
 from hpc_grpo.config import Config
+from hpc_grpo.driver.canary import Canary
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, is_engine_failure
 from hpc_grpo.driver.remote import Deadline, all_errors, first_error, get_all
-from hpc_grpo.errors import ConfigError, HpcGrpoError, WeightSyncError
+from hpc_grpo.errors import ConfigError, HpcGrpoError, PromptError, WeightSyncError
+from hpc_grpo.types import GroupRequest
 from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership
 from hpc_grpo.weights.store import StoreSpec
@@ -38,9 +40,10 @@ class NodeMembers:
 class WeightSync:
     """Publishes the learners' weights to the engines of all nodes. An engine that fails is replaced."""
 
-    def __init__(self, config: Config, nodes: Sequence[NodeMembers]) -> None:
+    def __init__(self, config: Config, nodes: Sequence[NodeMembers], canary: Canary) -> None:
         """Check the contract, create the stores, join the groups. Raises ConfigError where the parameters differ."""
         self._config = config
+        self._canary = canary
         self._deadline = Deadline(config.weights.deadline_s, "weights.deadline_s")
         self._start_deadline = Deadline(config.deadlines.start_s, "deadlines.start_s")
         self._nodes = nodes
@@ -55,12 +58,20 @@ class WeightSync:
         self._generations = itertools.count()
         self._replace(self._join(nodes))
 
-    def publish(self, version: int) -> None:
-        """Stage on the learners while engines generate, then have every engine load the version."""
+    def publish(self, version: int, *, is_checked: bool) -> dict[str, float]:
+        """Stage on the learners while engines generate, then have every engine load the version.
+
+        `is_checked`: the canary proves that engines sample from it; returns `mismatch/canary`, the nats a token by
+        which the farthest engine is off. Raises WeightSyncError for one that does not sample from these weights.
+        """
         staging = [learner.stage_weights.remote(version) for learner in self._learners]
         get_all(staging, self._deadline, "staging weights")
-        while failures := self._announce(version):
+        probe = self._canary.request if is_checked else None
+        failures, loading = self._announce(version, probe)
+        while failures:
             self._replace(failures)
+            failures, loading = self._announce(version, probe)
+        return self._judge(version, loading) if is_checked else {}
 
     def revive(self, engine: RemoteEngine, error: Exception) -> None:
         """Replace an engine that failed with `error` by one that reads the published version from its node's store."""
@@ -71,16 +82,34 @@ class WeightSync:
             loading = {engine: engine.actor.load_stored_weights.remote() for engine in replaced}
             failures = self._failures(loading, [], "the weights of an engine that was started again")
 
-    def _announce(self, version: int) -> dict[RemoteEngine, Exception]:
-        """Have every engine load what was staged; return those that failed, none once all hold the version."""
-        loading = {engine: engine.actor.receive_weights.remote(version) for engine in self._engines}
+    def _announce(
+        self, version: int, probe: GroupRequest | None
+    ) -> tuple[dict[RemoteEngine, Exception], dict[RemoteEngine, Any]]:
+        """Have every engine load what was staged; return those that failed, none once all hold it, and the calls."""
+        loading = {engine: engine.actor.receive_weights.remote(version, probe) for engine in self._engines}
         announcing = [learner.announce_weights.remote() for learner in self._learners]
         try:
-            return self._failures(loading, announcing, f"the publish of weight version {version}")
+            return self._failures(loading, announcing, f"the publish of weight version {version}"), loading
         except (HpcGrpoError, RayTaskError) as error:
             # A publisher only sees that a worker failed, and often answers first: the engine knows why.
             cause = first_error(list(loading.values()), _ENGINE_ERROR_GRACE_S) or error
+            if isinstance(cause, PromptError):
+                raise cause from error
             raise WeightSyncError(f"Publishing weight version {version} failed: {cause}") from cause
+
+    def _judge(self, version: int, loading: Mapping[RemoteEngine, Any]) -> dict[str, float]:
+        """Have the learners score what the engines said to the probe, each completion once."""
+        answers = get_all(list(loading.values()), self._deadline, "the answers to the probe")
+        completions = {engine: samples.completions[0] for engine, samples in zip(loading, answers, strict=True)}
+        said = {engine: tuple(completion.token_ids.tolist()) for engine, completion in completions.items()}
+        once = list(dict.fromkeys(said.values()))
+        scoring = [learner.score.remote(self._canary.request.prompt_token_ids, once) for learner in self._learners]
+        scores = dict(zip(once, get_all(scoring, self._deadline, "the learners' scores of the probe")[0], strict=True))
+        judged = [
+            self._canary.judge(engine.actor, completion, scores[said[engine]], version)
+            for engine, completion in completions.items()
+        ]
+        return {"mismatch/canary": max(judged)}
 
     def _replace(self, failures: Mapping[RemoteEngine, Exception]) -> set[RemoteEngine]:
         """Replace the engines that failed, and have all members of their nodes join new groups; return the replaced.

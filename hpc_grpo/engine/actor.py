@@ -55,8 +55,13 @@ class Engine:
         # Called with num_returns = number of groups; Ray wants the bare value where that is one.
         return results if len(results) > 1 else results[0]
 
-    async def receive_weights(self, version: int) -> None:
-        await self._between_steps(lambda sampler: sampler.receive_weights(version))
+    async def receive_weights(self, version: int, probe: GroupRequest | None = None) -> GroupSamples | None:
+        """Load the published version; returns what it then says to the `probe`, before anything else is sampled."""
+        answer = await self._between_steps(lambda sampler: sampler.receive_weights(version, probe))
+        if answer is None:
+            return None
+        samples: GroupSamples = await asyncio.wrap_future(answer)
+        return samples
 
     async def load_stored_weights(self) -> None:
         """Load the version that the node's other engines hold: for an engine that takes a dead one's place."""

@@ -85,11 +85,15 @@ class Sampler:
     def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
         self._on_workers("hpc_grpo_join", membership, store)
 
-    def receive_weights(self, version: int) -> None:
-        """Take part in the publish of `version`; requests in flight go on with it. Raises what a step raised."""
+    def receive_weights(self, version: int, probe: GroupRequest | None = None) -> Future[GroupSamples] | None:
+        """Take part in the publish of `version`; requests in flight go on with it, after the `probe`.
+
+        Raises what a step raised.
+        """
         self._check_well()
         self._on_workers("hpc_grpo_receive", version)
         self._switch_to(version)
+        return None if probe is None else self._add_group(probe)
 
     def load_stored_weights(self) -> None:
         self._switch_to(self._on_workers("hpc_grpo_load_stored")[0])
@@ -138,7 +142,11 @@ class Sampler:
                 # vLLM checks this with its tokenizer, which it does not have here. Unchecked, it ends a GPU's process.
                 raise ValueError(f"token {max(token_ids)} is not among the model's {vocabulary_size}")
             params = self._sampling_params(request.sampling, seed)
-            self._engine.add_request(request_id, {"prompt_token_ids": token_ids}, params)
+            # In place of the time: requests of one moment would be ordered by the text of their numbers.
+            arrival, priority = float(request_id), -1 if request.is_urgent else 0
+            self._engine.add_request(
+                request_id, {"prompt_token_ids": token_ids}, params, arrival_time=arrival, priority=priority
+            )
         except (ValueError, VLLMClientError) as error:
             raise PromptError(
                 f"An engine refuses the prompt of ordinal {request.ordinal}: {error}. Mend or remove that item of the "

@@ -58,6 +58,8 @@ def engine_options(config: Config, *, on_gpu: bool) -> dict[str, Any]:
         "enforce_eager": engine.enforce_eager or not on_gpu,
         # A step must have ended when `step` returns, or an update would race the one in flight.
         "async_scheduling": False,
+        # In the order they came, but for the probe after a publish.
+        "scheduling_policy": "priority",
         # Of the distribution sampled from: raw logprobs are 0.5 nats off at temperature 0.7.
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "hpc_grpo.engine.receive.WeightReceiver",

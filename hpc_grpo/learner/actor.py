@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
     from hpc_grpo.learner.publish import WeightPublisher
     from hpc_grpo.metrics.reductions import Reduction
+    from hpc_grpo.types import Float32Array
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,11 @@ class LearnerActor:
 
     def announce_weights(self) -> None:
         self._require_publisher().announce()
+
+    def score(self, prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> list[Float32Array]:
+        """Return the logprobs `[C]` of the tokens of each completion of `prompt`, in nats."""
+        with PULSE.working("publish"):
+            return self._learner.score(prompt, completions)
 
     def _fetch(self, minibatch: RemoteMinibatch) -> Minibatch:
         groups = [item for item in minibatch.items if isinstance(item, RemoteGroup)]

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +32,9 @@ from hpc_grpo.learner.staging import StagedFiles
 from hpc_grpo.metrics.reductions import EffectiveSampleSize, Max, Mean, Reduction
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
+
+if TYPE_CHECKING:
+    from hpc_grpo.types import Float32Array
 
 
 class Learner:
@@ -99,6 +103,13 @@ class Learner:
         steps = {"grad_norm": Mean(sum(grad_norms), num_steps), "lr": Mean(sum(learning_rates), num_steps)}
         return {**accumulator.reductions(), **steps, **of_parts}
 
+    def score(self, prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> list[Float32Array]:
+        """Return the logprobs `[C]` that the policy gives each completion of `prompt`; under ZeRO-3 on every rank."""
+        sequences = [_scored(prompt, completion, index) for index, completion in enumerate(completions)]
+        (batches,) = pack_equalised([sequences], self.config.train.max_tokens_per_microbatch, self.device)
+        flat = torch.cat([self._logprobs(self.model, batch) for batch in batches]).cpu().numpy()
+        return np.split(flat, np.cumsum([len(completion) for completion in completions]))[: len(completions)]
+
     def parameter_specs(self) -> list[ParameterSpec]:
         return parameter_specs(self.model, self.config.model.dtype)
 
@@ -146,6 +157,12 @@ class Learner:
             logprobs, _ = model(batch)
         PULSE.beat()
         return logprobs
+
+
+def _scored(prompt: Sequence[int], completion: Sequence[int], index: int) -> TrainSequence:
+    token_ids = np.array([*prompt, *completion], dtype=np.int32)
+    zeros = np.zeros(len(token_ids), dtype=np.float32)
+    return TrainSequence(0, index, token_ids, np.arange(len(token_ids)) >= len(prompt), zeros, zeros)
 
 
 class MetricAccumulator:

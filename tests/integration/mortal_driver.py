@@ -29,10 +29,10 @@ class MortalEngine(Engine):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return await sampling
 
-    async def receive_weights(self, version: int) -> None:
+    async def receive_weights(self, version: int, *args: Any) -> Any:
         if version == DIES_RECEIVING and self._is_first("receiving"):
             os.kill(os.getpid(), signal.SIGKILL)
-        await super().receive_weights(version)
+        return await super().receive_weights(version, *args)
 
     def _is_first(self, doing: str) -> bool:
         """Whether no engine has failed at this before."""

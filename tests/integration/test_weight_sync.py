@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from hpc_grpo.errors import EXIT_CRASH
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
 from tests.integration.corrupting_driver import CORRUPTED_VERSION
 from tests.integration.mismatch import TOLERANCE, measure
-from tests.integration.training_runs import Attempt, metrics_of
+from tests.integration.stale_driver import STALE_FROM
+from tests.integration.training_runs import HERE, Attempt, metrics_of, tiny_config
 
 pytestmark = pytest.mark.integration
 
@@ -51,3 +53,15 @@ def test_nothing_is_trained_on_corrupted_weights(corrupted_untied: tuple[Attempt
     corrupted, completed = corrupted_untied
     assert [line["attempt"] for line in read_jsonl(completed.run_dir.ledger)] == [completed.number] * 8
     assert check_ledger(corrupted.run_dir).is_sound
+
+
+def test_an_engine_that_keeps_its_old_weights_ends_the_run_within_one_publish(
+    cluster: dict[str, str], workspace: Path
+) -> None:
+    engine = {"engines_per_node": 2}
+    config = tiny_config(workspace, "stale", "untied", train={"total_steps": 4, "lr": 1e-4}, engine=engine)
+    with Attempt.in_cluster(cluster, config, str(HERE / "stale_driver.py")) as stale:
+        assert stale.wait() == EXIT_CRASH, stale.text
+    (message,) = [line for line in stale.text.splitlines() if line.startswith("error: ")]
+    assert message.startswith(f"error: An engine keeps old weights after the publish of version {STALE_FROM}: ")
+    assert list(metrics_of(stale.run_dir)) == list(range(1, STALE_FROM))

@@ -34,8 +34,10 @@ class FakeRun:
         total_steps: int = TOTAL_STEPS,
         with_engines: bool = True,
         eval_every: int = 1,
+        canary_every: int | None = 1,
     ) -> None:
         self.done: list[str] = []
+        self.checked: list[int] = []
         self.is_writing = False
         self.timer = StepTimer()
         self._fails = fails or {}
@@ -43,7 +45,7 @@ class FakeRun:
         self._taken = self._trained = 0
         own: Any = self
         length = TrainLength(total_steps, items_per_step=10, items_per_epoch=100)
-        config = minimal_config(train={"total_steps": total_steps})
+        config = minimal_config(train={"total_steps": total_steps}, weights={"canary_every": canary_every})
         self.session = Session(config, RunDir(Path()), length, own, own, own, StepTimes.after(None))
         engines = (own, own) if with_engines else (None, None)
         self.loop = TrainingLoop(self.session, own, own, *engines)
@@ -66,8 +68,10 @@ class FakeRun:
         self._do(f"train {self._trained}")
         return {"loss/policy": 1.0}
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int, *, is_checked: bool) -> dict[str, float]:
         self._do(f"publish {version}")
+        self.checked += [version] * is_checked
+        return {"mismatch/canary": 0.0} if is_checked else {}
 
     def is_due(self, step: int, total_steps: int) -> bool:
         return step % self._eval_every == 0 or step == total_steps
@@ -105,8 +109,15 @@ def test_a_step_goes_from_its_batch_over_weights_and_eval_to_its_record_and_chec
     assert run.done == [
         *["publish 0", "eval 0", "record eval 0", "start 0"],
         *["take 1", "train 1", "publish 1", "eval 1", "start 1"],
-        *["record 1 eval/pass@1 loss/policy reward/mean", "save if due 1"],
+        *["record 1 eval/pass@1 loss/policy mismatch/canary reward/mean", "save if due 1"],
     ]
+
+
+@pytest.mark.parametrize(("every", "checked"), [(1, [0, 1, 2, 3, 4]), (2, [0, 2, 4]), (None, [])])
+def test_the_canary_is_asked_as_often_as_the_config_says(every: int | None, checked: list[int]) -> None:
+    run = FakeRun(total_steps=4, canary_every=every)
+    run.loop.run(DriverState())
+    assert run.checked == checked
 
 
 def test_a_task_without_engines_publishes_and_evaluates_nothing() -> None:
@@ -137,7 +148,7 @@ def test_a_reward_that_fails_over_an_eval_loses_no_step() -> None:
     """The step before it is on record when it is saved: a resumed run does not train on its prompts again."""
     run = FakeRun({"eval 2": RewardError("sympy is gone")})
     done = failing(run, RewardError, "sympy is gone")
-    assert done[-3:] == ["eval 2", "record 2 loss/policy reward/mean", "save 2 20"]
+    assert done[-3:] == ["eval 2", "record 2 loss/policy mismatch/canary reward/mean", "save 2 20"]
 
 
 @pytest.mark.parametrize(("over", "saved"), [("take 3", "save 2 20"), ("publish 3", "save 3 30")])

@@ -9,12 +9,14 @@ import pytest
 
 from hpc_grpo.config import Config
 from hpc_grpo.driver import main as train
+from hpc_grpo.driver.canary import Canary
 from hpc_grpo.driver.checkpoints import DriverState
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.contract import PULSE_VARIABLE
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.pulse import Beat, read_pulse
+from hpc_grpo.types import Prompt
 from tests.support.configs import minimal_config
 
 
@@ -37,18 +39,19 @@ def test_the_driver_shows_its_phase_while_it_reads_the_inputs(tmp_path: Path, mo
 def test_resuming_and_the_weight_contract_have_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
     timer, phases = StepTimer(on_phase=begun.append), {}
-    session, workers = MagicMock(), MagicMock()
+    session, workers, inputs = MagicMock(config=minimal_config()), MagicMock(), MagicMock()
+    inputs.stream.prompt.return_value = Prompt(0, 0, (1, 2), "", {})
     session.timer = timer
 
     def resume() -> DriverState:
         phases["resume"] = begun[-1]
         return DriverState()
 
-    def connect_weights() -> None:
+    def connect_weights(_canary: Canary) -> None:
         phases["connect_weights"] = begun[-1]
         raise ConfigError("the end of the test")
 
     session.checkpoints.resume, workers.connect_weights = resume, connect_weights
     with pytest.raises(ConfigError, match="the end of the test"):
-        train._run_loop(session, workers, MagicMock())
+        train._run_loop(session, workers, inputs)
     assert phases == {"resume": "resume", "connect_weights": "weights"}

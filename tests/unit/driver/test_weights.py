@@ -7,18 +7,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from ray.exceptions import ActorDiedError
 
 from hpc_grpo.driver import weights as sync
+from hpc_grpo.driver.canary import Canary
 from hpc_grpo.driver.remote import Deadline, get_all
 from hpc_grpo.driver.weights import NodeMembers, WeightSync
 from hpc_grpo.errors import WeightSyncError
-from hpc_grpo.types import ParameterSpec
+from hpc_grpo.types import Completion, GroupSamples, ParameterSpec, Prompt
 from tests.support.configs import minimal_config
 from tests.support.ray_futures import answered
 
 pytestmark = pytest.mark.usefixtures("fake_ray")
+CANARY = Canary(minimal_config(), Prompt(0, 0, (1, 2), "", {}))
 CONFIG = minimal_config(run={"name": "synced"}, weights={"deadline_s": 20.0}, deadlines={"start_s": 900.0})
 
 
@@ -51,7 +54,7 @@ def test_weight_stores_have_the_deadline_of_the_start_and_a_publish_its_own(monk
     monkeypatch.setattr(sync, "get_all", noted)
     weights = make_weights([FakeEngine()])
     assert waits["the weight stores"] == Deadline(900.0, "deadlines.start_s")
-    weights.publish(0)
+    weights.publish(0, is_checked=False)
     assert waits["the publish of weight version 0"] == Deadline(20.0, "weights.deadline_s")
 
 
@@ -63,7 +66,7 @@ class FakeEngine:
 
     def __init__(
         self,
-        outcome: Exception | None = None,
+        outcome: Exception | GroupSamples | None = None,
         joins: Sequence[Exception | None] = (),
         loads: Sequence[Exception | None] = (),
     ) -> None:
@@ -78,7 +81,7 @@ class FakeEngine:
         self.failures.append(error)
         self.actor = self._make_actor(None)
 
-    def _make_actor(self, outcome: Exception | None) -> FakeActor:
+    def _make_actor(self, outcome: Exception | GroupSamples | None) -> FakeActor:
         return FakeActor(
             contract_differences=[],
             receive_weights=outcome,
@@ -102,21 +105,21 @@ def test_an_engine_that_raises_over_a_publish_is_replaced_and_its_node_joins_ane
     failed = iter([WeightSyncError("engine workers [2] did not load weight version 0"), None])
     learner = make_learner(announce_weights=lambda: next(failed))
     nodes = [NodeMembers([learner], engines[:2]), NodeMembers([make_learner()], engines[2:])]  # type: ignore[arg-type]
-    WeightSync(CONFIG, nodes).publish(0)
+    WeightSync(CONFIG, nodes, CANARY).publish(0, is_checked=False)
     assert [engine.failures for engine in engines] == [[], [error], []]
     assert [engine.joined for engine in engines] == [2, 2, 1]
 
 
 def test_damaged_weights_end_the_publish_with_the_engines_own_error() -> None:
     engines = [FakeEngine(), FakeEngine(WeightSyncError("checksum mismatch in bucket 0"))]
-    weights = WeightSync(CONFIG, [NodeMembers([make_learner()], engines)])  # type: ignore[arg-type]
+    weights = WeightSync(CONFIG, [NodeMembers([make_learner()], engines)], CANARY)  # type: ignore[arg-type]
     with pytest.raises(WeightSyncError, match="Publishing weight version 4 failed: checksum mismatch in bucket 0"):
-        weights.publish(4)
+        weights.publish(4, is_checked=False)
     assert [engine.failures for engine in engines] == [[], []]
 
 
 def make_weights(engines: Sequence[FakeEngine]) -> WeightSync:
-    return WeightSync(CONFIG, [NodeMembers([make_learner()], engines)])  # type: ignore[arg-type]
+    return WeightSync(CONFIG, [NodeMembers([make_learner()], engines)], CANARY)  # type: ignore[arg-type]
 
 
 OUT_OF_MEMORY = RuntimeError("CUDA out of memory")
@@ -127,7 +130,7 @@ GROUP_BROKE = WeightSyncError("the node's weight group did not form at rank 2")
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, DEAD], ids=type)
 def test_an_engine_that_fails_as_its_node_joins_is_replaced_and_the_others_are_not(error: Exception) -> None:
     engines = [FakeEngine(OUT_OF_MEMORY), FakeEngine(joins=[None, error]), FakeEngine(joins=[None, GROUP_BROKE])]
-    make_weights(engines).publish(0)
+    make_weights(engines).publish(0, is_checked=False)
     assert [engine.failures for engine in engines] == [[OUT_OF_MEMORY], [error], []]
     assert [engine.joined for engine in engines] == [3, 3, 3]
 
@@ -152,3 +155,24 @@ def test_an_engine_that_fails_as_it_loads_the_stored_version_is_replaced_again()
     assert engines[0].failures == [DEAD, OUT_OF_MEMORY]
     assert [engine.loaded for engine in engines] == [2, 0]
     assert engines[1].failures == []
+
+
+def answer(*token_ids: int) -> GroupSamples:
+    tokens = np.array(token_ids, dtype=np.int32)
+    logprobs = np.full(len(tokens), -1.0, dtype=np.float32)
+    completion = Completion(tokens, logprobs, np.full(len(tokens), 4, dtype=np.int32), "length")
+    return GroupSamples(0, np.array([1, 2], dtype=np.int32), (completion,))
+
+
+def test_every_learner_scores_each_answer_to_the_probe_once_and_the_farthest_engine_is_told() -> None:
+    asked: list[tuple[Sequence[int], Sequence[Sequence[int]]]] = []
+
+    def score(prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> list[Any]:
+        asked.append((prompt, completions))
+        return [np.full(len(each), -1.0 - 0.01 * index, dtype=np.float32) for index, each in enumerate(completions)]
+
+    engines = [FakeEngine(answer(5, 6)), FakeEngine(answer(7)), FakeEngine(answer(5, 6))]
+    members = [([make_learner(score=score)], engines[:2]), ([make_learner(score=score)], engines[2:])]
+    weights = WeightSync(CONFIG, [NodeMembers(*each) for each in members], CANARY)  # type: ignore[arg-type]
+    assert weights.publish(4, is_checked=True) == {"mismatch/canary": pytest.approx(0.01, rel=1e-4)}
+    assert asked == [((1, 2), [(5, 6), (7,)])] * 2

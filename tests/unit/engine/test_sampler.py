@@ -40,7 +40,7 @@ class FakeVllm:
         self.request_states: dict[str, RequestState] = {}
         self.asked_of_workers: list[str] = []
 
-    def add_request(self, request_id: str, prompt: Any, params: Any) -> None:
+    def add_request(self, request_id: str, prompt: Any, params: Any, arrival_time: float | None, priority: int) -> None:
         if not prompt["prompt_token_ids"]:
             raise VLLMValidationError("The decoder prompt cannot be empty")
         self.request_states[request_id] = RequestState(request_id)
