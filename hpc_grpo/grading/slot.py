@@ -27,9 +27,11 @@ from typing import Any
 
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.grading.worker import HEADER, Call, CallResult, Preparation, framed
+from hpc_grpo.system.processes import hold_on
 
 _MAX_TRIES = 2
-"""A worker that died before it took the call is no fault of the call; one that does so twice probably is."""
+"""A worker that is lost to something else than the call is no fault of the call; a second one probably is."""
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 _CHUNK_BYTES = 1 << 16
 
@@ -43,14 +45,12 @@ _PROGRAM = (
 """
 
 
-class _WorkerDiedError(Exception):
-    """The worker's process ended; `took_call` says whether it had begun on the call in hand."""
+class _WorkerLostError(Exception):
+    """The worker ended or was stopped; `how`, and `is_calls_fault` where the next one would fare no better."""
 
-    def __init__(self, exit_code: int, took_call: bool) -> None:
-        self.how = f"exit code {exit_code}" if exit_code >= 0 else f"killed by {signal.Signals(-exit_code).name}"
-        if exit_code == -signal.SIGKILL:
-            self.how += "; out of memory?"
-        self.took_call = took_call
+    def __init__(self, how: str, *, is_calls_fault: bool) -> None:
+        self.how = how
+        self.is_calls_fault = is_calls_fault
 
 
 @dataclass(frozen=True)
@@ -97,25 +97,28 @@ class WorkerSlot(threading.Thread):
         for _ in range(_MAX_TRIES):
             try:
                 return self._attempt(queued)
-            except _WorkerDiedError:
-                continue
-        return CallResult(failure=f"found no worker: {_MAX_TRIES} died before they took the call")
+            except _WorkerLostError as error:
+                lost = error
+        return CallResult(failure=f"{lost.how}, {_MAX_TRIES} times")
 
     def _attempt(self, queued: QueuedCall) -> CallResult:
-        """Run the call once. Raises _WorkerDiedError when the worker died before it took the call."""
+        """Run the call once. Raises _WorkerLostError when its worker was lost for no fault of the call."""
         if self._worker is None and (failure := self._start_worker()) is not None:
             return CallResult(failure=failure)
         try:
             return self._ask(queued.call, queued.timeout_s)  # type: ignore[no-any-return]
         except TimeoutError:
             return CallResult(failure=f"did not return within {queued.timeout_s:g} s; its process was killed")
-        except _WorkerDiedError as error:
-            if not error.took_call:
+        except _WorkerLostError as error:
+            if not error.is_calls_fault:
                 raise
-            return CallResult(failure=f"ended its process ({error.how})")
+            return CallResult(failure=error.how)
 
     def _start_worker(self) -> str | None:
-        """Start a worker and import the rewards, with a deadline of their own; returns what went wrong, or None."""
+        """Start a worker and import the rewards, with a deadline of their own; returns what went wrong, or None.
+
+        Raises _WorkerLostError when it was lost for no fault of the rewards.
+        """
         with self._lock:
             if self._closed:
                 raise HpcGrpoError("The reward pool was closed during a call.")
@@ -125,25 +128,34 @@ class WorkerSlot(threading.Thread):
             failure: str | None = self._ask(self._names, self._load_timeout_s)
         except TimeoutError:
             return f"{importing} did not end within {self._load_timeout_s:g} s."
-        except _WorkerDiedError as error:
-            return f"{importing} ended the process ({error.how})."
+        except _WorkerLostError as error:
+            if not error.is_calls_fault:
+                raise
+            return f"{importing}: {error.how}."
         if failure is not None:
             self._end_worker()
         return failure
 
     def _ask(self, message: Any, timeout_s: float) -> Any:
-        """Return the worker's answer. Raises TimeoutError, _WorkerDiedError, or HpcGrpoError when closed."""
+        """Return the worker's answer. Raises TimeoutError, _WorkerLostError, or HpcGrpoError when closed."""
         assert self._worker is not None
         try:
             return self._worker.ask(message, time.monotonic() + timeout_s)
         except TimeoutError:
+            was_stopped = self._worker.is_stopped()
             self._end_worker()
+            if was_stopped:
+                raise _WorkerLostError("its process was stopped (SIGSTOP)", is_calls_fault=False) from None
             raise
         except EOFError as error:
             exit_code = self._end_worker()
             if self._closed:
                 raise HpcGrpoError("The reward pool was closed during a call.") from error
-            raise _WorkerDiedError(exit_code, took_call=bool(error.args[0])) from error
+            took_message = bool(error.args[0])
+            raise _WorkerLostError(
+                f"ended its process ({_how(exit_code)})",
+                is_calls_fault=took_message and exit_code not in _FROM_OUTSIDE,
+            ) from error
 
     def _end_worker(self) -> int:
         """Kill the worker, if there is one, and forget it; returns its exit code."""
@@ -184,6 +196,9 @@ class _WorkerProcess:
         except (EOFError, ConnectionError) as error:
             raise EOFError(took_message) from error
 
+    def is_stopped(self) -> bool:
+        return hold_on(self._process.pid) == "stopped"
+
     def kill(self) -> None:
         """Kill the worker with all that its rewards have started."""
         with contextlib.suppress(ProcessLookupError):
@@ -210,3 +225,9 @@ class _WorkerProcess:
     def _wait_until(self, deadline: float) -> None:
         # Never 0, with which a socket does not wait at all.
         self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+
+
+def _how(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    return f"killed by {signal.Signals(-exit_code).name}" + ("; out of memory?" if exit_code == -signal.SIGKILL else "")

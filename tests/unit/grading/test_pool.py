@@ -46,6 +46,9 @@ def act(prompts, completions, marker=None, **fields):
         os._exit(3)
     if what == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if what in ("stopped once", "killed once") and not pathlib.Path(marker).exists():
+        pathlib.Path(marker).touch()
+        os.kill(os.getpid(), signal.SIGSTOP if what.startswith("stopped") else signal.SIGKILL)
     if what == "raise":
         raise Odd("first", "second")
     if what == "exit":
@@ -203,7 +206,7 @@ def test_array_like_results_and_booleans_are_numbers(open_pool: Callable[..., Re
         ("raise", "Odd: first second é"),
         ("exit", "SystemExit: bye"),
         ("crash", "exit code 3"),
-        ("killed", "SIGKILL; out of memory?"),
+        ("killed", "ended its process (killed by SIGKILL; out of memory?), 2 times"),
     ],
 )
 def test_failed_call_masks_its_group_and_the_pool_goes_on(
@@ -219,6 +222,17 @@ def test_failed_call_masks_its_group_and_the_pool_goes_on(
     if act == "raise":
         assert "pool_rewards.py:" in error.rpartition("(")[2]
     assert pool.submit("p", ["fine", "b"], {}).result().rewards == (5.0, 2.0)
+
+
+@pytest.mark.parametrize("act", ["stopped once", "killed once"])
+def test_a_call_whose_worker_is_lost_to_somebody_else_is_made_again(
+    open_pool: Callable[..., RewardPool], tmp_path: Path, act: str
+) -> None:
+    pool = open_pool("act", timeout_s=1.0, args={"marker": str(tmp_path / "lost")})
+    pool.check()
+    outcome = pool.submit("p", [act], {}).result(timeout=60)
+    assert (outcome.rewards, outcome.errors) == ((1.0,), ())
+    assert (tmp_path / "lost").exists()
 
 
 @pytest.mark.parametrize("act", ["loop", "hold the interpreter", "stubborn"])
