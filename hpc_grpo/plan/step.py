@@ -84,7 +84,7 @@ def num_steps(plan: Plan) -> int | None:
     try:
         return train_length(config, len(load_items(data))).total_steps if Path(data.path).is_file() else None
     except ConfigError:
-        return None
+        return None  # data that cannot be read: the check of the inputs says why
 
 
 def read_measured_steps(config: Config) -> MeasuredSteps | None:

@@ -20,7 +20,10 @@ _FIX = (
 
 
 def refuse_full_disk(config: Config) -> None:
-    """Raise ConfigError where the checkpoints and exports of the run would not fit; a model not here is not judged."""
+    """Raise ConfigError where the checkpoints and exports of the run would not fit, or nobody knows whether they do.
+
+    A model that is not here is not judged.
+    """
     disk = _disk(config, os.environ)
     if disk is not None and disk.is_too_large:
         raise ConfigError(f"run.root = {config.run.root}: {_sure(disk)}. To go on, {_FIX}.")
@@ -30,7 +33,10 @@ def disk_finding(context: Context) -> Finding:
     check, config = "disk", context.config
     if config is None:
         return skipped(check, context.why_no_config)
-    disk = _disk(config, context.environ)
+    try:
+        disk = _disk(config, context.environ)
+    except ConfigError as error:
+        return failure(check, str(error), _FIX)
     if disk is None:
         return skipped(check, "the model is not on this machine, or is none that can be planned")
     return judged_disk(disk)
@@ -52,7 +58,9 @@ def _sure(disk: DiskBudget) -> str:
 
 
 def _disk(config: Config, environ: Mapping[str, str]) -> DiskBudget | None:
+    """Return the budget; None for a model that is not here. Raises ConfigError where the disk does not say its room."""
     try:
-        return read_disk(plan_of(config, environ, GH200))
+        plan = plan_of(config, environ, GH200)
     except ConfigError:
-        return None
+        return None  # the check of the model says why
+    return read_disk(plan)

@@ -54,10 +54,19 @@ def usage(run: RunDir) -> list[Usage]:
 
 
 def size_on_disk(path: Path) -> int:
-    """Return the bytes that a file or folder takes, links not followed; what vanishes meanwhile counts nothing."""
-    total = _blocks(path)
-    for parent, folders, files in os.walk(path):
-        total += sum(_blocks(Path(parent, name)) for name in (*folders, *files))
+    """Return the bytes that a file or folder takes, links not followed; what vanishes meanwhile counts nothing.
+
+    Raises ConfigError for what cannot be looked at: a sum without it would say that there is room.
+    """
+    try:
+        total = _blocks(path)
+        for parent, folders, files in os.walk(path, onerror=_unless_gone):
+            total += sum(_blocks(Path(parent, name)) for name in (*folders, *files))
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename} cannot be read ({error.strerror}), so that what {path} takes on disk is not known. Make "
+            f"it readable, chmod -R u+rwX {path}, or look by hand: du -sh {path}"
+        ) from error
     return total
 
 
@@ -136,5 +145,10 @@ def _steps(parent: Path) -> str:
 def _blocks(path: Path) -> int:
     try:
         return path.lstat().st_blocks * 512
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0
+
+
+def _unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error

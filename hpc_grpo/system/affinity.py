@@ -99,8 +99,8 @@ def _pci_folder(sysfs: Path, gpu: ListedGpu) -> Path:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file of sysfs; "" where this kernel or container has none."""
+    """Return the text of a file of sysfs; "" where this kernel or container has none: cores are then not bound."""
     try:
         return path.read_text()
-    except OSError:
+    except OSError:  # not only that it is not there: a driver answers with ENODEV, ENXIO or EINVAL
         return ""

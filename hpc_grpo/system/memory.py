@@ -42,7 +42,7 @@ def _memory_cgroups(own: Path, root: Path) -> Iterator[tuple[Path, tuple[str, st
     try:
         lines = own.read_text().splitlines()
     except OSError:
-        return
+        return  # a container without cgroups, or without /proc: the node's memory counts
     for line in lines:
         _, controllers, path = line.split(":", 2)
         for controller in _NAMES.keys() & set(controllers.split(",")):
@@ -57,8 +57,10 @@ def _memory_cgroups(own: Path, root: Path) -> Iterator[tuple[Path, tuple[str, st
 def _limited(folder: Path, limit_name: str, usage_name: str, inactive_name: str) -> Memory | None:
     """Return the memory of a cgroup; None where it has no limit, or is not to be seen from a container."""
     try:
-        limit, usage = int((folder / limit_name).read_text()), int((folder / usage_name).read_text())
-        values = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
+        limit, usage, stat = ((folder / name).read_text() for name in (limit_name, usage_name, "memory.stat"))
+    except OSError:
+        return None  # the top has none of these files; a container may see the path of a cgroup, and not the cgroup
+    if limit.strip() == "max":
         return None
-    return Memory(limit, max(limit - usage + int(values.get(inactive_name, 0)), 0))
+    values = dict(line.split() for line in stat.splitlines())
+    return Memory(int(limit), max(int(limit) - int(usage) + int(values.get(inactive_name, 0)), 0))

@@ -71,6 +71,8 @@ def test_a_process_that_is_stopped(
         "rewards": [{"name": LETTERS, "args": {"delay_s": 0.2}}],
         "slurm": {"min_nodes": 1} if role == "agent" else {},
     }
+    if role == "raylet":  # which training does without: it would be complete before anybody is late
+        sections["train"] = {"total_steps": 100, "lr": 1e-3}
     scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2, **sections)
     if when == "training":
         scene.wait_for_step(5)
@@ -81,12 +83,14 @@ def test_a_process_that_is_stopped(
         slurm_cluster.wait_until(lambda: bool(what_was_said(scene, role, node, pid)), NOTICED_WITHIN_S, "it is noticed")
         noticed_s = time.monotonic() - begun
         outcome = scene.see_it_through()
+        is_left = slurm_cluster.run(["kill", "-0", pid], on=node).returncode == 0
     finally:
         slurm_cluster.run(["kill", "-KILL", pid], on=node)
     ended = f"{outcome.state}; jobs {outcome.num_jobs}, driver restarts {outcome.num_restarts}"
     lost = f"steps lost {outcome.lost_steps}"
     show(f"| {role} on {node} | {when} | {noticed_s:.0f} | {what_was_said(scene, role, node, pid)} | {ended}, {lost} |")
     assert outcome.state == "complete", outcome.told
+    assert not is_left, f"process {pid} on {node} outlived its run"
 
 
 def what_was_said(scene: Scene, role: str, node: str, pid: str) -> str:

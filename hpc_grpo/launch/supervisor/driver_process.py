@@ -83,7 +83,8 @@ class Driver:
 
     def _pass_on(self, text: str) -> None:
         plain = undrawn(text).encode()
-        with contextlib.suppress(OSError):  # a full disk: better a gap in a log than the end of the run
+        # A full disk, a terminal that is gone: better a gap in the console or the log than the end of the run.
+        with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stdout.buffer.write(drawn(text).encode() if self._terminal else plain)
             sys.stdout.buffer.flush()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_grpo.config import load_config
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.disk import disk_budget
+from hpc_grpo.preflight import disk
 from hpc_grpo.preflight.disk import disk_finding, judged_disk
 from hpc_grpo.preflight.findings import Context
 from hpc_grpo.system.disk import Room
@@ -20,8 +23,8 @@ from tests.unit.plan.plan_configs import plan_shipped_7b
     [(100, "failure", "the run keeps checkpoints 255 GiB"), (298, "warning", "if completions"), (900, "ok", "up to 3")],
 )
 def test_sure_parts_must_fit_and_estimated_ones_should(room_gib: int, status: str, says: str, scratch: Path) -> None:
-    disk = disk_budget(plan_shipped_7b("7B", 2), Room(room_gib * GIB, "left of the project quota"))
-    finding = judged_disk(disk)
+    budget = disk_budget(plan_shipped_7b("7B", 2), Room(room_gib * GIB, "left of the project quota"))
+    finding = judged_disk(budget)
     assert (finding.status, says in finding.says) == (status, True), finding
     assert f"{room_gib:,} GiB" in finding.says
     assert f"left of the project quota in {scratch}/hpc-grpo" in finding.says
@@ -31,3 +34,18 @@ def test_a_model_that_is_not_here_is_not_judged() -> None:
     config = load_config("local/debug", ["model.path=org/nowhere"])
     assert disk_finding(Context(config, config.launch, {})).status == "skipped"
     assert disk_finding(Context(None, config.launch, {})).status == "skipped"
+
+
+def test_a_file_system_that_does_not_say_what_is_free_fails_the_check_and_the_submission(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def silent(_plan: Any) -> Any:
+        raise ConfigError("The file system of /x does not say what is free (Input/output error).")
+
+    monkeypatch.setattr(disk, "plan_of", lambda *_: None)
+    monkeypatch.setattr(disk, "read_disk", silent)
+    config = load_config("local/debug", ["model.path=org/m"])
+    finding = disk_finding(Context(config, config.launch, {}))
+    assert (finding.status, "does not say" in finding.says) == ("failure", True)
+    with pytest.raises(ConfigError, match="does not say"):
+        disk.refuse_full_disk(config)

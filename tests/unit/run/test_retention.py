@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.checkpoint import Manifest, hash_files, newest_step, write_manifest
 from hpc_grpo.run.paths import RunDir, step_dirs
-from hpc_grpo.run.retention import prune_exports, refuse_unless_newest_is_whole, removable, remove, usage
+from hpc_grpo.run.retention import (
+    prune_exports,
+    refuse_unless_newest_is_whole,
+    removable,
+    remove,
+    size_on_disk,
+    usage,
+)
 
 BYTES = 4096
 
@@ -117,3 +127,33 @@ def test_usage_says_what_takes_how_much_and_nothing_of_what_is_not_there(run_dir
     by_name = {part.name: part.num_bytes for part in parts}
     assert by_name["checkpoints"] >= 2 * BYTES
     assert by_name["exports"] >= BYTES
+
+
+def test_a_folder_that_cannot_be_read_is_an_error_and_not_a_smaller_sum(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(run_dir, 2)
+    listed = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if str(path) == str(run_dir.checkpoint(2)):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(ConfigError, match=r"2 cannot be read \(Permission denied\).*du -sh"):
+        usage(run_dir)
+
+
+def test_what_vanishes_while_it_is_counted_counts_nothing(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(run_dir, 2)
+    whole = size_on_disk(run_dir.path)
+    listed = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if str(path) == str(run_dir.checkpoints):
+            shutil.rmtree(path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert 0 < size_on_disk(run_dir.path) < whole

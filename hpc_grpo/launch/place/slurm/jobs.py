@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _AT_ONCE_S = 2.0
 _ACCOUNTING_LAG_S = (5.0, 15.0)
 """Pauses before accounting is asked again for a job that it does not know yet: one that began when it was queued."""
+_NO_ACCOUNTING = ("accounting storage is disabled", "no sacct on PATH")
 _FINAL_STATES = frozenset(
     ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
 )
@@ -149,16 +150,21 @@ class SlurmJob:
         return given.given_options(script, os.environ, submitted, name)
 
     def _submit_line(self) -> str:
-        """Return the words of sbatch's command line joined by blanks; "" on a site without accounting."""
+        """Return the words of sbatch's command line joined by blanks; "" on a site that does not keep them.
+
+        Accounting that does not answer, a database that restarts say, is asked again as one that is behind: what the
+        user gave sbatch, and nothing else says, is lost otherwise. One that the site does not have is asked once.
+        """
         question = ["sacct", "-X", "-n", "-P", "-j", self.job_id, "-o", "SubmitLine"]
-        try:
-            for pause_s in _ACCOUNTING_LAG_S:
+        for pause_s in (0.0, *_ACCOUNTING_LAG_S):
+            self.sleep(pause_s)
+            try:
                 if answer := self.ask(question).strip():
                     return answer
-                self.sleep(pause_s)
-            return self.ask(question).strip()
-        except LaunchError:
-            return ""
+            except LaunchError as error:
+                if any(sign in str(error) for sign in _NO_ACCOUNTING):
+                    return ""
+        return ""
 
     def _plain_resources(self) -> given.Options:
         """Return those resources of the job that no site rewrites, as options of sbatch."""

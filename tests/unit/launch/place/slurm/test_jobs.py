@@ -65,16 +65,30 @@ def test_where_command_lines_are_not_kept_plain_resources_of_the_job_count(answe
     assert (slurm.exclusive, slurm.partition, slurm.extra) == (True, None, {})
 
 
-def test_accounting_that_is_behind_is_asked_again() -> None:
-    answers = iter(["", GIVEN])
-    pauses: list[float] = []
+@pytest.mark.parametrize(
+    ("answers", "extra", "seconds"),
+    [
+        pytest.param(["", GIVEN], {"comment": "mine"}, 5.0, id="it is behind"),
+        pytest.param([LaunchError("Connection refused"), "", GIVEN], {"comment": "mine"}, 20.0, id="away"),
+        pytest.param(["", LaunchError("no answer within 60 s"), GIVEN], {"comment": "mine"}, 20.0, id="later"),
+        pytest.param(["", "", ""], {}, 20.0, id="it keeps no command lines"),
+        pytest.param([LaunchError("sacct failed: Slurm accounting storage is disabled")], {}, 0.0, id="there is none"),
+        pytest.param([LaunchError("sacct failed: no sacct on PATH")], {}, 0.0, id="no program to ask it"),
+    ],
+)
+def test_accounting_that_is_behind_or_away_for_a_moment_is_asked_again(
+    answers: list[str | LaunchError], extra: dict[str, str], seconds: float
+) -> None:
+    left, pauses = iter(answers), [0.0]
 
     def ask(argv: Sequence[str], deadline_s: float = 0.0) -> str:
-        return SCRIPT if argv[0] == "scontrol" else next(answers)
+        answer = SCRIPT if argv[0] == "scontrol" else next(left)
+        if isinstance(answer, LaunchError):
+            raise answer
+        return answer
 
     found = SlurmJob("6", fields(SHOWN), ask, pauses.append).asked(LaunchConfig(), by_hand=True)
-    assert found.slurm.extra == {"comment": "mine"}
-    assert len(pauses) == 1
+    assert (found.slurm.extra, sum(pauses), list(left)) == (extra, seconds, [])
 
 
 def test_a_successor_is_kept_off_the_nodes_that_its_job_was_kept_off() -> None:
