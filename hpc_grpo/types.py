@@ -134,7 +134,8 @@ class TrainSequence:
 
     Entry i of each array is about token i: `loss_mask[i]` says whether the model learns to produce token i (from the
     tokens before it, so never token 0), `advantages[i]` what that is worth, `engine_logprobs[i]` the nats that the
-    engine gave it. The latter two are 0.0 outside the mask, and engine_logprobs all over where there was no engine.
+    engine gave it, `policy_versions[i]` the version of the weights that did. All but the mask are 0 outside it, and the
+    last two all over where there was no engine; `policy_versions` may be None then.
     What the model did not write is masked wherever it stands: the prompt, and observations in mid-episode.
     (ordinal, sample_index) orders sequences deterministically.
 
@@ -160,6 +161,7 @@ class TrainSequence:
     loss_mask: BoolArray
     advantages: Float32Array
     engine_logprobs: Float32Array
+    policy_versions: Int32Array | None = None
 
     @property
     def num_trained_tokens(self) -> int:

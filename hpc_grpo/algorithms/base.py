@@ -73,8 +73,10 @@ class Algorithm(ABC):
             loss_mask = np.arange(len(token_ids)) >= prompt_length
             engine_logprobs = np.zeros(len(token_ids), dtype=np.float32)
             engine_logprobs[prompt_length:] = completion.engine_logprobs
-            own_advantages = loss_mask * np.float32(advantage)
-            made.append(TrainSequence(samples.ordinal, index, token_ids, loss_mask, own_advantages, engine_logprobs))
+            versions = np.zeros(len(token_ids), dtype=np.int32)
+            versions[prompt_length:] = completion.policy_versions
+            own = loss_mask * np.float32(advantage)
+            made.append(TrainSequence(samples.ordinal, index, token_ids, loss_mask, own, engine_logprobs, versions))
         return made
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.algorithms.corrections.base import Correction, Weights
 from hpc_grpo.algorithms.losses.base import LossInputs, LossOutput, PolicyLoss
@@ -17,12 +18,21 @@ if TYPE_CHECKING:
     from hpc_grpo.types import Minibatch
 
 
+Preparation = Callable[[LossInputs, "LossConfig"], Any]
+"""Makes of all tokens of an optimizer step, over all microbatches and ranks, what a variant wants to know of them."""
+
+
 @dataclass(frozen=True)
 class Objective:
-    """L = w * policy + kl_coef * KL, per token `[C]`; a `PolicyLoss` itself."""
+    """L = w * policy + kl_coef * KL - entropy_coef * entropy, per token `[C]`; a `PolicyLoss` itself.
+
+    `preparations` are what the policy loss and the correction make of all tokens of an optimizer step, by their names:
+    `LossInputs.of_minibatch` is to hold the results.
+    """
 
     policy_loss: PolicyLoss
     correction: Correction
+    preparations: Mapping[str, Preparation] = field(default_factory=dict)
 
     def __call__(self, inputs: LossInputs, settings: LossConfig) -> LossOutput:
         means = {}
@@ -41,6 +51,10 @@ class Objective:
                 kl = settings.kl_coef * loss_kl(inputs, inputs.ref_logprobs, applied.weights, settings)
                 terms["loss/kl"] = kl.detach()
                 per_token = per_token + kl
+        if settings.entropy_coef and inputs.entropy is not None:
+            bonus = -settings.entropy_coef * inputs.entropy
+            terms["loss/entropy"] = bonus.detach()
+            per_token = per_token + bonus
         difference = means["mismatch/logprob_abs_diff_mean"]
         maxima = output.maxima | {"mismatch/logprob_abs_diff_max": difference}
         return LossOutput(per_token, means, maxima, output.terms | terms, {"correction/ess": applied.weights})
@@ -48,7 +62,10 @@ class Objective:
 
 def find_objective(settings: LossConfig) -> Objective:
     """Import the loss and the correction that the config names. Raises ConfigError where there are none."""
-    return Objective(LOSSES.find(settings.name), CORRECTIONS.find(settings.importance_correction))
+    chosen = {settings.name: LOSSES, settings.importance_correction: CORRECTIONS}
+    papers = {name: registry.paper_of(name) or {} for name, registry in chosen.items()}
+    preparations = {name: paper["prepare"] for name, paper in papers.items() if "prepare" in paper}
+    return Objective(LOSSES.find(settings.name), CORRECTIONS.find(settings.importance_correction), preparations)
 
 
 def loss_kl(inputs: LossInputs, ref_logprobs: Tensor, weights: Tensor, settings: LossConfig) -> Tensor:

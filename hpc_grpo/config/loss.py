@@ -6,7 +6,7 @@ Losses, corrections and advantages say at their registration which keys they rea
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -28,6 +28,8 @@ READERS: dict[str, tuple[str, Registry]] = {
     "clip_high": ("name", LOSSES),
     "dual_clip": ("name", LOSSES),
     "gate_temperatures": ("name", LOSSES),
+    "cov_fraction": ("name", LOSSES),
+    "cov_kl_coef": ("name", LOSSES),
     "importance_low": ("importance_correction", CORRECTIONS),
     "importance_cap": ("importance_correction", CORRECTIONS),
     "normalize_std": ("advantage", ADVANTAGES),
@@ -62,6 +64,18 @@ class LossConfig(Section):
     gate_temperatures: tuple[PositiveFloat, PositiveFloat] | None = Field(
         None, description="sapo's, where the advantage is positive and where it is negative; null: as in its paper."
     )
+    cov_fraction: Annotated[ReadFloat, Field(gt=0.0, le=1.0)] = Field(
+        _OF_PAPER, description="Share of the tokens that kl_cov holds near the old policy; null: as in its paper."
+    )
+    cov_kl_coef: ReadFloat = Field(_OF_PAPER, description="Weight of the KL that holds them; null: as in its paper.")
+    proximal: Literal["recomputed", "interpolated"] = Field(
+        "recomputed",
+        description="Where the later of train.num_minibatches have their proximal logprobs from: a forward pass before "
+        "the first, or none: an interpolation between engine and learner by versions (AReaL).",
+    )
+    entropy_coef: NonNegativeFloat = Field(
+        0.0, description="Weight of the entropy bonus, whose gradient takes memory as logits do; 0: none."
+    )
     kl_coef: NonNegativeFloat = Field(0.0, description="Weight of the KL to the reference; 0: no reference.")
     kl_estimator: Literal["k1", "k2", "k3", "unbiased"] = Field(
         "k3",
@@ -87,6 +101,12 @@ class LossConfig(Section):
     importance_cap: ReadFloat = Field(
         _OF_PAPER, description="Upper bound of the importance weight; null: as in the correction's paper."
     )
+
+    @property
+    def compares_minibatch(self) -> bool:
+        """Tell whether the loss or the correction looks at all tokens of an optimizer step before it."""
+        papers = LOSSES.paper_of(self.name), CORRECTIONS.paper_of(self.importance_correction)
+        return any("prepare" in (paper or {}) for paper in papers)
 
     @model_validator(mode="before")
     @classmethod

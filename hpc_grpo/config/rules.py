@@ -175,6 +175,16 @@ def _advantages(config: Config) -> None:
         )
 
 
+def _proximal(config: Config) -> None:
+    loss = config.loss
+    if loss.compares_minibatch and loss.proximal == "interpolated":
+        raise ConfigError(
+            f"loss.proximal = interpolated, but loss.name = {loss.name} with loss.importance_correction = "
+            f"{loss.importance_correction} compares all tokens of an optimizer step by their proximal logprobs, before "
+            f"it. Set loss.proximal=recomputed."
+        )
+
+
 def _kl(config: Config) -> None:
     if config.loss.kl_in == "reward" and config.loss.kl_estimator == "unbiased":
         raise ConfigError(
@@ -196,6 +206,7 @@ _RULES = (
     _importance_weights,
     _keys_that_nothing_reads,
     _advantages,
+    _proximal,
     _kl,
 )
 """In the order they are checked: names first, since other rules ask what the named algorithm needs."""

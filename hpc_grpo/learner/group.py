@@ -15,6 +15,7 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 _LOOPBACK = "lo"
 
@@ -48,6 +49,22 @@ def init_process_group(rank: int, world_size: int, device: Any, store: Any = Non
         device_id=torch.device(device) if is_cuda else None,
     )
     _adopt_in_deepspeed(rank, world_size, device)
+
+
+def of_all_ranks(rows: Tensor) -> Tensor:
+    """Lay the columns of all ranks' `rows` `[K, n]` side by side; n may differ. A collective."""
+    world_size = dist.get_world_size()
+    if world_size == 1:
+        return rows
+    counts = torch.zeros(world_size, dtype=torch.int64, device=rows.device)
+    counts[dist.get_rank()] = rows.shape[1]
+    dist.all_reduce(counts)
+    sizes = counts.tolist()
+    padded = rows.new_zeros(rows.shape[0], max(sizes))
+    padded[:, : rows.shape[1]] = rows
+    parts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(parts, padded)
+    return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
 
 
 def _adopt_in_deepspeed(rank: int, world_size: int, device: Any) -> None:

@@ -41,20 +41,30 @@ class LogprobHead(nn.Module):  # type: ignore[misc]
     """
 
     def __init__(
-        self, weight: nn.Parameter, bias: nn.Parameter | None, chunk_tokens: int, *, in_float32: bool = True
+        self,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        chunk_tokens: int,
+        *,
+        in_float32: bool = True,
+        entropy_gradient: bool = False,
     ) -> None:
-        """With `in_float32`, logits are computed so whatever the parameters' precision (`model.head_dtype`)."""
+        """With `in_float32`, logits are computed so whatever the parameters' precision (`model.head_dtype`).
+
+        With `entropy_gradient` entropies carry a gradient too, for which a chunk's probabilities are kept.
+        """
         super().__init__()
         self.weight = weight
         self.bias = bias
         self._chunk_tokens = chunk_tokens
         self._in_float32 = in_float32
+        self._entropy_gradient = entropy_gradient
 
     def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies, both `[C]` float32 in nats, of the tempered distribution.
 
         `hidden` is `[C, D]`, `targets` `[C]` int64. float32 logits exist for one chunk at a time: with several
-        chunks, the backward pass computes each chunk's again. Entropies carry no gradient.
+        chunks, the backward pass computes each chunk's again.
         """
         chunks = list(zip(hidden.split(self._chunk_tokens), targets.split(self._chunk_tokens), strict=True))
         if len(chunks) == 1 or not torch.is_grad_enabled():
@@ -73,7 +83,7 @@ class LogprobHead(nn.Module):  # type: ignore[misc]
         log_normalizer = logits.logsumexp(dim=-1)
         logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - log_normalizer
         # Last, so that the recomputation in backward stops before it.
-        with torch.no_grad():
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self._entropy_gradient):
             # Computed from normalised values: log_normalizer - sum(p * logits) would cancel where entropy is small.
             all_logprobs = logits - log_normalizer.unsqueeze(-1)
             entropy = -(all_logprobs.exp() * all_logprobs).sum(dim=-1)

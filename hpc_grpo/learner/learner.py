@@ -7,9 +7,9 @@ Waits for  the other ranks, in every microbatch under ZeRO-2 and ZeRO-3; a dead 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +18,20 @@ import torch
 from torch import Tensor
 
 from hpc_grpo.algorithms.base import algorithm_of
-from hpc_grpo.algorithms.losses.base import LossInputs, LossOutput
-from hpc_grpo.algorithms.objective import TokenWeights, divisor, token_weights
-from hpc_grpo.config import Config
+from hpc_grpo.algorithms.losses.base import LossInputs
+from hpc_grpo.algorithms.losses.common import interpolated_proximal
+from hpc_grpo.algorithms.objective import Objective, Preparation, divisor, token_weights
+from hpc_grpo.config import Config, LossConfig
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.group import init_process_group
+from hpc_grpo.learner.accumulator import MetricAccumulator
+from hpc_grpo.learner.group import init_process_group, of_all_ranks
 from hpc_grpo.learner.model import PolicyModel, gathered, parameter_specs
 from hpc_grpo.learner.optimizer_step import optimizer_step
 from hpc_grpo.learner.packing import PackedBatch, pack_equalised
 from hpc_grpo.learner.parts.base import wanted_parts
 from hpc_grpo.learner.setup import build_engine, build_reference, resolve_device, seed_everything
 from hpc_grpo.learner.staging import StagedFiles
-from hpc_grpo.metrics.reductions import EffectiveSampleSize, Max, Mean, Reduction
+from hpc_grpo.metrics.reductions import Mean, Reduction
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
 
@@ -68,6 +70,7 @@ class Learner:
         for ds_engine in (self.ds_engine, *(own for part in self.parts for own in part.ds_engines)):
             ds_engine.checkpoint_engine = self.files
         self._loss = algorithm_of(config).find_loss()
+        self._preparations = self._loss.preparations if isinstance(self._loss, Objective) else {}
 
     @property
     def model(self) -> PolicyModel:
@@ -91,14 +94,14 @@ class Learner:
         shares = [minibatch.sequences for minibatch in minibatches]
         self._check_context(shares)
         packed = pack_equalised(shares, self.config.train.max_tokens_per_microbatch, self.device)
-        # The first minibatch meets the weights the step started with: its own logprobs are the proximal ones.
-        proximal: list[list[Tensor | None]] = [[None] * len(packed[0])]
-        proximal += [[self._logprobs(self.model, batch) for batch in batches] for batches in packed[1:]]
+        proximal, proximal_version = self._proximal_logprobs(packed), self.policy_version
         accumulator = MetricAccumulator()
         learning_rates, grad_norms = [], []
         for minibatch, batches, anchors in zip(minibatches, packed, proximal, strict=True):
             learning_rates.append(self.ds_engine.get_lr()[0])
-            grad_norms.append(self._optimizer_step(minibatch, batches, anchors, accumulator))
+            of_minibatch = _prepared(self._preparations, batches, anchors, self.config.loss)
+            context = _StepContext(accumulator, proximal_version, of_minibatch)
+            grad_norms.append(self._optimizer_step(minibatch, batches, anchors, context))
         num_steps = len(minibatches)
         steps = {"grad_norm": Mean(sum(grad_norms), num_steps), "lr": Mean(sum(learning_rates), num_steps)}
         return {**accumulator.reductions(), **steps, **of_parts}
@@ -131,24 +134,48 @@ class Learner:
         minibatch: Minibatch,
         batches: Sequence[PackedBatch],
         proximal: Sequence[Tensor | None],
-        accumulator: MetricAccumulator,
+        context: _StepContext,
     ) -> float:
         losses = [
-            partial(self._loss_sum, batch, anchor, accumulator) for batch, anchor in zip(batches, proximal, strict=True)
+            partial(self._loss_sum, batch, anchor, context) for batch, anchor in zip(batches, proximal, strict=True)
         ]
         return optimizer_step(self.ds_engine, losses, divisor(self.config.loss, minibatch), "policy", "train.lr")
 
-    def _loss_sum(self, batch: PackedBatch, proximal: Tensor | None, accumulator: MetricAccumulator) -> Tensor:
+    def _proximal_logprobs(self, packed: Sequence[Sequence[PackedBatch]]) -> list[list[Tensor | None]]:
+        """Compute the learner's logprobs at the start of a step; None where the step's own passes will tell them."""
+        known: list[list[Tensor | None]] = []
+        for batches in packed:
+            # The first minibatch meets the weights the step started with: its own logprobs are the proximal ones.
+            is_told = not known or self.config.loss.proximal == "interpolated"
+            if is_told and not self._preparations:
+                known.append([None] * len(batches))
+            else:
+                known.append([self._logprobs(self.model, batch) for batch in batches])
+        return known
+
+    def _loss_sum(self, batch: PackedBatch, proximal: Tensor | None, context: _StepContext) -> Tensor:
         """Sum the weighted token losses of a microbatch, with gradient."""
         reference = None if self.reference is None else self._logprobs(self.reference, batch)
         learner_logprobs, entropy = self.ds_engine(batch)
         anchor = learner_logprobs.detach() if proximal is None else proximal
         inputs = LossInputs(
-            learner_logprobs, anchor, batch.engine_logprobs, reference, batch.advantages, batch.sequence_ids
+            learner_logprobs,
+            anchor,
+            batch.engine_logprobs,
+            reference,
+            batch.advantages,
+            batch.sequence_ids,
+            entropy,
+            context.of_minibatch,
         )
+        version = self.policy_version
+        if proximal is None and version > context.proximal_version:
+            anchor = interpolated_proximal(inputs, batch.policy_versions, context.proximal_version, version)
+            inputs = replace(inputs, proximal_logprobs=anchor)
         output = self._loss(inputs, self.config.loss)
         weights = token_weights(self.config.loss, self.config.rollout.max_new_tokens, batch.sequence_ids, batch.mask)
-        accumulator.add(batch.mask, replace(output, means=output.means | {"policy/entropy": entropy}), weights)
+        output = replace(output, means=output.means | {"policy/entropy": entropy.detach()})
+        context.accumulator.add(batch.mask, output, weights)
         return torch.dot(output.per_token, weights.of_tokens)
 
     @staticmethod
@@ -159,49 +186,38 @@ class Learner:
         return logprobs
 
 
+def _prepared(
+    preparations: Mapping[str, Preparation],
+    batches: Sequence[PackedBatch],
+    proximal: Sequence[Tensor | None],
+    settings: LossConfig,
+) -> dict[str, Any]:
+    """Return what the loss and its correction make of all tokens of an optimizer step, over all ranks: a collective."""
+    if not preparations:
+        return {}
+    columns = [
+        torch.stack([anchor, batch.engine_logprobs, batch.advantages, batch.mask])
+        for batch, anchor in zip(batches, proximal, strict=True)
+        if anchor is not None
+    ]
+    rows = of_all_ranks(torch.cat(columns, dim=1))
+    is_trained = rows[3] > 0.0
+    # A step of nothing but filling still has its passes.
+    anchors, engine, advantages, _ = rows[:, is_trained] if is_trained.any() else torch.zeros_like(rows)
+    whole = LossInputs(anchors, anchors, engine, None, advantages, torch.zeros_like(anchors, dtype=torch.int64))
+    return {name: prepare(whole, settings) for name, prepare in preparations.items()}
+
+
 def _scored(prompt: Sequence[int], completion: Sequence[int], index: int) -> TrainSequence:
     token_ids = np.array([*prompt, *completion], dtype=np.int32)
     zeros = np.zeros(len(token_ids), dtype=np.float32)
     return TrainSequence(0, index, token_ids, np.arange(len(token_ids)) >= len(prompt), zeros, zeros)
 
 
-class MetricAccumulator:
-    """Sums per-token metrics on the device and reads them once: reading one in every microbatch would stall a GPU."""
+@dataclass(frozen=True)
+class _StepContext:
+    """What the microbatches of an optimizer step share; `of_minibatch` is that of `LossInputs`."""
 
-    def __init__(self) -> None:
-        self._sums: dict[tuple[str, str], Tensor] = {}
-        self._maxima: dict[str, Tensor] = {}
-
-    def add(self, mask: Tensor, output: LossOutput, weights: TokenWeights) -> None:
-        """Add a microbatch's per-token quantities, each `[C]`, where `mask` `[C]` is 1.0."""
-        self._add("count", "tokens", mask.sum())
-        self._add("count", "loss", weights.units)
-        for name, values in output.means.items():
-            self._add("mean", name, torch.dot(values, mask))
-        for name, values in output.terms.items():
-            self._add("term", name, torch.dot(values, weights.of_tokens))
-        for name, values in output.weights.items():
-            self._add("weight", name, torch.dot(values, mask))
-            self._add("square", name, torch.dot(values.square(), mask))
-        for name, values in output.maxima.items():
-            largest = (values * mask).max()
-            self._maxima[name] = torch.maximum(self._maxima[name], largest) if name in self._maxima else largest
-
-    def _add(self, kind: str, name: str, total: Tensor) -> None:
-        key = (kind, name)
-        self._sums[key] = self._sums[key] + total if key in self._sums else total
-
-    def reductions(self) -> dict[str, Reduction]:
-        if not self._sums:
-            return {}
-        values = torch.stack([*self._sums.values(), *self._maxima.values()]).tolist()
-        sums = dict(zip(self._sums, values, strict=False))
-        tokens, divisor_share = sums["count", "tokens"], sums["count", "loss"]
-        reduced: dict[str, Reduction] = {}
-        for (kind, name), total in sums.items():
-            if kind in ("mean", "term"):
-                reduced[name] = Mean(total, tokens if kind == "mean" else divisor_share)
-            elif kind == "weight":
-                reduced[name] = EffectiveSampleSize(total, sums["square", name], tokens)
-        maxima = zip(self._maxima, values[len(sums) :], strict=True)
-        return reduced | {name: Max(value) for name, value in maxima}
+    accumulator: MetricAccumulator
+    proximal_version: int
+    of_minibatch: Mapping[str, Any]

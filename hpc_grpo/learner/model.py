@@ -35,7 +35,13 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         head, in_float32 = language_model.get_output_embeddings(), config.model.head_dtype == "float32"
         self.language_model = language_model
         language_model.set_output_embeddings(
-            LogprobHead(head.weight, head.bias, config.train.logprob_chunk_tokens, in_float32=in_float32)
+            LogprobHead(
+                head.weight,
+                head.bias,
+                config.train.logprob_chunk_tokens,
+                in_float32=in_float32,
+                entropy_gradient=config.loss.entropy_coef > 0.0,
+            )
         )
         # Demonstrations were sampled by nobody.
         self._temperature = config.rollout.temperature if config.needs.rollouts else 1.0

@@ -39,6 +39,8 @@ class PackedBatch:
     """`[C]` float32."""
     engine_logprobs: Tensor
     """`[C]` float32, nats; 0.0 where there was no engine."""
+    policy_versions: Tensor
+    """`[C]` float32, counts optimizer steps: of the weights that sampled the token; 0.0 where there was no engine."""
     sequence_ids: Tensor
     """`[C]` int64, each token's document, from 0."""
     mask: Tensor
@@ -97,6 +99,7 @@ def pack(sequences: Sequence[TrainSequence]) -> PackedBatch:
         target_ids=torch.from_numpy(token_ids[targets]),
         advantages=_at(targets, [sequence.advantages for sequence in sequences]),
         engine_logprobs=_at(targets, [sequence.engine_logprobs for sequence in sequences]),
+        policy_versions=_at(targets, [_versions(sequence) for sequence in sequences]),
         sequence_ids=torch.from_numpy(document_of_token[targets]),
         mask=torch.ones(len(targets)),
         document_lengths=tuple(lengths.tolist()),
@@ -128,6 +131,10 @@ def zero_weight_batch() -> PackedBatch:
     return replace(batch, mask=torch.zeros_like(batch.mask))
 
 
+def _versions(sequence: TrainSequence) -> Any:
+    return np.zeros(len(sequence.token_ids)) if sequence.policy_versions is None else sequence.policy_versions
+
+
 def _at(targets: Any, arrays: Sequence[Any]) -> Tensor:
     """Take the trained tokens' values `[C]`, float32, of one array per document."""
     return torch.from_numpy(np.concatenate(arrays)[targets].astype(np.float32, copy=False))
@@ -135,10 +142,12 @@ def _at(targets: Any, arrays: Sequence[Any]) -> Tensor:
 
 def _check(sequence: TrainSequence) -> None:
     where = f"sequence (ordinal {sequence.ordinal}, sample {sequence.sample_index})"
-    for name in ("loss_mask", "advantages", "engine_logprobs"):
-        length = len(getattr(sequence, name))
-        if length != len(sequence.token_ids):
-            raise ValueError(f"{where} has {len(sequence.token_ids)} tokens but {length} {name}: give one per token")
+    for name in ("loss_mask", "advantages", "engine_logprobs", "policy_versions"):
+        values = getattr(sequence, name)
+        if values is not None and len(values) != len(sequence.token_ids):
+            raise ValueError(
+                f"{where} has {len(sequence.token_ids)} tokens but {len(values)} {name}: give one per token"
+            )
     if not sequence.loss_mask.any() or sequence.loss_mask[0]:
         raise ValueError(
             f"{where} trains {sequence.num_trained_tokens} of its {len(sequence.token_ids)} tokens: it needs at least "

@@ -121,10 +121,15 @@ def _training_s(plan: Plan, load: Workload) -> float:
 def _flops_per_token(config: Config) -> float:
     """Return F: 2 forward and 4 backward, and 2 for each further forward pass over all or some of the tokens.
 
-    Those are gradient checkpointing's, the reference model's, and the proximal logprobs' of minibatches but the first.
+    Those are gradient checkpointing's, the reference model's, and the proximal logprobs' of those minibatches that need
+    one: all but the first, unless the loss compares all tokens of a minibatch or `loss.proximal` is interpolated.
     """
-    minibatches = config.train.num_minibatches
-    return 6 + 2 * is_checkpointed(config, on_gpu=True) + 2 * config.needs.reference + 2 * (1 - 1 / minibatches)
+    proximal = 1.0 - 1.0 / config.train.num_minibatches
+    if config.loss.compares_minibatch:
+        proximal = 1.0
+    elif config.loss.proximal == "interpolated":
+        proximal = 0.0
+    return 6 + 2 * is_checkpointed(config, on_gpu=True) + 2 * config.needs.reference + 2 * proximal
 
 
 def _communicated_bytes(config: Config) -> tuple[int, int]:

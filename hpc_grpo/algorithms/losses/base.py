@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +18,9 @@ class LossInputs:
 
     `learner_logprobs` alone carry a gradient. `proximal_logprobs` are those of the learner at the start of the step.
     `ref_logprobs` is None when there is no reference model. `sequence_ids` (int64) number the sequences of the
-    microbatch from 0, in order: a sequence is never cut, so a loss may sum or average over it.
+    microbatch from 0, in order: a sequence is never cut, so a loss may sum or average over it. `entropy` carries a
+    gradient with `loss.entropy_coef`. `of_minibatch` holds numbers that `prepare` functions made of all tokens of the
+    optimizer step, over all microbatches and ranks, by the name of the loss or correction.
     """
 
     learner_logprobs: Tensor
@@ -26,6 +29,8 @@ class LossInputs:
     ref_logprobs: Tensor | None
     advantages: Tensor
     sequence_ids: Tensor
+    entropy: Tensor | None = None
+    of_minibatch: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,19 @@ def sequence_mean(values: Tensor, sequence_ids: Tensor) -> Tensor:
     return sequence_sum(values, sequence_ids) / sequence_sum(values.new_ones(len(values)), sequence_ids)
 
 
+def interpolated_proximal(inputs: LossInputs, versions: Tensor, proximal_version: int, version: int) -> Tensor:
+    """Estimate the proximal logprobs `[C]` from those of the engine and of the learner, without gradient.
+
+    log p = log e + a * (log l - log e),   a = (proximal_version - v) / (version - v) within [0, 1], or 0 without a step
+
+    Log-linear in the version v that sampled the token (AReaL's `loglinear`, areal/trainer/ppo/actor.py): it saves the
+    forward pass that computes them. `version` is the learner's now, `inputs.proximal_logprobs` is not read.
+    """
+    steps = version - versions
+    share = ((proximal_version - versions) / steps.clamp(min=1.0)).clamp(0.0, 1.0) * (steps > 0.0)
+    return inputs.engine_logprobs + share * (inputs.learner_logprobs.detach() - inputs.engine_logprobs)
+
+
 def clipped_surrogate(inputs: LossInputs, settings: LossConfig, ratio: Tensor) -> LossOutput:
     """Return PPO's clipped surrogate per token `[C]` (arXiv:1707.06347) of ratios to the proximal policy.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,56 @@ Array = Any
 
 @dataclass(frozen=True)
 class Trained:
-    """The trained tokens of one sequence; all arrays `[n]`, float64."""
+    """The trained tokens of one sequence; all arrays `[n]`, float64. `of_step` is what `with_step` makes of all."""
 
     learner: Array
     proximal: Array
     engine: Array
     reference: Array
     advantages: Array
+    of_step: tuple[float, ...] = ()
+
+
+def with_step(sequences: Sequence[Trained], settings: LossConfig) -> list[Trained]:
+    """Tell each sequence what a variant wants to know of all tokens of the step."""
+    found: tuple[float, ...] = ()
+    if settings.importance_correction == "m2po":
+        found = (second_moment_limit(sequences, settings.importance_cap),)
+    if settings.name == "kl_cov":
+        found = covariance_limit(sequences, settings.cov_fraction)
+    return [replace(own, of_step=found) for own in sequences]
+
+
+def second_moment_limit(sequences: Sequence[Trained], threshold: float) -> float:
+    """M2PO, arXiv:2510.01161, algorithm 1: mask the largest second moment until the mean of the rest is small."""
+    moments = sorted(
+        (before - sampled) ** 2 for own in sequences for before, sampled in zip(own.proximal, own.engine, strict=True)
+    )
+    while moments and math.fsum(moments) / len(moments) > threshold:
+        moments.pop()
+    return moments[-1] if moments else -1.0
+
+
+def covariance_limit(sequences: Sequence[Trained], share: float) -> tuple[float, float, float]:
+    """KL-Cov, arXiv:2505.22617, eq. 10 and 13: (log p - mean)(A - mean), and the largest k of N."""
+    logprobs = np.concatenate([own.proximal for own in sequences])
+    advantages = np.concatenate([own.advantages for own in sequences])
+    covariances = sorted((logprobs - logprobs.mean()) * (advantages - advantages.mean()), reverse=True)
+    return logprobs.mean(), advantages.mean(), covariances[math.ceil(share * len(covariances)) - 1]
+
+
+def is_held(own: Trained) -> Array:
+    mean_logprob, mean_advantage, limit = own.of_step
+    return (own.proximal - mean_logprob) * (own.advantages - mean_advantage) >= limit
+
+
+def kl_cov(live: Array, still: Array, own: Trained, settings: LossConfig) -> Array:
+    """KL-Cov, arXiv:2505.22617, eq. 14: -r A, plus beta KL(old || new) of the k tokens."""
+    terms = []
+    for now, before, advantage, held in zip(live, own.proximal, own.advantages, is_held(own), strict=True):
+        x = math.exp(now - before)
+        terms.append(-x * advantage + (settings.cov_kl_coef * (x - 1.0 - math.log(x)) if held else 0.0))
+    return np.array(terms)
 
 
 def clip(ratio: float, settings: LossConfig) -> float:
@@ -87,6 +130,7 @@ POLICY: dict[str, Callable[[Array, Array, Trained, LossConfig], Array]] = {
     "gspo_token": sequence_level_by_token,
     "cispo": cispo,
     "sapo": sapo,
+    "kl_cov": kl_cov,
 }
 
 
@@ -103,6 +147,10 @@ def correction(own: Trained, settings: LossConfig) -> tuple[Array, Array]:
             pairs = [(min(math.prod(ratios), cap), math.prod(ratios) > cap) for _ in ratios]
         case "icepop":
             pairs = [(r, False) if low <= r <= cap else (0.0, True) for r in ratios]
+        case "m2po":
+            limit = own.of_step[0]
+            gaps = own.proximal - own.engine
+            pairs = [(r, False) if gap**2 <= limit else (0.0, True) for r, gap in zip(ratios, gaps, strict=True)]
         case "geometric":
             mean = math.prod(ratios) ** (1.0 / len(ratios))
             pairs = [(r, False) if low <= mean <= cap else (0.0, True) for r in ratios]
@@ -132,7 +180,7 @@ def penalised(own: Trained, settings: LossConfig) -> Trained:
     """REINFORCE++, arXiv:2501.03262, eq. 5: A_t = r - beta * sum over i = t..T of KL(i)."""
     each = kl(settings.kl_estimator, own.proximal, own, np.ones(len(own.learner)))
     rest = np.array([math.fsum(each[t:]) for t in range(len(each))])
-    return Trained(own.learner, own.proximal, own.engine, own.reference, own.advantages - settings.kl_coef * rest)
+    return replace(own, advantages=own.advantages - settings.kl_coef * rest)
 
 
 def shares(sequences: Sequence[Trained], settings: LossConfig, longest: int) -> list[float]:
@@ -207,6 +255,8 @@ def is_clipped(own: Trained, settings: LossConfig) -> Array:
     ratios = ratios_of(own, settings)
     if settings.name == "sapo":
         return np.zeros(len(ratios), dtype=bool)
+    if settings.name == "kl_cov":
+        return is_held(own)
     low, high = 1.0 - settings.clip_low, 1.0 + settings.clip_high
     if settings.name == "cispo":
         return (ratios < low) | (ratios > high)

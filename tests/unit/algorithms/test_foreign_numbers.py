@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hpc_grpo.algorithms.losses.base import LossInputs, LossOutput
-from hpc_grpo.algorithms.losses.common import kl_estimate
+from hpc_grpo.algorithms.losses.common import interpolated_proximal, kl_estimate
 from hpc_grpo.algorithms.objective import find_objective, token_weights
 from hpc_grpo.config import LossConfig
 from hpc_grpo.metrics.reductions import EffectiveSampleSize
@@ -19,6 +19,7 @@ from hpc_grpo.registry import ADVANTAGES
 NEMO = "NVIDIA-NeMo/RL tests/unit/algorithms/test_loss_functions.py"
 SKYRL = "NovaSky-AI/SkyRL skyrl-train/tests/cpu/utils/test_ppo_utils.py"
 VERL = "verl-project/verl tests/trainer/ppo/test_rollout_corr.py"
+AREAL = "inclusionAI/AReaL tests/test_prox_approx.py"
 SLIME = "THUDM/slime tests/test_policy_loss.py"
 SLIME_CISPO = "yitianlian/slime tests/test_cispo_loss.py"
 OPENRLHF = "OpenRLHF/OpenRLHF tests/test_loss_aggregation.py"
@@ -135,6 +136,11 @@ def slime_sapo_at_one() -> list[float]:
     return gradient(evaluate(tokens, name="sapo", **NONE)[1].per_token.sum(), tokens)
 
 
+def areal(engine: list[float], learner: list[float], versions: list[float], version: int) -> list[float]:
+    tokens = inputs(learner, learner, engine, engine)
+    return interpolated_proximal(tokens, torch.tensor(versions).double(), version - 1, version).tolist()
+
+
 def sigmoid(x: float) -> float:
     return 1.0 / (1.0 + math.exp(-x))
 
@@ -208,6 +214,11 @@ FOREIGN: list[tuple[str, str, Any, Numbers, float]] = [
      lambda: corrected([0.4, 0.8, 6.0], importance_correction="icepop").means["correction/masked_fraction"].mean(),
      1e-6),
     (VERL, "token TIS weights", (0.368, 1.649), lambda: weights([math.exp(-1), math.exp(0.5)]), 5e-4),
+    (AREAL, "loglinear, one step of two", (-1.25, -2.25, -3.25),
+     lambda: areal([-1.0, -2.0, -3.0], [-1.5, -2.5, -3.5], [0, 0, 0], 2), 1e-6),
+    (AREAL, "loglinear, mixed versions", (-1.375, -2.1), lambda: areal([-1.0, -2.0], [-1.5, -2.2], [0, 2], 4), 1e-6),
+    (AREAL, "loglinear, sampled by the proximal", -1.0, lambda: areal([-1.0], [-2.0], [4], 5), 1e-6),
+    (AREAL, "loglinear, no step between", -1.0, lambda: areal([-1.0], [-2.0], [3], 3), 1e-6),
     (SLIME, "clip 0.2, 0.3", (-2.6, 2.4, 1.1, -0.45), slime_clip, 1e-6),
     (SLIME, "SAPO", (-4 * sigmoid(0.5) * 2, 4 / 1.05 * sigmoid(1.05 * -0.3) * 3, 0.0, 4 / 1.05 * sigmoid(1.05 * 0.4)),
      slime_sapo, 1e-6),

@@ -93,6 +93,16 @@ def test_extreme_logprobs_stay_finite() -> None:
     assert all(values.isfinite().all() for values in (output.per_token, *output.means.values()))
 
 
+def test_the_entropy_bonus_is_one_term_of_the_loss() -> None:
+    settings = LossConfig(entropy_coef=0.5)
+    entropy = torch.tensor([2.0, 3.0], dtype=torch.float64, requires_grad=True)
+    tokens = replace(inputs([1.0, 1.0], [1.0, -1.0]), entropy=entropy)
+    output = find_objective(settings)(tokens, settings)
+    assert output.per_token.tolist() == pytest.approx([-2.0, -0.5])
+    assert output.terms["loss/entropy"].tolist() == [-1.0, -1.5]
+    assert torch.autograd.grad(output.per_token.sum(), entropy)[0].tolist() == [-0.5, -0.5]
+
+
 def test_mismatch_metrics() -> None:
     output = find_objective(LossConfig())(inputs([1.0, 1.0], [1.0, 1.0], mismatch=math.e), LossConfig())
     assert output.maxima["mismatch/logprob_abs_diff_max"].max().item() == pytest.approx(1.0)

@@ -13,7 +13,7 @@ import torch
 from hpc_grpo.algorithms.losses.base import LossInputs
 from hpc_grpo.algorithms.objective import divisor, find_objective, token_weights
 from hpc_grpo.config import LossConfig
-from hpc_grpo.learner.learner import MetricAccumulator
+from hpc_grpo.learner.accumulator import MetricAccumulator
 from hpc_grpo.learner.packing import pack, split_microbatches
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.types import Minibatch, TrainSequence
@@ -57,6 +57,10 @@ def step(
     num_tokens = sum(len(own.learner) for own in sequences)
     minibatch = Minibatch((), num_tokens, len(sequences))
     objective, per_rank, loss = find_objective(settings), [], 0.0
+    whole = LossInputs(*(torch.from_numpy(np.concatenate([getattr(own, name) for own in sequences])).to(dtype)
+                         for name in ("learner", "proximal", "engine", "reference", "advantages")),
+                       torch.zeros(num_tokens, dtype=torch.int64))  # fmt: skip
+    prepared = {name: prepare(whole, settings) for name, prepare in objective.preparations.items()}
     gradients: list[Any] = [None] * len(sequences)
     for rank in range(num_ranks):
         own = [train_sequence(i, each) for i, each in enumerate(sequences) if i % 5 % num_ranks == rank]
@@ -71,7 +75,7 @@ def step(
             reference = column("reference") if settings.kl_coef else None
             inputs = LossInputs(
                 live, column("proximal"), batch.engine_logprobs.to(dtype), reference, batch.advantages.to(dtype),
-                batch.sequence_ids,
+                batch.sequence_ids, of_minibatch=prepared,
             )  # fmt: skip
             output = objective(inputs, settings)
             weights = token_weights(settings, LONGEST, batch.sequence_ids, batch.mask.to(dtype))
@@ -106,6 +110,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sequence": {"importance_correction": "sequence"},
     "icepop": {"importance_correction": "icepop", "importance_low": 0.8, "importance_cap": 1.2},
     "geometric": {"importance_correction": "geometric", "importance_low": 0.9, "importance_cap": 1.1},
+    "m2po": {"importance_correction": "m2po"},
+    "m2po, all masked": {"importance_correction": "m2po", "importance_cap": 1e-9},
+    "kl_cov": {"name": "kl_cov", "cov_fraction": 0.1},
     "k1": {"kl_coef": 0.1, "kl_estimator": "k1"},
     "k2": {"kl_coef": 0.1, "kl_estimator": "k2"},
     "k3": {"kl_coef": 0.1},
@@ -119,7 +126,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def test_a_variant_is_its_papers_equation_however_the_step_is_cut(variant: str) -> None:
     settings = LossConfig(**VARIANTS[variant])
     for seed in range(2):
-        sequences = ragged_groups(seed)
+        sequences = references.with_step(ragged_groups(seed), settings)
         losses = zip(*(references.token_losses(own.learner, own, settings) for own in sequences), strict=True)
         shares = references.shares(sequences, settings, LONGEST)
         expected_loss = sum(s * own.sum() for term in losses for s, own in zip(shares, term, strict=True))
@@ -144,7 +151,7 @@ def test_every_built_in_loss_and_correction_is_compared_with_its_equation() -> N
 @pytest.mark.parametrize("name", sorted(references.POLICY))
 def test_on_policy_every_loss_has_the_policy_gradient(name: str) -> None:
     settings = LossConfig(name=name, denominator="tokens", importance_correction="none")
-    same = [Trained(*[own.proximal] * 4, own.advantages) for own in ragged_groups(7)]
+    same = references.with_step([Trained(*[own.proximal] * 4, own.advantages) for own in ragged_groups(7)], settings)
     _, gradients, _ = step(same, settings, 1, 40, torch.float64)
     num_tokens = sum(len(own.learner) for own in same)
     for ours, own in zip(gradients, same, strict=True):

@@ -74,6 +74,7 @@ def test_null_takes_what_the_papers_of_what_is_chosen_have(given: dict[str, Any]
         ({"advantage": "pass_k", "pass_k": 99}, "loss.pass_k = 99 must be at most rollout.group_size = 8"),
         ({"kl_in": "reward", "kl_estimator": "unbiased"}, "Set loss.kl_estimator to k1, k2 or k3, or loss.kl_in=loss"),
         ({"importance_correction": "icepop", "importance_low": 6}, "must be less than loss.importance_cap = 5"),
+        ({"importance_correction": "m2po", "proximal": "interpolated"}, "Set loss.proximal=recomputed"),
         ({"importance_correction": "icepopp"}, "Correction 'icepopp' does not exist; did you mean 'icepop'?"),
     ],
 )

@@ -32,6 +32,21 @@ def test_chunks_change_neither_values_nor_gradients() -> None:
     assert not results[0][1].requires_grad
 
 
+@pytest.mark.parametrize("chunk_tokens", [5, 100])
+def test_entropies_have_their_gradient_where_a_bonus_wants_it(chunk_tokens: int) -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(VOCABULARY, WIDTH))
+    hidden, targets = torch.randn(NUM_TOKENS, WIDTH, requires_grad=True), torch.randint(VOCABULARY, (NUM_TOKENS,))
+    upstream = torch.randn(NUM_TOKENS)
+    head = LogprobHead(weight, None, chunk_tokens, entropy_gradient=True)
+    _, entropy = head(hidden, targets, 0.7)
+    found = torch.autograd.grad((entropy * upstream).sum(), (hidden, weight))
+    reference = (hidden @ weight.T / 0.7).log_softmax(-1)
+    plain = -(reference.exp() * reference).sum(-1)
+    expected = torch.autograd.grad((plain * upstream).sum(), (hidden, weight))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_logits_exist_for_one_chunk_at_a_time() -> None:
     vocabulary, chunk, count = 5000, 8, 64
     head = LogprobHead(nn.Parameter(torch.randn(vocabulary, WIDTH)), None, chunk)
