@@ -71,8 +71,8 @@ def test_a_process_that_is_stopped(
         "rewards": [{"name": LETTERS, "args": {"delay_s": 0.2}}],
         "slurm": {"min_nodes": 1} if role == "agent" else {},
     }
-    if role == "raylet":  # which training does without: it would be complete before anybody is late
-        sections["train"] = {"total_steps": 100, "lr": 1e-3}
+    if role in ("agent", "raylet"):  # training does without: it would be complete before anybody is late
+        sections["train"] = {"total_steps": 150, "lr": 1e-3}
     scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2, **sections)
     if when == "training":
         scene.wait_for_step(5)

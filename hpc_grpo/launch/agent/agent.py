@@ -12,8 +12,10 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -57,17 +59,23 @@ class NodeAgent:
         self._ray: RayProcess | None = None
         self._dirs: list[OwnedDir] = []
         self._watch = Watch()
+        self._next_look = 0.0
+        self._is_up = threading.Event()
         self._log_dir = Path(spec.log_dir)
         self._ray_log = self._log_dir / "ray_start.log"
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def run(self) -> int:
         """Serve until the end; returns 0 when asked to end, 1 when Ray failed."""
+        signs = threading.Thread(target=self._show_life, name="signs-of-life")
+        signs.start()
         try:
             failure = self._failure()
             if failure:  # at once: the driver ends for it too, and the teardown may take a while
                 self._report(NodeReport("failed", self._spec.node, why=failure))
         finally:
+            self._is_up.set()
+            signs.join()
             num_killed = self._tear_down()
         self._report(NodeReport("gone", self._spec.node, num_killed=num_killed))
         return 1 if failure else 0
@@ -109,35 +117,36 @@ class NodeAgent:
             self._ray_log,
         )
         while not ray.is_up():
+            self._look(ray)
             if ray.poll() is not None or not self._goes_on():
                 return ray.poll() or 0
-        self._report(
-            NodeReport(
-                "up",
-                spec.node,
-                ip=ip,
-                interface=interface,
-                address=spec.head_address or f"{ip}:{ports.gcs}",
-                temp_dir=str(temp_dir),
-                num_cpus=resources.num_cpus,
-                num_gpus=resources.num_gpus,
-            )
-        )
+        self._is_up.set()
+        address = spec.head_address or f"{ip}:{ports.gcs}"
+        up = NodeReport("up", spec.node, ip=ip, interface=interface, address=address, temp_dir=str(temp_dir))
+        self._report(replace(up, num_cpus=resources.num_cpus, num_gpus=resources.num_gpus))
         return None
 
     def _stay(self) -> str:
         """Watch over Ray until the lease ends; returns why Ray ended before that, or ""."""
         assert self._ray is not None
-        next_look = time.monotonic()
         while self._goes_on():
-            if time.monotonic() >= next_look:
-                next_look = time.monotonic() + LOOK_S
-                self._write(ALIVE)
-                self._end_late(self._watch.late(watched_on_node(shm_dir_path(self._spec.tag), self._ray.pid)))
+            self._look(self._ray)
             if (code := self._ray.poll()) is not None:
                 return f"Ray ended by itself with exit code {code}; see {self._log_dir}."
             reap_adopted(keep=[self._ray.pid])
         return ""
+
+    def _show_life(self) -> None:
+        """Show that this process is not stopped, until Ray is up: its start may wait for a disk. In a thread."""
+        while not self._is_up.wait(LOOK_S):
+            self._write(ALIVE)
+
+    def _look(self, ray: RayProcess) -> None:
+        """Every few seconds show that this loop turns, and end who is late."""
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_S
+            self._write(ALIVE)
+            self._end_late(self._watch.late(watched_on_node(shm_dir_path(self._spec.tag), ray.pid)))
 
     def _end_late(self, late: Sequence[Late]) -> None:
         """Kill processes that are late, after a moment for everybody's stacks. Who waits for them sees them die."""

@@ -2,7 +2,7 @@
 
 The first line the agent reads is its `NodeSpec`; every later line is a heartbeat or an `Order`, which `Lease` takes
 in. The end of stdin, or no line for `lease_s`, means that the supervisor is gone. The agent writes one
-`NodeReport` per event, and `ALIVE` every few seconds while Ray runs. Pipes, not files: srun forwards them, and a
+`NodeReport` per event, and `ALIVE` every few seconds. Pipes, not files: srun forwards them, and a
 shared file system may show a file a minute late.
 """
 
@@ -16,8 +16,8 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-ALIVE = b"\n"
-"""Shows the supervisor that the agent's loop turns."""
+ALIVE = b"alive\n"
+"""Shows the supervisor that the agent is not stopped and, once Ray runs, that its loop turns."""
 
 
 class Order(enum.Enum):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_grpo.launch.agent.protocol import NodeReport, NodeSpec, Order, report_from_line
+from hpc_grpo.launch.agent.protocol import ALIVE, NodeReport, NodeSpec, Order, report_from_line
 from hpc_grpo.launch.place.base import Place
 from hpc_grpo.launch.place.node_process import NodeProcess
 from hpc_grpo.launch.supervisor.events import Loss
@@ -40,6 +40,7 @@ class AgentLink:
         self._heard_at = self._now = self._clock.look()
         self._place = place
         self._failure = ""
+        self._has_begun = False
         self.is_told = False
         self._is_torn_down = False
         self._was_killed = False
@@ -82,6 +83,7 @@ class AgentLink:
         for line in self._agent.lines():
             self._heard_at = self._now
             report = report_from_line(line)
+            self._has_begun |= report is not None or line == ALIVE.strip()
             if report is None:
                 continue
             if report.event == "up":
@@ -98,13 +100,13 @@ class AgentLink:
     def loss(self) -> Loss | None:
         """Return why the agent or its Ray is no more, or the agent silent; None while both live.
 
-        Before Ray is up there is a deadline for that, and an agent that starts it may wait for a disk.
+        Silence counts from its first sign of life: how long a place takes to start an agent says nothing.
         """
         why = self._failure
         if not why:
             if self.process.poll() is None:
                 silent_s = self._now - self._heard_at
-                if self.up is None or silent_s <= SILENT_AGENT_S:
+                if not self._has_begun or silent_s <= SILENT_AGENT_S:
                     return None
                 return Loss(f"its agent gave no sign of life for {silent_s:.0f} s", is_machine=True)
             said = self._log.read_text(errors="replace").strip().splitlines()[-3:]

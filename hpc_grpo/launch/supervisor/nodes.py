@@ -188,7 +188,8 @@ class RayWatch:
         if self._closed:
             return
         for line in self._reader.lines():
-            self._gpus = dict(json.loads(line)["nodes"])
+            if line.startswith(b'{"nodes"'):  # Ray may print there too, of a node that does not answer say
+                self._gpus = dict(json.loads(line)["nodes"])
         if self._process.poll() is not None and time.monotonic() >= self._restart_at:
             self._process, self._reader = self._start()
 

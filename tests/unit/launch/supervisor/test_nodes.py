@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 import time
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 
 from hpc_grpo.errors import NodesUnavailableError
+from hpc_grpo.launch.agent.protocol import NodeReport
+from hpc_grpo.launch.supervisor import nodes as module
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
 from hpc_grpo.launch.supervisor.events import Loss
-from hpc_grpo.launch.supervisor.nodes import Nodes
+from hpc_grpo.launch.supervisor.nodes import Nodes, RayWatch
 from hpc_grpo.run.paths import RunDir
 from tests.support.configs import minimal_config
 from tests.support.places import FakePlace, allocation
@@ -136,3 +139,21 @@ def test_every_formation_has_names_of_its_own_on_its_nodes(make_nodes: MakeNodes
     tags = [[one._setup.node_spec(node, "").tag for node in one.names] for one in (nodes, anew)]
     assert all(re.fullmatch(rf"17-{index}-[-\w]{{8}}", tag) for pair in tags for index, tag in enumerate(pair))
     assert len({tag for pair in tags for tag in pair}) == 4
+
+
+def test_what_ray_prints_beside_the_probe_is_no_picture_of_the_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prints = "echo; echo 'WARNING: a node does not answer'; echo '{\"nodes\": {\"10.0.0.1\": 4}}'; sleep 60"
+    monkeypatch.setattr(module, "own_command", lambda *_: ["bash", "-c", prints])
+    watch = RayWatch("10.0.0.1:6379", dict(os.environ), tmp_path / "probe.log")
+    up = NodeReport("up", "n1", ip="10.0.0.1", num_gpus=4)
+
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while watch.missing({"n1": up}) and time.monotonic() < deadline:
+            watch.read()
+            time.sleep(0.05)
+        assert watch.missing({"n1": up}) == []
+    finally:
+        watch.close()
