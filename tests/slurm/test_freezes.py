@@ -71,7 +71,7 @@ def test_a_process_that_is_stopped(
         "rewards": [{"name": LETTERS, "args": {"delay_s": 0.2}}],
         "slurm": {"min_nodes": 1} if role == "agent" else {},
     }
-    if role in ("agent", "raylet"):  # training does without: it would be complete before anybody is late
+    if role in ("reward worker", "agent", "raylet"):  # else the run is complete before anybody notices
         sections["train"] = {"total_steps": 150, "lr": 1e-3}
     scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2, **sections)
     if when == "training":
