@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -95,6 +96,52 @@ def score(
         _show_summary(scored)
 
 
+@click.command("reward-server")
+@click.option("--reward", "name", metavar="NAME", help="Host this reward.")
+@click.option("--config", "config_name", metavar="CONFIG", help="Host the rewards of this config, as their sum.")
+@_ARGS
+@_TIMEOUT
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: every interface.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8200, show_default=True, help="0: a free one.")
+@click.option("--workers", type=click.IntRange(1), default=4, show_default=True, metavar="N")
+@click.option("--token-env", default="HPC_GRPO_REWARD_TOKEN", show_default=True, metavar="VARIABLE")
+def reward_server(
+    name: str | None,
+    config_name: str | None,
+    args: tuple[str, ...],
+    timeout_s: float,
+    host: str,
+    port: int,
+    workers: int,
+    token_env: str,
+) -> None:
+    """Host rewards over HTTP, for the reward `remote` of runs elsewhere. Ends on SIGTERM and SIGINT.
+
+    It serves those who know the token in the environment variable VARIABLE; they name it as `api_key_env`.
+    """
+    import signal
+    import threading
+
+    from hpc_grpo.grading.server import RewardServer
+
+    if not (token := os.environ.get(token_env)):
+        raise ConfigError(
+            f"{token_env} is not set. Set it to a password that runs know too, such as the output of openssl rand -hex "
+            f"16: a reward server executes code, and everybody on the network reaches it."
+        )
+    with _opened(_rewards(name, config_name, args, timeout_s), workers) as pool:
+        try:
+            server = RewardServer((host, port), pool, token)
+        except OSError as error:
+            raise ConfigError(f"--host {host} --port {port}: {error.strerror}. Take another port.") from error
+        with server:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                # In a thread: shutdown waits for the loop that this one is in.
+                signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
+            echo(f"Serving on http://{host}:{server.server_address[1]}")
+            server.serve_forever(poll_interval=0.1)
+
+
 def _show_summary(scored: Sequence[RewardOutcome]) -> None:
     """Print the mean of each reward over what could be scored, and why the rest could not."""
     from hpc_grpo.system.readable import table
@@ -185,4 +232,4 @@ def _rows(file: Path) -> Iterator[tuple[str, tuple[str, ...], Mapping[str, Any]]
         yield prompt, tuple(completions), row
 
 
-COMMANDS = (reward,)
+COMMANDS = (reward, reward_server)

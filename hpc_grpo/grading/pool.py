@@ -60,7 +60,7 @@ class RewardPool:
 
         Raises ConfigError when that fails, or does not end in time.
         """
-        prepared = tuple((_function_name(reward), reward.args) for reward in self._rewards.values())
+        prepared = tuple((_function_name(each), each.args, each.timeout_s) for each in self._rewards.values())
         result = self._put(Preparation(prepared), self._load_timeout_s).result()
         if (problem := result.violation or result.failure) is not None:
             raise ConfigError(problem)
@@ -70,7 +70,7 @@ class RewardPool:
         """Grade one group. The future raises RewardError when a reward breaks its contract."""
         group = _Group(self._rewards, len(completions))
         for label, reward in self._rewards.items():
-            call = Call(_function_name(reward), reward.args, prompt, tuple(completions), fields)
+            call = Call(_function_name(reward), reward.args, prompt, tuple(completions), fields, reward.timeout_s)
             group.expect(label, self._put(call, reward.timeout_s))
         return group.outcome
 

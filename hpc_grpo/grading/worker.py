@@ -36,20 +36,24 @@ _functions: dict[str, RewardFunction] = {}
 
 @dataclass(frozen=True)
 class Call:
-    """One reward function over one group. `fields` are the item's; every completion sees the same."""
+    """One reward function over one group. `fields` are the item's; every completion sees the same.
+
+    The parent ends it after `timeout_s`; a function that names a parameter of that name is told.
+    """
 
     reward: str
     args: Mapping[str, Any]
     prompt: str
     completions: tuple[str, ...]
     fields: Mapping[str, Any]
+    timeout_s: float
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """What each reward does once before training: names with `rewards.N.args`."""
+    """What each reward does once before training: names with `rewards.N.args` and `rewards.N.timeout_s`."""
 
-    rewards: tuple[tuple[str, Mapping[str, Any]], ...]
+    rewards: tuple[tuple[str, Mapping[str, Any], float], ...]
 
 
 @dataclass(frozen=True)
@@ -123,12 +127,12 @@ def prepare(preparation: Preparation) -> CallResult:
     could not work, and returns what the user should know of it, or None.
     """
     notes = []
-    for name, args in preparation.rewards:
+    for name, args, timeout_s in preparation.rewards:
         function = _functions[name]
         try:
             if ":" not in name:
                 _refuse_unknown(name, function, args)
-            note = _returned(function.prepare(**args)) if hasattr(function, "prepare") else None
+            note = _prepared(function, args, timeout_s) if hasattr(function, "prepare") else None
         except HpcGrpoError as error:
             return CallResult(violation=_shortened(f"Reward {name!r}: {error}"))
         except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; it becomes a record
@@ -139,11 +143,16 @@ def prepare(preparation: Preparation) -> CallResult:
     return CallResult(notes=tuple(notes))
 
 
+def _prepared(function: Any, args: Mapping[str, Any], timeout_s: float) -> Any:
+    told = {"timeout_s": timeout_s} if "timeout_s" in inspect.signature(function.prepare).parameters else {}
+    return _returned(function.prepare(**args, **told))
+
+
 def _refuse_unknown(name: str, function: RewardFunction, args: Mapping[str, Any]) -> None:
     taken = [
         parameter.name
         for parameter in inspect.signature(function).parameters.values()
-        if parameter.default is not parameter.empty
+        if parameter.default is not parameter.empty and parameter.name not in ("answer", "timeout_s")
     ]
     for key in args:
         if key not in taken:
@@ -190,7 +199,8 @@ def _arguments(function: RewardFunction, call: Call) -> dict[str, Any]:
     parameters = signature.parameters.values()
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
         columns = {name: values for name, values in columns.items() if name in signature.parameters}
-    arguments = {**columns, **call.args, **texts}
+    told = {"timeout_s": call.timeout_s} if "timeout_s" in signature.parameters else {}
+    arguments = {**columns, **call.args, **told, **texts}
     signature.bind(**arguments)
     return arguments
 

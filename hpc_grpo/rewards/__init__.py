@@ -18,7 +18,7 @@ from hpc_grpo.registry import REWARDS
 RewardFunction = Callable[..., Any]
 
 
-def reward(name: str, prepare: Callable[..., str | None] | None = None) -> Callable[[RewardFunction], RewardFunction]:
+def reward(name: str, prepare: Callable[..., Any] | None = None) -> Callable[[RewardFunction], RewardFunction]:
     """Decorate a built-in: `@reward("math")` in `builtin/math.py`."""
 
     def add(function: RewardFunction) -> RewardFunction:

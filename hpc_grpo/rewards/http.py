@@ -1,0 +1,130 @@
+"""Asks a server over HTTP on behalf of a reward, and waits while it is away.
+
+A server that restarts, is overloaded or answers slowly is asked again with growing pauses until the call's deadline:
+training waits for it, and nothing is scored 0 meanwhile. What no later try could mend is an error at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from hpc_grpo.errors import ConfigError
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
+_CONNECT_S = 5.0
+_MARGIN_S = 0.5
+"""Between our last try and the deadline at which the worker is killed: what was wrong is told before."""
+
+_REFUSALS = {401: "the key was refused", 403: "the key has no access", 404: "there is nothing at this address"}
+
+
+class AnswerError(Exception):
+    """The server did not answer in time, or refused this request: no verdict on the completion."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where to ask. `api_key_env` names the environment variable with the key; `attempt_s` bounds one try."""
+
+    url: str
+    api_key_env: str | None
+    concurrency: int
+    attempt_s: float
+
+    def check(self) -> None:
+        """Raise ConfigError for what is no address, and for a key that is not there."""
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"url is {self.url!r}; set rewards.N.args.url to an address that begins with http.")
+        if self.concurrency < 1 or self.attempt_s <= 0:
+            raise ConfigError("concurrency and attempt_s must be more than 0. Set rewards.N.args.")
+        if self.api_key_env and not os.environ.get(self.api_key_env):
+            raise ConfigError(
+                f"api_key_env names the environment variable {self.api_key_env}, which is not set where rewards run. "
+                f"Export it, and name it in launch.pass_env."
+            )
+
+    def headers(self) -> dict[str, str]:
+        """Return the key as a bearer token; it is read when it is used and kept nowhere."""
+        return {"Authorization": f"Bearer {os.environ[self.api_key_env]}"} if self.api_key_env else {}
+
+
+async def ask_all(endpoint: Endpoint, path: str, bodies: Sequence[Any], timeout_s: float) -> list[Any]:
+    """Post each body and return the JSON of the answers, at most `concurrency` at a time.
+
+    Raises ConfigError where the server refuses for good, AnswerError where one is not answered within `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s - _MARGIN_S
+    gate = asyncio.Semaphore(endpoint.concurrency)
+    async with httpx.AsyncClient(headers=endpoint.headers()) as client:
+
+        async def ask(body: Any) -> Any:
+            async with gate:
+                return await _ask(client, endpoint, "POST", path, body, deadline)
+
+        return await asyncio.gather(*map(ask, bodies))
+
+
+async def wait_for(endpoint: Endpoint, path: str, timeout_s: float) -> Any:
+    """Wait until the server answers a GET, and return its JSON; None where it has nothing at `path`, but answers."""
+    endpoint.check()
+    async with httpx.AsyncClient(headers=endpoint.headers()) as client:
+        try:
+            return await _ask(client, endpoint, "GET", path, None, time.monotonic() + timeout_s)
+        except AnswerError as error:
+            raise ConfigError(f"{error} Start the server before the run, or set rewards.N.args.url.") from error
+
+
+async def _ask(
+    client: httpx.AsyncClient, endpoint: Endpoint, method: str, path: str, body: Any, deadline: float
+) -> Any:
+    url, pause_s, tries = endpoint.url.rstrip("/") + path, _FIRST_PAUSE_S, 0
+    while True:
+        tries += 1
+        left_s = max(deadline - time.monotonic(), 0.01)
+        timeout = httpx.Timeout(min(endpoint.attempt_s, left_s), connect=min(_CONNECT_S, left_s))
+        try:
+            response = await client.request(method, url, json=body, timeout=timeout)
+        except httpx.TransportError as error:
+            wrong = f"{type(error).__name__}: {error}".rstrip(": ")
+        else:
+            if response.is_success:
+                return _json_of(response, url)
+            wrong = f"status {response.status_code}"
+            if response.status_code < 500 and response.status_code not in (408, 425, 429):
+                return _refused(response, method, url)
+            pause_s = max(pause_s, _asked_pause_s(response))
+        pause_s = min(pause_s, _LONGEST_PAUSE_S) * random.uniform(0.75, 1.25)
+        if time.monotonic() + pause_s >= deadline:
+            raise AnswerError(f"{url} did not answer within the call's deadline, in {tries} tries: {wrong}.")
+        await asyncio.sleep(pause_s)
+        pause_s *= 2
+
+
+def _refused(response: httpx.Response, method: str, url: str) -> None:
+    """Raise for a refusal; a server without a page for its health is alive all the same."""
+    if method == "GET" and response.status_code in (404, 405):
+        return
+    if why := _REFUSALS.get(response.status_code):
+        raise ConfigError(f"{url} answers {response.status_code}: {why}. Look at url and api_key_env.")
+    raise AnswerError(f"{url} answers {response.status_code}: {response.text[:500]}")
+
+
+def _json_of(response: httpx.Response, url: str) -> Any:
+    try:
+        return response.json()
+    except ValueError as error:
+        raise AnswerError(f"{url} answers with what is no JSON: {response.text[:200]!r}") from error
+
+
+def _asked_pause_s(response: httpx.Response) -> float:
+    """Return the seconds that the server asks for (Retry-After); 0.0 where it asks for none, or names a date."""
+    asked = response.headers.get("Retry-After", "")
+    return float(asked) if asked.isdecimal() else 0.0
