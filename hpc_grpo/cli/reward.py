@@ -65,7 +65,7 @@ def test(
 @reward.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--reward", "name", metavar="NAME", help="Score by this reward.")
-@click.option("--config", "config_name", metavar="CONFIG", help="Score by the rewards of this config.")
+@click.option("--config", "rewards_of", metavar="CONFIG", help="Score by the rewards of this config.")
 @_ARGS
 @_TIMEOUT
 @click.option("--workers", type=click.IntRange(1), default=2, show_default=True, metavar="N")
@@ -73,7 +73,7 @@ def test(
 def score(
     file: Path,
     name: str | None,
-    config_name: str | None,
+    rewards_of: str | None,
     args: tuple[str, ...],
     timeout_s: float,
     workers: int,
@@ -84,7 +84,7 @@ def score(
     A line is a group, as in training. Ends with 78 where a reward breaks its contract; failures are counted and shown.
     """
     rows = list(_rows(file))
-    with _opened(_rewards(name, config_name, args, timeout_s), workers) as pool:
+    with _opened(_rewards(name, rewards_of, args, timeout_s), workers) as pool:
         outcomes = [pool.submit(prompt, completions, columns) for prompt, completions, columns in rows]
         scored = [outcome.result() for outcome in outcomes]
     if as_json:
@@ -98,7 +98,7 @@ def score(
 
 @click.command("reward-server")
 @click.option("--reward", "name", metavar="NAME", help="Host this reward.")
-@click.option("--config", "config_name", metavar="CONFIG", help="Host the rewards of this config, as their sum.")
+@click.option("--config", "rewards_of", metavar="CONFIG", help="Host the rewards of this config, as their sum.")
 @_ARGS
 @_TIMEOUT
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: every interface.")
@@ -107,7 +107,7 @@ def score(
 @click.option("--token-env", default="HPC_GRPO_REWARD_TOKEN", show_default=True, metavar="VARIABLE")
 def reward_server(
     name: str | None,
-    config_name: str | None,
+    rewards_of: str | None,
     args: tuple[str, ...],
     timeout_s: float,
     host: str,
@@ -129,7 +129,7 @@ def reward_server(
             f"{token_env} is not set. Set it to a password that runs know too, such as the output of openssl rand -hex "
             f"16: a reward server executes code, and everybody on the network reaches it."
         )
-    with _opened(_rewards(name, config_name, args, timeout_s), workers) as pool:
+    with _opened(_rewards(name, rewards_of, args, timeout_s), workers) as pool:
         try:
             server = RewardServer((host, port), pool, token)
         except OSError as error:
@@ -178,16 +178,14 @@ def _opened(rewards: Sequence[RewardConfig], num_workers: int) -> closing[Reward
     return closing(pool)
 
 
-def _rewards(
-    name: str | None, config_name: str | None, args: Sequence[str], timeout_s: float
-) -> Sequence[RewardConfig]:
-    if (name is None) == (config_name is None) or (config_name and args):
+def _rewards(name: str | None, rewards_of: str | None, args: Sequence[str], timeout_s: float) -> Sequence[RewardConfig]:
+    if (name is None) == (rewards_of is None) or (rewards_of and args):
         raise click.UsageError("Give --reward NAME, with --arg KEY=VALUE, or --config CONFIG.")
     if name is not None:
         return [_reward_config(name, args, timeout_s)]
     from hpc_grpo.cli.request import load_request
 
-    return load_request(str(config_name), []).config.rewards
+    return load_request(str(rewards_of), []).config.rewards
 
 
 def _reward_config(name: str, args: Sequence[str], timeout_s: float) -> RewardConfig:
