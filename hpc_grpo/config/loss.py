@@ -103,6 +103,12 @@ class LossConfig(Section):
     )
 
     @property
+    def functions(self) -> dict[str, str]:
+        """Return the keys that name a function, and its name: a built-in's, or the user's `module:function`."""
+        chosen = {"name": self.name, "advantage": self.advantage, "importance_correction": self.importance_correction}
+        return {f"loss.{key}": name for key, name in chosen.items()}
+
+    @property
     def compares_minibatch(self) -> bool:
         """Tell whether the loss or the correction looks at all tokens of an optimizer step before it."""
         papers = LOSSES.paper_of(self.name), CORRECTIONS.paper_of(self.importance_correction)

@@ -175,7 +175,7 @@ def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, 
             yield item.key, item.name, f"{item.name}/config.json" if item.key == "model.path" else item.name
     if config.needs.rollouts:
         functions = {f"rewards.{position}.name": reward.name for position, reward in enumerate(config.rewards)}
-        functions |= {"loss.name": config.loss.name, "loss.advantage": config.loss.advantage}
+        functions |= config.loss.functions
         for key, name in functions.items():
             file, _, _ = name.rpartition(":")
             if file.endswith(".py"):

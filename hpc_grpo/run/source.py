@@ -115,7 +115,7 @@ def copy_problems(run: RunDir, digest: str) -> list[str]:
 def functions_of(config: Config) -> dict[str, str]:
     """Return the names of the user's functions, by key; those of built-ins are left out."""
     named = {f"rewards.{position}.name": reward.name for position, reward in enumerate(config.rewards)}
-    named |= {"loss.name": config.loss.name, "loss.advantage": config.loss.advantage}
+    named |= config.loss.functions
     return {key: name for key, name in named.items() if ":" in name}
 
 

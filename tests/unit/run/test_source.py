@@ -10,7 +10,7 @@ import pytest
 
 from hpc_grpo.run import source
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.run.source import copy_problems, copy_source, copyable, entry, imported_files, used_file
+from hpc_grpo.run.source import copy_problems, copy_source, copyable, entry, functions_of, imported_files, used_file
 from tests.support.configs import minimal_config
 
 
@@ -101,3 +101,12 @@ def test_a_run_from_before_there_were_copies_runs_what_is_installed(run: RunDir)
     assert entry(run) == ["-m", "hpc_grpo.cli"]
     copy_source(run, {}, "")
     assert entry(run) == [str(run.source_dir)]
+
+
+def test_functions_of_the_loss_are_the_runs_own_too() -> None:
+    config = minimal_config(loss={"name": "l.py:f", "advantage": "a.py:f", "importance_correction": "c.py:f"})
+    assert functions_of(config) == {
+        "loss.name": "l.py:f",
+        "loss.advantage": "a.py:f",
+        "loss.importance_correction": "c.py:f",
+    }
