@@ -32,9 +32,13 @@ main()
 """Runs program and tests in one namespace; only the end of the tests brings the token out, not an exit code of 0."""
 
 
-def prepare(isolation: str = "strong", **args: Any) -> str:
-    """Say what isolation there is. Raises ConfigError where it is weaker than wanted."""
-    _limits(args)
+def prepare(isolation: str = "strong", timeout_s: float = 10.0, **args: Any) -> str:
+    """Say what isolation there is. Raises ConfigError where it is weaker than wanted, or one endless loop takes all."""
+    if timeout_s <= (longest_s := _limits(args).wall_s):
+        raise ConfigError(
+            f"code: a program may take {longest_s:g} s by the clock (3 * time_s), and the call of a group ends after "
+            f"timeout_s = {timeout_s:g}. Raise rewards.N.timeout_s: endless loops are then scored, and not masked."
+        )
     return describe(find_isolation(isolation))
 
 

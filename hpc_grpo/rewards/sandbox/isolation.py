@@ -162,6 +162,8 @@ def _bubblewrap(shown: list[str], limits: Limits, inside: list[str]) -> list[str
     # Root's processes the kernel does not limit.
     words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
     words += [program, "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
+    if "--disable-userns" in subprocess.run([program, "--help"], capture_output=True, text=True, check=False).stdout:
+        words += ["--unshare-user", "--disable-userns"]  # since 0.8
     words += ["--cap-drop", "ALL", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
     for path in shown:
         if Path(path).is_symlink():

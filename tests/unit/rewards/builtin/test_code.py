@@ -190,6 +190,11 @@ def test_weaker_isolation_is_refused_unless_asked_for_by_name(monkeypatch: pytes
         find_isolation.cache_clear()
 
 
+def test_a_deadline_that_one_endless_loop_would_use_up_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Raise rewards\.N\.timeout_s"):
+        prepare(time_s=4.0, timeout_s=12.0)
+
+
 @needs_isolation
 def test_what_is_said_at_the_start_names_the_isolation() -> None:
     assert prepare() == f"isolated by {ISOLATION}: no network, no files but the system's, no other processes"
