@@ -123,6 +123,18 @@ CORRECTIONS = Registry("Correction", "loss.importance_correction", "algorithms/c
 ADVANTAGES = Registry("Advantage", "loss.advantage", "algorithms/advantages")
 LEARNER_PARTS = Registry("Learner part", "task", "learner/parts")
 REWARDS = Registry("Reward", "rewards.N.name", "rewards/builtin")
+SOURCES = Registry("Data source", "data.train.path", "data/sources")
+
+
+def names_function(path: str) -> bool:
+    """Tell whether the path of a data set is a function of the user's: module:function, path/to/file.py:function.
+
+    >>> [names_function(path) for path in ("my_data:rows", "a/b.py:rows", "reasoning_gym:gcd", "s3://b/c", "d:e.jsonl")]
+    [True, True, False, False, False]
+    """
+    module, _, name = path.rpartition(":")
+    is_module = module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
+    return is_module and name.isidentifier() and module not in SOURCES.names()
 
 
 def copied_as(module_name: str) -> Path:

@@ -36,7 +36,8 @@ class Prompt:
     """One item of the prompt stream.
 
     `ordinal` counts prompts over the whole run from 0, so it names the prompt, its epoch and its place in
-    that epoch's shuffle at once. `fields` are the columns of the data set, handed to the rewards.
+    that epoch's shuffle at once. `fields` are the columns of the data set, handed to the rewards. `source` names
+    where it came from, and `reward_set` which of `config.reward_sets` grades it.
     """
 
     ordinal: int
@@ -44,6 +45,8 @@ class Prompt:
     token_ids: tuple[int, ...]
     text: str
     fields: Mapping[str, Any]
+    source: str = ""
+    reward_set: int = 0
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Sections are imported from here where other rooms name their type; most only read `config.section.key`.
 """
 
-from hpc_grpo.config.data import DataConfig, DatasetConfig
+from hpc_grpo.config.data import DataConfig, DatasetConfig, SourceConfig
 from hpc_grpo.config.launch import LaunchConfig, SlurmConfig
 from hpc_grpo.config.load import load_config, load_launch, load_resolved, load_resolved_launch, to_yaml, with_overrides
 from hpc_grpo.config.loss import LossConfig
@@ -21,6 +21,7 @@ __all__ = [
     "MetricsConfig",
     "RewardConfig",
     "SlurmConfig",
+    "SourceConfig",
     "load_config",
     "load_launch",
     "load_resolved",

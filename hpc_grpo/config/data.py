@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from hpc_grpo.config.rollout import RewardConfig
 from hpc_grpo.config.section import PathText, Section
+
+TemplateKind = Literal["chat", "plain"]
+Preprocessing = Literal["generic", "deepseek"]
+_OF_DATA = "; null: that of data."
 
 
 class ModelConfig(Section):
@@ -22,8 +28,13 @@ class ModelConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where torch sees a GPU.")
 
 
-class DatasetConfig(Section):
-    path: PathText = Field(description="A .jsonl or .json file, a folder of a saved data set, or a Hugging Face name.")
+class _SourceKeys(Section):
+    """Holds the keys of a source that a data set of one source has too."""
+
+    name: str | None = Field(None, description="What metrics and rollouts call the source; null: made from its path.")
+    args: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of a reasoning_gym task, or of your function."
+    )
     split: str = Field("train", description="Split of a Hugging Face data set.")
     subset: str | None = Field(None, description="Configuration name of a Hugging Face data set (GSM8K: main).")
     prompt_field: str = Field("question", description="Column with the prompt text.")
@@ -32,16 +43,107 @@ class DatasetConfig(Section):
         None, description="Column with chat messages; used instead of prompt_field when set."
     )
     max_items: PositiveInt | None = Field(None, description="Use only the first so many items.")
+    rewards: list[RewardConfig] | None = Field(None, description="Rewards of its prompts; null: those of the run.")
+    template: TemplateKind | None = Field(None, description=f"As data.template{_OF_DATA}")
+    preprocessing: Preprocessing | None = Field(None, description=f"As data.preprocessing{_OF_DATA}")
+    prompt_format: str | None = Field(None, description=f"As data.prompt_format{_OF_DATA}")
+    system_prompt: str | None = Field(None, description=f"As data.system_prompt{_OF_DATA}")
+    chat_template: PathText | None = Field(None, description=f"As data.chat_template{_OF_DATA}")
+    template_args: dict[str, Any] | None = Field(None, description=f"As data.template_args{_OF_DATA}")
+
+
+class SourceConfig(_SourceKeys):
+    path: PathText = Field(
+        description="A .jsonl, .json, .parquet or .arrow file, a folder of a saved data set, a Hugging Face name, "
+        "reasoning_gym:TASK, or a function of yours that yields items: module:function, path/to/file.py:function."
+    )
+    weight: PositiveFloat | None = Field(
+        None, description="Share of the prompts of an epoch, relative to the other sources of the mix."
+    )
+    count: PositiveInt | None = Field(
+        None, description="Prompts of an epoch; null, without weights: each item of the source once."
+    )
+
+
+class DatasetConfig(_SourceKeys):
+    """One source, or with `mix` several."""
+
+    path: PathText | None = Field(
+        None,
+        description="A .jsonl, .json, .parquet or .arrow file, a folder of a saved data set, a Hugging Face name, "
+        "reasoning_gym:TASK, or a function of yours that yields items: module:function, path/to/file.py:function.",
+    )
+    mix: list[SourceConfig] = Field(
+        default_factory=list, description="Several sources instead of path; each has these keys, weight and count."
+    )
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> DatasetConfig:
+        """Raise ValueError unless there is either a path, or a mix and no key that its sources have themselves."""
+        if not self.mix and not self.path:
+            raise ValueError("path must be set, or mix with several sources")
+        unset = type(self).model_construct()
+        beside = [key for key in _SourceKeys.model_fields if getattr(self, key) != getattr(unset, key)]
+        if self.mix and beside:
+            raise ValueError(f"with mix, {', '.join(beside)} belongs to each of its sources: set it there")
+        if self.mix and self.path:
+            raise ValueError("path and mix exclude each other: leave one out, or set path to null")
+        return self
+
+    def sources(self, key: str) -> Iterator[tuple[str, SourceConfig]]:
+        """Yield each source behind its key in the config, such as data.train or data.train.mix.0."""
+        for position, source in enumerate(self.mix):
+            yield f"{key}.mix.{position}", source
+        if self.path is not None:
+            values = {name: getattr(self, name) for name in (*_SourceKeys.model_fields, "path")}
+            yield key, SourceConfig.model_construct(**values)
+
+
+class HeldOutConfig(Section):
+    fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        description="Share of the prompts of data.train that are kept for eval, by a hash of the prompt's own text."
+    )
+    max_items: PositiveInt | None = Field(None, description="Of each source, at most so many are evaluated.")
 
 
 class DataConfig(Section):
     train: DatasetConfig
     eval: DatasetConfig | None = Field(None, description="Held-out data set for eval.")
-    template: Literal["chat", "plain"] = Field(
+    held_out: HeldOutConfig | None = Field(
+        None, description="Holds a share (fraction, max_items) of data.train out for eval, instead of data.eval."
+    )
+    template: TemplateKind = Field(
         "chat", description="chat: the tokenizer's chat template; plain: prompt_format alone."
+    )
+    preprocessing: Preprocessing = Field(
+        "generic",
+        description="generic: the text as it is; deepseek: DeepSeek-R1's prompt, which asks for <think> and <answer> "
+        "elements (plain: the base model's conversation; chat: its system prompt).",
     )
     prompt_format: str = Field("{prompt}", description="Text around a plain prompt; {prompt} is replaced.")
     system_prompt: str | None = Field(None, description="System message put before a chat prompt.")
+    chat_template: PathText | None = Field(
+        None, description="Jinja file with a chat template to use instead of the tokenizer's."
+    )
+    template_args: dict[str, Any] = Field(
+        default_factory=dict, description="Arguments of the chat template, such as {enable_thinking: false}."
+    )
     max_prompt_tokens: PositiveInt = Field(512, description="A longer prompt is an error, or is dropped.")
     drop_long_prompts: bool = Field(False, description="Drop (and count) prompts that are too long.")
+    deduplicate: bool = Field(
+        False, description="Drop (and count) training prompts whose text came before, or is in data.eval."
+    )
     shuffle: bool = Field(True, description="Shuffle every epoch, as a function of the seed and the epoch.")
+    cache_dir: PathText | None = Field(
+        None, description="Folder of tokenized data, on a file system that nodes share; null: .data below run.root."
+    )
+
+    def sources(self, *, for_eval: bool) -> list[tuple[str, SourceConfig]]:
+        """List the sources of data.train, or of data.eval if there is any, each behind its key in the config."""
+        if for_eval:
+            return [] if self.eval is None else list(self.eval.sources("data.eval"))
+        return list(self.train.sources("data.train"))
+
+    @property
+    def has_eval(self) -> bool:
+        return self.eval is not None or self.held_out is not None

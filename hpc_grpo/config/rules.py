@@ -74,7 +74,7 @@ def _names(config: Config) -> None:
     CORRECTIONS.check(config.loss.importance_correction)
     ADVANTAGES.check(config.loss.advantage)
     if config.needs.rollouts:
-        for reward in config.rewards:
+        for reward in config.rewards_by_key.values():
             REWARDS.check(reward.name)
 
 
@@ -85,18 +85,46 @@ def _eval(config: Config) -> None:
         raise ConfigError(
             f"eval.every_steps is set, but task {config.task} has no engines to sample with. Set it to null."
         )
-    if config.data.eval is None:
-        raise ConfigError("eval.every_steps is set, but data.eval is not. Give a held-out data set or set it to null.")
+    if not config.data.has_eval:
+        raise ConfigError(
+            "eval.every_steps is set, but data.eval is not. Give a held-out data set, hold a share of data.train out "
+            "(data.held_out={fraction: 0.05}), or set eval.every_steps to null."
+        )
     if max(config.eval.pass_k) > config.eval.num_samples:
         raise ConfigError(
             f"eval.pass_k = {config.eval.pass_k}: every k must be at most eval.num_samples = "
             f"{config.eval.num_samples}. Leave the larger ones out, or raise eval.num_samples."
         )
+    sources = config.data.sources(for_eval=config.data.eval is not None)
+    if all(source.rewards is not None for _, source in sources):
+        return
     if config.eval.reward not in {reward.name for reward in config.rewards}:
         raise ConfigError(
             f"eval.reward = {config.eval.reward!r} must be one of rewards: "
             f"{', '.join(reward.name for reward in config.rewards)}. Name one of them, or add it to rewards."
         )
+
+
+def _mixes(config: Config) -> None:
+    for key, source in config.data.sources(for_eval=True):
+        if source.weight is not None or source.count is not None:
+            raise ConfigError(
+                f"{key}: weight and count are for training; an eval asks each prompt once. Set max_items instead."
+            )
+    sources = config.data.sources(for_eval=False)
+    weighted = [key for key, source in sources if source.weight is not None]
+    if weighted and len(weighted) < len(sources):
+        without = ", ".join(key for key, source in sources if source.weight is None)
+        raise ConfigError(
+            f"With a weight for {weighted[0]}, each source of the mix needs one: give {without} a weight."
+        )
+    if weighted and (counted := [key for key, source in sources if source.count is not None]):
+        raise ConfigError(f"{counted[0]}: weight and count exclude each other. Mix by one of them.")
+
+
+def _eval_data(config: Config) -> None:
+    if config.data.eval is not None and config.data.held_out is not None:
+        raise ConfigError("data.eval and data.held_out exclude each other: set one of them to null.")
 
 
 def _sequence_lengths(config: Config) -> None:
@@ -199,6 +227,8 @@ _RULES = (
     _one_length,
     _nodes,
     _lag_and_minibatches,
+    _mixes,
+    _eval_data,
     _eval,
     _sequence_lengths,
     _engine_batch,

@@ -68,7 +68,10 @@ class EvalConfig(Section):
     num_samples: PositiveInt = Field(1, description="Completions per prompt, n of pass@k.")
     pass_k: list[PositiveInt] = Field(default_factory=lambda: [1], description="Values of k; at most num_samples.")
     temperature: NonNegativeFloat = Field(1.0, description="0: greedy.")
-    reward: PathText = Field("correctness", description="The reward that decides what counts as solved.")
+    reward: PathText = Field(
+        "correctness",
+        description="The reward that decides what counts as solved; of a source with other rewards: its first.",
+    )
     solved_at: float = Field(1.0, description="A completion with at least this reward is solved.")
 
 

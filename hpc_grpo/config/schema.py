@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from hpc_grpo.config.data import DataConfig, ModelConfig
+from hpc_grpo.config.data import DataConfig, ModelConfig, SourceConfig
 from hpc_grpo.config.launch import LaunchConfig, PlacementConfig
 from hpc_grpo.config.loss import LossConfig
 from hpc_grpo.config.rollout import EngineConfig, GradingConfig, RewardConfig, RolloutConfig, WeightsConfig
@@ -63,6 +63,32 @@ class Config(Section):
         """Return what the run's algorithm needs. Raises ConfigError where `task` names none."""
         needs: Needs = ALGORITHMS.find(self.task)(self).needs
         return needs
+
+    def rewards_of(self, source: SourceConfig) -> list[RewardConfig]:
+        return self.rewards if source.rewards is None else source.rewards
+
+    @property
+    def reward_sets(self) -> list[list[RewardConfig]]:
+        """List what prompts are graded by, in the order of their sources: each distinct list of rewards once."""
+        sources = [*self.data.sources(for_eval=False), *self.data.sources(for_eval=True)]
+        found: list[list[RewardConfig]] = []
+        for _, source in sources:
+            if (rewards := self.rewards_of(source)) not in found:
+                found.append(rewards)
+        return found
+
+    @property
+    def all_rewards(self) -> list[RewardConfig]:
+        """List the rewards of all sets, one set after the other."""
+        return [reward for rewards in self.reward_sets for reward in rewards]
+
+    @property
+    def rewards_by_key(self) -> dict[str, RewardConfig]:
+        """Map the keys of the config that name rewards, such as rewards.0, to them."""
+        named = {f"rewards.{position}": reward for position, reward in enumerate(self.rewards)}
+        for key, source in [*self.data.sources(for_eval=False), *self.data.sources(for_eval=True)]:
+            named |= {f"{key}.rewards.{position}": reward for position, reward in enumerate(source.rewards or ())}
+        return named
 
     @property
     def max_model_len(self) -> int:

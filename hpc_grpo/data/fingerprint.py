@@ -1,26 +1,22 @@
 """Fingerprints of what a run reads: data, tokenizer and weights of the model, the user's functions.
 
-Contents, and no times: a file that was copied or restored is the same file. Files that the run reads whole at every
-start anyway, such as data, are hashed whole. Of a larger file of the model or of a saved data set, of which only
-learners read all, 64 blocks spread over it are hashed, with its size: other weights differ everywhere.
+Files of data are hashed whole where they are one file. Of a larger file of the model or of a saved data set, of which
+only learners read all, 64 blocks spread over it are hashed, with its size: other weights differ everywhere. What a
+generator makes is told by the digest of its items.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 
-from hpc_grpo.config import Config, DatasetConfig
+from hpc_grpo.config import Config, SourceConfig
+from hpc_grpo.data.contents import of_file, of_files
 from hpc_grpo.data.hugging_face import find_model, weight_files
+from hpc_grpo.data.sources import open_source
 from hpc_grpo.run.source import functions_of, imported_files, used_file
-
-_WHOLE_BYTES = 1 << 26
-_NUM_BLOCKS, _BLOCK_BYTES = 64, 1 << 16
-
-_LEFT_BY_DATASETS = ("cache-", "tmp")
-"""Beginnings of names of files that the library `datasets` leaves in a saved data set that somebody else works with."""
 
 _TOKENIZER_FILES = (
     "config.json",
@@ -36,12 +32,19 @@ _TOKENIZER_FILES = (
 )
 
 
-def fingerprints(config: Config, folder: Path) -> dict[str, dict[str, str]]:
-    """Return the fingerprints of all that the run reads; relative paths are relative to `folder`."""
+def fingerprints(config: Config, folder: Path, item_digests: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return the fingerprints of all that the run reads; relative paths are relative to `folder`.
+
+    `item_digests` are those of the items themselves, by key of the config, for sources that are no files.
+    """
     found = local_fingerprints(config, folder)
-    for key, dataset in _datasets(config):
-        if key not in found:
-            found[key] = _of_named(dataset)
+    for key, source in _sources(config):
+        name = f"{key}.path"
+        if (folder / source.path).exists():
+            continue
+        # Of a name on the hub the library's own fingerprint, in which the revision is.
+        told = None if ":" in source.path else open_source(source).identity()
+        found[name] = {**found.get(name, {}), **(told or {"items": f"sha256 {item_digests[key]}"})}
     found["model.path"] = _of_model(find_model(config.model.path, os.environ))
     return found
 
@@ -49,55 +52,33 @@ def fingerprints(config: Config, folder: Path) -> dict[str, dict[str, str]]:
 def local_fingerprints(config: Config, folder: Path) -> dict[str, dict[str, str]]:
     """Return those that a login node can tell at once: of local data and of the user's functions."""
     found = {}
-    for key, dataset in _datasets(config):
-        if (path := folder / dataset.path).exists():
-            found[key] = _of_files(path, whole=path.is_file())
+    for key, source in _sources(config):
+        if (path := folder / source.path).exists():
+            found[f"{key}.path"] = of_files(path, whole=path.is_file())
     for key, name in functions_of(config).items():
         if (file := used_file(name, folder)) is not None:
             parts = imported_files(file)
-            found[key] = {str(part.relative_to(file.parent)): _of_file(part, whole=True) for part in parts}
+            found[key] = {str(part.relative_to(file.parent)): of_file(part, whole=True) for part in parts}
     return found
 
 
-def _datasets(config: Config) -> Iterator[tuple[str, DatasetConfig]]:
-    yield "data.train.path", config.data.train
-    if config.data.eval is not None and config.eval.every_steps is not None:
-        yield "data.eval.path", config.data.eval
+def tokenizer_identity(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what token ids depend on: the tokenizer's files, and the libraries that read them."""
+    versions = {name: metadata.version(name) for name in ("transformers", "tokenizers")}
+    folder = find_model(config.model.path, environ)
+    return versions | {file.name: of_file(file, whole=True) for file in _tokenizer_files(folder)}
 
 
-def _of_named(dataset: DatasetConfig) -> dict[str, str]:
-    """Return the library's own fingerprint, in which the revision is, and the number of rows."""
-    import datasets
+def _sources(config: Config) -> Iterator[tuple[str, SourceConfig]]:
+    yield from config.data.sources(for_eval=False)
+    if config.eval.every_steps is not None:
+        yield from config.data.sources(for_eval=True)
 
-    table = datasets.load_dataset(dataset.path, dataset.subset, split=dataset.split, trust_remote_code=False)
-    return {dataset.split: f"{len(table)} rows, fingerprint {table._fingerprint}"}
+
+def _tokenizer_files(folder: Path) -> set[Path]:
+    return {file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern) if file.is_file()}
 
 
 def _of_model(folder: Path) -> dict[str, str]:
-    files = {file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern) if file.is_file()}
-    found = {file.name: _of_file(file, whole=False) for file in files}
-    return found | {file.name: _of_file(file, whole=False) for file in weight_files(folder) if file.is_file()}
-
-
-def _of_files(path: Path, whole: bool) -> dict[str, str]:
-    if path.is_file():
-        return {path.name: _of_file(path, whole)}
-    names = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
-    return {str(name): _of_file(path / name, whole) for name in names if not _is_left_over(name)}
-
-
-def _is_left_over(name: Path) -> bool:
-    """Tell whether a file of a data set's folder is a tool's own, which nobody reads as data."""
-    return name.name.startswith(_LEFT_BY_DATASETS) or any(part.startswith(".") for part in name.parts)
-
-
-def _of_file(path: Path, whole: bool) -> str:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        if whole or size <= _WHOLE_BYTES:
-            return f"{size} bytes, sha256 {hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
-        sampled = hashlib.sha256()
-        for number in range(_NUM_BLOCKS):
-            file.seek((size - _BLOCK_BYTES) * number // (_NUM_BLOCKS - 1))
-            sampled.update(file.read(_BLOCK_BYTES))
-    return f"{size} bytes, sha256 of {_NUM_BLOCKS} blocks {sampled.hexdigest()[:16]}"
+    found = {file.name: of_file(file, whole=False) for file in _tokenizer_files(folder)}
+    return found | {file.name: of_file(file, whole=False) for file in weight_files(folder) if file.is_file()}

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def epoch_permutation(num_items: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Shuffle the items for one epoch: entry `i` is the item at the epoch's place `i`.
+def epoch_permutation(num_items: int, seed: int, epoch: int, stream: int = 0) -> NDArray[np.int64]:
+    """Shuffle the items for one epoch: entry `i` is the item at the epoch's place `i`. Streams are independent.
 
     PCG64 and SeedSequence give the same stream on every platform. NumPy may change `permutation` itself
     between feature releases (NEP 19), so a golden test pins the values this package was released with.
     """
-    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
+    # SeedSequence fills up with zeros, so stream 0 is what [seed, epoch] gives.
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch, stream])))
     return generator.permutation(num_items)
 
 

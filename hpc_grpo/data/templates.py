@@ -7,13 +7,23 @@ rendered.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
-from hpc_grpo.config import DataConfig, DatasetConfig
-from hpc_grpo.data.sources import check_characters
+from hpc_grpo.config import DataConfig, SourceConfig
+from hpc_grpo.data.checks import check_characters, check_not_empty
 from hpc_grpo.errors import ConfigError
 
 _PLACEHOLDER = "{prompt}"
+
+_R1_TASK = (
+    "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant "
+    "first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning "
+    "process and answer are enclosed within <think> </think> and <answer> </answer> tags, respectively, i.e., "
+    "<think> reasoning process here </think> <answer> answer here </answer>."
+)
+"""The prompt of DeepSeek-R1-Zero (arXiv:2501.12948, table 1)."""
 
 
 class Tokenizer(Protocol):
@@ -25,7 +35,13 @@ class Tokenizer(Protocol):
     def __call__(self, text: Sequence[str], *, add_special_tokens: bool) -> Mapping[str, Any]: ...
 
     def apply_chat_template(
-        self, conversation: Sequence[Mapping[str, Any]], *, tokenize: bool, add_generation_prompt: bool
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        *,
+        chat_template: str | None,
+        tokenize: bool,
+        add_generation_prompt: bool,
+        **kwargs: Any,
     ) -> Any: ...
 
     def decode(
@@ -33,39 +49,79 @@ class Tokenizer(Protocol):
     ) -> Any: ...
 
 
-class PromptTemplate:
-    """Renders and tokenizes the prompts of one data set."""
+@dataclass(frozen=True)
+class PromptStyle:
+    """The texts around the prompts of one source; `chat_template` is the template itself, None: the tokenizer's."""
 
-    def __init__(self, config: DataConfig, dataset: DatasetConfig, tokenizer: Tokenizer) -> None:
-        self._config = config
-        self._dataset = dataset
+    template: str
+    prompt_format: str
+    system_prompt: str | None
+    chat_template: str | None
+    template_args: Mapping[str, Any]
+
+
+def prompt_style(config: DataConfig, source: SourceConfig) -> PromptStyle:
+    """Return the style of a source: its own keys, else those of `data`. Raises ConfigError for keys in conflict."""
+
+    def chosen(key: str) -> Any:
+        own = getattr(source, key)
+        return getattr(config, key) if own is None else own
+
+    template, prompt_format, system_prompt = chosen("template"), chosen("prompt_format"), chosen("system_prompt")
+    if _PLACEHOLDER not in prompt_format:
+        raise ConfigError(f"data.prompt_format = {prompt_format!r} must contain {_PLACEHOLDER}.")
+    if chosen("preprocessing") == "deepseek":
+        if prompt_format != _PLACEHOLDER or system_prompt is not None:
+            raise ConfigError(
+                "data.preprocessing = deepseek brings its own prompt: leave data.prompt_format and data.system_prompt "
+                "unset, or set preprocessing to generic."
+            )
+        if template == "plain":
+            prompt_format = f"{_R1_TASK} User: {_PLACEHOLDER}. Assistant:"
+        else:
+            system_prompt = _R1_TASK
+    file = chosen("chat_template")
+    return PromptStyle(template, prompt_format, system_prompt, file and _read_template(file), chosen("template_args"))
+
+
+def _read_template(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"data.chat_template = {file} cannot be read: {error}. Give a Jinja file.") from error
+
+
+class PromptTemplate:
+    """Renders and tokenizes the prompts of one source."""
+
+    def __init__(self, config: DataConfig, source: SourceConfig, tokenizer: Tokenizer) -> None:
+        self._style = style = prompt_style(config, source)
+        self._source = source
         self._tokenizer = tokenizer
-        if _PLACEHOLDER not in config.prompt_format:
-            raise ConfigError(f"data.prompt_format = {config.prompt_format!r} must contain {_PLACEHOLDER}.")
-        if config.template == "plain":
-            if config.system_prompt is not None:
+        if style.template == "plain":
+            if style.system_prompt is not None:
                 raise ConfigError(
                     "data.system_prompt needs data.template = chat. With plain, write it into data.prompt_format."
                 )
-            if dataset.messages_field is not None:
+            if source.messages_field is not None:
                 raise ConfigError("messages_field needs data.template = chat. With plain, use prompt_field.")
             return
-        if not tokenizer.chat_template:
+        if not (style.chat_template or tokenizer.chat_template):
             raise ConfigError(
                 "data.template = chat, but the model's tokenizer has no chat template. "
-                "Set data.template = plain, or use a tokenizer with one."
+                "Set data.template = plain, give one (data.chat_template), or use a tokenizer with one."
             )
-        if dataset.messages_field is not None and config.prompt_format != _PLACEHOLDER:
+        if source.messages_field is not None and style.prompt_format != _PLACEHOLDER:
             raise ConfigError("data.prompt_format applies to prompt_field; with messages_field leave it unset.")
 
     def render(self, item: Mapping[str, Any], number: int) -> str:
         """Render the text that the model is given for `item`, which is number `number` of its data set."""
-        text = self._formatted(item, number) if self._config.template == "plain" else self._chat(item, number)
-        check_characters(text, self._dataset.path, number)
+        text = self._formatted(item, number) if self._style.template == "plain" else self._chat(item, number)
+        check_characters(text, self._source.path, number)
         return text
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        if self._config.template == "chat":
+        if self._style.template == "chat":
             # The template wrote the special tokens already.
             return _token_ids(self._tokenizer, texts, add_special_tokens=False)
         encoded = _token_ids(self._tokenizer, texts, add_special_tokens=True)
@@ -76,37 +132,44 @@ class PromptTemplate:
     def _chat(self, item: Mapping[str, Any], number: int) -> str:
         messages = self._messages(item, number)
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self._tokenizer.apply_chat_template(
+                messages,
+                chat_template=self._style.chat_template,
+                tokenize=False,
+                add_generation_prompt=True,
+                **self._style.template_args,
+            )
         except Exception as error:
             # A template is a program of the model's author: it raises what it likes, such as a refused role.
             raise ConfigError(
-                f"Item {number} of {self._dataset.path}: the tokenizer's chat template refuses it: {error}"
+                f"Item {number} of {self._source.path}: the tokenizer's chat template refuses it: {error}"
             ) from error
         return str(text)
 
     def _formatted(self, item: Mapping[str, Any], number: int) -> str:
-        prompt = item[self._dataset.prompt_field]
+        prompt = item[self._source.prompt_field]
         if not isinstance(prompt, str):
             raise ConfigError(
-                f"Item {number} of {self._dataset.path}: {self._dataset.prompt_field!r} must be text, "
+                f"Item {number} of {self._source.path}: {self._source.prompt_field!r} must be text, "
                 f"not {type(prompt).__name__}. For a list of chat messages set messages_field."
             )
+        check_not_empty(prompt, self._source.path, number)
         # Not str.format: prompts and formats are full of LaTeX braces.
-        return self._config.prompt_format.replace(_PLACEHOLDER, prompt)
+        return self._style.prompt_format.replace(_PLACEHOLDER, prompt)
 
     def _messages(self, item: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
-        """Chat messages of an item. Its own system message wins over `data.system_prompt`."""
-        field = self._dataset.messages_field
+        """Chat messages of an item. Its own system message wins over the configured one."""
+        field = self._source.messages_field
         if field is None:
             messages: list[Mapping[str, Any]] = [{"role": "user", "content": self._formatted(item, number)}]
         else:
             messages = self._checked_messages(item[field], number)
-        if self._config.system_prompt is not None and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": self._config.system_prompt}, *messages]
+        if self._style.system_prompt is not None and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self._style.system_prompt}, *messages]
         return messages
 
     def _checked_messages(self, value: Any, number: int) -> list[Mapping[str, Any]]:
-        where = f"Item {number} of {self._dataset.path}: {self._dataset.messages_field!r}"
+        where = f"Item {number} of {self._source.path}: {self._source.messages_field!r}"
         if not isinstance(value, Sequence) or isinstance(value, str) or not value:
             raise ConfigError(f"{where} must be a list of messages with at least one, not {value!r}.")
         for message in value:
@@ -117,6 +180,10 @@ class PromptTemplate:
                 f"{where} ends with a message of the assistant; a prompt must end before it. "
                 f"Move that message to a column of its own."
             )
+        if isinstance(value[-1]["content"], str):
+            check_not_empty(value[-1]["content"], self._source.path, number)
+        elif not value[-1]["content"]:
+            raise ConfigError(f"{where}: the last message must have content, not {value[-1]['content']!r}.")
         return list(value)
 
 

@@ -128,6 +128,7 @@ def _lines(group: GradedGroup, advantages: Sequence[float]) -> list[dict[str, An
     return [
         {
             "ordinal": group.prompt.ordinal,
+            "source": group.prompt.source,
             "sample": index,
             "prompt": group.prompt.text,
             "completion": text,

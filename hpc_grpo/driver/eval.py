@@ -18,7 +18,7 @@ from hpc_grpo.driver.rollouts import check_failures
 from hpc_grpo.driver.sampling import GradedGroup, RolloutPool
 from hpc_grpo.run.files import when_there_is_space, write_atomic
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.types import GroupRequest, Prompt, SamplingSpec
+from hpc_grpo.types import GroupGrades, GroupRequest, Prompt, SamplingSpec
 
 _EVAL_SEED_OFFSET = 1_000_003
 """Keeps eval's sampling seeds apart from those of training."""
@@ -60,7 +60,7 @@ class Evaluation:
         return GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling)
 
     def _solved(self, group: GradedGroup) -> list[bool]:
-        rewards = group.grades.reward_parts[self._config.eval.reward]
+        rewards = deciding_rewards(group.grades, self._config.eval.reward)
         return [reward >= self._config.eval.solved_at for reward in rewards]
 
     def _metrics(self, groups: Sequence[GradedGroup]) -> dict[str, float]:
@@ -90,6 +90,7 @@ class Evaluation:
         return [
             {
                 "ordinal": group.prompt.ordinal,
+                "source": group.prompt.source,
                 "sample": index,
                 "prompt": group.prompt.text,
                 "answer": group.prompt.fields.get("answer"),
@@ -99,6 +100,12 @@ class Evaluation:
             }
             for index, (text, reward, solved) in enumerate(graded)
         ]
+
+
+def deciding_rewards(grades: GroupGrades, name: str) -> Sequence[float]:
+    """Return the rewards `[G]` that decide what is solved: those of `name`, else of its source's first reward."""
+    of_name = (parts for label, parts in grades.reward_parts.items() if label.partition("#")[0] == name)
+    return next(of_name, next(iter(grades.reward_parts.values())))
 
 
 def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:

@@ -6,12 +6,13 @@ Produces `Inputs` without Ray, torch or a GPU, so that a mistake costs seconds a
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from hpc_grpo.config import Config
-from hpc_grpo.data.sources import load_items
+from hpc_grpo.data.loading import load_streams
 from hpc_grpo.data.stream import DemonstrationStream, PromptStream
 from hpc_grpo.data.tokenizer import check_context_length, load_tokenizer, model_folder, stop_token_ids
 from hpc_grpo.grading.pool import RewardPool
@@ -22,12 +23,16 @@ from hpc_grpo.weights.contract import refuse_experts
 
 @dataclass(frozen=True)
 class Inputs:
-    """`stream` is what the run trains on; `eval_stream` is None when there is no eval."""
+    """`stream` is what the run trains on; `eval_stream` is None when there is no eval.
+
+    `item_digests` are those of the data sets, by their keys in the config.
+    """
 
     tokenizer: Any
     stop_token_ids: tuple[int, ...]
     stream: PromptStream | DemonstrationStream
     eval_stream: PromptStream | None
+    item_digests: Mapping[str, str]
 
 
 def load_inputs(config: Config) -> Inputs:
@@ -37,15 +42,10 @@ def load_inputs(config: Config) -> Inputs:
     if config.needs.rollouts:
         refuse_experts(json.loads((model_folder(config.model.path) / "config.json").read_text()), config.model.path)
     stop_ids = stop_token_ids(config, tokenizer)
-    items = load_items(config.data.train)
-    if not config.needs.rollouts:
-        return Inputs(tokenizer, stop_ids, DemonstrationStream(config, items, tokenizer, config.run.seed), None)
-    with closing(RewardPool(config.rewards, num_workers=1)) as pool:
-        for note in pool.check():
-            say(note)
-    ADVANTAGES.find(config.loss.advantage)  # the loss is the learners' to import: it needs torch
-    stream, eval_stream = PromptStream(config, items, tokenizer, config.run.seed), None
-    if config.eval.every_steps is not None and config.data.eval is not None:
-        eval_items = load_items(config.data.eval)
-        eval_stream = PromptStream(config, eval_items, tokenizer, config.run.seed, for_eval=True)
-    return Inputs(tokenizer, stop_ids, stream, eval_stream)
+    if config.needs.rollouts:
+        with closing(RewardPool(config.all_rewards, num_workers=1)) as pool:
+            for note in pool.check():
+                say(note)
+        ADVANTAGES.find(config.loss.advantage)  # the loss is the learners' to import: it needs torch
+    streams = load_streams(config, tokenizer)
+    return Inputs(tokenizer, stop_ids, streams.train, streams.eval, streams.digests)

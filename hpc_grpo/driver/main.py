@@ -52,7 +52,7 @@ def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
     with timer.phase("inputs"):
         refuse_without_checkpoint(run_dir)
         inputs = load_inputs(config)
-        take_inputs(run_dir, fingerprints(config, Path()))
+        take_inputs(run_dir, fingerprints(config, Path(), inputs.item_digests))
     length = train_length(config, len(inputs.stream))
     stop = StopRequest(run_dir)
     address = wait_for_ray(lambda: stop.reason(0.0) is not None)

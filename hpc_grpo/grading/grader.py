@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 from hpc_grpo.config import Config
 from hpc_grpo.data.templates import Tokenizer
-from hpc_grpo.grading.pool import RewardPool
+from hpc_grpo.grading.pool import RewardPool, reward_labels
 from hpc_grpo.metrics.rollouts import measure
 from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
@@ -20,7 +21,7 @@ from hpc_grpo.types import GroupGrades, GroupSamples, Prompt
 
 
 class Grader:
-    """Grades groups by `config.rewards` in `config.grading.num_workers` processes."""
+    """Grades groups by the rewards of their source in `config.grading.num_workers` processes."""
 
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         dump_stacks_on_signal("grader")
@@ -28,7 +29,9 @@ class Grader:
         self._num_open = 0
         self._tokenizer = tokenizer
         self._mask_truncated = config.rollout.mask_truncated
-        self._pool = RewardPool(config.rewards, config.grading.num_workers)
+        self._pool = RewardPool(config.all_rewards, config.grading.num_workers)
+        labels = iter(reward_labels(config.all_rewards))
+        self._labels = [list(islice(labels, len(rewards))) for rewards in config.reward_sets]
 
     async def ready(self) -> None:
         """Return once a worker has the rewards. Raises ConfigError when one cannot be imported."""
@@ -66,7 +69,8 @@ class Grader:
     async def _grades(self, samples: GroupSamples, prompt: Prompt, with_texts: bool) -> GroupGrades:
         completions = samples.completions
         texts = tuple(self._text(completion.token_ids.tolist()) for completion in completions)
-        outcome = await asyncio.wrap_future(self._pool.submit(prompt.text, texts, prompt.fields))
+        labels = self._labels[prompt.reward_set]
+        outcome = await asyncio.wrap_future(self._pool.submit(prompt.text, texts, prompt.fields, labels))
         truncated = tuple(completion.finish_reason == "length" for completion in completions)
         return GroupGrades(
             ordinal=samples.ordinal,

@@ -66,10 +66,16 @@ class RewardPool:
             raise ConfigError(problem)
         return result.notes
 
-    def submit(self, prompt: str, completions: Sequence[str], fields: Mapping[str, Any]) -> Future[RewardOutcome]:
-        """Grade one group. The future raises RewardError when a reward breaks its contract."""
-        group = _Group(self._rewards, len(completions))
-        for label, reward in self._rewards.items():
+    def submit(
+        self, prompt: str, completions: Sequence[str], fields: Mapping[str, Any], labels: Sequence[str] | None = None
+    ) -> Future[RewardOutcome]:
+        """Grade one group by the rewards with these labels (`reward_labels`), None: by all.
+
+        The future raises RewardError when a reward breaks its contract.
+        """
+        rewards = self._rewards if labels is None else {label: self._rewards[label] for label in labels}
+        group = _Group(rewards, len(completions))
+        for label, reward in rewards.items():
             call = Call(_function_name(reward), reward.args, prompt, tuple(completions), fields, reward.timeout_s)
             group.expect(label, self._put(call, reward.timeout_s))
         return group.outcome

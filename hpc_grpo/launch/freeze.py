@@ -35,6 +35,7 @@ CHANGEABLE: dict[str, str] = {
     "train.attention": "another kernel of the same attention",
     "train.num_threads": "how fast, not what",
     "rollout.logged_fraction": "what is written down, not what is trained on",
+    "data.cache_dir": "where tokenized data lie, not what they are",
     "rewards.*.timeout_s": "how long to wait for the same reward",
     "grading.": "how failures of rewards are borne, and how many processes grade",
     "checkpoint.": "when state is saved, not what it is",
@@ -119,15 +120,17 @@ def working_dir(run: RunDir) -> Path:
 
 def refuse_secrets(config: Config) -> None:
     """Raise ConfigError for secrets in the config: by name in launch, by value anywhere."""
-    arguments = [argument for reward in config.rewards for argument in flat(reward.args).items()]
+    sources = [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]
+    given = [reward.args for reward in config.rewards_by_key.values()] + [source.args for _, source in sources]
+    arguments = [argument for args in given for argument in flat(args).items()]
     if secret := [
         key
         for key, value in arguments
         if any(is_secret_argument(key.rpartition(".")[2], text) for text in _texts(value))
     ]:
         raise ConfigError(
-            f"The arguments of a reward must not hold secrets ({', '.join(secret)}): {_KEEPS_CONFIG}. "
-            f"Have the reward read them from the environment, let through by launch.pass_env."
+            f"The arguments of a reward or data source must not hold secrets ({', '.join(secret)}): {_KEEPS_CONFIG}. "
+            f"Have it read them from the environment, let through by launch.pass_env."
         )
     if secret := [name for name, value in config.launch.env.items() if is_secret(name, value)]:
         raise ConfigError(

@@ -39,8 +39,9 @@ def rollout_metrics(grades: Sequence[GroupGrades], policy_version: int) -> dict[
     }
     for name in grades[0].measures:
         metrics[name] = _mean([value for grade in grades for value in grade.measures[name]])
-    for name in grades[0].reward_parts:
-        parts = [reward for grade in grades for reward in _valid(grade, grade.reward_parts[name])]
+    for name in dict.fromkeys(name for grade in grades for name in grade.reward_parts):
+        graded = [grade for grade in grades if name in grade.reward_parts]
+        parts = [reward for grade in graded for reward in _valid(grade, grade.reward_parts[name])]
         metrics[f"reward/{name}"] = _mean(parts)
     return metrics
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import engines_per_node
-from hpc_grpo.data.sources import load_items
+from hpc_grpo.data.shares import places_per_epoch
+from hpc_grpo.data.sources import read_items
 from hpc_grpo.driver.length import train_length
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.fit import Plan
@@ -78,11 +79,15 @@ def workload(plan: Plan) -> Workload:
 
 def num_steps(plan: Plan) -> int | None:
     """Return the run's length; None where it depends on data that is no file here, or no readable one."""
-    config, data = plan.config, plan.config.data.train
+    config = plan.config
+    sources = [source for _, source in config.data.sources(for_eval=False)]
     if config.train.total_epochs is None:
         return train_length(config, 1).total_steps
     try:
-        return train_length(config, len(load_items(data))).total_steps if Path(data.path).is_file() else None
+        if not all(Path(source.path).is_file() for source in sources):
+            return None
+        sizes = [sum(1 for _ in read_items(source)) for source in sources]
+        return train_length(config, sum(places_per_epoch(sources, sizes))).total_steps
     except ConfigError:
         return None  # data that cannot be read: the check of the inputs says why
 

@@ -11,26 +11,31 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import islice
 from math import inf
 from pathlib import Path
 
 from hpc_grpo.config import Config, LaunchConfig, SlurmConfig
 from hpc_grpo.config.resources import check_fits, node_demand
+from hpc_grpo.data.checks import check_item, completion_text
 from hpc_grpo.data.fingerprint import local_fingerprints
 from hpc_grpo.data.hugging_face import dataset_folders, datasets_cache, find_model, hub_cache, is_offline
-from hpc_grpo.data.sources import completion_text, load_items
+from hpc_grpo.data.sources import read_items
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.environment.rules import job_environ
 from hpc_grpo.launch.freeze import refuse_secrets, working_dir
 from hpc_grpo.launch.place.slurm.partition import refuse_what_cannot_start
 from hpc_grpo.preflight.disk import refuse_full_disk
 from hpc_grpo.preflight.findings import Context, Finding, failure, ok, skipped, warning
-from hpc_grpo.preflight.prefetch.items import Item, dataset_of, is_there, items_of
+from hpc_grpo.preflight.prefetch.items import Item, is_generated, is_there, items_of, source_of
 from hpc_grpo.run.inputs import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.weights.contract import refuse_experts
 
 _PREFETCH = "hpc-grpo prefetch CONFIG, on a login node"
+
+_MAX_CHECKED_ROWS = 200_000
+"""A second or two: a login node is everybody's."""
 
 
 def refuse_what_fails(config: Config, *, accepts_changes: bool = False) -> None:
@@ -109,17 +114,22 @@ def refuse_mixture_of_experts(config: Config, working_dir: Path) -> None:
 
 
 def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
-    """Raise ConfigError where the first row of a .jsonl file lacks the configured fields, as the job would.
+    """Raise ConfigError where a row of a .jsonl or .json file cannot be used, as the job would.
 
-    Reads no further row: the rest is the job's to check.
+    Reads no more than `_MAX_CHECKED_ROWS` of a file: the rest, and lengths in tokens, are the job's to check.
     """
     for item in _items(config, working_dir):
         place = working_dir / item.name
-        if place.suffix == ".jsonl" and is_there(place):
-            dataset = dataset_of(config, item).model_copy(update={"path": str(place), "max_items": 1})
-            [row] = load_items(dataset)
-            if config.needs.labels and item.key == "data.train.path":
-                completion_text(config, row, 0)
+        if place.suffix not in (".jsonl", ".json") or not is_there(place):
+            continue
+        source = source_of(config, item).model_copy(update={"path": str(place)})
+        number = -1
+        for number, row in enumerate(islice(read_items(source), _MAX_CHECKED_ROWS)):
+            check_item(source, row, number)
+            if config.needs.labels:
+                completion_text(config, source, row, number)
+        if number < 0:
+            raise ConfigError(f"Data set {place} is empty. It must hold at least one item.")
 
 
 def refuse_changed_inputs(run: RunDir, config: Config, working_dir: Path, accepts_changes: bool) -> None:
@@ -172,9 +182,11 @@ def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, 
     """Yield key and value in the config, and the path that must exist."""
     for item in _items(config, working_dir):
         if item.is_local:
-            yield item.key, item.name, f"{item.name}/config.json" if item.key == "model.path" else item.name
+            path, _, _ = item.name.rpartition(":") if is_generated(item.name) else (item.name, "", "")
+            if path.endswith(".py") or not is_generated(item.name):
+                yield item.key, item.name, f"{path}/config.json" if item.key == "model.path" else path
     if config.needs.rollouts:
-        functions = {f"rewards.{position}.name": reward.name for position, reward in enumerate(config.rewards)}
+        functions = {f"{key}.name": reward.name for key, reward in config.rewards_by_key.items()}
         functions |= config.loss.functions
         for key, name in functions.items():
             file, _, _ = name.rpartition(":")
@@ -185,7 +197,7 @@ def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, 
 def _items(config: Config, working_dir: Path) -> Iterator[Item]:
     """Yield the model and data that the run would read: it reads no eval data where it never evaluates."""
     for item in items_of(config, working_dir):
-        if item.key != "data.eval.path" or config.eval.every_steps is not None:
+        if not item.key.startswith("data.eval.") or config.eval.every_steps is not None:
             yield item
 
 
@@ -219,7 +231,8 @@ def data_finding(context: Context) -> Finding:
     environ = context.job_environ
     if missing := _missing_paths(config, "data."):
         return failure(check, missing, "set data.train.path and data.eval.path")
-    paths = [dataset.path for dataset in (config.data.train, config.data.eval) if dataset is not None]
+    sources = [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]
+    paths = [source.path for _, source in sources]
     if to_fetch := [path for path in paths if not _is_data_here(path, environ)]:
         return _not_cached(check, " and ".join(to_fetch), datasets_cache(environ), environ)
     return ok(check, ", ".join(dict.fromkeys(paths)))
@@ -231,7 +244,9 @@ def _missing_paths(config: Config, section: str) -> str:
 
 
 def _is_data_here(path: str, environ: Mapping[str, str]) -> bool:
-    return Path(path).exists() or any(folder.is_dir() for folder in dataset_folders(path, environ))
+    return (
+        is_generated(path) or Path(path).exists() or any(folder.is_dir() for folder in dataset_folders(path, environ))
+    )
 
 
 def _not_cached(check: str, name: str, cache: Path, environ: Mapping[str, str]) -> Finding:

@@ -111,7 +111,7 @@ def _longest_reward_s(config: Config) -> float:
     # Here: all who write a file of a run import this module, and the command must not load pydantic.
     from hpc_grpo.config.rollout import REWARD_LOAD_S
 
-    return sum(reward.timeout_s for reward in config.rewards) + REWARD_LOAD_S
+    return max(sum(reward.timeout_s for reward in rewards) for rewards in config.reward_sets) + REWARD_LOAD_S
 
 
 class Pulse:

@@ -21,8 +21,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpc_grpo.config import Config
-from hpc_grpo.registry import copied_as
+from hpc_grpo.config import Config, SourceConfig
+from hpc_grpo.registry import copied_as, names_function
 from hpc_grpo.run.files import publish_dir, start_staging, write_atomic
 from hpc_grpo.run.paths import RunDir
 
@@ -114,9 +114,14 @@ def copy_problems(run: RunDir, digest: str) -> list[str]:
 
 def functions_of(config: Config) -> dict[str, str]:
     """Return the names of the user's functions, by key; those of built-ins are left out."""
-    named = {f"rewards.{position}.name": reward.name for position, reward in enumerate(config.rewards)}
+    named = {f"{key}.name": reward.name for key, reward in config.rewards_by_key.items()}
     named |= config.loss.functions
+    named |= {f"{key}.path": source.path for key, source in _sources(config) if names_function(source.path)}
     return {key: name for key, name in named.items() if ":" in name}
+
+
+def _sources(config: Config) -> list[tuple[str, SourceConfig]]:
+    return [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]
 
 
 def used_file(name: str, folder: Path) -> Path | None:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from hpc_grpo.config import Config, DatasetConfig
+from hpc_grpo.config import Config, SourceConfig
+from hpc_grpo.registry import names_function
 
-Key = Literal["model.path", "data.train.path", "data.eval.path"]
-
-_DATA_FILES = (".jsonl", ".json")
+_DATA_FILES = (".jsonl", ".json", ".parquet", ".arrow")
+_MADE_HERE = "reasoning_gym:"
 
 
 @dataclass(frozen=True)
 class Item:
-    """A model or data set. `key` is where the config names it; one that `is_local` is only verified."""
+    """A model or data set. `key` is where the config names it, such as data.train.path or data.train.mix.0.path; one
+    that `is_local` is only verified.
+    """
 
-    key: Key
+    key: str
     name: str
     is_local: bool
 
@@ -30,12 +31,10 @@ def items_of(config: Config, working_dir: Path) -> list[Item]:
 
     `working_dir` is the folder that the run would read from: one named like ORGANISATION/NAME wins over the hub.
     """
-    model, train = config.model.path, config.data.train.path
+    model = config.model.path
     items = [Item("model.path", model, _is_local_model(model, working_dir))]
-    items.append(Item("data.train.path", train, _is_local_dataset(train, working_dir)))
-    if config.data.eval is not None:
-        evaluation = config.data.eval.path
-        items.append(Item("data.eval.path", evaluation, _is_local_dataset(evaluation, working_dir)))
+    for key, source in [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]:
+        items.append(Item(f"{key}.path", source.path, _is_local_dataset(source.path, working_dir)))
     return items
 
 
@@ -47,10 +46,14 @@ def is_there(place: Path) -> bool:
         return False
 
 
-def dataset_of(config: Config, item: Item) -> DatasetConfig:
-    dataset = config.data.train if item.key == "data.train.path" else config.data.eval
-    assert dataset is not None
-    return dataset
+def source_of(config: Config, item: Item) -> SourceConfig:
+    sources = [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]
+    return next(source for key, source in sources if f"{key}.path" == item.key)
+
+
+def is_generated(path: str) -> bool:
+    """Tell whether a data set is made by a function or a package, and is nowhere until then."""
+    return path.startswith(_MADE_HERE) or names_function(path)
 
 
 def _is_local_model(path: str, working_dir: Path) -> bool:
@@ -59,7 +62,7 @@ def _is_local_model(path: str, working_dir: Path) -> bool:
 
 
 def _is_local_dataset(path: str, working_dir: Path) -> bool:
-    return _is_no_hub_name(path) or path.endswith(_DATA_FILES) or is_there(working_dir / path)
+    return is_generated(path) or _is_no_hub_name(path) or path.endswith(_DATA_FILES) or is_there(working_dir / path)
 
 
 def _is_no_hub_name(path: str) -> bool:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config
+from hpc_grpo.data.cache import RowCache
+from hpc_grpo.data.encoder import Encoder
+from hpc_grpo.data.fingerprint import tokenizer_identity
 from hpc_grpo.data.hugging_face import WEIGHT_FORMS, read_header, weight_files
-from hpc_grpo.data.sources import completion_text, load_items
-from hpc_grpo.data.templates import PromptTemplate
+from hpc_grpo.data.loading import cache_folder, load_rows
+from hpc_grpo.data.sources import open_source
 from hpc_grpo.data.tokenizer import check_context_length, load_tokenizer, model_folder, stop_token_ids
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.preflight.prefetch.items import Item, dataset_of
+from hpc_grpo.preflight.prefetch.items import Item, source_of
 
 _NETWORK_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
 
@@ -44,15 +48,11 @@ def _verify_model(config: Config) -> dict[str, Any]:
 
 
 def _verify_dataset(config: Config, item: Item) -> dict[str, Any]:
-    """Load all columns, and make a prompt of the first row, for SFT a completion too."""
-    dataset = dataset_of(config, item)
-    items = load_items(dataset)
-    template = PromptTemplate(config.data, dataset, load_tokenizer(config))
-    template.encode([template.render(items[0], 0)])
-    if config.needs.labels and item.key == "data.train.path":
-        completion_text(config, items[0], 0)
-    tables: list[dict[str, Any]] = getattr(items, "cache_files", [])  # of Arrow; else the rows are in the JSON file
-    files = [Path(table["filename"]) for table in tables] or [Path(item.name)]
+    """Check and tokenize every row, which leaves it in the cache of tokenized data: the run finds it there."""
+    source, cache = source_of(config, item), RowCache(cache_folder(config))
+    encoder = Encoder(config, source, load_tokenizer(config))
+    rows = load_rows(config, source, encoder, cache, tokenizer_identity(config, os.environ))
+    files = open_source(source).files() or list(rows.folder.iterdir())
     folder = files[0] if len(files) == 1 and item.is_local else files[0].parent
     return {"folder": str(folder), "num_bytes": sum(file.stat().st_size for file in files)}
 

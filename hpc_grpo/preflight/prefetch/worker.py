@@ -21,7 +21,7 @@ import yaml
 from hpc_grpo.config import Config
 from hpc_grpo.data.hugging_face import WEIGHT_FORMS
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.preflight.prefetch.items import Item, dataset_of, items_of
+from hpc_grpo.preflight.prefetch.items import Item, items_of, source_of
 
 _WEIGHTS = tuple(
     patterns
@@ -72,9 +72,9 @@ def _fetched(config: Config, item: Item) -> dict[str, Any]:
             files = needed_files(item.name, HfApi().list_repo_files(item.name))
             snapshot_download(item.name, allow_patterns=[glob.escape(file) for file in files])
         else:
-            from hpc_grpo.data.sources import load_items
+            from hpc_grpo.data.sources import open_source
 
-            load_items(dataset_of(config, item))
+            open_source(source_of(config, item)).identity()
     except Exception as error:  # noqa: BLE001 - the libraries raise whatever their HTTP clients do
         return {"error": problem(item, error)}
     return {}

@@ -163,11 +163,21 @@ def test_data_that_begins_with_a_bad_row_is_refused(case: str, queue: FakeQueue,
     assert result.stderr.count("error: ") == 1
 
 
-def test_of_the_data_the_first_row_alone_is_read(queue: FakeQueue, tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text("\n" + ROW + "{broken\n")
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{broken", "rows.jsonl, line 4, byte"),
+        ('{"question": "q", "answer": null}', "Item 2 of {path} (counted from 0): 'answer' (answer_field) is null"),
+        ('{"question": " ", "answer": "a"}', "Item 2 of {path} (counted from 0) has an empty prompt"),
+        ('{"question": "a\\ud83d", "answer": "a"}', "Item 2 of {path} (counted from 0) holds '\\ud83d'"),
+        ('{"question": "q", "answer": "\\ud83d"}', "Item 2 of {path} (counted from 0) holds '\\ud83d'"),
+    ],
+)
+def test_a_bad_row_anywhere_is_refused_by_its_number(row: str, message: str, queue: FakeQueue, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(f"\n{ROW}{ROW}{row}\n{ROW}")
     result = submit("model.path=org/m", "data.train.path=rows.jsonl")
-    assert result.exit_code == 0, result.stderr
-    assert len(queue.requests) == 1
+    assert (result.exit_code, queue.requests) == (EXIT_CONFIG, [])
+    assert message.format(path=tmp_path / "rows.jsonl") in result.stderr
 
 
 def test_data_is_judged_without_packages_that_a_light_installation_lacks() -> None:

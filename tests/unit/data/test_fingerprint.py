@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.config import Config
-from hpc_grpo.data import fingerprint
+from hpc_grpo.data import contents, fingerprint
 from hpc_grpo.data.fingerprint import fingerprints
 from tests.support.configs import minimal_config
 
@@ -39,11 +39,11 @@ def config(tmp_path: Path) -> Config:
 def test_a_file_that_is_read_changes_the_fingerprint_of_its_key(
     name: str, key: str | None, config: Config, tmp_path: Path
 ) -> None:
-    before = fingerprints(config, tmp_path)
+    before = fingerprints(config, tmp_path, {})
     os.utime(tmp_path / "d.jsonl", (0, 0))
-    assert fingerprints(config, tmp_path) == before
+    assert fingerprints(config, tmp_path, {}) == before
     (tmp_path / name).write_text("other")
-    now = fingerprints(config, tmp_path)
+    now = fingerprints(config, tmp_path, {})
     assert [changed for changed in before if before[changed] != now[changed]] == ([key] if key else [])
 
 
@@ -62,11 +62,11 @@ def test_what_tools_keep_beside_a_saved_data_set_is_no_part_of_it(config: Config
 
 
 def test_of_a_large_file_blocks_are_hashed_up_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprint, "_WHOLE_BYTES", 10)
-    monkeypatch.setattr(fingerprint, "_BLOCK_BYTES", 4)
+    monkeypatch.setattr(contents, "_WHOLE_BYTES", 10)
+    monkeypatch.setattr(contents, "_BLOCK_BYTES", 4)
     path = tmp_path / "model.safetensors"
     path.write_bytes(bytes(1000))
-    before = fingerprint._of_file(path, whole=False)
+    before = contents.of_file(path, whole=False)
     assert "64 blocks" in before
     path.write_bytes(bytes(999) + b"1")
-    assert fingerprint._of_file(path, whole=False) != before
+    assert contents.of_file(path, whole=False) != before

@@ -78,7 +78,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 def run(config: Config) -> RunDir:
     """Return a run as one leaves it that was killed after step 5, with checkpoints of steps 2 and 4."""
     run = freeze(config, ["hpc-grpo", "submit"], []).run
-    take_inputs(run, fingerprints(config, Path()))
+    take_inputs(run, fingerprints(config, Path(), {}))
     write_chain(run, ChainRecord().with_link("17"))
     ledger, sink = Ledger(run, 1), JsonlSink(run.metrics)
     for step in range(1, 6):
@@ -113,7 +113,7 @@ def resume(run: RunDir, config: Config) -> int:
     RunLock.take(run, "18", run.next_attempt_number(), sleep=lambda _: None).release()
     read_attempts(run), read_chain(run)
     refuse_without_checkpoint(run)
-    take_inputs(run, fingerprints(read_config(run), Path()))
+    take_inputs(run, fingerprints(read_config(run), Path(), {}))
     StepTimes.after(read_state(run))
     learners: Any = FakeLearners()
     state = Checkpoints(read_config(run), run, learners, Durations()).resume()

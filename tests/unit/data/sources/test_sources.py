@@ -7,19 +7,27 @@ from typing import Any
 import datasets
 import pytest
 
-from hpc_grpo.config import DatasetConfig
-from hpc_grpo.data.sources import load_items
+from hpc_grpo.config import SourceConfig
+from hpc_grpo.data.checks import check_item
+from hpc_grpo.data.sources import read_items
 from hpc_grpo.errors import ConfigError
 
 ITEMS = [{"question": f"{i} + 1?", "answer": str(i + 1), "level": i} for i in range(5)]
 
 
-def write_lines(path: Path, lines: list[str]) -> DatasetConfig:
+def write_lines(path: Path, lines: list[str]) -> SourceConfig:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return DatasetConfig(path=str(path))
+    return SourceConfig(path=str(path))
 
 
-def message_of(config: DatasetConfig) -> str:
+def load_items(config: SourceConfig) -> list[dict[str, Any]]:
+    items = list(read_items(config))
+    for number, item in enumerate(items):
+        check_item(config, item, number)
+    return items
+
+
+def message_of(config: SourceConfig) -> str:
     with pytest.raises(ConfigError) as caught:
         load_items(config)
     assert caught.value.exit_code == 78
@@ -64,18 +72,12 @@ def test_line_that_is_no_object(tmp_path: Path) -> None:
 def test_line_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_bytes(json.dumps(ITEMS[0]).encode() + b'\n{"question": "\xff"}\n')
-    message = message_of(DatasetConfig(path=str(path)))
+    message = message_of(SourceConfig(path=str(path)))
     assert f"line 2, byte {path.read_bytes().index(0xFF)}: not valid UTF-8" in message
 
 
-@pytest.mark.parametrize("name", ["d.jsonl", "d.json"])
-def test_empty_data_set(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("" if name == "d.jsonl" else "[]")
-    assert "is empty" in message_of(DatasetConfig(path=str(tmp_path / name)))
-
-
 def test_missing_file_says_where_it_looked(tmp_path: Path) -> None:
-    assert str(tmp_path / "no.jsonl") in message_of(DatasetConfig(path=str(tmp_path / "no.jsonl")))
+    assert str(tmp_path / "no.jsonl") in message_of(SourceConfig(path=str(tmp_path / "no.jsonl")))
 
 
 def test_missing_field_names_item_and_the_fields_that_exist(tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_messages_field_replaces_the_prompt_field(tmp_path: Path) -> None:
 def test_json_array(tmp_path: Path) -> None:
     path = tmp_path / "d.json"
     path.write_text(json.dumps(ITEMS, indent=1))
-    assert list(load_items(DatasetConfig(path=str(path), max_items=3))) == ITEMS[:3]
+    assert list(load_items(SourceConfig(path=str(path), max_items=3))) == ITEMS[:3]
 
 
 @pytest.mark.parametrize(
@@ -112,28 +114,28 @@ def test_json_array(tmp_path: Path) -> None:
 )
 def test_json_mistakes(tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "d.json").write_text(content)
-    assert words in message_of(DatasetConfig(path=str(tmp_path / "d.json")))
+    assert words in message_of(SourceConfig(path=str(tmp_path / "d.json")))
 
 
 def test_other_file_types_are_refused(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text("question,answer\n")
-    assert ".jsonl" in message_of(DatasetConfig(path=str(tmp_path / "d.csv")))
+    assert ".jsonl" in message_of(SourceConfig(path=str(tmp_path / "d.csv")))
 
 
 def test_saved_data_set(tmp_path: Path) -> None:
     datasets.Dataset.from_list(ITEMS).save_to_disk(tmp_path / "saved")
-    items = load_items(DatasetConfig(path=str(tmp_path / "saved"), max_items=2))
+    items = load_items(SourceConfig(path=str(tmp_path / "saved"), max_items=2))
     assert [items[0], items[1]] == ITEMS[:2]
     assert len(items) == 2
-    message = message_of(DatasetConfig(path=str(tmp_path / "saved"), prompt_field="prompt"))
+    message = message_of(SourceConfig(path=str(tmp_path / "saved"), prompt_field="prompt"))
     assert "question, answer, level" in message
 
 
 def test_saved_data_set_with_splits(tmp_path: Path) -> None:
     table = datasets.Dataset.from_list(ITEMS)
     datasets.DatasetDict({"train": table, "test": table.select([4])}).save_to_disk(tmp_path / "saved")
-    assert list(load_items(DatasetConfig(path=str(tmp_path / "saved"), split="test"))) == ITEMS[4:]
-    message = message_of(DatasetConfig(path=str(tmp_path / "saved"), split="dev"))
+    assert list(load_items(SourceConfig(path=str(tmp_path / "saved"), split="test"))) == ITEMS[4:]
+    message = message_of(SourceConfig(path=str(tmp_path / "saved"), split="dev"))
     assert "no split 'dev'" in message
     assert "train, test" in message
 
@@ -146,7 +148,7 @@ def test_hub_name_is_loaded_by_path_subset_and_split(monkeypatch: pytest.MonkeyP
         return datasets.Dataset.from_list(ITEMS)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    items = load_items(DatasetConfig(path="openai/gsm8k", subset="main", split="test"))
+    items = load_items(SourceConfig(path="openai/gsm8k", subset="main", split="test"))
     assert asked == [(("openai/gsm8k", "main"), {"split": "test", "trust_remote_code": False})]
     assert items[4] == ITEMS[4]
 
@@ -156,7 +158,7 @@ def test_hub_name_offline_gives_the_command_to_prefetch(monkeypatch: pytest.Monk
         raise ConnectionError("Couldn't reach the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    message = message_of(DatasetConfig(path="openai/gsm8k", subset="main"))
+    message = message_of(SourceConfig(path="openai/gsm8k", subset="main"))
     assert "ConnectionError: Couldn't reach the Hub" in message
     assert "datasets.load_dataset('openai/gsm8k', 'main', split='train')" in message
     assert "login node" in message

@@ -1,0 +1,152 @@
+"""Tokenized data on the disk: a folder for each source and all that its rows depend on, made once, mapped at a start.
+
+    <cache>/<key>/rows.arrow      a row for each item: text, token ids, the item as JSON, the hash of its prompt
+    <cache>/<key>/made.json       number of rows, digest of the items, size of rows.arrow; written last
+
+Safe without a lock, which shared file systems rarely honour: a writer fills a folder of its own and renames it, and of
+two the second finds the name taken and drops its own. A changed file, template or tokenizer has another key. An entry
+may be deleted while no run reads it: the next start makes it anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_grpo.data.encoder import Row
+from hpc_grpo.data.sources.base import BATCH_ITEMS
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.run.files import digest_of, fsync, read_record, write_record
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_FORMAT = 1
+_ROWS, _MADE = "rows.arrow", "made.json"
+_STAGED = ".tmp"
+_ABANDONED_S = 24 * 3600.0
+
+
+class Rows:
+    """The rows of one source, mapped from the disk: memory is taken by those that are looked at.
+
+    `digest` is that of the items themselves. `num_prompt_tokens`, `num_tokens` (with the completion) and
+    `prompt_hashes` have one entry for each row.
+    """
+
+    def __init__(self, folder: Path, digest: str) -> None:
+        from pyarrow import compute, ipc, memory_map
+
+        self.folder = folder
+        self.digest = digest
+        self._table = ipc.open_file(memory_map(str(folder / _ROWS))).read_all()
+        lengths = compute.list_value_length(self._table["prompt_ids"]).to_numpy()
+        self.num_prompt_tokens: NDArray[np.int32] = lengths
+        self.num_tokens: NDArray[np.int32] = (
+            lengths + compute.list_value_length(self._table["completion_ids"]).to_numpy()
+        )
+        self.prompt_hashes: NDArray[np.uint64] = self._table["prompt_hash"].to_numpy()
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __getitem__(self, number: int) -> Row:
+        return Row(**{name: self._table[name][number].as_py() for name in self._table.column_names})
+
+
+class RowCache:
+    """The entries below one folder, which any number of runs on any number of nodes share."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find(self, identity: Mapping[str, Any]) -> Rows | None:
+        """Return the rows of `identity`; None where there are none yet, or they are damaged."""
+        entry = self._entry(identity)
+        digest = _digest_if_whole(entry)
+        return None if digest is None else Rows(entry, digest)
+
+    def write(self, identity: Mapping[str, Any], rows: Iterator[Row]) -> Rows:
+        """Write the rows, whole or not at all; return what is there then. Raises ConfigError where none can be."""
+        entry = self._entry(identity)
+        staging = self.folder / f".{entry.name}.{secrets.token_hex(8)}{_STAGED}"
+        try:
+            staging.mkdir(parents=True)
+            self._remove_abandoned()
+            digest = _write_table(staging / _ROWS, rows)
+            fsync(staging / _ROWS)
+            num_bytes = (staging / _ROWS).stat().st_size
+            write_record(staging / _MADE, {"items": digest, "num_bytes": num_bytes, "identity": dict(identity)})
+            self._publish(staging, entry)
+        except OSError as error:
+            raise ConfigError(
+                f"Tokenized data cannot be written below {self.folder} ({error.strerror or error}). Set data.cache_dir "
+                f"to a folder that can be written, has space, and is seen by all nodes."
+            ) from error
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        found = self.find(identity)
+        if found is None:
+            raise ConfigError(f"{entry} was damaged while it was made. Delete the folder and start again.")
+        return found
+
+    def _publish(self, staging: Path, entry: Path) -> None:
+        """Put the entry in its place, unless another writer was faster; a damaged one makes room."""
+        try:
+            staging.rename(entry)
+        except OSError:
+            if _digest_if_whole(entry) is not None:
+                return
+            if not entry.is_dir():
+                raise
+            entry.rename(staging.with_suffix(".old" + _STAGED))
+            staging.rename(entry)
+        fsync(self.folder)
+
+    def _remove_abandoned(self) -> None:
+        """Remove what writers left that died long ago, and damaged entries."""
+        for folder in self.folder.glob(f".*{_STAGED}"):
+            with contextlib.suppress(FileNotFoundError):  # its writer, or another cleaner, is at it too
+                if time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir())) > _ABANDONED_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _entry(self, identity: Mapping[str, Any]) -> Path:
+        return self.folder / digest_of({"format": _FORMAT, **identity})
+
+
+def _digest_if_whole(entry: Path) -> str | None:
+    made = read_record(entry / _MADE, lambda values: (str(values["items"]), int(values["num_bytes"])))
+    rows = entry / _ROWS
+    return made[0] if made is not None and rows.is_file() and rows.stat().st_size == made[1] else None
+
+
+def _write_table(path: Path, rows: Iterator[Row]) -> str:
+    """Write rows as they come, in batches; return the digest of the items."""
+    import pyarrow as pa
+
+    ids = pa.list_(pa.int32())
+    schema = pa.schema(
+        [
+            ("text", pa.string()),
+            ("prompt_ids", ids),
+            ("completion_ids", ids),
+            ("fields", pa.string()),
+            ("prompt_hash", pa.uint64()),
+        ]
+    )
+    hashed = hashlib.sha256()
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        while batch := list(islice(rows, BATCH_ITEMS)):
+            columns = {name: [getattr(row, name) for row in batch] for name in schema.names}
+            for fields in columns["fields"]:
+                hashed.update(fields.encode() + b"\n")
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+    return hashed.hexdigest()[:32]

@@ -1,0 +1,67 @@
+"""Which rows of a source are asked: the split from eval, duplicates, lengths. Functions of the cache's columns.
+
+They are applied at every start and kept nowhere: a run that changes one of them tokenizes nothing anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpc_grpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_HASHES = 2.0**64
+
+
+@dataclass(frozen=True)
+class LengthRule:
+    """At most `max_tokens` tokens, as the config key `key` says, for items of the data set `path`."""
+
+    key: str
+    max_tokens: int
+    path: str
+
+
+def held_out(prompt_hashes: NDArray[np.uint64], fraction: float) -> NDArray[np.bool_]:
+    """Tell which rows are kept for eval. It depends on the prompt alone: neither on other rows nor on their order."""
+    return prompt_hashes < np.uint64(fraction * _HASHES)
+
+
+def lowest(candidates: NDArray[np.int64], prompt_hashes: NDArray[np.uint64], most: int) -> NDArray[np.int64]:
+    """Return at most `most` candidates, those with the lowest hashes: a sample that more rows change little."""
+    return np.sort(candidates[np.argsort(prompt_hashes[candidates], kind="stable")[:most]])
+
+
+def without_duplicates(
+    candidates: NDArray[np.int64], prompt_hashes: NDArray[np.uint64], seen: NDArray[np.uint64]
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Return the candidates whose prompt neither `seen` nor an earlier candidate has, and all that is seen then."""
+    hashes = prompt_hashes[candidates]
+    unique, first = np.unique(hashes, return_index=True)
+    new = first[~np.isin(unique, seen)]
+    return candidates[np.sort(new)], np.union1d(seen, unique)
+
+
+def fitting(
+    candidates: NDArray[np.int64], num_tokens: NDArray[np.int32], rule: LengthRule, drop: bool
+) -> NDArray[np.int64]:
+    """Return the candidates that keep the rule, in their order. Raises ConfigError for a longer one, unless `drop`."""
+    fits = num_tokens[candidates] <= rule.max_tokens
+    if not drop and not fits.all():
+        number = int(candidates[np.flatnonzero(~fits)[0]])
+        raise ConfigError(
+            f"Item {number} of {rule.path} (counted from 0) has {num_tokens[number]} tokens, more than "
+            f"{rule.key} = {rule.max_tokens}. Raise {rule.key}, or set data.drop_long_prompts = true "
+            f"to train without such items."
+        )
+    if len(candidates) and not fits.any():
+        raise ConfigError(
+            f"All {len(candidates)} items of {rule.path} are longer than {rule.key} = {rule.max_tokens}; "
+            f"dropping them leaves nothing. Raise {rule.key}."
+        )
+    return candidates[fits]

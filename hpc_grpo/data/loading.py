@@ -1,0 +1,191 @@
+"""From a config to streams: sources are read and tokenized once, split, filtered and mixed. Every start comes by here.
+
+Raises ConfigError for the first item that cannot be used, before anything else has started.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpc_grpo.config import Config, SourceConfig
+from hpc_grpo.data.cache import RowCache, Rows
+from hpc_grpo.data.encoder import Encoder, Row
+from hpc_grpo.data.filters import LengthRule, fitting, held_out, lowest, without_duplicates
+from hpc_grpo.data.fingerprint import tokenizer_identity
+from hpc_grpo.data.sources import open_source, read_items
+from hpc_grpo.data.stream import DemonstrationStream, Part, PromptStream
+from hpc_grpo.data.templates import Tokenizer
+from hpc_grpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_CACHE = ".data"
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What a run trains on, and its eval set, None without one; `digests` are those of the items, by config key."""
+
+    train: PromptStream | DemonstrationStream
+    eval: PromptStream | None
+    digests: Mapping[str, str]
+
+
+def cache_folder(config: Config) -> Path:
+    return Path(config.data.cache_dir) if config.data.cache_dir else config.run.root / _CACHE
+
+
+def load_streams(config: Config, tokenizer: Tokenizer, *, tokenizer_id: Mapping[str, str] | None = None) -> Streams:
+    """Load all that the run reads. `tokenizer_id` stands for the tokenizer's files where it has none."""
+    cache = RowCache(cache_folder(config))
+    identity = tokenizer_identity(config, os.environ) if tokenizer_id is None else tokenizer_id
+
+    def loaded(for_eval: bool) -> dict[str, _Loaded]:
+        sources = config.data.sources(for_eval=for_eval)
+        names = source_names([source for _, source in sources])
+        return {
+            key: _Loaded(name, source, load_rows(config, source, Encoder(config, source, tokenizer), cache, identity))
+            for name, (key, source) in zip(names, sources, strict=True)
+        }
+
+    has_eval = config.needs.rollouts and config.eval.every_steps is not None
+    train, evaluated = loaded(for_eval=False), loaded(for_eval=True) if has_eval else {}
+    digests = {key: each.rows.digest for key, each in {**train, **evaluated}.items()}
+    split = _Split(config, list(train.values()), list(evaluated.values()))
+    if not config.needs.rollouts:
+        demonstrations = DemonstrationStream(split.train(), config.run.seed, shuffle=config.data.shuffle)
+        return Streams(demonstrations, None, digests)
+    prompts = PromptStream(split.train(), config.run.seed, shuffle=config.data.shuffle)
+    eval_parts = split.eval() if has_eval else []
+    evals = PromptStream(eval_parts, config.run.seed, shuffle=False, for_eval=True) if eval_parts else None
+    return Streams(prompts, evals, digests)
+
+
+def load_rows(
+    config: Config, source: SourceConfig, encoder: Encoder, cache: RowCache, tokenizer_id: Mapping[str, str]
+) -> Rows:
+    """Return the rows of a source, from the cache or made anew. Raises ConfigError for an item that cannot be used."""
+    origin = open_source(source)
+
+    def items_id() -> Mapping[str, str]:
+        return origin.identity() or {"digest": encoder.digest(read_items(source))}
+
+    before = items_id()
+    identity = {"items": dict(before), "tokenizer": dict(tokenizer_id), **encoder.identity()}
+    if (found := cache.find(identity)) is not None:
+        return found
+
+    def unchanged() -> Iterator[Row]:
+        yield from encoder.rows(read_items(source))
+        if items_id() != before:
+            raise ConfigError(f"Data set {source.path} changed while it was read. Start again when it stays as it is.")
+
+    start = time.monotonic()
+    rows = cache.write(identity, unchanged())
+    print(f"Tokenized {len(rows):,} items of {source.path} in {time.monotonic() - start:.1f} s, once.", file=sys.stderr)
+    return rows
+
+
+def source_names(sources: Sequence[SourceConfig]) -> list[str]:
+    """Give each source a distinct name: its own, else what its path ends with, with #2, #3 … where it is used again.
+
+    >>> paths = ["a/math.jsonl", "openai/gsm8k", "reasoning_gym:gcd", "b/math.json"]
+    >>> source_names([SourceConfig(path=path) for path in paths])
+    ['math', 'gsm8k', 'gcd', 'math#2']
+    """
+    names: list[str] = []
+    for source in sources:
+        path = PurePath(source.path.rpartition(":")[2])
+        name = source.name or path.stem
+        earlier = sum(other.partition("#")[0] == name for other in names)
+        names.append(f"{name}#{earlier + 1}" if earlier else name)
+    return names
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    name: str
+    source: SourceConfig
+    rows: Rows
+
+
+class _Split:
+    """Decides which rows are trained on and which are evaluated, and says how many went where."""
+
+    def __init__(self, config: Config, train: Sequence[_Loaded], evaluated: Sequence[_Loaded]) -> None:
+        self._config = config
+        self._train = train
+        self._evaluated = evaluated
+
+    def train(self) -> list[Part]:
+        data = self._config.data
+        seen = np.concatenate([np.empty(0, np.uint64), *(each.rows.prompt_hashes for each in self._evaluated)])
+        parts = []
+        for each in self._train:
+            hashes = each.rows.prompt_hashes
+            ours = np.flatnonzero(~self._held_out(each))
+            unique = ours
+            if data.deduplicate:
+                unique, seen = without_duplicates(ours, hashes, seen)
+            kept = self._fitting(each, unique)
+            _tell(
+                each,
+                {
+                    "held out": len(hashes) - len(ours),
+                    "duplicate": len(ours) - len(unique),
+                    "too long": len(unique) - len(kept),
+                },
+                len(kept),
+            )
+            parts.append(self._part(each, kept))
+        return parts
+
+    def eval(self) -> list[Part]:
+        held = self._config.data.held_out
+        if held is None:
+            every = [(each, np.arange(len(each.rows), dtype=np.int64)) for each in self._evaluated]
+        else:
+            every = [(each, np.flatnonzero(self._held_out(each))) for each in self._train]
+            most = held.max_items
+            every = [(each, lowest(kept, each.rows.prompt_hashes, most or len(kept))) for each, kept in every]
+        return [self._part(each, self._fitting(each, numbers)) for each, numbers in every]
+
+    def _held_out(self, each: _Loaded) -> NDArray[np.bool_]:
+        held = self._config.data.held_out
+        return held_out(each.rows.prompt_hashes, 0.0 if held is None else held.fraction)
+
+    def _fitting(self, each: _Loaded, candidates: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the candidates that are no longer than prompts, and sequences to imitate, may be."""
+        config, path = self._config, each.source.path
+        drop = config.data.drop_long_prompts
+        prompts = LengthRule("data.max_prompt_tokens", config.data.max_prompt_tokens, path)
+        kept = fitting(candidates, each.rows.num_prompt_tokens, prompts, drop)
+        if config.needs.labels:
+            whole = LengthRule("train.max_tokens_per_microbatch", config.train.max_tokens_per_microbatch, path)
+            kept = fitting(kept, each.rows.num_tokens, whole, drop)
+        return kept
+
+    def _part(self, each: _Loaded, kept: NDArray[np.int64]) -> Part:
+        if not len(kept):
+            raise ConfigError(
+                f"Nothing of {each.source.path} ({each.name}) is left: lower data.held_out.fraction, or leave the "
+                f"source out."
+            )
+        sets, own = self._config.reward_sets, self._config.rewards_of(each.source)
+        return Part(each.name, each.source, each.rows, kept, sets.index(own))
+
+
+def _tell(each: _Loaded, dropped: Mapping[str, int], num_kept: int) -> None:
+    reasons = [f"{count:,} {reason}" for reason, count in dropped.items() if count]
+    if reasons:
+        kept = f"{num_kept:,} of {len(each.rows):,} items are trained on"
+        print(f"{each.source.path}: {kept} ({', '.join(reasons)}).", file=sys.stderr)

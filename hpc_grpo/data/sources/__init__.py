@@ -1,0 +1,47 @@
+"""Data sources, one file for each kind of path: a suffix of files, a prefix, or a name on the hub.
+
+Consumes a `SourceConfig`; produces its items, dicts of columns, in an order that never changes. A kind is imported when
+a path asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from hpc_grpo.config import SourceConfig
+from hpc_grpo.data.sources.base import Item, Source
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.registry import SOURCES, names_function
+
+_NOT_SUFFIXES = ("function", "hub", "reasoning_gym")
+
+
+def open_source(config: SourceConfig) -> Source:
+    """Return the source that `config.path` names. Raises ConfigError for a file of a kind that none reads."""
+    source: Source = SOURCES.find(_kind(config.path))(config)
+    return source
+
+
+def read_items(config: SourceConfig) -> Iterator[Item]:
+    """Yield the items of a source, at most `max_items`. Raises ConfigError where it cannot be read."""
+    return islice(open_source(config).items(), config.max_items)
+
+
+def _kind(path: str) -> str:
+    prefix, separator, _ = path.partition(":")
+    if separator and prefix in SOURCES.names():
+        return prefix
+    if names_function(path):
+        return "function"
+    suffixes = [name for name in SOURCES.names() if name not in _NOT_SUFFIXES]
+    suffix = Path(path).suffix
+    if suffix[1:] in suffixes:
+        return suffix[1:]
+    if Path(path).is_file():
+        raise ConfigError(
+            f"Data set {path}: files must end in {', '.join(f'.{name}' for name in suffixes)}, not "
+            f"{suffix or 'nothing'!r}. Convert it, or read it with a function of yours: path/to/file.py:function."
+        )
+    return "hub"

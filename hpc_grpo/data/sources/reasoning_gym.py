@@ -1,0 +1,108 @@
+"""Data source: `reasoning_gym:TASK`, items that the package reasoning-gym makes; `args` are those of the task.
+
+They are made in a process of its own with a fixed hash seed: some tasks go through sets, so that every process would
+make others. A row's `metadata` is text, since the scorers tell tuples from lists, which JSON does not; the reward
+`reasoning_gym` reads it back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+from hpc_grpo.config import SourceConfig
+from hpc_grpo.data.sources.base import Item, Source
+from hpc_grpo.errors import ConfigError, nearest
+from hpc_grpo.registry import SOURCES
+
+_PROGRAM = "import sys; from hpc_grpo.data.sources.reasoning_gym import main; main(*sys.argv[1:])"
+
+
+@SOURCES.register("reasoning_gym")
+class ReasoningGym(Source):
+    def __init__(self, config: SourceConfig) -> None:
+        super().__init__(config)
+        self._task = config.path.partition(":")[2]
+
+    def items(self) -> Iterator[Item]:
+        command = [sys.executable, "-c", _PROGRAM, self._task, json.dumps(self.config.args)]
+        environ = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with tempfile.TemporaryFile("w+") as errors:  # and no pipe, which warnings would fill
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ) as made:
+                assert made.stdout is not None
+                try:
+                    yield from map(json.loads, made.stdout)
+                    made.wait()
+                finally:
+                    made.kill()  # where nobody wanted all of them
+            if made.returncode:
+                errors.seek(0)
+                told = (errors.read().strip().splitlines() or [f"exit code {made.returncode}"])[-1]
+                raise ConfigError(f"{self.config.path} with args = {self.config.args} makes no items: {told}")
+
+    def identity(self) -> Mapping[str, str]:
+        try:
+            version = metadata.version("reasoning-gym")
+        except metadata.PackageNotFoundError as error:
+            raise ConfigError(
+                f"{self.config.path} needs the package reasoning-gym: install hpc-grpo[tasks]."
+            ) from error
+        return {"reasoning-gym": version, "task": self._task, "args": json.dumps(self.config.args, sort_keys=True)}
+
+
+def main(task: str, args: str) -> None:
+    """Print the items of a task, a JSON object a line; the last line of stderr says why there are none."""
+    from reasoning_gym.factory import DATASETS
+
+    if task not in DATASETS:
+        sys.exit(f"There is no task {task!r}{nearest(task, DATASETS)} Tasks: {', '.join(sorted(DATASETS))}.")
+    try:
+        items = make_task(task, args)
+    except (TypeError, ValueError, AssertionError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    for item in items:
+        made = {"question": item["question"], "answer": item["answer"] or "", "task": task, "task_args": args}
+        print(json.dumps({**made, "metadata": json.dumps(_encoded(item["metadata"]))}))
+
+
+def make_task(task: str, args: str) -> Any:
+    """Return a task of the package with its arguments, given as JSON; its items follow from the seed, 0 by default."""
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(task, **{"seed": 0, **json.loads(args)})
+
+
+def read_metadata(text: str) -> Any:
+    """Return the metadata of an item as its task made them.
+
+    >>> read_metadata(json.dumps(_encoded({"grid": ((1, 2), [3]), "of": {4: "x"}})))
+    {'grid': ((1, 2), [3]), 'of': {4: 'x'}}
+    """
+    return json.loads(text, object_hook=_decoded)
+
+
+def _encoded(value: Any) -> Any:
+    """Return a value that JSON keeps: a tuple, and a dict with keys that are no texts, as an object that says so."""
+    if isinstance(value, tuple):
+        return {"__tuple__": [_encoded(part) for part in value]}
+    if isinstance(value, list):
+        return [_encoded(part) for part in value]
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value):
+            return {key: _encoded(part) for key, part in value.items()}
+        return {"__dict__": [[_encoded(key), _encoded(part)] for key, part in value.items()]}
+    return value
+
+
+def _decoded(value: dict[str, Any]) -> Any:
+    if value.keys() == {"__tuple__"}:
+        return tuple(value["__tuple__"])
+    if value.keys() == {"__dict__"}:
+        return dict(value["__dict__"])
+    return value
