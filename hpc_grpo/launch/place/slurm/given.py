@@ -40,6 +40,9 @@ VARIABLES: dict[str, str] = {
 }
 """sbatch's own variables that say which nodes, for how long and on whose account -> the option that each stands for."""
 
+_KEYS = {"time_min": "time", "exclusive": "exclusive"}
+"""Keys of launch.slurm whose default is a value like any other -> the option that each stands for."""
+
 _SHORT = dict(
     pair.split("=")
     for pair in (  # noqa: SIM905
@@ -143,10 +146,6 @@ def where_silent(launch: LaunchConfig, given: Options) -> LaunchConfig:
         if name not in said and not (says_memory and _is_memory(name)) and not (says_gpus and _is_gpu(name, value))
     }
     return overlaid(launch, open_ones)
-
-
-_KEYS = {"time_min": "time", "exclusive": "exclusive"}
-"""Keys of launch.slurm whose default is a value like any other -> the option that each stands for."""
 
 
 def _as_one_task(given: Options, num_nodes: int) -> Options:
