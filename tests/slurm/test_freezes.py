@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +34,12 @@ PATTERNS = {
 NOTICED_WITHIN_S = 240.0
 
 
-def wait_for_actor(scene: Scene, node: str, pattern: str) -> str:
-    """The first process of this pattern that comes up: while the run starts."""
+def wait_for_actor(scene: Scene, node: str, pattern: str, earlier: Sequence[str] = ()) -> str:
+    """The first process of this pattern that comes up: while the run starts. `earlier`: of runs that end there yet."""
     found: list[str] = []
 
     def is_there() -> bool:
-        found[:] = scene.find(node, pattern)
+        found[:] = [pid for pid in scene.find(node, pattern) if pid not in earlier]
         return bool(found)
 
     scene.cluster.wait_until(is_there, NOTICED_WITHIN_S, f"{pattern} on {node}")
@@ -74,9 +74,12 @@ def test_a_process_that_is_stopped(
     if role in ("reward worker", "agent", "raylet"):  # else the run is complete before anybody notices
         sections["train"] = {"total_steps": 150, "lr": 1e-3}
     scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2, **sections)
+    earlier = {name: scene.find(node, PATTERNS[name]) for name in (role, "raylet")}
     if when == "training":
         scene.wait_for_step(5)
-    pid = wait_for_actor(scene, node, PATTERNS[role])
+    if role == "agent":  # one that has not begun to give signs of life is noticed at the end of the bring-up
+        wait_for_actor(scene, node, PATTERNS["raylet"], earlier["raylet"])
+    pid = wait_for_actor(scene, node, PATTERNS[role], earlier[role])
     slurm_cluster.output(["kill", "-STOP", pid], on=node)
     begun = time.monotonic()
     try:
