@@ -20,6 +20,7 @@ from hpc_grpo.errors import ConfigError
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
 _CONNECT_S = 5.0
+_START_S = 45.0
 _MARGIN_S = 0.5
 """Between our last try and the deadline at which the worker is killed: what was wrong is told before."""
 
@@ -73,8 +74,12 @@ async def ask_all(endpoint: Endpoint, path: str, bodies: Sequence[Any], timeout_
 
 
 async def wait_for(endpoint: Endpoint, path: str, timeout_s: float) -> Any:
-    """Wait until the server answers a GET, and return its JSON; None where it has nothing at `path`, but answers."""
+    """Wait until the server answers a GET, and return its JSON; None where it has nothing at `path`, but answers.
+
+    Not for long, whatever `timeout_s`: nodes are held, and before a run somebody may still be there to mend it.
+    """
     endpoint.check()
+    timeout_s = min(timeout_s, _START_S)
     async with httpx.AsyncClient(headers=endpoint.headers()) as client:
         try:
             return await _ask(client, endpoint, "GET", path, None, time.monotonic() + timeout_s)

@@ -158,6 +158,16 @@ def test_a_case_finds_nothing_of_the_case_before() -> None:
     assert code(["q"], [program], tests=[cases]) == [1.0]
 
 
+@needs_isolation
+def test_what_a_program_leaves_in_the_way_costs_itself_alone() -> None:
+    """A folder that cannot be removed, where the next case wants its file: no failure, which would mask the group."""
+    program = (
+        "import os\nprint(1)\nos.unlink('solution.py')\nos.makedirs('solution.py/in')\nos.chmod('solution.py', 0)\n"
+    )
+    cases = [{"input": "", "output": "1"}] * 2
+    assert code(["q"] * 2, [program, "print(1)"], tests=[cases] * 2) == [0.0, 1.0]
+
+
 @pytest.mark.parametrize("isolation", STRONG)
 def test_bubblewrap_and_namespaces_hide_the_same(isolation: str, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(SECRET)
