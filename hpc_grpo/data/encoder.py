@@ -16,6 +16,7 @@ from hpc_grpo.data.checks import check_item, check_not_empty, completion_text
 from hpc_grpo.data.sources.base import BATCH_ITEMS, Item
 from hpc_grpo.data.templates import PromptTemplate, Tokenizer, encode_completions, prompt_style
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.run.pulse import PULSE
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Encoder:
         while batch := list(islice(remaining, BATCH_ITEMS)):
             yield from self._rows(batch, first)
             first += len(batch)
+            PULSE.beat()  # a first start may take minutes
         if not first:
             raise ConfigError(f"Data set {self._source.path} is empty. It must hold at least one item.")
 

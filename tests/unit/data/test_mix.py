@@ -1,0 +1,94 @@
+"""Properties of the order of a mix, over whatever sources, counts, seeds and steps hypothesis thinks of."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpc_grpo.config import SourceConfig
+from hpc_grpo.data.mix import MixOrder
+from hpc_grpo.data.seeds import epoch_permutation
+from hpc_grpo.data.shares import places_per_epoch
+
+SOURCES = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 20)), min_size=1, max_size=4)
+SEEDS = st.integers(0, 2**40)
+
+
+def order_of(sources: list[tuple[int, int]], seed: int, shuffle: bool = True) -> MixOrder:
+    """Make the order of sources given as (items, places of an epoch)."""
+    sizes, places = zip(*sources, strict=True)
+    return MixOrder(sizes, places, seed, shuffle)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SOURCES, SEEDS, st.booleans())
+def test_an_epoch_has_the_places_of_each_source_and_a_source_repeats_no_item_before_all_were_asked(
+    sources: list[tuple[int, int]], seed: int, shuffle: bool
+) -> None:
+    order = order_of(sources, seed, shuffle)
+    asked: list[list[int]] = [[] for _ in sources]
+    for epoch in range(3):
+        found = [order.find(epoch * len(order) + place) for place in range(len(order))]
+        assert {each[0] for each in found} == {epoch}
+        assert Counter(source for _, source, _ in found) == {at: places for at, (_, places) in enumerate(sources)}
+        for _, source, item in found:
+            asked[source].append(item)
+    for (size, _), items in zip(sources, asked, strict=True):
+        walks = [items[start : start + size] for start in range(0, len(items), size)]
+        assert all(len(set(walk)) == len(walk) for walk in walks)
+        assert all(set(walk) == set(range(size)) for walk in walks if len(walk) == size)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SOURCES, SEEDS, st.integers(1, 9), st.integers(0, 12))
+def test_a_resume_at_any_step_gives_the_same_batches(
+    sources: list[tuple[int, int]], seed: int, prompts_per_step: int, step: int
+) -> None:
+    def batches(order: MixOrder, first: int) -> list[list[tuple[int, int, int]]]:
+        ordinals = [range(at * prompts_per_step, (at + 1) * prompts_per_step) for at in range(first, 16)]
+        return [[order.find(ordinal) for ordinal in own] for own in ordinals]
+
+    straight = batches(order_of(sources, seed), 0)
+    assert batches(order_of(sources, seed), step) == straight[step:]
+    backwards = order_of(sources, seed)
+    last_first = [backwards.find(ordinal) for ordinal in reversed(range(16 * prompts_per_step))]
+    assert last_first[::-1] == [each for batch in straight for each in batch]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 50), st.integers(0, 2**31), st.integers(0, 5))
+def test_one_source_has_the_order_that_runs_had_before_there_were_mixes(size: int, seed: int, epoch: int) -> None:
+    order = MixOrder([size], [size], seed, shuffle=True)
+    found = [order.find(epoch * size + place) for place in range(size)]
+    assert found == [(epoch, 0, item) for item in epoch_permutation(size, seed, epoch).tolist()]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 1000), st.floats(0.01, 100.0)), min_size=1, max_size=5))
+def test_weights_share_an_epoch_to_within_one_place(sources: list[tuple[int, float]]) -> None:
+    sizes = [size for size, _ in sources]
+    weights = [weight for _, weight in sources]
+    places = places_per_epoch([SourceConfig(path="x", weight=weight) for weight in weights], sizes)
+    for count, weight in zip(places, weights, strict=True):
+        share = weight / sum(weights) * sum(sizes)
+        assert count >= 1
+        assert abs(count - share) <= 1.0 + 1e-6
+
+
+def test_without_shuffle_sources_come_one_after_the_other() -> None:
+    order = order_of([(2, 3), (5, 2)], seed=7, shuffle=False)
+    assert [order.find(ordinal)[1:] for ordinal in range(10)] == [
+        *[(0, 0), (0, 1), (0, 0), (1, 0), (1, 1)],
+        *[(0, 1), (0, 0), (0, 1), (1, 2), (1, 3)],
+    ]
+
+
+def test_the_order_of_a_mix_golden() -> None:
+    """A change of these values would make every mixed run in flight resume on the wrong prompts."""
+    order = order_of([(5, 3), (4, 4)], seed=3)
+    assert [order.find(ordinal) for ordinal in range(7)] == GOLDEN
+
+
+GOLDEN = [(0, 0, 4), (0, 1, 2), (0, 1, 0), (0, 0, 2), (0, 1, 1), (0, 1, 3), (0, 0, 1)]
