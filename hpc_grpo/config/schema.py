@@ -91,6 +91,11 @@ class Config(Section):
         return named
 
     @property
+    def reads_eval_data(self) -> bool:
+        """Tell whether data.eval is read: to evaluate, or to keep its prompts out of training."""
+        return self.data.eval is not None and (self.eval.every_steps is not None or self.data.deduplicate)
+
+    @property
     def max_model_len(self) -> int:
         """Return the longest sequence in tokens: prompt and completion."""
         return self.data.max_prompt_tokens + self.rollout.max_new_tokens

@@ -39,12 +39,14 @@ def fingerprints(config: Config, folder: Path, item_digests: Mapping[str, str]) 
     """
     found = local_fingerprints(config, folder)
     for key, source in _sources(config):
-        name = f"{key}.path"
         if (folder / source.path).exists():
             continue
-        # Of a name on the hub the library's own fingerprint, in which the revision is.
-        told = None if ":" in source.path else open_source(source).identity()
-        found[name] = {**found.get(name, {}), **(told or {"items": f"sha256 {item_digests[key]}"})}
+        if ":" in source.path:
+            # Beside the file of a function, which a login node compares too: that node does not make the items.
+            found[f"{key}.items"] = {"sha256": item_digests[key]}
+        else:
+            # The library's own fingerprint, in which the revision is.
+            found[f"{key}.path"] = dict(open_source(source).identity() or {})
     found["model.path"] = _of_model(find_model(config.model.path, os.environ))
     return found
 
@@ -71,7 +73,7 @@ def tokenizer_identity(config: Config, environ: Mapping[str, str]) -> dict[str, 
 
 def _sources(config: Config) -> Iterator[tuple[str, SourceConfig]]:
     yield from config.data.sources(for_eval=False)
-    if config.eval.every_steps is not None:
+    if config.reads_eval_data:
         yield from config.data.sources(for_eval=True)
 
 

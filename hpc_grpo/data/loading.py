@@ -58,7 +58,7 @@ def load_streams(config: Config, tokenizer: Tokenizer, *, tokenizer_id: Mapping[
         }
 
     has_eval = config.needs.rollouts and config.eval.every_steps is not None
-    train, evaluated = loaded(for_eval=False), loaded(for_eval=True) if has_eval else {}
+    train, evaluated = loaded(for_eval=False), loaded(for_eval=True) if config.reads_eval_data else {}
     digests = {key: each.rows.digest for key, each in {**train, **evaluated}.items()}
     split = _Split(config, list(train.values()), list(evaluated.values()))
     if not config.needs.rollouts:

@@ -195,9 +195,9 @@ def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, 
 
 
 def _items(config: Config, working_dir: Path) -> Iterator[Item]:
-    """Yield the model and data that the run would read: it reads no eval data where it never evaluates."""
+    """Yield the model and data that the run would read: it may need no eval data."""
     for item in items_of(config, working_dir):
-        if not item.key.startswith("data.eval.") or config.eval.every_steps is not None:
+        if not item.key.startswith("data.eval.") or config.reads_eval_data:
             yield item
 
 

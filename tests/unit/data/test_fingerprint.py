@@ -61,6 +61,17 @@ def test_what_tools_keep_beside_a_saved_data_set_is_no_part_of_it(config: Config
     assert fingerprint.local_fingerprints(config, tmp_path) != before
 
 
+def test_items_that_a_function_makes_are_told_beside_its_file(config: Config, tmp_path: Path) -> None:
+    """A login node compares the file alone: it does not make the items."""
+    (tmp_path / "rows.py").write_text("def rows():\n    yield {}\n")
+    data = minimal_config(data={"train": {"path": f"{tmp_path}/rows.py:rows"}}).data
+    config = config.model_copy(update={"data": data})
+    found = fingerprints(config, tmp_path, {"data.train": "abc"})
+    assert found["data.train.items"] == {"sha256": "abc"}
+    assert found["data.train.path"] == fingerprint.local_fingerprints(config, tmp_path)["data.train.path"]
+    assert list(found["data.train.path"]) == ["rows.py"]
+
+
 def test_of_a_large_file_blocks_are_hashed_up_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "_WHOLE_BYTES", 10)
     monkeypatch.setattr(contents, "_BLOCK_BYTES", 4)

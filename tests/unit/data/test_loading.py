@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_grpo.config import Config
+from hpc_grpo.data.stream import PromptStream
+from hpc_grpo.errors import ConfigError
+from tests.support.configs import minimal_config
+from tests.support.streams import loaded, write_items
+
+R1 = "A conversation between User and Assistant."
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def tokenizer(make_tokenizer: Callable[..., Any], chat_template: str) -> Any:
+    return make_tokenizer(chat_template)
+
+
+def items(kind: str, count: int) -> list[dict[str, str]]:
+    return [{"question": f"{kind} {i}", "answer": str(i)} for i in range(count)]
+
+
+def config_of(train: dict[str, Any], *, evaluates: bool = False, **data: Any) -> Config:
+    return minimal_config(
+        data={"template": "plain", "train": train, **data}, eval={"every_steps": 1 if evaluates else None}
+    )
+
+
+def texts(stream: PromptStream | Any) -> list[str]:
+    return [stream.prompt(ordinal).text for ordinal in range(len(stream))]
+
+
+def test_sources_of_a_mix_have_their_own_share_text_and_rewards(tokenizer: Any) -> None:
+    write_items("a.jsonl", items("a", 6))
+    write_items("b.jsonl", items("b", 18))
+    mix = [
+        {"path": "a.jsonl", "weight": 3},
+        {"path": "b.jsonl", "weight": 1, "rewards": [{"name": "gsm8k"}], "template": "chat", "name": "bees"},
+    ]
+    config = config_of({"mix": mix})
+    stream = loaded(config, tokenizer).train
+    prompts = [stream.prompt(ordinal) for ordinal in range(24)]
+    assert Counter(prompt.source for prompt in prompts) == {"a": 18, "bees": 6}
+    assert {prompt.text[0] for prompt in prompts if prompt.source == "a"} == {"a"}
+    assert {prompt.text[:7] for prompt in prompts if prompt.source == "bees"} == {"<user>b"}
+    of_sets = {prompt.source: config.reward_sets[prompt.reward_set][0].name for prompt in prompts}
+    assert of_sets == {"a": "correctness", "bees": "gsm8k"}
+
+
+def test_held_out_prompts_are_evaluated_and_never_trained_on(tokenizer: Any) -> None:
+    write_items("d.jsonl", items("q", 300) * 2)
+    held = {"fraction": 0.2}
+    streams = loaded(config_of({"path": "d.jsonl"}, evaluates=True, held_out=held), tokenizer)
+    assert streams.eval is not None
+    trained, evaluated = texts(streams.train), texts(streams.eval)
+    assert not set(trained) & set(evaluated)
+    assert len(trained) + len(evaluated) == 600
+    assert 0.1 < len(evaluated) / 600 < 0.3
+    few = loaded(config_of({"path": "d.jsonl"}, evaluates=True, held_out={**held, "max_items": 9}), tokenizer)
+    assert few.eval is not None
+    assert len(few.eval) == 9
+    assert set(texts(few.eval)) <= set(evaluated)
+    assert texts(few.train) == trained
+
+
+def test_duplicates_and_prompts_of_the_eval_set_are_dropped_and_counted(
+    tokenizer: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_items("a.jsonl", [*items("a", 4), {"question": " a  1", "answer": "again"}])
+    write_items("b.jsonl", [*items("a", 2), *items("b", 3)])
+    write_items("e.jsonl", items("b", 1))
+    mix = {"mix": [{"path": "a.jsonl"}, {"path": "b.jsonl"}]}
+    for evaluates in (False, True):  # which a run may change when it is resumed
+        config = config_of(mix, evaluates=evaluates, eval={"path": "e.jsonl"}, deduplicate=True, shuffle=False)
+        assert texts(loaded(config, tokenizer).train) == ["a 0", "a 1", "a 2", "a 3", "b 1", "b 2"]
+    told = capfd.readouterr().err
+    assert "a.jsonl: 4 of 5 items are trained on (1 duplicate)." in told
+    assert "b.jsonl: 2 of 5 items are trained on (3 duplicate)." in told
+
+
+def test_a_source_of_which_nothing_is_left_is_named(tokenizer: Any) -> None:
+    write_items("a.jsonl", items("a", 2))
+    config = config_of({"mix": [{"path": "a.jsonl"}, {"path": "a.jsonl"}]}, deduplicate=True)
+    with pytest.raises(ConfigError, match=r"Nothing of a.jsonl \(a#2\) is left"):
+        loaded(config, tokenizer)
+
+
+def test_deepseeks_prompt_is_a_base_models_conversation_or_a_system_prompt(tokenizer: Any) -> None:
+    write_items("d.jsonl", items("q", 1))
+    plain = texts(loaded(config_of({"path": "d.jsonl"}, preprocessing="deepseek"), tokenizer).train)[0]
+    assert plain.startswith(R1)
+    assert plain.endswith("<answer> answer here </answer>. User: q 0. Assistant:")
+    chat = texts(loaded(config_of({"path": "d.jsonl"}, preprocessing="deepseek", template="chat"), tokenizer).train)[0]
+    assert chat.startswith(f"<system>{R1}")
+    assert chat.endswith("</answer>.\n<user>q 0\n<assistant>")
+    with pytest.raises(ConfigError, match="brings its own prompt"):
+        loaded(config_of({"path": "d.jsonl", "prompt_format": "Q {prompt}"}, preprocessing="deepseek"), tokenizer)
+
+
+def test_a_chat_template_of_ones_own_gets_its_arguments(tokenizer: Any) -> None:
+    write_items("d.jsonl", items("q", 1))
+    Path("t.jinja").write_text("{{ messages[0].content }}{% if think %}<think>{% endif %}")
+    own = {"template": "chat", "chat_template": "t.jinja", "template_args": {"think": True}}
+    assert texts(loaded(config_of({"path": "d.jsonl"}, **own), tokenizer).train) == ["q 0<think>"]
+    assert texts(loaded(config_of({"path": "d.jsonl", "template_args": {}}, **own), tokenizer).train) == ["q 0"]
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        ({}, "path must be set, or mix"),
+        ({"path": "a", "mix": [{"path": "b"}]}, "path and mix exclude each other"),
+        ({"split": "test", "mix": [{"path": "b"}]}, "split belongs to each of its sources"),
+    ],
+)
+def test_a_data_set_is_one_source_or_a_mix(train: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        config_of(train)
