@@ -58,6 +58,23 @@ def test_sft_has_no_rewards_to_check() -> None:
         ),
         ({"task": "stf"}, "Algorithm 'stf' does not exist; did you mean 'sft'? Built in: "),
         ({"eval": {"every_steps": 5}}, "data.eval is not"),
+        (
+            {"data": {"train": {"mix": [{"path": "a", "weight": 1}, {"path": "b"}]}}},
+            "With a weight for data.train.mix.0, each source of the mix needs one: give data.train.mix.1 a weight.",
+        ),
+        (
+            {"data": {"train": {"mix": [{"path": "a", "weight": 1, "count": 2}]}}},
+            "data.train.mix.0: weight and count exclude each other",
+        ),
+        (
+            {"data": {"train": EVAL, "eval": {"mix": [{"path": "a", "count": 3}]}}},
+            "data.eval.mix.0: weight and count are for training",
+        ),
+        ({"data": {"train": EVAL, "eval": EVAL, "held_out": {"fraction": 0.1}}}, "data.eval and data.held_out exclude"),
+        (
+            {"data": {"train": {"mix": [{"path": "a", "rewards": [{"name": "mth"}]}]}}},
+            "Reward 'mth' does not exist; did you mean 'math'?",
+        ),
         ({"eval": {"every_steps": 5}, "task": "sft", "data": {"train": {"path": "d"}, "eval": EVAL}}, "task sft"),
         (
             {"eval": {"every_steps": 5, "pass_k": [1, 4], "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},

@@ -4,6 +4,7 @@ import asyncio
 import faulthandler
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def completion(tokenizer: Any, text: str, versions: list[int], reason: FinishRea
     )
 
 
-def grade(config: Config, tokenizer: Any, with_texts: bool = False) -> GroupGrades:
+def grade(config: Config, tokenizer: Any, with_texts: bool = False, prompt: Prompt = PROMPT) -> GroupGrades:
     completions = (
         completion(tokenizer, " 2", [4, 4, 5], "stop"),
         completion(tokenizer, "=2", [5, 6], "length"),
@@ -46,7 +47,7 @@ def grade(config: Config, tokenizer: Any, with_texts: bool = False) -> GroupGrad
     samples = GroupSamples(7, np.array(PROMPT.token_ids, dtype=np.int32), completions)
     grader = Grader(config, tokenizer)
     try:
-        return asyncio.run(grader.grade(samples, PROMPT, with_texts))
+        return asyncio.run(grader.grade(samples, prompt, with_texts))
     finally:
         grader.close()
 
@@ -68,6 +69,22 @@ def test_group_is_decoded_and_graded(make_tokenizer: Callable[..., Any]) -> None
     )
     assert grades.measures.keys() == MEASURES.keys()
     assert grades.measures["tokens/completion_mean"] == (3.0, 2.0, 2.0)
+
+
+def test_a_prompt_is_graded_by_the_rewards_of_its_source_alone(make_tokenizer: Callable[..., Any]) -> None:
+    own = [{"name": "correctness", "weight": 3.0}, {"name": "length", "args": {"target": 2}}]
+    config = minimal_config(data={"train": {"mix": [{"path": "a"}, {"path": "b", "rewards": own}]}})
+    assert [[reward.name for reward in rewards] for rewards in config.reward_sets] == [
+        ["correctness"],
+        ["correctness", "length"],
+    ]
+    first = grade(config, make_tokenizer(), prompt=replace(PROMPT, reward_set=0))
+    assert (list(first.reward_parts), first.rewards) == (["correctness"], (1.0, 1.0, 0.0))
+    second = grade(config, make_tokenizer(), prompt=replace(PROMPT, reward_set=1))
+    assert list(second.reward_parts) == ["correctness#2", "length"]
+    parts = zip(second.reward_parts["correctness#2"], second.reward_parts["length"], strict=True)
+    assert second.rewards == tuple(3.0 * correct + length for correct, length in parts)
+    assert second.reward_parts["correctness#2"] == (1.0, 1.0, 0.0)
 
 
 def test_truncated_completions_can_be_masked(make_tokenizer: Callable[..., Any]) -> None:
