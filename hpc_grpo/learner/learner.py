@@ -27,7 +27,7 @@ from hpc_grpo.learner.accumulator import MetricAccumulator
 from hpc_grpo.learner.group import init_process_group, of_all_ranks
 from hpc_grpo.learner.model import PolicyModel, gathered, parameter_specs
 from hpc_grpo.learner.optimizer_step import optimizer_step
-from hpc_grpo.learner.packing import PackedBatch, pack_equalised
+from hpc_grpo.learner.packing import PackedBatch, pack, pack_equalised
 from hpc_grpo.learner.parts.base import wanted_parts
 from hpc_grpo.learner.setup import build_engine, build_reference, resolve_device, seed_everything
 from hpc_grpo.learner.staging import StagedFiles
@@ -107,11 +107,12 @@ class Learner:
         return {**accumulator.reductions(), **steps, **of_parts}
 
     def score(self, prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> list[Float32Array]:
-        """Return the logprobs `[C]` that the policy gives each completion of `prompt`; under ZeRO-3 on every rank."""
-        sequences = [_scored(prompt, completion, index) for index, completion in enumerate(completions)]
-        (batches,) = pack_equalised([sequences], self.config.train.max_tokens_per_microbatch, self.device)
-        flat = torch.cat([self._logprobs(self.model, batch) for batch in batches]).cpu().numpy()
-        return np.split(flat, np.cumsum([len(completion) for completion in completions]))[: len(completions)]
+        """Return the logprobs `[C]` that the policy gives each completion of `prompt`; under ZeRO-3 on every rank.
+
+        Each in a pass of its own: the same weights give the same numbers, whatever else is scored.
+        """
+        packed = [pack([_scored(prompt, completion)]).to(self.device) for completion in completions]
+        return [self._logprobs(self.model, batch).cpu().numpy() for batch in packed]
 
     def parameter_specs(self) -> list[ParameterSpec]:
         return parameter_specs(self.model, self.config.model.dtype)
@@ -208,10 +209,10 @@ def _prepared(
     return {name: prepare(whole, settings) for name, prepare in preparations.items()}
 
 
-def _scored(prompt: Sequence[int], completion: Sequence[int], index: int) -> TrainSequence:
+def _scored(prompt: Sequence[int], completion: Sequence[int]) -> TrainSequence:
     token_ids = np.array([*prompt, *completion], dtype=np.int32)
     zeros = np.zeros(len(token_ids), dtype=np.float32)
-    return TrainSequence(0, index, token_ids, np.arange(len(token_ids)) >= len(prompt), zeros, zeros)
+    return TrainSequence(0, 0, token_ids, np.arange(len(token_ids)) >= len(prompt), zeros, zeros)
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,15 @@ Loss = Callable[[], Tensor]
 """Computes the sum of the token losses of a microbatch, with gradient."""
 
 
-def optimizer_step(ds_engine: Any, losses: Sequence[Loss], num_valid_tokens: int, whose: str, lr_key: str) -> float:
+def optimizer_step(ds_engine: Any, losses: Sequence[Loss], divisor: int, whose: str, lr_key: str) -> float:
     """Accumulate the gradients of the microbatches and step; returns the gradient's norm before clipping.
 
-    `num_valid_tokens` counts the trained tokens of all ranks, and divides the loss. `whose` model it is and the key of
-    its learning rate are for the error. Raises HpcGrpoError when the gradient is not finite: DeepSpeed then drops that
-    update, and a checkpoint would hold what cannot be resumed.
+    `divisor` counts the trained tokens, or the sequences, of all ranks: the sum of the losses is divided by it. `whose`
+    model it is and the key of its learning rate are for the error. Raises HpcGrpoError when the gradient is not finite:
+    DeepSpeed then drops that update, and a checkpoint would hold what cannot be resumed.
     """
-    # DeepSpeed averages gradients over ranks; the loss wants their sum over the global token count.
-    scale = ds_engine.dp_world_size / max(num_valid_tokens, 1)
+    # DeepSpeed averages gradients over ranks; the loss wants their sum over the divisor.
+    scale = ds_engine.dp_world_size / max(divisor, 1)
     for index, loss in enumerate(losses):
         ds_engine.set_gradient_accumulation_boundary(index == len(losses) - 1)
         ds_engine.backward(loss() * scale, scale_wrt_gas=False)
