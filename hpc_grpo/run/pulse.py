@@ -107,11 +107,15 @@ def patience_of_actor(config: Config) -> Patience:
 
 
 def _longest_reward_s(config: Config) -> float:
-    """Return how long the rewards of one group may legitimately wait, for a judge say; their workers end them then."""
+    """Return how long the rewards of one group may legitimately wait, for a judge say; their workers end them then.
+
+    Twice each deadline: a call whose worker somebody stopped or killed is made again.
+    """
     # Here: all who write a file of a run import this module, and the command must not load pydantic.
     from hpc_grpo.config.rollout import REWARD_LOAD_S
 
-    return max(sum(reward.timeout_s for reward in rewards) for rewards in config.reward_sets) + REWARD_LOAD_S
+    longest_s = max(sum(reward.timeout_s for reward in rewards) for rewards in config.reward_sets)
+    return 2.0 * longest_s + REWARD_LOAD_S
 
 
 class Pulse:
