@@ -53,6 +53,7 @@ class EndNotice:
     def _on_sigterm(self, _signal: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
         if self._came_at is None:
-            self._came_at, self._is_news, self.is_final = now, True, self._is_let_go
+            self._came_at, self._is_news = now, True
+            self.is_final |= self._is_let_go
         elif now - self._came_at > _SAME_SIGNAL_S:
             self.is_final = True

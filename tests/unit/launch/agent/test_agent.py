@@ -163,6 +163,12 @@ def test_a_second_sigterm_is_final_though_the_agent_holds(agent: NodeAgent) -> N
     assert not agent._goes_on()
 
 
+def test_a_sigterm_is_final_where_nobody_listens_any_more(agent: NodeAgent) -> None:
+    agent._notice.is_final = True
+    signal.raise_signal(signal.SIGTERM)
+    assert agent._notice.is_final
+
+
 def test_an_agent_that_ends_already_hurries_once_it_is_told_to_end(agent: NodeAgent) -> None:
     class DrainingRay:
         graces: ClassVar[list[float]] = []
