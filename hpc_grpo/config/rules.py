@@ -79,16 +79,15 @@ def _names(config: Config) -> None:
 
 
 def _eval(config: Config) -> None:
-    if config.eval.every_steps is None:
+    if not config.eval.every.is_ever:
         return
+    (key, *_) = (f"eval.every_{unit}" for unit in ("steps", "epochs", "s") if getattr(config.eval, f"every_{unit}"))
     if not config.needs.rollouts:
-        raise ConfigError(
-            f"eval.every_steps is set, but task {config.task} has no engines to sample with. Set it to null."
-        )
+        raise ConfigError(f"{key} is set, but task {config.task} has no engines to sample with. Set it to null.")
     if not config.data.has_eval:
         raise ConfigError(
-            "eval.every_steps is set, but data.eval is not. Give a held-out data set, hold a share of data.train out "
-            "(data.held_out={fraction: 0.05}), or set eval.every_steps to null."
+            f"{key} is set, but data.eval is not. Give a held-out data set, hold a share of data.train out "
+            f"(data.held_out={{fraction: 0.05}}), or set {key} to null."
         )
     if max(config.eval.pass_k) > config.eval.num_samples:
         raise ConfigError(

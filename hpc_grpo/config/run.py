@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from hpc_grpo.config.section import LocalPath, PathText, Section
+
+
+class Every(NamedTuple):
+    """How often something recurs: whichever comes first; with none of them, never."""
+
+    steps: int | None
+    epochs: int | None
+    seconds: float | None
+
+    @property
+    def is_ever(self) -> bool:
+        return any(each is not None for each in self)
+
+    @property
+    def known_steps(self) -> int | None:
+        """Return the steps between two times; None where epochs or seconds have a say, whose steps nobody knows yet."""
+        return self.steps if self.epochs is None and self.seconds is None else None
 
 
 class RunConfig(Section):
@@ -25,18 +42,32 @@ class RunConfig(Section):
 
 class CheckpointConfig(Section):
     every_steps: PositiveInt | None = Field(
-        50, description="Also after the first step and at the end; null: only then."
+        50, description="Also after the first step and at the end; null in all three: only then."
     )
+    every_epochs: PositiveInt | None = Field(None, description="Passes over the data between checkpoints.")
+    every_s: PositiveFloat | None = Field(None, description="Seconds between checkpoints, in each job anew.")
     behind_training: bool = Field(
         True,
         description="Copy a checkpoint to host memory, which holds it from then on, and write it while training goes "
         "on; false: training waits for the disk.",
     )
     keep_last: PositiveInt = Field(2, description="Older checkpoints are removed.")
-    export_every_steps: PositiveInt | None = Field(None, description="Hugging Face export; null: at the end.")
+    export_every_steps: PositiveInt | None = Field(
+        None, description="Hugging Face export; null in all three: at the end."
+    )
+    export_every_epochs: PositiveInt | None = Field(None, description="Passes over the data between exports.")
+    export_every_s: PositiveFloat | None = Field(None, description="Seconds between exports, in each job anew.")
     keep_exports: PositiveInt | None = Field(
         None, description="Older exports are removed, never the newest or the final one; null: all stay."
     )
+
+    @property
+    def every(self) -> Every:
+        return Every(self.every_steps, self.every_epochs, self.every_s)
+
+    @property
+    def export_every(self) -> Every:
+        return Every(self.export_every_steps, self.export_every_epochs, self.export_every_s)
 
 
 class DeadlinesConfig(Section):
@@ -64,7 +95,11 @@ class DeadlinesConfig(Section):
 
 
 class EvalConfig(Section):
-    every_steps: PositiveInt | None = Field(None, description="null: no eval. Else also at step 0 and at the end.")
+    every_steps: PositiveInt | None = Field(
+        None, description="null in all three: no eval. Else also at step 0 and at the end."
+    )
+    every_epochs: PositiveInt | None = Field(None, description="Passes over the data between evals.")
+    every_s: PositiveFloat | None = Field(None, description="Seconds between evals, in each job anew.")
     num_samples: PositiveInt = Field(1, description="Completions per prompt, n of pass@k.")
     pass_k: list[PositiveInt] = Field(default_factory=lambda: [1], description="Values of k; at most num_samples.")
     temperature: NonNegativeFloat = Field(1.0, description="0: greedy.")
@@ -73,6 +108,10 @@ class EvalConfig(Section):
         description="The reward that decides what counts as solved; of a source with other rewards: its first.",
     )
     solved_at: float = Field(1.0, description="A completion with at least this reward is solved.")
+
+    @property
+    def every(self) -> Every:
+        return Every(self.every_steps, self.every_epochs, self.every_s)
 
 
 class MetricsConfig(Section):

@@ -93,7 +93,7 @@ class Config(Section):
     @property
     def reads_eval_data(self) -> bool:
         """Tell whether data.eval is read: to evaluate, or to keep its prompts out of training."""
-        return self.data.eval is not None and (self.eval.every_steps is not None or self.data.deduplicate)
+        return self.data.eval is not None and (self.eval.every.is_ever or self.data.deduplicate)
 
     @property
     def max_model_len(self) -> int:

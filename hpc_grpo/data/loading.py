@@ -57,7 +57,7 @@ def load_streams(config: Config, tokenizer: Tokenizer, *, tokenizer_id: Mapping[
             for name, (key, source) in zip(names, sources, strict=True)
         }
 
-    has_eval = config.needs.rollouts and config.eval.every_steps is not None
+    has_eval = config.needs.rollouts and config.eval.every.is_ever
     train, evaluated = loaded(for_eval=False), loaded(for_eval=True) if config.reads_eval_data else {}
     digests = {key: each.rows.digest for key, each in {**train, **evaluated}.items()}
     split = _Split(config, list(train.values()), list(evaluated.values()))

@@ -12,7 +12,8 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from hpc_grpo.config import Config
 from hpc_grpo.driver.learners import LearnerGroup
-from hpc_grpo.driver.length import Durations
+from hpc_grpo.driver.length import Durations, TrainLength
+from hpc_grpo.driver.schedule import Schedule
 from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.run.checkpoint import Checkpoint, find_checkpoint, prune_checkpoints, set_aside, valid_checkpoints
 from hpc_grpo.run.files import recover_dirs, restore_dirs, wait_for_space
@@ -34,8 +35,12 @@ class DriverState:
 class Checkpoints:
     """Writes, prunes and finds the run's checkpoints and exports."""
 
-    def __init__(self, config: Config, run_dir: RunDir, learners: LearnerGroup, durations: Durations) -> None:
+    def __init__(
+        self, config: Config, run_dir: RunDir, learners: LearnerGroup, durations: Durations, length: TrainLength
+    ) -> None:
         self._config = config.checkpoint
+        self._saves = Schedule(config.checkpoint.every, length)
+        self._exports = Schedule(config.checkpoint.export_every, length)
         self._run_dir = run_dir
         self._learners = learners
         self._durations = durations
@@ -62,15 +67,15 @@ class Checkpoints:
         return state
 
     def save_if_due(self, state: DriverState) -> None:
-        """Save every `checkpoint.every_steps`, and after a run's first step, to know how long a save takes.
+        """Save as often as `checkpoint` says, and after a run's first step, to know how long a save takes.
 
         It is written while training goes on; an error of that is raised here, one or more steps later.
         """
         self._take_written(waits=False)
         is_measured = self._durations.p95_s is not None or self.is_writing
-        if not is_measured or (self._config.every_steps and state.step % self._config.every_steps == 0):
+        if not is_measured or self._saves.is_due(state.step):
             self._begin(state, behind=self._config.behind_training)
-        if self._config.export_every_steps and state.step % self._config.export_every_steps == 0:
+        if self._exports.is_due(state.step):
             self.export(state)
 
     def save(self, state: DriverState) -> None:
@@ -98,6 +103,7 @@ class Checkpoints:
         path = self._run_dir.checkpoint(state.step)
         self._writing = self._learners.begin_checkpoint(path, asdict(state), behind=behind)
         self._saved_step = state.step
+        self._saves.start_over()
         if not behind:
             self._take_written(waits=True)
 
@@ -121,6 +127,7 @@ class Checkpoints:
             wait_for_space(self._run_dir.path, self._num_bytes() // _MIN_COPIES_OF_WEIGHTS, "An export")
             self._learners.export(self._run_dir.export(state.step))
             self._exported_step = state.step
+            self._exports.start_over()
             prune_exports(self._run_dir, state.step, self._config.keep_exports)
 
     def _num_bytes(self) -> int:

@@ -14,8 +14,10 @@ from typing import Any
 from hpc_grpo.config import Config
 from hpc_grpo.data.seeds import sampling_seed
 from hpc_grpo.data.stream import PromptStream
+from hpc_grpo.driver.length import TrainLength
 from hpc_grpo.driver.rollouts import check_failures
 from hpc_grpo.driver.sampling import GradedGroup, RolloutPool
+from hpc_grpo.driver.schedule import Schedule
 from hpc_grpo.run.files import when_there_is_space, write_atomic
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt, SamplingSpec
@@ -27,15 +29,19 @@ _EVAL_SEED_OFFSET = 1_000_003
 class Evaluation:
     """Samples `eval.num_samples` completions of every eval prompt and grades them."""
 
-    def __init__(self, config: Config, stream: PromptStream, pool: RolloutPool, run_dir: RunDir) -> None:
+    def __init__(
+        self, config: Config, stream: PromptStream, pool: RolloutPool, run_dir: RunDir, length: TrainLength
+    ) -> None:
         self._config = config
+        self._total_steps = length.total_steps
+        self._schedule = Schedule(config.eval.every, length)
         self._stream = stream
         self._pool = pool
         self._run_dir = run_dir
 
-    def is_due(self, step: int, total_steps: int) -> bool:
-        every = self._config.eval.every_steps
-        return every is not None and (step % every == 0 or step == total_steps)
+    def is_due(self, step: int, in_s: float = 0.0) -> bool:
+        """Tell whether to evaluate after `step`, which ends in `in_s` seconds: at both ends, and as the config says."""
+        return step in (0, self._total_steps) or self._schedule.is_due(step, in_s)
 
     def run(self, step: int) -> dict[str, float]:
         """Measure `eval/pass@k`, `eval/reward_mean`, `eval/failed_fraction` and `eval/tokens_mean` at `step`.
@@ -51,6 +57,7 @@ class Evaluation:
         check_failures([group.grades for group in groups], self._config.grading.max_failed_fraction)
         text = "".join(json.dumps(line) + "\n" for group in groups for line in self._lines(group))
         when_there_is_space(lambda: write_atomic(self._run_dir.eval_rollouts(step), text), "the eval's completions")
+        self._schedule.start_over()
         return self._metrics(groups)
 
     def _request(self, prompt: Prompt) -> GroupRequest:

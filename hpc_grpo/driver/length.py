@@ -35,6 +35,10 @@ class TrainLength:
     def total_epochs(self) -> int:
         return max(1, math.ceil(self.total_steps * self.items_per_step / self.items_per_epoch))
 
+    def epochs_done(self, step: int) -> int:
+        """Count the epochs whose last item was in `step` or before."""
+        return step * self.items_per_step // self.items_per_epoch
+
     def epoch_and_step(self, step: int) -> tuple[int, int]:
         """Return the epoch of finished step `step` and its place in that epoch, all counted from 1."""
         first_item = (max(step, 1) - 1) * self.items_per_step

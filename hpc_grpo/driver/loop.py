@@ -38,7 +38,7 @@ class TrainingLoop:
             session.journal.record_eval(state.step, metrics)
         self.batches.start(policy_version)
         timer.start_over()
-        while session.should_go_on(state, evaluates=self._evaluates_at(state.step + 1)):
+        while session.should_go_on(state, evaluates=self._evaluates_at(state.step + 1, session.times.steps.p95_s)):
             with self._saved_if_it_fails(state):
                 batch = self.batches.take_step(policy_version, timer)
             with timer.phase("train"):
@@ -88,8 +88,8 @@ class TrainingLoop:
         with self.session.timer.phase("publish"):
             return policy_version, self.weights.publish(policy_version, is_checked=is_checked)
 
-    def _evaluates_at(self, step: int) -> bool:
-        return self.evaluation is not None and self.evaluation.is_due(step, self.session.length.total_steps)
+    def _evaluates_at(self, step: int, in_s: float | None = None) -> bool:
+        return self.evaluation is not None and self.evaluation.is_due(step, in_s or 0.0)
 
     def _evaluate(self, state: DriverState) -> dict[str, float]:
         if self.evaluation is None or not self._evaluates_at(state.step):

@@ -67,7 +67,7 @@ def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
         with timer.phase("start"):
             workers = Workers(config, reserve_nodes(config), inputs, length.total_steps * config.train.num_minibatches)
             workers.start()
-        checkpoints = Checkpoints(config, run_dir, workers.learners, times.saves)
+        checkpoints = Checkpoints(config, run_dir, workers.learners, times.saves, length)
         session = Session(config, run_dir, length, journal, checkpoints, stop, times)
         try:
             state = _run_loop(session, workers, inputs)
@@ -114,7 +114,7 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
     scheduler = RolloutScheduler(config, inputs.stream, pool, state.step, session.length.total_steps)
     evaluation = None
     if inputs.eval_stream is not None:
-        evaluation = Evaluation(config, inputs.eval_stream, pool, session.run_dir)
+        evaluation = Evaluation(config, inputs.eval_stream, pool, session.run_dir, session.length)
     batches = RolloutBatches(config, scheduler)
     return TrainingLoop(session, batches, workers.learners, weights, evaluation).run(state)
 

@@ -88,19 +88,21 @@ def checkpoint_bytes(config: Config, num_parameters: int) -> int:
 
 def num_checkpoints(config: Config, num_steps: int | None) -> int:
     """Count the checkpoints on disk at the same time: those kept, and a new one, whole before the oldest goes."""
-    every, at_once = config.checkpoint.every_steps, config.checkpoint.keep_last + 1
-    if every is not None and num_steps is None:
+    every, at_once = config.checkpoint.every, config.checkpoint.keep_last + 1
+    if not every.is_ever:
+        return min(at_once, 2)
+    if num_steps is None or every.known_steps is None:
         return at_once
-    periodic = (num_steps or 0) // every if every is not None else 0
-    return min(at_once, periodic + 2)
+    return min(at_once, num_steps // every.known_steps + 2)
 
 
 def num_exports(config: Config, num_steps: int | None) -> int:
     """Count the exports that are on disk at the same time: those kept, the one being written, at least the last."""
-    every, keep = config.checkpoint.export_every_steps, config.checkpoint.keep_exports
-    if every is None:
+    every, keep = config.checkpoint.export_every, config.checkpoint.keep_exports
+    if not every.is_ever:
         return 1
-    written = ceil(num_steps / every) if num_steps is not None else None
+    steps = every.known_steps
+    written = ceil(num_steps / steps) if num_steps is not None and steps is not None else None
     at_once = keep + 1 if keep is not None else None
     return max(1, min((count for count in (written, at_once) if count is not None), default=1))
 

@@ -9,10 +9,12 @@ import pytest
 
 from hpc_grpo.config import load_config
 from hpc_grpo.driver.checkpoints import Checkpoints, DriverState
-from hpc_grpo.driver.length import Durations
+from hpc_grpo.driver.length import Durations, TrainLength
 from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.run.checkpoint import Checkpoint, Manifest, hash_files, write_manifest
 from hpc_grpo.run.paths import RunDir, step_dirs
+
+LENGTH = TrainLength(total_steps=100, items_per_step=4, items_per_epoch=10)
 
 
 class FakeLearners:
@@ -68,7 +70,7 @@ def test_a_run_saves_after_its_first_step_to_know_how_long_that_takes(
 ) -> None:
     config = load_config("local/debug", [f"checkpoint.every_steps={every_steps}"])
     learners: Any = FakeLearners()
-    checkpoints = Checkpoints(config, RunDir(tmp_path), learners, durations)
+    checkpoints = Checkpoints(config, RunDir(tmp_path), learners, durations, LENGTH)
     for step in range(1, 8):
         checkpoints.save_if_due(DriverState(step=step))
     assert learners.saved == saved
@@ -79,7 +81,7 @@ def test_a_run_does_not_start_over_because_its_checkpoints_are_damaged(tmp_path:
     run.checkpoint(4).mkdir(parents=True)
     (run.checkpoint(4) / "weights.pt").touch()
     learners: Any = FakeLearners()
-    checkpoints = Checkpoints(load_config("local/debug"), run, learners, Durations())
+    checkpoints = Checkpoints(load_config("local/debug"), run, learners, Durations(), LENGTH)
     with pytest.raises(ConfigError, match="No checkpoint in"):
         checkpoints.resume()
     assert (run.checkpoint(4) / "weights.pt").exists()
@@ -91,7 +93,7 @@ def test_a_damaged_newer_checkpoint_is_kept_beside_what_the_run_writes_anew(tmp_
         write_checkpoint(run.checkpoint(step))
     (run.checkpoint(4) / "weights.pt").write_bytes(b"damage")
     learners: Any = FakeLearners()
-    assert Checkpoints(load_config("local/debug"), run, learners, Durations()).resume().step == 2
+    assert Checkpoints(load_config("local/debug"), run, learners, Durations(), LENGTH).resume().step == 2
     assert on_disk(run) == ["step_2", "step_4.damaged"]
 
 
@@ -102,7 +104,7 @@ def learners() -> Any:
 
 def checkpoints_of(learners: Any, folder: Path, *settings: str) -> Checkpoints:
     config = load_config("local/debug", ["checkpoint.every_steps=1", "checkpoint.keep_last=1", *settings])
-    return Checkpoints(config, RunDir(folder), learners, Durations())
+    return Checkpoints(config, RunDir(folder), learners, Durations(), LENGTH)
 
 
 def test_one_checkpoint_is_on_its_way_to_the_disk_and_the_next_waits_for_it(learners: Any, tmp_path: Path) -> None:
@@ -154,7 +156,7 @@ def test_the_final_export_stays_with_as_many_before_it_as_are_kept(keep: str, le
     config = load_config("local/debug", ["checkpoint.export_every_steps=2", f"checkpoint.keep_exports={keep}"])
     learners: Any = FakeLearners()
     run = RunDir(tmp_path)
-    checkpoints = Checkpoints(config, run, learners, Durations())
+    checkpoints = Checkpoints(config, run, learners, Durations(), LENGTH)
     for step in range(1, 8):
         checkpoints.save_if_due(DriverState(step=step))
     checkpoints.export(DriverState(step=7))

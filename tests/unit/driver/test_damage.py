@@ -14,7 +14,7 @@ import pytest
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.data.fingerprint import fingerprints
 from hpc_grpo.driver.checkpoints import Checkpoints, refuse_without_checkpoint
-from hpc_grpo.driver.length import Durations, StepTimes
+from hpc_grpo.driver.length import Durations, StepTimes, TrainLength
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.launch import snapshot
 from hpc_grpo.launch.freeze import freeze, working_dir
@@ -116,7 +116,7 @@ def resume(run: RunDir, config: Config) -> int:
     take_inputs(run, fingerprints(read_config(run), Path(), {}))
     StepTimes.after(read_state(run))
     learners: Any = FakeLearners()
-    state = Checkpoints(read_config(run), run, learners, Durations()).resume()
+    state = Checkpoints(read_config(run), run, learners, Durations(), TrainLength(100, 4, 10)).resume()
     assert (learners.loaded, state.next_ordinal) == (state.step, state.step)
     Ledger(run, 2).append(state.step + 1, [state.step])
     JsonlSink(run.metrics).close()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.driver.eval import Evaluation, pass_at_k
+from hpc_grpo.driver.length import TrainLength
 from hpc_grpo.driver.sampling import GradedGroup
 from hpc_grpo.errors import RewardError
 from hpc_grpo.run.files import read_jsonl
@@ -72,7 +73,8 @@ def run_eval(folder: Path, answers: Sequence[GroupGrades], max_failed_fraction: 
         train={"total_steps": 6},
     )
     stream, pool = FakeStream(len(answers)), FakePool(answers)
-    return Evaluation(config, stream, pool, RunDir(folder)).run(STEP)  # type: ignore[arg-type]
+    length = TrainLength(total_steps=6, items_per_step=4, items_per_epoch=10)
+    return Evaluation(config, stream, pool, RunDir(folder), length).run(STEP)  # type: ignore[arg-type]
 
 
 def test_an_eval_of_two_prompts_averages_over_them(tmp_path: Path) -> None:
@@ -122,3 +124,12 @@ def test_pass_at_k_of_many_samples_and_bad_arguments() -> None:
     for arguments in ((4, 5, 1), (4, -1, 1), (4, 2, 5), (4, 2, 0)):
         with pytest.raises(ValueError, match="must be between"):
             pass_at_k(*arguments)
+
+
+def test_an_eval_is_due_at_both_ends_and_as_often_as_the_config_says(tmp_path: Path) -> None:
+    config = minimal_config(
+        data={"train": {"path": "d.jsonl"}, "eval": {"path": "e.jsonl"}}, eval={"every_steps": None, "every_epochs": 2}
+    )
+    length = TrainLength(total_steps=12, items_per_step=4, items_per_epoch=10)  # epochs end in steps 3, 5, 8, 10
+    evaluation = Evaluation(config, FakeStream(1), FakePool([]), RunDir(tmp_path), length)  # type: ignore[arg-type]
+    assert [step for step in range(13) if evaluation.is_due(step)] == [0, 5, 10, 12]

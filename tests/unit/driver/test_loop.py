@@ -73,8 +73,8 @@ class FakeRun:
         self.checked += [version] * is_checked
         return {"mismatch/canary": 0.0} if is_checked else {}
 
-    def is_due(self, step: int, total_steps: int) -> bool:
-        return step % self._eval_every == 0 or step == total_steps
+    def is_due(self, step: int, in_s: float) -> bool:
+        return step % self._eval_every == 0 or step == self._total_steps
 
     def run(self, step: int) -> dict[str, float]:
         self._do(f"eval {step}")
