@@ -11,6 +11,11 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import reward
 from hpc_grpo.rewards.answers import given_answer
 
+try:
+    import reasoning_gym as _package  # noqa: F401 - seconds, which must not count against the first call's deadline
+except ImportError as error:
+    raise ConfigError("The reward reasoning_gym needs the package of that name: install hpc-grpo[tasks].") from error
+
 
 @reward("reasoning_gym")
 def reasoning_gym(
