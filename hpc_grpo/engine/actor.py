@@ -57,11 +57,7 @@ class Engine:
 
     async def receive_weights(self, version: int, probe: GroupRequest | None = None) -> GroupSamples | None:
         """Load the published version; returns what it then says to the `probe`, before anything else is sampled."""
-        answer = await self._between_steps(lambda sampler: sampler.receive_weights(version, probe))
-        if answer is None:
-            return None
-        samples: GroupSamples = await asyncio.wrap_future(answer)
-        return samples
+        return await self._between_steps(lambda sampler: sampler.receive_weights(version, probe))
 
     async def load_stored_weights(self) -> None:
         """Load the version that the node's other engines hold: for an engine that takes a dead one's place."""

@@ -85,15 +85,15 @@ class Sampler:
     def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
         self._on_workers("hpc_grpo_join", membership, store)
 
-    def receive_weights(self, version: int, probe: GroupRequest | None = None) -> Future[GroupSamples] | None:
-        """Take part in the publish of `version`; requests in flight go on with it, after the `probe`.
+    def receive_weights(self, version: int, probe: GroupRequest | None = None) -> GroupSamples | None:
+        """Take part in the publish of `version`; requests in flight go on with it, after the answer to the `probe`.
 
         Raises what a step raised.
         """
         self._check_well()
         self._on_workers("hpc_grpo_receive", version)
         self._switch_to(version)
-        return None if probe is None else self._add_group(probe)
+        return None if probe is None else self._answer(probe)
 
     def load_stored_weights(self) -> None:
         self._switch_to(self._on_workers("hpc_grpo_load_stored")[0])
@@ -101,6 +101,21 @@ class Sampler:
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; requests in flight start over from their tokens."""
         self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    def _answer(self, probe: GroupRequest) -> GroupSamples:
+        """Sample the probe alone: in a batch with others its last bits would hang on them, and its time on theirs."""
+        scheduler = self._engine.engine_core.engine_core.scheduler
+        most, scheduler.max_num_active_reqs = scheduler.max_num_active_reqs, 1
+        try:
+            answer = self._add_group(probe)
+            while not answer.done():
+                self.step()
+        except BaseException as error:
+            self.fail(error)
+            raise
+        finally:
+            scheduler.max_num_active_reqs = most
+        return answer.result()
 
     def _check_well(self) -> None:
         if self._failure is not None:

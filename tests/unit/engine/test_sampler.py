@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,8 @@ class FakeVllm:
         self.model_config = self
         self.request_states: dict[str, RequestState] = {}
         self.asked_of_workers: list[str] = []
+        self.engine_core = self.scheduler = self
+        self.max_num_active_reqs = 8
 
     def add_request(self, request_id: str, prompt: Any, params: Any, arrival_time: float | None, priority: int) -> None:
         if not prompt["prompt_token_ids"]:
@@ -83,6 +86,37 @@ def test_sampler_that_is_well_takes_part_in_a_publish_and_keeps_its_requests() -
     sampler.receive_weights(1)
     assert (sampler.policy_version, vllm.asked_of_workers) == (1, ["hpc_grpo_receive"])
     assert sampler.has_work()
+
+
+class AnsweringVllm(FakeVllm):
+    """Completes the request that came last with one token, as the only one that may run."""
+
+    def step(self) -> list[Any]:
+        assert self.max_num_active_reqs == 1
+        request_id, _ = self.request_states.popitem()
+        result = SimpleNamespace(token_ids=[5], logprobs=SimpleNamespace(logprobs=[-1.0]), finish_reason="length")
+        return [SimpleNamespace(finished=True, request_id=request_id, outputs=[result])]
+
+
+def test_a_probe_is_answered_alone_by_the_new_weights_before_what_is_in_flight_goes_on() -> None:
+    vllm = AnsweringVllm()
+    sampler = Sampler(vllm, [])
+    (waiting,) = sampler.add_groups([REQUEST])
+    answer = sampler.receive_weights(3, replace(REQUEST, is_urgent=True, seeds=(1,)))
+    assert answer is not None
+    assert [completion.policy_versions.tolist() for completion in answer.completions] == [[3]]
+    assert not waiting.done()
+    assert vllm.max_num_active_reqs == 8
+
+
+def test_an_engine_that_raises_over_the_probe_tells_the_others_why() -> None:
+    vllm = FakeVllm()
+    sampler = Sampler(vllm, [])
+    (waiting,) = sampler.add_groups([REQUEST])
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        sampler.receive_weights(1, replace(REQUEST, is_urgent=True))
+    assert "illegal memory access" in str(waiting.exception())
+    assert vllm.max_num_active_reqs == 8
 
 
 @pytest.mark.parametrize(
