@@ -24,18 +24,21 @@ def over_valid(rewards: Sequence[float], valid: Sequence[bool]) -> list[float]:
 
 
 def whitened(
-    values: Sequence[Sequence[float]], valid: Sequence[Sequence[bool]], normalize_std: bool
+    values: Sequence[Sequence[float]], valid: Sequence[Sequence[bool]], normalize_std: bool, mean: float | None = None
 ) -> list[tuple[float, ...]]:
-    """Give the valid values of all groups together mean 0 and, with `normalize_std`, deviation 1; others become 0.0."""
+    """Give the valid values of all groups together mean 0 and, with `normalize_std`, deviation 1; others become 0.0.
+
+    `mean` is theirs where it is known exactly: values that equal it then become exactly 0.0.
+    """
     counted = [v for group, flags in zip(values, valid, strict=True) for v, ok in zip(group, flags, strict=True) if ok]
     if not counted or max(counted) == min(counted):
         return [(0.0,) * len(group) for group in values]
-    mean = math.fsum(counted) / len(counted)
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in counted) / len(counted))
+    centre = math.fsum(counted) / len(counted) if mean is None else mean
+    deviation = math.sqrt(math.fsum((value - centre) ** 2 for value in counted) / len(counted))
     scale = deviation + 1e-8 if normalize_std else 1.0
 
     def own(value: Any, ok: bool) -> float:
-        return (value - mean) / scale if ok else 0.0
+        return (value - centre) / scale if ok else 0.0
 
     return [tuple(map(own, group, flags)) for group, flags in zip(values, valid, strict=True)]
 

@@ -17,7 +17,8 @@ def reinforce_pp_baseline(
 
     b_i = r_i - mean over its group,   A_i = (b_i - mean(b)) / (std(b) + 1e-8)        (arXiv:2501.03262, eq. 7)
 
-    std over N, of rollouts, not of tokens; `normalize_std` off leaves the division out.
+    std over N, of rollouts, not of tokens; `normalize_std` off leaves the division out. mean(b) is 0: a group whose
+    rewards are all equal gets exactly 0.0.
     """
     centred = [group_advantages(group, flags, False) for group, flags in zip(rewards, valid, strict=True)]
-    return whitened(centred, valid, normalize_std)
+    return whitened(centred, valid, normalize_std, mean=0.0)

@@ -102,3 +102,12 @@ def test_a_step_is_normalised_as_a_whole(name: str) -> None:
 
 def test_equal_rewards_of_a_step_teach_nothing() -> None:
     assert ADVANTAGES.find("reinforce_pp")([(0.1, 0.1), (0.1,)], [(True, True), (True,)], True) == [(0.0, 0.0), (0.0,)]
+
+
+@pytest.mark.parametrize("normalize_std", [True, False])
+def test_a_group_of_equal_rewards_gets_exactly_zero_beside_others(normalize_std: bool) -> None:
+    # The centred rewards of the first group do not quite add up to 0 in floating point.
+    rewards = [(1.0, 0.0, 0.0), (1.0, 1.0, 1.0)]
+    found = ADVANTAGES.find("reinforce_pp_baseline")(rewards, [(True,) * 3] * 2, normalize_std)
+    assert any(found[0])
+    assert found[1] == (0.0, 0.0, 0.0)
