@@ -98,7 +98,7 @@ class LossConfig(Section):
     importance_low: ReadFloat = Field(
         _OF_PAPER, description="Lower bound of the importance weight; null: as in the correction's paper."
     )
-    importance_cap: ReadFloat = Field(
+    importance_cap: Annotated[ReadFloat, Field(gt=0.0)] = Field(
         _OF_PAPER, description="Upper bound of the importance weight; null: as in the correction's paper."
     )
 

@@ -182,6 +182,16 @@ def _keys_that_nothing_reads(config: Config) -> None:
                 f"{', '.join(sorted(read)) or 'nothing of its kind'}. "
                 f"Set loss.{key}=null, or choose another loss.{chosen}."
             )
+    if config.loss.denominator_tokens is not None and config.loss.denominator != "constant":
+        raise ConfigError(
+            f"loss.denominator_tokens = {config.loss.denominator_tokens} would have no effect: loss.denominator = "
+            f"{config.loss.denominator} does not read it. Set it to null, or loss.denominator=constant."
+        )
+    if config.task == "ppo" and config.loss.advantage != "group":
+        raise ConfigError(
+            f"loss.advantage = {config.loss.advantage} would have no effect: task = ppo makes advantages in its "
+            f"critic. Set loss.advantage=group, its default, or task=grpo."
+        )
 
 
 def _advantages(config: Config) -> None:
@@ -217,6 +227,11 @@ def _kl(config: Config) -> None:
         raise ConfigError(
             "loss.kl_estimator = unbiased has a meaning in the gradient alone, and loss.kl_in = reward has none. "
             "Set loss.kl_estimator to k1, k2 or k3, or loss.kl_in=loss."
+        )
+    if config.loss.kl_in == "reward" and config.loss.name == "kl_cov":
+        raise ConfigError(
+            "loss.name = kl_cov compares the advantages of an optimizer step before it, and loss.kl_in = reward changes "
+            "them in it: other tokens than loss.cov_fraction would be held. Set loss.kl_in=loss."
         )
 
 

@@ -73,6 +73,11 @@ def test_null_takes_what_the_papers_of_what_is_chosen_have(given: dict[str, Any]
         ({"pass_k": 2}, "loss.pass_k = 2 would have no effect: loss.advantage = group"),
         ({"advantage": "pass_k", "pass_k": 99}, "loss.pass_k = 99 must be at most rollout.group_size = 8"),
         ({"kl_in": "reward", "kl_estimator": "unbiased"}, "Set loss.kl_estimator to k1, k2 or k3, or loss.kl_in=loss"),
+        (
+            {"kl_in": "reward", "name": "kl_cov"},
+            "other tokens than loss.cov_fraction would be held. Set loss.kl_in=loss",
+        ),
+        ({"denominator_tokens": 7}, "loss.denominator_tokens = 7 would have no effect: loss.denominator = tokens does"),
         ({"importance_correction": "icepop", "importance_low": 6}, "must be less than loss.importance_cap = 5"),
         ({"importance_correction": "m2po", "proximal": "interpolated"}, "Set loss.proximal=recomputed"),
         ({"importance_correction": "icepopp"}, "Correction 'icepopp' does not exist; did you mean 'icepop'?"),
@@ -82,6 +87,16 @@ def test_a_key_without_effect_and_a_contradiction_are_refused(loss: dict[str, An
     with pytest.raises(ConfigError) as caught:
         check_rules(minimal_config(loss=loss))
     assert words in str(caught.value)
+
+
+def test_bounds_of_which_the_logarithm_is_taken_are_above_zero() -> None:
+    with pytest.raises(ConfigError, match=r"loss\.importance_cap = 0: Input should be greater than 0"):
+        load_config("local/debug", ["loss.importance_cap=0"])
+
+
+def test_an_advantage_that_a_critic_would_replace_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"loss\.advantage = rloo would have no effect: task = ppo makes advantages"):
+        check_rules(minimal_config(task="ppo", loss={"advantage": "rloo"}))
 
 
 def test_another_loss_in_an_override_of_a_resolved_config_keeps_what_was_resolved() -> None:

@@ -66,7 +66,10 @@ def test_without_checkpointing_training_saves_the_second_forward_pass() -> None:
     assert saved.train_s == pytest.approx(plain.train_s * 8 / 6)
 
 
-@pytest.mark.parametrize(("override", "flops"), [("loss.kl_coef=0.1", 10), ("train.num_minibatches=2", 9)])
+@pytest.mark.parametrize(
+    ("override", "flops"),
+    [("loss.kl_coef=0.1", 10), ("train.num_minibatches=2", 9), ("loss.importance_correction=m2po", 10)],
+)
 def test_a_reference_and_proximal_logprobs_are_forward_passes_more(override: str, flops: int) -> None:
     in_turn = "rollout.max_policy_lag=0"
     assert expected(4, in_turn, override).train_s == pytest.approx(expected(4, in_turn).train_s * flops / 8)
