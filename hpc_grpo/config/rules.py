@@ -230,8 +230,8 @@ def _kl(config: Config) -> None:
         )
     if config.loss.kl_in == "reward" and config.loss.name == "kl_cov":
         raise ConfigError(
-            "loss.name = kl_cov compares the advantages of an optimizer step before it, and loss.kl_in = reward changes "
-            "them in it: other tokens than loss.cov_fraction would be held. Set loss.kl_in=loss."
+            "loss.name = kl_cov compares the advantages of an optimizer step before it, and loss.kl_in = reward "
+            "changes them in it: other tokens than loss.cov_fraction would be held. Set loss.kl_in=loss."
         )
 
 
