@@ -182,7 +182,7 @@ def run(call: Call) -> CallResult:
     try:
         values = _returned(function(**arguments))
     except HpcGrpoError as error:
-        return _violation(call, str(error))
+        return _violation(call, f"refuses: {error}")
     except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; it becomes a record
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.filename}:{frame.lineno}"

@@ -62,6 +62,8 @@ def plain_verdict(given: str, answer: str) -> bool | None:
     >>> plain_verdict("3.0", "3"), plain_verdict("Paris.", "London"), plain_verdict(r"\sqrt{8}", r"2\sqrt2")
     (True, False, None)
     """
+    if not (given.strip() and answer.strip()):
+        return False
     if _plain(given) == _plain(answer):
         return True
     ours, theirs = parse_number(given), parse_number(answer)
@@ -71,7 +73,7 @@ def plain_verdict(given: str, answer: str) -> bool | None:
         return None if "%" in given + answer else False  # 0.5 is 50 % too
     if _WORDS.fullmatch(given.strip()) and (theirs is not None or _WORDS.fullmatch(answer.strip())):
         return False
-    return None if given.strip() and answer.strip() else False
+    return None
 
 
 def parse_number(text: str) -> Fraction | None:

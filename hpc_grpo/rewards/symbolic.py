@@ -15,6 +15,7 @@ import signal
 from functools import lru_cache
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 # Here and not in the child: it is forked again after each answer that was stuck, and the import takes 0.6 s.
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
@@ -25,7 +26,7 @@ _MAX_CHARACTERS = 1000
 """Longer answers are none; parsing takes time and stack with the length."""
 
 _MAX_MEMORY_BYTES = 4 << 30
-"""Address space of the child."""
+"""Address space that the child takes beyond the worker's, which may be any: a reward beside `math` may import torch."""
 
 _FROM_NOTATION = (LatexExtractionConfig(boxed_match_priority=-1), ExprExtractionConfig())
 
@@ -86,7 +87,8 @@ def judge() -> SymbolicJudge:
 
 def _answer(connection: Connection, parent: int) -> None:
     tie_to_parent(parent, signal.SIGKILL)
-    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
+    most = _address_space_bytes() + _MAX_MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     with contextlib.suppress(EOFError):
         while True:
@@ -95,6 +97,10 @@ def _answer(connection: Connection, parent: int) -> None:
             is_equal = _verify(given, answer)
             signal.setitimer(signal.ITIMER_PROF, 0.0)
             connection.send(is_equal)
+
+
+def _address_space_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _verify(given: str, answer: str) -> bool:

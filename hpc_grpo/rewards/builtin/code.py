@@ -60,9 +60,9 @@ def code(
     """Score 1.0 for a program that passes its tests: the last Python block in code fences, else the whole completion.
 
     The column `tests_field` is a text of Python with assertions, run behind the program, or a list of
-    `{"input": …, "output": …}`: the program then reads stdin, and what it prints is compared without white space at
-    ends of lines. With `partial` the score of such a list is the share that passed. `with_prompt` puts the prompt in
-    front of the program, where that is the head of a function.
+    `{"input": …, "output": …}`, also as JSON: the program then reads stdin, and what it prints is compared without
+    white space at ends of lines. With `partial` the score of such a list is the share that passed. `with_prompt` puts
+    the prompt in front of the program, where that is the head of a function.
 
     A program has `time_s` of processor time for each case, and three times that by the clock. The sandbox has no
     network, no files but the system's, and /tmp in memory; `isolation: limits` is asked for by name alone.
@@ -77,10 +77,10 @@ def code(
 
     def score(prompt: str, completion: str, tests: Any) -> float:
         program = (prompt if with_prompt else "") + program_of(completion)
-        if isinstance(tests, str):
+        if (cases := _cases(tests)) is None:
             return float(passes_tests(found, program, tests, limits))
-        passed = count_passed(found, program, _cases(tests), limits, stop_early=not partial)
-        return passed / len(tests) if partial else float(passed == len(tests))
+        passed = count_passed(found, program, cases, limits, stop_early=not partial)
+        return passed / len(cases) if partial else float(passed == len(cases))
 
     with ThreadPoolExecutor(parallel) as threads:
         return list(threads.map(score, prompts, completions, fields[tests_field]))
@@ -121,7 +121,15 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def _cases(tests: Any) -> list[tuple[str, str]]:
+def _cases(tests: Any) -> list[tuple[str, str]] | None:
+    """Return inputs and outputs; None for a text of Python. Raises ConfigError for tests that every program passes."""
+    if isinstance(tests, str):
+        try:
+            tests = json.loads(tests)  # as Python it would assert nothing
+        except (ValueError, RecursionError):
+            if tests.strip():
+                return None
+            raise ConfigError("code: a text of tests is empty; every program would pass it.") from None
     try:
         cases = [(str(case["input"]), str(case["output"])) for case in tests]
     except (TypeError, KeyError) as error:

@@ -13,7 +13,7 @@ from referencing import Registry
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import reward
 
-_FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
+_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 @reward("json_schema")

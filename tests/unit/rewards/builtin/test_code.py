@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -152,6 +153,13 @@ def test_output_is_compared_for_each_input_all_or_in_part() -> None:
 
 
 @needs_isolation
+def test_a_list_of_cases_may_be_text() -> None:
+    """Not run as Python, where a list asserts nothing and every program would pass."""
+    tests = json.dumps([{"input": "1", "output": "2"}])
+    assert code(["q"] * 2, ["print(int(input()) + 1)", "x = 1"], tests=[tests] * 2) == [1.0, 0.0]
+
+
+@needs_isolation
 def test_a_case_finds_nothing_of_the_case_before() -> None:
     program = "import os\nprint(os.path.exists('left'))\nopen('left', 'w')\nos.fork() or __import__('time').sleep(60)"
     cases = [{"input": "", "output": "False"}] * 2
@@ -212,7 +220,12 @@ def test_what_is_said_at_the_start_names_the_isolation() -> None:
 
 @pytest.mark.parametrize(
     ("args", "words"),
-    [({}, "no column 'tests'"), ({"tests": [[]]}, "empty"), ({"tests": [[{"stdin": ""}]]}, "input: …, output: …")],
+    [
+        ({}, "no column 'tests'"),
+        ({"tests": [[]]}, "empty"),
+        ({"tests": [" "]}, "empty"),
+        ({"tests": [[{"stdin": ""}]]}, "input: …, output: …"),
+    ],
 )
 def test_tests_that_are_none_name_the_fix(args: dict[str, object], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpc_grpo.rewards.builtin.code.find_isolation", lambda wanted: wanted)

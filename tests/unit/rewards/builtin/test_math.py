@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 from hpc_grpo.rewards.builtin.correctness import correctness
@@ -170,6 +172,21 @@ def test_completions_of_a_group_that_agree_are_compared_once() -> None:
 def test_an_answer_in_notation_is_found_in_the_last_line_without_a_box() -> None:
     completions = ["First.\nThe answer is $\\sqrt{8}$.", "The answer is $\\sqrt{7}$.", "\n"]
     assert math(["q"] * 3, completions, answer=[r"2\sqrt{2}"] * 3) == [1.0, 0.0, 0.0]
+
+
+def test_notation_is_compared_in_a_worker_that_holds_much_address_space() -> None:
+    """A reward beside math may import torch, and with it CUDA's libraries."""
+    program = (
+        "import mmap; from hpc_grpo.rewards.builtin.math import math; no_reserve = 0x4000;"
+        "held = mmap.mmap(-1, 5 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve);"
+        r"print(math(['q'], [r'\boxed{2\sqrt2}'], answer=[r'\sqrt{8}']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[1.0]\n"
+
+
+def test_an_empty_answer_equals_nothing() -> None:
+    assert math(["q"] * 2, ["", r"\boxed{}"], answer=[""] * 2) == [0.0, 0.0]
 
 
 def test_correctness_is_math_under_its_older_name() -> None:

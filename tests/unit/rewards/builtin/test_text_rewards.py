@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -111,6 +112,12 @@ PERSON = {
 def test_json_follows_its_schema_or_only_parses_or_neither(completion: str, score: float) -> None:
     assert json_schema(["q"], [completion], schema=PERSON, partial=0.25) == [score]
     assert json_schema(["q"], [completion], schema_field="form", form=[json.dumps(PERSON)], partial=0.25) == [score]
+
+
+def test_a_fence_that_never_closes_costs_no_time() -> None:
+    begun = time.process_time()
+    assert json_schema(["q"], ["```" + "\n" * 30_000], schema=PERSON) == [0.0]
+    assert time.process_time() - begun < 1.0
 
 
 @pytest.mark.parametrize("schema", ["{", '{"type": "texts"}', {"minimum": "1"}])
