@@ -213,14 +213,15 @@ def _pairs(option: str, pairs: Sequence[str]) -> dict[str, Any]:
 
 def _rows(file: Path) -> Iterator[tuple[str, tuple[str, ...], Mapping[str, Any]]]:
     """Read prompt, completions and the other columns of each line. Raises ConfigError with a bad line's number."""
-    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+    # In bytes: texts may hold characters that Python takes for ends of lines, such as U+2028.
+    for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
             prompt = row.pop("prompt")
             completions = row.pop("completions") if "completions" in row else [row.pop("completion")]
-            if not all(isinstance(text, str) for text in (prompt, *completions)):
+            if not isinstance(completions, list) or not all(isinstance(text, str) for text in (prompt, *completions)):
                 raise TypeError("prompt and completions are texts")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(

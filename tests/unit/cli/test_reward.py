@@ -78,9 +78,21 @@ def test_json_has_the_parts_of_a_config(tmp_path: Path) -> None:
     assert json.loads(line) == {"rewards": [1.5], "parts": {"math": [1.0], "regex": [1.0]}, "errors": []}
 
 
-@pytest.mark.parametrize("row", [{"prompt": "p"}, {"prompt": 1, "completion": "c"}, ["p", "c"], "p"])
+@pytest.mark.parametrize(
+    "row", [{"prompt": "p"}, {"prompt": 1, "completion": "c"}, {"prompt": "p", "completions": "c"}, ["p", "c"], "p"]
+)
 def test_a_line_that_is_no_completion_is_named_by_its_number(tmp_path: Path, row: Any) -> None:
     file = write_lines(tmp_path / "rows.jsonl", {"prompt": "p", "completion": "c"}, row)
     done = call("reward", "score", file, "--reward", "repetition")
     assert done.exit_code == 78
     assert "rows.jsonl:2 must be a JSON object" in done.stderr
+
+
+def test_lines_end_at_newlines_alone_and_must_be_utf_8(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes('{"prompt": "p\u2028q", "completion": "c"}\n'.encode())
+    assert call("reward", "score", str(file), "--reward", "repetition").exit_code == 0
+    file.write_bytes(b'{"prompt": "\xff", "completion": "c"}\n')
+    done = call("reward", "score", str(file), "--reward", "repetition")
+    assert done.exit_code == 78
+    assert "rows.jsonl:1 must be a JSON object" in done.stderr
