@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,15 @@ from typing import Any
 from hpc_grpo import __version__
 from hpc_grpo.config import Config, with_overrides
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.secrets import refuse_secrets
 from hpc_grpo.launch.snapshot import check_snapshot, take_snapshot
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.checkpoint import find_checkpoint, valid_checkpoints
 from hpc_grpo.run.files import read_jsonl, read_record, write_record
-from hpc_grpo.run.frozen_config import differences, flat, read_config, rewrite_config, write_config
+from hpc_grpo.run.frozen_config import differences, read_config, rewrite_config, write_config
 from hpc_grpo.run.inputs import accept_changes
 from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.system.secret import assigns_secret, holds_secret, is_secret, is_secret_argument
 
 CHANGEABLE: dict[str, str] = {
     "train.total_steps": "extends or shortens the run",
@@ -52,7 +52,6 @@ CHANGEABLE: dict[str, str] = {
 Not the learning rate: its schedule's state in a checkpoint has it, so another one would be ignored in silence.
 """
 
-_KEEPS_CONFIG = "config.yaml is kept and shared"
 _MAY_CHANGE = f"What may change in it: {', '.join(f'{key}*' if key.endswith('.') else key for key in CHANGEABLE)}."
 
 
@@ -118,37 +117,6 @@ def working_dir(run: RunDir) -> Path:
     return folder
 
 
-def refuse_secrets(config: Config) -> None:
-    """Raise ConfigError for secrets in the config: by name in launch, by value anywhere."""
-    sources = [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]
-    given = [reward.args for reward in config.rewards_by_key.values()] + [source.args for _, source in sources]
-    arguments = [argument for args in given for argument in flat(args).items()]
-    if secret := [
-        key
-        for key, value in arguments
-        if any(is_secret_argument(key.rpartition(".")[2], text) for text in _texts(value))
-    ]:
-        raise ConfigError(
-            f"The arguments of a reward or data source must not hold secrets ({', '.join(secret)}): {_KEEPS_CONFIG}. "
-            f"Have it read them from the environment, let through by launch.pass_env."
-        )
-    if secret := [name for name, value in config.launch.env.items() if is_secret(name, value)]:
-        raise ConfigError(
-            f"launch.env must not hold secrets ({', '.join(secret)}): {_KEEPS_CONFIG}. Export them in "
-            f"the environment and, unless their prefix is let through already, name them in launch.pass_env."
-        )
-    lines = enumerate(config.launch.setup_lines)
-    written = [f"launch.setup_lines.{index}" for index, line in lines if assigns_secret(line)]
-    values = flat(config.model_dump(mode="json"))
-    written += [key for key, value in values.items() if any(map(holds_secret, _texts(value))) and key not in written]
-    if written:
-        raise ConfigError(
-            f"{', '.join(written)} must not hold secrets: {_KEEPS_CONFIG}, and arguments are seen by every user of a "
-            f"node. Export them in the environment, or read them from a file of mode 0600 where they are needed, as in "
-            f'export TOKEN="$(cat ~/.token)".'
-        )
-
-
 def may_change(key: str) -> bool:
     return any(re.fullmatch(_pattern(entry), key) for entry in CHANGEABLE)
 
@@ -211,14 +179,6 @@ def _forbidden(run: RunDir, changed: dict[str, tuple[Any, Any]]) -> str:
     """List the changes that the run may not take, a line each; "" without any."""
     keys = [] if _never_trained(run) else [key for key in changed if not may_change(key)]
     return "\n".join(f"  {key}: {changed[key][0]!r} there, {changed[key][1]!r} now" for key in keys)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
 
 
 def _never_trained(run: RunDir) -> bool:

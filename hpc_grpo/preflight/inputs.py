@@ -23,8 +23,9 @@ from hpc_grpo.data.hugging_face import dataset_folders, datasets_cache, find_mod
 from hpc_grpo.data.sources import read_items
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.environment.rules import job_environ
-from hpc_grpo.launch.freeze import refuse_secrets, working_dir
+from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.place.slurm.partition import refuse_what_cannot_start
+from hpc_grpo.launch.secrets import refuse_secrets
 from hpc_grpo.preflight.disk import refuse_full_disk
 from hpc_grpo.preflight.findings import Context, Finding, failure, ok, skipped, warning
 from hpc_grpo.preflight.prefetch.items import Item, is_generated, is_there, items_of, source_of

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -101,37 +100,6 @@ def test_a_longer_run_is_no_longer_complete(tmp_path: Path) -> None:
     assert not run.is_complete()
 
 
-def test_a_secret_in_launch_env_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="WANDB_API_KEY"):
-        freeze(config(tmp_path, "launch.env.WANDB_API_KEY=abc"), [], [])
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("override", "key"),
-    [
-        ("launch.env.JUDGE=https://me:hunter2hunter2@judge:1", "JUDGE"),
-        ("launch.env.SLACK_WEBHOOK_URL=https://x.y/z", "SLACK_WEBHOOK_URL"),
-        ('launch.setup_lines=["module load x", "export PGPASS=hunter2"]', "launch.setup_lines.1"),
-        ('launch.setup_lines=["export https_proxy=http://me:hunter2@proxy:1"]', "launch.setup_lines.0"),
-        ('launch.notify=["curl", "https://hooks.slack.com/services/T0/B0/xyz"]', "launch.notify"),
-        ("launch.slurm.extra.comment=ghp_abcdefghijklmnopqrstuvwxyz0123456789", "launch.slurm.extra.comment"),
-        ("data.train.path=https://me:hunter2@host/train.jsonl", "data.train.path"),
-    ],
-)
-def test_a_secret_anywhere_in_the_config_is_refused_and_not_told(tmp_path: Path, override: str, key: str) -> None:
-    with pytest.raises(ConfigError, match="must not hold secrets") as refused:
-        freeze(config(tmp_path, override), [], [])
-    assert key in str(refused.value)
-    assert not any(secret in str(refused.value) for secret in ("hunter2", "hooks.slack", "ghp_abc", "x.y/z"))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_setup_line_that_reads_a_secret_where_it_is_needed_is_taken(tmp_path: Path) -> None:
-    lines = ['export HF_TOKEN="$(cat ~/.token)"', "export HF_TOKEN_PATH=/home/me/token"]
-    freeze(config(tmp_path, f"launch.setup_lines={json.dumps(lines)}"), [], [])
-
-
 def test_a_root_that_cannot_be_written_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"cannot be written.*run\.root"):
@@ -175,37 +143,6 @@ def test_a_run_is_not_reconfigured_into_another(word: str, told: str, tmp_path: 
         freeze(reconfigured(run, [word, "engine.max_num_seqs=9"]), [], [])
     assert told in str(caught.value)
     assert (run.config.read_text(), run.source.read_text()) == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "key"),
-    [
-        ({"judge_api_key": "sk-0123456789abcdef0123"}, "judge_api_key"),
-        ({"judge_key": "c0ffee0123456789c0ffee0123456789"}, "judge_key"),
-        ({"judge": {"headers": {"token": "3f2504e0-4f89-11d3-9a0c-0305e82c3301"}}}, "judge.headers.token"),
-        ({"tokens": ["hf_abcdefghijklmnopqrstuv"]}, "tokens"),
-    ],
-)
-def test_a_secret_in_the_arguments_of_a_reward_is_refused_and_not_told(
-    tmp_path: Path, arguments: dict[str, Any], key: str
-) -> None:
-    with pytest.raises(ConfigError, match="must not hold secrets") as caught:
-        freeze(config(tmp_path, f"rewards={json.dumps([{'name': 'correctness', 'args': arguments}])}"), [], [])
-    assert f"({key})" in str(caught.value)
-    assert not any(part in str(caught.value) for part in ("0123456789", "11d3", "hf_"))
-
-
-def test_arguments_of_a_reward_that_are_named_like_a_secret_are_taken(tmp_path: Path) -> None:
-    arguments = {
-        "pass_k": 8,
-        "pass_rate": "pass_rate_of_llama_8b",
-        "answer_key": "reference_solution_2024",
-        "json_key": "final_answer.value.normalized",
-        "stop_token": "<|end_of_text|>",
-        "token": "</s>",
-        "keys": ["intermediate_steps", "final_conclusion"],
-    }
-    freeze(config(tmp_path, f"rewards={json.dumps([{'name': 'correctness', 'args': arguments}])}"), [], [])
 
 
 DEBUG = load_config("local/debug")
