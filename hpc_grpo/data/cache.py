@@ -69,10 +69,16 @@ class RowCache:
         self.folder = folder
 
     def find(self, identity: Mapping[str, Any]) -> Rows | None:
-        """Return the rows of `identity`; None where there are none yet, or they are damaged."""
+        """Return the rows of `identity`; None without whole ones. Raises ConfigError where they cannot be read."""
         entry = self._entry(identity)
-        digest = _digest_if_whole(entry)
-        return None if digest is None else Rows(entry, digest)
+        try:
+            digest = _digest_if_whole(entry)
+            return None if digest is None else Rows(entry, digest)
+        except (OSError, ValueError) as error:  # another user's, or no Arrow file, which is a ValueError
+            raise ConfigError(
+                f"Tokenized data in {entry} cannot be read ({error}). Delete the folder, or set data.cache_dir to "
+                f"another one."
+            ) from error
 
     def write(self, identity: Mapping[str, Any], rows: Iterator[Row]) -> Rows:
         """Write the rows, whole or not at all; return what is there then. Raises ConfigError where none can be."""
@@ -114,7 +120,7 @@ class RowCache:
     def _remove_abandoned(self) -> None:
         """Remove what writers left that died long ago, and damaged entries."""
         for folder in self.folder.glob(f".*{_STAGED}"):
-            with contextlib.suppress(FileNotFoundError):  # its writer, or another cleaner, is at it too
+            with contextlib.suppress(OSError):  # its writer, or another cleaner, is at it too; or it is another user's
                 if time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir())) > _ABANDONED_S:
                     shutil.rmtree(folder, ignore_errors=True)
 

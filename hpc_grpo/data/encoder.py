@@ -65,6 +65,8 @@ class Encoder:
         hashed = hashlib.sha256()
         for number, item in enumerate(items):
             hashed.update(self._as_json(item, number).encode() + b"\n")
+            if number % BATCH_ITEMS == 0:
+                PULSE.beat()
         return hashed.hexdigest()[:32]
 
     def _rows(self, items: Sequence[Item], first: int) -> Iterator[Row]:

@@ -156,7 +156,14 @@ class _Split:
         else:
             every = [(each, np.flatnonzero(self._held_out(each))) for each in self._train]
             most = held.max_items
-            every = [(each, lowest(kept, each.rows.prompt_hashes, most or len(kept))) for each, kept in every]
+            every = [
+                (each, lowest(kept, each.rows.prompt_hashes, most or len(kept))) for each, kept in every if len(kept)
+            ]
+            if not every:
+                raise ConfigError(
+                    f"data.held_out.fraction = {held.fraction:g} holds nothing out of data.train: raise it, or set "
+                    f"eval.every_steps to null."
+                )
         return [self._part(each, self._fitting(each, numbers)) for each, numbers in every]
 
     def _held_out(self, each: _Loaded) -> NDArray[np.bool_]:

@@ -15,12 +15,22 @@ from hpc_grpo.data.sources.base import Item, Source
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import SOURCES, names_function
 
-_NOT_SUFFIXES = ("function", "hub", "reasoning_gym")
+_TAKE_ARGS = ("function", "reasoning_gym")
+_NOT_SUFFIXES = (*_TAKE_ARGS, "hub")
 
 
 def open_source(config: SourceConfig) -> Source:
-    """Return the source that `config.path` names. Raises ConfigError for a file of a kind that none reads."""
-    source: Source = SOURCES.find(_kind(config.path))(config)
+    """Return the source that `config.path` names.
+
+    Raises ConfigError for a file of a kind that none reads, and for arguments that nobody takes.
+    """
+    kind = _kind(config.path)
+    if config.args and kind not in _TAKE_ARGS:
+        raise ConfigError(
+            f"Data set {config.path}: args are for a function or a task of reasoning_gym, and this is neither. Remove "
+            f"them."
+        )
+    source: Source = SOURCES.find(kind)(config)
     return source
 
 
@@ -37,7 +47,7 @@ def _kind(path: str) -> str:
         return "function"
     suffixes = [name for name in SOURCES.names() if name not in _NOT_SUFFIXES]
     suffix = Path(path).suffix
-    if suffix[1:] in suffixes:
+    if suffix[1:] in suffixes and not Path(path).is_dir():
         return suffix[1:]
     if Path(path).is_file():
         raise ConfigError(

@@ -67,6 +67,20 @@ def test_a_damaged_entry_is_made_anew(name: str, tmp_path: Path) -> None:
     assert cache.write({"of": 1}, iter(ROWS))[5] == ROWS[5]
 
 
+def test_an_entry_that_is_no_arrow_file_is_named(tmp_path: Path) -> None:
+    rows = RowCache(tmp_path).write({"of": 1}, iter(ROWS)).folder / "rows.arrow"
+    rows.write_bytes(b"x" * rows.stat().st_size)
+    with pytest.raises(ConfigError, match=r"cannot be read .* Delete the folder"):
+        RowCache(tmp_path).find({"of": 1})
+
+
+def test_what_a_cleaner_cannot_look_into_is_left_alone(tmp_path: Path) -> None:
+    stray = tmp_path / ".another.tmp"
+    stray.touch()
+    assert len(RowCache(tmp_path).write({"of": 1}, iter(ROWS))) == len(ROWS)
+    assert stray.exists()
+
+
 def test_a_folder_that_cannot_be_written_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"data\.cache_dir"):

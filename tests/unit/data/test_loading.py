@@ -88,6 +88,18 @@ def test_duplicates_and_prompts_of_the_eval_set_are_dropped_and_counted(
     assert "b.jsonl: 2 of 5 items are trained on (3 duplicate)." in told
 
 
+def test_a_small_source_of_which_nothing_is_held_out_is_trained_on_alone(tokenizer: Any) -> None:
+    write_items("a.jsonl", items("a", 300))
+    write_items("b.jsonl", items("b", 1))
+    mix = [{"path": "a.jsonl"}, {"path": "b.jsonl"}]
+    streams = loaded(config_of({"mix": mix}, evaluates=True, held_out={"fraction": 0.1}), tokenizer)
+    assert streams.eval is not None
+    assert {streams.eval.prompt(ordinal).source for ordinal in range(len(streams.eval))} == {"a"}
+    config = config_of({"path": "b.jsonl"}, evaluates=True, held_out={"fraction": 0.1})
+    with pytest.raises(ConfigError, match="holds nothing out of data"):
+        loaded(config, tokenizer)
+
+
 def test_a_source_of_which_nothing_is_left_is_named(tokenizer: Any) -> None:
     write_items("a.jsonl", items("a", 2))
     config = config_of({"mix": [{"path": "a.jsonl"}, {"path": "a.jsonl"}]}, deduplicate=True)

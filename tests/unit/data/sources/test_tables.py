@@ -56,6 +56,20 @@ def test_a_file_that_is_no_table_is_named(name: str, tmp_path: Path) -> None:
         list(read_items(SourceConfig(path=str(tmp_path / name))))
 
 
+def test_arguments_that_nobody_takes_are_refused(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "d.parquet")
+    with pytest.raises(ConfigError, match="args are for a function or a task"):
+        open_source(SourceConfig(path=str(tmp_path / "d.parquet"), args={"size": 3}))
+
+
+def test_a_folder_named_like_a_file_is_read_by_datasets(tmp_path: Path) -> None:
+    """Spark and Dask write folders of parts."""
+    (tmp_path / "d.parquet").mkdir()
+    write_parquet(tmp_path / "d.parquet" / "part-0.parquet")
+    items = list(read_items(SourceConfig(path=str(tmp_path / "d.parquet"))))
+    assert [item["question"] for item in items] == [item["question"] for item in ITEMS]
+
+
 def test_a_function_of_ones_own_is_called_with_its_arguments(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def rows(n):\n    for i in range(n):\n        yield {'question': str(i)}\n")
     config = SourceConfig(path=f"{tmp_path}/mine.py:rows", args={"n": 3})
