@@ -37,6 +37,14 @@ def test_names_are_listed_without_importing_an_entry() -> None:
     assert done.stdout.splitlines()[1] == "[]"
 
 
+def test_what_an_entry_that_is_known_was_registered_with_is_told_without_reading_the_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = ADVANTAGES.paper_of("pass_k")
+    monkeypatch.setattr(ADVANTAGES, "names", lambda: pytest.fail("read the folder"))
+    assert ADVANTAGES.paper_of("pass_k") == expected == {"pass_k": 4}
+
+
 def test_unknown_name_gives_the_nearest_and_lists_the_builtins() -> None:
     message = message_of("corectness")
     assert f"did you mean 'correctness'? Built in: {', '.join(REWARDS.names())}." in message
