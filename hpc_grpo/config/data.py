@@ -145,5 +145,12 @@ class DataConfig(Section):
         return list(self.train.sources("data.train"))
 
     @property
+    def chat_templates(self) -> dict[str, str]:
+        """Map the keys of the config that name Jinja files to them."""
+        sources = [*self.sources(for_eval=False), *self.sources(for_eval=True)]
+        named = {"data": self.chat_template, **{key: source.chat_template for key, source in sources}}
+        return {f"{key}.chat_template": file for key, file in named.items() if file is not None}
+
+    @property
     def has_eval(self) -> bool:
         return self.eval is not None or self.held_out is not None

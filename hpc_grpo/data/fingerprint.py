@@ -1,4 +1,4 @@
-"""Fingerprints of what a run reads: data, tokenizer and weights of the model, the user's functions.
+"""Fingerprints of what a run reads: data, chat templates, tokenizer and weights of the model, the user's functions.
 
 Files of data are hashed whole where they are one file. Of a larger file of the model or of a saved data set, of which
 only learners read all, 64 blocks spread over it are hashed, with its size: other weights differ everywhere. What a
@@ -52,11 +52,14 @@ def fingerprints(config: Config, folder: Path, item_digests: Mapping[str, str]) 
 
 
 def local_fingerprints(config: Config, folder: Path) -> dict[str, dict[str, str]]:
-    """Return those that a login node can tell at once: of local data and of the user's functions."""
+    """Return those that a login node can tell at once: of local data, chat templates and the user's functions."""
     found = {}
     for key, source in _sources(config):
         if (path := folder / source.path).exists():
             found[f"{key}.path"] = of_files(path, whole=path.is_file())
+    for key, name in config.data.chat_templates.items():
+        if (template := folder / name).is_file():
+            found[key] = of_files(template, whole=True)
     for key, name in functions_of(config).items():
         if (file := used_file(name, folder)) is not None:
             parts = imported_files(file)

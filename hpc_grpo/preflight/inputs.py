@@ -186,6 +186,8 @@ def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, 
             path, _, _ = item.name.rpartition(":") if is_generated(item.name) else (item.name, "", "")
             if path.endswith(".py") or not is_generated(item.name):
                 yield item.key, item.name, f"{path}/config.json" if item.key == "model.path" else path
+    for key, name in config.data.chat_templates.items():
+        yield key, name, name
     if config.needs.rollouts:
         functions = {f"{key}.name": reward.name for key, reward in config.rewards_by_key.items()}
         functions |= config.loss.functions

@@ -60,7 +60,8 @@ def _verified(config: Config, item: Item) -> dict[str, Any]:
     try:
         return verify(config, item)
     except (ConfigError, OSError) as error:
-        return {"error": f"{item} cannot be loaded with the network off: {' '.join(str(error).split())}"}
+        how = "" if item.is_local else " with the network off"
+        return {"error": f"{item} cannot be loaded{how}: {' '.join(str(error).split())}"}
 
 
 def _fetched(config: Config, item: Item) -> dict[str, Any]:

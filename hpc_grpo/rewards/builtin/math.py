@@ -10,7 +10,14 @@ from hpc_grpo.rewards import reward
 from hpc_grpo.rewards.answers import given_answer, last_line, last_number, parse_number, plain_verdict, reference_answer
 
 
-@reward("math")
+def prepare(pair_timeout_s: float = 1.0, **args: Any) -> None:
+    """Read the libraries once on each node: from a cold file system that takes longer than a call may."""
+    if pair_timeout_s <= 0:
+        raise ConfigError(f"math: pair_timeout_s is {pair_timeout_s}; set rewards.N.args.pair_timeout_s above 0.")
+    from hpc_grpo.rewards import symbolic  # noqa: F401
+
+
+@reward("math", prepare=prepare)
 def math(
     prompts: Sequence[str],
     completions: Sequence[str],
@@ -45,7 +52,7 @@ def _are_equal(given: str, answer: str, timeout_s: float) -> bool:
     verdict = plain_verdict(given, answer)
     if verdict is not None:
         return verdict
-    # Here: sympy takes half a second to import, and where answers are plain nobody needs it.
+    # Here: sympy takes half a second to import, and a worker whose answers are plain does without.
     from hpc_grpo.rewards.symbolic import judge
 
     try:

@@ -41,6 +41,7 @@ def test_a_file_of_the_users_is_scored_too(tmp_path: Path) -> None:
     [
         (("maths", "--completion", "4"), "did you mean 'math'?"),
         (("math", "--completion", "4"), "answer_field"),
+        (("math", "--completion", "4", "--answer", "4", "--arg", "pair_timeout_s=0"), "above 0"),
         (("regex", "--completion", "4", "--arg", "patern=x"), "no argument 'patern'; did you mean 'pattern'?"),
         (("regex", "--completion", "4", "--arg", "pattern"), "must be KEY=VALUE"),
         (("regex", "--completion", "4", "--arg", "pattern=[a"), "not YAML"),

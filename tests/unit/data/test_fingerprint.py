@@ -21,13 +21,19 @@ def config(tmp_path: Path) -> Config:
     (tmp_path / "d.jsonl").write_text('{"question": "1"}\n')
     (tmp_path / "mine.py").write_text("import words\n")
     (tmp_path / "words.py").write_text("import json\n")
-    return minimal_config(model={"path": str(tmp_path / "m")}, rewards=[{"name": "mine.py:reward"}])
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    return minimal_config(
+        model={"path": str(tmp_path / "m")},
+        data={"train": {"path": "d.jsonl"}, "chat_template": "chat.jinja"},
+        rewards=[{"name": "mine.py:reward"}],
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "key"),
     [
         ("d.jsonl", "data.train.path"),
+        ("chat.jinja", "data.chat_template"),
         ("mine.py", "rewards.0.name"),
         ("words.py", "rewards.0.name"),
         ("m/tokenizer.json", "model.path"),

@@ -106,3 +106,10 @@ def test_a_file_with_a_function_of_the_users_must_exist(section: str, tmp_path: 
     assert dict(missing_inputs(config, tmp_path))[key].startswith(f"{key} = mine.py:f: ")
     (tmp_path / "mine.py").touch()
     assert key not in dict(missing_inputs(config, tmp_path))
+
+
+def test_a_chat_template_must_exist(tmp_path: Path) -> None:
+    config = minimal_config(data={"train": {"path": "d"}, "chat_template": "chat.jinja"})
+    assert "chat.jinja: there is no" in dict(missing_inputs(config, tmp_path))["data.chat_template"]
+    (tmp_path / "chat.jinja").touch()
+    assert "data.chat_template" not in dict(missing_inputs(config, tmp_path))
