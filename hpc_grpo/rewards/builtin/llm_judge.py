@@ -34,7 +34,10 @@ async def prepare(
     if not model:
         raise ConfigError("llm_judge needs the name of a model: set rewards.N.args.model.")
     _pattern(args.get("pattern", _SCORE))
-    found = await wait_for(Endpoint(url, api_key_env, 1, timeout_s), "/models", timeout_s)
+    if args.get("scale", 10.0) <= 0:
+        raise ConfigError("llm_judge divides by scale: set rewards.N.args.scale above 0.")
+    endpoint = Endpoint(url, api_key_env, args.get("concurrency", 16), args.get("attempt_s", 120.0))
+    found = await wait_for(endpoint, "/models", timeout_s)
     served = [entry.get("id") for entry in found.get("data", [])] if isinstance(found, dict) else []
     if served and model not in served:
         raise ConfigError(f"{url} has no model {model!r}. It has: {', '.join(map(str, served[:20]))}.")

@@ -11,10 +11,15 @@ from hpc_grpo.rewards.http import AnswerError, Endpoint, ask_all, wait_for
 
 
 async def prepare(
-    url: str = "", api_key_env: str | None = None, health_path: str = "/health", timeout_s: float = 10.0, **args: Any
+    url: str = "",
+    api_key_env: str | None = None,
+    health_path: str = "/health",
+    attempt_s: float = 60.0,
+    timeout_s: float = 10.0,
+    **args: Any,
 ) -> str:
     """Wait for the server, at most as long as one call may take."""
-    await wait_for(Endpoint(url, api_key_env, 1, timeout_s), health_path, timeout_s)
+    await wait_for(Endpoint(url, api_key_env, 1, attempt_s), health_path, timeout_s)
     return f"{url} answers; while it is away, training waits up to {timeout_s:g} s a group (timeout_s)"
 
 

@@ -239,6 +239,12 @@ def test_a_judge_that_lacks_the_model_is_refused_before_a_run(
     assert "other at" in asyncio.run(judging.prepare(url=f"{stand_in.url}/v1", model="other"))
 
 
+@pytest.mark.parametrize("args", [{"concurrency": 0}, {"attempt_s": 0.0}, {"scale": 0}])
+def test_settings_of_a_judge_that_could_not_work_are_refused_before_a_run(args: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"rewards\.N\.args"):
+        asyncio.run(judging.prepare(url="http://127.0.0.1:9/v1", model="m", **args))
+
+
 def test_the_command_refuses_to_serve_without_a_token_or_a_port() -> None:
     done = call("reward-server", "--reward", "repetition")
     assert (done.exit_code, "openssl rand" in done.stderr) == (78, True)
