@@ -60,8 +60,8 @@ def _verified(config: Config, item: Item) -> dict[str, Any]:
     try:
         return verify(config, item)
     except (ConfigError, OSError) as error:
-        how = "" if item.is_local else " with the network off"
-        return {"error": f"{item} cannot be loaded{how}: {' '.join(str(error).split())}"}
+        failed = "cannot be used" if item.is_local else "cannot be loaded with the network off"
+        return {"error": f"{item} {failed}: {' '.join(str(error).split())}"}
 
 
 def _fetched(config: Config, item: Item) -> dict[str, Any]:
