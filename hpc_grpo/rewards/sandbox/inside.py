@@ -30,6 +30,8 @@ _POLL_S, _POLL_NODE_S = 0.02, 0.2
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _ANSWER_FD_ENVIRONMENT = "VERDICT_FD"
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""OpenBLAS and MKL take it too: with a thread for each core of a large node, NumPy's import would pass the limits."""
 _MAX_KILL_ROUNDS = 200
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 
@@ -80,7 +82,7 @@ def _run(argv: list[str], stdin: str, limits: dict[str, float]) -> dict[str, str
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         pass_fds=[theirs],
-        env={**os.environ, _ANSWER_FD_ENVIRONMENT: str(theirs)},
+        env={**os.environ, **_ONE_THREAD, _ANSWER_FD_ENVIRONMENT: str(theirs)},
         preexec_fn=lambda: _limit(limits),
     )
     os.close(theirs)

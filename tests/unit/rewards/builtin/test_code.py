@@ -153,6 +153,13 @@ def test_output_is_compared_for_each_input_all_or_in_part() -> None:
 
 
 @needs_isolation
+def test_numpy_starts_no_thread_for_each_core() -> None:
+    """With those of a large node, importing it would pass the limits of processes and memory."""
+    program = "import numpy\nimport os\nprint(len(os.listdir('/proc/self/task')))"
+    assert code(["q"], [program], tests=[[{"input": "", "output": "1"}]], time_s=20.0) == [1.0]
+
+
+@needs_isolation
 def test_a_list_of_cases_may_be_text() -> None:
     """Not run as Python, where a list asserts nothing and every program would pass."""
     tests = json.dumps([{"input": "1", "output": "2"}])
