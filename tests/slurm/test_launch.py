@@ -132,13 +132,26 @@ def test_a_cancelled_job_leaves_nothing(slurm_cluster: SlurmCluster, tmp_path: P
     assert wait(slurm_cluster, job_id, tmp_path).state == "CANCELLED"
 
 
-def test_a_lost_supervisor_leaves_nothing(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    job_id = submit_sbatch(slurm_cluster, tmp_path, driver_env={"HPC_GRPO_STAND_IN_SLEEP_S": "100"})
-    ready = tmp_path / "debug" / "stand_in.json"
+def test_a_lost_supervisor_leaves_no_process_and_the_next_job_removes_its_folders(
+    slurm_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    """With its script Slurm kills the job's sruns, each of which may have its agent killed before that tidies up."""
+    roots = [tmp_path / "lost", tmp_path / "next"]
+    for root in roots:
+        root.mkdir()
+    job_id = submit_sbatch(slurm_cluster, roots[0], driver_env={"HPC_GRPO_STAND_IN_SLEEP_S": "100"})
+    ready = roots[0] / "debug" / "stand_in.json"
     slurm_cluster.wait_until(ready.exists, _DEADLINE_S, "the driver runs")
-    pid = str(attempt(tmp_path)["supervisor_pid"])
+    pid = str(attempt(roots[0])["supervisor_pid"])
     slurm_cluster.run(["kill", "-9", pid], on=slurm_cluster.node_names[0])
-    assert wait(slurm_cluster, job_id, tmp_path).state == "FAILED"
+    assert slurm_cluster.wait_for_job(job_id, _DEADLINE_S).state == "FAILED"
+    slurm_cluster.wait_until(
+        lambda: all(line.startswith(("/dev/shm/", "/tmp/")) for line in left_behind(slurm_cluster, job_id)),
+        30.0,
+        "no process and no port of the job is left on the nodes",
+    )
+    assert wait(slurm_cluster, submit_sbatch(slurm_cluster, roots[1]), roots[1]).state == "COMPLETED"
+    assert left_behind(slurm_cluster, job_id) == []
 
 
 def test_a_wrong_config_fails_at_once_and_in_words(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
