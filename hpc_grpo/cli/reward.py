@@ -172,7 +172,7 @@ def _opened(rewards: Sequence[RewardConfig], num_workers: int) -> closing[Reward
     try:
         for note in pool.check():
             echo(note, err=True)
-    except BaseException:
+    except BaseException:  # also at Ctrl+C: its workers would stay
         pool.close()
         raise
     return closing(pool)

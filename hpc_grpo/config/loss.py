@@ -38,7 +38,7 @@ READERS: dict[str, tuple[str, Registry]] = {
 """Keys that not everything reads -> the key that names their reader, and where that is found."""
 
 _FOR_USERS_OWN: Mapping[str, Any] = {"clip_low": 0.2, "clip_high": 0.2, "importance_cap": 2.0, "normalize_std": True}
-"""What a function of the user's finds: it is the job's to import, and says nothing of papers."""
+"""Stand for the settings of a paper where the user's own function is named, which only the job imports."""
 
 
 class LossConfig(Section):

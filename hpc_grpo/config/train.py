@@ -35,7 +35,7 @@ class TrainConfig(Section):
 
 
 class PpoConfig(Section):
-    """What PPO has besides its loss: the critic, and the advantages made with it."""
+    """Sets what PPO has besides its loss: the critic, and the advantages made with it."""
 
     critic_lr: PositiveFloat = Field(1e-5, description="Learning rate of the critic, constant.")
     discount: Fraction = Field(1.0, description="Gamma: worth of a reward one token later.")

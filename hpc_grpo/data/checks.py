@@ -1,4 +1,4 @@
-"""What every item must have, checked before anything starts: an error names the source and the item's number."""
+"""Check what every item must have, before anything starts: an error names the source and the item's number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows of a source are asked: the split from eval, duplicates, lengths. Functions of the cache's columns.
+"""Choose the rows of a source that are asked, by the columns of its cache: split from eval, duplicates, lengths.
 
 They are applied at every start and kept nowhere: a run that changes one of them tokenizes nothing anew.
 """

@@ -33,7 +33,7 @@ _CACHE = ".data"
 
 @dataclass(frozen=True)
 class Streams:
-    """What a run trains on, and its eval set, None without one; `digests` are those of the items, by config key."""
+    """Holds the run's stream and its eval set, None without one; `digests` are those of the items, by config key."""
 
     train: PromptStream | DemonstrationStream
     eval: PromptStream | None

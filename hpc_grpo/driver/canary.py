@@ -34,7 +34,7 @@ Smaller moves may be rounded away on its side.
 
 @dataclass(frozen=True)
 class _Seen:
-    """What an engine said, and how the learners scored it when it first said that; logprobs `[C]` in nats."""
+    """Keeps what an engine said, and how the learners scored it when it first said that; logprobs `[C]` in nats."""
 
     completion: Completion
     learner_logprobs: Float32Array

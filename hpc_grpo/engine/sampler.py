@@ -110,7 +110,7 @@ class Sampler:
             answer = self._add_group(probe)
             while not answer.done():
                 self.step()
-        except BaseException as error:
+        except BaseException as error:  # vLLM may be in any state now: those in flight hear of it too
             self.fail(error)
             raise
         finally:

@@ -51,7 +51,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What each reward does once before training: names with `rewards.N.args` and `rewards.N.timeout_s`."""
+    """Asks for what each reward does once before training: names with `rewards.N.args` and `rewards.N.timeout_s`."""
 
     rewards: tuple[tuple[str, Mapping[str, Any], float], ...]
 

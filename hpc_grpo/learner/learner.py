@@ -217,7 +217,7 @@ def _scored(prompt: Sequence[int], completion: Sequence[int]) -> TrainSequence:
 
 @dataclass(frozen=True)
 class _StepContext:
-    """What the microbatches of an optimizer step share; `of_minibatch` is that of `LossInputs`."""
+    """Holds what the microbatches of an optimizer step share; `of_minibatch` is that of `LossInputs`."""
 
     accumulator: MetricAccumulator
     proximal_version: int

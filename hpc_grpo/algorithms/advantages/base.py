@@ -1,4 +1,4 @@
-"""What advantages share: checks, and the normalisation over a whole step; and the soft penalty of long completions."""
+"""Share among advantages: checks, the normalisation over a whole step, and the soft penalty of long completions."""
 
 from __future__ import annotations
 

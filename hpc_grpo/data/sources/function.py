@@ -21,8 +21,7 @@ class Function(Source):
                 yield item
         except HpcGrpoError:
             raise
-        except Exception as error:
-            # A function of the user's raises what it likes.
+        except Exception as error:  # a function of the user's raises what it likes
             raise ConfigError(f"{name} (data source) failed: {type(error).__name__}: {error}") from error
 
     def identity(self) -> None:

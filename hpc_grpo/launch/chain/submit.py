@@ -89,7 +89,7 @@ def complete_until_queued(run: RunDir) -> Iterator[None]:
     links = read_chain(run).links
     try:
         yield
-    except BaseException:
+    except BaseException:  # also at Ctrl+C: no job was queued, so nothing has changed
         if read_chain(run).links == links:
             for path, text in kept.items():
                 write_atomic(path, text)

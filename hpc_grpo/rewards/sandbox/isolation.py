@@ -35,7 +35,7 @@ _OTHER_THREADS = 256
 
 @dataclass(frozen=True)
 class Limits:
-    """What one case may take. `cpu_s` holds for each process, the rest for all of a case together."""
+    """Bounds what one case may take. `cpu_s` holds for each process, the rest for all of a case together."""
 
     cpu_s: float = 2.0
     memory_mib: int = 512

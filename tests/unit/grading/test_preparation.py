@@ -1,0 +1,90 @@
+"""Rewards are imported and prepared once before they are called, or refused with what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_grpo.config import RewardConfig
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.grading.pool import RewardPool
+
+
+def refusal(reward: RewardConfig, **options: Any) -> str:
+    """What the check of a pool with this reward says."""
+    pool = RewardPool([reward], num_workers=1, **options)
+    try:
+        with pytest.raises(ConfigError) as caught:
+            pool.check()
+    finally:
+        pool.close()
+    return str(caught.value)
+
+
+def test_slow_import_does_not_count_against_the_calls(tmp_path: Path) -> None:
+    path = tmp_path / "slow.py"
+    path.write_text("import time\ntime.sleep(1.5)\ndef f(prompts, completions): return [1.0]\n")
+    pool = RewardPool([RewardConfig(name=f"{path}:f", timeout_s=1.0)], num_workers=1)
+    try:
+        assert pool.submit("p", ["a"], {}).result().errors == ()
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import no_such_module_at_all", "No module named 'no_such_module_at_all'"),
+        ("while True: pass", "did not end within 3 s"),
+        ("import os; os._exit(4)", "exit code 4"),
+        ("x = 1", "has no 'f'"),
+    ],
+)
+def test_check_finds_what_does_not_import(tmp_path: Path, source: str, words: str) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(source)
+    assert words in refusal(RewardConfig(name=f"{path}:f"), load_timeout_s=3.0)
+
+
+PREPARED = """
+async def later(prompts, completions, **fields):
+    return [1.0] * len(completions)
+
+def quiet(prompts, completions, level=0):
+    return [1.0]
+
+async def ready(level=0):
+    if level > 1:
+        raise ValueError(f"level {level}")
+    return f"level {level}"
+
+later.prepare = ready
+"""
+
+
+def test_rewards_are_prepared_with_their_arguments_and_say_something(tmp_path: Path) -> None:
+    path = tmp_path / "prepared.py"
+    path.write_text(PREPARED)
+    rewards = [RewardConfig(name=f"{path}:later", args={"level": 1}), RewardConfig(name=f"{path}:quiet")]
+    pool = RewardPool(rewards, num_workers=1)
+    try:
+        assert pool.check() == (f"Reward {path}:later: level 1",)
+        assert pool.submit("p", ["a"], {}).result().rewards == (2.0,)
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        (RewardConfig(name="FILE:later", args={"level": 2}), "cannot be prepared: ValueError: level 2"),
+        (RewardConfig(name="regex", args={"patern": "a"}), "no argument 'patern'; did you mean 'pattern'?"),
+    ],
+)
+def test_a_reward_that_cannot_be_prepared_is_refused(tmp_path: Path, reward: RewardConfig, words: str) -> None:
+    path = tmp_path / "prepared.py"
+    path.write_text(PREPARED)
+    reward = reward.model_copy(update={"name": reward.name.replace("FILE", str(path))})
+    assert words in refusal(reward)
