@@ -1,4 +1,7 @@
-"""Check rules that span several fields; each raises ConfigError with the rule, the values and the fix."""
+"""Check rules that span several fields; each raises ConfigError with the rule, the values and the fix.
+
+Over 250 lines, so that every rule between keys is found in one file.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,10 @@ class _PendingSample:
 
 
 class Sampler:
-    """Samples groups with a vLLM engine, and keeps which policy version sampled which token. Not thread-safe."""
+    """Samples groups with a vLLM engine, and keeps which policy version sampled which token. Not thread-safe.
+
+    Over 150 lines, so that what becomes of a request, also over a publish, is read in one place.
+    """
 
     def __init__(self, engine: Any, stop_token_ids: Sequence[int]) -> None:
         """`engine` is vLLM's LLMEngine."""

@@ -2,6 +2,8 @@
 
 A job that would fail on one of them queues for hours to say so. `submit` and `resume` refuse it (`refusals`); the
 doctor reports whether model and data are where an offline job finds them (`model_finding`, `data_finding`).
+
+Over 250 lines, so that all checks of what a user brings are found in one file.
 """
 
 from __future__ import annotations
