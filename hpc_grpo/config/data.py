@@ -18,7 +18,7 @@ _OF_DATA = "; null: that of data."
 class ModelConfig(Section):
     path: PathText = Field(description="Hugging Face model: a folder, or a name in the local cache.")
     dtype: Literal["float32", "bfloat16"] = Field(
-        "bfloat16", description="Precision of the forward pass, of the engines and of the published weights."
+        "bfloat16", description="Precision of the learners' forward pass and of exports; engines have their own key."
     )
     head_dtype: Literal["float32", "model"] = Field(
         "float32",

@@ -92,13 +92,15 @@ def trained_parameters(config: Config, num_parameters: int) -> int:
 
 
 def weight_bytes(config: Config, num_parameters: int) -> int:
-    """Return the bytes of one copy of the weights, in the precision they are published and exported in."""
+    """Return the bytes of one copy of the weights, in the precision they are exported in."""
     return DTYPE_BYTES[config.model.dtype] * num_parameters
 
 
 def weight_store_bytes(config: Config, num_parameters: int) -> int:
     """Return the size of a node's weight store in /dev/shm; 0 without engines, which alone read it."""
-    return weight_bytes(config, num_parameters) * config.weights.num_buffers if engines_per_node(config) else 0
+    if not engines_per_node(config):
+        return 0
+    return DTYPE_BYTES[config.engine_dtype] * num_parameters * config.weights.num_buffers
 
 
 def object_store_bytes(wanted_gib: float, free_bytes: float) -> int:

@@ -53,6 +53,9 @@ class GradingConfig(Section):
 
 class EngineConfig(Section):
     engines_per_node: PositiveInt = Field(3, description="vLLM engines on each node.")
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="Precision of the engines and of the weights published to them; null: model.dtype."
+    )
     tensor_parallel: PositiveInt = Field(1, description="GPUs (and processes) of one engine.")
     max_num_seqs: PositiveInt = Field(256, description="Requests an engine decodes at once.")
     max_num_batched_tokens: PositiveInt | None = Field(

@@ -96,6 +96,10 @@ class Config(Section):
         return self.data.eval is not None and (self.eval.every.is_ever or self.data.deduplicate)
 
     @property
+    def engine_dtype(self) -> str:
+        return self.engine.dtype or self.model.dtype
+
+    @property
     def max_model_len(self) -> int:
         """Return the longest sequence in tokens: prompt and completion."""
         return self.data.max_prompt_tokens + self.rollout.max_new_tokens

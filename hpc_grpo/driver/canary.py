@@ -50,8 +50,10 @@ class Canary:
 
     def __init__(self, config: Config, prompt: Prompt) -> None:
         """`prompt` is any of the run's; its end is the probe."""
-        self._bound = config.weights.canary_bound or _BOUNDS[config.model.dtype]
-        self._moved = _MOVED[config.model.dtype]
+        is_exact = config.model.dtype == config.engine_dtype == "float32"
+        precision = "float32" if is_exact else "bfloat16"
+        self._bound = config.weights.canary_bound or _BOUNDS[precision]
+        self._moved = _MOVED[precision]
         self._seen: dict[object, _Seen] = {}
         sampling = SamplingSpec(_NUM_TOKENS, temperature=config.rollout.temperature)
         token_ids = prompt.token_ids[-_MAX_PROMPT_TOKENS:]

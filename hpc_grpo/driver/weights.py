@@ -50,7 +50,8 @@ class WeightSync:
         self._learners = [learner for node in nodes for learner in node.learners]
         self._engines = [engine for node in nodes for engine in node.engines]
         specs = get_all([self._learners[0].parameter_specs.remote()], None, "the learner's parameters")[0]
-        layout = bucket_layout(specs, config.weights.bucket_mib * 2**20)
+        published = [replace(spec, dtype=config.engine_dtype) for spec in specs]
+        layout = bucket_layout(published, config.weights.bucket_mib * 2**20)
         self._check_contract(layout)
         # 63 bits: the checksums keyed with it travel in signed integers.
         self._store = StoreSpec(layout, config.weights.num_buffers, secrets.randbits(63))

@@ -43,7 +43,7 @@ def engine_options(config: Config, *, on_gpu: bool) -> dict[str, Any]:
     options: dict[str, Any] = {
         "model": config.model.path,
         "trust_remote_code": False,
-        "dtype": config.model.dtype,
+        "dtype": config.engine_dtype,
         "hf_overrides": {"head_dtype": config.model.head_dtype},
         "seed": config.run.seed,
         "load_format": "dummy",

@@ -61,7 +61,7 @@ def engine_budget(model: Model, config: Config, hardware: Hardware) -> tuple[Mem
     if engine.enforce_eager:
         runtime = Part("CUDA context", CONTEXT_BYTES, "assumed")
     parts = [*model_parts(model, config), runtime]
-    per_token = kv_bytes_per_token(model.shape, DTYPE_BYTES[config.model.dtype], engine.tensor_parallel)
+    per_token = kv_bytes_per_token(model.shape, DTYPE_BYTES[config.engine_dtype], engine.tensor_parallel)
     limit = int(hardware.gpu_bytes * (1.0 if given_gib else engine.gpu_memory_utilization))
     needed = per_token * (config.max_model_len + BLOCK_TOKENS)
     left = limit - sum(part.num_bytes for part in parts)
@@ -77,18 +77,18 @@ def engine_budget(model: Model, config: Config, hardware: Hardware) -> tuple[Mem
 
 def cpu_kv_cache(model: Model, config: Config) -> KvCache:
     num_bytes = int((kv_cache_gib(config, on_gpu=False) or 0) * GIB)
-    per_token = kv_bytes_per_token(model.shape, DTYPE_BYTES[config.model.dtype], config.engine.tensor_parallel)
+    per_token = kv_bytes_per_token(model.shape, DTYPE_BYTES[config.engine_dtype], config.engine.tensor_parallel)
     return KvCache(num_bytes, per_token, config.max_model_len)
 
 
 def model_parts(model: Model, config: Config) -> list[Part]:
     """List weights and the largest forward pass, on one GPU of the engine."""
-    b, parallel, shape = DTYPE_BYTES[config.model.dtype], config.engine.tensor_parallel, model.shape
+    b, parallel, shape = DTYPE_BYTES[config.engine_dtype], config.engine.tensor_parallel, model.shape
     max_num_seqs = config.engine.max_num_seqs
     tokens = min(max_batched_tokens(config, on_gpu=expects_gpus(config)), max_num_seqs * config.max_model_len)
     forward = tokens * b * (4 * shape.hidden_size + 3 * shape.intermediate_size // parallel)
     sampling = SAMPLING_ARRAYS * 4 * max_num_seqs * shape.vocab_size
     return [
-        Part(f"weights ({config.model.dtype})", b * model.num_parameters // parallel, "b P / tensor_parallel"),
+        Part(f"weights ({config.engine_dtype})", b * model.num_parameters // parallel, "b P / tensor_parallel"),
         Part("largest batch, sampling", forward + sampling, "b (4 d + 3 f / tensor_parallel) N + 16 S V"),
     ]

@@ -41,6 +41,11 @@ def test_an_engine_far_from_the_learner_is_told_with_both_numbers(canary: Canary
         canary.judge("a", said(*own), scored(-1.0, -2.0), 1)
 
 
+def test_an_engine_of_less_precision_may_be_as_far_as_rounding_takes_it() -> None:
+    canary = Canary(minimal_config(model={"dtype": "float32"}, engine={"dtype": "bfloat16"}), PROMPT)
+    assert canary.judge("a", said(-1.0, -2.2), scored(-1.0, -2.0), 1) == pytest.approx(0.1, rel=1e-4)
+
+
 def test_an_engine_that_repeats_itself_while_the_learner_moved_keeps_old_weights(canary: Canary) -> None:
     canary.judge("a", said(-1.0, -2.0), scored(-1.0, -2.0), 1)
     with pytest.raises(WeightSyncError, match=r"keeps old weights after the publish of version 2.*moved by 0.001 nats"):

@@ -17,6 +17,12 @@ def test_prompts_are_never_cut_on_cpu() -> None:
     assert chosen == {True: (None, 8192), False: (False, 2048)}
 
 
+@pytest.mark.parametrize(("given", "expected"), [(None, "float32"), ("bfloat16", "bfloat16")])
+def test_an_engine_has_the_precision_of_the_learner_unless_told(given: str | None, expected: str) -> None:
+    config = minimal_config(model={"dtype": "float32"}, engine={"dtype": given})
+    assert engine_options(config, on_gpu=True)["dtype"] == expected
+
+
 @pytest.mark.parametrize("head_dtype", ["float32", "model"])
 def test_an_engine_computes_logits_in_the_precision_of_the_learner(head_dtype: str) -> None:
     options = engine_options(minimal_config(model={"head_dtype": head_dtype}), on_gpu=True)
