@@ -49,9 +49,11 @@ class Grpo(Algorithm):
             return super().step_advantages(step)
         advantage: StepAdvantageFunction = ADVANTAGES.find(self.config.loss.advantage)
         rewards = [self.shaped_rewards(grades) for grades in step]
-        return advantage(rewards, [grades.valid for grades in step], self.config.loss.normalize_std)
+        valid = [grades.valid for grades in step]
+        return advantage(rewards, valid, self.config.loss.normalize_std, **self._options())
 
     def _options(self) -> dict[str, Any]:
-        """Return the keys that a built-in advantage reads besides `normalize_std`."""
+        """Return the keyword arguments of the advantage."""
         paper = ADVANTAGES.paper_of(self.config.loss.advantage) or {}
-        return {"pass_k": self.config.loss.pass_k} if "pass_k" in paper else {}
+        options = {"pass_k": self.config.loss.pass_k} if "pass_k" in paper else {}
+        return options | self.config.loss.advantage_args

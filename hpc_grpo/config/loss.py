@@ -37,6 +37,13 @@ READERS: dict[str, tuple[str, Registry]] = {
 }
 """Keys that not everything reads -> the key that names their reader, and where that is found."""
 
+ARGUMENTS: dict[str, tuple[str, Registry]] = {
+    "args": ("name", LOSSES),
+    "correction_args": ("importance_correction", CORRECTIONS),
+    "advantage_args": ("advantage", ADVANTAGES),
+}
+"""Keys with settings of one entry's own, by their names -> the key that names it, and where that is found."""
+
 _FOR_USERS_OWN: Mapping[str, Any] = {"clip_low": 0.2, "clip_high": 0.2, "importance_cap": 2.0, "normalize_std": True}
 """Stand for the settings of a paper where the user's own function is named, which only the job imports."""
 
@@ -65,9 +72,15 @@ class LossConfig(Section):
         None, description="sapo's, where the advantage is positive and where it is negative; null: as in its paper."
     )
     cov_fraction: Annotated[ReadFloat, Field(gt=0.0, le=1.0)] = Field(
-        _OF_PAPER, description="Share of the tokens that kl_cov holds near the old policy; null: as in its paper."
+        _OF_PAPER,
+        description="Share of the tokens that kl_cov holds near the old policy and clip_cov leaves out; null: as in "
+        "their paper.",
     )
     cov_kl_coef: ReadFloat = Field(_OF_PAPER, description="Weight of the KL that holds them; null: as in its paper.")
+    args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Settings of the loss's own, by name; those left out are as in its paper.",
+    )
     proximal: Literal["recomputed", "interpolated"] = Field(
         "recomputed",
         description="Where the later of train.num_minibatches have their proximal logprobs from: a forward pass before "
@@ -90,11 +103,15 @@ class LossConfig(Section):
         _OF_PAPER, description="Divide advantages by the standard deviation of the group; null: as in the papers."
     )
     pass_k: PositiveInt | None = Field(None, description="pass_k's k; null: 4.")
+    advantage_args: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of an advantage of yours, or settings of a built-in's own."
+    )
     importance_correction: PathText = Field(
         _OF_PAPER,
         description="Corrects for the mismatch of engine and learner logprobs: one of algorithms/corrections, or "
         "module:function; none: nothing does. null: truncated, or as in the loss's paper.",
     )
+    correction_args: dict[str, Any] = Field(default_factory=dict, description="Settings of the correction's own.")
     importance_low: ReadFloat = Field(
         _OF_PAPER, description="Lower bound of the importance weight; null: as in the correction's paper."
     )
@@ -109,6 +126,11 @@ class LossConfig(Section):
         return {f"loss.{key}": name for key, name in chosen.items()}
 
     @property
+    def compares_advantages(self) -> bool:
+        """Tell whether the loss looks at the advantages of all tokens of an optimizer step before it."""
+        return "prepare" in (LOSSES.paper_of(self.name) or {})
+
+    @property
     def compares_minibatch(self) -> bool:
         """Tell whether the loss or the correction looks at all tokens of an optimizer step before it."""
         papers = LOSSES.paper_of(self.name), CORRECTIONS.paper_of(self.importance_correction)
@@ -120,13 +142,24 @@ class LossConfig(Section):
         """Replace null by what the chosen loss, correction and advantage have in their papers."""
         if not isinstance(values, dict):
             return values
-        return {**values, **{key: value for key, value in _of_papers(values).items() if values.get(key) is None}}
+        taken = {**values, **{key: value for key, value in _of_papers(values).items() if values.get(key) is None}}
+        for key, (names_reader, registry) in ARGUMENTS.items():
+            given = values.get(key) or {}
+            if isinstance(given, dict) and (own := arguments_of(registry, str(taken.get(names_reader, "grpo")))):
+                taken[key] = {**own, **given}
+        return taken
 
 
 def keys_read(registry: Registry, name: str) -> set[str]:
     """List the keys of READERS that an entry reads; all of its kind where it is the user's own."""
     paper = registry.paper_of(name)
     return {key for key, (_, own) in READERS.items() if own is registry and (paper is None or key in paper)}
+
+
+def arguments_of(registry: Registry, name: str) -> Mapping[str, Any] | None:
+    """Return the settings of an entry's own as its paper has them; None where it is the user's own."""
+    paper = registry.paper_of(name)
+    return None if paper is None else paper.get("args", {})
 
 
 def _of_papers(values: Mapping[str, Any]) -> dict[str, Any]:

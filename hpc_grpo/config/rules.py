@@ -5,7 +5,7 @@ Over 250 lines, so that every rule between keys is found in one file.
 
 from __future__ import annotations
 
-from hpc_grpo.config.loss import READERS, keys_read
+from hpc_grpo.config.loss import ARGUMENTS, READERS, arguments_of, keys_read
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ADVANTAGES, ALGORITHMS, CORRECTIONS, LOSSES, REWARDS
@@ -185,6 +185,14 @@ def _keys_that_nothing_reads(config: Config) -> None:
                 f"{', '.join(sorted(read)) or 'nothing of its kind'}. "
                 f"Set loss.{key}=null, or choose another loss.{chosen}."
             )
+    for key, (chosen, registry) in ARGUMENTS.items():
+        name = getattr(config.loss, chosen)
+        known = arguments_of(registry, name)
+        if known is not None and (unknown := sorted(getattr(config.loss, key).keys() - known.keys())):
+            raise ConfigError(
+                f"loss.{key} has {', '.join(unknown)}, which loss.{chosen} = {name} does not read. It reads: "
+                f"{', '.join(known) or 'none'}. Leave the others out, or choose another loss.{chosen}."
+            )
     if config.loss.denominator_tokens is not None and config.loss.denominator != "constant":
         raise ConfigError(
             f"loss.denominator_tokens = {config.loss.denominator_tokens} would have no effect: loss.denominator = "
@@ -231,10 +239,10 @@ def _kl(config: Config) -> None:
             "loss.kl_estimator = unbiased has a meaning in the gradient alone, and loss.kl_in = reward has none. "
             "Set loss.kl_estimator to k1, k2 or k3, or loss.kl_in=loss."
         )
-    if config.loss.kl_in == "reward" and config.loss.name == "kl_cov":
+    if config.loss.kl_in == "reward" and config.loss.compares_advantages:
         raise ConfigError(
-            "loss.name = kl_cov compares the advantages of an optimizer step before it, and loss.kl_in = reward "
-            "changes them in it: other tokens than loss.cov_fraction would be held. Set loss.kl_in=loss."
+            f"loss.name = {config.loss.name} compares the advantages of an optimizer step before it, and loss.kl_in = "
+            f"reward changes them in it: other tokens than loss.cov_fraction would be chosen. Set loss.kl_in=loss."
         )
 
 

@@ -167,6 +167,7 @@ class Learner:
             batch.advantages,
             batch.sequence_ids,
             entropy,
+            batch.draws,
             context.of_minibatch,
         )
         version = self.policy_version
@@ -197,15 +198,16 @@ def _prepared(
     if not preparations:
         return {}
     columns = [
-        torch.stack([anchor, batch.engine_logprobs, batch.advantages, batch.mask])
+        torch.stack([anchor, batch.engine_logprobs, batch.advantages, batch.draws, batch.mask])
         for batch, anchor in zip(batches, proximal, strict=True)
         if anchor is not None
     ]
     rows = of_all_ranks(torch.cat(columns, dim=1))
-    is_trained = rows[3] > 0.0
+    is_trained = rows[-1] > 0.0
     # A step of nothing but filling still has its passes.
-    anchors, engine, advantages, _ = rows[:, is_trained] if is_trained.any() else torch.zeros_like(rows)
-    whole = LossInputs(anchors, anchors, engine, None, advantages, torch.zeros_like(anchors, dtype=torch.int64))
+    anchors, engine, advantages, draws, _ = rows[:, is_trained] if is_trained.any() else torch.zeros_like(rows)
+    one_sequence = torch.zeros_like(anchors, dtype=torch.int64)
+    whole = LossInputs(anchors, anchors, engine, None, advantages, one_sequence, draws=draws)
     return {name: prepare(whole, settings) for name, prepare in preparations.items()}
 
 

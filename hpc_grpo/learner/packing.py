@@ -43,6 +43,8 @@ class PackedBatch:
     """`[C]` float32, counts optimizer steps: of the weights that sampled the token; 0.0 where there was no engine."""
     sequence_ids: Tensor
     """`[C]` int64, each token's document, from 0."""
+    draws: Tensor
+    """`[C]` float32, uniform in [0, 1): a random number of the token's own, whatever it is packed with."""
     mask: Tensor
     """`[C]` float32."""
     document_lengths: tuple[int, ...]
@@ -101,6 +103,7 @@ def pack(sequences: Sequence[TrainSequence]) -> PackedBatch:
         engine_logprobs=_at(targets, [sequence.engine_logprobs for sequence in sequences]),
         policy_versions=_at(targets, [_versions(sequence) for sequence in sequences]),
         sequence_ids=torch.from_numpy(document_of_token[targets]),
+        draws=torch.from_numpy(np.concatenate([_draws(sequence) for sequence in sequences])[targets]),
         mask=torch.ones(len(targets)),
         document_lengths=tuple(lengths.tolist()),
     )
@@ -129,6 +132,15 @@ def zero_weight_batch() -> PackedBatch:
     zeros = np.zeros(2, np.float32)
     batch = pack([TrainSequence(0, 0, np.zeros(2, np.int32), np.array([False, True]), zeros, zeros)])
     return replace(batch, mask=torch.zeros_like(batch.mask))
+
+
+def _draws(sequence: TrainSequence) -> Any:
+    """Hash (ordinal, sample, position) of each token to [0, 1), `[L]` float32 (SplitMix64's finaliser, Steele 2014)."""
+    state = (np.uint64(sequence.ordinal) << np.uint64(32)) + (np.uint64(sequence.sample_index) << np.uint64(20))
+    mixed = state + np.arange(len(sequence.token_ids), dtype=np.uint64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 0x9E3779B97F4A7C15)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return (mixed >> np.uint64(40)).astype(np.float32) / np.float32(2**24)
 
 
 def _versions(sequence: TrainSequence) -> Any:

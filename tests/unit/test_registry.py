@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import hpc_grpo
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ADVANTAGES, ALGORITHMS, CORRECTIONS, LOSSES, REWARDS, Registry
 
@@ -21,6 +23,18 @@ def test_every_module_of_a_folder_registers_itself_under_its_own_name(registry: 
     names = registry.names()
     assert names
     assert all(callable(registry.find(name)) for name in names)
+
+
+def test_no_built_in_loss_correction_or_advantage_is_named_outside_of_its_folder() -> None:
+    """What is named elsewhere is a file more that a new one touches; the defaults of the config are."""
+    package = Path(hpc_grpo.__file__).parent
+    folders = [package / "algorithms" / kind for kind in ("losses", "corrections", "advantages")]
+    names = {name for registry in (LOSSES, CORRECTIONS, ADVANTAGES) for name in registry.names()}
+    names -= {"grpo", "truncated", "group", "none", "sequence", "pass_k"}  # defaults, and words of other meanings too
+    for path in package.rglob("*.py"):
+        if path.parent not in folders:
+            constants = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+            assert not names & {each for each in constants if isinstance(each, str)}, path
 
 
 def test_a_built_in_is_found_by_its_name() -> None:

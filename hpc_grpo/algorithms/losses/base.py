@@ -19,7 +19,8 @@ class LossInputs:
     `learner_logprobs` alone carry a gradient. `proximal_logprobs` are those of the learner at the start of the step.
     `ref_logprobs` is None when there is no reference model. `sequence_ids` (int64) number the sequences of the
     microbatch from 0, in order: a sequence is never cut, so a loss may sum or average over it. `entropy` carries a
-    gradient with `loss.entropy_coef`. `of_minibatch` holds numbers that `prepare` functions made of all tokens of the
+    gradient with `loss.entropy_coef`. `draws` are uniform in [0, 1) and a token's own, to choose tokens at random: the
+    same however a step is cut. `of_minibatch` holds numbers that `prepare` functions made of all tokens of the
     optimizer step, over all microbatches and ranks, by the name of the loss or correction.
     """
 
@@ -30,6 +31,7 @@ class LossInputs:
     advantages: Tensor
     sequence_ids: Tensor
     entropy: Tensor | None = None
+    draws: Tensor | None = None
     of_minibatch: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -26,6 +26,7 @@ class Trained:
     engine: Array
     reference: Array
     advantages: Array
+    draws: Array
     of_step: tuple[float, ...] = ()
 
 
@@ -36,6 +37,8 @@ def with_step(sequences: Sequence[Trained], settings: LossConfig) -> list[Traine
         found = (second_moment_limit(sequences, settings.importance_cap),)
     if settings.name == "kl_cov":
         found = covariance_limit(sequences, settings.cov_fraction)
+    if settings.name == "clip_cov":
+        found = largest_draw(sequences, settings)
     return [replace(own, of_step=found) for own in sequences]
 
 
@@ -69,6 +72,30 @@ def kl_cov(live: Array, still: Array, own: Trained, settings: LossConfig) -> Arr
         x = math.exp(now - before)
         terms.append(-x * advantage + (settings.cov_kl_coef * (x - 1.0 - math.log(x)) if held else 0.0))
     return np.array(terms)
+
+
+def largest_draw(sequences: Sequence[Trained], settings: LossConfig) -> tuple[float, float, float]:
+    """Clip-Cov, arXiv:2505.22617, eq. 11: r N tokens at random of those whose covariance lies between the bounds."""
+    logprobs = np.concatenate([own.proximal for own in sequences])
+    advantages = np.concatenate([own.advantages for own in sequences])
+    draws = np.concatenate([own.draws for own in sequences])
+    covariances = (logprobs - logprobs.mean()) * (advantages - advantages.mean())
+    low, high = settings.args["cov_low"], settings.args["cov_high"]
+    candidates = sorted(d for d, cov in zip(draws, covariances, strict=True) if low < cov < high)
+    count = min(max(int(settings.cov_fraction * len(draws)), 1), len(candidates))
+    return logprobs.mean(), advantages.mean(), candidates[count - 1] if count else -1.0
+
+
+def is_left_out(own: Trained, settings: LossConfig) -> Array:
+    mean_logprob, mean_advantage, largest = own.of_step
+    covariances = (own.proximal - mean_logprob) * (own.advantages - mean_advantage)
+    between = (settings.args["cov_low"] < covariances) & (covariances < settings.args["cov_high"])
+    return between & (own.draws <= largest)
+
+
+def clip_cov(live: Array, still: Array, own: Trained, settings: LossConfig) -> Array:
+    """Clip-Cov, arXiv:2505.22617, eq. 12: the surrogate, and 0 of the tokens drawn."""
+    return np.where(is_left_out(own, settings), 0.0, token_level(live, still, own, settings))
 
 
 def clip(ratio: float, settings: LossConfig) -> float:
@@ -131,6 +158,7 @@ POLICY: dict[str, Callable[[Array, Array, Trained, LossConfig], Array]] = {
     "cispo": cispo,
     "sapo": sapo,
     "kl_cov": kl_cov,
+    "clip_cov": clip_cov,
 }
 
 
@@ -230,6 +258,8 @@ def metrics(sequences: Sequence[Trained], settings: LossConfig, longest: int) ->
             "kl/learner_ref": kl("k3", own.learner, own, weights),
             "kl/advantage_penalty": own.advantages - seen.advantages,
         }
+        if settings.name == "clip_cov":
+            values["policy/left_out_fraction"] = is_left_out(own, settings)
         for name, value in values.items():
             every.setdefault(name, []).append(value)
     whole = {name: np.concatenate(values).astype(float) for name, values in every.items()}

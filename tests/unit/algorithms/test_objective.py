@@ -38,16 +38,16 @@ def ragged_groups(seed: int, deviation: float = 0.4) -> list[Trained]:
             learner, engine, reference = (each.astype(np.float32).astype(np.float64) for each in others)
             proximal = proximal.astype(np.float32).astype(np.float64)
             advantages = np.full(n, random.normal()).astype(np.float32).astype(np.float64)
-            sequences.append(Trained(learner, proximal, engine, reference, advantages))
+            draws = pack([train_sequence(len(sequences), advantages, engine)]).draws.double().numpy()
+            sequences.append(Trained(learner, proximal, engine, reference, advantages, draws))
     return sequences
 
 
-def train_sequence(index: int, own: Trained) -> TrainSequence:
-    n = len(own.learner)
+def train_sequence(index: int, advantages: Any, engine: Any) -> TrainSequence:
+    n = len(advantages)
     loss_mask = np.arange(n + 2) >= 2
-    advantages, engine = np.zeros(n + 2, np.float32), np.zeros(n + 2, np.float32)
-    advantages[2:], engine[2:] = own.advantages, own.engine
-    return TrainSequence(index, 0, np.zeros(n + 2, np.int32), loss_mask, advantages, engine)
+    columns = [np.concatenate([np.zeros(2), own]).astype(np.float32) for own in (advantages, engine)]
+    return TrainSequence(index, 0, np.zeros(n + 2, np.int32), loss_mask, *columns)
 
 
 def step(
@@ -59,11 +59,16 @@ def step(
     objective, per_rank, loss = find_objective(settings), [], 0.0
     whole = LossInputs(*(torch.from_numpy(np.concatenate([getattr(own, name) for own in sequences])).to(dtype)
                          for name in ("learner", "proximal", "engine", "reference", "advantages")),
-                       torch.zeros(num_tokens, dtype=torch.int64))  # fmt: skip
+                       torch.zeros(num_tokens, dtype=torch.int64),
+                       draws=torch.from_numpy(np.concatenate([own.draws for own in sequences])).to(dtype))  # fmt: skip
     prepared = {name: prepare(whole, settings) for name, prepare in objective.preparations.items()}
     gradients: list[Any] = [None] * len(sequences)
     for rank in range(num_ranks):
-        own = [train_sequence(i, each) for i, each in enumerate(sequences) if i % 5 % num_ranks == rank]
+        own = [
+            train_sequence(i, each.advantages, each.engine)
+            for i, each in enumerate(sequences)
+            if i % 5 % num_ranks == rank
+        ]
         accumulator = MetricAccumulator()
         for microbatch in split_microbatches(own, budget):
             batch, rows = pack(microbatch), [sequences[each.ordinal] for each in microbatch]
@@ -75,7 +80,7 @@ def step(
             reference = column("reference") if settings.kl_coef else None
             inputs = LossInputs(
                 live, column("proximal"), batch.engine_logprobs.to(dtype), reference, batch.advantages.to(dtype),
-                batch.sequence_ids, of_minibatch=prepared,
+                batch.sequence_ids, draws=batch.draws.to(dtype), of_minibatch=prepared,
             )  # fmt: skip
             output = objective(inputs, settings)
             weights = token_weights(settings, LONGEST, batch.sequence_ids, batch.mask.to(dtype))
@@ -113,6 +118,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "m2po": {"importance_correction": "m2po"},
     "m2po, all masked": {"importance_correction": "m2po", "importance_cap": 1e-9},
     "kl_cov": {"name": "kl_cov", "cov_fraction": 0.1},
+    "clip_cov": {"name": "clip_cov", "cov_fraction": 0.1, "args": {"cov_low": 0.2, "cov_high": 2.0}},
+    "clip_cov, more than there are": {"name": "clip_cov", "cov_fraction": 1.0, "args": {"cov_low": 0.2}},
+    "clip_cov, none between": {"name": "clip_cov", "args": {"cov_low": 90.0, "cov_high": 91.0}},
     "k1": {"kl_coef": 0.1, "kl_estimator": "k1"},
     "k2": {"kl_coef": 0.1, "kl_estimator": "k2"},
     "k3": {"kl_coef": 0.1},
@@ -150,8 +158,11 @@ def test_every_built_in_loss_and_correction_is_compared_with_its_equation() -> N
 
 @pytest.mark.parametrize("name", sorted(references.POLICY))
 def test_on_policy_every_loss_has_the_policy_gradient(name: str) -> None:
-    settings = LossConfig(name=name, denominator="tokens", importance_correction="none")
-    same = references.with_step([Trained(*[own.proximal] * 4, own.advantages) for own in ragged_groups(7)], settings)
+    nobody = {"args": {"cov_low": 90.0, "cov_high": 91.0}} if name == "clip_cov" else {}
+    settings = LossConfig(name=name, denominator="tokens", importance_correction="none", **nobody)
+    same = references.with_step(
+        [Trained(*[own.proximal] * 4, own.advantages, own.draws) for own in ragged_groups(7)], settings
+    )
     _, gradients, _ = step(same, settings, 1, 40, torch.float64)
     num_tokens = sum(len(own.learner) for own in same)
     for ours, own in zip(gradients, same, strict=True):

@@ -75,8 +75,19 @@ def test_null_takes_what_the_papers_of_what_is_chosen_have(given: dict[str, Any]
         ({"kl_in": "reward", "kl_estimator": "unbiased"}, "Set loss.kl_estimator to k1, k2 or k3, or loss.kl_in=loss"),
         (
             {"kl_in": "reward", "name": "kl_cov"},
-            "other tokens than loss.cov_fraction would be held. Set loss.kl_in=loss",
+            "other tokens than loss.cov_fraction would be chosen. Set loss.kl_in=loss",
         ),
+        (
+            {"kl_in": "reward", "name": "clip_cov"},
+            "loss.name = clip_cov compares the advantages of an optimizer step before it",
+        ),
+        (
+            {"name": "clip_cov", "args": {"cov_lo": 1.0}},
+            "loss.args has cov_lo, which loss.name = clip_cov does not read. It reads: cov_low, cov_high",
+        ),
+        ({"args": {"a": 1}}, "loss.args has a, which loss.name = grpo does not read. It reads: none"),
+        ({"advantage_args": {"a": 1}}, "loss.advantage_args has a, which loss.advantage = group does not read"),
+        ({"correction_args": {"a": 1}}, "which loss.importance_correction = truncated does not read"),
         ({"denominator_tokens": 7}, "loss.denominator_tokens = 7 would have no effect: loss.denominator = tokens does"),
         ({"importance_correction": "icepop", "importance_low": 6}, "must be less than loss.importance_cap = 5"),
         ({"importance_correction": "m2po", "proximal": "interpolated"}, "Set loss.proximal=recomputed"),
@@ -87,6 +98,13 @@ def test_a_key_without_effect_and_a_contradiction_are_refused(loss: dict[str, An
     with pytest.raises(ConfigError) as caught:
         check_rules(minimal_config(loss=loss))
     assert words in str(caught.value)
+
+
+def test_settings_of_a_loss_s_own_that_are_left_out_are_those_of_its_paper() -> None:
+    assert LossConfig(name="clip_cov").args == {"cov_low": 1.0, "cov_high": 5.0}
+    assert LossConfig(name="clip_cov", args={"cov_high": 9.0}).args == {"cov_low": 1.0, "cov_high": 9.0}
+    own = {"name": "mine.py:loss", "args": {"anything": 1}, "advantage": "mine.py:advantage"}
+    check_rules(minimal_config(loss=own))
 
 
 def test_bounds_of_which_the_logarithm_is_taken_are_above_zero() -> None:

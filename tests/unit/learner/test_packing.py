@@ -30,6 +30,20 @@ def test_a_packed_batch_equals_one_laid_by_hand() -> None:
     assert batch.document_lengths == (4, 3)
 
 
+def test_a_token_draws_the_same_number_whatever_it_is_packed_with() -> None:
+    sequences = [sequence(ordinal, sample, [1] * 60, 50) for ordinal in range(20) for sample in range(4)]
+    together = pack(sequences).draws
+    assert together.tolist() == [draw for own in sequences for draw in pack([own]).draws.tolist()]
+    assert together.min() >= 0.0
+    assert together.max() < 1.0
+    assert len(together.unique()) == len(together)
+    shares = together.histc(10, 0.0, 1.0) / len(together)
+    assert shares.min() > 0.08
+    assert shares.max() < 0.12
+    by_position = together.reshape(80, 50)
+    assert abs(float(np.corrcoef(by_position[:, 0], by_position[:, 1])[0, 1])) < 0.3
+
+
 def test_split_keeps_order_and_budget_whatever_order_came_in() -> None:
     rng = random.Random(0)
     sequences = [sequence(i // 3, i % 3, [1] * rng.randint(2, 30), 1) for i in range(40)]
