@@ -29,9 +29,12 @@ _SHARED = frozenset({"__init__", "base", "common", "objective"})
 
 
 class Registry:
-    """The entries of one `folder` of the package, and those that users bring; `kind` and `key` are for error texts."""
+    """The entries of one `folder` of the package, and those that users bring; `kind` and `key` are for error texts.
 
-    def __init__(self, kind: str, key: str, folder: str) -> None:
+    Without a folder there are only users' own.
+    """
+
+    def __init__(self, kind: str, key: str, folder: str = "") -> None:
         self._kind = kind
         self._key = key
         self._folder = folder
@@ -55,7 +58,8 @@ class Registry:
 
     def names(self) -> list[str]:
         """List the built-ins, and what else has registered itself. Imports none."""
-        return sorted({path.stem for path in (_PACKAGE / self._folder).glob("*.py")} - _SHARED | self._entries.keys())
+        files = (_PACKAGE / self._folder).glob("*.py") if self._folder else ()
+        return sorted({path.stem for path in files} - _SHARED | self._entries.keys())
 
     def paper_of(self, name: str) -> Mapping[str, Any] | None:
         """Return what a built-in was registered with; None where `name` is the user's own, or nothing."""
@@ -114,7 +118,7 @@ class Registry:
             place = traceback.extract_tb(error.__traceback__)[-1]
             raise ConfigError(
                 f"{self._kind} {name!r}: {module_name} does not import: {type(error).__name__}: {error} "
-                f"({place.filename}:{place.lineno}). Built in: {', '.join(self.names())}."
+                f"({place.filename}:{place.lineno}). Built in: {', '.join(self.names()) or 'none'}."
             ) from error
 
 
@@ -124,6 +128,7 @@ CORRECTIONS = Registry("Correction", "loss.importance_correction", "algorithms/c
 ADVANTAGES = Registry("Advantage", "loss.advantage", "algorithms/advantages")
 LEARNER_PARTS = Registry("Learner part", "task", "learner/parts")
 REWARDS = Registry("Reward", "rewards.N.name", "rewards/builtin")
+EVAL_METRICS = Registry("Eval metric", "eval.metrics")
 SOURCES = Registry("Data source", "data.train.path", "data/sources")
 
 

@@ -3,12 +3,12 @@
 Sections are imported from here where other rooms name their type; most only read `config.section.key`.
 """
 
-from hpc_grpo.config.data import DataConfig, DatasetConfig, SourceConfig
+from hpc_grpo.config.data import DataConfig, DatasetConfig, HeldOutConfig, SourceConfig
 from hpc_grpo.config.launch import LaunchConfig, SlurmConfig
 from hpc_grpo.config.load import load_config, load_launch, load_resolved, load_resolved_launch, to_yaml, with_overrides
 from hpc_grpo.config.loss import LossConfig
 from hpc_grpo.config.rollout import RewardConfig
-from hpc_grpo.config.run import DeadlinesConfig, MetricsConfig
+from hpc_grpo.config.run import DeadlinesConfig, EvalConfig, MetricsConfig
 from hpc_grpo.config.schema import Config
 
 __all__ = [
@@ -16,6 +16,8 @@ __all__ = [
     "DataConfig",
     "DatasetConfig",
     "DeadlinesConfig",
+    "EvalConfig",
+    "HeldOutConfig",
     "LaunchConfig",
     "LossConfig",
     "MetricsConfig",

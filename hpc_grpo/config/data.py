@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from hpc_grpo.config.rollout import RewardConfig
 from hpc_grpo.config.section import PathText, Section
@@ -99,6 +99,20 @@ class DatasetConfig(_SourceKeys):
             yield key, SourceConfig.model_construct(**values)
 
 
+class EvalSetConfig(DatasetConfig):
+    """A further eval set; what it leaves out is as in `eval`."""
+
+    num_samples: PositiveInt | None = Field(None, description="As eval.num_samples; null: that.")
+    pass_k: list[PositiveInt] | None = Field(None, description="As eval.pass_k; null: that.")
+    temperature: NonNegativeFloat | None = Field(None, description="As eval.temperature; null: that.")
+
+    @property
+    def own_settings(self) -> dict[str, Any]:
+        """Return the keys of `eval` that this set has its own values of."""
+        values = {"num_samples": self.num_samples, "pass_k": self.pass_k, "temperature": self.temperature}
+        return {key: value for key, value in values.items() if value is not None}
+
+
 class HeldOutConfig(Section):
     fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         description="Share of the prompts of data.train that are kept for eval, by a hash of the prompt's own text."
@@ -111,6 +125,11 @@ class DataConfig(Section):
     eval: DatasetConfig | None = Field(None, description="Held-out data set for eval.")
     held_out: HeldOutConfig | None = Field(
         None, description="Holds a share (fraction, max_items) of data.train out for eval, instead of data.eval."
+    )
+    eval_sets: dict[str, EvalSetConfig] = Field(
+        default_factory=dict,
+        description="Further eval sets by name, each with the keys of data.eval, num_samples, pass_k and temperature; "
+        "metrics eval/NAME/pass@1.",
     )
     template: TemplateKind = Field(
         "chat", description="chat: the tokenizer's chat template; plain: prompt_format alone."
@@ -131,7 +150,7 @@ class DataConfig(Section):
     max_prompt_tokens: PositiveInt = Field(512, description="A longer prompt is an error, or is dropped.")
     drop_long_prompts: bool = Field(False, description="Drop (and count) prompts that are too long.")
     deduplicate: bool = Field(
-        False, description="Drop (and count) training prompts whose text came before, or is in data.eval."
+        False, description="Drop (and count) training prompts whose text came before, or is in an eval set."
     )
     shuffle: bool = Field(True, description="Shuffle every epoch, as a function of the seed and the epoch.")
     cache_dir: PathText | None = Field(
@@ -139,10 +158,20 @@ class DataConfig(Section):
     )
 
     def sources(self, *, for_eval: bool) -> list[tuple[str, SourceConfig]]:
-        """List the sources of data.train, or of data.eval if there is any, each behind its key in the config."""
-        if for_eval:
-            return [] if self.eval is None else list(self.eval.sources("data.eval"))
-        return list(self.train.sources("data.train"))
+        """List the sources of data.train, or those of all eval sets, each behind its key in the config."""
+        if not for_eval:
+            return list(self.train.sources("data.train"))
+        return [source for name in self.eval_data for source in self.eval_sources(name)]
+
+    @property
+    def eval_data(self) -> dict[str, DatasetConfig]:
+        """Map the names of the eval sets that have data of their own to those; "" is data.eval's."""
+        return ({} if self.eval is None else {"": self.eval}) | dict(self.eval_sets)
+
+    def eval_sources(self, eval_set: str) -> list[tuple[str, SourceConfig]]:
+        """List the sources of one of `eval_data`, each behind its key in the config."""
+        key = f"data.eval_sets.{eval_set}" if eval_set else "data.eval"
+        return list(self.eval_data[eval_set].sources(key))
 
     @property
     def chat_templates(self) -> dict[str, str]:
@@ -153,4 +182,4 @@ class DataConfig(Section):
 
     @property
     def has_eval(self) -> bool:
-        return self.eval is not None or self.held_out is not None
+        return bool(self.eval_data) or self.held_out is not None

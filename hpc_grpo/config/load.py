@@ -234,7 +234,7 @@ def _explain(detail: dict[str, Any]) -> str:
 def _valid_keys(location: list[str]) -> list[str]:
     model: Any = Config
     for part in location:
-        if part.isdigit():
+        if part not in model.model_fields:  # a position in a list, or a name in a mapping
             continue
         annotation = model.model_fields[part].annotation
         models = [m for m in (annotation, *get_args(annotation)) if isinstance(m, type) and issubclass(m, BaseModel)]

@@ -5,10 +5,14 @@ Over 250 lines, so that every rule between keys is found in one file.
 
 from __future__ import annotations
 
+import re
+
 from hpc_grpo.config.loss import ARGUMENTS, READERS, arguments_of, keys_read
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ADVANTAGES, ALGORITHMS, CORRECTIONS, LOSSES, REWARDS
+
+_EVAL_SET = re.compile("[A-Za-z][A-Za-z0-9_-]*")
 
 
 def check_rules(config: Config) -> None:
@@ -92,12 +96,16 @@ def _eval(config: Config) -> None:
             f"{key} is set, but data.eval is not. Give a held-out data set, hold a share of data.train out "
             f"(data.held_out={{fraction: 0.05}}), or set {key} to null."
         )
-    if max(config.eval.pass_k) > config.eval.num_samples:
-        raise ConfigError(
-            f"eval.pass_k = {config.eval.pass_k}: every k must be at most eval.num_samples = "
-            f"{config.eval.num_samples}. Leave the larger ones out, or raise eval.num_samples."
-        )
-    sources = config.data.sources(for_eval=config.data.eval is not None)
+    for name in ("", *config.data.eval_sets):
+        of_set, where = config.eval_settings(name), f"data.eval_sets.{name}" if name else "eval"
+        if max(of_set.pass_k, default=1) > of_set.num_samples:
+            raise ConfigError(
+                f"{where}.pass_k = {of_set.pass_k}: every k must be at most {where}.num_samples = "
+                f"{of_set.num_samples}. Leave the larger ones out, or raise {where}.num_samples."
+            )
+    sources = config.data.sources(for_eval=True)
+    if config.data.held_out is not None:
+        sources += config.data.sources(for_eval=False)
     if all(source.rewards is not None for _, source in sources):
         return
     if config.eval.reward not in {reward.name for reward in config.rewards}:
@@ -125,6 +133,18 @@ def _mixes(config: Config) -> None:
 
 
 def _eval_data(config: Config) -> None:
+    for name in config.data.eval_sets:
+        if not _EVAL_SET.fullmatch(name):
+            raise ConfigError(
+                f"data.eval_sets has {name!r}: the name of a set is part of metrics and of paths, and must be letters, "
+                f"digits, '_' and '-', with no digit or sign first. Choose another one."
+            )
+    for function in config.eval.metrics:
+        if ":" not in function:
+            raise ConfigError(
+                f"eval.metrics has {function!r}: there are no built-in ones. Name a function of yours: "
+                f"module:function or path/to/file.py:function."
+            )
     if config.data.eval is not None and config.data.held_out is not None:
         raise ConfigError("data.eval and data.held_out exclude each other: set one of them to null.")
 

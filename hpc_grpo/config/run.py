@@ -108,10 +108,18 @@ class EvalConfig(Section):
         description="The reward that decides what counts as solved; of a source with other rewards: its first.",
     )
     solved_at: float = Field(1.0, description="A completion with at least this reward is solved.")
+    metrics: list[PathText] = Field(
+        default_factory=list, description="Functions of yours that make metrics of what was graded: module:function."
+    )
 
     @property
     def every(self) -> Every:
         return Every(self.every_steps, self.every_epochs, self.every_s)
+
+    @property
+    def functions(self) -> dict[str, str]:
+        """Return the keys that name a function of the user's, and its name."""
+        return {f"eval.metrics.{position}": name for position, name in enumerate(self.metrics)}
 
 
 class MetricsConfig(Section):

@@ -92,8 +92,13 @@ class Config(Section):
 
     @property
     def reads_eval_data(self) -> bool:
-        """Tell whether data.eval is read: to evaluate, or to keep its prompts out of training."""
-        return self.data.eval is not None and (self.eval.every.is_ever or self.data.deduplicate)
+        """Tell whether the eval sets are read: to evaluate, or to keep their prompts out of training."""
+        return bool(self.data.eval_data) and (self.eval.every.is_ever or self.data.deduplicate)
+
+    def eval_settings(self, eval_set: str) -> EvalConfig:
+        """Return `eval` as it is for one set; "" is data.eval's, or what was held out."""
+        own = self.data.eval_sets[eval_set].own_settings if eval_set else {}
+        return self.eval.model_copy(update=own)
 
     @property
     def engine_dtype(self) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpc_grpo.config import Config, SourceConfig
+from hpc_grpo.config import Config, HeldOutConfig, SourceConfig
 from hpc_grpo.data.cache import RowCache, Rows
 from hpc_grpo.data.encoder import Encoder, Row
 from hpc_grpo.data.filters import LengthRule, fitting, held_out, lowest, without_duplicates
@@ -33,10 +33,13 @@ _CACHE = ".data"
 
 @dataclass(frozen=True)
 class Streams:
-    """Holds the run's stream and its eval set, None without one; `digests` are those of the items, by config key."""
+    """Holds the run's stream and its eval sets by name; `digests` are those of the items, by config key.
+
+    The set of `data.eval`, or that of `data.held_out`, has the name "".
+    """
 
     train: PromptStream | DemonstrationStream
-    eval: PromptStream | None
+    evals: Mapping[str, PromptStream]
     digests: Mapping[str, str]
 
 
@@ -46,28 +49,25 @@ def cache_folder(config: Config) -> Path:
 
 def load_streams(config: Config, tokenizer: Tokenizer, *, tokenizer_id: Mapping[str, str] | None = None) -> Streams:
     """Load all that the run reads. `tokenizer_id` stands for the tokenizer's files where it has none."""
-    cache = RowCache(cache_folder(config))
-    identity = tokenizer_identity(config, os.environ) if tokenizer_id is None else tokenizer_id
-
-    def loaded(for_eval: bool) -> dict[str, _Loaded]:
-        sources = config.data.sources(for_eval=for_eval)
-        names = source_names([source for _, source in sources])
-        return {
-            key: _Loaded(name, source, load_rows(config, source, Encoder(config, source, tokenizer), cache, identity))
-            for name, (key, source) in zip(names, sources, strict=True)
-        }
-
+    loader = _Loader(config, tokenizer, tokenizer_id)
+    train = loader.load(config.data.sources(for_eval=False))
+    sets = loader.load_eval_sets() if config.reads_eval_data else {}
+    split = _Split(config, train, [each for loaded in sets.values() for each in loaded])
     has_eval = config.needs.rollouts and config.eval.every.is_ever
-    train, evaluated = loaded(for_eval=False), loaded(for_eval=True) if config.reads_eval_data else {}
-    digests = {key: each.rows.digest for key, each in {**train, **evaluated}.items()}
-    split = _Split(config, list(train.values()), list(evaluated.values()))
     if not config.needs.rollouts:
         demonstrations = DemonstrationStream(split.train(), config.run.seed, shuffle=config.data.shuffle)
-        return Streams(demonstrations, None, digests)
+        return Streams(demonstrations, {}, loader.digests)
     prompts = PromptStream(split.train(), config.run.seed, shuffle=config.data.shuffle)
-    eval_parts = split.eval() if has_eval else []
-    evals = PromptStream(eval_parts, config.run.seed, shuffle=False, for_eval=True) if eval_parts else None
-    return Streams(prompts, evals, digests)
+    return Streams(prompts, split.evals(sets) if has_eval else {}, loader.digests)
+
+
+def load_evals(
+    config: Config, tokenizer: Tokenizer, *, tokenizer_id: Mapping[str, str] | None = None
+) -> Mapping[str, PromptStream]:
+    """Load the eval sets alone: of data.train no more than what is held out of it."""
+    loader = _Loader(config, tokenizer, tokenizer_id)
+    train = [] if config.data.held_out is None else loader.load(config.data.sources(for_eval=False))
+    return _Split(config, train, []).evals(loader.load_eval_sets())
 
 
 def load_rows(
@@ -118,6 +118,33 @@ class _Loaded:
     rows: Rows
 
 
+class _Loader:
+    """Loads sources from the cache, or into it, and keeps the digests of their items by config key."""
+
+    def __init__(self, config: Config, tokenizer: Tokenizer, tokenizer_id: Mapping[str, str] | None) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._cache = RowCache(cache_folder(config))
+        self._identity = tokenizer_identity(config, os.environ) if tokenizer_id is None else tokenizer_id
+        self.digests: dict[str, str] = {}
+
+    def load(self, sources: Sequence[tuple[str, SourceConfig]]) -> list[_Loaded]:
+        """Load the sources of one set, each behind its key in the config."""
+        return [
+            self._loaded(name, key, source)
+            for name, (key, source) in zip(source_names([source for _, source in sources]), sources, strict=True)
+        ]
+
+    def load_eval_sets(self) -> dict[str, list[_Loaded]]:
+        return {name: self.load(self._config.data.eval_sources(name)) for name in self._config.data.eval_data}
+
+    def _loaded(self, name: str, key: str, source: SourceConfig) -> _Loaded:
+        encoder = Encoder(self._config, source, self._tokenizer)
+        rows = load_rows(self._config, source, encoder, self._cache, self._identity)
+        self.digests[key] = rows.digest
+        return _Loaded(name, source, rows)
+
+
 class _Split:
     """Decides which rows are trained on and which are evaluated, and says how many went where."""
 
@@ -149,22 +176,32 @@ class _Split:
             parts.append(self._part(each, kept))
         return parts
 
-    def eval(self) -> list[Part]:
-        held = self._config.data.held_out
-        if held is None:
-            every = [(each, np.arange(len(each.rows), dtype=np.int64)) for each in self._evaluated]
-        else:
-            every = [(each, np.flatnonzero(self._held_out(each))) for each in self._train]
-            most = held.max_items
-            every = [
-                (each, lowest(kept, each.rows.prompt_hashes, most or len(kept))) for each, kept in every if len(kept)
-            ]
-            if not every:
-                raise ConfigError(
-                    f"data.held_out.fraction = {held.fraction:g} holds nothing out of data.train: raise it, or set "
-                    f"eval.every_steps to null."
-                )
-        return [self._part(each, self._fitting(each, numbers)) for each, numbers in every]
+    def evals(self, sets: Mapping[str, Sequence[_Loaded]]) -> dict[str, PromptStream]:
+        """Return a stream for each set of data that is there for eval, and for what is held out of training, as ""."""
+        every = {
+            name: [(each, np.arange(len(each.rows), dtype=np.int64)) for each in loaded]
+            for name, loaded in sets.items()
+        }
+        if self._config.data.held_out is not None:
+            every = {"": self._kept_for_eval(self._config.data.held_out), **every}
+        return {name: self._eval_stream(rows) for name, rows in every.items()}
+
+    def _kept_for_eval(self, held: HeldOutConfig) -> list[tuple[_Loaded, NDArray[np.int64]]]:
+        every = [(each, np.flatnonzero(self._held_out(each))) for each in self._train]
+        if not any(len(kept) for _, kept in every):
+            raise ConfigError(
+                f"data.held_out.fraction = {held.fraction:g} holds nothing out of data.train: raise it, or set "
+                f"eval.every_steps to null."
+            )
+        return [
+            (each, lowest(kept, each.rows.prompt_hashes, held.max_items or len(kept)))
+            for each, kept in every
+            if len(kept)
+        ]
+
+    def _eval_stream(self, rows: Sequence[tuple[_Loaded, NDArray[np.int64]]]) -> PromptStream:
+        parts = [self._part(each, self._fitting(each, numbers)) for each, numbers in rows]
+        return PromptStream(parts, self._config.run.seed, shuffle=False, for_eval=True)
 
     def _held_out(self, each: _Loaded) -> NDArray[np.bool_]:
         held = self._config.data.held_out

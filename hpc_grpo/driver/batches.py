@@ -59,6 +59,8 @@ class RolloutBatches:
         self._num_minibatches = config.train.num_minibatches
         self._drops_zero_variance = config.rollout.drop_zero_variance
         self._algorithm = algorithm_of(config)
+        self._judged_by = config.eval
+        self._has_several_sources = len(config.data.sources(for_eval=False)) > 1
         self._scheduler = scheduler
 
     def start(self, policy_version: int) -> None:
@@ -69,7 +71,8 @@ class RolloutBatches:
             groups = self._scheduler.take_step(policy_version)
         advantages = self._advantages([group.grades for group in groups])
         items = [self._item(group, own) for group, own in zip(groups, advantages, strict=True)]
-        metrics = rollout_metrics([group.grades for group in groups], policy_version)
+        sources = [group.prompt.source for group in groups] if self._has_several_sources else ()
+        metrics = rollout_metrics([group.grades for group in groups], policy_version, self._judged_by, sources)
         return Batch(
             minibatches=[items[index :: self._num_minibatches] for index in range(self._num_minibatches)],
             ordinals=[group.prompt.ordinal for group in groups],

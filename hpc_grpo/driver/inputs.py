@@ -16,14 +16,14 @@ from hpc_grpo.data.loading import load_streams
 from hpc_grpo.data.stream import DemonstrationStream, PromptStream
 from hpc_grpo.data.tokenizer import check_context_length, load_tokenizer, model_folder, stop_token_ids
 from hpc_grpo.grading.pool import RewardPool
-from hpc_grpo.registry import ADVANTAGES
+from hpc_grpo.registry import ADVANTAGES, EVAL_METRICS
 from hpc_grpo.system.say import say
 from hpc_grpo.weights.contract import refuse_experts
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """`stream` is what the run trains on; `eval_stream` is None when there is no eval.
+    """`stream` is what the run trains on; `eval_streams` are its eval sets by name, none when there is no eval.
 
     `item_digests` are those of the data sets, by their keys in the config.
     """
@@ -31,7 +31,7 @@ class Inputs:
     tokenizer: Any
     stop_token_ids: tuple[int, ...]
     stream: PromptStream | DemonstrationStream
-    eval_stream: PromptStream | None
+    eval_streams: Mapping[str, PromptStream]
     item_digests: Mapping[str, str]
 
 
@@ -47,5 +47,7 @@ def load_inputs(config: Config) -> Inputs:
             for note in pool.check():
                 say(note)
         ADVANTAGES.find(config.loss.advantage)  # the loss is the learners' to import: it needs torch
+        for name in config.eval.metrics:
+            EVAL_METRICS.find(name)
     streams = load_streams(config, tokenizer)
-    return Inputs(tokenizer, stop_ids, streams.train, streams.eval, streams.digests)
+    return Inputs(tokenizer, stop_ids, streams.train, streams.evals, streams.digests)

@@ -21,7 +21,7 @@ from hpc_grpo.driver.actors import Workers, reserve_nodes
 from hpc_grpo.driver.batches import DemonstrationBatches, RolloutBatches
 from hpc_grpo.driver.canary import Canary
 from hpc_grpo.driver.checkpoints import Checkpoints, DriverState, refuse_without_checkpoint
-from hpc_grpo.driver.eval import Evaluation
+from hpc_grpo.driver.eval import EvalSets, Evaluation
 from hpc_grpo.driver.inputs import Inputs, load_inputs
 from hpc_grpo.driver.journal import Journal, Session
 from hpc_grpo.driver.length import StepTimes, train_length
@@ -113,8 +113,9 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
     pool = workers.rollout_pool(weights)
     scheduler = RolloutScheduler(config, inputs.stream, pool, state.step, session.length.total_steps)
     evaluation = None
-    if inputs.eval_stream is not None:
-        evaluation = Evaluation(config, inputs.eval_stream, pool, session.run_dir, session.length)
+    if inputs.eval_streams:
+        sets = EvalSets(config, inputs.eval_streams, pool)
+        evaluation = Evaluation(config, sets, session.run_dir, session.length)
     batches = RolloutBatches(config, scheduler)
     return TrainingLoop(session, batches, workers.learners, weights, evaluation).run(state)
 

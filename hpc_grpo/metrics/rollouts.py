@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
+from hpc_grpo.config import EvalConfig
 from hpc_grpo.types import Completion, GroupGrades
+
+T = TypeVar("T")
 
 MEASURES: Mapping[str, Callable[[Completion, str], float]] = {
     "tokens/completion_mean": lambda completion, text: len(completion.token_ids),
@@ -21,32 +25,62 @@ def measure(completions: Sequence[Completion], texts: Sequence[str]) -> dict[str
     }
 
 
-def rollout_metrics(grades: Sequence[GroupGrades], policy_version: int) -> dict[str, float]:
+def rollout_metrics(
+    grades: Sequence[GroupGrades], policy_version: int, judged_by: EvalConfig, sources: Sequence[str] = ()
+) -> dict[str, float]:
     """Average over all rollouts of a step. Lag counts optimizer steps, from `policy_version` of the learner.
 
-    `reward/mean` and its parts leave out rollouts without a valid reward; `reward/invalid_fraction` counts them.
-    `reward/zero_variance_fraction` is the share of groups that teach nothing, since all their valid rewards are equal.
+    `sources` are the groups' own, where the run has several: what tells how well each does comes once more as
+    `NAME/SOURCE`, and `data/prompts/SOURCE` counts its groups; a source that a step lacks has none.
     """
-    valid = [flag for grade in grades for flag in grade.valid]
     lags = [policy_version - version for grade in grades for version in grade.mean_policy_versions]
     metrics = {
-        "reward/mean": _mean([reward for grade in grades for reward in _valid(grade, grade.rewards)]),
-        "reward/invalid_fraction": 1.0 - _mean(valid),
-        "reward/zero_variance_fraction": _mean([len(set(_valid(grade, grade.rewards))) <= 1 for grade in grades]),
+        **_quality(grades, judged_by),
         "tokens/completion_total": float(sum(sum(grade.num_completion_tokens) for grade in grades)),
         "lag/mean": _mean(lags),
         "lag/max": float(policy_version - min(min(grade.min_policy_versions) for grade in grades)),
     }
-    for name in grades[0].measures:
-        metrics[name] = _mean([value for grade in grades for value in grade.measures[name]])
     for name in dict.fromkeys(name for grade in grades for name in grade.reward_parts):
         graded = [grade for grade in grades if name in grade.reward_parts]
         parts = [reward for grade in graded for reward in _valid(grade, grade.reward_parts[name])]
         metrics[f"reward/{name}"] = _mean(parts)
+    for source in sorted(set(sources)):
+        own = [grade for grade, of in zip(grades, sources, strict=True) if of == source]
+        metrics |= {f"{name}/{source}": value for name, value in _quality(own, judged_by).items()}
+        metrics[f"data/prompts/{source}"] = float(len(own))
     return metrics
 
 
-def _valid(grades: GroupGrades, values: Sequence[float]) -> list[float]:
+def solved(grades: GroupGrades, judged_by: EvalConfig) -> tuple[bool, ...]:
+    """Tell of each rollout `[G]` whether it solves its prompt: whether the reward that decides is high enough.
+
+    That is `eval.reward`, else the first one of the prompt's source. Says nothing of rollouts that are not valid.
+    """
+    parts = grades.reward_parts
+    of_name = (values for label, values in parts.items() if label.partition("#")[0] == judged_by.reward)
+    deciding = next(of_name, next(iter(parts.values())))
+    return tuple(reward >= judged_by.solved_at for reward in deciding)
+
+
+def _quality(grades: Sequence[GroupGrades], judged_by: EvalConfig) -> dict[str, float]:
+    """Measure how well some groups did.
+
+    `reward/mean` and `reward/solved_fraction` leave out rollouts without a valid reward; `reward/invalid_fraction`
+    counts them. `reward/zero_variance_fraction` is the share of groups that teach nothing, since all their valid
+    rewards are equal.
+    """
+    metrics = {
+        "reward/mean": _mean([reward for grade in grades for reward in _valid(grade, grade.rewards)]),
+        "reward/solved_fraction": _mean([flag for grade in grades for flag in _valid(grade, solved(grade, judged_by))]),
+        "reward/invalid_fraction": 1.0 - _mean([flag for grade in grades for flag in grade.valid]),
+        "reward/zero_variance_fraction": _mean([len(set(_valid(grade, grade.rewards))) <= 1 for grade in grades]),
+    }
+    for name in grades[0].measures:
+        metrics[name] = _mean([value for grade in grades for value in grade.measures[name]])
+    return metrics
+
+
+def _valid(grades: GroupGrades, values: Sequence[T]) -> list[T]:
     return [value for value, valid in zip(values, grades.valid, strict=True) if valid]
 
 

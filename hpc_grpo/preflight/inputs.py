@@ -192,7 +192,7 @@ def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, 
         yield key, name, name
     if config.needs.rollouts:
         functions = {f"{key}.name": reward.name for key, reward in config.rewards_by_key.items()}
-        functions |= config.loss.functions
+        functions |= config.loss.functions | config.eval.functions
         for key, name in functions.items():
             file, _, _ = name.rpartition(":")
             if file.endswith(".py"):
@@ -202,7 +202,7 @@ def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, 
 def _items(config: Config, working_dir: Path) -> Iterator[Item]:
     """Yield the model and data that the run would read: it may need no eval data."""
     for item in items_of(config, working_dir):
-        if not item.key.startswith("data.eval.") or config.reads_eval_data:
+        if not item.key.startswith(("data.eval.", "data.eval_sets.")) or config.reads_eval_data:
             yield item
 
 

@@ -6,12 +6,14 @@ Nothing in the terminal needs colours: a job's log has none, and not every reade
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.metrics.evals import HIGH, LOW
 from hpc_grpo.metrics.record import PASS_AT_1, REWARD
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir
@@ -22,21 +24,39 @@ from hpc_grpo.system.say import say
 _SHOWN_COMPLETIONS = 4
 _SHOWN_CHARACTERS = 400
 _LINE = "⠤"
-_MARKS = "●■▲◆"
+_MARKS = "●■▲◆○□△◇"
 """One for each eval curve: evals have few points, and a mark says where they are."""
+
+_PASS_AT_K = re.compile("(eval/(?:[^/@]+/)?pass@[0-9]+)(?:/.+)?")
+"""Of a set, or with what comes after the number, of one of its sources."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Hold one metric over the steps that have it; both tuples have the same length, at least 1."""
+    """Hold one metric over the steps that have it; all tuples have the same length, at least 1.
+
+    `low` and `high` bound its 95% interval, and are empty where it has none.
+    """
 
     name: str
     steps: tuple[int, ...]
     values: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
 
     @property
     def is_eval(self) -> bool:
         return self.name.startswith("eval/")
+
+    @property
+    def is_of_source(self) -> bool:
+        """Tell whether it is of one source of an eval set alone."""
+        return self.is_eval and "/" in self.name.partition("@")[2]
+
+    def __str__(self) -> str:
+        bounds = f" [{self.low[-1]:.3f}, {self.high[-1]:.3f}]" if self.low else ""
+        first = f"{self.values[0]:.3f} (step {self.steps[0]})"
+        return f"{self.name}: {first} -> {self.values[-1]:.3f}{bounds} (step {self.steps[-1]})"
 
 
 def print_report(run_dir: RunDir) -> Path:
@@ -48,12 +68,9 @@ def print_report(run_dir: RunDir) -> Path:
             f"{run_dir.metrics} holds no {REWARD} or eval yet: has the run finished a step? "
             f"Give the run's folder, <runs root>/<run name>."
         )
-    say(plot(curves))
+    say(plot([curve for curve in curves if not curve.is_of_source]))
     for curve in curves:
-        say(
-            f"{curve.name}: {curve.values[0]:.3f} (step {curve.steps[0]}) -> {curve.values[-1]:.3f} "
-            f"(step {curve.steps[-1]})"
-        )
+        say(str(curve))
     picture = run_dir.path / "report.png"
     write_picture(curves, picture, run_dir.path.name)
     say(f"\n{before_and_after(run_dir)}\nPicture: {picture}")
@@ -61,10 +78,11 @@ def print_report(run_dir: RunDir) -> Path:
 
 
 def find_curves(metrics: dict[int, dict[str, Any]]) -> list[Curve]:
-    """Return the reward and every eval pass@k or, of a run with neither (SFT), the loss."""
+    """Return the reward and every eval pass@k, those of sources last or, of a run with neither (SFT), the loss."""
     names = {name for line in metrics.values() for name in line}
     wanted = [name for name in (REWARD, PASS_AT_1) if name in names]
-    wanted += sorted(name for name in names if name.startswith("eval/pass@") and name != PASS_AT_1)
+    others = [name for name in names if _PASS_AT_K.fullmatch(name) and name != PASS_AT_1]
+    wanted += sorted(others, key=lambda name: (name.count("/"), name))
     if not wanted and "loss/policy" in names:
         wanted = ["loss/policy"]
     return [curve for curve in (_curve(name, metrics) for name in wanted) if curve.steps]
@@ -72,7 +90,23 @@ def find_curves(metrics: dict[int, dict[str, Any]]) -> list[Curve]:
 
 def _curve(name: str, metrics: dict[int, dict[str, Any]]) -> Curve:
     points = [(step, line[name]) for step, line in metrics.items() if not math.isnan(line.get(name, math.nan))]
-    return Curve(name, tuple(step for step, _ in points), tuple(value for _, value in points))
+    low, high = (
+        tuple(metrics[step][bound] for step, _ in points if bound in metrics[step]) for bound in _bounds_of(name)
+    )
+    has_bounds = len(low) == len(high) == len(points)
+    steps, values = (tuple(column) for column in zip(*points, strict=True)) if points else ((), ())
+    return Curve(name, steps, values, low if has_bounds else (), high if has_bounds else ())
+
+
+def _bounds_of(name: str) -> tuple[str, str]:
+    """Return the names of a metric's bounds.
+
+    >>> _bounds_of("eval/pass@1/gcd")
+    ('eval/pass@1_low/gcd', 'eval/pass@1_high/gcd')
+    """
+    match = _PASS_AT_K.fullmatch(name)
+    end = match.end(1) if match else len(name)
+    return f"{name[:end]}{LOW}{name[end:]}", f"{name[:end]}{HIGH}{name[end:]}"
 
 
 def plot(curves: Sequence[Curve], num_columns: int = 80, num_rows: int = 18) -> str:
@@ -106,7 +140,9 @@ def write_picture(curves: list[Curve], path: Path, title: str) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for curve in curves:
-        axes.plot(curve.steps, curve.values, label=curve.name, marker="o" if curve.is_eval else None)
+        (line,) = axes.plot(curve.steps, curve.values, label=curve.name, marker="o" if curve.is_eval else None)
+        if curve.low:
+            axes.fill_between(curve.steps, curve.low, curve.high, color=line.get_color(), alpha=0.12, linewidth=0)
     axes.set_xlabel("step")
     axes.set_title(title)
     axes.grid(alpha=0.3)

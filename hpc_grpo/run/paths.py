@@ -60,8 +60,9 @@ class RunDir:
     def rollouts(self, step: int) -> Path:
         return self.path / "rollouts" / f"step_{step}.jsonl"
 
-    def eval_rollouts(self, step: int) -> Path:
-        return self.path / "rollouts" / f"eval_step_{step}.jsonl"
+    def eval_rollouts(self, step: int, eval_set: str = "") -> Path:
+        """The graded completions of an eval; those of a named set lie in a folder of its name."""
+        return self.path / "rollouts" / eval_set / f"eval_step_{step}.jsonl"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step_{step}"

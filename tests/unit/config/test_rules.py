@@ -81,6 +81,15 @@ def test_sft_has_no_rewards_to_check() -> None:
             "eval.pass_k = [1, 4]: every k must be at most eval.num_samples = 2",
         ),
         (
+            {
+                "eval": {"every_steps": 5, "num_samples": 8, "pass_k": [8]},
+                "data": {"train": EVAL, "eval_sets": {"hard": {**EVAL, "num_samples": 4}}},
+            },
+            "data.eval_sets.hard.pass_k = [8]: every k must be at most data.eval_sets.hard.num_samples = 4",
+        ),
+        ({"data": {"train": EVAL, "eval_sets": {"a/b": EVAL}}}, "data.eval_sets has 'a/b': the name of a set"),
+        ({"eval": {"metrics": ["majority"]}}, "eval.metrics has 'majority': there are no built-in ones."),
+        (
             {"eval": {"every_steps": 5, "reward": "other"}, "data": {"train": EVAL, "eval": EVAL}},
             "eval.reward = 'other' must be one of rewards: correctness",
         ),

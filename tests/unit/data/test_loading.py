@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from hpc_grpo.config import Config
+from hpc_grpo.data.loading import load_evals
 from hpc_grpo.data.stream import PromptStream
 from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
-from tests.support.streams import loaded, write_items
+from tests.support.streams import TOKENIZER_ID, loaded, write_items
 
 R1 = "A conversation between User and Assistant."
 
@@ -61,15 +62,13 @@ def test_held_out_prompts_are_evaluated_and_never_trained_on(tokenizer: Any) -> 
     write_items("d.jsonl", items("q", 300) * 2)
     held = {"fraction": 0.2}
     streams = loaded(config_of({"path": "d.jsonl"}, evaluates=True, held_out=held), tokenizer)
-    assert streams.eval is not None
-    trained, evaluated = texts(streams.train), texts(streams.eval)
+    trained, evaluated = texts(streams.train), texts(streams.evals[""])
     assert not set(trained) & set(evaluated)
     assert len(trained) + len(evaluated) == 600
     assert 0.1 < len(evaluated) / 600 < 0.3
     few = loaded(config_of({"path": "d.jsonl"}, evaluates=True, held_out={**held, "max_items": 9}), tokenizer)
-    assert few.eval is not None
-    assert len(few.eval) == 9
-    assert set(texts(few.eval)) <= set(evaluated)
+    assert len(few.evals[""]) == 9
+    assert set(texts(few.evals[""])) <= set(evaluated)
     assert texts(few.train) == trained
 
 
@@ -88,13 +87,33 @@ def test_duplicates_and_prompts_of_the_eval_set_are_dropped_and_counted(
     assert "b.jsonl: 2 of 5 items are trained on (3 duplicate)." in told
 
 
+def test_named_eval_sets_lie_beside_what_is_held_out_and_keep_their_prompts_from_training(tokenizer: Any) -> None:
+    write_items("d.jsonl", items("q", 100))
+    write_items("h.jsonl", [*items("q", 1), *items("h", 2)])
+    write_items("w.jsonl", items("w", 1))
+    sets = {"hard": {"path": "h.jsonl"}, "two": {"mix": [{"path": "h.jsonl"}, {"path": "w.jsonl"}]}}
+    data = {"held_out": {"fraction": 0.2}, "eval_sets": sets, "deduplicate": True}
+    config = config_of({"path": "d.jsonl"}, evaluates=True, **data)
+    streams = loaded(config, tokenizer)
+    assert list(streams.evals) == ["", "hard", "two"]
+    assert texts(streams.evals["hard"]) == ["q 0", "h 0", "h 1"]
+    assert [streams.evals["two"].prompt(ordinal).source for ordinal in range(4)] == ["h", "h", "h", "w"]
+    assert "q 0" not in texts(streams.train)
+    assert streams.digests.keys() == {
+        "data.train", "data.eval_sets.hard", "data.eval_sets.two.mix.0", "data.eval_sets.two.mix.1"
+    }  # fmt: skip
+    alone = load_evals(config, tokenizer, tokenizer_id=TOKENIZER_ID)
+    assert {name: texts(stream) for name, stream in alone.items()} == {
+        name: texts(stream) for name, stream in streams.evals.items()
+    }
+
+
 def test_a_small_source_of_which_nothing_is_held_out_is_trained_on_alone(tokenizer: Any) -> None:
     write_items("a.jsonl", items("a", 300))
     write_items("b.jsonl", items("b", 1))
     mix = [{"path": "a.jsonl"}, {"path": "b.jsonl"}]
     streams = loaded(config_of({"mix": mix}, evaluates=True, held_out={"fraction": 0.1}), tokenizer)
-    assert streams.eval is not None
-    assert {streams.eval.prompt(ordinal).source for ordinal in range(len(streams.eval))} == {"a"}
+    assert {streams.evals[""].prompt(ordinal).source for ordinal in range(len(streams.evals[""]))} == {"a"}
     config = config_of({"path": "b.jsonl"}, evaluates=True, held_out={"fraction": 0.1})
     with pytest.raises(ConfigError, match="holds nothing out of data"):
         loaded(config, tokenizer)

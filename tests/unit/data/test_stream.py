@@ -82,8 +82,7 @@ def test_eval_has_its_own_columns_and_no_shuffle(tokenizer: Any) -> None:
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"every_steps": 1})})
     write_items("d.jsonl", ITEMS)
     write_items("e.jsonl", [{"problem": str(i), "answer": "1"} for i in range(10)])
-    stream = loaded(config, tokenizer).eval
-    assert stream is not None
+    stream = loaded(config, tokenizer).evals[""]
     assert [stream.prompt(i).text for i in range(10)] == [str(i) for i in range(10)]
 
 

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpc_grpo.driver.eval import Evaluation, pass_at_k
+from hpc_grpo.config import Config
+from hpc_grpo.driver.eval import EvalSets, Evaluation
 from hpc_grpo.driver.length import TrainLength
 from hpc_grpo.driver.sampling import GradedGroup
 from hpc_grpo.errors import RewardError
@@ -41,21 +41,24 @@ def failed(ordinal: int) -> GroupGrades:
 
 
 class FakeStream:
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, text: str = "prompt") -> None:
         self._size = size
+        self._text = text
 
     def __len__(self) -> int:
         return self._size
 
     def prompt(self, ordinal: int) -> Prompt:
-        return Prompt(ordinal, 0, (ordinal,), f"prompt {ordinal}", {"answer": "3"})
+        return Prompt(ordinal, 0, (ordinal,), f"{self._text} {ordinal}", {"answer": "3"}, "sums")
 
 
 class FakePool:
     def __init__(self, answers: Sequence[GroupGrades]) -> None:
         self._answers = answers
+        self.requests: list[GroupRequest] = []
 
     def start(self, prompts: Sequence[Prompt], requests: Sequence[GroupRequest], with_texts: Sequence[bool]) -> Any:
+        self.requests += requests
         return prompts
 
     def wait(self, started: Sequence[Prompt], waiting_for: str) -> list[GradedGroup]:
@@ -65,16 +68,28 @@ class FakePool:
         pass
 
 
-def run_eval(folder: Path, answers: Sequence[GroupGrades], max_failed_fraction: float = 0.5) -> dict[str, float]:
-    config = minimal_config(
-        data={"train": {"path": "d.jsonl"}, "eval": {"path": "e.jsonl"}},
-        grading={"max_failed_fraction": max_failed_fraction},
-        eval={"every_steps": 2, "num_samples": NUM_SAMPLES, "pass_k": [2]},
-        train={"total_steps": 6},
+def config_of(**sections: Any) -> Config:
+    return minimal_config(
+        {
+            "data": {"train": {"path": "d.jsonl"}, "eval": {"path": "e.jsonl"}},
+            "eval": {"every_steps": 2, "num_samples": NUM_SAMPLES, "pass_k": [2]},
+            "train": {"total_steps": 6},
+        },
+        **sections,
     )
-    stream, pool = FakeStream(len(answers)), FakePool(answers)
+
+
+def evaluation_of(config: Config, streams: dict[str, FakeStream], pool: FakePool, folder: Path) -> Evaluation:
     length = TrainLength(total_steps=6, items_per_step=4, items_per_epoch=10)
-    return Evaluation(config, stream, pool, RunDir(folder), length).run(STEP)  # type: ignore[arg-type]
+    sets = EvalSets(config, streams, pool)  # type: ignore[arg-type]
+    return Evaluation(config, sets, RunDir(folder), length)
+
+
+def run_eval(folder: Path, answers: Sequence[GroupGrades], max_failed_fraction: float = 0.5) -> dict[str, float]:
+    """The metrics of an eval, without the bounds of intervals."""
+    config = config_of(grading={"max_failed_fraction": max_failed_fraction})
+    metrics = evaluation_of(config, {"": FakeStream(len(answers))}, FakePool(answers), folder).run(STEP)
+    return {name: value for name, value in metrics.items() if not name.endswith(("_low", "_high"))}
 
 
 def test_an_eval_of_two_prompts_averages_over_them(tmp_path: Path) -> None:
@@ -110,20 +125,32 @@ def test_a_cut_completion_counts_even_where_training_masks_it(tmp_path: Path) ->
     assert metrics["eval/failed_fraction"] == 0.0
 
 
-def test_pass_at_k_equals_enumeration() -> None:
-    for n in range(1, 7):
-        for c in range(n + 1):
-            for k in range(1, n + 1):
-                subsets = list(combinations([True] * c + [False] * (n - c), k))
-                expected = sum(any(subset) for subset in subsets) / len(subsets)
-                assert pass_at_k(n, c, k) == pytest.approx(expected, abs=1e-12)
+def test_each_eval_set_has_its_own_metrics_files_and_samples(tmp_path: Path) -> None:
+    hard = {"path": "h.jsonl", "num_samples": 2, "pass_k": [1], "temperature": 0.5}
+    data = {"train": {"path": "d.jsonl"}, "eval": {"path": "e.jsonl"}, "eval_sets": {"hard": hard}}
+    two = {"valid": (True,) * 2, "num_completion_tokens": (8, 8), "texts": ("a", "b")}
+    pool = FakePool([grades(0, 1.0, 0.0, 0.0), grades(0, 1.0, 0.0, **two), grades(1, 0.0, 0.0, **two)])
+    streams = {"": FakeStream(1), "hard": FakeStream(2, "hard prompt")}
+    metrics = evaluation_of(config_of(data=data), streams, pool, tmp_path).run(STEP)
+    assert (metrics["eval/pass@1"], metrics["eval/hard/pass@1"]) == pytest.approx((1 / 3, 1 / 4))
+    assert (metrics["eval/tokens_mean"], metrics["eval/hard/tokens_mean"]) == (4.0, 8.0)
+    assert ("eval/pass@2" in metrics, "eval/hard/pass@2" in metrics) == (True, False)
+    assert [(len(request.seeds), request.sampling.temperature) for request in pool.requests] == [
+        (3, 1.0), (2, 0.5), (2, 0.5)
+    ]  # fmt: skip
+    run = RunDir(tmp_path)
+    assert [line["prompt"] for line in read_jsonl(run.eval_rollouts(STEP))] == ["prompt 0"] * 3
+    lines = [(line["prompt"], line["ordinal"], line["solved"]) for line in read_jsonl(run.eval_rollouts(STEP, "hard"))]
+    first, second = "hard prompt 0", "hard prompt 1"
+    assert lines == [(first, 0, True), (first, 0, False), (second, 1, False), (second, 1, False)]
 
 
-def test_pass_at_k_of_many_samples_and_bad_arguments() -> None:
-    assert pass_at_k(2000, 1, 1000) == pytest.approx(0.5)
-    for arguments in ((4, 5, 1), (4, -1, 1), (4, 2, 5), (4, 2, 0)):
-        with pytest.raises(ValueError, match="must be between"):
-            pass_at_k(*arguments)
+def test_a_set_whose_rewards_failed_ends_the_run_however_many_others_went_well(tmp_path: Path) -> None:
+    streams = {"": FakeStream(3), "hard": FakeStream(1)}
+    data = {"train": {"path": "d.jsonl"}, "eval": {"path": "e.jsonl"}, "eval_sets": {"hard": {"path": "h.jsonl"}}}
+    pool = FakePool([grades(ordinal, 1.0, 0.0, 0.0) for ordinal in range(3)] + [failed(0)])
+    with pytest.raises(RewardError, match="failed for 1 of 1 prompts"):
+        evaluation_of(config_of(data=data), streams, pool, tmp_path).run(STEP)
 
 
 def test_an_eval_is_due_at_both_ends_and_as_often_as_the_config_says(tmp_path: Path) -> None:
@@ -131,5 +158,5 @@ def test_an_eval_is_due_at_both_ends_and_as_often_as_the_config_says(tmp_path: P
         data={"train": {"path": "d.jsonl"}, "eval": {"path": "e.jsonl"}}, eval={"every_steps": None, "every_epochs": 2}
     )
     length = TrainLength(total_steps=12, items_per_step=4, items_per_epoch=10)  # epochs end in steps 3, 5, 8, 10
-    evaluation = Evaluation(config, FakeStream(1), FakePool([]), RunDir(tmp_path), length)  # type: ignore[arg-type]
+    evaluation = Evaluation(config, EvalSets(config, {}, FakePool([])), RunDir(tmp_path), length)  # type: ignore[arg-type]
     assert [step for step in range(13) if evaluation.is_due(step)] == [0, 5, 10, 12]

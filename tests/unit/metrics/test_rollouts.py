@@ -5,8 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_grpo.metrics.rollouts import MEASURES, measure, rollout_metrics
+from hpc_grpo.config import EvalConfig
+from hpc_grpo.metrics.rollouts import MEASURES, measure, rollout_metrics, solved
 from hpc_grpo.types import Completion, FinishReason, GroupGrades
+
+JUDGED_BY = EvalConfig(reward="correctness")
 
 
 def group(ordinal: int, **changes: Any) -> GroupGrades:
@@ -42,9 +45,10 @@ def test_metrics_of_two_groups() -> None:
         mean_policy_versions=(4.5, 6.0),
         measures={"tokens/completion_mean": (2.0, 2.0), "tokens/truncated_fraction": (0.0, 0.0)},
     )
-    metrics = rollout_metrics([group(0), second], policy_version=6)
+    metrics = rollout_metrics([group(0), second], policy_version=6, judged_by=JUDGED_BY)
     assert metrics == {
         "reward/mean": pytest.approx(3.5 / 3),
+        "reward/solved_fraction": pytest.approx(2 / 3),
         "reward/invalid_fraction": 0.25,
         "reward/zero_variance_fraction": 0.5,
         "tokens/completion_mean": 4.0,
@@ -58,14 +62,40 @@ def test_metrics_of_two_groups() -> None:
 
 
 def test_a_group_of_equal_rewards_teaches_nothing_and_is_counted() -> None:
-    metrics = rollout_metrics([group(0), group(1, rewards=(1.0, 1.0))], policy_version=5)
+    metrics = rollout_metrics([group(0), group(1, rewards=(1.0, 1.0))], policy_version=5, judged_by=JUDGED_BY)
     assert metrics["reward/zero_variance_fraction"] == 0.5
 
 
 def test_a_step_without_any_valid_reward_has_a_mean_of_zero() -> None:
-    metrics = rollout_metrics([group(0, rewards=(0.0, 0.0), valid=(False, False))], policy_version=5)
+    metrics = rollout_metrics(
+        [group(0, rewards=(0.0, 0.0), valid=(False, False))], policy_version=5, judged_by=JUDGED_BY
+    )
     assert metrics["reward/mean"] == 0.0
     assert metrics["reward/invalid_fraction"] == 1.0
+
+
+def test_of_several_sources_each_has_metrics_of_its_own() -> None:
+    right = group(1, rewards=(2.0, 1.0), reward_parts={"correctness": (1.0, 1.0)}, num_completion_tokens=(1, 1))
+    groups, sources = [group(0), right, group(2, valid=(True, False))], ["gcd", "sums", "gcd"]
+    metrics = rollout_metrics(groups, 5, JUDGED_BY, sources)
+    assert {name: value for name, value in metrics.items() if name.endswith("/gcd")} == {
+        "reward/mean/gcd": pytest.approx(3.0 / 3),
+        "reward/solved_fraction/gcd": pytest.approx(2 / 3),
+        "reward/invalid_fraction/gcd": 0.25,
+        "reward/zero_variance_fraction/gcd": 0.5,
+        "tokens/completion_mean/gcd": 6.0,
+        "tokens/truncated_fraction/gcd": 0.5,
+        "data/prompts/gcd": 2.0,
+    }
+    assert (metrics["reward/solved_fraction/sums"], metrics["data/prompts/sums"]) == (1.0, 1.0)
+    assert metrics["reward/solved_fraction"] == pytest.approx(4 / 5)
+    assert not any("/gcd" in name for name in rollout_metrics(groups, 5, JUDGED_BY))
+
+
+def test_what_solves_a_prompt_is_the_reward_that_eval_names_else_the_first_of_the_source() -> None:
+    parts = {"length": (1.0, 0.0), "regex#2": (0.25, 0.5)}
+    assert solved(group(0, reward_parts=parts), EvalConfig(reward="regex", solved_at=0.5)) == (False, True)
+    assert solved(group(0, reward_parts=parts), EvalConfig(reward="correctness")) == (True, False)
 
 
 def test_a_completion_is_measured_once_by_every_measure() -> None:

@@ -54,6 +54,26 @@ def test_curve_and_picture(finished_run: RunDir, capsys: pytest.CaptureFixture[s
         assert len(image.convert("RGB").getcolors(maxcolors=1 << 20)) > 50
 
 
+def test_sources_and_intervals_of_an_eval_are_reported(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    sink = JsonlSink(run_dir.metrics)
+    for step, solved in ((0, 0.25), (9, 0.5)):
+        values = {"": solved, "_low": solved - 0.1, "_high": solved + 0.1}
+        of_sets = {f"eval/{of_set}pass@1{end}": value for of_set in ("", "hard/") for end, value in values.items()}
+        of_source = {f"eval/pass@1{end}/gcd": value / 2 for end, value in values.items()}
+        metrics = {**of_sets, **of_source, "eval/pass@1/sums": 1.0, "eval/reward_mean": 0.7}
+        sink.write(StepRecord(step=step, total_steps=9, metrics=metrics))
+    sink.close()
+    print_report(run_dir)
+    shown = capsys.readouterr().out.splitlines()
+    assert [line for line in shown if line.startswith("eval/")] == [
+        "eval/pass@1: 0.250 (step 0) -> 0.500 [0.400, 0.600] (step 9)",
+        "eval/hard/pass@1: 0.250 (step 0) -> 0.500 [0.400, 0.600] (step 9)",
+        "eval/pass@1/gcd: 0.125 (step 0) -> 0.250 [0.200, 0.300] (step 9)",
+        "eval/pass@1/sums: 1.000 (step 0) -> 1.000 (step 9)",
+    ]
+    assert sum(mark in line for line in shown for mark in "●■") > sum("▲" in line for line in shown) == 0
+
+
 def test_before_and_after_shows_newly_solved_prompts_first(
     finished_run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
