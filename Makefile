@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-runs test-parts test-unit style quality slurm-install slurm-up slurm-down slurm-shell slurm-test long chaos clean
+.PHONY: help setup demo demo-long test test-runs test-parts test-unit style quality slurm-install slurm-up slurm-down slurm-shell slurm-test long chaos clean
 
 PYTHON_BIN := .venv/bin/python
 NODES ?= 2
@@ -11,8 +11,13 @@ help:            ## Show this list
 setup:           ## Make .venv and install hpc-grpo for CPU, with what the tests need
 	@tools/setup.sh cpu,dev
 
-demo: setup      ## Train a small model from nothing: SFT warm start, then GRPO (SEED=0)
-	@$(PYTHON_BIN) -m hpc_grpo.demo.run --seed $(SEED)
+demo:            ## Train SmolLM2-135M-Instruct by GRPO, and show what it has learned (SEED=0)
+	@tools/setup.sh cpu,demo
+	@$(PYTHON_BIN) -m hpc_grpo.cli demo --seed $(SEED)
+
+demo-long:       ## The same on four harder tasks, for an hour or so
+	@tools/setup.sh cpu,demo
+	@$(PYTHON_BIN) -m hpc_grpo.cli demo --long --seed $(SEED)
 
 test: setup      ## Unit and integration tests
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-runs test-parts test-unit
@@ -50,7 +55,8 @@ slurm-shell:     ## A shell on its login node
 slurm-test: setup slurm-install ## The tests on real Slurm (root)
 	@$(PYTHON_BIN) -m pytest tests/slurm -m 'slurm and not long' -rs --durations=12
 
-long: setup      ## Tests that `make test` leaves out for their time
+long: setup      ## Tests that `make test` leaves out for their time, those of the demo among them
+	@tools/setup.sh cpu,demo
 	@$(PYTHON_BIN) -m pytest -m 'long and not slurm'
 
 chaos: setup slurm-install ## What can happen to a run on real Slurm, as a table; minutes a row (root)

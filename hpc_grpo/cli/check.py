@@ -139,7 +139,7 @@ def doctor(
     from hpc_grpo.run.files import write_atomic
 
     if sets and optional_config is None:
-        raise ConfigError("--set changes a key of CONFIG: name one, such as local/demo_grpo.")
+        raise ConfigError("--set changes a key of CONFIG: name one, such as local/tiny_grpo.")
     begun = time.monotonic()
     context = _context(optional_config, [*sets, *overrides])
     if result is not None:

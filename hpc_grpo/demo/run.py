@@ -1,7 +1,4 @@
-"""Run the whole demo, from nothing to a curve: `python -m hpc_grpo.demo.run`.
-
-Makes a small model and its task, warm-starts it by SFT until it is right sometimes, then trains it with GRPO.
-"""
+"""Run the whole demo, from a model to what it has learned: `hpc-grpo demo`."""
 
 from __future__ import annotations
 
@@ -9,76 +6,104 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import click
-
-from hpc_grpo.demo.make import main as make_demo
-from hpc_grpo.metrics.record import PASS_AT_1
+from hpc_grpo.demo.summary import gains, largest_mismatch, next_commands, phases
+from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.report.curves import print_report
+from hpc_grpo.run.lock import refuse_if_held
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
+from hpc_grpo.system.say import say
+
+_SHOWN_PROMPTS = 10
 
 Seconds = dict[str, float]
 
 
-@click.command()
-@click.option("--folder", default="demo", type=click.Path(path_type=Path), show_default=True, help="Made afresh.")
-@click.option("--seed", default=0, show_default=True, help="Of the task, the model and both runs.")
-def main(folder: Path, seed: int) -> None:
-    """Train the demo model in FOLDER and show how it got better."""
-    shutil.rmtree(folder, ignore_errors=True)
+class DemoFailedError(HpcGrpoError):
+    """A training of the demo did not complete; it has said why, and `exit_code` is its own."""
+
+    def __init__(self, run: RunDir, exit_code: int) -> None:
+        super().__init__(f"The training ended before it was complete; see above, and: hpc-grpo explain {run.path}")
+        self.exit_code = exit_code
+
+
+def run_smollm2(folder: Path, config: str, seed: int, overrides: Sequence[str] = ()) -> None:
+    """Train SmolLM2-135M-Instruct by GRPO alone, as `configs/local/CONFIG.yaml` says, and show what came of it.
+
+    `overrides` are KEY=VALUE. Raises ConfigError without the model's package.
+    """
+    from hpc_grpo.demo.smollm2 import write_smollm2
+
     seconds: Seconds = {}
-    with _timed(seconds, "make model and data"):
-        make_demo([str(folder), "--seed", str(seed)], standalone_mode=False)
+    with _timed(seconds, "model"):
+        write_smollm2(folder / "smollm2")
+        say(f"{folder / 'smollm2'}: SmolLM2-135M-Instruct in float32")
+    with _timed(seconds, "GRPO"):
+        run = _train(config, folder, {"run.seed": seed, "model.path": folder / "smollm2"}, overrides)
+    _show(run, seed, seconds)
+
+
+def run_tiny(folder: Path, seed: int, overrides: Sequence[str] = ()) -> None:
+    """Make a model of random weights and its task, warm-start it by SFT until it is right sometimes, then train it.
+
+    `overrides` are KEY=VALUE, of GRPO.
+    """
+    from hpc_grpo.demo.make import main as make
+
+    seconds: Seconds = {}
+    with _timed(seconds, "model and data"):
+        make([str(folder), "--seed", str(seed)], standalone_mode=False)
     with _timed(seconds, "warm start (SFT)"):
-        sft = _train("demo_sft", folder, seed, model=folder / "model")
+        data = {"data.train.path": folder / "sft.jsonl"}
+        sft = _train("tiny_sft", folder, {"run.seed": seed, "model.path": folder / "model", **data})
     warm_start = sft.latest_export()
     assert warm_start is not None, "a complete run has an export"
     with _timed(seconds, "GRPO"):
-        grpo = _train("demo_grpo", folder, seed, model=warm_start)
-    with _timed(seconds, "report"):
-        print_report(grpo)
-    click.echo("\nWall time by phase:")
-    for phase, value in {**seconds, "total": sum(seconds.values())}.items():
-        click.echo(f"  {phase:<22}{value:7.1f} s")
-    _show_gain(grpo, seed)
+        data = {"data.train.path": folder / "train.jsonl", "data.eval.path": folder / "eval.jsonl"}
+        run = _train("tiny_grpo", folder, {"run.seed": seed, "model.path": warm_start, **data}, overrides)
+    _show(run, seed, seconds)
 
 
-def _train(config: str, folder: Path, seed: int, model: Path) -> RunDir:
-    """Run `hpc-grpo train` until the run is complete; end this process with its exit code otherwise."""
+def _train(config: str, folder: Path, settings: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunDir:
+    """Run `hpc-grpo train` anew until the run is complete. Raises DemoFailedError otherwise."""
     name = config.replace("_", "-")
-    settings = {"run.name": name, "run.root": folder / "runs", "run.seed": seed, "model.path": model}
-    settings |= {"data.train.path": folder / ("sft.jsonl" if config == "demo_sft" else "train.jsonl")}
-    if config == "demo_grpo":
-        settings["data.eval.path"] = folder / "eval.jsonl"
-    overrides = [f"{key}={value}" for key, value in settings.items()]
-    command = [sys.executable, "-m", "hpc_grpo.cli", "train", f"local/{config}", *overrides]
+    run = RunDir(folder / "runs" / name)
+    refuse_if_held(run)
+    shutil.rmtree(run.path, ignore_errors=True)
+    ours = [f"{key}={value}" for key, value in {"run.root": folder / "runs", "run.name": name, **settings}.items()]
+    command = [sys.executable, "-m", "hpc_grpo.cli", "train", f"local/{config}", *ours, *overrides]
     finished = subprocess.run(command, check=False)
-    run_dir = RunDir(folder / "runs" / name)
-    if finished.returncode or not run_dir.is_complete():
-        sys.exit(finished.returncode or 1)
-    return run_dir
+    if finished.returncode or not run.is_complete():
+        raise DemoFailedError(run, finished.returncode or 1)
+    return run
 
 
 @contextmanager
 def _timed(seconds: Seconds, phase: str) -> Iterator[None]:
-    click.echo(f"\n== {phase} ==")
+    say(f"\n== {phase} ==")
     begun = time.monotonic()
     yield
     seconds[phase] = time.monotonic() - begun
 
 
-def _show_gain(run_dir: RunDir, seed: int) -> None:
-    curve = {step: line[PASS_AT_1] for step, line in read_metrics(run_dir.metrics).items() if PASS_AT_1 in line}
-    before, after = curve[min(curve)], curve[max(curve)]
-    click.echo(
-        f"\nCOMPLETE: seed {seed}, held-out pass@1 {before:.3f} after the warm start, {after:.3f} after GRPO "
-        f"({100 * (after - before):+.1f} points)"
-    )
-
-
-if __name__ == "__main__":
-    main()
+def _show(run: RunDir, seed: int, seconds: Seconds) -> None:
+    with _timed(seconds, "report"):
+        print_report(run, in_their_order=_SHOWN_PROMPTS)
+    metrics = read_metrics(run.metrics)
+    say("\nWall time by phase:")
+    for phase, value in {**seconds, "total": sum(seconds.values())}.items():
+        say(f"  {phase:<24}{value:7.1f} s")
+        if phase == "GRPO":
+            for part, part_s in phases(metrics, value).items():
+                say(f"    {part:<22}{part_s:7.1f} s")
+    say(f"\n{largest_mismatch(metrics)}\n")
+    for line in gains(metrics):
+        say(f"Seed {seed}, held out: {line}")
+    say("\nNext:")
+    for command, what in next_commands(run.path):
+        say(f"  {command:<60}# {what}")

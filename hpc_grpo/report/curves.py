@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,11 @@ class Curve:
         return f"{self.name}: {first} -> {self.values[-1]:.3f}{bounds} (step {self.steps[-1]})"
 
 
-def print_report(run_dir: RunDir) -> Path:
-    """Print a run's curves and completions; return the path of report.png. Raises ConfigError without metrics."""
+def print_report(run_dir: RunDir, in_their_order: int = 0) -> Path:
+    """Print a run's curves and completions; return the path of report.png. Raises ConfigError without metrics.
+
+    Completions are those of a few prompts, newly solved ones first, or of the first `in_their_order` prompts.
+    """
     metrics = read_metrics(run_dir.metrics)
     curves = find_curves(metrics)
     if not curves:
@@ -73,7 +77,7 @@ def print_report(run_dir: RunDir) -> Path:
         say(str(curve))
     picture = run_dir.path / "report.png"
     write_picture(curves, picture, run_dir.path.name)
-    say(f"\n{before_and_after(run_dir)}\nPicture: {picture}")
+    say(f"\n{before_and_after(run_dir, in_their_order)}\nPicture: {picture}")
     return picture
 
 
@@ -150,17 +154,23 @@ def write_picture(curves: list[Curve], path: Path, title: str) -> None:
     figure.savefig(path)
 
 
-def before_and_after(run_dir: RunDir) -> str:
-    """Compare the same held-out prompts at the first and at the last eval, newly solved ones first."""
+def before_and_after(run_dir: RunDir, in_their_order: int = 0) -> str:
+    """Compare the same held-out prompts at the first and at the last eval, newly solved ones first.
+
+    With `in_their_order` the first so many instead, of each source in turn: not chosen by how they ended.
+    """
     files = run_dir.eval_rollouts(0).parent.glob("eval_step_*.jsonl")
     steps = sorted(int(path.stem.removeprefix("eval_step_")) for path in files)
     if len(steps) < 2:
         return "Completions are compared once two evals have been written."
     first, last = (_first_samples(run_dir.eval_rollouts(step)) for step in (steps[0], steps[-1]))
-    shared = [ordinal for ordinal in last if ordinal in first]
-    shared.sort(key=lambda ordinal: (bool(first[ordinal]["solved"]), not last[ordinal]["solved"], ordinal))
+    shared = sorted(ordinal for ordinal in last if ordinal in first)
+    if in_their_order:
+        shared = _sources_in_turn({ordinal: last[ordinal]["source"] for ordinal in shared})
+    else:
+        shared.sort(key=lambda ordinal: (bool(first[ordinal]["solved"]), not last[ordinal]["solved"], ordinal))
     blocks = []
-    for ordinal in shared[:_SHOWN_COMPLETIONS]:
+    for ordinal in shared[: in_their_order or _SHOWN_COMPLETIONS]:
         before, after = first[ordinal], last[ordinal]
         result = str(after["answer"]).rpartition("####")[2]  # of GSM8K's form, else all of it
         blocks.append(
@@ -169,6 +179,20 @@ def before_and_after(run_dir: RunDir) -> str:
             f"  step {steps[-1]:>4} {_verdict(after)} {_shortened(after['completion'])}"
         )
     return "\n".join(blocks)
+
+
+def _sources_in_turn(sources: Mapping[int, str]) -> list[int]:
+    """Order ordinals so that the first of each source come first, then the second of each.
+
+    >>> _sources_in_turn({0: "gcd", 1: "gcd", 2: "sums"})
+    [0, 2, 1]
+    """
+    seen: Counter[str] = Counter()
+    turns = {}
+    for ordinal, source in sources.items():
+        turns[ordinal] = seen[source]
+        seen[source] += 1
+    return sorted(turns, key=lambda ordinal: (turns[ordinal], ordinal))
 
 
 def _first_samples(path: Path) -> dict[int, dict[str, Any]]:

@@ -109,8 +109,8 @@ def test_command_line_finds(case: str, mistakes: Path) -> None:
 
 
 def test_missing_config_names_the_shipped_ones(mistakes: Path) -> None:
-    finished = command(["hpc_grpo.cli", "train", "local/demo_grop"], mistakes)
-    assert_one_clear_error(finished, ["local/demo_grop", "did you mean 'local/demo_grpo'"])
+    finished = command(["hpc_grpo.cli", "train", "local/tiny_grop"], mistakes)
+    assert_one_clear_error(finished, ["local/tiny_grop", "did you mean 'local/tiny_grpo'"])
 
 
 def test_run_name_taken_by_another_config(mistakes: Path) -> None:

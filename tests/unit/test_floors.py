@@ -27,8 +27,8 @@ FLOORS = (
     ("launch.supervisor", "launch.chain", "launch"),
     ("plan",),
     ("preflight", "report"),
-    ("cli",),
     ("demo",),
+    ("cli",),
 )
 """From the ground up. Rooms on one floor may use each other, but not in a circle."""
 

@@ -97,7 +97,7 @@ def test_longest_worked_answer_fits_the_shipped_config() -> None:
     from hpc_grpo.config import load_config
 
     longest = max(len(Addition(left, right).answer) for left in range(10, 100) for right in range(10, 100))
-    config = load_config("local/demo_grpo")
+    config = load_config("local/tiny_grpo")
     assert longest + 1 <= config.rollout.max_new_tokens
     assert len("What is 99+99?\n") <= config.data.max_prompt_tokens
 

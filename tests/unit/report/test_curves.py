@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,11 +27,12 @@ def finished_run(run_dir: RunDir) -> RunDir:
     return run_dir
 
 
-def write_eval(path: Path, completions: list[tuple[int, str, bool | None]]) -> None:
+def write_eval(path: Path, completions: list[tuple[int, str, bool | None]], sources: Sequence[str] = ()) -> None:
     path.parent.mkdir(exist_ok=True)
     lines = (
         {
             "ordinal": n,
+            "source": sources[n] if sources else "sums",
             "prompt": f"What is {n}+1?\n",
             "answer": f"{n}+1={n + 1} #### {n + 1}",
             "completion": text,
@@ -86,6 +89,17 @@ def test_before_and_after_shows_newly_solved_prompts_first(
     assert shown.index("What is 7+1?") < shown.index("What is 0+1?")
     assert "in between" not in shown
     assert "second" not in shown
+
+
+def test_prompts_in_their_order_are_the_first_of_each_source_whatever_became_of_them(
+    finished_run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = [(0, "right", True), (1, "right", True), (2, "wrong", False), (3, "wrong", False)]
+    for step in (0, 20):
+        write_eval(finished_run.eval_rollouts(step), answers, sources=["a", "a", "b", "b"])
+    print_report(finished_run, in_their_order=3)
+    shown = capsys.readouterr().out
+    assert re.findall(r"What is (\d)\+1", shown) == ["0", "2", "1"]
 
 
 def test_what_could_not_be_graded_is_not_shown_as_wrong(

