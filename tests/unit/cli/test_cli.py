@@ -38,7 +38,7 @@ def test_config_explains_every_key() -> None:
     lines = call("config", "local/debug").output.splitlines()
     (dtype,) = [line for line in lines if line.startswith("model.dtype = ")]
     assert dtype.startswith("model.dtype = float32 ")
-    assert "Precision of the forward pass" in dtype
+    assert "Precision of the learners' forward pass" in dtype
     assert dtype.endswith("[default: bfloat16]")
     keys = [line.split(" = ")[0] for line in lines if line and not line.startswith("#")]
     assert {"rewards.0.name", "launch.num_nodes", "train.lr", "launch.env"} <= set(keys)
