@@ -46,6 +46,10 @@ class Algorithm(ABC):
         """Compute the advantages of all groups of a step; override it where groups are not on their own."""
         return [self.advantages(grades) for grades in step]
 
+    def teaches(self, grades: GroupGrades) -> bool:
+        """Tell whether a group has an advantage that is not 0, before the other groups of its step are known."""
+        return any(self.advantages(grades))
+
     def num_trained_tokens(self, grades: GroupGrades) -> int:
         """Count, in the driver, the tokens that `sequences` will train on; override all three together."""
         return sum(n for n, valid in zip(grades.num_completion_tokens, grades.valid, strict=True) if valid)

@@ -44,13 +44,23 @@ class Grpo(Algorithm):
         advantage: AdvantageFunction = ADVANTAGES.find(self.config.loss.advantage)
         return advantage(self.shaped_rewards(grades), grades.valid, self.config.loss.normalize_std, **self._options())
 
+    def teaches(self, grades: GroupGrades) -> bool:
+        if not self._compares_groups:
+            return super().teaches(grades)
+        pairs = zip(self.shaped_rewards(grades), grades.valid, strict=True)
+        return len({reward for reward, valid in pairs if valid}) > 1
+
     def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[float]]:
-        if not (ADVANTAGES.paper_of(self.config.loss.advantage) or {}).get("whole_step"):
+        if not self._compares_groups:
             return super().step_advantages(step)
         advantage: StepAdvantageFunction = ADVANTAGES.find(self.config.loss.advantage)
         rewards = [self.shaped_rewards(grades) for grades in step]
         valid = [grades.valid for grades in step]
         return advantage(rewards, valid, self.config.loss.normalize_std, **self._options())
+
+    @property
+    def _compares_groups(self) -> bool:
+        return bool((ADVANTAGES.paper_of(self.config.loss.advantage) or {}).get("whole_step"))
 
     def _options(self) -> dict[str, Any]:
         """Return the keyword arguments of the advantage."""

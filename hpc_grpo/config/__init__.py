@@ -3,7 +3,7 @@
 Sections are imported from here where other rooms name their type; most only read `config.section.key`.
 """
 
-from hpc_grpo.config.data import DataConfig, DatasetConfig, HeldOutConfig, SourceConfig
+from hpc_grpo.config.data import CurriculumConfig, DataConfig, DatasetConfig, HeldOutConfig, SourceConfig
 from hpc_grpo.config.launch import LaunchConfig, SlurmConfig
 from hpc_grpo.config.load import load_config, load_launch, load_resolved, load_resolved_launch, to_yaml, with_overrides
 from hpc_grpo.config.loss import LossConfig
@@ -13,6 +13,7 @@ from hpc_grpo.config.schema import Config
 
 __all__ = [
     "Config",
+    "CurriculumConfig",
     "DataConfig",
     "DatasetConfig",
     "DeadlinesConfig",

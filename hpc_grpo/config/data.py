@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hpc_grpo.config.rollout import RewardConfig
 from hpc_grpo.config.section import PathText, Section
@@ -120,6 +120,18 @@ class HeldOutConfig(Section):
     max_items: PositiveInt | None = Field(None, description="Of each source, at most so many are evaluated.")
 
 
+class CurriculumConfig(Section):
+    easy_from: float = Field(1.0, description="A group of at least this mean reward was easy; its prompt too.")
+    easy_rest: NonNegativeInt | None = Field(
+        None, description="Turns that an easy prompt then sits out; null: it never comes back."
+    )
+    hard_to: float | None = Field(None, description="A group of at most this mean reward was hard; null: none is.")
+    hard_rest: NonNegativeInt | None = Field(
+        1, description="Turns that a hard prompt then sits out; null: it never comes back."
+    )
+    after: PositiveInt = Field(2, description="Groups in a row that make a prompt easy, or hard.")
+
+
 class DataConfig(Section):
     train: DatasetConfig
     eval: DatasetConfig | None = Field(None, description="Held-out data set for eval.")
@@ -151,6 +163,9 @@ class DataConfig(Section):
     drop_long_prompts: bool = Field(False, description="Drop (and count) prompts that are too long.")
     deduplicate: bool = Field(
         False, description="Drop (and count) training prompts whose text came before, or is in an eval set."
+    )
+    curriculum: CurriculumConfig | None = Field(
+        None, description="Lets prompts rest that were easy, or hard, in their last turns; null: none does."
     )
     shuffle: bool = Field(True, description="Shuffle every epoch, as a function of the seed and the epoch.")
     cache_dir: PathText | None = Field(

@@ -32,6 +32,11 @@ class RolloutConfig(Section):
     drop_zero_variance: bool = Field(
         False, description="Do not train on groups whose advantages are all 0: their tokens count nowhere."
     )
+    dynamic_sampling: Annotated[int, Field(ge=2)] | None = Field(
+        None,
+        description="Replace groups whose advantages are all 0 by those of the next prompts, until so many times "
+        "prompts_per_step were sampled for a step (DAPO); null: no replacement.",
+    )
 
 
 class RewardConfig(Section):

@@ -149,6 +149,21 @@ def _eval_data(config: Config) -> None:
         raise ConfigError("data.eval and data.held_out exclude each other: set one of them to null.")
 
 
+def _curriculum(config: Config) -> None:
+    curriculum = config.data.curriculum
+    if curriculum is None:
+        return
+    if not config.needs.rollouts:
+        raise ConfigError(
+            f"data.curriculum is set, but task {config.task} samples nothing to judge prompts by. Set it to null."
+        )
+    if curriculum.hard_to is not None and curriculum.hard_to >= curriculum.easy_from:
+        raise ConfigError(
+            f"data.curriculum.hard_to = {curriculum.hard_to:g} must be less than data.curriculum.easy_from = "
+            f"{curriculum.easy_from:g}: no prompt is both. Lower it, or set it to null."
+        )
+
+
 def _sequence_lengths(config: Config) -> None:
     if config.needs.rollouts and config.train.max_tokens_per_microbatch < config.max_model_len:
         raise ConfigError(
@@ -231,11 +246,12 @@ def _advantages(config: Config) -> None:
             f"loss.pass_k = {config.loss.pass_k} must be at most rollout.group_size = {config.rollout.group_size}. "
             f"Lower it, or raise rollout.group_size."
         )
-    if config.rollout.drop_zero_variance and config.needs.critic:
-        raise ConfigError(
-            f"rollout.drop_zero_variance = true: task = {config.task} makes advantages in its critic, which are not 0 "
-            f"where all rewards are equal. Set it to false."
-        )
+    for key, off in (("drop_zero_variance", "false"), ("dynamic_sampling", "null")):
+        if (value := getattr(config.rollout, key)) and config.needs.critic:
+            raise ConfigError(
+                f"rollout.{key} = {str(value).lower()}: task = {config.task} makes advantages in its critic, which are "
+                f"not 0 where all rewards are equal. Set it to {off}."
+            )
     overlong, longest = config.rollout.overlong_tokens, config.rollout.max_new_tokens
     if overlong is not None and overlong > longest:
         raise ConfigError(
@@ -275,6 +291,7 @@ _RULES = (
     _mixes,
     _eval_data,
     _eval,
+    _curriculum,
     _sequence_lengths,
     _engine_batch,
     _attention,

@@ -7,7 +7,7 @@ items, shuffled, before any of them comes again, however few of its places an ep
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 
 _NUM_CACHED = 2
 """Engines that run ahead straddle at most the end of one epoch and the start of the next."""
+
+
+class Place(NamedTuple):
+    """What an ordinal stands for; `item` is a position among the source's, and `turn` how often it was asked before."""
+
+    epoch: int
+    source: int
+    item: int
+    turn: int
 
 
 class MixOrder:
@@ -34,17 +43,14 @@ class MixOrder:
     def __len__(self) -> int:
         return int(self._places.sum())
 
-    def find(self, ordinal: int) -> tuple[int, int, int]:
-        """Return the epoch, the source and the item (its position among the source's) at `ordinal`.
-
-        Raises ValueError for a negative ordinal.
-        """
+    def find(self, ordinal: int) -> Place:
+        """Return what is at `ordinal`. Raises ValueError for a negative one."""
         if ordinal < 0:
             raise ValueError(f"ordinal = {ordinal}: ordinals count from 0.")
         epoch, place = divmod(ordinal, len(self))
         source, rank = self._source_at(epoch, place)
         walk, position = divmod(epoch * int(self._places[source]) + rank, self._sizes[source])
-        return epoch, source, self._item_at(source, walk, position)
+        return Place(epoch, source, self._item_at(source, walk, position), walk)
 
     def _source_at(self, epoch: int, place: int) -> tuple[int, int]:
         """Return the source of a place of an epoch, and how many places before it are that source's."""

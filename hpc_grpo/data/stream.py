@@ -16,7 +16,7 @@ import numpy as np
 from hpc_grpo.config import SourceConfig
 from hpc_grpo.data.cache import Rows
 from hpc_grpo.data.encoder import Row
-from hpc_grpo.data.mix import MixOrder
+from hpc_grpo.data.mix import MixOrder, Place
 from hpc_grpo.data.shares import places_per_epoch
 from hpc_grpo.types import Demonstration, Prompt
 
@@ -53,9 +53,18 @@ class Stream:
 
     def find(self, ordinal: int) -> tuple[int, Part, Row]:
         """Return the epoch, source and row of an ordinal. Raises ValueError for a negative one."""
-        epoch, source, item = self._order.find(ordinal)
-        part = self.parts[source]
-        return epoch, part, part.rows[int(part.numbers[item])]
+        place = self.place(ordinal)
+        part = self.parts[place.source]
+        return place.epoch, part, part.rows[int(part.numbers[place.item])]
+
+    def place(self, ordinal: int) -> Place:
+        """Return which item of which source an ordinal is, without reading it."""
+        return self._order.find(ordinal)
+
+    @property
+    def num_items(self) -> int:
+        """Return the number of items of all sources; an epoch may have fewer places, or more."""
+        return sum(len(part.numbers) for part in self.parts)
 
 
 class PromptStream(Stream):

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from hpc_grpo.algorithms.base import algorithm_of
 from hpc_grpo.algorithms.sft import demonstration_sequence
 from hpc_grpo.config import Config
+from hpc_grpo.data.curriculum import Known
 from hpc_grpo.data.stream import DemonstrationStream
 from hpc_grpo.driver.rollouts import RolloutScheduler
 from hpc_grpo.driver.sampling import GradedGroup
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.actor import RemoteGroup
-from hpc_grpo.metrics.rollouts import rollout_metrics
+from hpc_grpo.metrics.rollouts import rollout_metrics, selection_metrics
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.types import GroupGrades, TrainSequence
 
@@ -35,12 +36,19 @@ class TrainItem:
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's items by optimizer step, their ordinals without a gap, and the lines of rollouts/step_N.jsonl."""
+    """A step's items by optimizer step, the ordinals it used without a gap, and the lines of rollouts/step_N.jsonl.
+
+    Of the ordinals, `dropped` were sampled and not trained on, and `passed_over` not sampled. `curriculum` is what is
+    known of prompts after the step.
+    """
 
     minibatches: Sequence[Sequence[TrainItem]]
     ordinals: Sequence[int]
     metrics: Mapping[str, float]
     lines: Sequence[Mapping[str, Any]] = ()
+    dropped: Sequence[int] = ()
+    passed_over: Sequence[int] = ()
+    curriculum: Known = field(default_factory=dict)
 
 
 class Batches(Protocol):
@@ -68,25 +76,34 @@ class RolloutBatches:
 
     def take_step(self, policy_version: int, timer: StepTimer) -> Batch:
         with timer.phase("generate_wait"):
-            groups = self._scheduler.take_step(policy_version)
-        advantages = self._advantages([group.grades for group in groups])
-        items = [self._item(group, own) for group, own in zip(groups, advantages, strict=True)]
-        sources = [group.prompt.source for group in groups] if self._has_several_sources else ()
-        metrics = rollout_metrics([group.grades for group in groups], policy_version, self._judged_by, sources)
+            step = self._scheduler.take_step(policy_version)
+        sampled, curriculum = step.sampled, self._scheduler.curriculum
+        dropped = [group.grades for group in step.dropped]
+        advantages = self._advantages([group.grades for group in step.trained])
+        items = [self._item(group, own) for group, own in zip(step.trained, advantages, strict=True)]
+        of_ordinal = {group.prompt.ordinal: own for group, own in zip(step.trained, advantages, strict=True)}
+        was_sampled = {group.prompt.ordinal for group in sampled}
+        sources = [group.prompt.source for group in sampled] if self._has_several_sources else ()
+        metrics = rollout_metrics([group.grades for group in sampled], policy_version, self._judged_by, sources)
         return Batch(
             minibatches=[items[index :: self._num_minibatches] for index in range(self._num_minibatches)],
-            ordinals=[group.prompt.ordinal for group in groups],
+            ordinals=step.ordinals,
             metrics={
                 **metrics,
+                **selection_metrics(step.ordinals, [group.grades for group in step.trained], dropped),
+                **(curriculum.metrics() if curriculum else {}),
                 "engine/restarts": self._scheduler.num_engine_restarts,
                 "grading/restarts": self._scheduler.num_grader_restarts,
             },
-            lines=[line for group, own in zip(groups, advantages, strict=True) for line in _lines(group, own)],
+            lines=[line for group in sampled for line in _lines(group, of_ordinal.get(group.prompt.ordinal))],
+            dropped=sorted(was_sampled - of_ordinal.keys()),
+            passed_over=[ordinal for ordinal in step.ordinals if ordinal not in was_sampled],
+            curriculum=curriculum.known if curriculum else {},
         )
 
     def _advantages(self, step: Sequence[GroupGrades]) -> list[tuple[float, ...]]:
         """Compute the advantages `[G]` of each group. Raises ConfigError where the user's function gives others."""
-        every = [tuple(float(value) for value in own) for own in self._algorithm.step_advantages(step)]
+        every = [tuple(map(float, own)) for own in (self._algorithm.step_advantages(step) if step else ())]
         for grades, values in zip(step, every, strict=True):
             if len(values) != len(grades.rewards) or not all(map(math.isfinite, values)):
                 raise ConfigError(
@@ -125,8 +142,8 @@ class DemonstrationBatches:
         return Batch([items], ordinals, metrics)
 
 
-def _lines(group: GradedGroup, advantages: Sequence[float]) -> list[dict[str, Any]]:
-    """Describe each rollout of a group whose texts were kept (`rollout.logged_fraction`)."""
+def _lines(group: GradedGroup, advantages: Sequence[float] | None) -> list[dict[str, Any]]:
+    """Describe each rollout of a group whose texts were kept (`rollout.logged_fraction`); no advantages: dropped."""
     grades = group.grades
     return [
         {
@@ -138,7 +155,7 @@ def _lines(group: GradedGroup, advantages: Sequence[float]) -> list[dict[str, An
             "reward": grades.rewards[index],
             "rewards": {name: parts[index] for name, parts in grades.reward_parts.items()},
             "valid": grades.valid[index],
-            "advantage": advantages[index],
+            "advantage": advantages[index] if advantages is not None else None,
             "truncated": grades.truncated[index],
             "policy_version": grades.min_policy_versions[index],
         }

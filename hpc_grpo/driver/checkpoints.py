@@ -5,12 +5,13 @@ All learners write a checkpoint together.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
 from hpc_grpo.config import Config
+from hpc_grpo.data.curriculum import Known
 from hpc_grpo.driver.learners import LearnerGroup
 from hpc_grpo.driver.length import Durations, TrainLength
 from hpc_grpo.driver.schedule import Schedule
@@ -26,10 +27,13 @@ _MIN_COPIES_OF_WEIGHTS = 3
 
 @dataclass(frozen=True)
 class DriverState:
-    """Everything that the driver needs to go on: steps done, and the first ordinal that no step has trained on."""
+    """Everything that the driver needs to go on: steps done, the first ordinal that none of them has used, and what
+    the curriculum knows of prompts.
+    """
 
     step: int = 0
     next_ordinal: int = 0
+    curriculum: Known = field(default_factory=dict)
 
 
 class Checkpoints:

@@ -55,7 +55,7 @@ class Journal:
         times = self.timer.finish_step()
         tokens_per_s = metrics["tokens/completion_total"] / times["time/step_s"]
         eta_s = self.timer.eta_s(self._length.total_steps - step)
-        self._ledger.append(step, batch.ordinals)
+        self._ledger.append(step, batch.ordinals, dropped=batch.dropped, passed_over=batch.passed_over)
         self._step_times.add_step(times)
         self._metrics = {**metrics, **times, "throughput/tokens_per_s": tokens_per_s, "time/eta_s": eta_s or 0.0}
         self._write(step, self._metrics)

@@ -111,7 +111,7 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
     with timer.phase("weights"):
         weights = workers.connect_weights(Canary(config, inputs.stream.prompt(0)))
     pool = workers.rollout_pool(weights)
-    scheduler = RolloutScheduler(config, inputs.stream, pool, state.step, session.length.total_steps)
+    scheduler = RolloutScheduler(config, inputs.stream, pool, state, session.length.total_steps)
     evaluation = None
     if inputs.eval_streams:
         sets = EvalSets(config, inputs.eval_streams, pool)

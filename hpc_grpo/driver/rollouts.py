@@ -2,59 +2,101 @@
 
 Waits for engines and graders; unblocked by `start_prompts` after a publish.
 
-A prompt's step is fixed by its ordinal (`ordinal // prompts_per_step`), so the lag bound is a rule on when its step
-may start, and what a checkpoint must remember is one number. With `max_policy_lag` = k, rollouts of step s may
-start once the published version is at least s·M - k (M optimizer steps a step): k = 0 is strictly on-policy.
+Prompts start in the order of their ordinals and are taken in that order, so what a checkpoint must remember of them is
+the first ordinal not taken. With `max_policy_lag` = k, rollouts of step s may start once the published version is at
+least s·M - k (M optimizer steps a step): k = 0 is strictly on-policy. A group that is dropped has the next one take its
+place, so a group is taken for the step that it was started for, or for an earlier one: never older than the bound.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from hpc_grpo.algorithms.base import algorithm_of
 from hpc_grpo.config import Config
+from hpc_grpo.data.curriculum import Curriculum
 from hpc_grpo.data.seeds import sampling_seed
 from hpc_grpo.data.stream import PromptStream
 from hpc_grpo.driver.sampling import GradedGroup, RolloutPool, StartedGroup
-from hpc_grpo.errors import HpcGrpoError, RewardError
+from hpc_grpo.errors import HpcGrpoError, PromptError, RewardError
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt, SamplingSpec
 
+if TYPE_CHECKING:
+    from hpc_grpo.driver.checkpoints import DriverState
+
 _MAX_SHOWN_ERRORS = 3
+_ALL_RETIRED = (
+    "Each of the {num} prompts rests for ever after step {step} (data.curriculum). Set train.total_steps={step}, which "
+    "completes the run as it is, or start another with more prompts or a curriculum that lets them come back."
+)
+
+
+@dataclass(frozen=True)
+class StepGroups:
+    """What a step is made of: the groups it trains on, and those that taught nothing and were replaced.
+
+    `ordinals` are used by the step, without a gap; those of no group were passed over, their prompts at rest.
+    """
+
+    ordinals: range
+    trained: Sequence[GradedGroup]
+    dropped: Sequence[GradedGroup] = ()
+
+    @property
+    def sampled(self) -> list[GradedGroup]:
+        return sorted([*self.trained, *self.dropped], key=lambda group: group.prompt.ordinal)
 
 
 class RolloutScheduler:
     """Keeps the engines busy within the lag bound."""
 
     def __init__(
-        self, config: Config, stream: PromptStream, pool: RolloutPool, next_step: int, total_steps: int
+        self, config: Config, stream: PromptStream, pool: RolloutPool, state: DriverState, total_steps: int
     ) -> None:
         self._config = config
         self._stream = stream
         self._pool = pool
-        self._next_to_start = next_step
-        self._next_to_take = next_step
+        self._algorithm = algorithm_of(config)
+        settings = config.data.curriculum
+        self.curriculum = Curriculum(settings, state.curriculum) if settings is not None else None
+        self._next_step = state.step
         self._total_steps = total_steps
-        self._started: dict[int, list[StartedGroup]] = {}
+        self._started: deque[StartedGroup] = deque()
+        self._next_to_start = self._next_to_take = state.next_ordinal
 
     def start_prompts(self, policy_version: int) -> None:
         """Start the prompts of every step that the lag bound allows at this published version."""
-        minibatches, max_lag = self._config.train.num_minibatches, self._config.rollout.max_policy_lag
-        while self._next_to_start < self._total_steps and self._next_to_start * minibatches - policy_version <= max_lag:
-            self._started[self._next_to_start] = self._start_step(self._next_to_start, policy_version)
-            self._next_to_start += 1
+        rollout, minibatches = self._config.rollout, self._config.train.num_minibatches
+        num_steps = min(self._total_steps, (policy_version + rollout.max_policy_lag) // minibatches + 1)
+        self._start((num_steps - self._next_step) * rollout.prompts_per_step - len(self._started), policy_version)
 
-    def take_step(self, policy_version: int) -> list[GradedGroup]:
-        """Wait for the next step's groups. Raises RewardError for failed rewards, HpcGrpoError beyond the lag bound."""
-        started = self._started.pop(self._next_to_take)
-        self._next_to_take += 1
-        groups = self._pool.wait(started, "rollouts")
-        check_failures([group.grades for group in groups], self._config.grading.max_failed_fraction)
-        oldest = min(min(group.grades.min_policy_versions) for group in groups)
-        if policy_version - oldest > self._config.rollout.max_policy_lag:
-            raise HpcGrpoError(
-                f"A rollout of policy version {oldest} reached the learner at version {policy_version}, beyond "
-                f"rollout.max_policy_lag = {self._config.rollout.max_policy_lag}."
-            )
-        return groups
+    def take_step(self, policy_version: int) -> StepGroups:
+        """Wait for the next step's groups, fewer where `rollout.dynamic_sampling` ends the search for more.
+
+        Raises RewardError for failed rewards, HpcGrpoError beyond the lag bound, PromptError where all prompts rest.
+        """
+        rollout = self._config.rollout
+        most = rollout.prompts_per_step * (rollout.dynamic_sampling or 1)
+        trained: list[GradedGroup] = []
+        dropped: list[GradedGroup] = []
+        while missing := min(rollout.prompts_per_step, most - len(dropped)) - len(trained):
+            groups = self._take(missing, policy_version)
+            if not groups:
+                break
+            for group in groups:
+                is_kept = not rollout.dynamic_sampling or self._algorithm.teaches(group.grades)
+                (trained if is_kept else dropped).append(group)
+            check_failures([each.grades for each in (*trained, *dropped)], self._config.grading.max_failed_fraction)
+            self._check_lag(groups, policy_version)
+        if not (trained or dropped):
+            raise PromptError(_ALL_RETIRED.format(num=self._stream.num_items, step=self._next_step))
+        last = max(group.prompt.ordinal for group in (*trained, *dropped))
+        step = StepGroups(range(self._next_to_take, last + 1), trained, dropped)
+        self._finish(step, policy_version)
+        return step
 
     @property
     def num_engine_restarts(self) -> int:
@@ -64,12 +106,53 @@ class RolloutScheduler:
     def num_grader_restarts(self) -> int:
         return self._pool.num_grader_restarts
 
-    def _start_step(self, step: int, policy_version: int) -> list[StartedGroup]:
-        size = self._config.rollout.prompts_per_step
-        prompts = [self._stream.prompt(ordinal) for ordinal in range(step * size, (step + 1) * size)]
-        requests = [self._request(prompt, policy_version) for prompt in prompts]
-        num_logged = round(self._config.rollout.logged_fraction * size)
-        return self._pool.start(prompts, requests, [position < num_logged for position in range(size)])
+    def _start(self, count: int, policy_version: int) -> None:
+        """Start the next prompts, a step's at most in one call; fewer where each of the others rests for ever."""
+        rollout = self._config.rollout
+        while count > 0:
+            prompts = self._next_prompts(min(count, rollout.prompts_per_step))
+            if not prompts:
+                return
+            requests = [self._request(prompt, policy_version) for prompt in prompts]
+            num_logged = round(rollout.logged_fraction * len(prompts))
+            with_texts = [position < num_logged for position in range(len(prompts))]
+            self._started += self._pool.start(prompts, requests, with_texts)
+            count -= len(prompts)
+
+    def _next_prompts(self, count: int) -> list[Prompt]:
+        prompts: list[Prompt] = []
+        while len(prompts) < count:
+            ordinal: int | None = self._next_to_start
+            if self.curriculum is not None:
+                ordinal = self.curriculum.next_awake(self._stream, self._next_to_start)
+            if ordinal is None:
+                break
+            prompts.append(self._stream.prompt(ordinal))
+            self._next_to_start = ordinal + 1
+        return prompts
+
+    def _take(self, count: int, policy_version: int) -> list[GradedGroup]:
+        """Wait for the next groups; those not started yet are sampled with the weights of now."""
+        self._start(count - len(self._started), policy_version)
+        started = [self._started.popleft() for _ in range(min(count, len(self._started)))]
+        return self._pool.wait(started, "rollouts") if started else []
+
+    def _check_lag(self, groups: Sequence[GradedGroup], policy_version: int) -> None:
+        oldest = min(min(group.grades.min_policy_versions) for group in groups)
+        if policy_version - oldest > self._config.rollout.max_policy_lag:
+            raise HpcGrpoError(
+                f"A rollout of policy version {oldest} reached the learner at version {policy_version}, beyond "
+                f"rollout.max_policy_lag = {self._config.rollout.max_policy_lag}."
+            )
+
+    def _finish(self, step: StepGroups, policy_version: int) -> None:
+        """Note what the step's prompts were, and start as many as it took from later steps."""
+        self._next_to_take = step.ordinals.stop
+        self._next_step += 1
+        if self.curriculum is not None:
+            for group in step.sampled:
+                self.curriculum.note(self._stream.place(group.prompt.ordinal), group.grades)
+        self.start_prompts(policy_version)
 
     def _request(self, prompt: Prompt, policy_version: int) -> GroupRequest:
         rollout, seed = self._config.rollout, self._config.run.seed

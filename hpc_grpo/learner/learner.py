@@ -84,6 +84,8 @@ class Learner:
     def train_step(self, minibatches: Sequence[Minibatch]) -> dict[str, Reduction]:
         """Take one optimizer step for each minibatch; returns this rank's metrics, to be merged over ranks.
 
+        A minibatch without a token to train on, on any rank, counts as a step and leaves the weights as they are.
+
         Raises HpcGrpoError when a gradient is not finite: DeepSpeed then drops that update, and the steps no longer
         mean what they count. Raises ConfigError for a sequence longer than the model's context.
         """
@@ -102,8 +104,12 @@ class Learner:
             of_minibatch = _prepared(self._preparations, batches, anchors, self.config.loss)
             context = _StepContext(accumulator, proximal_version, of_minibatch)
             grad_norms.append(self._optimizer_step(minibatch, batches, anchors, context))
-        num_steps = len(minibatches)
-        steps = {"grad_norm": Mean(sum(grad_norms), num_steps), "lr": Mean(sum(learning_rates), num_steps)}
+        taken = [norm for norm in grad_norms if norm is not None]
+        steps = {
+            "grad_norm": Mean(sum(taken), len(taken)),
+            "lr": Mean(sum(learning_rates), len(minibatches)),
+            "skipped_optimizer_steps": Mean(len(minibatches) - len(taken)),
+        }
         return {**accumulator.reductions(), **steps, **of_parts}
 
     def score(self, prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> list[Float32Array]:
@@ -136,7 +142,7 @@ class Learner:
         batches: Sequence[PackedBatch],
         proximal: Sequence[Tensor | None],
         context: _StepContext,
-    ) -> float:
+    ) -> float | None:
         losses = [
             partial(self._loss_sum, batch, anchor, context) for batch, anchor in zip(batches, proximal, strict=True)
         ]

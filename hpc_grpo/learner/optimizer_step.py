@@ -15,15 +15,19 @@ Loss = Callable[[], Tensor]
 """Computes the sum of the token losses of a microbatch, with gradient."""
 
 
-def optimizer_step(ds_engine: Any, losses: Sequence[Loss], divisor: int, whose: str, lr_key: str) -> float:
+def optimizer_step(ds_engine: Any, losses: Sequence[Loss], divisor: int, whose: str, lr_key: str) -> float | None:
     """Accumulate the gradients of the microbatches and step; returns the gradient's norm before clipping.
 
-    `divisor` counts the trained tokens, or the sequences, of all ranks: the sum of the losses is divided by it. `whose`
-    model it is and the key of its learning rate are for the error. Raises HpcGrpoError when the gradient is not finite:
-    DeepSpeed then drops that update, and a checkpoint would hold what cannot be resumed.
+    `divisor` counts the trained tokens, or the sequences, of all ranks: the sum of the losses is divided by it. Where
+    it is 0 the step is skipped on every rank, and None returned. `whose` model it is and the key of its learning rate
+    are for the error. Raises HpcGrpoError when the gradient is not finite: DeepSpeed then drops that update, and a
+    checkpoint would hold what cannot be resumed.
     """
+    if not divisor:
+        _skip(ds_engine)
+        return None
     # DeepSpeed averages gradients over ranks; the loss wants their sum over the divisor.
-    scale = ds_engine.dp_world_size / max(divisor, 1)
+    scale = ds_engine.dp_world_size / divisor
     for index, loss in enumerate(losses):
         ds_engine.set_gradient_accumulation_boundary(index == len(losses) - 1)
         ds_engine.backward(loss() * scale, scale_wrt_gas=False)
@@ -36,3 +40,14 @@ def optimizer_step(ds_engine: Any, losses: Sequence[Loss], divisor: int, whose: 
             f"Give a new run.name and a lower {lr_key}, or look at that step's rollouts for broken logprobs or rewards."
         )
     return grad_norm
+
+
+def _skip(ds_engine: Any) -> None:
+    """Count a step that has nothing to train on: neither old momentum nor weight decay may move the weights.
+
+    Counted as DeepSpeed counts those it skips, so that versions go on; the learning rate is that of its step.
+    """
+    ds_engine.global_steps += 1
+    ds_engine.skipped_steps += 1
+    if ds_engine.lr_scheduler is not None:
+        ds_engine.lr_scheduler.step()

@@ -80,6 +80,29 @@ def _quality(grades: Sequence[GroupGrades], judged_by: EvalConfig) -> dict[str, 
     return metrics
 
 
+def selection_metrics(
+    ordinals: Sequence[int], trained: Sequence[GroupGrades], dropped: Sequence[GroupGrades]
+) -> dict[str, float]:
+    """Count the groups of a step that used these ordinals, and those dropped by their reason.
+
+    The reward failed; fewer than two rollouts were left by `rollout.mask_truncated`; or all were worth the same, whose
+    mean reward tells the solved from the hopeless.
+    """
+    graded = [grades for grades in dropped if not grades.errors]
+    alike = [grades for grades in graded if sum(grades.valid) > 1]
+    metrics: dict[str, float] = {
+        "groups/sampled": len(trained) + len(dropped),
+        "groups/trained": len(trained),
+        "groups/passed_over": len(ordinals) - len(trained) - len(dropped),
+        "groups/dropped_failed": len(dropped) - len(graded),
+        "groups/dropped_masked": len(graded) - len(alike),
+        "groups/dropped_alike": len(alike),
+    }
+    if alike:
+        metrics["groups/alike_reward_mean"] = _mean([reward for grades in alike for reward in grades.rewards])
+    return {name: float(value) for name, value in metrics.items()}
+
+
 def _valid(grades: GroupGrades, values: Sequence[T]) -> list[T]:
     return [value for value, valid in zip(values, grades.valid, strict=True) if valid]
 

@@ -1,4 +1,4 @@
-"""Keep the ledger, the ordinals that each step trained on. `python -m hpc_grpo.run.ledger RUN_DIR` checks a run's.
+"""Keep the ledger, the ordinals that each step used. `python -m hpc_grpo.run.ledger RUN_DIR` checks a run's.
 
 `ledger.jsonl` is append-only. Steps after the checkpoint that an attempt resumes from are trained again, so a line
 undoes every earlier line of its own step and later ones; what is left is the lineage of the weights that survived.
@@ -21,9 +21,15 @@ from hpc_grpo.run.paths import RunDir
 
 @dataclass(frozen=True)
 class LedgerLine:
+    """`ordinals` are those that the step used: it trained on them but for `num_dropped`, which were sampled and taught
+    nothing, and `num_passed_over`, which were not sampled.
+    """
+
     step: int
     attempt: int
     ordinals: tuple[int, ...]
+    num_dropped: int = 0
+    num_passed_over: int = 0
 
 
 class Ledger:
@@ -34,8 +40,12 @@ class Ledger:
         self._attempt = attempt
         drop_torn_line(self._path)
 
-    def append(self, step: int, ordinals: Sequence[int]) -> None:
+    def append(
+        self, step: int, ordinals: Sequence[int], *, dropped: Sequence[int] = (), passed_over: Sequence[int] = ()
+    ) -> None:
         line = {"step": step, "attempt": self._attempt, "ordinals": list(ordinals)}
+        untrained = {"dropped": list(dropped), "passed_over": list(passed_over)}
+        line |= {name: own for name, own in untrained.items() if own}
         when_there_is_space(lambda: self._write(json.dumps(line) + "\n"), self._path.name)
 
     def _write(self, line: str) -> None:
@@ -51,9 +61,10 @@ class Ledger:
 
 @dataclass(frozen=True)
 class LedgerVerdict:
-    """The ordinals, from 0, that the surviving lineage trained on; `undone` counts steps trained and then undone.
+    """The ordinals, from 0, that the surviving lineage used; `undone` counts steps trained and then undone.
 
-    `repeated` and `skipped` are ordinals trained more than once and not at all; `gaps` are steps without a line.
+    `repeated` and `skipped` are ordinals used more than once and not at all; `gaps` are steps without a line. `dropped`
+    and `passed_over` count those used that nothing was trained on.
     """
 
     steps: int
@@ -62,6 +73,8 @@ class LedgerVerdict:
     repeated: tuple[int, ...]
     skipped: tuple[int, ...]
     gaps: tuple[int, ...]
+    dropped: int = 0
+    passed_over: int = 0
 
     @property
     def is_sound(self) -> bool:
@@ -72,13 +85,21 @@ class LedgerVerdict:
         wrong = [
             f"{name} {list(values)}"
             for name, values in (
-                ("ordinals trained twice:", self.repeated),
+                ("ordinals used twice:", self.repeated),
                 ("ordinals skipped:", self.skipped),
                 ("steps without a line:", self.gaps),
             )
             if values
         ]
-        return f"{counted}: {'; '.join(wrong) or 'every ordinal trained exactly once'}"
+        return f"{counted}: {'; '.join(wrong) or self._sound}"
+
+    @property
+    def _sound(self) -> str:
+        if not (self.dropped or self.passed_over):
+            return "every ordinal trained exactly once"
+        trained = self.ordinals - self.dropped - self.passed_over
+        untrained = f"{self.dropped} sampled and dropped, {self.passed_over} passed over"
+        return f"every ordinal used exactly once, {trained} trained, {untrained}"
 
 
 def surviving_lineage(lines: Sequence[LedgerLine]) -> list[LedgerLine]:
@@ -96,7 +117,7 @@ def surviving_lineage(lines: Sequence[LedgerLine]) -> list[LedgerLine]:
 
 
 def check_ledger(run_dir: RunDir) -> LedgerVerdict:
-    """Judge whether the surviving lineage trained every ordinal exactly once."""
+    """Judge whether the surviving lineage used every ordinal exactly once."""
     lines = [line for values in read_jsonl(run_dir.ledger) if (line := _ledger_line(values)) is not None]
     lineage = surviving_lineage(lines)
     counts = Counter(ordinal for line in lineage for ordinal in line.ordinals)
@@ -108,6 +129,8 @@ def check_ledger(run_dir: RunDir) -> LedgerVerdict:
         repeated=tuple(sorted(ordinal for ordinal, count in counts.items() if count > 1)),
         skipped=tuple(ordinal for ordinal in range(max(counts, default=-1)) if ordinal not in counts),
         gaps=tuple(step for step in range(1, max(steps, default=0)) if step not in steps),
+        dropped=sum(line.num_dropped for line in lineage),
+        passed_over=sum(line.num_passed_over for line in lineage),
     )
 
 
@@ -116,7 +139,8 @@ def _ledger_line(values: dict[str, Any]) -> LedgerLine | None:
     step, attempt, ordinals = values.get("step"), values.get("attempt"), values.get("ordinals")
     if not (isinstance(step, int) and isinstance(attempt, int) and isinstance(ordinals, list)):
         return None
-    return LedgerLine(step, attempt, tuple(ordinals))
+    dropped, passed_over = (len(values.get(name, ())) for name in ("dropped", "passed_over"))
+    return LedgerLine(step, attempt, tuple(ordinals), dropped, passed_over)
 
 
 def main() -> int:

@@ -17,6 +17,7 @@ from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.plan.disk import checkpoint_bytes
 from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.types import Minibatch
 from tests.integration.learner_processes import make_config, make_step, run_ranks, save_together, weights_of
 from tests.integration.naive_grpo import naive_training
 
@@ -39,11 +40,19 @@ def train_all_stages(rank: int, world_size: int, store: Any, model: Path, root: 
         weights = weights_of(learner)
         results[stage] = {"metrics": metrics, "weights": weights}
         results[stage]["resumed"] = resume(learner, config, rank, world_size, root)
+        results[stage]["idle"] = idle_step(learner)
         if world_size == 1:
             results[stage]["complaints"] = broken_steps(learner)
         connections = psutil.Process().net_connections()
         results[stage]["listening_on"] = {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
     return results
+
+
+def idle_step(learner: Any) -> Any:
+    """Weights before and after a step of two minibatches that have nothing to train on, its metrics and versions."""
+    before, version = weights_of(learner), learner.policy_version
+    metrics = learner.train_step([Minibatch((), 0, 0)] * 2)
+    return before, weights_of(learner), merge([metrics]), learner.policy_version - version
 
 
 def broken_steps(learner: Any) -> list[str]:
@@ -169,6 +178,16 @@ def test_weights_moved(alone: Any, workspace: Path) -> None:
     assert list(after) == [name for name, _ in before.named_parameters()]
     moved = [np.abs(after[name] - tensor.detach().numpy()).max() for name, tensor in before.named_parameters()]
     assert max(moved) > 1e-3
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_step_with_nothing_to_train_on_counts_and_moves_no_weight(stage: int, alone: Any, together: Any) -> None:
+    """Adam has its moments from the steps before."""
+    for result in (alone, *together):
+        before, after, metrics, num_versions = result[stage]["idle"]
+        for name, array in before.items():
+            np.testing.assert_array_equal(after[name], array, err_msg=name)
+        assert (metrics["skipped_optimizer_steps"], metrics["grad_norm"], num_versions) == (2.0, 0.0, 2)
 
 
 @pytest.mark.parametrize("stage", STAGES)

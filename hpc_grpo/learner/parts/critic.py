@@ -135,7 +135,7 @@ class Critic(LearnerPart):
     def _train(
         self, batches: Sequence[PackedBatch], values: Sequence[Tensor], returns: Float32Array, num_valid_tokens: int
     ) -> dict[str, Mean]:
-        """Take one optimizer step on the returns of a minibatch; the metrics are means over its tokens.
+        """Take one optimizer step on the returns of a minibatch; the metrics, means over its tokens, if it has any.
 
         Raises HpcGrpoError when the gradient is not finite.
         """
@@ -153,6 +153,8 @@ class Critic(LearnerPart):
 
         losses = [partial(loss_sum, *each) for each in zip(batches, values, targets, strict=True)]
         grad_norm = optimizer_step(self._engine, losses, num_valid_tokens, "critic", "ppo.critic_lr")
+        if grad_norm is None:
+            return {}
         old, target = (torch.cat(list(each))[: len(returns)] for each in (values, targets))
         sums = (torch.stack(loss_sums).sum(), old.sum(), target.sum(), ((target - old) ** 2).sum())
         names = ("critic/loss", "critic/value", "critic/return", "critic/squared_error")

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from hpc_grpo.data.curriculum import Curriculum
 from hpc_grpo.driver.batches import DemonstrationBatches, RolloutBatches, TrainItem
+from hpc_grpo.driver.rollouts import StepGroups
 from hpc_grpo.driver.sampling import GradedGroup
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.timing import StepTimer
@@ -32,12 +34,14 @@ def group(ordinal: int, **changes: Any) -> GradedGroup:
 class FakeScheduler:
     num_engine_restarts = 2
     num_grader_restarts = 1
+    curriculum: Curriculum | None = None
 
-    def __init__(self, groups: Sequence[GradedGroup]) -> None:
-        self._groups = groups
+    def __init__(self, trained: Sequence[GradedGroup], dropped: Sequence[GradedGroup] = ()) -> None:
+        last = max(group.prompt.ordinal for group in (*trained, *dropped))
+        self._step = StepGroups(range(last + 1), trained, dropped)
 
-    def take_step(self, policy_version: int) -> Sequence[GradedGroup]:
-        return self._groups
+    def take_step(self, policy_version: int) -> StepGroups:
+        return self._step
 
 
 class FakeDemonstrations:
@@ -62,7 +66,7 @@ def test_a_group_goes_to_a_learner_with_its_advantages_and_its_valid_tokens() ->
     assert data_of([first])[0].advantages == (0.5, -0.5)
     assert data_of([second])[0].advantages == (0.0, 0.0), "a group with one valid rollout compares nothing"
     assert [(item.num_trained_tokens, item.size) for item in (first, second)] == [(12, 12), (4, 4)]
-    assert batch.ordinals == [0, 1]
+    assert list(batch.ordinals) == [0, 1]
     assert (batch.metrics["lag/max"], batch.metrics["engine/restarts"]) == (1.0, 2)
 
 
@@ -83,6 +87,36 @@ def test_a_group_that_teaches_nothing_counts_nowhere_when_the_config_drops_it() 
     [taught, dropped] = RolloutBatches(config, scheduler).take_step(6, StepTimer()).minibatches[0]
     assert (taught.num_trained_tokens, taught.num_sequences, taught.data.valid) == (12, 2, (True, True))
     assert (dropped.num_trained_tokens, dropped.num_sequences, dropped.data.valid) == (0, 0, (False, False))
+
+
+def test_a_step_tells_which_groups_it_dropped_and_why() -> None:
+    failed = group(1, valid=(False, False), errors=("prompt 1, sympy: gone",))
+    masked = group(2, valid=(True, False))
+    alike = group(4, rewards=(0.5, 0.5), texts=("a", "b"))
+    scheduler: Any = FakeScheduler([group(0), group(5)], [failed, masked, alike])
+    batch = RolloutBatches(minimal_config(), scheduler).take_step(6, StepTimer())
+    assert [item.data.samples for item in batch.minibatches[0]] == ["samples 0", "samples 5"]
+    assert (list(batch.ordinals), batch.dropped, batch.passed_over) == ([0, 1, 2, 3, 4, 5], [1, 2, 4], [3])
+    assert [line["advantage"] for line in batch.lines] == [None, None]
+    counted = {name: value for name, value in batch.metrics.items() if name.startswith("groups/")}
+    assert counted == {
+        "groups/sampled": 5.0,
+        "groups/trained": 2.0,
+        "groups/passed_over": 1.0,
+        "groups/dropped_failed": 1.0,
+        "groups/dropped_masked": 1.0,
+        "groups/dropped_alike": 1.0,
+        "groups/alike_reward_mean": 0.5,
+    }
+
+
+@pytest.mark.parametrize("advantage", ["group", "reinforce_pp"])
+def test_a_step_whose_groups_are_all_dropped_trains_on_nothing(advantage: str) -> None:
+    scheduler: Any = FakeScheduler([], [group(0, rewards=(1.0, 1.0)), group(1, rewards=(0.0, 0.0))])
+    config = minimal_config(train={"num_minibatches": 2}, loss={"advantage": advantage})
+    batch = RolloutBatches(config, scheduler).take_step(6, StepTimer())
+    assert batch.minibatches == [[], []], "each an optimizer step that is skipped: versions count on"
+    assert batch.metrics["reward/mean"] == 0.5
 
 
 def test_long_completions_lose_reward_before_groups_are_compared() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.config import Config
+from hpc_grpo.driver.checkpoints import DriverState
 from hpc_grpo.driver.rollouts import RolloutScheduler, check_failures
 from hpc_grpo.driver.sampling import GradedGroup
 from hpc_grpo.errors import HpcGrpoError, RewardError
@@ -73,14 +74,15 @@ class FakePool:
 def run_loop(config: Config, next_step: int = 0) -> tuple[FakePool, list[list[int]], list[int], list[int]]:
     """Train as the driver does. Per step: ordinals trained, the lag consumed, and steps started but not taken."""
     pool, minibatches = FakePool(), config.train.num_minibatches
-    scheduler = RolloutScheduler(config, FakeStream(), pool, next_step, TOTAL_STEPS)  # type: ignore[arg-type]
+    state = DriverState(next_step, next_step * PROMPTS_PER_STEP)
+    scheduler = RolloutScheduler(config, FakeStream(), pool, state, TOTAL_STEPS)  # type: ignore[arg-type]
     trained, lags, ahead = [], [], []
     pool.published = next_step * minibatches
     scheduler.start_prompts(pool.published)
     for step in range(next_step, TOTAL_STEPS):
         started_steps = len(pool.started) // PROMPTS_PER_STEP + next_step
         ahead.append(started_steps - step - 1)
-        groups = scheduler.take_step(pool.published)
+        groups = scheduler.take_step(pool.published).trained
         trained.append([group.prompt.ordinal for group in groups])
         lags.append(pool.published - min(min(group.grades.min_policy_versions) for group in groups))
         pool.published += minibatches
@@ -153,7 +155,7 @@ def test_texts_are_kept_for_the_logged_fraction(fraction: float, logged: int) ->
 def test_a_rollout_beyond_the_lag_bound_stops_the_run() -> None:
     config = make_config(rollout={"max_policy_lag": 1})
     pool = FakePool()
-    scheduler = RolloutScheduler(config, FakeStream(), pool, 0, TOTAL_STEPS)  # type: ignore[arg-type]
+    scheduler = RolloutScheduler(config, FakeStream(), pool, DriverState(), TOTAL_STEPS)  # type: ignore[arg-type]
     scheduler.start_prompts(0)
     with pytest.raises(HpcGrpoError, match=r"version 0 reached the learner at version 2, .*max_policy_lag = 1"):
         scheduler.take_step(2)
@@ -163,7 +165,7 @@ def test_rewards_that_fail_too_often_stop_the_run_with_their_own_error() -> None
     config = make_config(grading={"max_failed_fraction": 0.5})
     pool = FakePool()
     pool.errors = {0: ("prompt 0, sympy: ZeroDivisionError",), 1: ("prompt 1, sympy: timed out",)}
-    scheduler = RolloutScheduler(config, FakeStream(), pool, 0, TOTAL_STEPS)  # type: ignore[arg-type]
+    scheduler = RolloutScheduler(config, FakeStream(), pool, DriverState(), TOTAL_STEPS)  # type: ignore[arg-type]
     scheduler.start_prompts(0)
     with pytest.raises(RewardError) as caught:
         scheduler.take_step(0)

@@ -51,7 +51,7 @@ def test_steps_of_a_dead_lineage_do_not_count_before_they_are_trained_again(run_
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ([(1, 1, (0, 1)), (2, 1, (1, 2))], "ordinals trained twice: [1]"),
+        ([(1, 1, (0, 1)), (2, 1, (1, 2))], "ordinals used twice: [1]"),
         ([(1, 1, (0, 1)), (2, 1, (3,))], "ordinals skipped: [2]"),
         ([(1, 1, (0,)), (3, 1, (1,))], "steps without a line: [2]"),
         ([(1, 1, (0,)), (2, 1, (1,)), (2, 2, (2,))], "ordinals skipped: [1]"),
@@ -62,6 +62,17 @@ def test_a_ledger_that_is_not_sound_says_why(run_dir: RunDir, lines: Lines, word
     verdict = check_ledger(run_dir)
     assert not verdict.is_sound
     assert words in str(verdict)
+
+
+def test_ordinals_that_were_dropped_or_passed_over_are_used(run_dir: RunDir) -> None:
+    ledger = Ledger(run_dir, 1)
+    ledger.append(1, range(4), dropped=[1, 2])
+    ledger.append(2, range(4, 7), passed_over=[5])
+    verdict = check_ledger(run_dir)
+    assert verdict.is_sound
+    assert str(verdict).endswith("every ordinal used exactly once, 4 trained, 2 sampled and dropped, 1 passed over")
+    ledger.append(3, [2, 7])
+    assert "ordinals used twice: [2]" in str(check_ledger(run_dir))
 
 
 def test_an_empty_ledger_is_sound(run_dir: RunDir) -> None:
