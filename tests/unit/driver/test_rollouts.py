@@ -8,7 +8,7 @@ import pytest
 
 from hpc_grpo.config import Config
 from hpc_grpo.driver.checkpoints import DriverState
-from hpc_grpo.driver.rollouts import RolloutScheduler, check_failures
+from hpc_grpo.driver.rollouts import RolloutScheduler, StepGroups, check_failures
 from hpc_grpo.driver.sampling import GradedGroup
 from hpc_grpo.errors import HpcGrpoError, RewardError
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
@@ -24,10 +24,12 @@ def make_config(**sections: dict[str, Any]) -> Config:
     return minimal_config(defaults, **sections)
 
 
-def make_grades(ordinal: int, version: int = 0, errors: tuple[str, ...] = ()) -> GroupGrades:
+def make_grades(
+    ordinal: int, version: int = 0, errors: tuple[str, ...] = (), rewards: tuple[float, float] = (1.0, 0.0)
+) -> GroupGrades:
     return GroupGrades(
         ordinal=ordinal,
-        rewards=(1.0, 0.0),
+        rewards=rewards,
         reward_parts={"correctness": (1.0, 0.0)},
         valid=(True, not errors),
         num_completion_tokens=(3, 4),
@@ -52,9 +54,12 @@ class FakePool:
         self.requests: dict[int, GroupRequest] = {}
         self.with_texts: dict[int, bool] = {}
         self.errors: dict[int, tuple[str, ...]] = {}
+        self.rewards: dict[int, tuple[float, float]] = {}
+        self.calls: list[list[int]] = []
 
     def start(self, prompts: Sequence[Prompt], requests: Sequence[GroupRequest], with_texts: Sequence[bool]) -> Any:
-        self.started += [prompt.ordinal for prompt in prompts]
+        self.calls.append([prompt.ordinal for prompt in prompts])
+        self.started += self.calls[-1]
         self.requests |= {request.ordinal: request for request in requests}
         self.with_texts |= {prompt.ordinal: flag for prompt, flag in zip(prompts, with_texts, strict=True)}
         return [SimpleNamespace(prompt=prompt, version=self.published) for prompt in prompts]
@@ -65,7 +70,12 @@ class FakePool:
             GradedGroup(
                 group.prompt,
                 None,
-                make_grades(group.prompt.ordinal, group.version, self.errors.get(group.prompt.ordinal, ())),
+                make_grades(
+                    group.prompt.ordinal,
+                    group.version,
+                    self.errors.get(group.prompt.ordinal, ()),
+                    self.rewards.get(group.prompt.ordinal, (1.0, 0.0)),
+                ),
             )
             for group in started
         ]
@@ -181,3 +191,60 @@ def test_as_many_failures_as_allowed_pass() -> None:
     with pytest.raises(RewardError):
         check_failures(grades, 0.0)
     check_failures([make_grades(0)], 0.0)
+
+
+SOLVED, HOPELESS = (1.0, 1.0), (0.0, 0.0)
+
+
+def filled_step(pool: FakePool, **rollout: Any) -> tuple[RolloutScheduler, StepGroups]:
+    """The first step of a run that fills its steps, with what `pool` says of its prompts."""
+    config = make_config(rollout={"dynamic_sampling": 3, **rollout}, grading={"max_failed_fraction": 0.5})
+    scheduler = RolloutScheduler(config, FakeStream(), pool, DriverState(), TOTAL_STEPS)  # type: ignore[arg-type]
+    scheduler.start_prompts(0)
+    return scheduler, scheduler.take_step(0)
+
+
+def ordinals(groups: Sequence[GradedGroup]) -> list[int]:
+    return [group.prompt.ordinal for group in groups]
+
+
+def test_groups_that_teach_nothing_are_replaced_by_the_next_prompts() -> None:
+    pool = FakePool()
+    pool.rewards = {0: SOLVED, 2: HOPELESS, 3: SOLVED}
+    pool.errors = {4: ("prompt 4, sympy: gone",)}
+    scheduler, step = filled_step(pool)
+    assert pool.calls == [[0, 1, 2], [3, 4], [5, 6]], "as many more as are missing, each time"
+    assert (ordinals(step.trained), ordinals(step.dropped)) == ([1, 5, 6], [0, 2, 3, 4])
+    assert step.ordinals == range(7)
+    pool.published = 1
+    scheduler.start_prompts(1)
+    assert pool.calls[3:] == [[7, 8, 9]], "the next step begins where this one ended"
+
+
+def test_a_step_is_filled_up_to_its_bound_and_trains_on_what_there_is() -> None:
+    pool = FakePool()
+    pool.rewards = {ordinal: SOLVED for ordinal in range(100) if ordinal != 4}
+    _, step = filled_step(pool)
+    assert (ordinals(step.trained), step.ordinals) == ([4], range(9))
+
+
+def test_without_dynamic_sampling_nothing_is_replaced() -> None:
+    pool = FakePool()
+    pool.rewards = {1: SOLVED}
+    _, step = filled_step(pool, dynamic_sampling=None)
+    assert (ordinals(step.trained), step.dropped, pool.started) == ([0, 1, 2], [], [0, 1, 2])
+
+
+def test_engines_that_are_ahead_have_the_next_groups_already_and_are_given_more() -> None:
+    pool = FakePool()
+    pool.rewards = {0: SOLVED, 1: HOPELESS}
+    _, step = filled_step(pool, max_policy_lag=1)
+    assert pool.calls == [[0, 1, 2], [3, 4, 5], [6, 7]], "two steps ahead, and what was taken from the second at once"
+    assert (ordinals(step.trained), step.ordinals) == ([2, 3, 4], range(5))
+
+
+def test_rewards_that_fail_too_often_stop_a_step_that_would_be_filled() -> None:
+    pool = FakePool()
+    pool.errors = {0: ("prompt 0, sympy: gone",), 1: ("prompt 1, sympy: gone",)}
+    with pytest.raises(RewardError, match="failed for 2 of 3 prompts"):
+        filled_step(pool)

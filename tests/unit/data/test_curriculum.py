@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from hpc_grpo.config import CurriculumConfig
+from hpc_grpo.data.curriculum import Curriculum
+from hpc_grpo.data.mix import Place
+from hpc_grpo.types import GroupGrades
+
+
+def grades(rewards: Sequence[float], errors: tuple[str, ...] = ()) -> GroupGrades:
+    size = len(rewards)
+    lengths, cut, versions = (1,) * size, (False,) * size, (0,) * size
+    means = (0.0,) * size
+    return GroupGrades(0, tuple(rewards), {}, (not errors,) * size, lengths, cut, versions, means, errors=errors)
+
+
+class FourItems:
+    """A stream of one source, in order: ordinal o is item o % 4 in its turn o // 4."""
+
+    num_items = 4
+
+    def __len__(self) -> int:
+        return 4
+
+    def place(self, ordinal: int) -> Place:
+        turn, item = divmod(ordinal, 4)
+        return Place(turn, 0, item, turn)
+
+
+def turns_asked(curriculum: Curriculum, item: int, means: Sequence[float], num_turns: int = 8) -> list[int]:
+    """The turns in which an item is asked, whose groups have these mean rewards and then the last one."""
+    stream: Any = FourItems()
+    asked: list[int] = []
+    for turn in range(num_turns):
+        ordinal = 4 * turn + item
+        if curriculum.next_awake(stream, ordinal) == ordinal:
+            curriculum.note(stream.place(ordinal), grades([means[min(len(asked), len(means) - 1)]]))
+            asked.append(turn)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("settings", "means", "asked"),
+    [
+        ({}, [1.0], [0, 1]),
+        ({"after": 1}, [1.0], [0]),
+        ({"after": 2}, [1.0, 0.9, 1.0], [0, 1, 2, 3]),
+        ({"after": 1, "easy_rest": 2}, [1.0], [0, 3, 6]),
+        ({"after": 2, "easy_rest": 2}, [1.0], [0, 1, 4, 7]),
+        ({"after": 1, "easy_rest": 2, "easy_from": 0.7}, [0.7, 0.6], [0, 3, 4, 5, 6, 7]),
+        ({"after": 1}, [0.0], [0, 1, 2, 3, 4, 5, 6, 7]),
+        ({"after": 1, "hard_to": 0.0}, [0.0], [0, 2, 4, 6]),
+        ({"after": 1, "hard_to": 0.2, "hard_rest": None}, [0.3, 0.2], [0, 1]),
+        ({"after": 2, "hard_to": 0.0, "easy_rest": 0}, [0.0, 1.0, 0.0, 0.0, 0.5], [0, 1, 2, 3, 5, 6, 7]),
+    ],
+)
+def test_a_prompt_rests_after_so_many_easy_or_hard_groups_in_a_row(
+    settings: dict[str, Any], means: list[float], asked: list[int]
+) -> None:
+    assert turns_asked(Curriculum(CurriculumConfig(**settings), {}), 2, means) == asked
+
+
+def test_the_mean_of_equal_rewards_is_not_missed_by_its_rounding() -> None:
+    curriculum = Curriculum(CurriculumConfig(easy_from=0.1 + 0.2, after=1), {})
+    curriculum.note(Place(0, 0, 0, 0), grades([0.3] * 7))
+    assert curriculum.num_retired == 1
+
+
+def test_a_failed_reward_says_nothing_of_its_prompt() -> None:
+    curriculum = Curriculum(CurriculumConfig(hard_to=0.0), {})
+    curriculum.note(Place(0, 0, 0, 0), grades([0.0, 0.0]))
+    before = curriculum.known
+    curriculum.note(Place(1, 0, 0, 1), grades([0.0, 0.0], errors=("sympy is gone",)))
+    assert curriculum.known == before == {"0:0": (-1, 1)}
+
+
+def test_what_is_known_comes_back_from_json() -> None:
+    curriculum = Curriculum(CurriculumConfig(after=1, easy_rest=1, hard_to=0.0, hard_rest=None), {})
+    for item, mean in enumerate((1.0, 0.0, 0.5)):
+        curriculum.note(Place(0, 0, item, 0), grades([mean]))
+    again = Curriculum(CurriculumConfig(), json.loads(json.dumps(curriculum.known)))
+    assert again.known == curriculum.known == {"0:0": (1, 2), "0:1": (-1, None)}
+    assert curriculum.metrics() == {"curriculum/easy": 1.0, "curriculum/hard": 1.0, "curriculum/retired": 1.0}
+
+
+def test_where_all_prompts_rest_for_ever_none_is_awake() -> None:
+    stream: Any = FourItems()
+    curriculum = Curriculum(CurriculumConfig(after=1), {f"0:{item}": (1, None) for item in (0, 1, 3)})
+    assert curriculum.next_awake(stream, 3) == 6
+    curriculum.note(stream.place(6), grades([1.0]))
+    assert curriculum.next_awake(stream, 7) is None
+
+
+def test_a_prompt_that_will_be_back_is_waited_for() -> None:
+    stream: Any = FourItems()
+    known = {f"0:{item}": (1, None) for item in range(3)} | {"0:3": (1, 5)}
+    assert Curriculum(CurriculumConfig(), known).next_awake(stream, 0) == 4 * 5 + 3
