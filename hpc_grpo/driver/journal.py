@@ -57,7 +57,12 @@ class Journal:
         eta_s = self.timer.eta_s(self._length.total_steps - step)
         self._ledger.append(step, batch.ordinals, dropped=batch.dropped, passed_over=batch.passed_over)
         self._step_times.add_step(times)
-        self._metrics = {**metrics, **times, "throughput/tokens_per_s": tokens_per_s, "time/eta_s": eta_s or 0.0}
+        derived = {
+            "data/epochs": state.next_ordinal / self._length.items_per_epoch,
+            "throughput/tokens_per_s": tokens_per_s,
+            "time/eta_s": eta_s or 0.0,
+        }
+        self._metrics = {**metrics, **times, **derived}
         self._write(step, self._metrics)
         self.publish_state(step, "training")
 

@@ -115,5 +115,6 @@ def _text_parts(config: Config, steps: int | None) -> tuple[Part, ...]:
         return (lines,)
     each = config.max_model_len * BYTES_PER_TOKEN + RECORD_BYTES
     logged = config.rollout.logged_fraction * config.rollout.prompts_per_step * config.rollout.group_size
+    logged *= config.rollout.dynamic_sampling or 1
     formula = f"{logged:g} a step x {each:,}, at most; {BYTES_PER_TOKEN} bytes a token assumed"
     return Part("rollouts", int(steps * logged * each), formula), lines

@@ -103,6 +103,11 @@ def _step(plan: Plan) -> Iterator[str]:
         f"A step samples {load.num_sequences:,} sequences of at most {plan.config.max_model_len:,} tokens: "
         f"at most {load.max_tokens:,} tokens, {load.max_new_tokens:,} of them sampled."
     )
+    if factor := plan.config.rollout.dynamic_sampling:
+        yield from _wrapped(
+            f"Up to {factor} times as many where groups are replaced (rollout.dynamic_sampling = {factor}). Times are "
+            f"without that; the run has as many steps as without."
+        )
     if all(budget.fits for budget in plan.budgets if budget.device == ENGINE_GPU):
         yield from _wrapped(
             f"An engine gets {load.sequences_per_engine:,} of them. Its KV cache takes {cache.bytes_per_token:,} bytes "

@@ -127,3 +127,5 @@ def test_the_penalty_of_long_completions_must_fit_into_a_completion() -> None:
         check_rules(minimal_config(rollout={"overlong_tokens": 300}))
     with pytest.raises(ConfigError, match="task = ppo makes advantages in its critic"):
         check_rules(minimal_config(task="ppo", rollout={"drop_zero_variance": True}))
+    with pytest.raises(ConfigError, match=r"rollout\.dynamic_sampling = 2: task = ppo .* Set it to null"):
+        check_rules(minimal_config(task="ppo", rollout={"dynamic_sampling": 2}))

@@ -57,6 +57,11 @@ def test_sft_has_no_rewards_to_check() -> None:
             "launch.slurm.min_nodes = 3 would have a run with a critic go on with fewer nodes than launch.num_nodes",
         ),
         ({"task": "stf"}, "Algorithm 'stf' does not exist; did you mean 'sft'? Built in: "),
+        (
+            {"data": {"train": EVAL, "curriculum": {"hard_to": 1.0}}},
+            "data.curriculum.hard_to = 1 must be less than data.curriculum.easy_from = 1",
+        ),
+        ({"task": "sft", "data": {"train": EVAL, "curriculum": {}}}, "task sft samples nothing to judge prompts by"),
         ({"eval": {"every_steps": 5}}, "data.eval is not"),
         (
             {"data": {"train": {"mix": [{"path": "a", "weight": 1}, {"path": "b"}]}}},

@@ -20,7 +20,7 @@ from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.contract import ENDS_AT_VARIABLE
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.run.progress import read_state
+from hpc_grpo.run.progress import read_metrics, read_state
 
 LENGTH = TrainLength(total_steps=95, items_per_step=1, items_per_epoch=95)
 METRICS = {"tokens/completion_total": 100.0}
@@ -54,6 +54,7 @@ def test_the_eval_before_the_first_step_is_known_to_the_next_attempt(
     state = read_state(run_dir)
     assert state is not None
     assert (state.step_p95_s, state.eval_p95_s) == (10.0, 300.0)
+    assert read_metrics(run_dir.metrics)[1]["data/epochs"] == pytest.approx(1 / 95)
     assert StepTimes.after(state).evals.p95_s == 300.0
 
 

@@ -15,6 +15,12 @@ def test_a_plan_that_fits_says_so() -> None:
     assert "expected and not measured" in text
 
 
+def test_a_step_that_is_filled_is_planned_with_its_bound() -> None:
+    text = " ".join(plan_text(plan_7b_config("7B", 2, "rollout.dynamic_sampling=3"), None).split())
+    assert "Up to 3 times as many where groups are replaced (rollout.dynamic_sampling = 3)." in text
+    assert "the run has as many steps as without" in text
+
+
 def test_a_size_that_does_not_fit_is_listed_with_what_lacks() -> None:
     assert "   14B  does not fit: learner GPU" in plan_text(plan_7b_config("7B", 2), None)
 
