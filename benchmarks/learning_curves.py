@@ -95,7 +95,7 @@ def _warm_start(folder: Path) -> Path:
     if not run_dir.is_complete():
         make_demo([str(data), "--seed", "0"], standalone_mode=False)
         settings = {"model.path": data / "model", "data.train.path": data / "sft.jsonl"}
-        _run("local/demo_sft", run_dir, settings)
+        _run("local/tiny_sft", run_dir, settings)
     export = run_dir.latest_export()
     assert export is not None, "a complete run has an export"
     return export
@@ -123,7 +123,7 @@ def _train(
             "checkpoint.every_steps": "null",
             "rollout.logged_fraction": 0,
         }
-        _run("local/demo_grpo", run_dir, {**settings, **overrides})
+        _run("local/tiny_grpo", run_dir, {**settings, **overrides})
     return read_metrics(run_dir.metrics)
 
 
