@@ -2,6 +2,8 @@
 .PHONY: help setup demo demo-long test test-runs test-parts test-unit style quality slurm-install slurm-up slurm-down slurm-shell slurm-test long chaos clean
 
 PYTHON_BIN := .venv/bin/python
+# A hundred processes of the tests would each compile what they import, for minutes in all.
+unexport PYTHONDONTWRITEBYTECODE
 NODES ?= 2
 SEED ?= 0
 

@@ -56,7 +56,8 @@ fi
 # Also where PYTHONDONTWRITEBYTECODE is set: a dozen processes would each compile vLLM, for ten seconds a process.
 precompile() { env -u PYTHONDONTWRITEBYTECODE .venv/bin/python "$@" >/dev/null 2>&1 || true; }
 if [[ $extras == *cpu* || $extras == *gpu* ]]; then
-    precompile -c 'import hpc_grpo.engine.receive, vllm.v1.engine.llm_engine' &
+    precompile -c 'import hpc_grpo.engine.receive, vllm.v1.engine.llm_engine, vllm.v1.worker.gpu_worker
+import vllm.v1.worker.cpu_worker, vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors' &
     precompile -c 'import transformers.models.qwen2.modeling_qwen2, hpc_grpo.driver.main, hpc_grpo.learner.learner' &
     wait
     precompile -m compileall -q -j 0 .venv/lib/python3*/site-packages/ray

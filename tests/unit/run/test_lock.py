@@ -148,10 +148,12 @@ def test_a_fresh_owner_is_not_moved_away_for_a_dead_one(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["holder.json"]
 
 
-def test_a_damaged_file_holds_nothing(tmp_path: Path) -> None:
+def test_a_damaged_file_holds_nothing_once_no_owner_has_mended_it_for_twenty_seconds(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.holder.write_text("")
-    RunLock.take(run, "18", 4).release()
+    waits: list[float] = []
+    RunLock.take(run, "18", 4, sleep=waits.append).release()
+    assert sum(waits) == 20.0
 
 
 def test_an_owner_that_was_taken_for_dead_leaves_the_others_file(tmp_path: Path) -> None:
