@@ -15,7 +15,7 @@ from hpc_grpo.algorithms.sft import demonstration_sequence
 from hpc_grpo.config import Config
 from hpc_grpo.data.curriculum import Known
 from hpc_grpo.data.stream import DemonstrationStream
-from hpc_grpo.driver.rollouts import RolloutScheduler
+from hpc_grpo.driver.rollouts import RolloutScheduler, StepGroups
 from hpc_grpo.driver.sampling import GradedGroup
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.actor import RemoteGroup
@@ -77,29 +77,35 @@ class RolloutBatches:
     def take_step(self, policy_version: int, timer: StepTimer) -> Batch:
         with timer.phase("generate_wait"):
             step = self._scheduler.take_step(policy_version)
-        sampled, curriculum = step.sampled, self._scheduler.curriculum
-        dropped = [group.grades for group in step.dropped]
         advantages = self._advantages([group.grades for group in step.trained])
-        items = [self._item(group, own) for group, own in zip(step.trained, advantages, strict=True)]
-        of_ordinal = {group.prompt.ordinal: own for group, own in zip(step.trained, advantages, strict=True)}
-        was_sampled = {group.prompt.ordinal for group in sampled}
-        sources = [group.prompt.source for group in sampled] if self._has_several_sources else ()
-        metrics = rollout_metrics([group.grades for group in sampled], policy_version, self._judged_by, sources)
+        trained = list(zip(step.trained, advantages, strict=True))
+        items = [self._item(group, own) for group, own in trained]
+        curriculum = self._scheduler.curriculum
         return Batch(
             minibatches=[items[index :: self._num_minibatches] for index in range(self._num_minibatches)],
             ordinals=step.ordinals,
-            metrics={
-                **metrics,
-                **selection_metrics(step.ordinals, [group.grades for group in step.trained], dropped),
-                **(curriculum.metrics() if curriculum else {}),
-                "engine/restarts": self._scheduler.num_engine_restarts,
-                "grading/restarts": self._scheduler.num_grader_restarts,
-            },
-            lines=[line for group in sampled for line in _lines(group, of_ordinal.get(group.prompt.ordinal))],
-            dropped=sorted(was_sampled - of_ordinal.keys()),
-            passed_over=[ordinal for ordinal in step.ordinals if ordinal not in was_sampled],
+            metrics=self._metrics(step, policy_version),
+            lines=[
+                line
+                for group, own in (*trained, *((group, None) for group in step.dropped))
+                for line in _lines(group, own)
+            ],
+            dropped=[group.prompt.ordinal for group in step.dropped],
+            passed_over=step.passed_over,
             curriculum=curriculum.known if curriculum else {},
         )
+
+    def _metrics(self, step: StepGroups, policy_version: int) -> dict[str, float]:
+        sources = [group.prompt.source for group in step.sampled] if self._has_several_sources else ()
+        sampled, dropped = [group.grades for group in step.sampled], [group.grades for group in step.dropped]
+        curriculum = self._scheduler.curriculum
+        return {
+            **rollout_metrics(sampled, policy_version, self._judged_by, sources),
+            **selection_metrics(len(sampled), len(step.passed_over), dropped),
+            **(curriculum.metrics() if curriculum else {}),
+            "engine/restarts": self._scheduler.num_engine_restarts,
+            "grading/restarts": self._scheduler.num_grader_restarts,
+        }
 
     def _advantages(self, step: Sequence[GroupGrades]) -> list[tuple[float, ...]]:
         """Compute the advantages `[G]` of each group. Raises ConfigError where the user's function gives others."""

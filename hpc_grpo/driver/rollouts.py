@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 _MAX_SHOWN_ERRORS = 3
 _ALL_RETIRED = (
-    "Each of the {num} prompts rests for ever after step {step} (data.curriculum). Set train.total_steps={step}, which "
-    "completes the run as it is, or start another with more prompts or a curriculum that lets them come back."
+    "Each of the {num} prompts rests for ever after step {step} (data.curriculum). To complete the run as it is, set "
+    "train.total_steps={step} and the other lengths to null; else start one with more prompts, or a rest that ends."
 )
 
 
@@ -38,7 +38,7 @@ _ALL_RETIRED = (
 class StepGroups:
     """What a step is made of: the groups it trains on, and those that taught nothing and were replaced.
 
-    `ordinals` are used by the step, without a gap; those of no group were passed over, their prompts at rest.
+    `ordinals` are all that the step used, without a gap; those `passed_over` have no group, their prompts rest.
     """
 
     ordinals: range
@@ -48,6 +48,11 @@ class StepGroups:
     @property
     def sampled(self) -> list[GradedGroup]:
         return sorted([*self.trained, *self.dropped], key=lambda group: group.prompt.ordinal)
+
+    @property
+    def passed_over(self) -> list[int]:
+        sampled = {group.prompt.ordinal for group in (*self.trained, *self.dropped)}
+        return [ordinal for ordinal in self.ordinals if ordinal not in sampled]
 
 
 class RolloutScheduler:
@@ -122,9 +127,8 @@ class RolloutScheduler:
     def _next_prompts(self, count: int) -> list[Prompt]:
         prompts: list[Prompt] = []
         while len(prompts) < count:
-            ordinal: int | None = self._next_to_start
-            if self.curriculum is not None:
-                ordinal = self.curriculum.next_awake(self._stream, self._next_to_start)
+            next_one = self._next_to_start
+            ordinal = self.curriculum.next_awake(self._stream, next_one) if self.curriculum else next_one
             if ordinal is None:
                 break
             prompts.append(self._stream.prompt(ordinal))

@@ -80,10 +80,8 @@ def _quality(grades: Sequence[GroupGrades], judged_by: EvalConfig) -> dict[str, 
     return metrics
 
 
-def selection_metrics(
-    ordinals: Sequence[int], trained: Sequence[GroupGrades], dropped: Sequence[GroupGrades]
-) -> dict[str, float]:
-    """Count the groups of a step that used these ordinals, and those dropped by their reason.
+def selection_metrics(num_sampled: int, num_passed_over: int, dropped: Sequence[GroupGrades]) -> dict[str, float]:
+    """Count the groups of a step, and those that were sampled and dropped by the reason.
 
     The reward failed; fewer than two rollouts were left by `rollout.mask_truncated`; or all were worth the same, whose
     mean reward tells the solved from the hopeless.
@@ -91,9 +89,9 @@ def selection_metrics(
     graded = [grades for grades in dropped if not grades.errors]
     alike = [grades for grades in graded if sum(grades.valid) > 1]
     metrics: dict[str, float] = {
-        "groups/sampled": len(trained) + len(dropped),
-        "groups/trained": len(trained),
-        "groups/passed_over": len(ordinals) - len(trained) - len(dropped),
+        "groups/sampled": num_sampled,
+        "groups/trained": num_sampled - len(dropped),
+        "groups/passed_over": num_passed_over,
         "groups/dropped_failed": len(dropped) - len(graded),
         "groups/dropped_masked": len(graded) - len(alike),
         "groups/dropped_alike": len(alike),

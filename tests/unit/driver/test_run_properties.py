@@ -73,7 +73,7 @@ def scenes(draw: Any, max_lag_steps: int = 3) -> Scene:
         grading={"max_failed_fraction": 1.0},
         train={"total_steps": draw(st.integers(1, 6)), "num_minibatches": minibatches},
     )
-    solves = draw(st.lists(st.sampled_from([0.0, 0.5, 0.9, 1.0]), min_size=num_sources, max_size=8))
+    solves = draw(st.lists(st.sampled_from([0.5, 0.9, 0.0, 1.0]), min_size=num_sources, max_size=8))
     return Scene(config, Odds(draw(CHANCES), draw(CHANCES), solves), draw(st.integers(1, 3)))
 
 
