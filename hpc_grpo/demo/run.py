@@ -105,5 +105,7 @@ def _show(run: RunDir, seed: int, seconds: Seconds) -> None:
     for line in gains(metrics):
         say(f"Seed {seed}, held out: {line}")
     say("\nNext:")
-    for command, what in next_commands(run.path):
-        say(f"  {command:<60}# {what}")
+    commands = next_commands(run.path)
+    width = max(len(command) for command, _ in commands)
+    for command, what in commands:
+        say(f"  {command:<{width}}  # {what}")

@@ -28,6 +28,8 @@ _LINE = "⠤"
 _MARKS = "●■▲◆○□△◇"
 """One for each eval curve: evals have few points, and a mark says where they are."""
 
+_USER_TURN = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
+
 _PASS_AT_K = re.compile("(eval/(?:[^/@]+/)?pass@[0-9]+)(?:/.+)?")
 """Of a set, or with what comes after the number, of one of its sources."""
 
@@ -174,7 +176,7 @@ def before_and_after(run_dir: RunDir, in_their_order: int = 0) -> str:
         before, after = first[ordinal], last[ordinal]
         result = str(after["answer"]).rpartition("####")[2]  # of GSM8K's form, else all of it
         blocks.append(
-            f"{_shortened(after['prompt'])}   (answer: {_shortened(result)})\n"
+            f"{_shortened(_asked(after['prompt']))}   (answer: {_shortened(result)})\n"
             f"  step {steps[0]:>4} {_verdict(before)} {_shortened(before['completion'])}\n"
             f"  step {steps[-1]:>4} {_verdict(after)} {_shortened(after['completion'])}"
         )
@@ -202,6 +204,12 @@ def _first_samples(path: Path) -> dict[int, dict[str, Any]]:
         if line["solved"] is not None:
             samples.setdefault(line["ordinal"], line)
     return samples
+
+
+def _asked(prompt: str) -> str:
+    """Return what the user says last in a prompt in ChatML (Qwen, SmolLM), else the whole prompt."""
+    said = _USER_TURN.findall(prompt)
+    return str(said[-1]) if said else prompt
 
 
 def _verdict(sample: dict[str, Any]) -> str:

@@ -91,6 +91,19 @@ def test_before_and_after_shows_newly_solved_prompts_first(
     assert "second" not in shown
 
 
+def test_of_a_chat_only_what_the_user_said_last_is_shown(
+    finished_run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (0, 20):
+        path = finished_run.eval_rollouts(step)
+        write_eval(path, [(7, "8", True)])
+        chat = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>user\nWhat is 7+1?<|im_end|>\n<|im_start|>assistant\n"
+        line = json.loads(path.read_text()) | {"prompt": chat}
+        path.write_text(json.dumps(line) + "\n")
+    print_report(finished_run)
+    assert "\nWhat is 7+1?   (answer: 8)\n" in capsys.readouterr().out
+
+
 def test_prompts_in_their_order_are_the_first_of_each_source_whatever_became_of_them(
     finished_run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
