@@ -1,0 +1,250 @@
+"""Built-in reward: whether a completion follows the verifiable instructions of IFEval (arXiv:2311.07911, table 1).
+
+The checks are ours: packages that have them load data over the network at import, which compute nodes do not have.
+Sentences are Punkt's and languages langdetect's, as in the authors' code. Unlike there, a keyword is taken as it is
+written, not as a pattern; a missing argument is an error, not a random choice; words in capitals need no tokenizer.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import langdetect
+import punkt
+
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.rewards import reward
+
+langdetect.DetectorFactory.seed = 0  # it draws samples: the same text must have the same language in every worker
+
+Check = Callable[..., bool]
+_CHECKS: dict[str, Check] = {}
+_OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
+_POSTSCRIPTS = {"P.P.S": r"\s*p\.\s?p\.\s?s.*$", "P.S.": r"\s*p\.\s?s\..*$"}
+
+
+@reward("ifeval")
+def ifeval(
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    mode: Literal["strict", "loose"] = "strict",
+    partial: bool = False,
+    ids_field: str = "instruction_id_list",
+    kwargs_field: str = "kwargs",
+    **fields: Any,
+) -> list[float]:
+    """Return 1.0 where all instructions of the item are followed, else 0.0; with `partial`, the share that is.
+
+    The columns are those of google/IFEval: names of instructions, and for each a mapping of its arguments. What stands
+    before `</think>` is not judged. `loose`: an instruction is also followed where it is without the first line, the
+    last one, or both, each with and without asterisks.
+    """
+    if mode not in ("strict", "loose"):
+        raise ConfigError(f"ifeval: mode is {mode!r}. Set rewards.N.args.mode to strict or loose.")
+    if missing := {ids_field, kwargs_field} - fields.keys():
+        raise ConfigError(
+            f"ifeval: there is no column {', '.join(sorted(missing))}; columns: {', '.join(sorted(fields)) or 'none'}. "
+            f"Set rewards.N.args.ids_field and kwargs_field."
+        )
+    scores = []
+    for completion, names, arguments in zip(completions, fields[ids_field], fields[kwargs_field], strict=True):
+        checks = _checks_of(names, arguments)
+        said = completion.rpartition("</think>")[2].strip()
+        texts = [text for text in (_variants(said) if mode == "loose" else [said]) if text.strip()]
+        followed = [any(check(text) for text in texts) for check in checks]
+        scores.append(sum(followed) / len(followed) if partial else float(all(followed)))
+    return scores
+
+
+def _checks_of(names: Any, arguments: Any) -> list[Check]:
+    """Return the item's checks, with their arguments. Raises ConfigError for those that are unknown or lack one."""
+    if not names or len(names) != len(arguments):
+        raise ConfigError(f"ifeval: the instructions {names!r} need a mapping of arguments each, not {arguments!r}.")
+    return [_check(name, given or {}) for name, given in zip(names, arguments, strict=True)]
+
+
+def _check(name: str, arguments: Mapping[str, Any]) -> Check:
+    if name not in _CHECKS:
+        raise ConfigError(f"ifeval: there is no instruction {name!r}. There are: {', '.join(sorted(_CHECKS))}.")
+    given = {key: value for key, value in arguments.items() if value is not None}
+    wanted = list(inspect.signature(_CHECKS[name]).parameters)[1:]
+    if sorted(given) != sorted(wanted):
+        raise ConfigError(f"ifeval: {name} takes {', '.join(wanted) or 'no arguments'}; it was given {given!r}.")
+    return functools.partial(_CHECKS[name], **given)
+
+
+def _variants(text: str) -> list[str]:
+    lines = text.split("\n")
+    cut = ["\n".join(part).strip() for part in (lines, lines[1:], lines[:-1], lines[1:-1])]
+    return [*cut, *(part.replace("*", "") for part in cut)]
+
+
+def _instruction(name: str) -> Callable[[Check], Check]:
+    return lambda check: _CHECKS.setdefault(name, check)
+
+
+def _compare(number: int, relation: str, threshold: int) -> bool:
+    if relation not in ("less than", "at least"):
+        raise ConfigError(f"ifeval: a relation is {relation!r}. There are: less than, at least.")
+    return number < threshold if relation == "less than" else number >= threshold
+
+
+@_instruction("keywords:existence")
+def _existence(text: str, keywords: Sequence[str]) -> bool:
+    return all(keyword.lower() in text.lower() for keyword in keywords)
+
+
+@_instruction("keywords:frequency")
+def _frequency(text: str, keyword: str, frequency: int, relation: str) -> bool:
+    return _compare(text.lower().count(keyword.strip().lower()), relation, frequency)
+
+
+@_instruction("keywords:forbidden_words")
+def _forbidden_words(text: str, forbidden_words: Sequence[str]) -> bool:
+    return not any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in forbidden_words)
+
+
+@_instruction("keywords:letter_frequency")
+def _letter_frequency(text: str, letter: str, let_frequency: int, let_relation: str) -> bool:
+    return _compare(text.lower().count(letter.lower()), let_relation, let_frequency)
+
+
+@_instruction("language:response_language")
+def _response_language(text: str, language: str) -> bool:
+    return _language(text) in (language, None)
+
+
+def _language(text: str) -> str | None:
+    """Return the language as ISO 639-1 has it; None where nothing tells, which is held against no completion."""
+    try:
+        return str(langdetect.detect(text))
+    except langdetect.LangDetectException:
+        return None
+
+
+@_instruction("length_constraints:number_sentences")
+def _number_sentences(text: str, num_sentences: int, relation: str) -> bool:
+    return _compare(len(_sentence_tokenizer().tokenize(text)), relation, num_sentences)
+
+
+@functools.cache
+def _sentence_tokenizer() -> Any:
+    return punkt.PunktSentenceTokenizer(punkt.load_model("english"))
+
+
+@_instruction("length_constraints:number_paragraphs")
+def _number_paragraphs(text: str, num_paragraphs: int) -> bool:
+    """Count what `***` separates: none may be empty but the first and the last, which then do not count."""
+    paragraphs = [part.strip() for part in re.split(r"\s?\*\*\*\s?", text)]
+    return all(paragraphs[1:-1]) and sum(map(bool, paragraphs)) == num_paragraphs
+
+
+@_instruction("length_constraints:number_words")
+def _number_words(text: str, num_words: int, relation: str) -> bool:
+    return _compare(len(re.findall(r"\w+", text)), relation, num_words)
+
+
+@_instruction("length_constraints:nth_paragraph_first_word")
+def _nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
+    paragraphs = text.split("\n\n")
+    num_filled = sum(bool(paragraph.strip()) for paragraph in paragraphs)
+    if num_filled != num_paragraphs or not 1 <= nth_paragraph <= num_filled:
+        return False
+    words = paragraphs[nth_paragraph - 1].split()
+    return bool(words) and re.split(r"[.,?!'\"]", words[0].lstrip("'").lstrip('"'))[0].lower() == first_word.lower()
+
+
+@_instruction("detectable_content:number_placeholders")
+def _number_placeholders(text: str, num_placeholders: int) -> bool:
+    return len(re.findall(r"\[.*?\]", text)) >= num_placeholders
+
+
+@_instruction("detectable_content:postscript")
+def _postscript(text: str, postscript_marker: str) -> bool:
+    pattern = _POSTSCRIPTS.get(postscript_marker.strip(), re.escape(postscript_marker.strip().lower()))
+    return re.search(pattern, text.lower(), re.MULTILINE) is not None
+
+
+@_instruction("detectable_format:number_bullet_lists")
+def _number_bullet_lists(text: str, num_bullets: int) -> bool:
+    patterns = (r"^\s*\*[^\*].*$", r"^\s*-.*$")
+    return sum(len(re.findall(pattern, text, re.MULTILINE)) for pattern in patterns) == num_bullets
+
+
+@_instruction("detectable_format:constrained_response")
+def _constrained_response(text: str) -> bool:
+    return any(option in text for option in _OPTIONS)
+
+
+@_instruction("detectable_format:number_highlighted_sections")
+def _number_highlighted_sections(text: str, num_highlights: int) -> bool:
+    """Count `*text*` and `**text**`; the first pattern also finds parts of the second, as the authors' does."""
+    found = re.findall(r"\*[^\n\*]*\*", text) + re.findall(r"\*\*[^\n\*]*\*\*", text)
+    return sum(bool(part.strip("*").strip()) for part in found) >= num_highlights
+
+
+@_instruction("detectable_format:multiple_sections")
+def _multiple_sections(text: str, section_spliter: str, num_sections: int) -> bool:
+    return len(re.findall(rf"{re.escape(section_spliter.strip())}\s?\d+", text)) >= num_sections
+
+
+@_instruction("detectable_format:json_format")
+def _json_format(text: str) -> bool:
+    try:
+        json.loads(re.sub(r"^```(?:json|Json|JSON)?|```$", "", text.strip()).strip())
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+@_instruction("detectable_format:title")
+def _title(text: str) -> bool:
+    return any(title.lstrip("<").rstrip(">").strip() for title in re.findall(r"<<[^\n]+>>", text))
+
+
+@_instruction("combination:two_responses")
+def _two_responses(text: str) -> bool:
+    responses = [part.strip() for part in text.split("******")]
+    filled = [response for response in responses if response]
+    return all(responses[1:-1]) and len(filled) == 2 and filled[0] != filled[1]
+
+
+@_instruction("combination:repeat_prompt")
+def _repeat_prompt(text: str, prompt_to_repeat: str) -> bool:
+    return text.strip().lower().startswith(prompt_to_repeat.strip().lower())
+
+
+@_instruction("startend:end_checker")
+def _end_checker(text: str, end_phrase: str) -> bool:
+    return text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
+
+
+@_instruction("startend:quotation")
+def _quotation(text: str) -> bool:
+    return len(text.strip()) > 1 and text.strip()[0] == text.strip()[-1] == '"'
+
+
+@_instruction("change_case:capital_word_frequency")
+def _capital_word_frequency(text: str, capital_frequency: int, capital_relation: str) -> bool:
+    words = re.findall(r"[\w.'\u2019/-]+", text)
+    return _compare(sum(word.isupper() for word in words), capital_relation, capital_frequency)
+
+
+@_instruction("change_case:english_capital")
+def _english_capital(text: str) -> bool:
+    return text.isupper() and _language(text) in ("en", None)
+
+
+@_instruction("change_case:english_lowercase")
+def _english_lowercase(text: str) -> bool:
+    return text.islower() and _language(text) in ("en", None)
+
+
+@_instruction("punctuation:no_comma")
+def _no_comma(text: str) -> bool:
+    return "," not in text
