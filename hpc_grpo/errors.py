@@ -38,7 +38,7 @@ class RewardError(HpcGrpoError):
 
 
 class PromptError(HpcGrpoError):
-    """An engine refuses a prompt, as any other would. The learners are as they were."""
+    """An engine refuses a prompt, as any other would, or none is left to ask. The learners are as they were."""
 
     exit_code = EXIT_CONFIG
 

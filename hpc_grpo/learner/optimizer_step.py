@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,5 +50,9 @@ def _skip(ds_engine: Any) -> None:
     """
     ds_engine.global_steps += 1
     ds_engine.skipped_steps += 1
-    if ds_engine.lr_scheduler is not None:
+    if ds_engine.lr_scheduler is None:
+        return
+    with warnings.catch_warnings():
+        # Where the first step of all is skipped, torch takes a schedule that goes first for a mistake.
+        warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
         ds_engine.lr_scheduler.step()

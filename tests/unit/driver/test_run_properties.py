@@ -26,7 +26,7 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.types import GroupGrades, TrainSequence
 from tests.support.configs import minimal_config
 from tests.support.ray_futures import FakeRay
-from tests.support.simulated_run import FIRST_TOKEN, Odds, SimulatedRun, TrainedStep
+from tests.support.simulated_run import FIRST_TOKEN, Odds, SimulatedRun, TrainedStep, stream_of
 
 NUM_EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "40"))
 CHANCES = st.sampled_from([0.0, 0.0, 0.3, 0.7])
@@ -138,6 +138,31 @@ def check_step(scene: Scene, step: TrainedStep, grades: dict[int, GroupGrades]) 
     assert step.policy_version - min(versions) <= rollout.max_policy_lag
 
 
+def check_rest(scene: Scene, run: SimulatedRun) -> None:
+    """In a synchronous run, an ordinal was passed over where all groups of its prompt before say that it rests."""
+    curriculum, stream = scene.config.data.curriculum, stream_of(scene.config, len(scene.odds.solves))
+    assert curriculum is not None
+    histories: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    for step in run.steps:
+        places = {ordinal: stream.place(ordinal) for ordinal in step.batch.ordinals}
+        for ordinal, place in places.items():
+            history = histories.get((place.source, place.item), [])
+            easy = [mean >= curriculum.easy_from for _, mean in history[-curriculum.after :]]
+            hard = [curriculum.hard_to is not None and mean <= curriculum.hard_to for _, mean in history]
+            rest: int | None = 0
+            if len(easy) == curriculum.after and all(easy):
+                rest = curriculum.easy_rest
+            elif len(hard) >= curriculum.after and all(hard[-curriculum.after :]):
+                rest = curriculum.hard_rest
+            rests = bool(history) and (rest is None or place.turn <= history[-1][0] + rest)
+            assert rests == (ordinal in step.batch.passed_over)
+        for ordinal, place in places.items():
+            if ordinal not in step.batch.passed_over and not run.grades[ordinal].errors:
+                rewards = run.grades[ordinal].rewards
+                own = histories.setdefault((place.source, place.item), [])
+                own.append((place.turn, sum(rewards) / len(rewards)))
+
+
 def what_was_trained(step: TrainedStep) -> Any:
     """All that a learner meets of a step, by rank and minibatch, and what became of its ordinals."""
     batch = step.batch
@@ -158,6 +183,8 @@ def test_groups_stay_whole_and_no_masked_token_is_trained(scene: Scene) -> None:
         run = SimulatedRun(scene.config, scene.odds, folder, scene.num_learners).run()
         for step in run.steps:
             check_step(scene, step, run.grades)
+        if scene.config.data.curriculum is not None and scene.config.rollout.max_policy_lag == 0:
+            check_rest(scene, run)
         verdict = check_ledger(folder)
         assert verdict.is_sound, verdict
         assert verdict.steps == len(run.steps)

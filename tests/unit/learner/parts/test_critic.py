@@ -50,7 +50,8 @@ class FakeEngine:
 
     def __init__(self, grad_norm: float) -> None:
         self.grad_norm, self.value = grad_norm, torch.zeros(1, requires_grad=True)
-        self.module, self.dp_world_size, self.global_steps = self, 1, 7
+        self.module, self.dp_world_size, self.global_steps, self.skipped_steps = self, 1, 7, 0
+        self.lr_scheduler = None
 
     def __call__(self, batch: Any) -> torch.Tensor:
         return self.value.expand(len(batch.mask))
@@ -79,6 +80,13 @@ def test_each_microbatch_of_the_critic_is_a_sign_of_progress() -> None:
     assert PULSE._beat.count == before + 3
     critic._train(batches, values, np.zeros(0, np.float32), num_valid_tokens=1)
     assert PULSE._beat.count == before + 6
+
+
+def test_a_critic_with_nothing_to_train_on_counts_the_step_and_measures_nothing() -> None:
+    engine = FakeEngine(0.5)
+    critic, batches = critic_with(engine), [zero_weight_batch()]
+    assert critic._train(batches, critic._values(batches), np.zeros(0, np.float32), num_valid_tokens=0) == {}
+    assert (engine.global_steps, engine.skipped_steps) == (8, 1)
 
 
 def test_a_critic_without_a_finite_gradient_ends_the_run_before_it_is_saved() -> None:
