@@ -25,7 +25,8 @@ def test_tested_versions_are_names_and_versions_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [*PROJECT["project"]["dependencies"], *EXTRAS["train"], *EXTRAS["cpu"], *EXTRAS["dev"]]
+    "text",
+    [*PROJECT["project"]["dependencies"], *EXTRAS["train"], *EXTRAS["cpu"], *EXTRAS["demo"], *EXTRAS["dev"]],
 )
 def test_what_is_required_has_a_tested_version(text: str) -> None:
     requirement, versions = Requirement(text), dict(line.split("==") for line in TESTED)
