@@ -165,7 +165,9 @@ class DataConfig(Section):
         False, description="Drop (and count) training prompts whose text came before, or is in an eval set."
     )
     curriculum: CurriculumConfig | None = Field(
-        None, description="Lets prompts rest that were easy, or hard, in their last turns; null: none does."
+        None,
+        description="Lets prompts rest that were easy, or hard, in their last turns; {}: retires those solved twice in "
+        "a row; null: none rests.",
     )
     shuffle: bool = Field(True, description="Shuffle every epoch, as a function of the seed and the epoch.")
     cache_dir: PathText | None = Field(
