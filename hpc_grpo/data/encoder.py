@@ -15,6 +15,7 @@ from hpc_grpo.config import Config, SourceConfig
 from hpc_grpo.data.checks import check_item, check_not_empty, completion_text
 from hpc_grpo.data.sources.base import BATCH_ITEMS, Item
 from hpc_grpo.data.templates import PromptTemplate, Tokenizer, encode_completions, prompt_style
+from hpc_grpo.data.workers import Batch, encode_batches
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.pulse import PULSE
 
@@ -52,12 +53,13 @@ class Encoder:
         }
 
     def rows(self, items: Iterable[Item]) -> Iterator[Row]:
-        remaining, first = iter(items), 0
-        while batch := list(islice(remaining, BATCH_ITEMS)):
-            yield from self._rows(batch, first)
-            first += len(batch)
+        """Yield the rows, made by several processes where there are many."""
+        is_empty = True
+        for rows in encode_batches(self, _batches(items)):
+            is_empty = False
+            yield from rows
             PULSE.beat()  # a first start may take minutes
-        if not first:
+        if is_empty:
             raise ConfigError(f"Data set {self._source.path} is empty. It must hold at least one item.")
 
     def digest(self, items: Iterable[Item]) -> str:
@@ -69,7 +71,8 @@ class Encoder:
                 PULSE.beat()
         return hashed.hexdigest()[:32]
 
-    def _rows(self, items: Sequence[Item], first: int) -> Iterator[Row]:
+    def encode(self, items: Sequence[Item], first: int) -> list[Row]:
+        """Return the rows of a batch whose first item has the number `first`."""
         numbered = list(enumerate(items, start=first))
         for number, item in numbered:
             check_item(self._source, item, number)
@@ -79,9 +82,11 @@ class Encoder:
         if self._config.needs.labels:
             wanted = [completion_text(self._config, self._source, item, number) for number, item in numbered]
             completions = encode_completions(self._tokenizer, wanted)
+        rows = []
         for (number, item), text, prompt, completion in zip(numbered, texts, prompts, completions, strict=True):
             check_not_empty(text if prompt else "", self._source.path, number)
-            yield Row(text, prompt, completion, self._as_json(item, number), self._hash(item))
+            rows.append(Row(text, prompt, completion, self._as_json(item, number), self._hash(item)))
+        return rows
 
     def _hash(self, item: Item) -> int:
         """Hash the item's own prompt to 64 bits, whatever its white space."""
@@ -98,6 +103,13 @@ class Encoder:
                 f"Item {number} of {self._source.path}: {error}. Columns must hold what JSON has: text, numbers, lists "
                 f"and mappings. Remove the column, or make it text."
             ) from error
+
+
+def _batches(items: Iterable[Item]) -> Iterator[Batch]:
+    remaining, first = iter(items), 0
+    while batch := list(islice(remaining, BATCH_ITEMS)):
+        yield batch, first
+        first += len(batch)
 
 
 def _as_json_value(value: Any) -> Any:

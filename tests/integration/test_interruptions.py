@@ -14,13 +14,13 @@ from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
 from tests.integration.conftest import SFT_STEPS, SYNC_STEPS
-from tests.integration.kill_resume import differing_weights, kill_after_step
+from tests.integration.kill_resume import differing_weights
 from tests.integration.mismatch import TOLERANCE
 from tests.integration.training_runs import HERE, PAUSING, Attempt, complete_in_cluster, metrics_of, tiny_config
 
 pytestmark = pytest.mark.integration
 
-ASYNC_STEPS = 16
+ASYNC_STEPS = 10
 NUM_ROLLOUTS = 6 * 4
 
 
@@ -47,8 +47,10 @@ def test_killed_synchronous_run_ends_with_the_same_bits(
     workspace: Path, cluster: dict[str, str], sync_run: RunDir, sync_settings: dict[str, Any]
 ) -> None:
     config = tiny_config(workspace, "killed", **sync_settings)
-    killed = kill_after_step(config, SYNC_STEPS // 2 + 1, driver=PAUSING)
-    assert killed.record()["exit_kind"] == "crash"
+    with Attempt.in_cluster(cluster, config, PAUSING) as killed:
+        killed.wait_for_step(SYNC_STEPS // 2 + 1)
+        killed.process.kill()
+        assert killed.wait() == -signal.SIGKILL
     run_dir = complete_in_cluster(cluster, config)
     assert differing_weights(run_dir, sync_run) == []
     verdict = check_ledger(run_dir)
