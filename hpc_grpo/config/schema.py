@@ -64,6 +64,11 @@ class Config(Section):
         needs: Needs = ALGORITHMS.find(self.task)(self).needs
         return needs
 
+    @property
+    def cache_path(self) -> Path:
+        """The folder of tokenized data."""
+        return Path(self.data.cache_dir) if self.data.cache_dir else self.run.root / ".data"
+
     def rewards_of(self, source: SourceConfig) -> list[RewardConfig]:
         return self.rewards if source.rewards is None else source.rewards
 

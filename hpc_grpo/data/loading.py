@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,8 +28,6 @@ from hpc_grpo.errors import ConfigError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_CACHE = ".data"
-
 
 @dataclass(frozen=True)
 class Streams:
@@ -41,10 +39,6 @@ class Streams:
     train: PromptStream | DemonstrationStream
     evals: Mapping[str, PromptStream]
     digests: Mapping[str, str]
-
-
-def cache_folder(config: Config) -> Path:
-    return Path(config.data.cache_dir) if config.data.cache_dir else config.run.root / _CACHE
 
 
 def load_streams(config: Config, tokenizer: Tokenizer, *, tokenizer_id: Mapping[str, str] | None = None) -> Streams:
@@ -124,7 +118,7 @@ class _Loader:
     def __init__(self, config: Config, tokenizer: Tokenizer, tokenizer_id: Mapping[str, str] | None) -> None:
         self._config = config
         self._tokenizer = tokenizer
-        self._cache = RowCache(cache_folder(config))
+        self._cache = RowCache(config.cache_path)
         self._identity = tokenizer_identity(config, os.environ) if tokenizer_id is None else tokenizer_id
         self.digests: dict[str, str] = {}
 

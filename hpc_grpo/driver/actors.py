@@ -10,7 +10,7 @@ import functools
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.config.resources import Bundle, check_fits, node_demand
 from hpc_grpo.driver.canary import Canary
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader
-from hpc_grpo.driver.inputs import Inputs
+from hpc_grpo.driver.inputs import TextInputs
 from hpc_grpo.driver.learners import LearnerGroup
 from hpc_grpo.driver.remote import Deadline, get_all
 from hpc_grpo.driver.sampling import RolloutPool
@@ -49,7 +49,7 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 @dataclass(frozen=True)
 class NodeSlots:
-    """A node's reservation: learners first, then engines; `engine_bundles` may be empty (SFT)."""
+    """A node's reservation: learners first, then engines; either may be empty (an eval alone, SFT)."""
 
     address: str
     group: PlacementGroup
@@ -74,8 +74,8 @@ def uses_cuda(config: Config) -> bool:
     return config.model.device == "cuda"
 
 
-def reserve_nodes(config: Config) -> list[NodeSlots]:
-    """Reserve every node of the cluster, the head first, the others by address.
+def reserve_nodes(config: Config, *, trains: bool = True) -> list[NodeSlots]:
+    """Reserve every node of the cluster, the head first, the others by address; without learners unless it `trains`.
 
     Raises ConfigError for a node too small, NodesUnavailableError for one that is gone, LaunchError when Ray refuses.
     """
@@ -88,7 +88,7 @@ def reserve_nodes(config: Config) -> list[NodeSlots]:
         raise NodesUnavailableError(
             f"Of the {expected} nodes of this attempt only {len(nodes)} are in Ray: one was lost."
         )
-    slots = [_reserve(config, node["NodeManagerAddress"], node["Resources"]) for node in nodes]
+    slots = [_reserve(config, node["NodeManagerAddress"], node["Resources"], trains) for node in nodes]
     waiting = [slot.group.ready() for slot in slots]
     granted, _ = ray.wait(waiting, num_returns=len(waiting), timeout=_RESERVE_DEADLINE_S)
     if len(granted) < len(waiting):
@@ -96,11 +96,13 @@ def reserve_nodes(config: Config) -> list[NodeSlots]:
     return slots
 
 
-def _reserve(config: Config, address: str, resources: Mapping[str, float]) -> NodeSlots:
+def _reserve(config: Config, address: str, resources: Mapping[str, float], trains: bool) -> NodeSlots:
     with_gpus = config.placement.gpus == "auto" and resources.get("GPU", 0) > 0
     if uses_cuda(config) and not with_gpus:
         raise ConfigError(_no_gpus(config, address))
     demand = node_demand(config, with_gpus=with_gpus)
+    if not trains:
+        demand = replace(demand, learners=())
     num_gpus, num_cpus = resources.get("GPU", 0), resources.get("CPU", 0)
     check_fits(config, f"Node {address}", demand, num_gpus=num_gpus, num_cpus=num_cpus)
     pinned = [{**bundle, f"node:{address}": _PIN} for bundle in demand.bundles]
@@ -142,7 +144,10 @@ def learner_environment(config: Config, environ: Mapping[str, str], *, on_gpu: b
 class Workers:
     """All actors of the run, created at once; `start` waits for them."""
 
-    def __init__(self, config: Config, slots: Sequence[NodeSlots], inputs: Inputs, total_optimizer_steps: int) -> None:
+    def __init__(
+        self, config: Config, slots: Sequence[NodeSlots], inputs: TextInputs, total_optimizer_steps: int
+    ) -> None:
+        """Create them. Engines of a node without learners have the weights of `model.path`."""
         self._config = config
         self._on_gpu = uses_cuda(config)
         self._inputs = inputs
@@ -166,13 +171,23 @@ class Workers:
         """Form the groups that publish. Raises ConfigError when learners and engines mean different parameters."""
         return WeightSync(self._config, self._nodes, canary)
 
-    def rollout_pool(self, weights: WeightSync) -> RolloutPool:
+    def rollout_pool(self, weights: WeightSync | None = None) -> RolloutPool:
         """Put the engines and graders to work; `weights` bring an engine that takes a dead one's place up to date."""
         # Node by node in turn, so that neighbouring ordinals spread over nodes.
         engines = [engine for rank in zip(*(node.engines for node in self._nodes), strict=True) for engine in rank]
         graders = [node.grader for node in self._nodes if node.grader is not None]
         start_deadline = Deadline(self._config.deadlines.start_s, "deadlines.start_s")
-        return RolloutPool(engines, graders, weights.revive, start_deadline)
+
+        def restart(engine: RemoteEngine, error: Exception) -> None:
+            engine.replace(start_deadline, error)
+
+        return RolloutPool(engines, graders, restart if weights is None else weights.revive, start_deadline)
+
+    def stop(self) -> None:
+        """End the engines and graders, for others in their places."""
+        for node in self._nodes:
+            for member in (*node.engines, *filter(None, [node.grader])):
+                ray.kill(member.actor)
 
     def _learners(self, slot: NodeSlots, ranks: Iterator[int]) -> list[Any]:
         actor = ray.remote(concurrency_groups={WRITING: 1})(LearnerActor)
@@ -194,7 +209,8 @@ class Workers:
     def _start_engine(self, slot: NodeSlots, index: int) -> Any:
         environment = {"env_vars": engine_environment(self._config, on_gpu=self._on_gpu)}
         actor = ray.remote(Engine).options(**slot.engine_options(index), runtime_env=environment)
-        return actor.remote(self._config, self._inputs.stop_token_ids, on_gpu=self._on_gpu)
+        stop_ids, reads_weights = self._inputs.stop_token_ids, not slot.learner_bundles
+        return actor.remote(self._config, stop_ids, on_gpu=self._on_gpu, reads_weights=reads_weights)
 
     def _grader(self, slot: NodeSlots, tokenizer: Any) -> RemoteGrader | None:
         if not slot.engine_bundles:

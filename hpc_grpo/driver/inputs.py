@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_grpo.config import Config
-from hpc_grpo.data.loading import load_streams
+from hpc_grpo.data.loading import load_evals, load_streams
 from hpc_grpo.data.stream import DemonstrationStream, PromptStream
 from hpc_grpo.data.tokenizer import check_context_length, load_tokenizer, model_folder, stop_token_ids
 from hpc_grpo.grading.pool import RewardPool
@@ -22,21 +22,48 @@ from hpc_grpo.weights.contract import refuse_experts
 
 
 @dataclass(frozen=True)
-class Inputs:
+class TextInputs:
+    """What engines and graders need to know of a text."""
+
+    tokenizer: Any
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Inputs(TextInputs):
     """`stream` is what the run trains on; `eval_streams` are its eval sets by name, none when there is no eval.
 
     `item_digests` are those of the data sets, by their keys in the config.
     """
 
-    tokenizer: Any
-    stop_token_ids: tuple[int, ...]
     stream: PromptStream | DemonstrationStream
     eval_streams: Mapping[str, PromptStream]
     item_digests: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class EvalInputs(TextInputs):
+    """What an eval alone reads."""
+
+    eval_streams: Mapping[str, PromptStream]
+
+
 def load_inputs(config: Config) -> Inputs:
     """Load and check the inputs, the user's functions among them. Raises ConfigError for the first that is wrong."""
+    text = _text_inputs(config)
+    if config.needs.rollouts:
+        ADVANTAGES.find(config.loss.advantage)  # the loss is the learners' to import: it needs torch
+    streams = load_streams(config, text.tokenizer)
+    return Inputs(text.tokenizer, text.stop_token_ids, streams.train, streams.evals, streams.digests)
+
+
+def load_eval_inputs(config: Config) -> EvalInputs:
+    """Load and check what an eval of `model.path` reads. Raises ConfigError for the first that is wrong."""
+    text = _text_inputs(config)
+    return EvalInputs(text.tokenizer, text.stop_token_ids, load_evals(config, text.tokenizer))
+
+
+def _text_inputs(config: Config) -> TextInputs:
     tokenizer = load_tokenizer(config)
     check_context_length(config)
     if config.needs.rollouts:
@@ -46,8 +73,6 @@ def load_inputs(config: Config) -> Inputs:
         with closing(RewardPool(config.all_rewards, num_workers=1)) as pool:
             for note in pool.check():
                 say(note)
-        ADVANTAGES.find(config.loss.advantage)  # the loss is the learners' to import: it needs torch
         for name in config.eval.metrics:
             EVAL_METRICS.find(name)
-    streams = load_streams(config, tokenizer)
-    return Inputs(tokenizer, stop_ids, streams.train, streams.evals, streams.digests)
+    return TextInputs(tokenizer, stop_ids)

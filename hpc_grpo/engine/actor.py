@@ -30,13 +30,18 @@ T = TypeVar("T")
 class Engine:
     """Made a Ray actor by the driver; asyncio lets many requests wait side by side."""
 
-    def __init__(self, config: Config, stop_token_ids: Sequence[int], *, on_gpu: bool) -> None:
+    def __init__(
+        self, config: Config, stop_token_ids: Sequence[int], *, on_gpu: bool, reads_weights: bool = False
+    ) -> None:
+        """Start vLLM. It `reads_weights` of the model's folder where no learner publishes any."""
         dump_stacks_on_signal("engine")
         PULSE.open("engine", patience_of_actor(config))
         # Before vLLM is imported, whose threads inherit the cores.
         if config.placement.bind_cores and (said := keep_near_gpus()):
             print(said, flush=True)
-        self._loop = StepLoop(lambda: Sampler(start_vllm(config, on_gpu=on_gpu), stop_token_ids))
+        self._loop = StepLoop(
+            lambda: Sampler(start_vllm(config, on_gpu=on_gpu, reads_weights=reads_weights), stop_token_ids)
+        )
 
     async def ready(self) -> None:
         """Return when vLLM is up; raises what its construction raised."""

@@ -37,8 +37,12 @@ def engine_environment(config: Config, *, on_gpu: bool) -> dict[str, str]:
     return {**ENVIRONMENT, **_CPU_ENVIRONMENT, "OMP_NUM_THREADS": str(config.engine.num_threads)}
 
 
-def engine_options(config: Config, *, on_gpu: bool) -> dict[str, Any]:
-    """Return the keyword arguments of vllm.EngineArgs. Weights start as dummies: version 0 comes from the learner."""
+def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False) -> dict[str, Any]:
+    """Return the keyword arguments of vllm.EngineArgs.
+
+    Weights start as dummies, since version 0 comes from the learner; or, where there is none, it `reads_weights` of
+    `model.path`.
+    """
     engine = config.engine
     options: dict[str, Any] = {
         "model": config.model.path,
@@ -46,7 +50,7 @@ def engine_options(config: Config, *, on_gpu: bool) -> dict[str, Any]:
         "dtype": config.engine_dtype,
         "hf_overrides": {"head_dtype": config.model.head_dtype},
         "seed": config.run.seed,
-        "load_format": "dummy",
+        "load_format": "auto" if reads_weights else "dummy",
         "skip_tokenizer_init": True,
         "max_model_len": config.max_model_len,
         "max_num_seqs": engine.max_num_seqs,
@@ -75,10 +79,10 @@ def engine_options(config: Config, *, on_gpu: bool) -> dict[str, Any]:
     return options
 
 
-def start_vllm(config: Config, *, on_gpu: bool) -> Any:
+def start_vllm(config: Config, *, on_gpu: bool, reads_weights: bool = False) -> Any:
     """Start vLLM's LLMEngine in this process: in one of its own it takes three times as long."""
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    arguments = EngineArgs(**engine_options(config, on_gpu=on_gpu))
+    arguments = EngineArgs(**engine_options(config, on_gpu=on_gpu, reads_weights=reads_weights))
     return LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)

@@ -42,6 +42,7 @@ class RunDir:
     secret = _Inside(".secret", "ray_token")  # mode 0600
     checkpoints = _Inside("checkpoints")
     exports = _Inside("export")
+    evals = _Inside("evals")  # of `hpc-grpo eval`, each a folder of its own: run/evals.py
     stop_marker = _Inside("STOP")
     complete_marker = _Inside("COMPLETE")
     holder = _Inside("holder.json")  # the attempt that trains the run, and its last sign of life: run/lock.py

@@ -13,7 +13,7 @@ from hpc_grpo.data.cache import RowCache
 from hpc_grpo.data.encoder import Encoder
 from hpc_grpo.data.fingerprint import tokenizer_identity
 from hpc_grpo.data.hugging_face import WEIGHT_FORMS, read_header, weight_files
-from hpc_grpo.data.loading import cache_folder, load_rows
+from hpc_grpo.data.loading import load_rows
 from hpc_grpo.data.sources import open_source
 from hpc_grpo.data.tokenizer import check_context_length, load_tokenizer, model_folder, stop_token_ids
 from hpc_grpo.errors import ConfigError
@@ -49,7 +49,7 @@ def _verify_model(config: Config) -> dict[str, Any]:
 
 def _verify_dataset(config: Config, item: Item) -> dict[str, Any]:
     """Check and tokenize every row, which leaves it in the cache of tokenized data: the run finds it there."""
-    source, cache = source_of(config, item), RowCache(cache_folder(config))
+    source, cache = source_of(config, item), RowCache(config.cache_path)
     encoder = Encoder(config, source, load_tokenizer(config))
     rows = load_rows(config, source, encoder, cache, tokenizer_identity(config, os.environ))
     files = open_source(source).files() or list(rows.folder.iterdir())

@@ -63,4 +63,6 @@ def test_every_loader_is_told_not_to_run_code() -> None:
             told = {ast.unparse(word) for word in node.keywords}
             if (name == "from_pretrained" or name in _LOADERS) and "trust_remote_code=False" not in told:
                 untold.add(f"{path.name}: {ast.unparse(node)}")
-    assert untold == {"vllm.py: EngineArgs(**engine_options(config, on_gpu=on_gpu))"}, "see test_vllm for that one"
+    assert untold == {"vllm.py: EngineArgs(**engine_options(config, on_gpu=on_gpu, reads_weights=reads_weights))"}, (
+        "see test_vllm for that one"
+    )
