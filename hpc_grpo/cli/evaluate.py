@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,13 @@ from hpc_grpo.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpc_grpo.config import Config
+    from hpc_grpo.run.evals import EvalRequest
     from hpc_grpo.run.paths import RunDir
 
 _DRIVER = "hpc_grpo.driver.evaluate"
 
 _TARGET = click.argument("target", metavar="RUN|MODEL")
-_CONFIG = click.option("--config", "config_name", metavar="CONFIG", help="For a MODEL: take the settings of a config.")
+_CONFIG = click.option("--config", "settings_of", metavar="CONFIG", help="For a MODEL: take the settings of a config.")
 _STEP = click.option(
     "--step", "steps", type=click.IntRange(0), multiple=True, metavar="N", help="The export of step N; default: newest."
 )
@@ -67,15 +69,17 @@ def evaluate(
     data.eval.prompt_field=problem.
     """
     from hpc_grpo.launch.evaluation import eval_config
-    from hpc_grpo.run.evals import new_eval_dir, result_file
+    from hpc_grpo.run.evals import EvalRequest, new_eval_dir, result_file
 
     output = output and output.absolute()
-    subject = find_subject(target, data=paths, **{key: options.pop(key) for key in ("config_name", "steps", "base")})
+    subject = find_subject(target, data=paths, **{key: options.pop(key) for key in ("settings_of", "steps", "base")})
     data = [{"path": _absolute(path), "max_items": max_items} for path in paths]
     eval_dir = new_eval_dir(folder or subject.folder)
     os.chdir(subject.working_dir)
-    config = eval_config(subject.config, eval_dir, subject.first_model, data)
-    code = _run(eval_dir, config, subject.models, [*_as_overrides(config, options), *overrides])
+    with _removed_if_refused(eval_dir):
+        config = eval_config(subject.config, eval_dir, subject.first_model, data)
+        _freeze(config, [*_as_overrides(config, options), *overrides])
+    code = _run(eval_dir, EvalRequest(subject.models))
     if code == 0:
         if output is not None:
             shutil.copyfile(result_file(eval_dir), output)
@@ -108,15 +112,17 @@ def sample(
     A prompt gets the template and the system prompt of training. With --base and --step N: before and after.
     """
     from hpc_grpo.launch.evaluation import sample_config
-    from hpc_grpo.run.evals import new_eval_dir
+    from hpc_grpo.run.evals import EvalRequest, new_eval_dir
 
-    subject = find_subject(target, data=("-",), **{key: options.pop(key) for key in ("config_name", "steps", "base")})
+    subject = find_subject(target, data=("-",), **{key: options.pop(key) for key in ("settings_of", "steps", "base")})
     eval_dir = new_eval_dir(folder or subject.folder)
     file = eval_dir.path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
     os.chdir(subject.working_dir)
-    config = sample_config(subject.config, eval_dir, subject.first_model, str(file), source)
-    code = _run(eval_dir, config, subject.models, [*_as_overrides(config, options), *sets], shows_completions=True)
+    with _removed_if_refused(eval_dir):
+        config = sample_config(subject.config, eval_dir, subject.first_model, str(file), source)
+        _freeze(config, [*_as_overrides(config, options), *sets])
+    code = _run(eval_dir, EvalRequest(subject.models, shows_completions=True))
     if code == 0:
         shutil.rmtree(eval_dir.path)
     sys.exit(code)
@@ -137,26 +143,26 @@ class Subject:
 
 
 def find_subject(
-    target: str, config_name: str | None, steps: Sequence[int], base: bool, data: Sequence[str]
+    target: str, settings_of: str | None, steps: Sequence[int], base: bool, data: Sequence[str]
 ) -> Subject:
     """Return what RUN|MODEL names. Raises ConfigError where it is neither, and for options that do not go with it."""
     from hpc_grpo.launch.evaluation import config_of_model
 
     if not _is_model(target):
-        if config_name is not None:
+        if settings_of is not None:
             raise ConfigError("--config goes with a MODEL: a RUN has its own. Change keys of it by KEY=VALUE.")
         return _of_run(_find_run(target), steps, with_base=base)
     if steps or base:
         raise ConfigError(f"--step and --base go with a RUN, and {target} is a model. Leave them out.")
-    if config_name is not None:
+    if settings_of is not None:
         from hpc_grpo.cli.request import load_request
 
-        config = load_request(config_name, []).config
+        config = load_request(settings_of, []).config
     elif data:
         config = config_of_model(target, data[0])
     else:
         raise ConfigError(
-            "A MODEL has no eval set: name a data set with --data PATH, or a config with --config CONFIG."
+            "A MODEL has no eval set: give a data set (--data PATH), or a config that has one (--config CONFIG)."
         )
     return Subject(config, {Path(target).name: _absolute(target)}, runs_root() / "evals", Path.cwd())
 
@@ -199,23 +205,29 @@ def _is_model(target: str) -> bool:
         return False
 
 
-def _run(
-    folder: RunDir,
-    config: Config,
-    models: Mapping[str, str],
-    overrides: Sequence[str],
-    *,
-    shows_completions: bool = False,
-) -> int:
-    """Run an attempt in `folder`, with Ray as for training; return the exit code."""
+@contextmanager
+def _removed_if_refused(folder: RunDir) -> Iterator[None]:
+    """Leave no folder of an eval that was refused before anything began in it."""
+    try:
+        yield
+    except ConfigError:
+        shutil.rmtree(folder.path)
+        raise
+
+
+def _freeze(config: Config, overrides: Sequence[str]) -> None:
     from hpc_grpo.config import with_overrides
     from hpc_grpo.launch.freeze import freeze
-    from hpc_grpo.launch.supervisor.attempt import run_attempt
-    from hpc_grpo.run.evals import EvalRequest
 
-    frozen = freeze(with_overrides(config, overrides), sys.argv, overrides)
-    EvalRequest(dict(models), shows_completions).save(folder)
-    return run_attempt(frozen.run, _DRIVER)
+    freeze(with_overrides(config, overrides), sys.argv, overrides)
+
+
+def _run(folder: RunDir, request: EvalRequest) -> int:
+    """Run an attempt in `folder`, with Ray as for training; return the exit code."""
+    from hpc_grpo.launch.supervisor.attempt import run_attempt
+
+    request.save(folder)
+    return run_attempt(folder, _DRIVER)
 
 
 def _as_overrides(config: Config, options: Mapping[str, Any]) -> list[str]:

@@ -52,6 +52,9 @@ class CheckpointConfig(Section):
         "on; false: training waits for the disk.",
     )
     keep_last: PositiveInt = Field(2, description="Older checkpoints are removed.")
+    keep_batches: NonNegativeInt = Field(
+        0, description="Newest steps whose batches are kept, some 20 bytes a token, for `hpc-grpo replay`; 0: none."
+    )
     export_every_steps: PositiveInt | None = Field(
         None, description="Hugging Face export; null in all three: at the end."
     )

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpc_grpo.config import Config
 from hpc_grpo.driver.batches import Batch
@@ -21,7 +23,7 @@ from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.contract import ATTEMPT_VARIABLE
 from hpc_grpo.run.files import when_there_is_space, write_atomic
 from hpc_grpo.run.ledger import Ledger
-from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.paths import RunDir, step_dirs
 from hpc_grpo.run.progress import Phase, RunState, write_state
 from hpc_grpo.run.pulse import PULSE
 
@@ -117,6 +119,16 @@ class Session:
     @property
     def timer(self) -> StepTimer:
         return self.journal.timer
+
+    def batch_record(self, step: int) -> Path | None:
+        """Return where the batch of `step` is to be kept, if anywhere, and remove what that makes too many."""
+        num_kept = self.config.checkpoint.keep_batches
+        if not num_kept:
+            return None
+        for number, folder in step_dirs(self.run_dir.batches(step).parent).items():
+            if not step - num_kept < number < step:  # later ones are of steps that a resume takes again
+                shutil.rmtree(folder)
+        return self.run_dir.batches(step)
 
     def is_complete(self, state: DriverState) -> bool:
         return state.step >= self.length.total_steps

@@ -36,8 +36,11 @@ class LearnerGroup:
             self._rendezvous = ray.remote(Rendezvous).options(num_cpus=0).remote()
         self._on_all("start", self._rendezvous, waiting_for="the learners")
 
-    def train(self, batch: Batch) -> dict[str, float]:
-        """Take one optimizer step for each minibatch; return the metrics of all learners together."""
+    def train(self, batch: Batch, record: Path | None = None) -> dict[str, float]:
+        """Take one optimizer step for each minibatch; return the metrics of all learners together.
+
+        The batch is kept in the folder `record`, if there is to be one.
+        """
         shares: list[list[RemoteMinibatch]] = [[] for _ in self._learners]
         for minibatch in batch.minibatches:
             num_tokens = sum(item.num_trained_tokens for item in minibatch)
@@ -45,7 +48,7 @@ class LearnerGroup:
             split = balanced(minibatch, [item.size for item in minibatch], len(self._learners))
             for share, part in zip(shares, split, strict=True):
                 share.append(RemoteMinibatch(tuple(item.data for item in part), num_tokens, num_sequences))
-        calls = [learner.train.remote(share) for learner, share in zip(self._learners, shares, strict=True)]
+        calls = [learner.train.remote(share, record) for learner, share in zip(self._learners, shares, strict=True)]
         return merge(get_all(calls, None, "the training step"))
 
     def begin_checkpoint(self, path: Path, driver_state: dict[str, Any], *, behind: bool) -> Any:

@@ -42,7 +42,7 @@ class TrainingLoop:
             with self._saved_if_it_fails(state):
                 batch = self.batches.take_step(policy_version, timer)
             with timer.phase("train"):
-                metrics = {**batch.metrics, **self.learners.train(batch)}
+                metrics = {**batch.metrics, **self.learners.train(batch, session.batch_record(state.step + 1))}
             state = DriverState(state.step + 1, batch.ordinals[-1] + 1, batch.curriculum)
             record = functools.partial(session.journal.record_step, state, metrics, batch)
             with self._saved_if_it_fails(state, record):

@@ -7,6 +7,7 @@ collective of all of them, but for the writing of a checkpoint, which runs besid
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from hpc_grpo.algorithms.base import algorithm_of
 from hpc_grpo.config import Config
 from hpc_grpo.run.checkpoint import FileEntry
 from hpc_grpo.run.contract import SHM_DIR_VARIABLE
+from hpc_grpo.run.files import when_there_is_space
 from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.system.affinity import keep_near_gpus
@@ -83,9 +85,16 @@ class LearnerActor:
             self._config, self._rank, self._world_size, self._store, self._total_optimizer_steps
         )
 
-    def train(self, minibatches: Sequence[RemoteMinibatch]) -> dict[str, Reduction]:
+    def train(self, minibatches: Sequence[RemoteMinibatch], record: Path | None) -> dict[str, Reduction]:
+        """Train on this learner's share of a step, which is put on `record` where that names a folder."""
         with PULSE.working("train"):
-            return self._learner.train_step([self._fetch(minibatch) for minibatch in minibatches])
+            fetched = [self._fetch(minibatch) for minibatch in minibatches]
+            if record is not None:
+                from hpc_grpo.learner.record import save_share
+
+                save = functools.partial(save_share, record, self._rank, self._world_size, fetched)
+                when_there_is_space(save, "the step's batch")
+            return self._learner.train_step(fetched)
 
     def stage_checkpoint(self, path: Path, driver_state: dict[str, Any], behind: bool) -> None:
         from hpc_grpo.learner.checkpoint import CheckpointWriter

@@ -69,6 +69,11 @@ class Learner:
         self.files = StagedFiles(config.placement.learners_per_node)
         for ds_engine in (self.ds_engine, *(own for part in self.parts for own in part.ds_engines)):
             ds_engine.checkpoint_engine = self.files
+        self.train_by(config)
+
+    def train_by(self, config: Config) -> None:
+        """Take the loss of `config` from now on, and how it cuts sums; what was built stays as it is."""
+        self.config = config
         self._loss = algorithm_of(config).find_loss()
         self._preparations = self._loss.preparations if isinstance(self._loss, Objective) else {}
 

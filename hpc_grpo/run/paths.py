@@ -65,6 +65,9 @@ class RunDir:
         """The graded completions of an eval; those of a named set lie in a folder of its name."""
         return self.path / "rollouts" / eval_set / f"eval_step_{step}.jsonl"
 
+    def batches(self, step: int) -> Path:
+        return self.path / "batches" / f"step_{step}"
+
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step_{step}"
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from hpc_grpo.launch.evaluation import eval_config
+from hpc_grpo.launch.freeze import freeze
+from hpc_grpo.run.evals import EvalRequest, completions_file, new_eval_dir, result_file
 from hpc_grpo.run.files import read_jsonl
-from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.frozen_config import read_config
+from hpc_grpo.run.paths import RunDir, step_dirs
 from hpc_grpo.run.progress import read_metrics
 from tests.integration.conftest import SFT_STEPS, SYNC_STEPS
-from tests.integration.training_runs import metrics_of
+from tests.integration.training_runs import RUN_DEADLINE_S, metrics_of
 
 pytestmark = pytest.mark.integration
 
@@ -62,6 +69,36 @@ def test_eval_reports_pass_at_k(untied_run: RunDir) -> None:
         unsolved_pairs = [{0: 3, 1: 1}.get(sum(samples), 0) / 3 for samples in solved]
         assert values["eval/pass@2"] == pytest.approx(1 - sum(unsolved_pairs) / 8)
         assert values["eval/reward_mean"] == pytest.approx(sum(line["reward"] for line in lines) / 24)
+
+
+def test_an_eval_apart_from_training_says_what_the_last_one_in_training_said(
+    untied_run: RunDir, cluster: dict[str, str], tmp_path: Path
+) -> None:
+    """An engine that reads the export samples as one that the learner published to, prompt by prompt."""
+    folder, export = new_eval_dir(tmp_path), str(untied_run.export(8))
+    freeze(eval_config(read_config(untied_run), folder, export), [], [])
+    EvalRequest({"step_8": export}).save(folder)
+    environment = {**cluster, "HPC_GRPO_ATTEMPT_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "hpc_grpo.driver.evaluate", str(folder.path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=RUN_DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    apart = json.loads(result_file(folder).read_text())["models"]["step_8"]["metrics"]
+    within = {name: value for name, value in read_metrics(untied_run.metrics)[8].items() if name.startswith("eval/")}
+    assert apart == within
+    assert list(read_jsonl(completions_file(folder, "step_8", ""))) == list(read_jsonl(untied_run.eval_rollouts(8)))
+    assert f"{apart['eval/pass@2']:.3f} [" in done.stdout
+
+
+def test_a_step_trained_again_gives_the_metrics_of_the_run_to_the_last_bit(untied_run: RunDir) -> None:
+    """From the checkpoint of step 6: step 7 on the way, two optimizer steps each."""
+    command = [sys.executable, "-m", "hpc_grpo.cli", "replay", str(untied_run.path), "--step", "8", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout[done.stdout.index("{") :])
+    assert result["first_step"] == 6
+    assert result["replayed"] == result["recorded"]
+    assert {"loss/policy", "grad_norm", "lr", "policy/entropy"} < result["recorded"].keys()
+    assert sorted(step_dirs(untied_run.batches(0).parent)) == [7, 8]
 
 
 def test_training_learns_what_is_rewarded(untied_run: RunDir) -> None:

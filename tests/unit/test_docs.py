@@ -183,7 +183,7 @@ def test_configuration_table_has_real_keys_and_defaults(tmp_path: Path) -> None:
 def run_dir_paths() -> set[str]:
     run = RunDir(Path())
     paths = {str(value) for name in vars(RunDir) if isinstance(value := getattr(run, name), Path)}
-    per_step = {str(make("N")) for make in (run.rollouts, run.eval_rollouts, run.checkpoint, run.export)}  # type: ignore[arg-type]
+    per_step = {str(make("N")) for make in (run.rollouts, run.eval_rollouts, run.batches, run.checkpoint, run.export)}  # type: ignore[arg-type]
     return paths | per_step | {str(run.attempt("K", "JOB"))}  # type: ignore[arg-type]
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ class FakeLearner:
 
     def __init__(self) -> None:
         self.told: list[Any] = []
+        self.record: Path | None = None
         self.train = self
 
-    def remote(self, minibatches: Any) -> Reference:
-        self.told = minibatches
+    def remote(self, minibatches: Any, record: Path | None) -> Reference:
+        self.told, self.record = minibatches, record
         return answered({"items": Mean(len(minibatches[0].items))})
 
 
@@ -32,7 +34,8 @@ def test_a_step_is_split_by_tokens_and_every_learner_is_told_the_tokens_of_all()
     learners = [FakeLearner(), FakeLearner()]
     first = [item("a", 50), item("b", 10), item("c", 30)]
     batch = Batch([first, [item("d", 7)]], range(4), {})
-    assert LearnerGroup(learners).train(batch) == {"items": 1.5}
+    assert LearnerGroup(learners).train(batch, Path("batches/step_1")) == {"items": 1.5}
+    assert [learner.record for learner in learners] == [Path("batches/step_1")] * 2
     shares = [[[each.samples for each in minibatch.items] for minibatch in learner.told] for learner in learners]
     assert shares == [[["a"], ["d"]], [["b", "c"], []]]
     assert [[minibatch.num_valid_tokens for minibatch in learner.told] for learner in learners] == [[90, 7]] * 2

@@ -63,7 +63,7 @@ class FakeRun:
         self._do(f"take {self._taken}")
         return Batch([], range(10 * self._taken - 10, 10 * self._taken), {"reward/mean": 1.0})
 
-    def train(self, batch: Batch) -> dict[str, float]:
+    def train(self, batch: Batch, record: Path | None) -> dict[str, float]:
         self._trained += 1
         self._do(f"train {self._trained}")
         return {"loss/policy": 1.0}

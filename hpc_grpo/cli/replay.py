@@ -1,0 +1,107 @@
+"""The command that trains a recorded step again, to look into a loss."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from hpc_grpo.cli.options import OVERRIDES, RUN, echo, find_run
+from hpc_grpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpc_grpo.config import Config
+    from hpc_grpo.learner.replay import Replay
+
+_OF_THE_STEP = (
+    "loss.", "ppo.", "model.", "train.max_tokens_per_microbatch", "train.logprob_chunk_tokens", "train.attention",
+    "train.gradient_checkpointing", "train.num_threads", "run.root", "run.name", "placement.",
+)  # fmt: skip
+_DECIDED_BEFORE = ("loss.advantage", "loss.advantage_args", "loss.normalize_std", "loss.pass_k")
+
+
+@click.command("replay")
+@RUN
+@OVERRIDES
+@click.option("--step", type=click.IntRange(1), required=True, metavar="N", help="The step to train again.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: recorded, replayed.")
+def replay(run_name: str, overrides: tuple[str, ...], step: int, as_json: bool) -> None:
+    """Train a recorded step again on one learner, without engines, and compare its metrics with those of the run.
+
+    Needs checkpoint.keep_batches in the run. KEY=VALUE changes what this step is trained by, such as loss.name=dapo,
+    with the settings of its paper. The run stays as it is.
+    """
+    from hpc_grpo.config import with_overrides
+    from hpc_grpo.run.frozen_config import read_config
+
+    run = find_run(run_name)
+    config = read_config(run)
+    _refuse_others(override.partition("=")[0] for override in overrides)
+    changed = with_overrides(config, [*_as_in_papers(overrides), *overrides])
+    _prepare_process(changed)
+    from hpc_grpo.learner.replay import replay as train_again
+
+    result = train_again(run, step, config, changed)
+    echo(json.dumps(asdict(result), indent=2) if as_json else shown(result, step))
+
+
+def shown(result: Replay, step: int) -> str:
+    """Return a table of the metrics, and a sentence on how far they are apart."""
+    from hpc_grpo.system.readable import UNKNOWN, table
+
+    rows = []
+    for name, value in result.replayed.items():
+        recorded = result.recorded.get(name)
+        difference = UNKNOWN if recorded is None else f"{value - recorded:.3g}"
+        rows.append((name, UNKNOWN if recorded is None else f"{recorded:.9g}", f"{value:.9g}", difference))
+    lines = [table(("METRIC", "RECORDED", "REPLAYED", "DIFFERENCE"), rows)]
+    if not result.differences:
+        lines.append(f"Step {step}: all {len(result.recorded)} metrics are those of the run, to the last bit.")
+    elif result.num_learners > 1:
+        lines.append(f"The run shared the step among {result.num_learners} learners, which add up in another order.")
+    return "\n".join(lines)
+
+
+def _as_in_papers(overrides: Sequence[str]) -> list[str]:
+    """Return overrides that take the settings of another loss or correction from its paper, not from the one before."""
+    from hpc_grpo.config.loss import ARGUMENTS, READERS
+
+    given = {override.partition("=")[0] for override in overrides}
+    chosen = {"name", "importance_correction"} if "loss.name" in given else {"importance_correction"}
+    reset = [key for key, (reader, _) in READERS.items() if reader in chosen]
+    if "loss.name" in given:
+        reset += ["denominator", "importance_correction"]
+    elif "loss.importance_correction" not in given:
+        return []
+    nulls = [f"loss.{key}=null" for key in reset if f"loss.{key}" not in given]
+    arguments = [key for key, (reader, _) in ARGUMENTS.items() if reader in chosen]
+    return nulls + [f"loss.{key}={{}}" for key in arguments if not any(f"loss.{key}" in each for each in given)]
+
+
+def _refuse_others(changed: Iterable[str]) -> None:
+    """Raise ConfigError for keys whose change the replay of a step would not show."""
+    for key in changed:
+        if key.startswith(_DECIDED_BEFORE):
+            raise ConfigError(
+                f"{key} cannot change in a replay: the advantages of a step are decided before learners see it, and "
+                f"are in its record. Leave it out."
+            )
+        if not key.startswith(_OF_THE_STEP):
+            raise ConfigError(
+                f"{key} cannot change in a replay: it would change nothing in a step whose batch and optimizer state "
+                f"are recorded. What may: {', '.join(f'{key}*' if key[-1] == '.' else key for key in _OF_THE_STEP)}."
+            )
+
+
+def _prepare_process(config: Config) -> None:
+    """Set the variables that a learner's process has, before torch is imported; its numbers depend on them."""
+    from hpc_grpo.driver.actors import learner_environment, uses_cuda
+
+    os.environ.update(learner_environment(config, os.environ, on_gpu=uses_cuda(config)))
+
+
+COMMANDS = (replay,)

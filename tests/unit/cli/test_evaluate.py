@@ -1,0 +1,154 @@
+"""`hpc-grpo eval` and `hpc-grpo sample` up to the attempt that they start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.config import Config, load_config
+from hpc_grpo.errors import EXIT_CONFIG
+from hpc_grpo.launch.freeze import freeze
+from hpc_grpo.run.evals import read_request, result_file
+from hpc_grpo.run.files import read_jsonl
+from hpc_grpo.run.frozen_config import read_config
+from hpc_grpo.run.paths import RunDir
+from tests.support.command import call
+
+
+class Started:
+    """The attempts that were started, as their driver would find them."""
+
+    def __init__(self) -> None:
+        self.folders: list[RunDir] = []
+        self.prompts: list[str] = []
+        self.exit_code = 0
+
+    def run_attempt(self, folder: RunDir, driver: str) -> int:
+        assert driver == "hpc_grpo.driver.evaluate"
+        self.folders.append(folder)
+        self.configs = [*getattr(self, "configs", []), read_config(folder)]
+        self.request = read_request(folder)
+        if self.request.shows_completions:
+            self.prompts = [line["prompt"] for line in read_jsonl(folder.path / "prompts.jsonl")]
+        result_file(folder).write_text('{"models": {}}')
+        return self.exit_code
+
+    @property
+    def config(self) -> Config:
+        return self.configs[-1]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
+    started = Started()
+    monkeypatch.setattr("hpc_grpo.launch.supervisor.attempt.run_attempt", started.run_attempt)
+    monkeypatch.chdir(tmp_path)
+    return started
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Return a run with exports of two steps, which was started in a folder of its own."""
+    words = [f"run.root={tmp_path}", "run.name=r", "model.path=org/m", "data.train.path=org/rows"]
+    words += ["data.eval={path: held_out.jsonl}", "eval.num_samples=4", "eval.pass_k=[1, 4]"]
+    run = freeze(load_config("local/debug", words), [], []).run
+    for step in (4, 12):
+        run.export(step).mkdir(parents=True)
+    return run
+
+
+def test_a_runs_newest_export_is_evaluated_on_its_eval_set_in_a_folder_below_the_run(
+    run: RunDir, started: Started, tmp_path: Path
+) -> None:
+    done = call("eval", str(run.path), "--num-samples", "2", "rollout.max_new_tokens=99", "--output", "out.json")
+    assert done.exit_code == 0, done.output
+    assert started.request.models == {"step_12": str(run.export(12))}
+    assert started.folders[0].path == run.evals / "1"
+    config = started.config
+    assert (config.eval.num_samples, config.eval.pass_k, config.rollout.max_new_tokens) == (2, [1], 99)
+    assert config.data.eval is not None
+    assert (config.data.eval.path, config.model.path) == ("held_out.jsonl", str(run.export(12)))
+    assert json.loads((tmp_path / "out.json").read_text()) == {"models": {}}
+
+
+def test_base_and_steps_are_evaluated_side_by_side(run: RunDir, started: Started) -> None:
+    assert call("eval", str(run.path), "--base", "--step", "4", "--step", "12").exit_code == 0
+    assert started.request.models == {
+        "base": "org/m", "step_4": str(run.export(4)), "step_12": str(run.export(12))
+    }  # fmt: skip
+    assert call("eval", str(run.path), "--base").exit_code == 0
+    assert started.request.models == {"base": "org/m"}
+
+
+def test_data_named_by_the_user_are_found_from_where_the_user_is(run: RunDir, started: Started, tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").touch()
+    words = ["--data", "mine.jsonl", "--data", "reasoning_gym:gcd", "--max-items", "5"]
+    assert call("eval", str(run.path), *words, "data.eval.mix.1.args={size: 9}").exit_code == 0
+    sources = [source for _, source in started.config.data.sources(for_eval=True)]
+    assert [(source.path, source.max_items) for source in sources] == [
+        (str(tmp_path / "mine.jsonl"), 5), ("reasoning_gym:gcd", 5)
+    ]  # fmt: skip
+    assert sources[1].args == {"size": 9}
+
+
+def test_a_models_folder_is_evaluated_by_defaults_or_by_a_config(started: Started, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert call("eval", "model", "--data", "reasoning_gym:gcd").exit_code == 0
+    assert started.request.models == {"model": str(tmp_path / "model")}
+    assert started.folders[0].path == tmp_path / "runs" / "evals" / "1"
+    words = ["--config", "local/debug", "--data", "rows.jsonl", "--folder", str(tmp_path / "work")]
+    assert call("eval", "model", *words).exit_code == 0
+    assert started.folders[1].path == tmp_path / "work" / "1"
+    assert started.config.engine == load_config("local/debug").engine
+
+
+def test_a_sample_shows_completions_and_leaves_nothing_behind(run: RunDir, started: Started) -> None:
+    done = call("sample", str(run.path), "What is 7 * 8?", "And 2 + 2?", "--num", "3", "--temperature", "0", "--base")
+    assert done.exit_code == 0, done.output
+    assert started.prompts == ["What is 7 * 8?", "And 2 + 2?"]
+    assert (started.config.eval.num_samples, started.config.eval.temperature) == (3, 0.0)
+    assert started.request.shows_completions
+    assert not started.folders[0].path.exists()
+
+
+def test_an_attempt_that_failed_keeps_its_folder_and_ends_with_its_code(run: RunDir, started: Started) -> None:
+    started.exit_code = EXIT_CONFIG
+    assert call("sample", str(run.path), "Hi").exit_code == EXIT_CONFIG
+    assert started.folders[0].path.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["eval", "RUN", "--step", "5"], "--step = 5: run r has exports of these steps: 4, 12."),
+        (["eval", "RUN", "--config", "local/debug"], "--config goes with a MODEL"),
+        (["eval", "nothing"], "RUN = 'nothing' must be a run directory"),
+        (["eval", "MODEL"], "A MODEL has no eval set: give a data set (--data PATH)"),
+        (["eval", "MODEL", "--base", "--data", "d.jsonl"], "--step and --base go with a RUN"),
+        (["eval", "RUN", "--pass-k", "9"], "eval.pass_k = [9]: every k must be at most eval.num_samples = 4"),
+        (["sample", "RUN", "Hi", "--source", "x"], "--source = 'x' must be the name of a source of data.train"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_error_before_anything_starts(
+    run: RunDir, started: Started, tmp_path: Path, words: list[str], said: str
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    names = {"RUN": str(run.path), "MODEL": str(tmp_path / "model")}
+    done = call(*(names.get(word, word) for word in words))
+    assert done.exit_code == EXIT_CONFIG
+    assert done.stderr.startswith("error: ")
+    assert said in done.stderr
+    assert started.folders == []
+    assert [path for parent in (run.evals, tmp_path / "runs") for path in parent.glob("*/*")] == []
+
+
+def test_a_run_without_an_export_says_when_there_will_be_one(run: RunDir, started: Started) -> None:
+    for step in (4, 12):
+        run.export(step).rmdir()
+    done = call("eval", str(run.path))
+    assert done.exit_code == EXIT_CONFIG
+    assert "has no export yet" in done.stderr

@@ -1,0 +1,90 @@
+"""`hpc-grpo replay`: which keys may change in it, and what it shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_grpo.cli.replay import shown
+from hpc_grpo.config import Config, load_config
+from hpc_grpo.errors import EXIT_CONFIG
+from hpc_grpo.launch.freeze import freeze
+from hpc_grpo.learner.replay import Replay
+from hpc_grpo.run.paths import RunDir
+from tests.support.command import call
+
+SAME = Replay({"loss/policy": 0.1, "lr": 1e-6}, {"loss/policy": 0.1, "lr": 1e-6, "loss/kl": 2.0}, 1, 4)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    words = [f"run.root={tmp_path}", "loss.clip_high=0.3"]
+    words += ["data.train.path=d", "data.eval=null", "eval.every_steps=null"]
+    return freeze(load_config("local/debug", words), [], []).run
+
+
+@pytest.fixture
+def trained_by(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    asked: list[Config] = []
+
+    def replay(run: RunDir, step: int, config: Config, changed: Config) -> Replay:
+        asked.append(changed)
+        return SAME
+
+    monkeypatch.setattr("hpc_grpo.learner.replay.replay", replay)
+    monkeypatch.setattr("hpc_grpo.cli.replay._prepare_process", lambda config: None)
+    return asked
+
+
+def replay(run: RunDir, *words: str) -> Any:
+    return call("replay", str(run.path), "--step", "5", *words)
+
+
+def test_another_loss_brings_the_settings_of_its_paper_but_for_those_that_are_given(
+    run: RunDir, trained_by: list[Config]
+) -> None:
+    assert replay(run, "loss.name=dapo", "loss.clip_low=0.1").exit_code == 0
+    loss = trained_by[0].loss
+    assert (loss.name, loss.clip_low, loss.clip_high) == ("dapo", 0.1, 0.28)
+    assert replay(run, "loss.kl_coef=0.1").exit_code == 0
+    assert (trained_by[1].loss.clip_high, trained_by[1].loss.kl_coef) == (0.3, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            "loss.advantage=rloo",
+            "loss.advantage cannot change in a replay: the advantages",
+        ),
+        ("train.lr=1e-3", "train.lr cannot change in a replay: it would change nothing"),
+        ("rollout.group_size=2", "rollout.group_size cannot change in a replay"),
+    ],
+)
+def test_keys_that_a_replay_would_not_show_are_refused(
+    run: RunDir, trained_by: list[Config], override: str, said: str
+) -> None:
+    done = replay(run, override)
+    assert (done.exit_code, said in done.stderr) == (EXIT_CONFIG, True)
+    assert trained_by == []
+
+
+def test_a_step_whose_batch_was_not_kept_is_an_error_that_names_the_key(run: RunDir) -> None:
+    done = replay(run)
+    assert done.exit_code == EXIT_CONFIG
+    assert "The batch of step 1 of run" in done.stderr
+    assert "set checkpoint.keep_batches" in done.stderr
+
+
+def test_equal_metrics_are_said_to_be_equal_and_others_by_how_much_they_are_not() -> None:
+    lines = shown(SAME, 5).splitlines()
+    assert lines[1].split() == ["loss/policy", "0.1", "0.1", "0"]
+    assert lines[3].split() == ["loss/kl", "-", "2", "-"]
+    assert lines[-1] == "Step 5: all 2 metrics are those of the run, to the last bit."
+    apart = Replay({"loss/policy": 0.25}, {"loss/policy": 0.25 + 2**-30}, 2, 4)
+    assert shown(apart, 5).splitlines()[1:] == [
+        "loss/policy  0.25      0.250000001  9.31e-10",
+        "The run shared the step among 2 learners, which add up in another order.",
+    ]

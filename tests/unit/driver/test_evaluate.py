@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hpc_grpo.driver.evaluate import shown_completions, shown_metrics
+from hpc_grpo.run.evals import EvalRequest, completions_file, new_eval_dir, read_request
+from hpc_grpo.run.paths import RunDir
+from tests.support.configs import minimal_config
+
+BOUNDS = {"eval/pass@1": 0.5, "eval/pass@1_low": 0.25, "eval/pass@1_high": 0.75, "eval/tokens_mean": 40.0}
+OF_SUMS = {"eval/pass@1/sums": 1.0, "eval/failed_fraction/sums": 0.0}
+
+
+def test_the_table_has_a_line_for_each_model_set_and_source() -> None:
+    data = {"train": {"path": "d"}, "eval_sets": {"hard": {"path": "h", "pass_k": [4], "num_samples": 4}}}
+    metrics = {**BOUNDS, **OF_SUMS, "eval/hard/pass@4": 0.125}
+    sources = {"": ["gcd", "sums"], "hard": ["h"]}
+    lines = shown_metrics({"base": metrics, "step_8": BOUNDS}, sources, minimal_config(data=data)).splitlines()
+    assert [line.split() for line in lines] == [
+        ["MODEL", "DATA", "PASS@1", "PASS@4", "REWARD", "TOKENS", "FAILED_FRACTION"],
+        ["base", "all", "0.500", "[0.250,", "0.750]", "-", "-", "40.0", "-"],
+        ["base", "gcd", "-", "-", "-", "-", "-"],
+        ["base", "sums", "1.000", "-", "-", "-", "0.000"],
+        ["base", "hard", "-", "0.125", "-", "-", "-"],
+        ["step_8", "all", "0.500", "[0.250,", "0.750]", "-", "-", "40.0", "-"],
+        *([["step_8", name, "-", "-", "-", "-", "-"] for name in ("gcd", "sums", "hard")]),
+    ]
+
+
+def write_completions(folder: RunDir, model: str, *lines: tuple[int, str, str]) -> None:
+    file = completions_file(folder, model, "")
+    file.parent.mkdir(parents=True)
+    described = ({"ordinal": ordinal, "prompt": prompt, "completion": text} for ordinal, prompt, text in lines)
+    file.write_text("".join(json.dumps(line) + "\n" for line in described))
+
+
+def test_one_completion_is_shown_bare_and_several_by_prompt_and_model(tmp_path: Path) -> None:
+    folder = new_eval_dir(tmp_path / "evals")
+    EvalRequest({"base": "m", "step_8": "e"}, shows_completions=True).save(folder)
+    write_completions(folder, "base", (0, "7*8?", " 54\n"), (1, "2+2?", "5"))
+    assert shown_completions(folder, EvalRequest({"base": "m"})) == "> 7*8?\n[base] 54\n\n> 2+2?\n[base] 5"
+    write_completions(folder, "step_8", (0, "7*8?", "56"))
+    assert shown_completions(folder, EvalRequest({"step_8": "e"})) == "56"
+    assert shown_completions(folder, read_request(folder)).startswith("> 7*8?\n[base] 54\n[step_8] 56")
+
+
+def test_each_eval_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    assert [new_eval_dir(tmp_path / "evals").path.name for _ in range(3)] == ["1", "2", "3"]
