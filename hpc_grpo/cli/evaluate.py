@@ -122,7 +122,7 @@ def sample(
     with _removed_if_refused(eval_dir):
         config = sample_config(subject.config, eval_dir, subject.first_model, str(file), source)
         _freeze(config, [*_as_overrides(config, options), *sets])
-    code = _run(eval_dir, EvalRequest(subject.models, shows_completions=True))
+    code = _run(eval_dir, EvalRequest(subject.models, prompts))
     if code == 0:
         shutil.rmtree(eval_dir.path)
     sys.exit(code)

@@ -47,7 +47,7 @@ def evaluate(folder: RunDir) -> None:
     with timer.phase("start"):
         slots = reserve_nodes(config, trains=False)
     results = {name: _metrics_of(name, own, slots, inputs[name], folder, timer) for name, own in configs.items()}
-    if request.shows_completions:
+    if request.prompts:
         say(shown_completions(folder, request))
     else:
         _write_result(folder, config, request, results)
@@ -78,9 +78,8 @@ def shown_completions(folder: RunDir, request: EvalRequest) -> str:
     lines = [(model, line) for model in request.models for line in read_jsonl(completions_file(folder, model, ""))]
     if len(lines) == 1:
         return str(lines[0][1]["completion"]).strip()
-    prompts = {line["ordinal"]: line["prompt"] for _, line in lines}
     blocks = []
-    for ordinal, prompt in prompts.items():
+    for ordinal, prompt in enumerate(request.prompts):
         given = [f"[{model}] {line['completion'].strip()}" for model, line in lines if line["ordinal"] == ordinal]
         blocks.append("\n".join([f"> {prompt}", *given]))
     return "\n\n".join(blocks)

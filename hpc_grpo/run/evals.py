@@ -6,7 +6,7 @@ It is laid out as a run's, with the config, and has these files besides.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,11 +19,11 @@ from hpc_grpo.run.paths import RunDir
 class EvalRequest:
     """`models` are the folders or names of what is evaluated, by what they are called.
 
-    With `shows_completions` it is these that are wanted, and no metrics.
+    Where there are `prompts`, completions of them are wanted, and no metrics.
     """
 
     models: Mapping[str, str]
-    shows_completions: bool = False
+    prompts: Sequence[str] = ()
 
     def save(self, folder: RunDir) -> None:
         write_json_atomic(_request(folder), asdict(self))

@@ -30,7 +30,7 @@ class Started:
         self.folders.append(folder)
         self.configs = [*getattr(self, "configs", []), read_config(folder)]
         self.request = read_request(folder)
-        if self.request.shows_completions:
+        if self.request.prompts:
             self.prompts = [line["prompt"] for line in read_jsonl(folder.path / "prompts.jsonl")]
         result_file(folder).write_text('{"models": {}}')
         return self.exit_code
@@ -110,7 +110,7 @@ def test_a_sample_shows_completions_and_leaves_nothing_behind(run: RunDir, start
     assert done.exit_code == 0, done.output
     assert started.prompts == ["What is 7 * 8?", "And 2 + 2?"]
     assert (started.config.eval.num_samples, started.config.eval.temperature) == (3, 0.0)
-    assert started.request.shows_completions
+    assert started.request.prompts == started.prompts
     assert not started.folders[0].path.exists()
 
 

@@ -28,20 +28,21 @@ def test_the_table_has_a_line_for_each_model_set_and_source() -> None:
     ]
 
 
-def write_completions(folder: RunDir, model: str, *lines: tuple[int, str, str]) -> None:
+def write_completions(folder: RunDir, model: str, *lines: tuple[int, str]) -> None:
     file = completions_file(folder, model, "")
     file.parent.mkdir(parents=True)
-    described = ({"ordinal": ordinal, "prompt": prompt, "completion": text} for ordinal, prompt, text in lines)
+    described = ({"ordinal": ordinal, "completion": text} for ordinal, text in lines)
     file.write_text("".join(json.dumps(line) + "\n" for line in described))
 
 
 def test_one_completion_is_shown_bare_and_several_by_prompt_and_model(tmp_path: Path) -> None:
     folder = new_eval_dir(tmp_path / "evals")
-    EvalRequest({"base": "m", "step_8": "e"}, shows_completions=True).save(folder)
-    write_completions(folder, "base", (0, "7*8?", " 54\n"), (1, "2+2?", "5"))
-    assert shown_completions(folder, EvalRequest({"base": "m"})) == "> 7*8?\n[base] 54\n\n> 2+2?\n[base] 5"
-    write_completions(folder, "step_8", (0, "7*8?", "56"))
-    assert shown_completions(folder, EvalRequest({"step_8": "e"})) == "56"
+    prompts = ("7*8?", "2+2?")
+    EvalRequest({"base": "m", "step_8": "e"}, prompts).save(folder)
+    write_completions(folder, "base", (0, " 54\n"), (1, "5"))
+    assert shown_completions(folder, EvalRequest({"base": "m"}, prompts)) == "> 7*8?\n[base] 54\n\n> 2+2?\n[base] 5"
+    write_completions(folder, "step_8", (0, "56"))
+    assert shown_completions(folder, EvalRequest({"step_8": "e"}, prompts[:1])) == "56"
     assert shown_completions(folder, read_request(folder)).startswith("> 7*8?\n[base] 54\n[step_8] 56")
 
 
