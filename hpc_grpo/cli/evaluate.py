@@ -175,11 +175,15 @@ def _of_run(run: RunDir, steps: Sequence[int], *, with_base: bool) -> Subject:
     config, exports, started_in = read_config(run), step_dirs(run.exports), working_dir(run)
     if missing := [step for step in steps if step not in exports]:
         there = ", ".join(map(str, sorted(exports))) or "none"
-        raise ConfigError(f"--step = {missing[0]}: run {run.path.name} has exports of these steps: {there}.")
+        raise ConfigError(
+            f"--step = {missing[0]}: run {run.path.name} has exports of these steps: {there}. Of a checkpoint it gets "
+            f"one by `hpc-grpo export {run.path} --step N`."
+        )
     if not exports and not with_base:
         raise ConfigError(
             f"Run {run.path.name} has no export yet: there is one when it is complete, or as often as "
-            f"checkpoint.export_every_steps says. --base looks at the model that it began with."
+            f"checkpoint.export_every_steps says. `hpc-grpo export {run.path}` makes one of its newest checkpoint; "
+            f"--base looks at the model that it began with."
         )
     chosen = steps or ([] if with_base else [max(exports)])
     base = {"base": _absolute(config.model.path, started_in)} if with_base else {}

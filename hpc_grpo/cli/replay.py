@@ -1,4 +1,4 @@
-"""The command that trains a recorded step again, to look into a loss."""
+"""The commands that take a checkpoint up without Ray: to train a recorded step again, or to export its model."""
 
 from __future__ import annotations
 
@@ -47,6 +47,27 @@ def replay(run_name: str, overrides: tuple[str, ...], step: int, as_json: bool) 
 
     result = train_again(run, step, config, changed)
     echo(json.dumps(asdict(result), indent=2) if as_json else shown(result, step))
+
+
+@click.command()
+@RUN
+@OVERRIDES
+@click.option("--step", type=click.IntRange(0), metavar="N", help="Default: the newest checkpoint.")
+def export(run_name: str, overrides: tuple[str, ...], step: int | None) -> None:
+    """Write a checkpoint's model in Hugging Face format into the run's folder of exports.
+
+    KEY=VALUE says what differs on this machine, such as model.device=cpu.
+    """
+    from hpc_grpo.config import with_overrides
+    from hpc_grpo.run.frozen_config import read_config
+
+    run = find_run(run_name)
+    _refuse_others(override.partition("=")[0] for override in overrides)
+    config = with_overrides(read_config(run), overrides)
+    _prepare_process(config)
+    from hpc_grpo.learner.replay import export_checkpoint
+
+    echo(export_checkpoint(run, step, config))
 
 
 def shown(result: Replay, step: int) -> str:
@@ -104,4 +125,4 @@ def _prepare_process(config: Config) -> None:
     os.environ.update(learner_environment(config, os.environ, on_gpu=uses_cuda(config)))
 
 
-COMMANDS = (replay,)
+COMMANDS = (replay, export)

@@ -1,7 +1,7 @@
-"""Trains recorded steps again on one learner in this process, without Ray or engines: to look into a loss.
+"""Takes a checkpoint up on one learner in this process, without Ray: to train recorded steps again, or to export it.
 
-Consumes a run's checkpoint and the records of the steps after it; produces the metrics of the last of them. The run is
-left as it is.
+Consumes a run's checkpoint and the records of the steps after it; produces the metrics of the last of them, and leaves
+the run as it is; or the checkpoint's model in Hugging Face format.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.checkpoint import load_checkpoint, universal_folder, write_universal
+from hpc_grpo.learner.export import export_model
 from hpc_grpo.learner.learner import Learner
 from hpc_grpo.learner.record import read_batches
 from hpc_grpo.metrics.reductions import merge
@@ -65,6 +66,19 @@ def replay(run: RunDir, step: int, config: Config, changed: Config) -> Replay:
     minibatches, num_learners = records[step]
     replayed = merge([learner.train_step(minibatches)])
     return Replay({name: recorded[name] for name in replayed if name in recorded}, replayed, num_learners, first_step)
+
+
+def export_checkpoint(run: RunDir, step: int | None, config: Config) -> Path:
+    """Write the export of a checkpoint, by default of the newest. Raises ConfigError where there is none of `step`."""
+    whole = {each.step: each for each in valid_checkpoints(run, check_hashes=False)}
+    if not whole or (step is not None and step not in whole):
+        there = ", ".join(map(str, sorted(whole))) or "none"
+        raise ConfigError(f"--step = {step}: run {run.path.name} has whole checkpoints of these steps: {there}.")
+    checkpoint = whole[max(whole) if step is None else step]
+    learner = Learner(config, total_optimizer_steps=1)
+    _load(learner, checkpoint)
+    export_model(learner, run.export(checkpoint.step))
+    return run.export(checkpoint.step)
 
 
 def _start(run: RunDir, step: int) -> Checkpoint | None:

@@ -88,3 +88,9 @@ def test_equal_metrics_are_said_to_be_equal_and_others_by_how_much_they_are_not(
         "loss/policy  0.25      0.250000001  9.31e-10",
         "The run shared the step among 2 learners, which add up in another order.",
     ]
+
+
+def test_an_export_of_a_step_without_a_checkpoint_is_an_error_with_those_that_have_one(run: RunDir) -> None:
+    done = call("export", str(run.path), "--step", "7")
+    assert done.exit_code == EXIT_CONFIG
+    assert "--step = 7: run debug has whole checkpoints of these steps: none." in done.stderr
