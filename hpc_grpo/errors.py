@@ -37,6 +37,10 @@ class RewardError(HpcGrpoError):
     exit_code = EXIT_CONFIG
 
 
+class RewardAwayError(HpcGrpoError):
+    """What a reward asks does not answer at a resume, and did before: the run is tried again."""
+
+
 class PromptError(HpcGrpoError):
     """An engine refuses a prompt, as any other would, or none is left to ask. The learners are as they were."""
 

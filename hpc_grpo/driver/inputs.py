@@ -48,9 +48,12 @@ class EvalInputs(TextInputs):
     eval_streams: Mapping[str, PromptStream]
 
 
-def load_inputs(config: Config) -> Inputs:
-    """Load and check the inputs, the user's functions among them. Raises ConfigError for the first that is wrong."""
-    text = _text_inputs(config)
+def load_inputs(config: Config, *, is_resume: bool = False) -> Inputs:
+    """Load and check the inputs, the user's functions among them. Raises ConfigError for the first that is wrong.
+
+    At a resume, what a reward asks is waited for, and RewardAwayError raised if it does not answer.
+    """
+    text = _text_inputs(config, is_resume=is_resume)
     if config.needs.rollouts:
         ADVANTAGES.find(config.loss.advantage)  # the loss is the learners' to import: it needs torch
     streams = load_streams(config, text.tokenizer)
@@ -63,7 +66,7 @@ def load_eval_inputs(config: Config) -> EvalInputs:
     return EvalInputs(text.tokenizer, text.stop_token_ids, load_evals(config, text.tokenizer))
 
 
-def _text_inputs(config: Config) -> TextInputs:
+def _text_inputs(config: Config, *, is_resume: bool = False) -> TextInputs:
     tokenizer = load_tokenizer(config)
     check_context_length(config)
     if config.needs.rollouts:
@@ -71,7 +74,7 @@ def _text_inputs(config: Config) -> TextInputs:
     stop_ids = stop_token_ids(config, tokenizer)
     if config.needs.rollouts:
         with closing(RewardPool(config.all_rewards, num_workers=1)) as pool:
-            for note in pool.check():
+            for note in pool.check(is_resume=is_resume):
                 say(note)
         for name in config.eval.metrics:
             EVAL_METRICS.find(name)

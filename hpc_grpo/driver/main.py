@@ -51,7 +51,7 @@ def train(run_dir: RunDir) -> bool:
 def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
     with timer.phase("inputs"):
         refuse_without_checkpoint(run_dir)
-        inputs = load_inputs(config)
+        inputs = load_inputs(config, is_resume=read_state(run_dir) is not None)
         take_inputs(run_dir, fingerprints(config, Path(), inputs.item_digests))
     length = train_length(config, len(inputs.stream))
     stop = StopRequest(run_dir)

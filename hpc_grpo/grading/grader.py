@@ -15,6 +15,8 @@ from hpc_grpo.config import Config
 from hpc_grpo.data.templates import Tokenizer
 from hpc_grpo.grading.pool import RewardPool, reward_labels
 from hpc_grpo.metrics.rollouts import measure
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.progress import read_state
 from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.types import GroupGrades, GroupSamples, Prompt
@@ -26,6 +28,7 @@ class Grader:
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         dump_stacks_on_signal("grader")
         PULSE.open("grader", patience_of_actor(config))
+        self._run_dir = RunDir(config.run_path)
         self._num_open = 0
         self._tokenizer = tokenizer
         self._mask_truncated = config.rollout.mask_truncated
@@ -34,8 +37,9 @@ class Grader:
         self._labels = [list(islice(labels, len(rewards))) for rewards in config.reward_sets]
 
     async def ready(self) -> None:
-        """Return once a worker has the rewards. Raises ConfigError when one cannot be imported."""
-        await asyncio.to_thread(self._pool.check)
+        """Return once a worker has the rewards. Raises ConfigError when one cannot be imported, or RewardAwayError."""
+        is_resume = read_state(self._run_dir) is not None
+        await asyncio.to_thread(self._pool.check, is_resume=is_resume)
 
     async def grade(self, samples: GroupSamples, prompt: Prompt, with_texts: bool) -> GroupGrades:
         """Grade one group; `with_texts` keeps the decoded completions.

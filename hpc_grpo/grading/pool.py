@@ -19,9 +19,12 @@ from typing import Any
 
 from hpc_grpo.config import RewardConfig
 from hpc_grpo.config.rollout import REWARD_LOAD_S
-from hpc_grpo.errors import ConfigError, HpcGrpoError, RewardError
+from hpc_grpo.errors import ConfigError, HpcGrpoError, RewardAwayError, RewardError
 from hpc_grpo.grading.slot import QueuedCall, WorkerSlot
 from hpc_grpo.grading.worker import Call, CallResult, Preparation
+
+_RESUME_S = 600.0
+"""More patience with a reward's `prepare` at a resume, which may wait for a server to come back (rewards/http.py)."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +58,23 @@ class RewardPool:
         for slot in self._slots:
             slot.start()
 
-    def check(self) -> tuple[str, ...]:
-        """Import and prepare every reward in a worker; return what they say of themselves.
+    def check(self, *, is_resume: bool = False) -> tuple[str, ...]:
+        """Import every reward in a worker and prepare one after the other; return what they say of themselves.
 
-        Raises ConfigError when that fails, or does not end in time.
+        Raises ConfigError when that fails or does not end in time, RewardAwayError at a resume where what a reward
+        asks does not answer.
         """
-        prepared = tuple((_function_name(each), each.args, each.timeout_s) for each in self._rewards.values())
-        result = self._put(Preparation(prepared), self._load_timeout_s).result()
-        if (problem := result.violation or result.failure) is not None:
-            raise ConfigError(problem)
-        return result.notes
+        notes = []
+        for each in self._rewards.values():
+            patience_s = self._load_timeout_s + (max(each.timeout_s, _RESUME_S) if is_resume else 0.0)
+            preparation = Preparation(_function_name(each), each.args, each.timeout_s, is_resume)
+            result = self._put(preparation, patience_s).result()
+            if result.away is not None:
+                raise RewardAwayError(result.away)
+            if (problem := result.violation or result.failure) is not None:
+                raise ConfigError(problem)
+            notes += [] if result.note is None else [result.note]
+        return tuple(notes)
 
     def submit(
         self, prompt: str, completions: Sequence[str], fields: Mapping[str, Any], labels: Sequence[str] | None = None

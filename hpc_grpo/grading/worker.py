@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_grpo.errors import ConfigError, HpcGrpoError, nearest
+from hpc_grpo.errors import ConfigError, HpcGrpoError, RewardAwayError, nearest
 from hpc_grpo.registry import REWARDS
 from hpc_grpo.rewards import RewardFunction
 from hpc_grpo.system.processes import tie_to_parent
@@ -51,9 +51,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Preparation:
-    """Asks for what each reward does once before training: names with `rewards.N.args` and `rewards.N.timeout_s`."""
+    """Asks for what a reward does once before training. `is_resume`: it was done before, when the run began."""
 
-    rewards: tuple[tuple[str, Mapping[str, Any], float], ...]
+    reward: str
+    args: Mapping[str, Any]
+    timeout_s: float
+    is_resume: bool
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,14 @@ class CallResult:
     """The result of a call or a preparation; at most one field is set.
 
     `scores` has one number per completion. `failure` says what went wrong this time, `violation` how the function
-    broke its contract, as it always will. `notes` are what rewards say of themselves before training.
+    broke its contract, as it always will; `away`, what it asks in vain. `note` is what it says before training.
     """
 
     scores: tuple[float, ...] | None = None
     failure: str | None = None
     violation: str | None = None
-    notes: tuple[str, ...] = ()
+    away: str | None = None
+    note: str | None = None
 
 
 def framed(message: Any) -> bytes:
@@ -126,26 +130,25 @@ def prepare(preparation: Preparation) -> CallResult:
     That is an attribute of a reward's function: called with `rewards.N.args`, it raises ConfigError where the reward
     could not work, and returns what the user should know of it, or None.
     """
-    notes = []
-    for name, args, timeout_s in preparation.rewards:
-        function = _functions[name]
-        try:
-            if ":" not in name:
-                _refuse_unknown(name, function, args)
-            note = _prepared(function, args, timeout_s) if hasattr(function, "prepare") else None
-        except HpcGrpoError as error:
-            return CallResult(violation=_shortened(f"Reward {name!r}: {error}"))
-        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; it becomes a record
-            return CallResult(
-                failure=_shortened(f"Reward {name!r} cannot be prepared: {type(error).__name__}: {error}")
-            )
-        notes += [f"Reward {name}: {note}"] if note else []
-    return CallResult(notes=tuple(notes))
+    name = preparation.reward
+    function = _functions[name]
+    try:
+        if ":" not in name:
+            _refuse_unknown(name, function, preparation.args)
+        note = _prepared(function, preparation) if hasattr(function, "prepare") else None
+    except RewardAwayError as error:
+        return CallResult(away=_shortened(f"Reward {name!r}: {error}"))
+    except HpcGrpoError as error:
+        return CallResult(violation=_shortened(f"Reward {name!r}: {error}"))
+    except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; it becomes a record
+        return CallResult(failure=_shortened(f"Reward {name!r} cannot be prepared: {type(error).__name__}: {error}"))
+    return CallResult(note=f"Reward {name}: {note}" if note else None)
 
 
-def _prepared(function: Any, args: Mapping[str, Any], timeout_s: float) -> Any:
-    told = {"timeout_s": timeout_s} if "timeout_s" in inspect.signature(function.prepare).parameters else {}
-    return _returned(function.prepare(**args, **told))
+def _prepared(function: Any, preparation: Preparation) -> Any:
+    wanted = inspect.signature(function.prepare).parameters
+    told = {name: getattr(preparation, name) for name in ("timeout_s", "is_resume") if name in wanted}
+    return _returned(function.prepare(**preparation.args, **told))
 
 
 def _refuse_unknown(name: str, function: RewardFunction, args: Mapping[str, Any]) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 
 import httpx
 
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.errors import ConfigError, RewardAwayError
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
 _CONNECT_S = 5.0
-_START_S = 45.0
+_START_S, _RESUME_S = 45.0, 600.0
 _MARGIN_S = 0.5
 """Between our last try and the deadline at which the worker is killed: what was wrong is told before."""
 
@@ -73,17 +73,20 @@ async def ask_all(endpoint: Endpoint, path: str, bodies: Sequence[Any], timeout_
         return await asyncio.gather(*map(ask, bodies))
 
 
-async def wait_for(endpoint: Endpoint, path: str, timeout_s: float) -> Any:
+async def wait_for(endpoint: Endpoint, path: str, timeout_s: float, *, is_resume: bool) -> Any:
     """Wait until the server answers a GET, and return its JSON; None where it has nothing at `path`, but answers.
 
-    Not for long, whatever `timeout_s`: nodes are held, and before a run somebody may still be there to mend it.
+    Not for long, whatever `timeout_s`: nodes are held, and before a run somebody may still be there to mend it; raises
+    ConfigError then. At a resume it answered before, and is likely to come back: ten minutes, then RewardAwayError.
     """
     endpoint.check()
-    timeout_s = min(timeout_s, _START_S)
+    timeout_s = max(timeout_s, _RESUME_S) if is_resume else min(timeout_s, _START_S)
     async with httpx.AsyncClient(headers=endpoint.headers()) as client:
         try:
             return await _ask(client, endpoint, "GET", path, None, time.monotonic() + timeout_s)
         except AnswerError as error:
+            if is_resume:
+                raise RewardAwayError(f"{error} It did when the run began: start it, and the run goes on.") from error
             raise ConfigError(f"{error} Start the server before the run, or set rewards.N.args.url.") from error
 
 

@@ -28,7 +28,12 @@ _MAX_ASKS = 3
 
 
 async def prepare(
-    url: str = "", model: str = "", api_key_env: str | None = None, timeout_s: float = 10.0, **args: Any
+    url: str = "",
+    model: str = "",
+    api_key_env: str | None = None,
+    timeout_s: float = 10.0,
+    is_resume: bool = False,
+    **args: Any,
 ) -> str:
     """Wait for the server, and look whether it has the model. Raises ConfigError where it has others only."""
     if not model:
@@ -37,7 +42,7 @@ async def prepare(
     if args.get("scale", 10.0) <= 0:
         raise ConfigError("llm_judge divides by scale: set rewards.N.args.scale above 0.")
     endpoint = Endpoint(url, api_key_env, args.get("concurrency", 16), args.get("attempt_s", 120.0))
-    found = await wait_for(endpoint, "/models", timeout_s)
+    found = await wait_for(endpoint, "/models", timeout_s, is_resume=is_resume)
     served = [entry.get("id") for entry in found.get("data", [])] if isinstance(found, dict) else []
     if served and model not in served:
         raise ConfigError(f"{url} has no model {model!r}. It has: {', '.join(map(str, served[:20]))}.")

@@ -16,10 +16,11 @@ async def prepare(
     health_path: str = "/health",
     attempt_s: float = 60.0,
     timeout_s: float = 10.0,
+    is_resume: bool = False,
     **args: Any,
 ) -> str:
-    """Wait for the server, at most as long as one call may take."""
-    await wait_for(Endpoint(url, api_key_env, 1, attempt_s), health_path, timeout_s)
+    """Wait for the server, at most as long as one call may take; longer at a resume."""
+    await wait_for(Endpoint(url, api_key_env, 1, attempt_s), health_path, timeout_s, is_resume=is_resume)
     return f"{url} answers; while it is away, training waits up to {timeout_s:g} s a group (timeout_s)"
 
 

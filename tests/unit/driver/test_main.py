@@ -24,7 +24,8 @@ def test_the_driver_shows_its_phase_while_it_reads_the_inputs(tmp_path: Path, mo
     monkeypatch.setenv(PULSE_VARIABLE, str(tmp_path / "pulse"))
     shown: list[Beat] = []
 
-    def look(_: Config) -> None:
+    def look(_: Config, *, is_resume: bool) -> None:
+        assert not is_resume
         with (tmp_path / "pulse").open() as file:
             shown.append(read_pulse(file.fileno()))
         raise ConfigError("the end of the test")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpc_grpo.config import RewardConfig
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.errors import ConfigError, RewardAwayError
 from hpc_grpo.grading.pool import RewardPool
+from hpc_grpo.grading.worker import CallResult, Preparation
 
 
 def refusal(reward: RewardConfig, **options: Any) -> str:
@@ -88,3 +90,49 @@ def test_a_reward_that_cannot_be_prepared_is_refused(tmp_path: Path, reward: Rew
     path.write_text(PREPARED)
     reward = reward.model_copy(update={"name": reward.name.replace("FILE", str(path))})
     assert words in refusal(reward)
+
+
+AWAY = """
+from hpc_grpo.errors import ConfigError, RewardAwayError
+
+def asks(prompts, completions, **fields):
+    return [1.0]
+
+def ready(is_resume):
+    raise (RewardAwayError if is_resume else ConfigError)("nobody answers")
+
+asks.prepare = ready
+"""
+
+
+def test_what_is_away_at_a_resume_is_no_mistake_in_the_config(tmp_path: Path) -> None:
+    path = tmp_path / "away.py"
+    path.write_text(AWAY)
+    pool = RewardPool([RewardConfig(name=f"{path}:asks")], num_workers=1)
+    try:
+        for is_resume, error in ((False, ConfigError), (True, RewardAwayError)):
+            with pytest.raises(error, match="nobody answers"):
+                pool.check(is_resume=is_resume)
+    finally:
+        pool.close()
+
+
+def test_each_reward_has_all_the_time_to_prepare_and_more_at_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = RewardPool(
+        [RewardConfig(name="regex", timeout_s=5.0), RewardConfig(name="remote", timeout_s=900.0)], num_workers=1
+    )
+    asked: list[tuple[str, float]] = []
+
+    def put(call: Preparation, timeout_s: float) -> Future[CallResult]:
+        asked.append((call.reward, timeout_s))
+        done: Future[CallResult] = Future()
+        done.set_result(CallResult(note=call.reward))
+        return done
+
+    monkeypatch.setattr(pool, "_put", put)
+    try:
+        assert pool.check() == ("regex", "remote")
+        pool.check(is_resume=True)
+    finally:
+        pool.close()
+    assert asked == [("regex", 120.0), ("remote", 120.0), ("regex", 720.0), ("remote", 1020.0)]
