@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -156,7 +157,7 @@ class SimulatedRun:
         return grades
 
     # Learners.
-    def _train(self, share: Sequence[RemoteMinibatch]) -> dict[str, Any]:
+    def _train(self, share: Sequence[RemoteMinibatch], record: Path | None) -> dict[str, Any]:
         made = []
         for minibatch in share:
             sequences: list[TrainSequence] = []
