@@ -60,6 +60,41 @@ def test_killed_synchronous_run_ends_with_the_same_bits(
     assert rewards[0] == rewards[1]
 
 
+@pytest.mark.long
+def test_killed_run_that_fills_its_steps_meets_the_same_batches_again(
+    workspace: Path, cluster: dict[str, str], sync_settings: dict[str, Any]
+) -> None:
+    """Prompts are dropped, rest and come back: each choice is made again, and no bit of the weights differs."""
+    reward = f"{HERE / 'letters_reward.py'}:one_in_three"
+    settings: dict[str, Any] = {
+        **sync_settings,
+        "data": {
+            "train": {"path": str(workspace / "train.jsonl"), "max_items": 30},
+            "curriculum": {"after": 1, "easy_rest": 2, "hard_to": 0.0, "hard_rest": 1},
+        },
+        "rewards": [{"name": reward}],
+        "eval": {"reward": reward},
+        "rollout": {"dynamic_sampling": 3, "max_new_tokens": 24},
+    }
+    whole = complete_in_cluster(cluster, tiny_config(workspace, "filled", **settings))
+    config = tiny_config(workspace, "filled-killed", **settings)
+    kill_after_step(config, SYNC_STEPS // 2 + 1, driver=PAUSING)
+    run_dir = complete_in_cluster(cluster, config)
+    assert differing_weights(run_dir, whole) == []
+    verdict = check_ledger(run_dir)
+    assert verdict.is_sound, verdict
+    assert verdict.undone > 0
+    assert min(verdict.dropped, verdict.passed_over) > 0, verdict
+    assert verdict.dropped + verdict.passed_over < verdict.ordinals, "some groups taught something"
+    ours, theirs = ({line["step"]: line for line in read_jsonl(run.ledger)} for run in (run_dir, whole))
+    for step, line in theirs.items():
+        assert {**ours[step], "attempt": 1} == line
+    names = ("reward/mean", "groups/trained", "groups/dropped_alike", "curriculum/easy", "data/epochs", "loss/policy")
+    metrics = [[[values.get(n) for n in names] for values in metrics_of(run).values()] for run in (run_dir, whole)]
+    assert metrics[0] == metrics[1]
+    print(verdict, *zip(names, zip(*metrics[0], strict=True), strict=True), sep="\n")
+
+
 def test_run_that_samples_ahead_survives_a_signal(workspace: Path, cluster: dict[str, str]) -> None:
     config = tiny_config(
         workspace, "ahead", train={"total_steps": ASYNC_STEPS}, rollout={"max_policy_lag": 2, "max_new_tokens": 40}
