@@ -78,7 +78,10 @@ def test_killed_run_that_fills_its_steps_meets_the_same_batches_again(
     }
     whole = complete_in_cluster(cluster, tiny_config(workspace, "filled", **settings))
     config = tiny_config(workspace, "filled-killed", **settings)
-    kill_after_step(config, SYNC_STEPS // 2 + 1, driver=PAUSING)
+    with Attempt.in_cluster(cluster, config, PAUSING) as killed:
+        killed.wait_for_step(SYNC_STEPS // 2 + 1)
+        killed.process.kill()
+        assert killed.wait() == -signal.SIGKILL
     run_dir = complete_in_cluster(cluster, config)
     assert differing_weights(run_dir, whole) == []
     verdict = check_ledger(run_dir)
