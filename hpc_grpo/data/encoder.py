@@ -99,9 +99,10 @@ class Encoder:
         try:
             return json.dumps(item, default=_as_json_value)
         except TypeError as error:
+            column = next((name for name, value in item.items() if not _is_json(value)), "?")
             raise ConfigError(
-                f"Item {number} of {self._source.path}: {error}. Columns must hold what JSON has: text, numbers, lists "
-                f"and mappings. Remove the column, or make it text."
+                f"Item {number} of {self._source.path}: column {column!r}: {error}. Columns must hold what JSON has: "
+                f"text, numbers, lists and mappings. Remove the column from the data, or make it text (bytes: base64)."
             ) from error
 
 
@@ -112,6 +113,14 @@ def _batches(items: Iterable[Item]) -> Iterator[Batch]:
         first += len(batch)
 
 
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, default=_as_json_value)
+    except TypeError:
+        return False
+    return True
+
+
 def _as_json_value(value: Any) -> Any:
     if isinstance(value, date | time):
         return value.isoformat()
@@ -119,4 +128,5 @@ def _as_json_value(value: Any) -> Any:
         return str(value)
     if hasattr(value, "tolist"):  # NumPy's
         return value.tolist()
-    raise TypeError(f"a value of type {type(value).__name__} cannot be kept")
+    kind = "raw bytes (an image, a sound?)" if isinstance(value, bytes) else f"a {type(value).__name__}"
+    raise TypeError(f"a value is {kind}")

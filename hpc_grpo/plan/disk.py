@@ -72,7 +72,7 @@ def disk_budget(plan: Plan, room: Room) -> DiskBudget:
     checkpoints, exports, each = num_checkpoints(config, steps), num_exports(config, steps), checkpoint_bytes(config, p)
     sure = nonzero(
         Part("checkpoints", checkpoints * each, f"{checkpoints} x {each // p} P: keep_last, and the one being written"),
-        Part("exports", exports * weight_bytes(config, p), f"{exports} x b P"),
+        Part("exports", exports * weight_bytes(config, p), f"{exports} x b P{_at_least(config)}"),
     )
     return DiskBudget(config.run_path, sure, _text_parts(config, steps), room)
 
@@ -97,14 +97,24 @@ def num_checkpoints(config: Config, num_steps: int | None) -> int:
 
 
 def num_exports(config: Config, num_steps: int | None) -> int:
-    """Count the exports that are on disk at the same time: those kept, the one being written, at least the last."""
+    """Count the exports that are on disk at the same time: those kept, the one being written, at least the last.
+
+    Where epochs or seconds have a say, as many as may be kept; where all are kept, those that come by steps.
+    """
     every, keep = config.checkpoint.export_every, config.checkpoint.keep_exports
     if not every.is_ever:
         return 1
-    steps = every.known_steps
-    written = ceil(num_steps / steps) if num_steps is not None and steps is not None else None
-    at_once = keep + 1 if keep is not None else None
-    return max(1, min((count for count in (written, at_once) if count is not None), default=1))
+    by_steps = ceil(num_steps / every.steps) if num_steps is not None and every.steps is not None else None
+    if keep is None:
+        return by_steps or 1
+    return keep + 1 if by_steps is None or every.known_steps is None else min(by_steps, keep + 1)
+
+
+def _at_least(config: Config) -> str:
+    """Say that the number of exports is the least, where nobody knows how many come by epochs or seconds."""
+    every = config.checkpoint.export_every
+    is_open = every.is_ever and every.known_steps is None and config.checkpoint.keep_exports is None
+    return ", at least: more come by epochs or seconds, and checkpoint.keep_exports = null keeps all" if is_open else ""
 
 
 def _text_parts(config: Config, steps: int | None) -> tuple[Part, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,8 @@ def test_stages_1_and_2_save_the_weights_once_more(dtype: str, stage: int, each:
         ({"export_every_epochs": 1, "keep_exports": 2}, 1000, 3, 3),
         ({"export_every_steps": 100}, 1000, 3, 10),
         ({"export_every_steps": 100}, 1050, 3, 11),
+        ({"export_every_steps": 100, "export_every_s": 600}, 1000, 3, 10),
+        ({"export_every_s": 600}, 1000, 3, 1),
         ({"export_every_steps": 100, "keep_exports": 2}, 1000, 3, 3),
         ({"export_every_steps": 100, "keep_exports": 2}, None, 3, 3),
         ({"export_every_steps": 900, "keep_exports": 9}, 1000, 3, 2),
@@ -60,6 +63,28 @@ def test_what_is_on_disk_at_once(
 ) -> None:
     config = planned_config(checkpoint=checkpoint)
     assert (num_checkpoints(config, steps), num_exports(config, steps)) == (checkpoints, exports)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "is_least"),
+    [
+        ({"export_every_s": 600}, True),
+        ({"export_every_steps": 1, "export_every_epochs": 1}, True),
+        ({"export_every_s": 600, "keep_exports": 2}, False),
+        ({"export_every_steps": 10}, False),
+        ({}, False),
+    ],
+)
+def test_a_number_of_exports_that_nobody_knows_is_said_to_be_the_least(
+    checkpoint: dict[str, int], is_least: bool
+) -> None:
+    plan = plan_shipped_7b("7B", 2)
+    config = plan.config.model_copy(
+        update={"checkpoint": planned_config(checkpoint={"keep_exports": None, **checkpoint}).checkpoint}
+    )
+    exports = disk_budget(replace(plan, config=config), ROOM).sure[1]
+    assert exports.name == "exports"
+    assert exports.formula.endswith("checkpoint.keep_exports = null keeps all") is is_least
 
 
 def test_a_disk_without_room_for_checkpoints_is_too_small_and_one_without_room_for_long_rollouts_may_do() -> None:
