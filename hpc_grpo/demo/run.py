@@ -105,7 +105,7 @@ def _show(run: RunDir, seed: int, seconds: Seconds) -> None:
     for line in gains(metrics):
         say(f"Seed {seed}, held out: {line}")
     say("\nNext:")
-    commands = next_commands(run.path)
+    commands = next_commands(run.path, max(metrics))
     width = max(len(command) for command, _ in commands)
     for command, what in commands:
         say(f"  {command:<{width}}  # {what}")

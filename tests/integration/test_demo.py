@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -42,9 +43,9 @@ def test_demo_trains_the_pretrained_model_and_what_it_prints_to_type_next_works(
     assert len(differences) == 2
     assert max(differences) < 1e-3
     named = re.findall(r"^  (hpc-grpo .*?)\s+# ", shown, re.MULTILINE)
-    assert len(named) >= 3
+    assert len(named) == 6
     for command in named:
-        assert hpc_grpo(tmp_path, *command.split()[1:])
+        assert hpc_grpo(tmp_path, *shlex.split(command)[1:])
 
 
 def test_the_longer_demo_tells_its_four_tasks_apart(tmp_path: Path) -> None:
