@@ -1,11 +1,13 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-long test test-runs test-parts test-unit style quality slurm-install slurm-up slurm-down slurm-shell slurm-test long chaos clean
+.PHONY: help setup demo demo-long test test-runs test-parts test-unit-processes test-unit style quality slurm-install slurm-up slurm-down slurm-shell slurm-test long chaos clean
 
 PYTHON_BIN := .venv/bin/python
 # A hundred processes of the tests would each compile what they import, for minutes in all.
 unexport PYTHONDONTWRITEBYTECODE
 NODES ?= 2
 SEED ?= 0
+# Unit tests that start processes, and wait for them.
+PROCESSES := tests/unit/driver tests/unit/grading tests/unit/launch tests/unit/rewards tests/unit/run
 
 help:            ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
@@ -22,7 +24,8 @@ demo-long:       ## The same on four harder tasks, for an hour or so
 	@$(PYTHON_BIN) -m hpc_grpo.cli demo --long --seed $(SEED)
 
 test: setup      ## Unit and integration tests
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-runs test-parts test-unit
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-runs test-parts \
+		test-unit-processes test-unit
 
 test-runs:
 	@$(PYTHON_BIN) -m pytest tests/integration -m 'cluster and not long'
@@ -30,8 +33,12 @@ test-runs:
 test-parts:
 	@$(PYTHON_BIN) -m pytest tests/integration -m 'not cluster and not long'
 
+# In two halves, so that both cores are busy to the end.
+test-unit-processes:
+	@$(PYTHON_BIN) -m pytest $(PROCESSES)
+
 test-unit:
-	@$(PYTHON_BIN) -m pytest tests/unit
+	@$(PYTHON_BIN) -m pytest tests/unit $(PROCESSES:%=--ignore=%)
 
 style: setup     ## Format the code and mend what ruff can
 	@$(PYTHON_BIN) -m ruff format .
