@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+DEADLINE_S = 120.0
 
 NAME_CUT_IN_MID_CHARACTER = (
     "import ctypes, time\n"
@@ -30,3 +34,10 @@ def gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, f"after {DEADLINE_S:.0f} s still not true: {what}"
+        time.sleep(0.01)

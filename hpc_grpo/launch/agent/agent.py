@@ -131,8 +131,8 @@ class NodeAgent:
         assert self._ray is not None
         while self._goes_on():
             self._look(self._ray)
-            if (code := self._ray.poll()) is not None:
-                return f"Ray ended by itself with exit code {code}; see {self._log_dir}."
+            if why := self._ray.why_ended():
+                return f"{why}; see {self._log_dir}."
             reap_adopted(keep=[self._ray.pid])
         return ""
 

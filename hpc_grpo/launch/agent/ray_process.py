@@ -6,11 +6,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from hpc_grpo.launch.agent.ray_command import STARTED_LINE
-from hpc_grpo.system.processes import die_with_parent
+from hpc_grpo.system.process_tree import descendants
+from hpc_grpo.system.processes import die_with_parent, start_time
 from hpc_grpo.system.say import say
+
+_RAYLET = "raylet"
 
 
 class RayProcess:
@@ -30,6 +36,7 @@ class RayProcess:
                 start_new_session=True,
                 preexec_fn=die_with_parent(),
             )
+        self._raylet: tuple[int, int] | None = None
 
     @property
     def pid(self) -> int:
@@ -40,6 +47,27 @@ class RayProcess:
 
     def is_up(self) -> bool:
         return STARTED_LINE.encode() in self._log.read_bytes()[self._begin :]
+
+    def why_ended(self) -> str:
+        """Return why Ray, once it was up, is over on this node; "" while it is not.
+
+        `ray start --block` does not end with a raylet whose exit code is 0 or SIGTERM's, such as one that was stopped
+        until the other nodes took it for dead.
+        """
+        if (code := self.poll()) is not None:
+            return f"Ray ended by itself with exit code {code}"
+        self._raylet = self._raylet or self._find_raylet()
+        if self._raylet is None or start_time(self._raylet[0]) != self._raylet[1]:
+            return "Ray's raylet ended by itself"
+        return ""
+
+    def _find_raylet(self) -> tuple[int, int] | None:
+        """Return the raylet's process id and start time."""
+        for pid in descendants(self.pid, depth=1):
+            with suppress(psutil.NoSuchProcess):
+                if psutil.Process(pid).name() == _RAYLET:
+                    return pid, start_time(pid)
+        return None
 
     def terminate(self, grace_s: Callable[[], float]) -> None:
         """Ask it to end, and wait for that; `grace_s` is asked at every turn, since it may shrink meanwhile."""

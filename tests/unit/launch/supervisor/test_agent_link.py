@@ -10,7 +10,6 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -21,8 +20,8 @@ from hpc_grpo.launch.supervisor import agent_link
 from hpc_grpo.launch.supervisor.agent_link import AgentLink
 from hpc_grpo.launch.supervisor.events import Loss
 from tests.support.places import FakePlace
+from tests.support.processes import DEADLINE_S, wait_until
 
-DEADLINE_S = 120.0
 PIPE_BYTES = 65536
 
 SUPERVISE = """
@@ -52,13 +51,6 @@ def agent(tmp_path: Path) -> Path:
     agent.write_text(f"#!/bin/bash\n{wait}\nexec cat > {tmp_path}/received\n")
     agent.chmod(0o755)
     return agent
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, f"after {DEADLINE_S:.0f} s still not true: {what}"
-        time.sleep(0.01)
 
 
 def waiting_bytes(pipe: IO[bytes]) -> int:
