@@ -23,12 +23,16 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Needs:
-    """The parts of a task besides learners: engines that sample, a reference, a critic, completions to imitate."""
+    """The parts of a task besides learners: engines that sample, a reference, a critic, completions to imitate, a
+    teacher. `rewards` tells whether what engines sample must be graded by at least one.
+    """
 
     rollouts: bool = False
     reference: bool = False
     critic: bool = False
     labels: bool = False
+    teacher: bool = False
+    rewards: bool = True
 
 
 @dataclass(frozen=True)

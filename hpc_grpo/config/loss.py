@@ -90,6 +90,14 @@ class LossConfig(Section):
         0.0, description="Weight of the entropy bonus, whose gradient takes memory as logits do; 0: none."
     )
     kl_coef: NonNegativeFloat = Field(0.0, description="Weight of the KL to the reference; 0: no reference.")
+    ref_refresh_steps: PositiveInt | None = Field(
+        None, description="Steps after which the reference follows the policy, again and again; null: it is frozen."
+    )
+    ref_mixup: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        1.0,
+        description="Share of the policy in the reference that follows it, the rest of it stays: 1 is a copy, less an "
+        "exponential average, in float32.",
+    )
     kl_estimator: Literal["k1", "k2", "k3", "unbiased"] = Field(
         "k3",
         description="Estimates that KL. In the loss k1 has no gradient on average, k2 that of the KL on-policy, "
@@ -124,6 +132,11 @@ class LossConfig(Section):
         """Return the keys that name a function, and its name: a built-in's, or the user's `module:function`."""
         chosen = {"name": self.name, "advantage": self.advantage, "importance_correction": self.importance_correction}
         return {f"loss.{key}": name for key, name in chosen.items()}
+
+    @property
+    def averages_reference(self) -> bool:
+        """Tell whether the reference is an exponential average of the policy."""
+        return self.ref_refresh_steps is not None and self.ref_mixup < 1.0
 
     @property
     def compares_advantages(self) -> bool:

@@ -83,6 +83,8 @@ def _names(config: Config) -> None:
     if config.needs.rollouts:
         for reward in config.rewards_by_key.values():
             REWARDS.check(reward.name)
+        if config.needs.rewards and not all(config.reward_sets):
+            raise ConfigError("rewards is empty. Name at least one, such as correctness.")
 
 
 def _eval(config: Config) -> None:
@@ -247,10 +249,11 @@ def _advantages(config: Config) -> None:
             f"Lower it, or raise rollout.group_size."
         )
     for key, off in (("drop_zero_variance", "false"), ("dynamic_sampling", "null")):
-        if (value := getattr(config.rollout, key)) and config.needs.critic:
+        if (value := getattr(config.rollout, key)) and (config.needs.critic or config.needs.teacher):
+            whose = "critic" if config.needs.critic else "teacher"
             raise ConfigError(
-                f"rollout.{key} = {str(value).lower()}: task = {config.task} makes advantages in its critic, which are "
-                f"not 0 where all rewards are equal. Set it to {off}."
+                f"rollout.{key} = {str(value).lower()}: task = {config.task} makes advantages in its {whose}, which "
+                f"are not 0 where all rewards are equal. Set it to {off}."
             )
     overlong, longest = config.rollout.overlong_tokens, config.rollout.max_new_tokens
     if overlong is not None and overlong > longest:
@@ -270,6 +273,17 @@ def _proximal(config: Config) -> None:
 
 
 def _kl(config: Config) -> None:
+    refresh, mixup = config.loss.ref_refresh_steps, config.loss.ref_mixup
+    if refresh is not None and not config.needs.reference:
+        raise ConfigError(
+            f"loss.ref_refresh_steps = {refresh} would have no effect: the run has no reference. Set it to null, or "
+            f"loss.kl_coef above 0."
+        )
+    if refresh is None and mixup < 1.0:
+        raise ConfigError(
+            f"loss.ref_mixup = {mixup:g} would have no effect: the reference is frozen. Set loss.ref_refresh_steps to "
+            f"the steps between two refreshes, or loss.ref_mixup=1."
+        )
     if config.loss.kl_in == "reward" and config.loss.kl_estimator == "unbiased":
         raise ConfigError(
             "loss.kl_estimator = unbiased has a meaning in the gradient alone, and loss.kl_in = reward has none. "
@@ -279,6 +293,22 @@ def _kl(config: Config) -> None:
         raise ConfigError(
             f"loss.name = {config.loss.name} compares the advantages of an optimizer step before it, and loss.kl_in = "
             f"reward changes them in it: other tokens than loss.cov_fraction would be chosen. Set loss.kl_in=loss."
+        )
+
+
+def _distillation(config: Config) -> None:
+    if not config.needs.teacher:
+        if config.distill.teacher is not None:
+            raise ConfigError(
+                f"distill.teacher = {config.distill.teacher} would have no effect: task = {config.task} has no "
+                f"teacher. Set task=distill, or distill.teacher=null."
+            )
+        return
+    _ = config.distill.required_teacher
+    if config.loss.compares_advantages:
+        raise ConfigError(
+            f"loss.name = {config.loss.name} compares the advantages of an optimizer step before it, and the teacher "
+            f"makes them in it. Choose another loss.name, such as grpo."
         )
 
 
@@ -300,5 +330,6 @@ _RULES = (
     _advantages,
     _proximal,
     _kl,
+    _distillation,
 )
 """In the order they are checked: names first, since other rules ask what the named algorithm needs."""

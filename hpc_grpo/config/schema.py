@@ -15,7 +15,7 @@ from hpc_grpo.config.loss import LossConfig
 from hpc_grpo.config.rollout import EngineConfig, GradingConfig, RewardConfig, RolloutConfig, WeightsConfig
 from hpc_grpo.config.run import CheckpointConfig, DeadlinesConfig, EvalConfig, MetricsConfig, RunConfig
 from hpc_grpo.config.section import PathText, Section
-from hpc_grpo.config.train import PpoConfig, SftConfig, TrainConfig
+from hpc_grpo.config.train import DistillConfig, PpoConfig, SftConfig, TrainConfig
 from hpc_grpo.registry import ALGORITHMS
 from hpc_grpo.types import Needs
 
@@ -25,7 +25,8 @@ class Config(Section):
 
     run: RunConfig
     task: PathText = Field(
-        "grpo", description="An algorithm of algorithms/: grpo, ppo, or sft (supervised fine-tuning)."
+        "grpo",
+        description="An algorithm of algorithms/: grpo, ppo, sft (supervised fine-tuning), or distill (on-policy).",
     )
     model: ModelConfig
     data: DataConfig
@@ -39,6 +40,7 @@ class Config(Section):
     ppo: PpoConfig = PpoConfig()
     train: TrainConfig
     sft: SftConfig = SftConfig()
+    distill: DistillConfig = DistillConfig()
     weights: WeightsConfig = WeightsConfig()
     deadlines: DeadlinesConfig = DeadlinesConfig()
     placement: PlacementConfig = PlacementConfig()

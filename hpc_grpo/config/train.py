@@ -1,4 +1,4 @@
-"""Sections `train`, `ppo` and `sft`: optimizer, the length of a run, the learner's memory, and what tasks add."""
+"""Sections `train`, `ppo`, `sft`, `distill`: optimizer, the length of a run, the learner's memory, what tasks add."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from hpc_grpo.config.section import Fraction, Section
+from hpc_grpo.config.section import Fraction, PathText, Section
+from hpc_grpo.errors import ConfigError
 
 
 class TrainConfig(Section):
@@ -37,6 +38,9 @@ class TrainConfig(Section):
 class PpoConfig(Section):
     """Sets what PPO has besides its loss: the critic, and the advantages made with it."""
 
+    critic: PathText | None = Field(
+        None, description="Folder of a critic that a run has exported, to begin with; null: model.path, worth 0."
+    )
     critic_lr: PositiveFloat = Field(1e-5, description="Learning rate of the critic, constant.")
     discount: Fraction = Field(1.0, description="Gamma: worth of a reward one token later.")
     gae_lambda: Fraction = Field(0.95, description="Lambda of the generalised advantages; 1: the whole return.")
@@ -47,3 +51,25 @@ class PpoConfig(Section):
 class SftConfig(Section):
     batch_size: PositiveInt = Field(32, description="Demonstrations per optimizer step.")
     completion_field: str = Field("answer", description="Column with the completion to imitate.")
+
+
+class DistillConfig(Section):
+    """Sets what on-policy distillation has besides its loss: the teacher, and what rewards count beside it."""
+
+    teacher: PathText | None = Field(
+        None, description="The teacher of task: distill: a Hugging Face model with the tokenizer of model.path."
+    )
+    coef: PositiveFloat = Field(1.0, description="Weight of the teacher's advantage, log teacher - log policy.")
+    reward_coef: NonNegativeFloat = Field(
+        0.0, description="Weight of the advantages made of rewards, as loss.advantage has them; 0: rewards may be []."
+    )
+
+    @property
+    def required_teacher(self) -> str:
+        """Return the teacher. Raises ConfigError where none is named."""
+        if self.teacher is None:
+            raise ConfigError(
+                "distill.teacher is not set, and task = distill learns from it. Give a Hugging Face model: a folder, "
+                "or a name in the local cache."
+            )
+        return self.teacher

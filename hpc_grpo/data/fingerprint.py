@@ -48,6 +48,8 @@ def fingerprints(config: Config, folder: Path, item_digests: Mapping[str, str]) 
             # The library's own fingerprint, in which the revision is.
             found[f"{key}.path"] = dict(open_source(source).identity() or {})
     found["model.path"] = _of_model(find_model(config.model.path, os.environ))
+    if config.needs.teacher:
+        found["distill.teacher"] = _of_model(find_model(config.distill.required_teacher, os.environ))
     return found
 
 

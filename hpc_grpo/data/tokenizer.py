@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,38 @@ def stop_token_ids(config: Config, tokenizer: Any) -> tuple[int, ...]:
     return found
 
 
+def refuse_other_vocabulary(config: Config) -> None:
+    """Load both tokenizers. Raises ConfigError where the teacher's vocabulary is not that of the model."""
+    from transformers import AutoTokenizer
+
+    teacher = _load(AutoTokenizer, config, "tokenizer", ("distill.teacher", config.distill.required_teacher))
+    compare_vocabularies(config, load_tokenizer(config).get_vocab(), teacher.get_vocab())
+
+
+def compare_vocabularies(config: Config, own: Mapping[str, int], teachers: Mapping[str, int]) -> None:
+    """Raise ConfigError where two vocabularies, token to id, differ: the teacher scores ids that the policy samples."""
+    differing = sorted(token for token in own.keys() | teachers.keys() if own.get(token) != teachers.get(token))
+    if differing:
+        pairs = ((token, teachers.get(token, "none"), own.get(token, "none")) for token in differing[:3])
+        shown = ", ".join(f"{token!r} ({theirs}, not {ours})" for token, theirs, ours in pairs)
+        raise ConfigError(
+            f"distill.teacher = {config.distill.teacher}: {len(differing)} tokens have other ids than in model.path = "
+            f"{config.model.path}, such as {shown}. A teacher scores the very tokens that the student samples: take "
+            f"one of the same family, whose tokenizer is the same."
+        )
+
+
+def read_vocabulary(folder: Path) -> dict[str, int] | None:
+    """Return token to id of the folder's tokenizer.json, read as JSON; None where there is none that can be read."""
+    try:
+        written = json.loads((folder / "tokenizer.json").read_text())
+        model = written["model"]["vocab"]
+        tokens = model if isinstance(model, dict) else {token: index for index, (token, _) in enumerate(model)}
+        return {**tokens, **{each["content"]: each["id"] for each in written.get("added_tokens", ())}}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def model_folder(path: str) -> Path:
     """Return the folder of `model.path`: itself, or where the local Hugging Face cache keeps that name."""
     folder = Path(path)
@@ -59,13 +93,15 @@ def model_folder(path: str) -> Path:
     return Path(hf_hub_download(path, "config.json", local_files_only=True)).parent
 
 
-def _load(kind: Any, config: Config, what: str) -> Any:
+def _load(kind: Any, config: Config, what: str, named: tuple[str, str] | None = None) -> Any:
+    """Load from the model that `named` has, as key and value of the config; model.path by default."""
+    key, path = named or ("model.path", config.model.path)
     try:
-        return kind.from_pretrained(config.model.path, trust_remote_code=False)
+        return kind.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
-            f"model.path = {config.model.path!r}: no {what} can be loaded from it ({reason}). "
+            f"{key} = {path!r}: no {what} can be loaded from it ({reason}). "
             f"Give the folder of a Hugging Face model, or fetch a named one first, on a login node: "
             f"hpc-grpo prefetch CONFIG."
         ) from error

@@ -14,7 +14,13 @@ from typing import Any
 from hpc_grpo.config import Config
 from hpc_grpo.data.loading import load_evals, load_streams
 from hpc_grpo.data.stream import DemonstrationStream, PromptStream
-from hpc_grpo.data.tokenizer import check_context_length, load_tokenizer, model_folder, stop_token_ids
+from hpc_grpo.data.tokenizer import (
+    check_context_length,
+    load_tokenizer,
+    model_folder,
+    refuse_other_vocabulary,
+    stop_token_ids,
+)
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.registry import ADVANTAGES, EVAL_METRICS
 from hpc_grpo.system.say import say
@@ -71,6 +77,8 @@ def _text_inputs(config: Config, *, is_resume: bool = False) -> TextInputs:
     check_context_length(config)
     if config.needs.rollouts:
         refuse_experts(json.loads((model_folder(config.model.path) / "config.json").read_text()), config.model.path)
+    if config.needs.teacher:
+        refuse_other_vocabulary(config)
     stop_ids = stop_token_ids(config, tokenizer)
     if config.needs.rollouts:
         with closing(RewardPool(config.all_rewards, num_workers=1)) as pool:

@@ -47,8 +47,6 @@ class RewardPool:
     def __init__(
         self, rewards: Sequence[RewardConfig], num_workers: int, load_timeout_s: float = REWARD_LOAD_S
     ) -> None:
-        if not rewards:
-            raise ConfigError("rewards is empty. Name at least one, such as correctness.")
         self._rewards = dict(zip(reward_labels(rewards), rewards, strict=True))
         self._load_timeout_s = load_timeout_s
         self._queue: SimpleQueue[QueuedCall | None] = SimpleQueue()
@@ -79,7 +77,7 @@ class RewardPool:
     def submit(
         self, prompt: str, completions: Sequence[str], fields: Mapping[str, Any], labels: Sequence[str] | None = None
     ) -> Future[RewardOutcome]:
-        """Grade one group by the rewards with these labels (`reward_labels`), None: by all.
+        """Grade one group by the rewards with these labels (`reward_labels`), None: by all. By none it gets 0.0.
 
         The future raises RewardError when a reward breaks its contract.
         """
@@ -88,6 +86,8 @@ class RewardPool:
         for label, reward in rewards.items():
             call = Call(_function_name(reward), reward.args, prompt, tuple(completions), fields, reward.timeout_s)
             group.expect(label, self._put(call, reward.timeout_s))
+        if not rewards:
+            group.complete()
         return group.outcome
 
     def close(self) -> None:
@@ -149,6 +149,10 @@ class _Group:
             self._results[label] = done
             if len(self._results) < len(self._rewards):
                 return
+        self.complete()
+
+    def complete(self) -> None:
+        """Give the outcome, once the result of every reward is there."""
         try:
             outcome = self._combined()
         except BaseException as error:  # noqa: BLE001 - raised by whoever waits for the outcome
@@ -169,7 +173,7 @@ class _Group:
                 errors.append(f"reward {label!r}: {result.failure}")
             parts[label] = zeros if result.scores is None else result.scores
         totals = [
-            sum(reward.weight * parts[label][index] for label, reward in self._rewards.items())
+            sum((reward.weight * parts[label][index] for label, reward in self._rewards.items()), start=0.0)
             for index in range(self._num_completions)
         ]
         return RewardOutcome(

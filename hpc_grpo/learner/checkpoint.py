@@ -69,7 +69,7 @@ class CheckpointWriter:
             with learner.files.new_checkpoint(keeps=behind):
                 learner.ds_engine.save_checkpoint(str(staging), tag=TAG, save_latest=False)
                 for part in learner.parts:
-                    learner.files.written += part.save(staging)
+                    learner.files.written += part.save(staging, learner.files)
                 learner.files.save(_rng_state(), staging / f"rng_rank_{learner.rank}.pt")
 
     def write(self) -> tuple[FileEntry, ...]:
@@ -128,7 +128,7 @@ def load_checkpoint(learner: Learner, directory: Path) -> dict[str, Any]:
     if loaded is None:
         raise ConfigError(f"DeepSpeed found no state in {directory}.")
     for part in learner.parts:
-        part.load(directory)
+        part.load(directory, learner.files)
     _restore_rng(learner.files.load(str(directory / f"rng_rank_{rank % manifest.world_size}.pt")))
     return manifest.driver_state
 

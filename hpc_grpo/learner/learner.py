@@ -25,14 +25,13 @@ from hpc_grpo.config import Config, LossConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.accumulator import MetricAccumulator
 from hpc_grpo.learner.group import init_process_group, of_all_ranks
-from hpc_grpo.learner.model import PolicyModel, gathered, parameter_specs
+from hpc_grpo.learner.model import PolicyModel, gathered, parameter_specs, score
 from hpc_grpo.learner.optimizer_step import optimizer_step
 from hpc_grpo.learner.packing import PackedBatch, pack, pack_equalised
 from hpc_grpo.learner.parts.base import wanted_parts
-from hpc_grpo.learner.setup import build_engine, build_reference, resolve_device, seed_everything
+from hpc_grpo.learner.setup import build_engine, resolve_device, seed_everything
 from hpc_grpo.learner.staging import StagedFiles
 from hpc_grpo.metrics.reductions import Mean, Reduction
-from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
 
 if TYPE_CHECKING:
@@ -65,7 +64,6 @@ class Learner:
         seed_everything(config.run.seed + rank)
         self.parts = wanted_parts(config, world_size, self.device)
         self.ds_engine = build_engine(config, world_size, self.device, total_optimizer_steps, self.parts)
-        self.reference = build_reference(config, world_size, self.device)
         self.files = StagedFiles(config.placement.learners_per_node)
         for ds_engine in (self.ds_engine, *(own for part in self.parts for own in part.ds_engines)):
             ds_engine.checkpoint_engine = self.files
@@ -92,14 +90,15 @@ class Learner:
         A minibatch without a token to train on, on any rank, counts as a step and leaves the weights as they are.
 
         Raises HpcGrpoError when a gradient is not finite: DeepSpeed then drops that update, and the steps no longer
-        mean what they count. Raises ConfigError for a sequence longer than the model's context.
+        mean what they count. Raises ConfigError for a sequence longer than the model's context, or without the versions
+        that are to be interpolated.
         """
         of_parts: dict[str, Reduction] = {}
         for part in self.parts:
             minibatches, metrics = part.before_step(minibatches)
             of_parts.update(metrics)
         shares = [minibatch.sequences for minibatch in minibatches]
-        self._check_context(shares)
+        self._check_sequences(shares)
         packed = pack_equalised(shares, self.config.train.max_tokens_per_microbatch, self.device)
         proximal, proximal_version = self._proximal_logprobs(packed), self.policy_version
         accumulator = MetricAccumulator()
@@ -109,6 +108,8 @@ class Learner:
             of_minibatch = _prepared(self._preparations, batches, anchors, self.config.loss)
             context = _StepContext(accumulator, proximal_version, of_minibatch)
             grad_norms.append(self._optimizer_step(minibatch, batches, anchors, context))
+        for part in self.parts:
+            part.after_step(self.model, self.policy_version // self.config.train.num_minibatches)
         taken = [norm for norm in grad_norms if norm is not None]
         steps = {
             "grad_norm": Mean(sum(taken), len(taken)),
@@ -123,7 +124,7 @@ class Learner:
         Each in a pass of its own: the same weights give the same numbers, whatever else is scored.
         """
         packed = [pack([_scored(prompt, completion)]).to(self.device) for completion in completions]
-        return [self._logprobs(self.model, batch).cpu().numpy() for batch in packed]
+        return [score(self.model, batch).cpu().numpy() for batch in packed]
 
     def parameter_specs(self) -> list[ParameterSpec]:
         return parameter_specs(self.model, self.config.model.dtype)
@@ -132,13 +133,20 @@ class Learner:
         """Give full live parameters by name inside the `with` block; under ZeRO-3 every rank must enter."""
         return gathered(self.model, names)
 
-    def _check_context(self, shares: Sequence[Sequence[TrainSequence]]) -> None:
+    def _check_sequences(self, shares: Sequence[Sequence[TrainSequence]]) -> None:
         context = getattr(self.model.language_model.config, "max_position_embeddings", None)
-        longest = max((len(sequence.token_ids) for share in shares for sequence in share), default=0)
+        sequences = [sequence for share in shares for sequence in share]
+        longest = max((len(sequence.token_ids) for sequence in sequences), default=0)
         if context is not None and longest > context:
             raise ConfigError(
                 f"A sequence has {longest} tokens, but model.path = {self.config.model.path} has a context of "
                 f"{context}. Shorten the data's prompts and completions, or take another model."
+            )
+        if self.config.loss.proximal == "interpolated" and any(each.policy_versions is None for each in sequences):
+            raise ConfigError(
+                f"loss.proximal = interpolated needs the version that sampled each token, and sequences of task = "
+                f"{self.config.task} have none. Fill TrainSequence.policy_versions [L] where its class overrides "
+                f"`sequences`, or set loss.proximal=recomputed."
             )
 
     def _optimizer_step(
@@ -162,25 +170,28 @@ class Learner:
             if is_told and not self._preparations:
                 known.append([None] * len(batches))
             else:
-                known.append([self._logprobs(self.model, batch) for batch in batches])
+                known.append([score(self.model, batch) for batch in batches])
         return known
 
     def _loss_sum(self, batch: PackedBatch, proximal: Tensor | None, context: _StepContext) -> Tensor:
         """Sum the weighted token losses of a microbatch, with gradient."""
-        reference = None if self.reference is None else self._logprobs(self.reference, batch)
+        of_parts: dict[str, Tensor] = {}
+        for part in self.parts:
+            of_parts.update(part.loss_inputs(batch))
         learner_logprobs, entropy = self.ds_engine(batch)
         anchor = learner_logprobs.detach() if proximal is None else proximal
         inputs = LossInputs(
             learner_logprobs,
             anchor,
             batch.engine_logprobs,
-            reference,
+            None,
             batch.advantages,
             batch.sequence_ids,
-            entropy,
-            batch.draws,
-            context.of_minibatch,
+            entropy=entropy,
+            draws=batch.draws,
+            of_minibatch=context.of_minibatch,
         )
+        inputs = replace(inputs, **of_parts)
         version = self.policy_version
         if proximal is None and version > context.proximal_version:
             anchor = interpolated_proximal(inputs, batch.policy_versions, context.proximal_version, version)
@@ -190,13 +201,6 @@ class Learner:
         output = replace(output, means=output.means | {"policy/entropy": entropy.detach()})
         context.accumulator.add(batch.mask, output, weights)
         return torch.dot(output.per_token, weights.of_tokens)
-
-    @staticmethod
-    def _logprobs(model: PolicyModel, batch: PackedBatch) -> Tensor:
-        with torch.no_grad():
-            logprobs, _ = model(batch)
-        PULSE.beat()
-        return logprobs
 
 
 def _prepared(

@@ -16,6 +16,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.attention import PACKED_SDPA, document_layout, register_packed_sdpa, require_flash_attention
 from hpc_grpo.learner.head import LogprobHead
 from hpc_grpo.learner.packing import PackedBatch
+from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import ParameterSpec
 
 _UNSUPPORTED_LOGIT_SCALING = {
@@ -76,6 +77,14 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         return {**names, "max_length_q": longest, "max_length_k": longest}
 
 
+def score(model: PolicyModel, batch: PackedBatch) -> Tensor:
+    """Return the log-probabilities `[C]` of a microbatch, without gradient; a sign of progress."""
+    with torch.no_grad():
+        logprobs, _ = model(batch)
+    PULSE.beat()
+    return logprobs
+
+
 def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
     """Return the shape without ZeRO-3's partitioning, under which `.shape` is `(0,)`."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
@@ -119,12 +128,18 @@ def _merging_module(model: PolicyModel, name: str) -> Any:
     return module if attribute == "weight" and hasattr(module, "merged_weight") else None
 
 
-def load_policy(config: Config, use_gradient_checkpointing: bool) -> PolicyModel:
-    """Load `model.path` for training. Raises ConfigError for a model that the packed forward pass cannot compute."""
+def load_policy(
+    config: Config, use_gradient_checkpointing: bool, path: str | None = None, key: str = "model.path"
+) -> PolicyModel:
+    """Load `model.path`, or the model at `path` that `key` names, for training.
+
+    Raises ConfigError for a model that the packed forward pass cannot compute.
+    """
+    source = f"{key} = {path or config.model.path}"
     attention = _attention_kernel(config)
     dtype = getattr(torch, config.model.dtype)
-    language_model = _from_pretrained(config.model.path, dtype=dtype, attn_implementation=attention)
-    _check_model(language_model, config)
+    language_model = _from_pretrained(path or config.model.path, source, dtype=dtype, attn_implementation=attention)
+    _check_model(language_model, config, source)
     _disable_dropout(language_model)
     if use_gradient_checkpointing:
         language_model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -142,41 +157,41 @@ def _attention_kernel(config: Config) -> str:
     return PACKED_SDPA
 
 
-def _from_pretrained(path: str, **kwargs: Any) -> Any:
+def _from_pretrained(path: str, source: str, **kwargs: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     looks_local = path.startswith((".", "/", "~"))
     if looks_local and not Path(path).is_dir():
-        raise ConfigError(f"model.path = {path}: no such folder. Give a Hugging Face model folder, or a name.")
+        raise ConfigError(f"{source}: no such folder. Give a Hugging Face model folder, or a name.")
     try:
         return AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, **kwargs)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(
-            f"model.path = {path} cannot be loaded as a causal language model: {error}\n"
+            f"{source} cannot be loaded as a causal language model: {error}\n"
             f"It must be a folder with config.json and weights, or a name in the local Hugging Face cache."
         ) from error
 
 
-def _check_model(language_model: Any, config: Config) -> None:
-    path, settings = config.model.path, language_model.config
+def _check_model(language_model: Any, config: Config, source: str) -> None:
+    settings = language_model.config
     context = getattr(settings, "max_position_embeddings", None)
     if config.needs.rollouts and context is not None and context < config.max_model_len:
         raise ConfigError(
-            f"model.path = {path} has a context of {context} tokens, less than data.max_prompt_tokens + "
+            f"{source} has a context of {context} tokens, less than data.max_prompt_tokens + "
             f"rollout.max_new_tokens = {config.max_model_len}. Lower one of the two or take another model."
         )
     for name, neutral in _UNSUPPORTED_LOGIT_SCALING.items():
         if getattr(settings, name, neutral) not in (neutral, None):
-            raise ConfigError(f"model.path = {path}: its {name} = {getattr(settings, name)} is not supported.")
+            raise ConfigError(f"{source}: its {name} = {getattr(settings, name)} is not supported.")
     window = getattr(settings, "sliding_window", None)
     is_sliding = "sliding_attention" in (getattr(settings, "layer_types", None) or ["sliding_attention"])
     if config.train.attention == "sdpa" and window and is_sliding and window < config.max_model_len:
         raise ConfigError(
-            f"model.path = {path} attends to a window of {window} tokens, less than the longest sequence "
+            f"{source} attends to a window of {window} tokens, less than the longest sequence "
             f"({config.max_model_len}). Set train.attention: flash_attention_2, or shorten the sequences."
         )
     if "position_ids" not in inspect.signature(language_model.base_model.forward).parameters:
-        raise ConfigError(f"model.path = {path}: {type(language_model).__name__} takes no position_ids for packing.")
+        raise ConfigError(f"{source}: {type(language_model).__name__} takes no position_ids for packing.")
 
 
 def _disable_dropout(language_model: Any) -> None:

@@ -1,4 +1,4 @@
-"""Builds what a learner trains with: DeepSpeed's settings and engine, optimizer, schedule, frozen reference."""
+"""Builds what a learner trains with: DeepSpeed's settings and engine, optimizer, schedule, frozen models."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,25 +64,24 @@ def build_engine(
     return engine
 
 
-def load_trained(config: Config, device: Any) -> PolicyModel:
-    """Load the model to be trained, with gradient checkpointing as the config has it."""
+def load_trained(config: Config, device: Any, path: str | None = None, key: str = "model.path") -> PolicyModel:
+    """Load `model.path`, or the model at `path` that `key` names, with the config's gradient checkpointing."""
     checkpointing = config.train.gradient_checkpointing
-    return load_policy(config, device.type == "cuda" if checkpointing is None else checkpointing)
+    return load_policy(config, device.type == "cuda" if checkpointing is None else checkpointing, path, key)
 
 
-def build_reference(config: Config, world_size: int, device: Any) -> PolicyModel | None:
-    """Load the frozen model of the KL penalty, or None without one; sharded under ZeRO-3."""
-    if not config.needs.reference:
-        return None
-    if config.train.zero_stage != 3:
-        reference = load_policy(config, use_gradient_checkpointing=False).requires_grad_(False)
-        return reference.eval().to(device)  # type: ignore[no-any-return]
+def build_frozen(config: Config, world_size: int, device: Any, path: str, key: str = "model.path") -> PolicyModel:
+    """Load the model at `path`, which `key` of the config names, to score with; sharded under ZeRO-3."""
     import deepspeed
 
+    _quieten(deepspeed)
+    load = partial(load_policy, config, use_gradient_checkpointing=False, path=path, key=key)
+    if config.train.zero_stage != 3:
+        return load().requires_grad_(False).eval().to(device)  # type: ignore[no-any-return]
     settings = frozen_config(config, world_size)
     with sharded_loading(settings):
-        reference = load_policy(config, use_gradient_checkpointing=False).requires_grad_(False)
-    engine, *_ = deepspeed.initialize(model=reference, config=settings, dist_init_required=False)
+        model = load().requires_grad_(False)
+    engine, *_ = deepspeed.initialize(model=model, config=settings, dist_init_required=False)
     return engine.module.eval()  # type: ignore[no-any-return]
 
 
@@ -115,7 +115,7 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
 
 
 def frozen_config(config: Config, world_size: int) -> dict[str, Any]:
-    """Return DeepSpeed's settings for a reference sharded by ZeRO-3: forward passes only, no optimizer."""
+    """Return DeepSpeed's settings for a frozen model sharded by ZeRO-3: forward passes only, no optimizer."""
     return {
         "train_batch_size": world_size,
         "train_micro_batch_size_per_gpu": 1,

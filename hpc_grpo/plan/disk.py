@@ -80,10 +80,14 @@ def disk_budget(plan: Plan, room: Room) -> DiskBudget:
 def checkpoint_bytes(config: Config, num_parameters: int) -> int:
     """Return the size of a checkpoint: 12 P under ZeRO-3, whose float32 shards are all; stages 1 and 2 add b P.
 
+    A reference that follows the policy adds b P, or 4 P where it is an average.
     Counted in the files that DeepSpeed 0.19.8 writes; a test compares them.
     """
     whole = 0 if config.train.zero_stage == 3 else DTYPE_BYTES[config.model.dtype]
-    return (OPTIMIZER_BYTES + whole) * trained_parameters(config, num_parameters)
+    reference = 0
+    if config.loss.ref_refresh_steps is not None:
+        reference = 4 if config.loss.averages_reference else DTYPE_BYTES[config.model.dtype]
+    return (OPTIMIZER_BYTES + whole) * trained_parameters(config, num_parameters) + reference * num_parameters
 
 
 def num_checkpoints(config: Config, num_steps: int | None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpc_grpo.config import Config
@@ -82,6 +82,9 @@ def plan_of(
         model = read_model(config.model.path, job_environ(environ, config.launch.env))
     else:
         model = family_model(size)
+    if config.needs.teacher:
+        teacher = read_model(config.distill.required_teacher, job_environ(environ, config.launch.env))
+        model = replace(model, teacher_parameters=teacher.num_parameters)
     return make_plan(model, config, nodes or config.launch.num_nodes, hardware)
 
 

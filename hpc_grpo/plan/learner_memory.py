@@ -60,9 +60,12 @@ def state_parts(model: Model, config: Config, num_learners: int) -> list[Part]:
     if config.needs.critic:
         parts += [replace(part, name=f"critic: {part.name}") for part in parts]
     if config.needs.reference:
-        b, is_sharded = DTYPE_BYTES[dtype], config.train.zero_stage == 3
-        whole, shard = (0, b) if is_sharded else (b, 0)
-        parts.append(_state_part("reference model", whole, shard, p, num_learners))
+        parts.append(_frozen_part("reference model", DTYPE_BYTES[dtype], config, p, num_learners))
+        if config.loss.averages_reference and dtype != "float32":
+            parts.append(_frozen_part("reference's average (float32)", 4, config, p, num_learners))
+    if config.needs.teacher:
+        teachers = model.teacher_parameters
+        parts.append(_frozen_part("teacher", DTYPE_BYTES[dtype], config, teachers, num_learners))
     return parts
 
 
@@ -141,6 +144,12 @@ def _step_part(model: Model, config: Config, num_learners: int, working: list[Pa
         needed, formula = 8 * model.shape.largest_parameter, "8 V d"
     beyond = max(0, needed - sum(part.num_bytes for part in working))
     return Part("optimizer step, beyond activations", beyond, f"{formula} - activations")
+
+
+def _frozen_part(name: str, size: int, config: Config, num_parameters: int, num_learners: int) -> Part:
+    """Count `size` bytes a parameter of a model that is not trained: whole on each learner, or sharded by ZeRO-3."""
+    whole, shard = (0, size) if config.train.zero_stage == 3 else (size, 0)
+    return _state_part(name, whole, shard, num_parameters, num_learners)
 
 
 def _state_part(name: str, whole: int, shard: int, num_parameters: int, num_learners: int) -> Part:

@@ -78,12 +78,16 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Model:
-    """A shape with a parameter count; `counted_from` says in words where the count comes from."""
+    """A shape with a parameter count; `counted_from` says in words where the count comes from.
+
+    `teacher_parameters` counts those of the model that it is distilled from.
+    """
 
     name: str
     shape: ModelShape
     num_parameters: int
     counted_from: str
+    teacher_parameters: int = 0
 
 
 def _qwen(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, *, tied: bool = False) -> ModelShape:

@@ -74,7 +74,7 @@ def run_ranks(world_size: int, scenario: Callable[..., Any], *args: Any) -> list
         for process in processes:
             process.start()
         try:
-            answers = dict(results.get(timeout=180) for _ in processes)
+            answers = dict(results.get(timeout=400) for _ in processes)
         finally:
             for process in processes:
                 process.join(timeout=20)

@@ -63,7 +63,7 @@ def rounded_buffers(rank: int, world_size: int, store: Any, root: Path) -> dict[
             learner = Learner(in_bfloat16(make_config(path, root, zero_stage=3)), rank, world_size, store)
             different[path.name] = [
                 f"{owner}: {name} {buffer.dtype}"
-                for owner, model in (("learner", learner.model), ("reference", learner.reference))
+                for owner, model in (("learner", learner.model), ("reference", learner.parts[0].model))
                 for name, buffer in model.language_model.named_buffers()
                 if buffer.dtype != ordinary[name].dtype or not torch.equal(buffer, ordinary[name])
             ]

@@ -17,11 +17,12 @@ class LossInputs:
     """The trained tokens of a microbatch; every tensor has shape `[C]`, all but `sequence_ids` are float32.
 
     `learner_logprobs` alone carry a gradient. `proximal_logprobs` are those of the learner at the start of the step.
-    `ref_logprobs` is None when there is no reference model. `sequence_ids` (int64) number the sequences of the
-    microbatch from 0, in order: a sequence is never cut, so a loss may sum or average over it. `entropy` carries a
-    gradient with `loss.entropy_coef`. `draws` are uniform in [0, 1) and a token's own, to choose tokens at random: the
-    same however a step is cut. `of_minibatch` holds numbers that `prepare` functions made of all tokens of the
-    optimizer step, over all microbatches and ranks, by the name of the loss or correction.
+    `ref_logprobs` is None when there is no reference model, `teacher_logprobs` when there is no teacher. `sequence_ids`
+    (int64) number the sequences of the microbatch from 0, in order: a sequence is never cut, so a loss may sum or
+    average over it. `entropy` carries a gradient with `loss.entropy_coef`. `draws` are uniform in [0, 1) and a token's
+    own, to choose tokens at random: the same however a step is cut. `of_minibatch` holds numbers that `prepare`
+    functions made of all tokens of the optimizer step, over all microbatches and ranks, by the name of the loss or
+    correction.
     """
 
     learner_logprobs: Tensor
@@ -32,6 +33,7 @@ class LossInputs:
     sequence_ids: Tensor
     entropy: Tensor | None = None
     draws: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
     of_minibatch: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.metrics.reductions import Reduction
 from hpc_grpo.registry import LEARNER_PARTS
 from hpc_grpo.types import Minibatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpc_grpo.learner.model import PolicyModel
+    from hpc_grpo.learner.packing import PackedBatch
+    from hpc_grpo.learner.staging import StagedFiles
 
 
 class LearnerPart:
@@ -38,12 +45,22 @@ class LearnerPart:
         """Return what the policy is to be trained on, with advantages of the part's making, and the part's metrics."""
         return minibatches, {}
 
-    def save(self, folder: Path) -> Sequence[Path]:
-        """Write the part's state into a checkpoint; return the files this rank wrote without DeepSpeed."""
+    def loss_inputs(self, batch: PackedBatch) -> Mapping[str, Tensor]:
+        """Return the fields of `LossInputs` that the part knows of a microbatch, each `[C]` without gradient."""
+        return {}
+
+    def after_step(self, policy: PolicyModel, num_steps: int) -> None:
+        """Take note of the policy that a step has trained; `num_steps` counts those of the run."""
+
+    def save(self, folder: Path, files: StagedFiles) -> Sequence[Path]:
+        """Save the part's state into a checkpoint, by `files`; return what this rank wrote in other ways."""
         return ()
 
-    def load(self, folder: Path) -> None:
-        """Restore what `save` wrote."""
+    def load(self, folder: Path, files: StagedFiles) -> None:
+        """Restore what `save` saved."""
+
+    def export(self, folder: Path) -> None:
+        """Write, on rank 0, what a user wants of the part besides the policy, into the export's folder."""
 
 
 def wanted_parts(config: Config, world_size: int, device: Any) -> list[LearnerPart]:

@@ -1,6 +1,7 @@
 """The critic of PPO: values the state before every trained token, and learns the returns.
 
-Its model is the policy's, loaded once more, with one number for a head; its optimizer and its ZeRO shards are its own.
+Its model (`value_model.py`) is the policy's, loaded once more, or one that a run exported; its optimizer and its ZeRO
+shards are its own.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.optimizer_step import optimizer_step
 from hpc_grpo.learner.packing import PackedBatch, in_packed_order, pack_equalised
 from hpc_grpo.learner.parts.base import LearnerPart
-from hpc_grpo.learner.setup import deepspeed_config, load_trained, sharded_loading
+from hpc_grpo.learner.setup import deepspeed_config, sharded_loading
+from hpc_grpo.learner.value_model import export_value_model, load_value_model
 from hpc_grpo.metrics.reductions import Mean, Reduction
 from hpc_grpo.registry import LEARNER_PARTS
 from hpc_grpo.run.checkpoint import read_manifest
@@ -29,22 +31,11 @@ from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import Minibatch, TrainSequence
 
 if TYPE_CHECKING:
+    from hpc_grpo.learner.staging import StagedFiles
     from hpc_grpo.types import Float32Array
 
 _TAG = "critic"
 """DeepSpeed's folder of the critic in a checkpoint."""
-
-
-class ValueHead(nn.Module):  # type: ignore[misc]
-    """Takes the place of the model's output layer: one float32 value per state, 0.0 before it is trained."""
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(hidden_size))
-
-    def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        """Return the values `[C]` of `hidden` `[C, D]`; what comes next in the sequence is no matter."""
-        return hidden.float() @ self.weight.float()
 
 
 @LEARNER_PARTS.register("critic")
@@ -78,11 +69,11 @@ class Critic(LearnerPart):
         ]
         return trained, metrics
 
-    def save(self, folder: Path) -> Sequence[Path]:
+    def save(self, folder: Path, files: StagedFiles) -> Sequence[Path]:
         self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
         return ()
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, files: StagedFiles) -> None:
         """Restore the critic. Raises ConfigError where another number of learners wrote it, or none did."""
         manifest = read_manifest(folder)
         if manifest is not None and manifest.world_size != self.world_size:
@@ -94,6 +85,10 @@ class Critic(LearnerPart):
         loaded, _ = self._engine.load_checkpoint(str(folder), tag=_TAG)
         if loaded is None:
             raise ConfigError(f"Checkpoint {folder} holds no critic: it is not of a run with task = ppo.")
+
+    def export(self, folder: Path) -> None:
+        """Write the value model into the folder `critic` of the export, where `ppo.critic` of another run finds it."""
+        export_value_model(self._engine.module, self.config, folder / "critic")
 
     def _values(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
         """Value the state before each trained token, `[C]` a microbatch."""
@@ -200,9 +195,7 @@ def _build_engine(config: Config, world_size: int, device: Any) -> Any:
 
     settings = deepspeed_config(config, world_size)
     with sharded_loading(settings):
-        model = load_trained(config, device)
-    language_model = model.language_model
-    language_model.set_output_embeddings(ValueHead(language_model.config.hidden_size))
+        model = load_value_model(config, device)
     train = config.train
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.ppo.critic_lr, betas=train.betas, eps=train.eps, weight_decay=0.0, fused=True

@@ -15,9 +15,15 @@ from hpc_grpo.data.fingerprint import tokenizer_identity
 from hpc_grpo.data.hugging_face import WEIGHT_FORMS, read_header, weight_files
 from hpc_grpo.data.loading import load_rows
 from hpc_grpo.data.sources import open_source
-from hpc_grpo.data.tokenizer import check_context_length, load_tokenizer, model_folder, stop_token_ids
+from hpc_grpo.data.tokenizer import (
+    check_context_length,
+    load_tokenizer,
+    model_folder,
+    refuse_other_vocabulary,
+    stop_token_ids,
+)
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.preflight.prefetch.items import Item, source_of
+from hpc_grpo.preflight.prefetch.items import MODEL_KEYS, Item, source_of
 
 _NETWORK_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
 
@@ -34,14 +40,17 @@ def shut_off_network() -> None:
 
 def verify(config: Config, item: Item) -> dict[str, Any]:
     """Load the item with the run's own code; return `folder` and `num_bytes`. Raises ConfigError where it fails."""
-    return _verify_model(config) if item.key == "model.path" else _verify_dataset(config, item)
+    return _verify_model(config, item) if item.key in MODEL_KEYS else _verify_dataset(config, item)
 
 
-def _verify_model(config: Config) -> dict[str, Any]:
-    tokenizer = load_tokenizer(config)
-    check_context_length(config)
-    stop_token_ids(config, tokenizer)
-    folder = model_folder(config.model.path)
+def _verify_model(config: Config, item: Item) -> dict[str, Any]:
+    folder = model_folder(item.name)
+    if item.key == "model.path":
+        tokenizer = load_tokenizer(config)
+        check_context_length(config)
+        stop_token_ids(config, tokenizer)
+    if item.key == "distill.teacher":
+        refuse_other_vocabulary(config)
     check_weights(folder)
     files = (file for file in folder.rglob("*") if file.is_file())
     return {"folder": str(folder), "num_bytes": sum(file.stat().st_size for file in files)}

@@ -21,7 +21,7 @@ import yaml
 from hpc_grpo.config import Config
 from hpc_grpo.data.hugging_face import WEIGHT_FORMS
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.preflight.prefetch.items import Item, items_of, source_of
+from hpc_grpo.preflight.prefetch.items import MODEL_KEYS, Item, items_of, source_of
 
 _WEIGHTS = tuple(
     patterns
@@ -67,7 +67,7 @@ def _verified(config: Config, item: Item) -> dict[str, Any]:
 def _fetched(config: Config, item: Item) -> dict[str, Any]:
     """Download the item into its cache; the libraries skip what is there already."""
     try:
-        if item.key == "model.path":
+        if item.key in MODEL_KEYS:
             from huggingface_hub import HfApi, snapshot_download
 
             files = needed_files(item.name, HfApi().list_repo_files(item.name))

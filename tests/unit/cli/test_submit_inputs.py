@@ -238,6 +238,29 @@ def test_a_mixture_of_experts_is_refused_before_it_queues(queue: FakeQueue, tmp_
     assert submit("model.path=./moe", "task=sft").exit_code == 0
 
 
+@pytest.mark.parametrize(("ids", "is_refused"), [({"a": 0, "b": 1}, False), ({"a": 0, "b": 2, "c": 1}, True)])
+def test_a_teacher_with_other_tokens_is_refused_before_it_queues(
+    ids: dict[str, int], is_refused: bool, queue: FakeQueue, tmp_path: Path
+) -> None:
+    for name, vocabulary in (("student", {"a": 0}), ("teacher", {key: ids[key] for key in ids if key != "b"})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        added = [{"content": "b", "id": 1 if name == "student" else ids["b"]}]
+        written = {"model": {"vocab": vocabulary}, "added_tokens": added}
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(written))
+    result = submit("model.path=./student", "task=distill", "distill.teacher=./teacher", "rewards=[]")
+    assert (result.exit_code == EXIT_CONFIG) == is_refused, result.stderr
+    says = "2 tokens have other ids than in model.path = ./student, such as 'b' (2, not 1)"
+    assert (says in result.stderr) == is_refused
+    assert len(queue.requests) == (not is_refused)
+
+
+def test_a_teacher_that_is_nowhere_is_refused(queue: FakeQueue) -> None:
+    refused = submit("model.path=org/m", "task=distill", "distill.teacher=./large")
+    assert refused.exit_code == EXIT_CONFIG
+    assert "distill.teacher = ./large: there is no " in refused.stderr
+
+
 QWEN_7B = {
     "model_type": "qwen2",
     "hidden_size": 3584,

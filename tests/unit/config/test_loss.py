@@ -88,6 +88,8 @@ def test_null_takes_what_the_papers_of_what_is_chosen_have(given: dict[str, Any]
         ({"args": {"a": 1}}, "loss.args has a, which loss.name = grpo does not read. It reads: none"),
         ({"advantage_args": {"a": 1}}, "loss.advantage_args has a, which loss.advantage = group does not read"),
         ({"correction_args": {"a": 1}}, "which loss.importance_correction = truncated does not read"),
+        ({"ref_refresh_steps": 5}, "loss.ref_refresh_steps = 5 would have no effect: the run has no reference"),
+        ({"kl_coef": 0.1, "ref_mixup": 0.5}, "loss.ref_mixup = 0.5 would have no effect: the reference is frozen"),
         ({"denominator_tokens": 7}, "loss.denominator_tokens = 7 would have no effect: loss.denominator = tokens does"),
         ({"importance_correction": "icepop", "importance_low": 6}, "must be less than loss.importance_cap = 5"),
         ({"importance_correction": "m2po", "proximal": "interpolated"}, "Set loss.proximal=recomputed"),

@@ -8,14 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpc_grpo.config import RewardConfig
-from hpc_grpo.errors import ConfigError, HpcGrpoError, RewardError
-from hpc_grpo.grading.pool import RewardPool
+from hpc_grpo.errors import HpcGrpoError, RewardError
+from hpc_grpo.grading.pool import RewardOutcome, RewardPool
 
 REWARDS = '''
 import os, pathlib, signal, subprocess, sys, time
@@ -302,9 +303,14 @@ def test_idle_worker_that_dies_is_replaced(open_pool: Callable[..., RewardPool])
         assert outcome.rewards[0] not in (0.0, first)
 
 
-def test_a_pool_without_rewards_and_a_closed_pool_refuse(open_pool: Callable[..., RewardPool]) -> None:
-    with pytest.raises(ConfigError, match="rewards is empty"):
-        RewardPool([], num_workers=1)
+def test_by_no_reward_a_group_gets_nothing_and_is_valid() -> None:
+    with closing(RewardPool([], num_workers=1)) as pool:
+        assert pool.check() == ()
+        outcome = pool.submit("p", ["a", "b"], {}).result(timeout=10)
+    assert outcome == RewardOutcome((0.0, 0.0), {}, (True, True), ())
+
+
+def test_a_closed_pool_refuses(open_pool: Callable[..., RewardPool]) -> None:
     pool = open_pool("pid")
     pool.close()
     with pytest.raises(HpcGrpoError, match="is closed"):

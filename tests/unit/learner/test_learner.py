@@ -3,9 +3,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.learner import Learner
+from tests.support.configs import minimal_config
+from tests.support.sequences import ordinary_sequence
 
 
 def model(batch: Any) -> tuple[torch.Tensor, None]:
@@ -19,3 +23,14 @@ def test_what_a_completion_scores_does_not_depend_on_what_else_is_scored() -> No
     alone, beside = (learner.score((5, 6), others)[0] for others in ([(7, 8)], [(7, 8), (9,)]))
     assert alone.tolist() == beside.tolist()
     assert [own.round(2).tolist() for own in learner.score((5, 6), [(7, 8), (9,)])] == [[-7.0, -8.0], [-9.0]]
+
+
+def test_versions_that_an_algorithm_of_the_users_left_out_are_not_interpolated() -> None:
+    learner = Learner.__new__(Learner)
+    learner.ds_engine = SimpleNamespace(module=SimpleNamespace(language_model=SimpleNamespace(config=None)))
+    shares = [[ordinary_sequence(0, 0, [1, 2, 3], 2)]]
+    learner.config = minimal_config(loss={"proximal": "interpolated"})
+    with pytest.raises(ConfigError, match=r"Fill TrainSequence\.policy_versions \[L\] where its class overrides"):
+        learner._check_sequences(shares)
+    learner.config = minimal_config()
+    learner._check_sequences(shares)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,18 @@ def test_the_reference_is_sharded_under_stage_3_alone(stage: int, expected: floa
     assert gigabytes(state_parts(BILLION, config, 2))["reference model"] == expected
     sft = config.model_copy(update={"task": "sft"})
     assert "reference model" not in gigabytes(state_parts(BILLION, sft, 2))
+
+
+@pytest.mark.parametrize(("stage", "whole"), [(2, 1.0), (3, 0.5)])
+def test_an_average_in_float32_and_a_teacher_are_counted_beside_the_reference(stage: int, whole: float) -> None:
+    loss = {"kl_coef": 0.1, "ref_refresh_steps": 1, "ref_mixup": 0.1}
+    sections = {"task": "distill", "distill": {"teacher": "org/large"}, "train": {"zero_stage": stage}}
+    taught = replace(BILLION, teacher_parameters=3 * 10**9)
+    found = gigabytes(state_parts(taught, planned_config(**sections, loss=loss), 2))
+    extra = {"reference model": 2 * whole, "reference's average": 4 * whole, "teacher": 6 * whole}
+    assert extra.items() <= found.items()
+    copied = planned_config(**sections, loss={**loss, "ref_mixup": 1.0})
+    assert "reference's average" not in gigabytes(state_parts(taught, copied, 2))
 
 
 def test_communication_by_hand() -> None:
