@@ -69,10 +69,15 @@ def room_for(run: RunDir) -> Room:
 
 def disk_budget(plan: Plan, room: Room) -> DiskBudget:
     config, p, steps = plan.config, plan.model.num_parameters, num_steps(plan)
+    trained = trained_parameters(config, p)
     checkpoints, exports, each = num_checkpoints(config, steps), num_exports(config, steps), checkpoint_bytes(config, p)
     sure = nonzero(
         Part("checkpoints", checkpoints * each, f"{checkpoints} x {each // p} P: keep_last, and the one being written"),
-        Part("exports", exports * weight_bytes(config, p), f"{exports} x b P{_at_least(config)}"),
+        Part(
+            "exports",
+            exports * weight_bytes(config, trained),
+            f"{exports} x {'2 ' * (trained > p)}b P{_at_least(config)}",
+        ),
     )
     return DiskBudget(config.run_path, sure, _text_parts(config, steps), room)
 
