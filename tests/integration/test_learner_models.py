@@ -33,9 +33,8 @@ pytestmark = pytest.mark.integration
 
 SIZE = ModelSize(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=96, max_tokens=64)
 REFRESHED: dict[str, tuple[int, str, float, int]] = {
-    "copied every second step, stage 1": (1, "float32", 1.0, 2),
-    "averaged, stage 3": (3, "float32", 0.25, 1),
-    "averaged in bfloat16, stage 2": (2, "bfloat16", 0.25, 1),
+    "averaged, stage 1": (1, "float32", 0.25, 1),
+    "copied every second step in bfloat16, stage 2": (2, "bfloat16", 1.0, 2),
     "averaged in bfloat16, stage 3": (3, "bfloat16", 0.25, 1),
 }
 """ZeRO stage, dtype, loss.ref_mixup and loss.ref_refresh_steps."""
