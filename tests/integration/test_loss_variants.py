@@ -21,6 +21,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gspo, sequences": {"name": "gspo", "clip_low": 0.01, "clip_high": 0.01, "importance_correction": "sequence"},
     "dr_grpo, m2po": {"name": "dr_grpo", "importance_correction": "m2po", "importance_cap": 0.05},
     "kl_cov, entropy": {"name": "kl_cov", "cov_fraction": 0.1, "entropy_coef": 0.01, "kl_estimator": "unbiased"},
+    "clip_cov": {"name": "clip_cov", "cov_fraction": 0.1, "args": {"cov_low": -0.5}, "kl_coef": 0.0},
     "decoupled, interpolated": {"name": "decoupled_ppo", "proximal": "interpolated", "kl_in": "reward"},
 }
 
