@@ -42,6 +42,7 @@ def usage(run: RunDir) -> list[Usage]:
         "checkpoints": (run.checkpoints, _steps(run.checkpoints)),
         "exports": (run.exports, _steps(run.exports)),
         "rollouts": (run.rollouts(0).parent, ""),
+        "evals": (run.evals, "of hpc-grpo eval"),
         "batches": (run.batches(0).parent, "for hpc-grpo replay"),
         "logs of attempts": (run.attempts, ""),
         "copy of hpc-grpo": (run.source_dir, "and of your reward files"),

@@ -19,8 +19,9 @@ from hpc_grpo.driver.stop import StopRequest
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.contract import ENDS_AT_VARIABLE
 from hpc_grpo.run.files import read_jsonl
-from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.paths import RunDir, step_dirs
 from hpc_grpo.run.progress import read_metrics, read_state
+from tests.support.configs import minimal_config
 
 LENGTH = TrainLength(total_steps=95, items_per_step=1, items_per_epoch=95)
 METRICS = {"tokens/completion_total": 100.0}
@@ -87,3 +88,18 @@ def test_time_for_a_step_is_not_taken_for_time_for_a_step_with_an_eval(
     assert session.should_go_on(DriverState(38), evaluates=False)
     assert not session.should_go_on(DriverState(39), evaluates=True)
     assert capsys.readouterr().out.startswith("Stopping after step 39: the end of the allocation (350 s kept")
+
+
+def test_the_batches_of_the_newest_steps_are_kept_and_a_resume_replaces_those_of_steps_it_takes_again(
+    run_dir: RunDir,
+) -> None:
+    unused: Any = None
+    config = minimal_config(checkpoint={"keep_batches": 2})
+    session = Session(config, run_dir, unused, unused, unused, unused, unused)
+    for step, kept in ((1, [1]), (2, [1, 2]), (3, [2, 3]), (4, [3, 4]), (3, [3])):
+        folder = session.batch_record(step)
+        assert folder == run_dir.batches(step)
+        folder.mkdir(parents=True, exist_ok=True)
+        assert sorted(step_dirs(folder.parent)) == kept
+    silent = Session(minimal_config(), run_dir, unused, unused, unused, unused, unused)
+    assert silent.batch_record(5) is None
