@@ -70,7 +70,9 @@ def _fetched(config: Config, item: Item) -> dict[str, Any]:
         if item.key in MODEL_KEYS:
             from huggingface_hub import HfApi, snapshot_download
 
-            files = needed_files(item.name, HfApi().list_repo_files(item.name))
+            # Not list_repo_files, which tries for 23 s to reach a hub that this machine has no way to.
+            siblings = HfApi().model_info(item.name).siblings or []
+            files = needed_files(item.name, [file.rfilename for file in siblings])
             snapshot_download(item.name, allow_patterns=[glob.escape(file) for file in files])
         else:
             from hpc_grpo.data.sources import open_source
