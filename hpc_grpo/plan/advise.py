@@ -63,7 +63,7 @@ def _candidates(plan: Plan) -> list[Settings]:
         (holds_several, (("train.max_tokens_per_microbatch", config.max_model_len),)),
         (train.offload_optimizer == "none", (("train.offload_optimizer", "cpu"),)),
         (bool(wider), wider),
-        (config.needs.reference, (("loss.kl_coef", 0.0),)),
+        (config.needs.reference and config.loss.ref_refresh_steps is None, (("loss.kl_coef", 0.0),)),
     ]
     return [settings for applies, settings in possible if applies]
 

@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 
 import hpc_grpo
-from hpc_grpo.data.tokenizer import check_context_length, load_tokenizer
+from hpc_grpo.data.tokenizer import (
+    check_context_length,
+    load_tokenizer,
+    read_vocabulary,
+    refuse_other_vocabulary,
+)
 from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
 
@@ -66,3 +71,28 @@ def test_every_loader_is_told_not_to_run_code() -> None:
     assert untold == {"vllm.py: EngineArgs(**engine_options(config, on_gpu=on_gpu, reads_weights=reads_weights))"}, (
         "see test_vllm for that one"
     )
+
+
+def test_a_teacher_must_have_the_tokens_of_the_student_under_the_same_ids(
+    make_tokenizer: Callable[..., Any], tmp_path: Path
+) -> None:
+    student = make_tokenizer()
+    student.save_pretrained(tmp_path / "student")
+    student.save_pretrained(tmp_path / "twin")
+    student.add_tokens(["<new>"])
+    student.save_pretrained(tmp_path / "other")
+    for name in ("student", "twin", "other"):
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+
+    def config_with(teacher: str) -> Any:
+        distill = {"teacher": str(tmp_path / teacher)}
+        return minimal_config(task="distill", distill=distill, model={"path": str(tmp_path / "student")})
+
+    refuse_other_vocabulary(config_with("twin"))
+    with pytest.raises(ConfigError, match=r"1 tokens have other ids than in model\.path = .*'<new>' \(\d+, not none\)"):
+        refuse_other_vocabulary(config_with("other"))
+    with pytest.raises(ConfigError, match=r"distill\.teacher = .*/nowhere': no tokenizer can be loaded from it"):
+        refuse_other_vocabulary(config_with("nowhere"))
+    for name in ("student", "other"):
+        loaded = load_tokenizer(minimal_config(model={"path": str(tmp_path / name)}))
+        assert read_vocabulary(tmp_path / name) == loaded.get_vocab()
