@@ -159,6 +159,12 @@ def _curriculum(config: Config) -> None:
         raise ConfigError(
             f"data.curriculum is set, but task {config.task} samples nothing to judge prompts by. Set it to null."
         )
+    for key, source in config.data.sources(for_eval=False):
+        if not config.rewards_of(source):
+            raise ConfigError(
+                f"data.curriculum judges prompts by rewards, and {key} has none. Name some, or set data.curriculum to "
+                f"null."
+            )
     if curriculum.hard_to is not None and curriculum.hard_to >= curriculum.easy_from:
         raise ConfigError(
             f"data.curriculum.hard_to = {curriculum.hard_to:g} must be less than data.curriculum.easy_from = "

@@ -55,10 +55,11 @@ def solved(grades: GroupGrades, judged_by: EvalConfig) -> tuple[bool, ...]:
     """Tell of each rollout `[G]` whether it solves its prompt: whether the reward that decides is high enough.
 
     That is `eval.reward`, else the first one of the prompt's source. Says nothing of rollouts that are not valid.
+    Without rewards, as a distillation may be, what decides is their sum: 0.
     """
     parts = grades.reward_parts
     of_name = (values for label, values in parts.items() if label.partition("#")[0] == judged_by.reward)
-    deciding = next(of_name, next(iter(parts.values())))
+    deciding = next(of_name, next(iter(parts.values()), grades.rewards))
     return tuple(reward >= judged_by.solved_at for reward in deciding)
 
 

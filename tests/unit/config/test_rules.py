@@ -62,6 +62,10 @@ def test_sft_has_no_rewards_to_check() -> None:
             "data.curriculum.hard_to = 1 must be less than data.curriculum.easy_from = 1",
         ),
         ({"task": "sft", "data": {"train": EVAL, "curriculum": {}}}, "task sft samples nothing to judge prompts by"),
+        (
+            {"task": "distill", "distill": {"teacher": "t"}, "rewards": [], "data": {"train": EVAL, "curriculum": {}}},
+            "data.curriculum judges prompts by rewards, and data.train has none.",
+        ),
         ({"eval": {"every_steps": 5}}, "data.eval is not"),
         (
             {"data": {"train": {"mix": [{"path": "a", "weight": 1}, {"path": "b"}]}}},

@@ -103,3 +103,10 @@ def test_a_completion_is_measured_once_by_every_measure() -> None:
     assert measures["tokens/completion_mean"] == (3.0, 5.0)
     assert measures["tokens/truncated_fraction"] == (0.0, 1.0)
     assert measures.keys() == MEASURES.keys()
+
+
+def test_without_rewards_nothing_is_solved() -> None:
+    """A distillation may have none."""
+    ungraded = group(0, rewards=(0.0, 0.0), reward_parts={})
+    assert solved(ungraded, JUDGED_BY) == (False, False)
+    assert rollout_metrics([ungraded], policy_version=5, judged_by=JUDGED_BY)["reward/solved_fraction"] == 0.0
