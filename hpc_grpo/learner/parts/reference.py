@@ -112,7 +112,8 @@ class Reference(LearnerPart):
         if hasattr(self._parameters[name], "ds_tensor"):
             return held
         size = -(-held.numel() // self.world_size)
-        return held[dist.get_rank() * size :][:size]
+        # A copy: of a view torch would write the whole storage, on each rank.
+        return held[dist.get_rank() * size :][:size].to("cpu", copy=True)
 
     def _fill(self, name: str, share: Tensor, start: int) -> None:
         """Copy what this rank holds of a share that begins at `start` of the whole parameter."""

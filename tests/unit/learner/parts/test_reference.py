@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hpc_grpo.learner.parts.reference import Reference
+from hpc_grpo.learner.staging import StagedFiles
+from tests.support.configs import minimal_config
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_each_learner_writes_its_share_of_a_whole_reference_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    """Not the storage that its share is a view of."""
+    reference = Reference.__new__(Reference)
+    reference.config = minimal_config(loss={"kl_coef": 0.1, "ref_refresh_steps": 1})
+    reference.world_size, reference._averages = 4, {}
+    values = torch.arange(40_000.0)
+    reference._parameters = {"weight": torch.nn.Parameter(values.reshape(200, 200), requires_grad=False)}
+    monkeypatch.setattr(dist, "get_rank", lambda: 2)
+    files = StagedFiles()
+    with files.new_checkpoint(keeps=keeps):
+        reference.save(tmp_path, files)
+    (file,) = files.write()
+    assert torch.equal(files.load(str(file))["weight"], values[20_000:30_000])
+    assert file.stat().st_size < 10_000 * 4 + 4_000
