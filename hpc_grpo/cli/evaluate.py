@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hpc_grpo.run.paths import RunDir
 
 _DRIVER = "hpc_grpo.driver.evaluate"
+_SAID_OTHERWISE = {"run.name": "--folder", "run.root": "--folder", "model.path": "RUN|MODEL"}
 
 _TARGET = click.argument("target", metavar="RUN|MODEL")
 _CONFIG = click.option("--config", "settings_of", metavar="CONFIG", help="For a MODEL: take the settings of a config.")
@@ -72,6 +73,13 @@ def evaluate(
     from hpc_grpo.run.evals import EvalRequest, new_eval_dir, result_file
 
     output = output and output.absolute()
+    if output is not None and not output.parent.is_dir():
+        raise ConfigError(f"--output = {output}: there is no folder {output.parent}. Make it, or name another one.")
+    if max_items is not None and not paths:
+        raise ConfigError(
+            f"--max-items = {max_items} is about --data, and none is given. Of the run's own sets: "
+            f"data.eval.max_items={max_items}."
+        )
     subject = find_subject(target, data=paths, **{key: options.pop(key) for key in ("settings_of", "steps", "base")})
     data = [{"path": _absolute(path), "max_items": max_items} for path in paths]
     eval_dir = new_eval_dir(folder or subject.folder)
@@ -223,6 +231,9 @@ def _freeze(config: Config, overrides: Sequence[str]) -> None:
     from hpc_grpo.config import with_overrides
     from hpc_grpo.launch.freeze import freeze
 
+    for key, instead in _SAID_OTHERWISE.items():
+        if any(override.partition("=")[0] == key for override in overrides):
+            raise ConfigError(f"{key} cannot be changed for an eval: {instead} says it. Leave it out.")
     freeze(with_overrides(config, overrides), sys.argv, overrides)
 
 
@@ -238,12 +249,17 @@ def _as_overrides(config: Config, options: Mapping[str, Any]) -> list[str]:
     """Return the options as overrides; of the config's own k, those stay that the number of samples allows."""
     num_samples = options.get("num_samples") or config.eval.num_samples
     pass_k = list(options.get("pass_k") or [k for k in config.eval.pass_k if k <= num_samples])
-    values = {
+    values: dict[str, Any] = {
         "eval.num_samples": options.get("num_samples"),
         "eval.pass_k": pass_k,
         "eval.temperature": options.get("temperature"),
         "rollout.max_new_tokens": options.get("max_new_tokens"),
     }
+    for name, of_set in config.data.eval_sets.items():  # the options hold for sets with values of their own, too
+        own = of_set.own_settings.keys()
+        values |= {f"data.eval_sets.{name}.{key}": options[key] for key in own if options.get(key) not in (None, ())}
+        if "pass_k" in own and options.get("num_samples") and not options.get("pass_k"):
+            values[f"data.eval_sets.{name}.pass_k"] = [k for k in of_set.pass_k or () if k <= num_samples]
     return [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
 
 

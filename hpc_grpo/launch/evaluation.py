@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpc_grpo.config import Config, SourceConfig
+from hpc_grpo.config import Config, DataConfig, SourceConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.paths import RunDir
 
@@ -19,6 +19,15 @@ _OF_SOURCE = (
 """Keys of a training source that hold for other data, too, unless these have their own."""
 
 _ANY_NUMBER_OF_TOKENS = 2**31
+_NO_TRAINING: dict[str, Any] = {
+    "task": "grpo",
+    "loss": {"importance_correction": "none"},
+    "ppo": {},
+    "distill": {},
+    "train": {"total_steps": 1, "max_tokens_per_microbatch": _ANY_NUMBER_OF_TOKENS},
+}
+"""Sections whose rules are about training: no learner, critic or teacher is there to break them."""
+
 _NO_JUDGEMENT: dict[str, Any] = {"name": "length", "args": {"most": _ANY_NUMBER_OF_TOKENS, "unit": "characters"}}
 """A reward that asks for no column and says nothing."""
 
@@ -56,13 +65,13 @@ def eval_config(config: Config, folder: RunDir, model: str, data: Sequence[Mappi
     values["data"]["cache_dir"] = str(config.cache_path)
     values["run"] |= {"root": str(folder.path.parent), "name": folder.path.name}
     values["model"]["path"] = model
-    values["task"] = config.task if config.needs.rollouts else "grpo"
-    values["train"]["max_tokens_per_microbatch"] = _ANY_NUMBER_OF_TOKENS
+    values |= _NO_TRAINING
     values["rollout"]["overlong_tokens"] = None
+    values["rewards"] = values["rewards"] or [{"name": "correctness"}]  # of SFT and distillation, which need none
     values["eval"] |= {"every_steps": 1, "every_epochs": None, "every_s": None}
-    rewards = [reward.name for reward in config.rewards]
-    if config.eval.reward not in rewards:
-        values["eval"]["reward"] = rewards[0]
+    names = [reward["name"] for reward in values["rewards"]]
+    if config.eval.reward not in names and not _all_have_rewards(DataConfig.model_validate(values["data"])):
+        values["eval"]["reward"] = names[0]
     values["launch"]["notify"] = []
     return Config.model_validate(values)
 
@@ -93,6 +102,12 @@ def sample_config(config: Config, folder: RunDir, model: str, prompts: str, sour
 
 
 _OF_SETS = ("num_samples", "pass_k", "temperature")
+
+
+def _all_have_rewards(data: DataConfig) -> bool:
+    """Tell whether each source of the eval sets has rewards of its own, so that those of the run judge none."""
+    sources = data.sources(for_eval=True) + (data.sources(for_eval=False) if data.held_out is not None else [])
+    return all(source.rewards is not None for _, source in sources)
 
 
 def _keys_for_others(source: SourceConfig) -> dict[str, Any]:

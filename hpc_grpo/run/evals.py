@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.files import write_json_atomic
+from hpc_grpo.run.owner import PRIVATE_DIR_MODE
 from hpc_grpo.run.paths import RunDir
 
 
@@ -40,12 +41,20 @@ def read_request(folder: RunDir) -> EvalRequest:
 def new_eval_dir(parent: Path) -> RunDir:
     """Make the folder of the next eval below `parent`. Raises ConfigError when it cannot be written."""
     number = max((int(path.name) for path in parent.glob("*") if path.name.isdigit()), default=0) + 1
-    while True:
-        folder = RunDir(parent.absolute() / str(number))
-        if not folder.path.exists():
-            folder.create()
-            return folder
-        number += 1  # another eval that began at the same time
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            folder = RunDir(parent.absolute() / str(number))
+            try:
+                folder.path.mkdir(mode=PRIVATE_DIR_MODE)
+            except FileExistsError:
+                number += 1  # another eval that began at the same time
+            else:
+                return folder
+    except OSError as error:
+        raise ConfigError(
+            f"{parent} cannot be written ({error.strerror}). Work in another folder: --folder FOLDER."
+        ) from error
 
 
 def result_file(folder: RunDir) -> Path:

@@ -105,6 +105,16 @@ def test_a_models_folder_is_evaluated_by_defaults_or_by_a_config(started: Starte
     assert started.config.engine == load_config("local/debug").engine
 
 
+def test_options_hold_for_eval_sets_with_values_of_their_own(run: RunDir, started: Started) -> None:
+    sets = "data.eval_sets={contest: {path: c.jsonl, num_samples: 32, pass_k: [1, 8], temperature: 1.0}}"
+    words = [f"run.root={run.path.parent}", "run.name=s", "model.path=org/m", "data.train.path=d", sets]
+    other = freeze(load_config("local/debug", [*words, "data.eval=null"]), [], []).run
+    other.export(1).mkdir(parents=True)
+    assert call("eval", str(other.path), "--num-samples", "4", "--temperature", "0").exit_code == 0
+    settings = started.config.eval_settings("contest")
+    assert (settings.num_samples, settings.pass_k, settings.temperature) == (4, [1], 0.0)
+
+
 def test_a_sample_shows_completions_and_leaves_nothing_behind(run: RunDir, started: Started) -> None:
     done = call("sample", str(run.path), "What is 7 * 8?", "And 2 + 2?", "--num", "3", "--temperature", "0", "--base")
     assert done.exit_code == 0, done.output
@@ -129,6 +139,10 @@ def test_an_attempt_that_failed_keeps_its_folder_and_ends_with_its_code(run: Run
         (["eval", "MODEL"], "A MODEL has no eval set: give a data set (--data PATH)"),
         (["eval", "MODEL", "--base", "--data", "d.jsonl"], "--step and --base go with a RUN"),
         (["eval", "RUN", "--pass-k", "9"], "eval.pass_k = [9]: every k must be at most eval.num_samples = 4"),
+        (["eval", "RUN", "--max-items", "9"], "--max-items = 9 is about --data"),
+        (["eval", "RUN", "--output", "nowhere/out.json"], "there is no folder"),
+        (["eval", "RUN", "run.name=mine"], "run.name cannot be changed for an eval: --folder says it"),
+        (["eval", "RUN", "model.path=org/other"], "model.path cannot be changed for an eval: RUN|MODEL says it"),
         (["sample", "RUN", "Hi", "--source", "x"], "--source = 'x' must be the name of a source of data.train"),
     ],
 )

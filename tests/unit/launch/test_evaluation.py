@@ -70,6 +70,22 @@ def test_a_run_that_never_evaluated_is_judged_by_its_first_reward_and_one_of_sft
     assert with_overrides(config, ["eval.pass_k=[1]"]).needs.rollouts
 
 
+def test_an_eval_asks_for_no_reward_teacher_or_minibatch_of_training() -> None:
+    distilled = config_of(task="distill", rewards=[], distill={"teacher": "org/large"})
+    for config in (eval_config(distilled, FOLDER, "m"), sample_config(distilled, FOLDER, "m", "p.jsonl", None)):
+        assert (config.needs.teacher, config.distill.teacher) == (False, None)
+    assert eval_config(distilled, FOLDER, "m").eval.reward == "correctness"
+    tuned = config_of(task="sft", rewards=[], train={"num_minibatches": 100_000})
+    assert with_overrides(eval_config(tuned, FOLDER, "m"), ["rollout.top_p=0.9"]).rollout.top_p == 0.9
+
+
+def test_what_is_solved_is_decided_as_in_training_where_sources_have_rewards_of_their_own() -> None:
+    own = {"rewards": [{"name": "length"}, {"name": "gsm8k"}]}
+    data = {"train": {"path": "d.jsonl", **own}, "eval": {"path": "e.jsonl", **own}}
+    before = config_of(data=data, eval={"reward": "gsm8k", "every_steps": 1})
+    assert eval_config(before, FOLDER, "m").eval.reward == "gsm8k"
+
+
 def test_without_an_eval_set_data_must_be_named() -> None:
     with pytest.raises(ConfigError, match=r"no eval set .* --data PATH"):
         eval_config(minimal_config(), FOLDER, "m")
