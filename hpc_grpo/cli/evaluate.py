@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,7 +91,7 @@ def evaluate(
     if code == 0:
         if output is not None:
             shutil.copyfile(result_file(eval_dir), output)
-        echo(f"Results: {output or result_file(eval_dir)}")
+        echo(f"Results: {output or result_file(eval_dir)}", err=True)
     sys.exit(code)
 
 
@@ -238,11 +238,19 @@ def _freeze(config: Config, overrides: Sequence[str]) -> None:
 
 
 def _run(folder: RunDir, request: EvalRequest) -> int:
-    """Run an attempt in `folder`, with Ray as for training; return the exit code."""
+    """Run an attempt in `folder`, with Ray as for training, and print the answer; return the exit code.
+
+    Stdout gets the answer alone, so that it can be piped; what the attempt has to say goes to stderr.
+    """
     from hpc_grpo.launch.supervisor.attempt import run_attempt
+    from hpc_grpo.run.evals import answer_file
 
     request.save(folder)
-    return run_attempt(folder, _DRIVER)
+    with redirect_stdout(sys.stderr):
+        code = run_attempt(folder, _DRIVER)
+    if code == 0:
+        echo(answer_file(folder).read_text(), nl=False)
+    return code
 
 
 def _as_overrides(config: Config, options: Mapping[str, Any]) -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ from hpc_grpo.errors import ConfigError
 if TYPE_CHECKING:
     from hpc_grpo.config import Config
     from hpc_grpo.learner.replay import Replay
+    from hpc_grpo.run.paths import RunDir
 
 _OF_THE_STEP = (
     "loss.", "ppo.", "model.", "train.max_tokens_per_microbatch", "train.logprob_chunk_tokens", "train.attention",
@@ -42,10 +45,11 @@ def replay(run_name: str, overrides: tuple[str, ...], step: int, as_json: bool) 
     config = read_config(run)
     _refuse_others(override.partition("=")[0] for override in overrides)
     changed = with_overrides(config, [*_as_in_papers(overrides), *overrides])
-    _prepare_process(changed)
-    from hpc_grpo.learner.replay import replay as train_again
+    _prepare_process(run, changed)
+    with redirect_stdout(sys.stderr):  # libraries report there when they are imported, and when they start
+        from hpc_grpo.learner.replay import replay as train_again
 
-    result = train_again(run, step, config, changed)
+        result = train_again(run, step, config, changed)
     echo(json.dumps(asdict(result), indent=2) if as_json else shown(result, step))
 
 
@@ -64,10 +68,12 @@ def export(run_name: str, overrides: tuple[str, ...], step: int | None) -> None:
     run = find_run(run_name)
     _refuse_others(override.partition("=")[0] for override in overrides)
     config = with_overrides(read_config(run), overrides)
-    _prepare_process(config)
-    from hpc_grpo.learner.replay import export_checkpoint
+    _prepare_process(run, config)
+    with redirect_stdout(sys.stderr):
+        from hpc_grpo.learner.replay import export_checkpoint
 
-    echo(export_checkpoint(run, step, config))
+        folder = export_checkpoint(run, step, config)
+    echo(folder)
 
 
 def shown(result: Replay, step: int) -> str:
@@ -118,10 +124,16 @@ def _refuse_others(changed: Iterable[str]) -> None:
             )
 
 
-def _prepare_process(config: Config) -> None:
-    """Set the variables that a learner's process has, before torch is imported; its numbers depend on them."""
-    from hpc_grpo.driver.actors import learner_environment, uses_cuda
+def _prepare_process(run: RunDir, config: Config) -> None:
+    """Give this process the folder and the variables of a learner's, before torch is imported: numbers depend on them.
 
+    Relative paths of the config are relative to the folder that the run was started in, while that is there.
+    """
+    from hpc_grpo.driver.actors import learner_environment, uses_cuda
+    from hpc_grpo.launch.freeze import working_dir
+
+    if (started_in := working_dir(run)).is_dir():
+        os.chdir(started_in)
     os.environ.update(learner_environment(config, os.environ, on_gpu=uses_cuda(config)))
 
 

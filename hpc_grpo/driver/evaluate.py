@@ -1,7 +1,7 @@
 """The driver of an eval apart from training: `python -m hpc_grpo.driver.evaluate FOLDER`, started by the supervisor.
 
-Consumes the folder's config and request; produces the completions, result.json, and a table. The engines are those of
-training, with weights from the model's own folder: one model after the other, each on all engines.
+Consumes the folder's config and request; produces the completions, result.json, and the answer to print. The engines
+are those of training, with weights from the model's own folder: one model after the other, each on all engines.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from hpc_grpo.driver.stop import wait_for_ray
 from hpc_grpo.errors import EXIT_COMPLETE, HpcGrpoError
 from hpc_grpo.metrics.evals import HIGH, LOW
 from hpc_grpo.metrics.timing import StepTimer
-from hpc_grpo.run.evals import EvalRequest, completions_file, read_request, result_file
+from hpc_grpo.run.evals import EvalRequest, answer_file, completions_file, read_request, result_file
 from hpc_grpo.run.files import read_jsonl, write_atomic, write_json_atomic
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.pulse import PULSE, patience_of_driver
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.system.readable import UNKNOWN, table
-from hpc_grpo.system.say import say
 
 
 def evaluate(folder: RunDir) -> None:
@@ -48,12 +47,13 @@ def evaluate(folder: RunDir) -> None:
         slots = reserve_nodes(config, trains=False)
     results = {name: _metrics_of(name, own, slots, inputs[name], folder, timer) for name, own in configs.items()}
     if request.prompts:
-        say(shown_completions(folder, request))
+        answer = shown_completions(folder, request)
     else:
         _write_result(folder, config, request, results)
         streams = next(iter(inputs.values())).eval_streams
         sources = {name: [part.name for part in stream.parts] for name, stream in streams.items()}
-        say(shown_metrics(results, sources, config))
+        answer = shown_metrics(results, sources, config)
+    write_atomic(answer_file(folder), answer + "\n")
     write_atomic(folder.complete_marker, "evaluated\n")
 
 

@@ -73,7 +73,8 @@ def export_checkpoint(run: RunDir, step: int | None, config: Config) -> Path:
     whole = {each.step: each for each in valid_checkpoints(run, check_hashes=False)}
     if not whole or (step is not None and step not in whole):
         there = ", ".join(map(str, sorted(whole))) or "none"
-        raise ConfigError(f"--step = {step}: run {run.path.name} has whole checkpoints of these steps: {there}.")
+        asked = "" if step is None else f"--step = {step}: "
+        raise ConfigError(f"{asked}run {run.path.name} has whole checkpoints of these steps: {there}.")
     checkpoint = whole[max(whole) if step is None else step]
     learner = Learner(config, total_optimizer_steps=1)
     _load(learner, checkpoint)

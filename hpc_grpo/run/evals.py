@@ -61,6 +61,11 @@ def result_file(folder: RunDir) -> Path:
     return folder.path / "result.json"
 
 
+def answer_file(folder: RunDir) -> Path:
+    """What the command prints: a table, or what the models say."""
+    return folder.path / "answer.txt"
+
+
 def completions_file(folder: RunDir, model: str, eval_set: str) -> Path:
     """The graded completions of a model; of the set "" those of `data.eval` or `data.held_out`."""
     name = f"eval_{eval_set}.jsonl" if eval_set else "eval.jsonl"

@@ -13,7 +13,7 @@ import torch
 
 from hpc_grpo.launch.evaluation import eval_config
 from hpc_grpo.launch.freeze import freeze
-from hpc_grpo.run.evals import EvalRequest, completions_file, new_eval_dir, result_file
+from hpc_grpo.run.evals import EvalRequest, answer_file, completions_file, new_eval_dir, result_file
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir, step_dirs
@@ -86,7 +86,7 @@ def test_an_eval_apart_from_training_says_what_the_last_one_in_training_said(
     within = {name: value for name, value in read_metrics(untied_run.metrics)[8].items() if name.startswith("eval/")}
     assert apart == within
     assert list(read_jsonl(completions_file(folder, "step_8", ""))) == list(read_jsonl(untied_run.eval_rollouts(8)))
-    assert f"{apart['eval/pass@2']:.3f} [" in done.stdout
+    assert f"{apart['eval/pass@2']:.3f} [" in answer_file(folder).read_text()
 
 
 def test_a_step_trained_again_gives_the_metrics_of_the_run_to_the_last_bit(untied_run: RunDir) -> None:

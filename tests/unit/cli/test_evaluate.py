@@ -10,7 +10,7 @@ import pytest
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.errors import EXIT_CONFIG
 from hpc_grpo.launch.freeze import freeze
-from hpc_grpo.run.evals import read_request, result_file
+from hpc_grpo.run.evals import answer_file, read_request, result_file
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir
@@ -33,6 +33,8 @@ class Started:
         if self.request.prompts:
             self.prompts = [line["prompt"] for line in read_jsonl(folder.path / "prompts.jsonl")]
         result_file(folder).write_text('{"models": {}}')
+        answer_file(folder).write_text("56\n")
+        print(f"Attempt 1 of run {folder.path.name}")
         return self.exit_code
 
     @property
@@ -118,6 +120,7 @@ def test_options_hold_for_eval_sets_with_values_of_their_own(run: RunDir, starte
 def test_a_sample_shows_completions_and_leaves_nothing_behind(run: RunDir, started: Started) -> None:
     done = call("sample", str(run.path), "What is 7 * 8?", "And 2 + 2?", "--num", "3", "--temperature", "0", "--base")
     assert done.exit_code == 0, done.output
+    assert (done.stdout, done.stderr) == ("56\n", "Attempt 1 of run 1\n")
     assert started.prompts == ["What is 7 * 8?", "And 2 + 2?"]
     assert (started.config.eval.num_samples, started.config.eval.temperature) == (3, 0.0)
     assert started.request.prompts == started.prompts

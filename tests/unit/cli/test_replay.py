@@ -34,7 +34,7 @@ def trained_by(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         return SAME
 
     monkeypatch.setattr("hpc_grpo.learner.replay.replay", replay)
-    monkeypatch.setattr("hpc_grpo.cli.replay._prepare_process", lambda config: None)
+    monkeypatch.setattr("hpc_grpo.cli.replay._prepare_process", lambda run, config: None)
     return asked
 
 
@@ -69,6 +69,23 @@ def test_keys_that_a_replay_would_not_show_are_refused(
     done = replay(run, override)
     assert (done.exit_code, said in done.stderr) == (EXIT_CONFIG, True)
     assert trained_by == []
+
+
+def test_relative_paths_of_the_config_are_those_of_the_folder_that_the_run_was_started_in(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started_in, asked = Path.cwd(), []
+
+    def export_checkpoint(run: RunDir, step: int | None, config: Config) -> Path:
+        asked.append(Path.cwd())
+        print("a library reports")
+        return run.export(3)
+
+    monkeypatch.setattr("hpc_grpo.learner.replay.export_checkpoint", export_checkpoint)
+    monkeypatch.setattr("hpc_grpo.driver.actors.learner_environment", lambda *_, **__: {})
+    monkeypatch.chdir(tmp_path)
+    done = call("export", str(run.path))
+    assert (asked, done.stdout) == ([started_in], f"{run.export(3)}\n")
 
 
 def test_a_step_whose_batch_was_not_kept_is_an_error_that_names_the_key(run: RunDir) -> None:
