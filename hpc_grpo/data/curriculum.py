@@ -38,7 +38,7 @@ class Curriculum:
         first = ordinal
         while self._rests(stream.place(ordinal)):
             ordinal += 1
-            if (ordinal - first) % len(stream) == 0 and self.num_retired == stream.num_items:
+            if (ordinal - first) % len(stream) == 0 and self._retired_all(stream):
                 return None
         return ordinal
 
@@ -79,6 +79,13 @@ class Curriculum:
     def _rests(self, place: Place) -> bool:
         _, until = self._known.get(_key(place), _NEITHER)
         return until is None or place.turn < until
+
+    def _retired_all(self, stream: PromptStream) -> bool:
+        """Look at each item: what is known may be of data that had more of them."""
+        items = (
+            Place(0, source, item, 0) for source, part in enumerate(stream.parts) for item in range(len(part.numbers))
+        )
+        return all(self._known.get(_key(item), _NEITHER)[1] is None for item in items)
 
 
 def _key(place: Place) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ def grades(rewards: Sequence[float], errors: tuple[str, ...] = ()) -> GroupGrade
 class FourItems:
     """A stream of one source, in order: ordinal o is item o % 4 in its turn o // 4."""
 
-    num_items = 4
+    parts = (SimpleNamespace(numbers=range(4)),)
 
     def __len__(self) -> int:
         return 4
@@ -94,6 +95,16 @@ def test_where_all_prompts_rest_for_ever_none_is_awake() -> None:
     assert curriculum.next_awake(stream, 3) == 6
     curriculum.note(stream.place(6), grades([1.0]))
     assert curriculum.next_awake(stream, 7) is None
+
+
+def test_items_that_the_data_no_longer_has_do_not_count_among_those_that_rest() -> None:
+    """As --accept-changes may bring about."""
+    stream: Any = FourItems()
+    gone = {"0:4": (1, None), "0:5": (1, None)}
+    retired = Curriculum(CurriculumConfig(), gone | {f"0:{item}": (1, None) for item in range(4)})
+    assert retired.next_awake(stream, 0) is None
+    resting = Curriculum(CurriculumConfig(), gone | {"0:0": (1, None), "0:1": (1, None), "0:2": (2, 9), "0:3": (2, 9)})
+    assert resting.next_awake(stream, 0) == 9 * 4 + 2
 
 
 def test_a_prompt_that_will_be_back_is_waited_for() -> None:
