@@ -110,7 +110,7 @@ class _Worker:
 
     def end(self) -> None:
         """Kill it: it holds nothing that is still wanted."""
-        with self._process:
+        with suppress(BrokenPipeError), self._process:  # closing stdin writes what a dead process has not taken
             self._process.kill()
 
 

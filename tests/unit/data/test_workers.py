@@ -15,7 +15,7 @@ from hpc_grpo.data.encoder import Encoder
 from hpc_grpo.data.workers import Batch, encode_batches
 from hpc_grpo.errors import ConfigError, HpcGrpoError
 from tests.support.configs import minimal_config
-from tests.support.encoding import NumberingEncoder
+from tests.support.encoding import DeadlyEncoder, NumberingEncoder
 
 ROOT = Path(__file__).parents[3]
 _DEADLINE_S = 60.0
@@ -81,6 +81,14 @@ def test_an_item_that_cannot_be_used_and_a_process_that_dies_end_it_behind_what_
     with pytest.raises(error, match=words):
         numbered(made, rows)
     assert [number for number, _ in rows] == list(range(6))
+    assert children() == there_before
+
+
+def test_a_process_that_dies_with_a_batch_in_its_pipe_is_told_of_as_such() -> None:
+    there_before = children()
+    more_than_a_pipe_holds = {f"batch_{number}": {"text": "a" * 2**20} for number in range(4)}
+    with pytest.raises(HpcGrpoError, match="ended with exit code -9"):
+        numbered(encode_batches(DeadlyEncoder(), batches(4, **more_than_a_pipe_holds), 2, num_alone=0), [])  # type: ignore[arg-type]
     assert children() == there_before
 
 
