@@ -25,7 +25,7 @@ langdetect.DetectorFactory.seed = 0  # it draws samples: the same text must have
 Check = Callable[..., bool]
 _CHECKS: dict[str, Check] = {}
 _OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
-_POSTSCRIPTS = {"P.P.S": r"\s*p\.\s?p\.\s?s.*$", "P.S.": r"\s*p\.\s?s\..*$"}
+_POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
 
 
 @reward("ifeval")
@@ -167,12 +167,12 @@ def _number_placeholders(text: str, num_placeholders: int) -> bool:
 @_instruction("detectable_content:postscript")
 def _postscript(text: str, postscript_marker: str) -> bool:
     pattern = _POSTSCRIPTS.get(postscript_marker.strip(), re.escape(postscript_marker.strip().lower()))
-    return re.search(pattern, text.lower(), re.MULTILINE) is not None
+    return re.search(pattern, text.lower()) is not None
 
 
 @_instruction("detectable_format:number_bullet_lists")
 def _number_bullet_lists(text: str, num_bullets: int) -> bool:
-    patterns = (r"^\s*\*[^\*].*$", r"^\s*-.*$")
+    patterns = (r"^[^\S\n]*\*[^\*].*$", r"^[^\S\n]*-.*$")  # by \s* many empty lines would take seconds
     return sum(len(re.findall(pattern, text, re.MULTILINE)) for pattern in patterns) == num_bullets
 
 

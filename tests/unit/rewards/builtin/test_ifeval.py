@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -141,6 +142,19 @@ def test_an_item_that_cannot_be_judged_is_an_error_and_no_score(
     with pytest.raises(ConfigError) as raised:
         score(["text"], names, arguments, **options)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("detectable_format:number_bullet_lists", {"num_bullets": 1}),
+        ("detectable_content:postscript", {"postscript_marker": "P.S."}),
+    ],
+)
+def test_a_completion_of_white_space_takes_no_time(name: str, arguments: dict[str, Any]) -> None:
+    start = time.process_time()
+    assert score(["x" + "\n" * 100_000 + " " * 100_000 + "x"], [name], [arguments]) == [0.0]
+    assert time.process_time() - start < 2.0
 
 
 def test_it_works_where_no_socket_can_be_opened() -> None:
