@@ -24,7 +24,8 @@ from hpc_grpo.grading.slot import QueuedCall, WorkerSlot
 from hpc_grpo.grading.worker import Call, CallResult, Preparation
 
 _RESUME_S = 600.0
-"""More patience with a reward's `prepare` at a resume, which may wait for a server to come back (rewards/http.py)."""
+"""More patience with a reward's `prepare` at a resume, which may wait for a server to come back (rewards/http.py).
+No longer for a longer `timeout_s`: `deadlines.start_s` must not end the wait before it says what is away."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class RewardPool:
         """
         notes = []
         for each in self._rewards.values():
-            patience_s = self._load_timeout_s + (max(each.timeout_s, _RESUME_S) if is_resume else 0.0)
+            patience_s = self._load_timeout_s + (_RESUME_S if is_resume else 0.0)
             preparation = Preparation(_function_name(each), each.args, each.timeout_s, is_resume)
             result = self._put(preparation, patience_s).result()
             if result.away is not None:

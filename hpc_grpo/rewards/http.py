@@ -80,7 +80,7 @@ async def wait_for(endpoint: Endpoint, path: str, timeout_s: float, *, is_resume
     ConfigError then. At a resume it answered before, and is likely to come back: ten minutes, then RewardAwayError.
     """
     endpoint.check()
-    timeout_s = max(timeout_s, _RESUME_S) if is_resume else min(timeout_s, _START_S)
+    timeout_s = _RESUME_S if is_resume else min(timeout_s, _START_S)
     async with httpx.AsyncClient(headers=endpoint.headers()) as client:
         try:
             return await _ask(client, endpoint, "GET", path, None, time.monotonic() + timeout_s)

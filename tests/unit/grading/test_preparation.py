@@ -135,4 +135,4 @@ def test_each_reward_has_all_the_time_to_prepare_and_more_at_a_resume(monkeypatc
         pool.check(is_resume=True)
     finally:
         pool.close()
-    assert asked == [("regex", 120.0), ("remote", 120.0), ("regex", 720.0), ("remote", 1020.0)]
+    assert asked == [("regex", 120.0), ("remote", 120.0), ("regex", 720.0), ("remote", 720.0)]
