@@ -8,13 +8,13 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_grpo.cli.options import OVERRIDES, SET, echo, find_run, runs_root
+from hpc_grpo.cli.options import OVERRIDES, SET, echo
+from hpc_grpo.cli.subject import absolute, find_subject
 from hpc_grpo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def evaluate(
             f"data.eval.max_items={max_items}."
         )
     subject = find_subject(target, data=paths, **{key: options.pop(key) for key in ("settings_of", "steps", "base")})
-    data = [{"path": _absolute(path), "max_items": max_items} for path in paths]
+    data = [{"path": absolute(path), "max_items": max_items} for path in paths]
     eval_dir = new_eval_dir(folder or subject.folder)
     os.chdir(subject.working_dir)
     with _removed_if_refused(eval_dir):
@@ -136,87 +136,6 @@ def sample(
     sys.exit(code)
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What is looked at: models by name, the config to do it by, and the folders to work in and to start from."""
-
-    config: Config
-    models: Mapping[str, str]
-    folder: Path
-    working_dir: Path
-
-    @property
-    def first_model(self) -> str:
-        return next(iter(self.models.values()))
-
-
-def find_subject(
-    target: str, settings_of: str | None, steps: Sequence[int], base: bool, data: Sequence[str]
-) -> Subject:
-    """Return what RUN|MODEL names. Raises ConfigError where it is neither, and for options that do not go with it."""
-    from hpc_grpo.launch.evaluation import config_of_model
-
-    if not _is_model(target):
-        if settings_of is not None:
-            raise ConfigError("--config goes with a MODEL: a RUN has its own. Change keys of it by KEY=VALUE.")
-        return _of_run(_find_run(target), steps, with_base=base)
-    if steps or base:
-        raise ConfigError(f"--step and --base go with a RUN, and {target} is a model. Leave them out.")
-    if settings_of is not None:
-        from hpc_grpo.cli.request import load_request
-
-        config = load_request(settings_of, []).config
-    elif data:
-        config = config_of_model(target, data[0])
-    else:
-        raise ConfigError(
-            "A MODEL has no eval set: give a data set (--data PATH), or a config that has one (--config CONFIG)."
-        )
-    return Subject(config, {Path(target).name: _absolute(target)}, runs_root() / "evals", Path.cwd())
-
-
-def _of_run(run: RunDir, steps: Sequence[int], *, with_base: bool) -> Subject:
-    from hpc_grpo.launch.freeze import working_dir
-    from hpc_grpo.run.frozen_config import read_config
-    from hpc_grpo.run.paths import step_dirs
-
-    config, exports, started_in = read_config(run), step_dirs(run.exports), working_dir(run)
-    if missing := [step for step in steps if step not in exports]:
-        there = ", ".join(map(str, sorted(exports))) or "none"
-        raise ConfigError(
-            f"--step = {missing[0]}: run {run.path.name} has exports of these steps: {there}. Of a checkpoint it gets "
-            f"one by `hpc-grpo export {run.path} --step N`."
-        )
-    if not exports and not with_base:
-        raise ConfigError(
-            f"Run {run.path.name} has no export yet: there is one when it is complete, or as often as "
-            f"checkpoint.export_every_steps says. `hpc-grpo export {run.path}` makes one of its newest checkpoint; "
-            f"--base looks at the model that it began with."
-        )
-    chosen = steps or ([] if with_base else [max(exports)])
-    base = {"base": _absolute(config.model.path, started_in)} if with_base else {}
-    models = base | {f"step_{step}": str(exports[step]) for step in chosen}
-    return Subject(config, models, run.evals, started_in if started_in.is_dir() else Path.cwd())
-
-
-def _find_run(target: str) -> RunDir:
-    try:
-        return find_run(target)
-    except ConfigError as error:
-        raise ConfigError(f"{error} Nor is it a model: a folder with config.json, or a name in the cache.") from error
-
-
-def _is_model(target: str) -> bool:
-    from hpc_grpo.data.hugging_face import find_model
-
-    if (Path(target) / "config.json").is_file():
-        return True
-    try:
-        return target.count("/") == 1 and find_model(target, os.environ).is_dir()
-    except ConfigError:
-        return False
-
-
 @contextmanager
 def _removed_if_refused(folder: RunDir) -> Iterator[None]:
     """Leave no folder of an eval that was refused before anything began in it."""
@@ -269,13 +188,6 @@ def _as_overrides(config: Config, options: Mapping[str, Any]) -> list[str]:
         if "pass_k" in own and options.get("num_samples") and not options.get("pass_k"):
             values[f"data.eval_sets.{name}.pass_k"] = [k for k in of_set.pass_k or () if k <= num_samples]
     return [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
-
-
-def _absolute(path: str, folder: Path | None = None) -> str:
-    """Return the path of something on this disk, a function's file included; other names as they are."""
-    file, separator, name = path.rpartition(":") if ".py:" in path else (path, "", "")
-    place = (folder or Path.cwd()) / file
-    return f"{place}{separator}{name}" if place.exists() else path
 
 
 COMMANDS = (evaluate, sample)

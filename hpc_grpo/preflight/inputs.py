@@ -1,9 +1,6 @@
 """The inputs of a run, checked on the login node: Python, notify program, model, data, and what it asks Slurm for.
 
-A job that would fail on one of them queues for hours to say so. `submit` and `resume` refuse it (`refusals`); the
-doctor reports whether model and data are where an offline job finds them (`model_finding`, `data_finding`).
-
-Over 250 lines, so that all checks of what a user brings are found in one file.
+A job that would fail on one of them queues for hours to say so: `submit` and `resume` refuse it (`refusals`).
 """
 
 from __future__ import annotations
@@ -11,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from math import inf
@@ -21,7 +18,7 @@ from hpc_grpo.config import Config, LaunchConfig, SlurmConfig
 from hpc_grpo.config.resources import check_fits, node_demand
 from hpc_grpo.data.checks import check_item, completion_text
 from hpc_grpo.data.fingerprint import local_fingerprints
-from hpc_grpo.data.hugging_face import dataset_folders, datasets_cache, find_model, hub_cache, is_offline
+from hpc_grpo.data.hugging_face import find_model
 from hpc_grpo.data.sources import read_items
 from hpc_grpo.data.tokenizer import compare_vocabularies, read_vocabulary
 from hpc_grpo.errors import ConfigError
@@ -30,13 +27,10 @@ from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.place.slurm.partition import refuse_what_cannot_start
 from hpc_grpo.launch.secrets import refuse_secrets
 from hpc_grpo.preflight.disk import refuse_full_disk
-from hpc_grpo.preflight.findings import Context, Finding, failure, ok, skipped, warning
 from hpc_grpo.preflight.prefetch.items import MODEL_KEYS, Item, is_generated, is_there, items_of, source_of
 from hpc_grpo.run.inputs import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.weights.contract import refuse_experts
-
-_PREFETCH = "hpc-grpo prefetch CONFIG, on a login node"
 
 _MAX_CHECKED_ROWS = 200_000
 """A second or two: a login node is everybody's."""
@@ -224,58 +218,3 @@ def _items(config: Config, working_dir: Path) -> Iterator[Item]:
     for item in items_of(config, working_dir):
         if not item.key.startswith(("data.eval.", "data.eval_sets.")) or config.reads_eval_data:
             yield item
-
-
-def model_finding(context: Context) -> Finding:
-    """Check that `model.path` is a model's folder, or in the cache that the job will use."""
-    check, config = "model", context.config
-    if config is None:
-        return skipped(check, context.why_no_config)
-    environ = context.job_environ
-    if missing := _missing_paths(config, "model."):
-        return failure(check, missing, "set model.path to the folder of a model")
-    try:
-        folder = find_model(config.model.path, environ)
-    except ConfigError:
-        return _not_cached(check, config.model.path, hub_cache(environ), environ)
-    has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
-    if not has_weights:
-        return failure(check, f"{folder} has a config.json but no weights", _PREFETCH)
-    try:
-        refuse_mixture_of_experts(config, Path.cwd())
-    except ConfigError as error:
-        return failure(check, str(error), "set model.path to a dense decoder")
-    return ok(check, f"{config.model.path} is in {folder}" if str(folder) != config.model.path else f"{folder}")
-
-
-def data_finding(context: Context) -> Finding:
-    """Check that the data sets of the config are files, folders, or in the cache that the job will use."""
-    check, config = "data", context.config
-    if config is None:
-        return skipped(check, context.why_no_config)
-    environ = context.job_environ
-    if missing := _missing_paths(config, "data."):
-        return failure(check, missing, "set data.train.path and data.eval.path")
-    sources = [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]
-    paths = [source.path for _, source in sources]
-    if to_fetch := [path for path in paths if not _is_data_here(path, environ)]:
-        return _not_cached(check, " and ".join(to_fetch), datasets_cache(environ), environ)
-    return ok(check, ", ".join(dict.fromkeys(paths)))
-
-
-def _missing_paths(config: Config, section: str) -> str:
-    """Return the missing paths of one section of the config in one line; "" if all exist."""
-    return "; ".join(says for key, says in missing_inputs(config, Path.cwd()) if key.startswith(section))
-
-
-def _is_data_here(path: str, environ: Mapping[str, str]) -> bool:
-    return (
-        is_generated(path) or Path(path).exists() or any(folder.is_dir() for folder in dataset_folders(path, environ))
-    )
-
-
-def _not_cached(check: str, name: str, cache: Path, environ: Mapping[str, str]) -> Finding:
-    says = f"no such path, and not in the cache {cache}: {name}"
-    if is_offline(environ):
-        return failure(check, f"{says}, and the job is offline", _PREFETCH)
-    return warning(check, f"{says}: the job will download it", _PREFETCH)

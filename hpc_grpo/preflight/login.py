@@ -19,7 +19,8 @@ from hpc_grpo.preflight import scheduler
 from hpc_grpo.preflight.disk import disk_finding
 from hpc_grpo.preflight.findings import Context, Finding, Group, failure, guarded, ok, skipped, warning
 from hpc_grpo.preflight.folders import run_folder_finding
-from hpc_grpo.preflight.inputs import data_finding, model_finding, refuse_missing_python
+from hpc_grpo.preflight.input_findings import data_finding, model_finding
+from hpc_grpo.preflight.inputs import refuse_missing_python
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.commands import Answer
 

@@ -9,7 +9,8 @@ import pytest
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.preflight.findings import Context, Finding
-from hpc_grpo.preflight.inputs import data_finding, missing_inputs, model_finding
+from hpc_grpo.preflight.input_findings import data_finding, model_finding
+from hpc_grpo.preflight.inputs import missing_inputs
 from tests.support.configs import minimal_config
 
 PREFETCH = "hpc-grpo prefetch CONFIG, on a login node"
