@@ -38,7 +38,7 @@ class RewardError(HpcGrpoError):
 
 
 class RewardAwayError(HpcGrpoError):
-    """What a reward asks does not answer at a resume, and did before: the run is tried again."""
+    """A server that a reward asks is away at a resume, and was there before: the run is tried again."""
 
 
 class PromptError(HpcGrpoError):

@@ -1,4 +1,4 @@
-"""What `eval` and `sample` look at: the models that RUN|MODEL and its options name, and the config to do it by."""
+"""Find what `eval` and `sample` look at: the models that RUN|MODEL and its options name, and the config to do it by."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is looked at: models by name, the config to do it by, and the folders to work in and to start from."""
+    """Holds models by name, the config to look at them by, and the folders to work in and to start from."""
 
     config: Config
     models: Mapping[str, str]

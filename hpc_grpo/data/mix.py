@@ -21,7 +21,7 @@ _NUM_CACHED = 2
 
 
 class Place(NamedTuple):
-    """What an ordinal stands for; `item` is a position among the source's, and `turn` how often it was asked before."""
+    """Says what an ordinal stands for: `item` is a place among the source's, `turn` how often it was asked before."""
 
     epoch: int
     source: int

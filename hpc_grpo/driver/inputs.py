@@ -29,7 +29,7 @@ from hpc_grpo.weights.contract import refuse_experts
 
 @dataclass(frozen=True)
 class TextInputs:
-    """What engines and graders need to know of a text."""
+    """Holds what engines and graders need to know of a text."""
 
     tokenizer: Any
     stop_token_ids: tuple[int, ...]
@@ -49,7 +49,7 @@ class Inputs(TextInputs):
 
 @dataclass(frozen=True)
 class EvalInputs(TextInputs):
-    """What an eval alone reads."""
+    """Adds what an eval alone reads."""
 
     eval_streams: Mapping[str, PromptStream]
 

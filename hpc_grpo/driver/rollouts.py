@@ -36,7 +36,7 @@ _ALL_RETIRED = (
 
 @dataclass(frozen=True)
 class StepGroups:
-    """What a step is made of: the groups it trains on, and those that taught nothing and were replaced.
+    """Holds the groups that a step trains on, and those that taught nothing and were replaced.
 
     `ordinals` are all that the step used, without a gap; those `passed_over` have no group, their prompts rest.
     """
