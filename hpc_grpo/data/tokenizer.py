@@ -10,6 +10,8 @@ from typing import Any
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
 
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
+
 
 def load_tokenizer(config: Config) -> Any:
     """Load the model's tokenizer. Raises ConfigError when there is none to load."""
@@ -96,6 +98,12 @@ def model_folder(path: str) -> Path:
 def _load(kind: Any, config: Config, what: str, named: tuple[str, str] | None = None) -> Any:
     """Load from the model that `named` has, as key and value of the config; model.path by default."""
     key, path = named or ("model.path", config.model.path)
+    if what == "tokenizer" and Path(path).is_dir() and not any(any(Path(path).glob(name)) for name in _TOKENIZER_FILES):
+        # transformers would make one with an empty vocabulary of config.json alone
+        raise ConfigError(
+            f"{key} = {path!r}: the folder has no tokenizer (tokenizer.json or another of its files). Copy the files "
+            f"of the model that it was made from into it."
+        )
     try:
         return kind.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:

@@ -58,6 +58,12 @@ _NO_CODE = {"GenerationConfig.from_pretrained"}
 """Reads a JSON file, and has no such argument."""
 
 
+def test_a_folder_without_a_tokenizer_is_refused_though_transformers_would_make_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    with pytest.raises(ConfigError, match=r"model\.path = .*: the folder has no tokenizer"):
+        load_tokenizer(minimal_config(model={"path": str(tmp_path)}))
+
+
 def test_every_loader_is_told_not_to_run_code() -> None:
     untold = set()
     for path in sorted(Path(hpc_grpo.__file__).parent.rglob("*.py")):
