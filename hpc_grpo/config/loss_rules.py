@@ -40,6 +40,13 @@ def _keys_that_nothing_reads(config: Config) -> None:
                 f"loss.{key} has {', '.join(unknown)}, which loss.{chosen} = {name} does not read. It reads: "
                 f"{', '.join(known) or 'none'}. Leave the others out, or choose another loss.{chosen}."
             )
+        for argument, papers in (known or {}).items():
+            value = getattr(config.loss, key)[argument]
+            if isinstance(papers, float) and type(value) not in (int, float):
+                raise ConfigError(
+                    f"loss.{key}.{argument} = {value!r} must be a number, such as {papers}; 1e-3 is a text in "
+                    f"YAML, and 1.0e-3 a number."
+                )
     if config.loss.denominator_tokens is not None and config.loss.denominator != "constant":
         raise ConfigError(
             f"loss.denominator_tokens = {config.loss.denominator_tokens} would have no effect: loss.denominator = "

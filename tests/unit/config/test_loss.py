@@ -85,6 +85,10 @@ def test_null_takes_what_the_papers_of_what_is_chosen_have(given: dict[str, Any]
             {"name": "clip_cov", "args": {"cov_lo": 1.0}},
             "loss.args has cov_lo, which loss.name = clip_cov does not read. It reads: cov_low, cov_high",
         ),
+        (
+            {"name": "clip_cov", "args": {"cov_low": "1e-3"}},
+            "loss.args.cov_low = '1e-3' must be a number, such as 1.0; 1e-3 is a text in YAML",
+        ),
         ({"args": {"a": 1}}, "loss.args has a, which loss.name = grpo does not read. It reads: none"),
         ({"advantage_args": {"a": 1}}, "loss.advantage_args has a, which loss.advantage = group does not read"),
         ({"correction_args": {"a": 1}}, "which loss.importance_correction = truncated does not read"),
