@@ -24,14 +24,3 @@ class NumberingEncoder:
                 os.kill(os.getpid(), signal.SIGKILL)
         print("what a library prints is no row")
         return [(number, os.getpid()) for number, _ in enumerate(items, start=first)]
-
-
-class DeadlyEncoder:
-    """Kills the process that it is sent to before that takes anything else, as a lack of memory may."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _die, ()
-
-
-def _die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)

@@ -15,7 +15,8 @@ from hpc_grpo.data.encoder import Encoder
 from hpc_grpo.data.workers import Batch, encode_batches
 from hpc_grpo.errors import ConfigError, HpcGrpoError
 from tests.support.configs import minimal_config
-from tests.support.encoding import DeadlyEncoder, NumberingEncoder
+from tests.support.encoding import NumberingEncoder
+from tests.support.processes import wait_until
 
 ROOT = Path(__file__).parents[3]
 _DEADLINE_S = 60.0
@@ -84,11 +85,18 @@ def test_an_item_that_cannot_be_used_and_a_process_that_dies_end_it_behind_what_
     assert children() == there_before
 
 
-def test_a_process_that_dies_with_a_batch_in_its_pipe_is_told_of_as_such() -> None:
+def test_a_process_that_dies_between_two_batches_is_told_of_as_such() -> None:
     there_before = children()
-    more_than_a_pipe_holds = {f"batch_{number}": {"text": "a" * 2**20} for number in range(4)}
+
+    def items() -> Iterator[Batch]:
+        yield from batches(2)
+        for worker in [child for child in psutil.Process().children() if child.pid not in there_before]:
+            worker.kill()
+            wait_until(lambda worker=worker: worker.status() == psutil.STATUS_ZOMBIE, "it is dead")  # type: ignore[misc]
+        yield [{}], 4
+
     with pytest.raises(HpcGrpoError, match="ended with exit code -9"):
-        numbered(encode_batches(DeadlyEncoder(), batches(4, **more_than_a_pipe_holds), 2, num_alone=0), [])  # type: ignore[arg-type]
+        numbered(encode_batches(NumberingEncoder(), items(), 2, num_alone=0), [])  # type: ignore[arg-type]
     assert children() == there_before
 
 
