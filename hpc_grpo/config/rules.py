@@ -113,7 +113,7 @@ def _eval(config: Config) -> None:
     if config.eval.reward not in {reward.name for reward in config.rewards}:
         raise ConfigError(
             f"eval.reward = {config.eval.reward!r} must be one of rewards: "
-            f"{', '.join(reward.name for reward in config.rewards)}. Name one of them, or add it to rewards."
+            f"{', '.join(reward.name for reward in config.rewards) or '(none)'}. Name one of them, or add it to rewards."
         )
 
 
