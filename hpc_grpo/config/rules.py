@@ -110,10 +110,11 @@ def _eval(config: Config) -> None:
         sources += config.data.sources(for_eval=False)
     if all(source.rewards is not None for _, source in sources):
         return
-    if config.eval.reward not in {reward.name for reward in config.rewards}:
+    names = [reward.name for reward in config.rewards]
+    if config.eval.reward not in names:
         raise ConfigError(
-            f"eval.reward = {config.eval.reward!r} must be one of rewards: "
-            f"{', '.join(reward.name for reward in config.rewards) or '(none)'}. Name one of them, or add it to rewards."
+            f"eval.reward = {config.eval.reward!r} must be one of rewards: {', '.join(names) or '(none)'}. "
+            f"Name one of them, or add it to rewards."
         )
 
 

@@ -16,11 +16,11 @@ from hpc_grpo.data.stream import PromptStream
 from hpc_grpo.types import GroupGrades
 
 _ROUNDING = 1e-9
-"""Of the mean of equal rewards."""
+"""Allows for the rounding of a mean of equal rewards."""
 
 Known = Mapping[str, tuple[int, int | None]]
-"""For "source:item", positions both: how many groups in a row were easy (or hard, negative), and the turn that it rests
-until: None for ever. Prompts that are neither are left out. A checkpoint holds it as JSON.
+"""Maps "source:item", positions both, to how many groups in a row were easy (or hard, negative), and the turn that it
+rests until: None for ever. Prompts that are neither are left out. A checkpoint holds it as JSON.
 """
 
 _NEITHER = (0, 0)

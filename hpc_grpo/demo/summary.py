@@ -10,7 +10,7 @@ from typing import Any
 from hpc_grpo.metrics.record import PASS_AT_1
 
 Metrics = Mapping[int, Mapping[str, Any]]
-"""Of each step, as metrics.jsonl has them."""
+"""Holds the metrics of each step, as metrics.jsonl has them."""
 
 _PHASES = {
     "data": ("inputs",),
@@ -21,7 +21,7 @@ _PHASES = {
     "evals": ("eval",),
     "checkpoints": ("checkpoint",),
 }
-"""What is shown -> the `time/<phase>_s` that it sums."""
+"""Maps what is shown to the `time/<phase>_s` that it sums."""
 
 
 def gains(metrics: Metrics) -> list[str]:

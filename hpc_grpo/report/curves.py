@@ -31,7 +31,7 @@ _MARKS = "●■▲◆○□△◇"
 _USER_TURN = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
 
 _PASS_AT_K = re.compile("(eval/(?:[^/@]+/)?pass@[0-9]+)(?:/.+)?")
-"""Of a set, or with what comes after the number, of one of its sources."""
+"""Matches pass@1 of a set; with what comes after the number, that of one of its sources."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class AnswerError(Exception):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where to ask. `api_key_env` names the environment variable with the key; `attempt_s` bounds one try."""
+    """Says where to ask. `api_key_env` names the environment variable with the key; `attempt_s` bounds one try."""
 
     url: str
     api_key_env: str | None

@@ -62,7 +62,7 @@ def result_file(folder: RunDir) -> Path:
 
 
 def answer_file(folder: RunDir) -> Path:
-    """What the command prints: a table, or what the models say."""
+    """Return the file of what the command prints: a table, or what the models say."""
     return folder.path / "answer.txt"
 
 

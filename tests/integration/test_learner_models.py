@@ -39,7 +39,7 @@ REFRESHED: dict[str, tuple[int, str, float, int]] = {
 }
 """ZeRO stage, dtype, loss.ref_mixup and loss.ref_refresh_steps."""
 DIGITS = np.arange(2, 14)
-"""What base and teacher write: the tokens of a small alphabet."""
+"""Holds the tokens that base and teacher write, a small alphabet."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Which isolation this machine gives to programs of a model's, and how a job is run in it.
+"""Find the isolation that this machine gives to programs of a model's, and run a job in it.
 
 `namespaces` (user namespaces, made by `enter`) and `bubblewrap` (the program bwrap, where a site allows only that one)
 hide files, processes and network. `limits` hides nothing: it bounds what a program takes, and nobody gets it unasked.

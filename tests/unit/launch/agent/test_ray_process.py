@@ -13,7 +13,7 @@ import pytest
 from hpc_grpo.launch.agent.ray_command import STARTED_LINE
 from hpc_grpo.launch.agent.ray_process import RayProcess
 from hpc_grpo.system.process_tree import descendants
-from tests.support.processes import wait_until
+from tests.support.processes import gone, wait_until
 
 
 @pytest.fixture
@@ -43,8 +43,10 @@ def test_ray_is_over_when_its_raylet_ends_though_ray_start_goes_on(ray: RayProce
 
 
 def test_ray_is_over_when_its_raylet_was_never_seen(ray: RayProcess) -> None:
-    os.kill(descendants(ray.pid)[0], signal.SIGTERM)
-    wait_until(lambda: ray.why_ended() != "", "Ray is over")
+    raylet = descendants(ray.pid)[0]
+    os.kill(raylet, signal.SIGTERM)
+    wait_until(lambda: gone(raylet), "the raylet is gone")
+    assert ray.why_ended() == "Ray's raylet ended by itself"
 
 
 def test_ray_is_over_with_ray_start_whose_exit_code_is_told(tmp_path: Path) -> None:
