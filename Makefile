@@ -19,7 +19,7 @@ demo:            ## Train SmolLM2-135M-Instruct by GRPO, and show what it has le
 	@tools/setup.sh cpu,demo
 	@$(PYTHON_BIN) -m hpc_grpo.cli demo --seed $(SEED)
 
-demo-long:       ## The same on four harder tasks, for an hour or so
+demo-long:       ## The same on four harder tasks, which takes much longer
 	@tools/setup.sh cpu,demo
 	@$(PYTHON_BIN) -m hpc_grpo.cli demo --long --seed $(SEED)
 
