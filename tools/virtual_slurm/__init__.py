@@ -7,12 +7,10 @@ GPUs are fake.
 
     layout.py      what there is and where: machines, addresses, every path below the state folder
     slurm_conf.py  the configuration files, as pure functions
-    namespaces.py  the Linux calls (unshare, setns, mount)
-    processes.py   which process is ours: pid and start time, so that a recycled pid is never killed
-    machine.py     boot a machine, run something in it, kill it
-    network.py     the cables between them
     cgroups.py     control groups of the nodes: tracked processes, real cores
     services.py    the daemons
     cluster.py     up, down, kill-node, start-node, status
-    packages.py    what must be installed, and can this host do it at all
+    packages.py    what must be installed
+
+The machines themselves are `tools/virtual_machines`.
 """

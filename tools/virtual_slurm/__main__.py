@@ -6,8 +6,10 @@ import argparse
 import sys
 import time
 
-from . import cluster, machine, packages
-from .errors import ClusterError
+from tools.virtual_machines import host, machine
+from tools.virtual_machines.errors import MachineError
+
+from . import cluster, packages
 from .layout import LOGIN, MAX_NODES, Layout, Shape
 
 _USAGE = """\
@@ -67,9 +69,9 @@ def _up(layout: Layout, arguments: argparse.Namespace) -> None:
     names = ("nodes", "cpus_per_node", "mem_per_node_mib", "gpus_per_node", "small_disk_mib", "constrain_cores")
     shape = Shape(**{name: getattr(arguments, name) for name in names})
     if not 1 <= shape.nodes <= MAX_NODES:
-        raise ClusterError(f"--nodes must be 1 to {MAX_NODES}, not {shape.nodes}")
+        raise MachineError(f"--nodes must be 1 to {MAX_NODES}, not {shape.nodes}")
     if shape.cpus_per_node < 1 or shape.mem_per_node_mib < shape.cpus_per_node or shape.gpus_per_node < 0:
-        raise ClusterError("--cpus-per-node must be 1 or more, --mem-per-node-mib 1 or more a CPU, GPUs 0 or more")
+        raise MachineError("--cpus-per-node must be 1 or more, --mem-per-node-mib 1 or more a CPU, GPUs 0 or more")
     start = time.monotonic()
     came_up = cluster.up(layout, shape)
     print(f"up in {time.monotonic() - start:.1f} s" if came_up else "already up")
@@ -78,11 +80,11 @@ def _up(layout: Layout, arguments: argparse.Namespace) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    packages.use_daemon_path()
+    host.use_daemon_path()
     layout = Layout.from_environment()
     match arguments.command:
         case "install":
-            print(packages.install())
+            print(host.install(packages.PACKAGES, packages.COMMANDS))
         case "up":
             _up(layout, arguments)
         case "down":
@@ -108,7 +110,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     try:
         return _run(arguments)
-    except ClusterError as error:
+    except MachineError as error:
         print(f"virtual_slurm: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

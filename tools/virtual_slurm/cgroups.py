@@ -10,10 +10,10 @@ import os
 import re
 from pathlib import Path
 
-from . import namespaces
-from .errors import ClusterUnavailableError
+from tools.virtual_machines.errors import UnavailableError
+from tools.virtual_machines.processes import wait_until
+
 from .layout import Layout, Shape
-from .processes import wait_until
 
 CPUSET = Path("/sys/fs/cgroup/cpuset")
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -23,11 +23,9 @@ _REMOVE_DEADLINE_S = 20.0
 def require(shape: Shape) -> None:
     """Raise where steps cannot be held to their cores on this machine."""
     if not os.access(CPUSET / "cpuset.cpus", os.W_OK):
-        raise ClusterUnavailableError(f"cores cannot be constrained: no writable cgroup hierarchy at {CPUSET}")
+        raise UnavailableError(f"cores cannot be constrained: no writable cgroup hierarchy at {CPUSET}")
     if (cores := len(os.sched_getaffinity(0))) < shape.cpus_per_node:
-        raise ClusterUnavailableError(
-            f"--constrain-cores: this machine has {cores} cores, {shape.cpus_per_node} a node"
-        )
+        raise UnavailableError(f"--constrain-cores: this machine has {cores} cores, {shape.cpus_per_node} a node")
 
 
 def has_freezer() -> bool:
@@ -47,11 +45,10 @@ def make(layout: Layout, shape: Shape) -> None:
                 (folder / setting).write_text((CPUSET / setting).read_text())
 
 
-def enter(layout: Layout, name: str) -> None:
-    """Have this mount namespace see a node's groups as the whole hierarchies; nothing for other machines."""
-    for hierarchy in (FREEZER, CPUSET):
-        if (folder := _folder(hierarchy, layout, name)).is_dir():
-            namespaces.bind(folder, hierarchy)
+def binds(layout: Layout, name: str) -> list[tuple[Path, Path]]:
+    """Return the mounts by which a node sees its groups as the whole hierarchies; none for other machines."""
+    groups = ((_folder(hierarchy, layout, name), hierarchy) for hierarchy in (FREEZER, CPUSET))
+    return [(folder, hierarchy) for folder, hierarchy in groups if folder.is_dir()]
 
 
 def remove(layout: Layout) -> None:

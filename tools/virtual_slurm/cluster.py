@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
-import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from . import cgroups, machine, namespaces, network, packages, services, slurm_conf
-from .errors import ClusterError, ClusterUnavailableError
+from tools.virtual_machines import host, lifecycle, machine, namespaces, network
+from tools.virtual_machines.errors import MachineError, UnavailableError
+from tools.virtual_machines.layout import Machine, Mounts, hosts_file, resolv_conf
+from tools.virtual_machines.processes import wait_until
+
+from . import cgroups, packages, services, slurm_conf
 from .layout import CONTROLLER, LOGIN, Layout, Shape
-from .processes import wait_until
 
 _IDLE_DEADLINE_S = 90.0
-_LOG_TAIL_LINES = 8
 _USABLE_STATES = ("idle", "mixed", "allocated", "completing")
-
-
-@contextmanager
-def _alone(layout: Layout) -> Iterator[None]:
-    """One command at a time changes the cluster. The lock is the state folder, so it leaves no file."""
-    while True:
-        layout.state.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(layout.state, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # Whoever held the lock may have been `down`, which deletes the folder.
-            if layout.state.exists() and os.path.samestat(os.fstat(descriptor), layout.state.stat()):
-                yield
-                return
-        finally:
-            os.close(descriptor)
 
 
 def read_shape(layout: Layout) -> Shape | None:
@@ -47,44 +29,37 @@ def read_shape(layout: Layout) -> Shape | None:
 
 
 def require_up(layout: Layout) -> Shape:
-    packages.require_root()
+    host.require_root()
     shape = read_shape(layout)
     if shape is None:
-        raise ClusterError("the virtual Slurm cluster is not up: run `make slurm-up`")
+        raise MachineError("the virtual Slurm cluster is not up: run `make slurm-up`")
     return shape
 
 
 def up(layout: Layout, shape: Shape) -> bool:
     """Bring the cluster up. False where it was up already."""
-    packages.require_usable_host()
+    host.require_usable(packages.COMMANDS, "make slurm-install")
     if shape.constrain_cores:
         cgroups.require(shape)
-    with _alone(layout):
+    with lifecycle.alone(layout):
         existing = read_shape(layout)
         if existing == shape:
             return False
         if existing is not None:
-            raise ClusterError(f"already up with {existing}, not {shape}: run `make slurm-down` first")
-        _tear_down(layout)
-        try:
+            raise MachineError(f"already up with {existing}, not {shape}: run `make slurm-down` first")
+
+        def build() -> None:
             _write_files(layout, shape)
-            network.build(layout, shape)
+            network.build(layout, CONTROLLER, shape.machines)
             cgroups.make(layout, shape)
             _boot(layout, shape)
             wait_until(lambda: _ready(layout, shape), _IDLE_DEADLINE_S, "all nodes are idle and sacct answers")
-            layout.shape.write_text(shape.to_json())
-        except BaseException as error:
-            logs = _log_tails(layout) if isinstance(error, ClusterError) else ""
-            _tear_down(layout)
-            layout.state.rmdir()
-            if isinstance(error, ClusterError):
-                raise type(error)(f"{error}{logs}") from error
-            raise
+
+        lifecycle.bring_up(layout, build, shape.to_json(), lambda: cgroups.remove(layout))
         return True
 
 
 def _write_files(layout: Layout, shape: Shape) -> None:
-    layout.marker.touch()
     folders = [layout.etc_slurm, layout.local, layout.logs, layout.gpus, layout.small_disk]
     folders += [layout.controller_state, layout.spool, layout.database]
     folders += [layout.machine_local(m.name) for m in shape.machines]
@@ -95,7 +70,7 @@ def _write_files(layout: Layout, shape: Shape) -> None:
         try:
             os.mknod(layout.gpus / f"gpu{i}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         except PermissionError as error:
-            raise ClusterUnavailableError(f"cannot make device files in {layout.gpus}: {error}") from error
+            raise UnavailableError(f"cannot make device files in {layout.gpus}: {error}") from error
 
     password = secrets.token_hex(16)
     _write_secret(layout.munge_key, secrets.token_bytes(128))
@@ -106,8 +81,9 @@ def _write_files(layout: Layout, shape: Shape) -> None:
     (layout.etc_slurm / "slurm.conf").write_text(conf)
     (layout.etc_slurm / "cgroup.conf").write_text(slurm_conf.cgroup_conf())
     (layout.etc_slurm / "gres.conf").write_text(slurm_conf.gres_conf(layout, shape))
-    layout.hosts.write_text(slurm_conf.hosts(shape))
-    layout.resolv_conf.write_text(slurm_conf.resolv_conf())
+    for m in shape.machines:
+        layout.hosts(m.name).write_text(hosts_file(shape.machines, m))
+    layout.resolv_conf.write_text(resolv_conf())
 
 
 def _write_secret(path: Path, content: bytes) -> None:
@@ -117,10 +93,10 @@ def _write_secret(path: Path, content: bytes) -> None:
 
 def _boot(layout: Layout, shape: Shape) -> None:
     controller, *others = shape.machines
-    machine.boot(layout, shape, controller)
+    _boot_machine(layout, shape, controller)
     database = services.begin_creating_database(layout)
     for other in others:
-        machine.boot(layout, shape, other)
+        _boot_machine(layout, shape, other)
     for m in shape.machines:
         services.start_munge(layout, m.name)
     services.start_database(layout, database)
@@ -130,79 +106,51 @@ def _boot(layout: Layout, shape: Shape) -> None:
         services.start_slurmd(layout, name)
 
 
+def _boot_machine(layout: Layout, shape: Shape, m: Machine) -> None:
+    binds = ((layout.etc_slurm, Path("/etc/slurm")), *cgroups.binds(layout, m.name))
+    machine.boot(layout, m, Mounts(shape.mem_per_node_mib, binds))
+
+
 def _ready(layout: Layout, shape: Shape) -> bool:
     idle = services.node_states(layout) == dict.fromkeys(shape.node_names, "idle")
     return idle and services.accounting_answers(layout)
 
 
-def _log_tails(layout: Layout) -> str:
-    parts = []
-    for path in sorted(layout.logs.glob("*.log")):
-        lines = path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-        parts.append("\n".join([f"\n--- {path.name}", *lines]))
-    return "".join(parts)
-
-
 def down(layout: Layout) -> bool:
     """Take the cluster away. False where there was nothing."""
-    packages.require_root()
-    if not layout.state.exists():
-        return False
-    with _alone(layout):
-        was_there = layout.marker.exists()
-        _tear_down(layout)
-        layout.state.rmdir()
-    return was_there
-
-
-def _tear_down(layout: Layout) -> None:
-    """Leave the state folder empty. Whatever an `up` that was cut short left, this takes away too."""
-    if not layout.marker.exists():
-        if any(layout.state.iterdir()):
-            raise ClusterError(f"{layout.state} holds files of somebody else: choose another folder")
-        return
-    for folder in layout.machine_dir("").glob("*"):
-        machine.kill(layout, folder.name)
-    cgroups.remove(layout)
-    for target in namespaces.mounts_below(layout.state):
-        namespaces.unmount(target)
-    for path in layout.state.iterdir():
-        # The marker goes last, so that an interrupted `down` can be repeated.
-        if path != layout.marker:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    layout.marker.unlink()
+    return lifecycle.take_down(layout, lambda: cgroups.remove(layout))
 
 
 def _require_node(layout: Layout, name: str) -> Shape:
     shape = require_up(layout)
     if name not in shape.node_names:
-        raise ClusterError(f"no node {name}; there are {', '.join(shape.node_names)}")
+        raise MachineError(f"no node {name}; there are {', '.join(shape.node_names)}")
     return shape
 
 
 def kill_node(layout: Layout, name: str, cut_network: bool = False) -> None:
     _require_node(layout, name)
-    with _alone(layout):
+    with lifecycle.alone(layout):
         if machine.running(layout, name) is None:
-            raise ClusterError(f"{name} is dead already")
+            raise MachineError(f"{name} is dead already")
         if cut_network:
-            network.set_cable(layout, name, plugged=False)
+            network.set_cable(layout, CONTROLLER, name, plugged=False)
         machine.kill(layout, name)
 
 
 def set_cable(layout: Layout, name: str, plugged: bool) -> None:
     _require_node(layout, name)
-    with _alone(layout):
-        network.set_cable(layout, name, plugged)
+    with lifecycle.alone(layout):
+        network.set_cable(layout, CONTROLLER, name, plugged)
 
 
 def start_node(layout: Layout, name: str) -> None:
     shape = _require_node(layout, name)
-    with _alone(layout):
+    with lifecycle.alone(layout):
         if machine.running(layout, name) is not None:
-            raise ClusterError(f"{name} is running already")
-        network.set_cable(layout, name, plugged=True)
-        machine.boot(layout, shape, next(m for m in shape.machines if m.name == name))
+            raise MachineError(f"{name} is running already")
+        network.set_cable(layout, CONTROLLER, name, plugged=True)
+        _boot_machine(layout, shape, next(m for m in shape.machines if m.name == name))
         services.start_munge(layout, name)
         services.start_slurmd(layout, name)
 

@@ -6,27 +6,20 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
+
+from tools.virtual_machines.layout import SUBNET_PREFIX, Machine
+from tools.virtual_machines.layout import Layout as MachineLayout
 
 STATE_VARIABLE = "HPC_GRPO_SLURM_STATE"
 DEFAULT_STATE = "/run/hpc-grpo-slurm"
 
-# 198.18.0.0/15 is reserved for benchmarking (RFC 2544): no site routes it.
-SUBNET_PREFIX = "198.18.0."
-PREFIX_LENGTH = 24
 FIRST_NODE_HOST = 11
 MAX_NODES = 200
 
 CLUSTER_NAME = "virtual"
 CONTROLLER = "slurmctl"
 LOGIN = "login01"
-
-
-@dataclass(frozen=True)
-class Machine:
-    """One network, hostname and PID space of the cluster."""
-
-    name: str
-    address: str
 
 
 @dataclass(frozen=True)
@@ -67,24 +60,14 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Every path of the cluster. All lie below `state`; nothing is written elsewhere."""
+class Layout(MachineLayout):
+    """The machines' paths, and those of Slurm."""
 
-    state: Path
+    marker_name: ClassVar[str] = "made-by-hpc-grpo-virtual-slurm"
 
     @classmethod
     def from_environment(cls) -> Layout:
         return cls(Path(os.environ.get(STATE_VARIABLE, DEFAULT_STATE)).absolute())
-
-    @property
-    def marker(self) -> Path:
-        """Says that this folder is ours to delete."""
-        return self.state / "made-by-hpc-grpo-virtual-slurm"
-
-    @property
-    def shape(self) -> Path:
-        """Written last by `up`: its presence means that the cluster came up whole."""
-        return self.state / "shape.json"
 
     @property
     def etc_slurm(self) -> Path:
@@ -92,38 +75,16 @@ class Layout:
         return self.state / "etc" / "slurm"
 
     @property
-    def hosts(self) -> Path:
-        return self.state / "etc" / "hosts"
-
-    @property
-    def resolv_conf(self) -> Path:
-        return self.state / "etc" / "resolv.conf"
-
-    @property
     def munge_key(self) -> Path:
         return self.state / "etc" / "munge.key"
-
-    @property
-    def local(self) -> Path:
-        """One path that is a different folder in each machine, so that one slurm.conf serves all."""
-        return self.state / "local"
 
     @property
     def munge_socket(self) -> Path:
         return self.local / "munge.socket"
 
     @property
-    def logs(self) -> Path:
-        return self.state / "log"
-
-    @property
     def gpus(self) -> Path:
         return self.state / "gpus"
-
-    @property
-    def small_disk(self) -> Path:
-        """A file system of a few MiB that all machines share, for tests of a full disk."""
-        return self.state / "small-disk"
 
     @property
     def controller_state(self) -> Path:
@@ -136,16 +97,3 @@ class Layout:
     @property
     def database(self) -> Path:
         return self.state / "mariadb"
-
-    def machine_dir(self, name: str) -> Path:
-        return self.state / "machines" / name
-
-    def machine_local(self, name: str) -> Path:
-        return self.machine_dir(name) / "local"
-
-    def init_record(self, name: str) -> Path:
-        return self.machine_dir(name) / "init.json"
-
-    def network_namespace(self, name: str) -> Path:
-        """A mount that keeps the machine's network alive while the machine itself is dead."""
-        return self.machine_dir(name) / "net"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 
-from . import machine
-from .errors import ClusterError
+from tools.virtual_machines import machine
+from tools.virtual_machines.errors import MachineError
+from tools.virtual_machines.processes import wait_until
+
 from .layout import CLUSTER_NAME, CONTROLLER, LOGIN, Layout
-from .processes import wait_until
 from .slurm_conf import DATABASE_PORT
 
 _DEADLINE_S = 60.0
@@ -39,9 +40,9 @@ def start_database(layout: Layout, creation: subprocess.Popen[str]) -> None:
     try:
         code = creation.wait(_DEADLINE_S)
     except subprocess.TimeoutExpired as error:
-        raise ClusterError(f"mariadb-install-db took longer than {_DEADLINE_S:.0f} s") from error
+        raise MachineError(f"mariadb-install-db took longer than {_DEADLINE_S:.0f} s") from error
     if code != 0:
-        raise ClusterError(f"mariadb-install-db ended with {code}")
+        raise MachineError(f"mariadb-install-db ended with {code}")
     local = layout.local
     command = ["mariadbd", "--no-defaults", "--user=root", f"--datadir={layout.database}"]
     command += [f"--socket={local}/mariadb.sock", "--bind-address=127.0.0.1", f"--port={DATABASE_PORT}"]
@@ -89,5 +90,5 @@ def _wait_for_success(layout: Layout, name: str, argv: list[str]) -> None:
 
     try:
         wait_until(succeeds, _DEADLINE_S, " ".join(argv))
-    except ClusterError as error:
-        raise ClusterError(f"{error}: {last}") from error
+    except MachineError as error:
+        raise MachineError(f"{error}: {last}") from error

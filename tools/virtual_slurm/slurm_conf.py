@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .layout import CLUSTER_NAME, CONTROLLER, SUBNET_PREFIX, Layout, Shape
+from tools.virtual_machines.layout import SUBNET_PREFIX
+
+from .layout import CLUSTER_NAME, CONTROLLER, Layout, Shape
 
 DATABASE_PORT = 3306
 GRACE_S = 30
@@ -116,13 +118,3 @@ def database_init_sql(database_password: str) -> str:
         f"CREATE USER IF NOT EXISTS 'slurm'@'127.0.0.1' IDENTIFIED BY '{database_password}';\n"
         "GRANT ALL ON slurm_acct_db.* TO 'slurm'@'127.0.0.1';\n"
     )
-
-
-def hosts(shape: Shape) -> str:
-    lines = [f"{machine.address} {machine.name}" for machine in shape.machines]
-    return "\n".join(["127.0.0.1 localhost", *lines]) + "\n"
-
-
-def resolv_conf() -> str:
-    # Nobody listens there, so an unknown name fails at once and not after the resolver's usual ten seconds.
-    return f"nameserver {SUBNET_PREFIX}1\noptions timeout:1 attempts:1\n"

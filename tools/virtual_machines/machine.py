@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import cgroups, namespaces
-from .errors import ClusterError, CommandNotFoundError
-from .layout import Layout, Machine, Shape
+from . import namespaces
+from .errors import CommandNotFoundError, MachineError
+from .layout import Layout, Machine, Mounts
 from .processes import ProcessRecord
 
 _COMMAND_DEADLINE_S = 60.0
@@ -42,7 +42,7 @@ def _explained(step: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-def boot(layout: Layout, shape: Shape, machine: Machine) -> None:
+def boot(layout: Layout, machine: Machine, mounts: Mounts) -> None:
     """Start the machine's init, the first process of its PID space: with it die all the others."""
     network = os.open(layout.network_namespace(machine.name), os.O_RDONLY)
 
@@ -54,14 +54,14 @@ def boot(layout: Layout, shape: Shape, machine: Machine) -> None:
         namespaces.unshare(namespaces.CLONE_NEWUTS | namespaces.CLONE_NEWIPC | namespaces.CLONE_NEWNS)
         namespaces.make_mounts_private()
         namespaces.mount_proc()
-        namespaces.mount_tmpfs(Path("/dev/shm"), shape.mem_per_node_mib, mode="1777")
+        namespaces.mount_tmpfs(Path("/dev/shm"), mounts.shm_mib, mode="1777")
         namespaces.bind(layout.machine_local(machine.name), layout.local)
-        namespaces.bind(layout.etc_slurm, Path("/etc/slurm"))
-        cgroups.enter(layout, machine.name)
-        namespaces.bind(layout.hosts, Path("/etc/hosts"))
+        for source, target in mounts.binds:
+            namespaces.bind(source, target)
+        namespaces.bind(layout.hosts(machine.name), Path("/etc/hosts"))
         if Path("/etc/resolv.conf").exists():
             namespaces.bind(layout.resolv_conf, Path("/etc/resolv.conf"))
-        socket.sethostname(machine.name)
+        socket.sethostname(machine.own_name)
         # Orphans become children of init. Ignoring SIGCHLD, which survives exec, has the kernel reap them.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
@@ -77,7 +77,7 @@ def boot(layout: Layout, shape: Shape, machine: Machine) -> None:
                 start_new_session=True,
             )
     except subprocess.SubprocessError as error:
-        raise ClusterError(f"{machine.name} did not boot:\n{log.read_text()}") from error
+        raise MachineError(f"{machine.name} did not boot:\n{log.read_text()}") from error
     finally:
         os.close(network)
     init.returncode = 0  # it outlives this process on purpose; without this, Popen warns about it
@@ -103,7 +103,7 @@ def popen(
     """subprocess.Popen inside a machine. The child gets SIGTERM when this process dies."""
     init = running(layout, name)
     if init is None:
-        raise ClusterError(f"{name} is not running")
+        raise MachineError(f"{name} is not running")
     opened: list[int] = []
     try:
         for kind in ("net", "uts", "ipc", "mnt"):
@@ -122,7 +122,7 @@ def popen(
     except FileNotFoundError as error:
         raise CommandNotFoundError(f"{name}: {error}") from error
     except subprocess.SubprocessError as error:
-        raise ClusterError(f"cannot enter {name} (folder {cwd})") from error
+        raise MachineError(f"cannot enter {name} (folder {cwd})") from error
     finally:
         for descriptor in opened:
             os.close(descriptor)
@@ -141,7 +141,7 @@ def run(
             except subprocess.TimeoutExpired as error:
                 process.kill()
                 process.wait()
-                raise ClusterError(f"{name}: {argv[0]} took longer than {deadline_s:.0f} s") from error
+                raise MachineError(f"{name}: {argv[0]} took longer than {deadline_s:.0f} s") from error
         return subprocess.CompletedProcess(list(argv), code, path.read_text(), "")
     finally:
         path.unlink(missing_ok=True)
@@ -150,7 +150,7 @@ def run(
 def check(layout: Layout, name: str, argv: Sequence[str], deadline_s: float = _COMMAND_DEADLINE_S) -> str:
     done = run(layout, name, argv, deadline_s)
     if done.returncode != 0:
-        raise ClusterError(f"{name}: {' '.join(argv)} ended with {done.returncode}: {done.stdout.strip()}")
+        raise MachineError(f"{name}: {' '.join(argv)} ended with {done.returncode}: {done.stdout.strip()}")
     return done.stdout
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .errors import ClusterError
+from .errors import MachineError
 
 _KILL_DEADLINE_S = 20.0
 
@@ -20,7 +20,7 @@ def wait_until(condition: Callable[[], bool], deadline_s: float, what: str, poll
     end = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > end:
-            raise ClusterError(f"after {deadline_s:.0f} s still not true: {what}")
+            raise MachineError(f"after {deadline_s:.0f} s still not true: {what}")
         time.sleep(poll_s)
 
 
@@ -57,7 +57,7 @@ class ProcessRecord:
     def of(cls, pid: int) -> ProcessRecord:
         found = _state_and_start(pid)
         if found is None:
-            raise ClusterError(f"process {pid} ended before it could be recorded")
+            raise MachineError(f"process {pid} ended before it could be recorded")
         return cls(pid, found[1], _boot_id())
 
     @classmethod

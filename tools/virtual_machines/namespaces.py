@@ -54,7 +54,8 @@ def make_mounts_private() -> None:
 
 
 def bind(source: Path, target: Path) -> None:
-    _mount(str(source), target, None, _MS_BIND)
+    """Show `source`, and what is mounted below it, at `target`."""
+    _mount(str(source), target, None, _MS_BIND | _MS_REC)
 
 
 def mount_tmpfs(target: Path, size_mib: int, mode: str) -> None:

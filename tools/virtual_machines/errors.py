@@ -1,0 +1,21 @@
+"""What can go wrong, by what the caller can do about it."""
+
+EX_UNAVAILABLE = 69  # sysexits.h; tests that need machines skip on it, and only on it
+
+
+class MachineError(Exception):
+    """The machines did not do what was asked."""
+
+    exit_code = 1
+
+
+class CommandNotFoundError(MachineError):
+    """`exec` was given a command that the machine does not have."""
+
+    exit_code = 127  # the shell's
+
+
+class UnavailableError(MachineError):
+    """This host cannot carry the machines: not root, packages missing, namespaces forbidden."""
+
+    exit_code = EX_UNAVAILABLE
