@@ -5,8 +5,11 @@ Each raises ConfigError with the rule, the values and the fix; `rules.py` has th
 
 from __future__ import annotations
 
+import json
+
 from hpc_grpo.config.loss import ARGUMENTS, READERS, arguments_of, keys_read
 from hpc_grpo.config.schema import Config
+from hpc_grpo.config.section import Section
 from hpc_grpo.errors import ConfigError
 
 
@@ -52,11 +55,58 @@ def _keys_that_nothing_reads(config: Config) -> None:
             f"loss.denominator_tokens = {config.loss.denominator_tokens} would have no effect: loss.denominator = "
             f"{config.loss.denominator} does not read it. Set it to null, or loss.denominator=constant."
         )
-    if config.task == "ppo" and config.loss.advantage != "group":
+    bounds = {name: config.loss.args.get(name) for name in ("cov_low", "cov_high")}
+    low, high = bounds.values()
+    if config.loss.name == "clip_cov" and low is not None and high is not None and low >= high:
         raise ConfigError(
-            f"loss.advantage = {config.loss.advantage} would have no effect: task = ppo makes advantages in its "
+            f"loss.args.cov_low = {low:g} must be less than loss.args.cov_high = {high:g}: clip_cov would leave out no "
+            f"token. Lower it, or raise loss.args.cov_high."
+        )
+
+
+def _keys_of_other_tasks(config: Config) -> None:
+    """Refuse what another task would read: the run would look as if it did it."""
+    task, needs = config.task, config.needs
+    sections: tuple[tuple[str, Section, bool, str], ...] = (
+        ("ppo", config.ppo, needs.critic, "critic"),
+        ("distill", config.distill, needs.teacher, "teacher"),
+    )
+    for name, section, is_read, whose in sections:
+        unset = type(section)()
+        given = [key for key in type(section).model_fields if getattr(section, key) != getattr(unset, key)]
+        if given and not is_read:
+            key, value, default = given[0], getattr(section, given[0]), json.dumps(getattr(unset, given[0]))
+            raise ConfigError(
+                f"{name}.{key} = {value} would have no effect: task = {task} has no {whose}. Set task={name}, or "
+                f"{name}.{key}={default}, its default."
+            )
+    for key in ("dynamic_sampling", "drop_zero_variance", "mask_truncated", "overlong_tokens"):
+        if (value := getattr(config.rollout, key)) and not needs.rollouts:
+            raise ConfigError(
+                f"rollout.{key} = {str(value).lower()} would have no effect: task = {task} samples nothing. Set it to "
+                f"{'false' if value is True else 'null'}."
+            )
+    _keys_of_rewards(config)
+
+
+def _keys_of_rewards(config: Config) -> None:
+    """Refuse what makes advantages of rewards where none are made of them."""
+    loss, overlong = config.loss, config.rollout.overlong_tokens
+    if config.needs.critic and loss.advantage != "group":
+        raise ConfigError(
+            f"loss.advantage = {loss.advantage} would have no effect: task = {config.task} makes advantages in its "
             f"critic. Set loss.advantage=group, its default, or task=grpo."
         )
+    if config.needs.teacher and not config.needs.rewards:
+        for key, value, default in (
+            ("loss.advantage", loss.advantage if loss.advantage != "group" else None, "group"),
+            ("rollout.overlong_tokens", overlong, "null"),
+        ):
+            if value is not None:
+                raise ConfigError(
+                    f"{key} = {value} would have no effect: with distill.reward_coef = 0 no advantage is made of "
+                    f"rewards. Set {key}={default}, or distill.reward_coef above 0."
+                )
 
 
 def _advantages(config: Config) -> None:
@@ -115,11 +165,6 @@ def _kl(config: Config) -> None:
 
 def _distillation(config: Config) -> None:
     if not config.needs.teacher:
-        if config.distill.teacher is not None:
-            raise ConfigError(
-                f"distill.teacher = {config.distill.teacher} would have no effect: task = {config.task} has no "
-                f"teacher. Set task=distill, or distill.teacher=null."
-            )
         return
     _ = config.distill.required_teacher
     if config.loss.compares_advantages:
@@ -132,6 +177,7 @@ def _distillation(config: Config) -> None:
 LOSS_RULES = (
     _importance_weights,
     _keys_that_nothing_reads,
+    _keys_of_other_tasks,
     _advantages,
     _proximal,
     _kl,

@@ -1,4 +1,4 @@
-"""Fingerprints of what a run reads: data, chat templates, tokenizer and weights of the model, the user's functions.
+"""Fingerprints of what a run reads: data, chat templates, tokenizer and weights of models, the user's functions.
 
 Files of data are hashed whole where they are one file. Of a larger file of the model or of a saved data set, of which
 only learners read all, 64 blocks spread over it are hashed, with its size: other weights differ everywhere. What a
@@ -47,9 +47,12 @@ def fingerprints(config: Config, folder: Path, item_digests: Mapping[str, str]) 
         else:
             # The library's own fingerprint, in which the revision is.
             found[f"{key}.path"] = dict(open_source(source).identity() or {})
-    found["model.path"] = _of_model(find_model(config.model.path, os.environ))
+    models = {"model.path": config.model.path}
     if config.needs.teacher:
-        found["distill.teacher"] = _of_model(find_model(config.distill.required_teacher, os.environ))
+        models["distill.teacher"] = config.distill.required_teacher
+    if config.needs.critic and config.ppo.critic is not None:
+        models["ppo.critic"] = config.ppo.critic
+    found |= {key: _of_model(find_model(path, os.environ, key)) for key, path in models.items()}
     return found
 
 

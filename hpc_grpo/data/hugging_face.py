@@ -65,18 +65,21 @@ def dataset_folders(name: str, environ: Mapping[str, str]) -> tuple[Path, Path]:
     return prepared, hub_cache(environ) / f"datasets--{name.replace('/', '--')}"
 
 
-def find_model(path: str, environ: Mapping[str, str]) -> Path:
-    """Return the model's folder: `path` itself, or its snapshot in the cache of `environ`. Raises ConfigError."""
+def find_model(path: str, environ: Mapping[str, str], key: str = "model.path") -> Path:
+    """Return the model's folder: `path` itself, or its snapshot in the cache of `environ`.
+
+    Raises ConfigError that names the config's `key` where there is none.
+    """
     folder = Path(path).expanduser()
     if (folder / "config.json").is_file():
         return folder
     if folder.is_dir():
-        raise ConfigError(f"model.path = {path}: the folder has no config.json. Give the folder of a model.")
+        raise ConfigError(f"{key} = {path}: the folder has no config.json. Give the folder of a model.")
     cache = hub_cache(environ)
     if (snapshot := _snapshot(cache / f"models--{path.replace('/', '--')}")) is not None:
         return snapshot
     raise ConfigError(
-        f"model.path = {path} is not on this machine: there is no such folder, and no such name in the Hugging Face "
+        f"{key} = {path} is not on this machine: there is no such folder, and no such name in the Hugging Face "
         f"cache {cache}. Give the folder of a model, or fetch it first (hf download {path})."
     )
 

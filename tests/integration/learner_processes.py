@@ -17,6 +17,9 @@ from tests.support.sequences import ordinary_sequence
 
 VOCABULARY = 200
 
+_IMPORTED_ONCE = ("hpc_grpo.learner.learner", "deepspeed", "transformers.models.qwen2.modeling_qwen2")
+"""Take longer to import than most tests here: the process that ranks are forked from does it, for all of them."""
+
 
 def make_config(model: Path, root: Path, **train: Any) -> Config:
     """A config of a tiny CPU model; `train` overrides the training section."""
@@ -63,8 +66,9 @@ def weights_of(learner: Any) -> dict[str, Any]:
 
 
 def run_ranks(world_size: int, scenario: Callable[..., Any], *args: Any) -> list[Any]:
-    """Run `scenario(rank, world_size, store, *args)` in spawned processes; their results, by rank."""
-    context = multiprocessing.get_context("spawn")
+    """Run `scenario(rank, world_size, store, *args)` in processes of their own; their results, by rank."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*_IMPORTED_ONCE])
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         processes = [

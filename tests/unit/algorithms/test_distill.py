@@ -85,6 +85,8 @@ def test_rewards_count_as_much_as_the_config_says(coef: float, expected: tuple[f
     [
         ({"task": "distill"}, "distill.teacher is not set, and task = distill learns from it"),
         ({"distill": {"teacher": "t"}}, "distill.teacher = t would have no effect: task = grpo has no teacher"),
+        ({**TEACHER, "loss": {"advantage": "rloo"}}, "with distill.reward_coef = 0 no advantage is made of rewards"),
+        ({**TEACHER, "rollout": {"overlong_tokens": 9}}, "Set rollout.overlong_tokens=null, or distill.reward_coef"),
         ({**TEACHER, "loss": {"name": "kl_cov"}}, "loss.name = kl_cov compares the advantages of an optimizer step"),
         ({**TEACHER, "rollout": {"drop_zero_variance": True}}, "task = distill makes advantages in its teacher"),
         ({"rewards": []}, "rewards is empty"),

@@ -89,6 +89,10 @@ def test_null_takes_what_the_papers_of_what_is_chosen_have(given: dict[str, Any]
             {"name": "clip_cov", "args": {"cov_low": "1e-3"}},
             "loss.args.cov_low = '1e-3' must be a number, such as 1.0; 1e-3 is a text in YAML",
         ),
+        (
+            {"name": "clip_cov", "args": {"cov_low": 5}},
+            "loss.args.cov_low = 5 must be less than loss.args.cov_high = 5: clip_cov would leave out no token",
+        ),
         ({"args": {"a": 1}}, "loss.args has a, which loss.name = grpo does not read. It reads: none"),
         ({"advantage_args": {"a": 1}}, "loss.advantage_args has a, which loss.advantage = group does not read"),
         ({"correction_args": {"a": 1}}, "which loss.importance_correction = truncated does not read"),
@@ -121,6 +125,25 @@ def test_bounds_of_which_the_logarithm_is_taken_are_above_zero() -> None:
 def test_an_advantage_that_a_critic_would_replace_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"loss\.advantage = rloo would have no effect: task = ppo makes advantages"):
         check_rules(minimal_config(task="ppo", loss={"advantage": "rloo"}))
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"ppo": {"critic_lr": 1e-4}}, "ppo.critic_lr = 0.0001 would have no effect: task = grpo has no critic. Set "),
+        ({"ppo": {"critic": "c"}}, "Set task=ppo, or ppo.critic=null, its default"),
+        ({"task": "ppo", "distill": {"coef": 2.0}}, "distill.coef = 2.0 would have no effect: task = ppo has no teach"),
+        (
+            {"task": "sft", "rollout": {"dynamic_sampling": 2}},
+            "rollout.dynamic_sampling = 2 would have no effect",
+        ),
+        ({"task": "sft", "rollout": {"mask_truncated": True}}, "task = sft samples nothing. Set it to false."),
+    ],
+)
+def test_a_key_that_another_task_reads_is_refused(sections: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_rules(minimal_config(**sections))
+    assert words in str(caught.value)
 
 
 def test_another_loss_in_an_override_of_a_resolved_config_keeps_what_was_resolved() -> None:

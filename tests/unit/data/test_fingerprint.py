@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.config import Config
+from hpc_grpo.config.train import PpoConfig
 from hpc_grpo.data import contents, fingerprint
 from hpc_grpo.data.fingerprint import fingerprints
+from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
 
 
@@ -51,6 +53,21 @@ def test_a_file_that_is_read_changes_the_fingerprint_of_its_key(
     (tmp_path / name).write_text("other")
     now = fingerprints(config, tmp_path, {})
     assert [changed for changed in before if before[changed] != now[changed]] == ([key] if key else [])
+
+
+def test_models_beside_the_policy_have_fingerprints_of_their_own(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "critic").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "critic" / name).write_text("{}")
+    critic = config.model_copy(update={"task": "ppo", "ppo": PpoConfig(critic=str(tmp_path / "critic"))})
+    before = fingerprints(critic, tmp_path, {})
+    assert "ppo.critic" not in fingerprints(config, tmp_path, {})
+    (tmp_path / "critic" / "model.safetensors").write_text("other")
+    now = fingerprints(critic, tmp_path, {})
+    assert [key for key in now if now[key] != before[key]] == ["ppo.critic"]
+    (tmp_path / "critic" / "config.json").unlink()
+    with pytest.raises(ConfigError, match=r"ppo\.critic = .*: the folder has no config\.json"):
+        fingerprints(critic, tmp_path, {})
 
 
 def test_what_tools_keep_beside_a_saved_data_set_is_no_part_of_it(config: Config, tmp_path: Path) -> None:
