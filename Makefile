@@ -1,10 +1,11 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-long test test-runs test-parts test-unit-processes test-unit style quality slurm-install slurm-up slurm-down slurm-shell slurm-test long chaos clean
+.PHONY: help setup demo demo-long test test-runs test-parts test-unit-processes test-unit style quality slurm-install slurm-up slurm-down slurm-shell slurm-test machines-install machines-up machines-down places-test places long chaos clean
 
 PYTHON_BIN := .venv/bin/python
 # A hundred processes of the tests would each compile what they import, for minutes in all.
 unexport PYTHONDONTWRITEBYTECODE
 NODES ?= 2
+KIND ?= pods
 SEED ?= 0
 # Unit tests that start processes, and wait for them.
 PROCESSES := tests/unit/driver tests/unit/grading tests/unit/launch tests/unit/rewards tests/unit/run
@@ -64,9 +65,24 @@ slurm-shell:     ## A shell on its login node
 slurm-test: setup slurm-install ## The tests on real Slurm (root)
 	@$(PYTHON_BIN) -m pytest tests/slurm -m 'slurm and not long' -rs --durations=12
 
+machines-install: ## Install the Debian packages of virtual machines: sshd, nats-server, PostgreSQL, podman (root)
+	@python3 -m tools.virtual_machines install
+
+machines-up:     ## Bring up machines on this machine: KIND=pods, hosts or vms, NODES=2 (root)
+	@python3 -m tools.virtual_machines up $(KIND) --nodes $(NODES)
+
+machines-down:   ## Take them down, leaving nothing
+	@python3 -m tools.virtual_machines down
+
+places-test: setup machines-install ## The tests on pods, hosts, containers and VMs (root)
+	@$(PYTHON_BIN) -m pytest tests/places -m 'places and not long' -rs --durations=12
+
+places: setup machines-install ## What can happen to a run on pods and hosts, as a table; minutes a row (root)
+	@$(PYTHON_BIN) -m pytest tests/places -m 'places and long' -v
+
 long: setup      ## Tests that `make test` leaves out for their time, those of the demo among them
 	@tools/setup.sh cpu,demo
-	@$(PYTHON_BIN) -m pytest -m 'long and not slurm'
+	@$(PYTHON_BIN) -m pytest -m 'long and not slurm and not places'
 
 chaos: setup slurm-install ## What can happen to a run on real Slurm, as a table; minutes a row (root)
 	@$(PYTHON_BIN) -m pytest tests/slurm -m 'slurm and long' -v

@@ -11,5 +11,16 @@ the rest of the file system, as nodes share a parallel one, except what a kind o
     lifecycle.py   up whole or not at all, down leaving nothing
     host.py        what must be installed, and can this host do it at all
 
+Above these, the kinds:
+
+    bed_layout.py  pods, hosts, VMs: their names, addresses, environments; where the files of a bed lie
+    beds.py        a bed that is up: run, kill, start, unplug, plug, what is left behind
+    daemons.py     what runs on a machine for good: start, stop, freeze, thaw
+    sshd.py        on hosts and VMs
+    gpus.py        what a VM's nvidia-smi (nvidia_smi.py) shows
+    controller.py  nats-server and PostgreSQL on the VMs' controller
+    containers.py  podman, without a registry
+    packages.py    what of Debian's must be installed
+
 `tools/virtual_slurm` is a Slurm cluster of such machines.
 """

@@ -15,7 +15,7 @@ from typing import Any
 from . import namespaces
 from .errors import CommandNotFoundError, MachineError
 from .layout import Layout, Machine, Mounts
-from .processes import ProcessRecord
+from .processes import ProcessRecord, leave, watch
 
 _COMMAND_DEADLINE_S = 60.0
 _FORWARDED = (
@@ -80,7 +80,7 @@ def boot(layout: Layout, machine: Machine, mounts: Mounts) -> None:
         raise MachineError(f"{machine.name} did not boot:\n{log.read_text()}") from error
     finally:
         os.close(network)
-    init.returncode = 0  # it outlives this process on purpose; without this, Popen warns about it
+    leave(init)
 
 
 def running(layout: Layout, name: str) -> ProcessRecord | None:
@@ -98,9 +98,9 @@ def kill(layout: Layout, name: str) -> None:
 
 
 def popen(
-    layout: Layout, name: str, argv: Sequence[str], cwd: Path = Path("/"), **options: Any
+    layout: Layout, name: str, argv: Sequence[str], cwd: Path = Path("/"), *, outlives: bool = False, **options: Any
 ) -> subprocess.Popen[str]:
-    """subprocess.Popen inside a machine. The child gets SIGTERM when this process dies."""
+    """subprocess.Popen inside a machine. The child gets SIGTERM when this process dies, unless it `outlives` it."""
     init = running(layout, name)
     if init is None:
         raise MachineError(f"{name} is not running")
@@ -115,10 +115,13 @@ def popen(
             for descriptor in opened[:-1]:
                 namespaces.setns(descriptor)
             os.chdir(cwd)
-            namespaces.signal_on_parent_death(signal.SIGTERM)
+            if not outlives:
+                namespaces.signal_on_parent_death(signal.SIGTERM)
 
         with namespaces.pid_namespace_for_children(pid_space):
-            return subprocess.Popen(list(argv), preexec_fn=_explained(enter), text=True, **options)
+            process = subprocess.Popen(list(argv), preexec_fn=_explained(enter), text=True, **options)
+        leave(process) if outlives else watch(process)
+        return process
     except FileNotFoundError as error:
         raise CommandNotFoundError(f"{name}: {error}") from error
     except subprocess.SubprocessError as error:

@@ -70,6 +70,7 @@ def _ip(layout: Layout, name: str, commands: str) -> None:
 def build(layout: Layout, hub: str, machines: Sequence[Machine]) -> None:
     """Connect the machines. The bridge is in the network of `hub`, which need not be one of them."""
     for name in dict.fromkeys([hub, *(machine.name for machine in machines)]):
+        layout.machine_dir(name).mkdir(parents=True, exist_ok=True)
         namespaces.create_network_namespace(layout.network_namespace(name))
     _ip(layout, hub, _bridge_commands(machines))
     # Without forwarding the kernel drops what it cannot route and says nothing.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -38,11 +40,31 @@ def _state_and_start(pid: int) -> tuple[str, int] | None:
     return fields[0], int(fields[19])
 
 
-def _reap_children() -> None:
-    """A PID space ends only when all its dead are reaped, also those that this very process started in it."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0] != 0:
-            pass
+_own: weakref.WeakSet[subprocess.Popen[str]] = weakref.WeakSet()
+_left: set[int] = set()
+
+
+def watch(process: subprocess.Popen[str]) -> None:
+    """Have it reaped when its machine is killed: a PID space ends only when all its dead are reaped."""
+    _own.add(process)
+
+
+def leave(process: subprocess.Popen[str]) -> None:
+    """Let it outlive this process on purpose; without this, Popen warns about it."""
+    _own.discard(process)
+    _left.add(process.pid)
+    process.returncode = 0
+
+
+def _reap() -> None:
+    """Reap what was started here and is over. By name: others' children are theirs to wait for."""
+    for process in list(_own):
+        process.poll()
+    for pid in list(_left):
+        with suppress(ChildProcessError):
+            if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                continue
+        _left.discard(pid)
 
 
 @dataclass(frozen=True)
@@ -94,8 +116,13 @@ class ProcessRecord:
         finally:
             os.close(descriptor)
 
+        self.wait(_KILL_DEADLINE_S)
+
+    def wait(self, deadline_s: float) -> None:
+        """Wait until it is gone."""
+
         def gone() -> bool:
-            _reap_children()
+            _reap()
             return not self.alive()
 
-        wait_until(gone, _KILL_DEADLINE_S, f"process {self.pid} is gone", 0.02)
+        wait_until(gone, deadline_s, f"process {self.pid} is gone", 0.02)

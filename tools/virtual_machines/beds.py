@@ -1,0 +1,234 @@
+"""A bed: machines of one kind, up. What the command line does and what tests hold in their hands."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import containers, controller, daemons, gpus, host, lifecycle, machine, namespaces, network, packages, sshd
+from .bed_layout import CONTROLLER, SWITCH, BedLayout, Shape
+from .errors import MachineError
+from .layout import Machine, Mounts, hosts_file, resolv_conf
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+_BASE_ENVIRONMENT = {"HOME": os.environ.get("HOME", "/root"), "LANG": "C.UTF-8"}
+_DAEMONS_MEMORY = ("PostgreSQL.", "libpod_lock")
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True)
+class Residue:
+    """What a machine holds that its boot and its daemons do not account for."""
+
+    processes: dict[int, str]
+    shared_memory: list[str]
+    tmp: list[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.processes or self.shared_memory or self.tmp)
+
+
+class Bed:
+    """Machines that are up. Its processes are children of this one; pids are the host's."""
+
+    def __init__(self, layout: BedLayout, shape: Shape) -> None:
+        self.layout, self.shape = layout, shape
+
+    @classmethod
+    def bring_up(cls, layout: BedLayout, shape: Shape) -> Bed:
+        """Bring a bed up; one of this shape that is up already is taken as it is."""
+        host.require_usable(packages.COMMANDS, "make machines-install")
+        if shape.kind == "pods" and layout.state.is_relative_to("/tmp"):
+            raise MachineError(f"the state folder is {layout.state}, but pods have a /tmp of their own: choose another")
+        with lifecycle.alone(layout):
+            existing = read_shape(layout)
+            if existing not in (None, shape):
+                raise MachineError(f"already up with {existing}, not {shape}: run `make machines-down` first")
+            bed = cls(layout, shape)
+            if existing is None:
+                lifecycle.bring_up(layout, bed._build, shape.to_json(), layout.unmake_mount_points)
+            return bed
+
+    @classmethod
+    def attach(cls, layout: BedLayout) -> Bed:
+        """Return the bed that is up."""
+        host.require_root()
+        shape = read_shape(layout)
+        if shape is None:
+            raise MachineError("no virtual machines are up: run `make machines-up KIND=pods`")
+        return cls(layout, shape)
+
+    def take_down(self) -> None:
+        lifecycle.take_down(self.layout, self.layout.unmake_mount_points)
+
+    @property
+    def names(self) -> list[str]:
+        """The machines in order, a controller last."""
+        return [machine.name for machine in self.shape.machines]
+
+    def address(self, name: str) -> str:
+        return self._machine(name).address
+
+    def _machine(self, name: str) -> Machine:
+        found = {machine.name: machine for machine in self.shape.machines}
+        if name not in found:
+            raise MachineError(f"no machine {name}; there are {', '.join(found)}")
+        return found[name]
+
+    def _build(self) -> None:
+        layout, machines = self.layout, self.shape.machines
+        for folder in (layout.local, layout.logs, layout.small_disk, layout.storage, layout.resolv_conf.parent):
+            folder.mkdir(parents=True)
+        namespaces.mount_tmpfs(layout.small_disk, self.shape.small_disk_mib, mode="1777")
+        layout.resolv_conf.write_text(resolv_conf())
+        layout.make_mount_points()
+        for each in machines:
+            for folder in (layout.machine_local(each.name), layout.machine_storage(each.name)):
+                folder.mkdir(parents=True)
+            layout.hosts(each.name).write_text(hosts_file(machines, each))
+            containers.write_files(layout, each.name)
+        gpus.write_program(layout)
+        if self.shape.kind != "pods":
+            sshd.write_files(layout, machines)
+        network.build(layout, SWITCH, machines)
+        for each in machines:
+            self._boot(each)
+        if self.shape.kind == "vms":
+            controller.start(layout, "nats")
+            controller.start(layout, "postgres")
+
+    def _boot(self, each: Machine) -> None:
+        layout = self.layout
+        tmp = layout.machine_tmp(each.name)
+        if self.shape.kind == "pods":  # a pod that is started again has a new container, and its volume
+            shutil.rmtree(tmp, ignore_errors=True)
+        tmp.mkdir(exist_ok=True)
+        tmp.chmod(0o1777)
+        binds = [*self._seen_below_tmp(tmp), (tmp, Path("/tmp")), *containers.binds(layout, each.name)]
+        if self.shape.private_disks:
+            binds.append((layout.machine_storage(each.name), layout.storage))
+        if self.shape.kind != "pods":
+            binds += sshd.binds(layout)
+        if self.shape.kind == "vms" and each.name != CONTROLLER:
+            gpus.write_state(layout, each.name, self.shape.gpus_per_node)
+        machine.boot(layout, each, Mounts(self.shape.shm_mib, tuple(binds)))
+        if self.shape.kind != "pods":
+            sshd.start(layout, each.name, {**_BASE_ENVIRONMENT, **self._own_environment(each.name)})
+
+    def _seen_below_tmp(self, tmp: Path) -> list[tuple[Path, Path]]:
+        """The checkout and its Python, where they lie below the host's /tmp: a machine must still find them there."""
+
+        wanted = {REPOSITORY, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}
+        inside = [path for path in wanted if path.is_relative_to("/tmp")]
+        outermost = [
+            path for path in inside if not any(path != other and path.is_relative_to(other) for other in inside)
+        ]
+        binds = []
+        for path in outermost:
+            target = tmp / path.relative_to("/tmp")
+            target.mkdir(parents=True, exist_ok=True)
+            binds.append((path, target))
+        return binds
+
+    def _own_environment(self, name: str) -> dict[str, str]:
+        return {"PATH": f"{self.layout.programs}:{_PATH}", **self.shape.environment(name)}
+
+    def environment(self, name: str, **changes: str) -> dict[str, str]:
+        """What a process on the machine starts with: nothing of this process's, the kind's own, and `changes`."""
+        return {**_BASE_ENVIRONMENT, **self._own_environment(name), **changes}
+
+    def popen(
+        self, name: str, argv: Sequence[str], *, environment: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[str]:
+        """Start a process on a machine, in a session of its own: `os.killpg(process.pid, SIGINT)` is its Ctrl+C."""
+        self._machine(name)
+        options = {"stdin": subprocess.DEVNULL, "start_new_session": True, **options}
+        return machine.popen(self.layout, name, argv, env=self.environment(name, **(environment or {})), **options)
+
+    def run(
+        self, name: str, argv: Sequence[str], *, deadline_s: float = 60.0, stdin: str = "", **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; does not raise where it fails."""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = self.popen(name, argv, **pipes, **options)
+        try:
+            out, err = process.communicate(stdin, timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            raise
+        return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
+
+    def kill(self, name: str, *, cut_network: bool = False) -> None:
+        """End all that runs on a machine. With `cut_network` its peers see silence, and no closed connection."""
+        self._machine(name)
+        with lifecycle.alone(self.layout):
+            if cut_network:
+                network.set_cable(self.layout, SWITCH, name, plugged=False)
+            machine.kill(self.layout, name)
+
+    def start(self, name: str) -> None:
+        """Bring a killed machine back, plugged in; the controller's services are not started."""
+        each = self._machine(name)
+        with lifecycle.alone(self.layout):
+            if machine.running(self.layout, name) is not None:
+                raise MachineError(f"{name} is running already")
+            network.set_cable(self.layout, SWITCH, name, plugged=True)
+            self._boot(each)
+
+    def unplug(self, name: str) -> None:
+        """Cut a machine's network; what runs on it runs on."""
+        self._machine(name)
+        network.set_cable(self.layout, SWITCH, name, plugged=False)
+
+    def plug(self, name: str) -> None:
+        self._machine(name)
+        network.set_cable(self.layout, SWITCH, name, plugged=True)
+
+    def processes(self, name: str) -> dict[int, str]:
+        """The command lines of what runs on a machine, without its init: host's pid -> words with blanks between."""
+        init = machine.running(self.layout, name)
+        return {} if init is None else daemons.in_pid_space_of(init.pid)
+
+    def storage(self, name: str) -> Path:
+        """Where the host sees what the machine has at `layout.storage`."""
+        return self.layout.machine_storage(name) if self.shape.private_disks else self.layout.storage
+
+    def residue(self, name: str) -> Residue:
+        """What is left on a machine that ought to be idle."""
+        init = machine.running(self.layout, name)
+        if init is None:
+            raise MachineError(f"{name} is not running")
+        own = daemons.pids(self.layout, name)
+        memory = [path.name for path in Path(f"/proc/{init.pid}/root/dev/shm").iterdir()]
+        kept = {path.relative_to("/tmp").parts[0] for path, _ in self._seen_below_tmp(self.layout.machine_tmp(name))}
+        return Residue(
+            processes={pid: words for pid, words in self.processes(name).items() if pid not in own},
+            shared_memory=[name for name in sorted(memory) if not name.startswith(_DAEMONS_MEMORY)],
+            tmp=sorted(path.name for path in self.layout.machine_tmp(name).iterdir() if path.name not in kept),
+        )
+
+    def status(self) -> str:
+        lines = [f"{self.shape}; state in {self.layout.state}, storage at {self.layout.storage}"]
+        for each in self.shape.machines:
+            init = machine.running(self.layout, each.name)
+            state = f"init pid {init.pid}" if init else "dead"
+            running = daemons.names(self.layout, each.name)
+            names = " ".join(each.other_names)
+            lines.append(f"{each.name:12} {each.address:14} {state:18} {' '.join(running)} {names}".rstrip())
+        return "\n".join(lines)
+
+
+def read_shape(layout: BedLayout) -> Shape | None:
+    """Return the shape of the bed that is up, or None."""
+    try:
+        return Shape.from_json(layout.shape.read_text())
+    except FileNotFoundError:
+        return None
