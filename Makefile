@@ -11,7 +11,7 @@ SEED ?= 0
 PROCESSES := tests/unit/driver tests/unit/grading tests/unit/launch tests/unit/rewards tests/unit/run
 
 help:            ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 18
 
 setup:           ## Make .venv and install hpc-grpo for CPU, with what the tests need
 	@tools/setup.sh cpu,dev
