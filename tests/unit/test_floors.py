@@ -28,11 +28,12 @@ FLOORS = (
     ("plan",),
     ("preflight", "report"),
     ("demo",),
+    ("fleet",),
     ("cli",),
 )
 """From the ground up. Rooms on one floor may use each other, but not in a circle."""
 
-LIGHT_ROOMS = ("system", "config", "run", "launch", "plan", "preflight", "report", "cli")
+LIGHT_ROOMS = ("system", "config", "run", "launch", "plan", "preflight", "report", "fleet", "cli")
 """Rooms that a login node enters: no module of theirs imports a heavy package when it is imported."""
 
 HEAVY = {"torch", "vllm", "deepspeed", "transformers", "ray", "datasets"}
@@ -132,6 +133,12 @@ def test_no_module_imports_from_a_floor_above(path: Path) -> None:
     assert above == set()
 
 
+@pytest.mark.parametrize("path", [path for path in modules() if name_of(path).startswith("fleet")], ids=name_of)
+def test_the_fleet_uses_what_lies_on_disks_and_nothing_of_launching_or_training(path: Path) -> None:
+    used = {room_of(name) for name in own_imports(path)}
+    assert used <= {"errors", "system", "config", "run", "fleet"}
+
+
 @pytest.mark.parametrize("path", [path for path in modules() if name_of(path).startswith("launch")], ids=name_of)
 def test_launching_uses_nothing_of_training(path: Path) -> None:
     allowed = {"errors", "system", "config", "run"}
@@ -164,7 +171,19 @@ def test_a_room_of_the_login_node_imports_nothing_heavy(path: Path) -> None:
 
 
 def test_importing_the_command_loads_nothing_heavy() -> None:
-    light = HEAVY | {"filelock", "psutil", "pydantic", "submitit", "yaml", "rich", "numpy"}
+    light = HEAVY | {
+        "filelock",
+        "psutil",
+        "pydantic",
+        "submitit",
+        "yaml",
+        "rich",
+        "numpy",
+        "sqlalchemy",
+        "alembic",
+        "asyncssh",
+        "nats",
+    }
     program = f"import sys, hpc_grpo.cli; print(sorted(set(sys.modules) & {light!r}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -1,0 +1,117 @@
+"""The folder of an attempt on its VM: what `visit` and `runner` tell each other, and how they know who lives.
+
+| file        | written by | what it says |
+|-------------|------------|--------------|
+| the folder  | visit      | the attempt has begun, or never will: making it is atomic, and the first one decides |
+| spec.json   | visit      | what to run, on which GPUs, for how long without a visit |
+| lease       | visit      | the machine's uptime at the last visit that a controller has committed |
+| cancel      | visit      | end it, with a checkpoint |
+| runner.json | runner     | who it is: pid, start time, boot |
+| output.log  | runner     | what the job prints |
+| exit.json   | runner     | how it ended; from `visit`, that it never began, or that its runner died |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hpc_grpo.fleet.messages import AttemptKey
+from hpc_grpo.fleet.states import Ending
+from hpc_grpo.run.files import known_fields, read_record, write_atomic, write_record
+from hpc_grpo.system.processes import start_time
+
+MARK = "HPC_GRPO_FLEET_ATTEMPT"
+"""The variable by which a job's processes are known although their runner died: the attempt's folder."""
+
+CONFIG_FILE = "config.yaml"
+"""Stands in a command for the config that the spec holds, which the runner writes into the attempt's folder."""
+
+
+class AttemptFolder:
+    """Reads and writes one attempt's files; both sides may be killed between any two of them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.log = path / "output.log"
+
+    def make(self) -> bool:
+        """Make the folder; False if it is there: somebody else has decided this attempt."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(mode=0o700)
+        except FileExistsError:
+            return False
+        return True
+
+    def write_spec(self, spec: dict[str, Any]) -> None:
+        write_record(self.path / "spec.json", spec)
+
+    def spec(self) -> dict[str, Any] | None:
+        return read_record(self.path / "spec.json", dict)
+
+    def key(self) -> AttemptKey | None:
+        """Return which attempt this is; None where its folder was made and nothing was written into it."""
+        return read_record(self.path / "key.json", lambda values: AttemptKey(values["job_id"], values["attempt"]))
+
+    def write_key(self, key: AttemptKey) -> None:
+        write_record(self.path / "key.json", key._asdict())
+
+    def renew(self, uptime: float) -> None:
+        write_atomic(self.path / "lease", json.dumps(uptime))
+
+    def leased_at(self) -> float | None:
+        try:
+            return float((self.path / "lease").read_text())
+        except (OSError, ValueError):
+            return None
+
+    def cancel(self) -> None:
+        (self.path / "cancel").touch()
+
+    def is_cancelled(self) -> bool:
+        return (self.path / "cancel").exists()
+
+    def write_runner(self) -> None:
+        """Say that this process is the runner."""
+        pid = os.getpid()
+        write_record(self.path / "runner.json", {"pid": pid, "start_time": start_time(pid), "boot_id": boot_id()})
+
+    def runner_lives(self) -> bool:
+        """Tell whether the process that said it is the runner still runs."""
+        values = read_record(self.path / "runner.json", dict)
+        if values is None or values["boot_id"] != boot_id():
+            return False
+        return 0 != start_time(int(values["pid"])) == int(values["start_time"])
+
+    def end(self, ending: Ending) -> None:
+        write_record(self.path / "exit.json", asdict(ending))
+
+    def ending(self) -> Ending | None:
+        return read_record(self.path / "exit.json", lambda values: Ending(**known_fields(Ending, values)))
+
+
+def uptime() -> float:
+    """Return seconds since boot, those in which the machine was suspended too: no clock that anybody sets."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def marked_processes(folder: Path) -> list[int]:
+    """Return the living processes of the attempt in `folder`, by the variable that they were given."""
+    mark = f"{MARK}={folder}".encode()
+    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if _has(path, mark)]
+
+
+def _has(environ: Path, mark: bytes) -> bool:
+    try:
+        return mark in environ.read_bytes().split(b"\0")
+    except OSError:  # gone, or somebody else's
+        return False

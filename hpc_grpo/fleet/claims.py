@@ -1,0 +1,191 @@
+"""The transactions on a job: claim it with its GPUs, confirm the claim, end an attempt, cancel, queue again.
+
+Each is a compare-and-set on the job's row that repeats what it rests on, and counts the rows it changed. A claim gets
+all of its GPUs or none; a job's new state and the release of its GPUs are one transaction.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from hpc_grpo.fleet.db import Database
+from hpc_grpo.fleet.messages import ORDERS_S, AttemptKey
+from hpc_grpo.fleet.schema import attempts, gpus, jobs, vms
+from hpc_grpo.fleet.settings import FleetSettings
+from hpc_grpo.fleet.states import TRANSITIONS, WAITING, Ending, JobState, Standing, Verdict, VmState, judge
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A job's newest attempt as a reader saw it, and the GPUs of a VM that would suit it."""
+
+    job_id: str
+    attempt: int
+    vm_id: int
+    gpus: tuple[int, ...]
+
+
+class _LostRaceError(Exception):
+    """Another controller was first: undoes the transaction."""
+
+
+def claim(db: Database, place: Placement) -> AttemptKey | None:
+    """Claim a job together with its GPUs; None if the job or one of the GPUs is no longer free."""
+    key = AttemptKey(place.job_id, place.attempt + 1)
+    try:
+        with db.write() as connection:
+            _claim(connection, place, key, db.now(connection))
+    except _LostRaceError:
+        return None
+    return key
+
+
+def _claim(connection: sa.Connection, place: Placement, key: AttemptKey, now: float) -> None:
+    is_ready = sa.and_(vms.c.vm_id == place.vm_id, vms.c.state == VmState.READY, vms.c.is_drained == 0)
+    its_gpus = sa.and_(gpus.c.vm_id == place.vm_id, gpus.c.gpu_index.in_(place.gpus))
+    is_free = sa.and_(its_gpus, gpus.c.job_id.is_(None), gpus.c.is_busy == 0)
+    is_there = connection.execute(sa.select(vms.c.vm_id).where(is_ready).with_for_update(read=True)).first()
+    # On PostgreSQL, what another claim is looking at is not waited for; SQLite has one writer at a time anyway.
+    locked = connection.execute(sa.select(gpus.c.gpu_index).where(is_free).with_for_update(skip_locked=True)).all()
+    if is_there is None or len(locked) != len(place.gpus):
+        raise _LostRaceError
+    is_same = sa.and_(jobs.c.job_id == key.job_id, jobs.c.attempt == place.attempt, jobs.c.status.in_(WAITING))
+    values = {
+        "status": JobState.RUNNING,
+        "attempt": key.attempt,
+        "vm_id": place.vm_id,
+        "started_at": None,
+        "changed_at": now,
+        "retry_at": None,
+        "failure_reason": "",
+        "exit_code": None,
+    }
+    if connection.execute(sa.update(jobs).where(is_same).values(values)).rowcount != 1:
+        raise _LostRaceError
+    owner = {"job_id": key.job_id, "attempt": key.attempt}
+    if connection.execute(sa.update(gpus).where(is_free).values(owner)).rowcount != len(place.gpus):
+        raise _LostRaceError
+    entry = {"vm_id": place.vm_id, "gpus": json.dumps(sorted(place.gpus)), "claimed_at": now}
+    connection.execute(sa.insert(attempts).values(**owner, **entry))
+
+
+def confirm(
+    db: Database, vm_id: int, keys: Sequence[AttemptKey], busy: Sequence[int], settings: FleetSettings
+) -> dict[AttemptKey, Mapping[str, Any]]:
+    """Return the rows of the claims that may start now, on a VM that has just answered; the others are given back.
+
+    `busy` are GPUs with load that is no job's. The VM counts as seen: nobody takes its jobs to be lost before what is
+    started now would have ended its lease.
+    """
+    with db.write() as connection:
+        now = db.now(connection)
+        connection.execute(sa.update(vms).where(vms.c.vm_id == vm_id).values(last_seen=now))
+        if busy:
+            is_one = sa.and_(gpus.c.vm_id == vm_id, gpus.c.gpu_index.in_(busy))
+            connection.execute(sa.update(gpus).where(is_one).values(is_busy=1))
+        may_start: dict[AttemptKey, Mapping[str, Any]] = {}
+        for key in keys:
+            row = connection.execute(sa.select(jobs).where(_is_current(key)).with_for_update()).mappings().first()
+            if row is None:
+                continue
+            claimed = _claimed_gpus(connection, key)
+            is_late = now - row["changed_at"] > settings.start_s - 2 * ORDERS_S
+            if set(claimed) & set(busy) or is_late or row["is_cancelled"]:
+                why = "it was cancelled" if row["is_cancelled"] else "its GPUs were taken by somebody else"
+                end_attempt(connection, key, Ending("not_started", why=why), settings, now)
+            else:
+                may_start[key] = {**row, "gpus": claimed}
+    return may_start
+
+
+def give_back(db: Database, keys: Sequence[AttemptKey], why: str, settings: FleetSettings) -> None:
+    """End attempts that have not begun and, for certain, never will: their jobs are queued again."""
+    with db.write() as connection:
+        for key in keys:
+            end_attempt(connection, key, Ending("not_started", why=why), settings, db.now(connection))
+
+
+def end_attempt(
+    connection: sa.Connection, key: AttemptKey, end: Ending, settings: FleetSettings, now: float
+) -> Verdict | None:
+    """Give the job its next state and free its GPUs; None, and nothing, if the attempt is not the job's current one."""
+    row = connection.execute(sa.select(jobs).where(_is_current(key)).with_for_update()).mappings().first()
+    if row is None:
+        return None
+    max_retries = settings.max_retries if row["max_retries"] is None else row["max_retries"]
+    is_cancelled = bool(row["is_cancelled"])
+    standing = Standing(row["retry_count"], max_retries, row["stalled"], row["step"], is_cancelled)
+    verdict = judge(standing, end, settings.retry_s, settings.max_retry_s)
+    assert verdict.state in TRANSITIONS[JobState.RUNNING]
+    values = {
+        "status": verdict.state,
+        "retry_count": verdict.retry_count,
+        "stalled": verdict.stalled,
+        "failure_reason": "" if verdict.state == JobState.COMPLETED else end.why,
+        "exit_code": end.code,
+        "changed_at": now,
+        "retry_at": None if verdict.retry_in_s is None else now + verdict.retry_in_s,
+        "step": row["step"] if end.step is None else end.step,
+    }
+    if connection.execute(sa.update(jobs).where(_is_current(key)).values(values)).rowcount != 1:
+        return None
+    is_its = sa.and_(gpus.c.job_id == key.job_id, gpus.c.attempt == key.attempt)
+    connection.execute(sa.update(gpus).where(is_its).values(job_id=None, attempt=None))
+    is_it = sa.and_(attempts.c.job_id == key.job_id, attempts.c.attempt == key.attempt)
+    closed = {"ended_at": now, "outcome": end.kind, "exit_code": end.code, "reason": end.why}
+    connection.execute(sa.update(attempts).where(is_it).values(closed))
+    return verdict
+
+
+def mark_started(connection: sa.Connection, key: AttemptKey, now: float) -> None:
+    """Note that the VM has the attempt."""
+    is_new = sa.and_(_is_current(key), jobs.c.started_at.is_(None))
+    if connection.execute(sa.update(jobs).where(is_new).values(started_at=now)).rowcount:
+        is_it = sa.and_(attempts.c.job_id == key.job_id, attempts.c.attempt == key.attempt)
+        connection.execute(sa.update(attempts).where(is_it).values(started_at=now))
+
+
+def cancel(db: Database, job_id: str) -> JobState | None:
+    """Cancel a job, or have its VM end it at the next visit; returns its state then, None if there is no such job."""
+    with db.write() as connection:
+        row = connection.execute(sa.select(jobs).where(jobs.c.job_id == job_id).with_for_update()).mappings().first()
+        if row is None:
+            return None
+        state = JobState(row["status"])
+        now = db.now(connection)
+        if state == JobState.RUNNING:
+            connection.execute(sa.update(jobs).where(jobs.c.job_id == job_id).values(is_cancelled=1))
+        elif JobState.CANCELLED in TRANSITIONS[state] and (state != JobState.FAILED or row["retry_at"] is not None):
+            state = JobState.CANCELLED
+            values = {"status": state, "changed_at": now, "retry_at": None}
+            connection.execute(sa.update(jobs).where(jobs.c.job_id == job_id).values(values))
+        return state
+
+
+def queue_again(db: Database, job_id: str) -> JobState | None:
+    """Queue a job that is over, with all its retries; returns the state it had, None if there is no such job."""
+    with db.write() as connection:
+        row = connection.execute(sa.select(jobs).where(jobs.c.job_id == job_id).with_for_update()).mappings().first()
+        if row is None:
+            return None
+        state = JobState(row["status"])
+        if JobState.QUEUED in TRANSITIONS[state] and state != JobState.RUNNING:
+            fresh = {"retry_count": 0, "stalled": 0, "is_cancelled": 0, "retry_at": None, "exit_code": None}
+            values = {"status": JobState.QUEUED, "changed_at": db.now(connection), **fresh}
+            connection.execute(sa.update(jobs).where(jobs.c.job_id == job_id).values(values))
+        return state
+
+
+def _is_current(key: AttemptKey) -> sa.ColumnElement[bool]:
+    is_it = sa.and_(jobs.c.job_id == key.job_id, jobs.c.attempt == key.attempt)
+    return sa.and_(is_it, jobs.c.status == JobState.RUNNING)
+
+
+def _claimed_gpus(connection: sa.Connection, key: AttemptKey) -> tuple[int, ...]:
+    is_its = sa.and_(gpus.c.job_id == key.job_id, gpus.c.attempt == key.attempt)
+    return tuple(connection.scalars(sa.select(gpus.c.gpu_index).where(is_its).order_by(gpus.c.gpu_index)))

@@ -1,0 +1,101 @@
+"""What the loops share: the database, the machines, the bell; and how they go on where one of those is away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+
+from hpc_grpo.fleet.db import Database, DatabaseAwayError
+from hpc_grpo.fleet.doorbell import Bell, Doorbell, NatsBell
+from hpc_grpo.fleet.local import LocalMachine
+from hpc_grpo.fleet.logs import JobLogs
+from hpc_grpo.fleet.machine import Machine, Vm
+from hpc_grpo.fleet.settings import Fleet
+from hpc_grpo.system.say import say
+
+_AGAIN_S = (0.5, 1.0, 2.0, 5.0)
+
+MakeMachine = Callable[[Vm], Machine]
+
+
+class Controller:
+    """One process of a fleet's control. Several may run at once: each decision is a compare-and-set in the database."""
+
+    def __init__(self, fleet: Fleet, make_machine: MakeMachine | None = None) -> None:
+        self.settings = fleet.settings
+        self.db = Database(fleet.database_url)
+        self.logs = JobLogs(fleet.logs)
+        self.bell: Doorbell = NatsBell(fleet.nats_url) if fleet.nats_url else Bell()
+        self._make_machine = make_machine or (lambda vm: connect(vm, fleet))
+        self._machines: dict[int, tuple[Vm, Machine]] = {}
+
+    def machine(self, vm: Vm) -> Machine:
+        """Return the machine of a row; another one once the row has changed."""
+        known = self._machines.get(vm.vm_id)
+        if known is None or known[0] != vm:
+            known = (vm, self._make_machine(vm))
+            self._machines[vm.vm_id] = known
+        return known[1]
+
+    async def drop(self, vm: Vm) -> None:
+        """Let go of a machine whose visit failed."""
+        _, machine = self._machines.pop(vm.vm_id, (vm, None))
+        if machine is not None:
+            await machine.close()
+
+    async def run(self, loops: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        """Run the loops until SIGTERM or SIGINT. Jobs go on without a controller, for the length of their lease."""
+        tasks = [asyncio.ensure_future(_for_ever(loop)) for loop in loops]
+        if isinstance(self.bell, NatsBell):
+            tasks.append(asyncio.ensure_future(self.bell.listen()))
+        ended = asyncio.Event()
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(sig, ended.set)
+        tasks.append(asyncio.ensure_future(_wait(ended)))
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.close()
+        for task in done:
+            if error := task.exception():
+                raise error
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        for _, machine in self._machines.values():
+            with contextlib.suppress(OSError):
+                await machine.close()
+        self._machines.clear()
+        self.db.close()
+
+
+def connect(vm: Vm, fleet: Fleet) -> Machine:
+    """Return the machine that a row describes."""
+    if vm.transport == "local":
+        return LocalMachine(vm)
+    from hpc_grpo.fleet.ssh import SshMachine
+
+    return SshMachine(vm, fleet.known_hosts)
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def _for_ever(loop: Callable[[], Awaitable[None]]) -> None:
+    """Run a loop, and run it again after the database was away."""
+    tries = 0
+    while True:
+        began = asyncio.get_running_loop().time()
+        try:
+            await loop()
+        except DatabaseAwayError as error:
+            if asyncio.get_running_loop().time() - began > _AGAIN_S[-1] * 2:
+                tries = 0
+            if tries == 0:
+                say(f"{error} Jobs run on; the controller waits for it.")
+            await asyncio.sleep(_AGAIN_S[min(tries, len(_AGAIN_S) - 1)])
+            tries += 1

@@ -1,0 +1,121 @@
+"""Open a fleet's database, SQLite or PostgreSQL, bring its schema up to date, and run transactions on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import make_url
+
+from hpc_grpo.errors import ConfigError, HpcGrpoError
+from hpc_grpo.fleet.settings import DATABASE_VARIABLE
+
+_BUSY_S = 30
+_CONNECT_S = 5
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+class DatabaseAwayError(HpcGrpoError):
+    """The database cannot be reached now: the loops wait for it."""
+
+
+class Database:
+    """Transactions on the fleet's tables. Threads may share it."""
+
+    def __init__(self, url: str) -> None:
+        """Raises ConfigError for a URL of no known database, whose text is not repeated: it may hold a password."""
+        try:
+            parsed = make_url(url)
+        except sa.exc.ArgumentError:
+            raise ConfigError(f"{_OF_URL} It cannot be read as a URL.") from None
+        kind = parsed.get_backend_name()
+        if kind not in ("sqlite", "postgresql"):
+            raise ConfigError(f"{_OF_URL} It begins with {kind}.")
+        self.is_sqlite = kind == "sqlite"
+        if self.is_sqlite:
+            self._engine = sa.create_engine(parsed, connect_args={"timeout": _BUSY_S})
+            _prepare_sqlite(self._engine)
+        else:
+            parsed = parsed.set(drivername="postgresql+psycopg")
+            # Dead peers are noticed: a connection to a machine that is gone would wait for ever.
+            options = {"connect_timeout": _CONNECT_S, "tcp_user_timeout": 10_000, "application_name": "hpc-grpo fleet"}
+            self._engine = sa.create_engine(parsed, pool_pre_ping=True, pool_size=10, connect_args=options)
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """Open a transaction that changes nothing. Raises DatabaseAwayError."""
+        with self._connected() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[sa.Connection]:
+        """Open a transaction: committed at the end of the block, undone by an exception. Raises DatabaseAwayError.
+
+        On SQLite it is the only writer from its beginning on, so what it reads stays true.
+        """
+        with self._connected() as connection:
+            connection = connection.execution_options(writes=True)
+            with connection.begin():
+                yield connection
+
+    def now(self, connection: sa.Connection) -> float:
+        """Return the time by the clock that all controllers share: the server's, or this machine's."""
+        if self.is_sqlite:
+            return time.time()
+        return float(connection.scalar(sa.text("SELECT extract(epoch FROM clock_timestamp())")))
+
+    def migrate(self) -> None:
+        """Make the tables, or bring those of an older version up to date; jobs and VMs stay."""
+        from alembic import command
+        from alembic.config import Config
+
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+        with self.write() as connection:
+            if not self.is_sqlite:  # one controller at a time
+                connection.execute(sa.text("SELECT pg_advisory_xact_lock(4862718)"))
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextmanager
+    def _connected(self) -> Iterator[sa.Connection]:
+        try:
+            with self._engine.connect() as connection:
+                yield connection
+        except sa.exc.DBAPIError as error:
+            if error.connection_invalidated or isinstance(error, sa.exc.OperationalError):
+                raise DatabaseAwayError(f"The database does not answer: {_first_line(error)}") from error
+            raise
+
+
+_OF_URL = (
+    f"The fleet's database ({DATABASE_VARIABLE}, or `database` of fleet.yaml) must be a URL such as "
+    f"sqlite:////srv/fleet.db or postgresql://user@host/name."
+)
+
+
+def _first_line(error: sa.exc.DBAPIError) -> str:
+    return next(iter(str(error.orig).strip().splitlines()), type(error.orig).__name__)
+
+
+def _prepare_sqlite(engine: sa.Engine) -> None:
+    """Have SQLite keep a write-ahead log, so that readers do not wait, and transactions begin where they are begun."""
+
+    @sa.event.listens_for(engine, "connect")
+    def _connect(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # the driver would begin transactions at the first write
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA foreign_keys=ON")
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        writes = connection.get_execution_options().get("writes")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

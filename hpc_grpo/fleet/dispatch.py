@@ -1,0 +1,188 @@
+"""The loop that gives free GPUs to waiting jobs: claims in the database, then a visit that starts the runners."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from hpc_grpo.errors import EXIT_CONFIG, EXIT_UNAVAILABLE, ConfigError
+from hpc_grpo.fleet.claims import Placement, claim, confirm, end_attempt, give_back, mark_started
+from hpc_grpo.fleet.controller import Controller
+from hpc_grpo.fleet.db import Database, DatabaseAwayError
+from hpc_grpo.fleet.machine import VisitError, Vm
+from hpc_grpo.fleet.messages import AttemptKey, Observation, Orders, Outcome, Request
+from hpc_grpo.fleet.observe import is_foreign, missed
+from hpc_grpo.fleet.schema import gpus, jobs, vms
+from hpc_grpo.fleet.spec import make_spec
+from hpc_grpo.fleet.states import WAITING, Ending, JobState, VmState
+from hpc_grpo.system.say import say
+
+
+class Dispatcher:
+    """Sweeps over waiting jobs when the bell rings, when GPUs become free, and every `sweep_s`."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._starting: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Dispatch for ever."""
+        bell = self._controller.bell
+        while True:
+            announced = await bell.wait(self._controller.settings.sweep_s)
+            if announced:
+                await asyncio.to_thread(_tell_of_unknown, self._controller.db, announced)
+            await self.sweep()
+            await bell.answered()
+
+    async def sweep(self) -> None:
+        """Claim GPUs for whatever fits, and begin to start it."""
+        claimed = await asyncio.to_thread(claim_all, self._controller.db)
+        for vm, keys in claimed:
+            task = asyncio.create_task(self.start(vm, keys))
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
+
+    async def round(self) -> None:
+        """Sweep, and wait until all that was claimed has been started or given back."""
+        await self.sweep()
+        await asyncio.gather(*self._starting)
+
+    async def start(self, vm: Vm, keys: Sequence[AttemptKey]) -> None:
+        """Start claimed jobs on their VM. What cannot be settled here the poller settles."""
+        controller = self._controller
+        settings = controller.settings
+
+        async def decide(seen: Observation) -> Orders | None:
+            busy = [gpu.index for gpu in seen.gpus if is_foreign(gpu, settings)]
+            rows = await asyncio.to_thread(confirm, controller.db, vm.vm_id, keys, busy, settings)
+            specs = await asyncio.to_thread(self._specs, rows)
+            return Orders(start=tuple(specs)) if specs else None
+
+        try:
+            async with asyncio.timeout(settings.visit_s):
+                outcome = await controller.machine(vm).visit(Request(vm.work_dir, vm.nvidia_smi), decide)
+            await asyncio.to_thread(self._note, outcome)
+        except VisitError as error:
+            await self._unreached(vm, keys if error.is_before_orders else (), str(error))
+        except TimeoutError:
+            await self._unreached(vm, (), f"no answer within {settings.visit_s:.0f} s")
+        except DatabaseAwayError:
+            return  # the claims stay, their start is overdue some time, and the poller revokes them
+
+    async def _unreached(self, vm: Vm, not_started: Sequence[AttemptKey], why: str) -> None:
+        await self._controller.drop(vm)
+        try:
+            await asyncio.to_thread(missed, self._controller.db, vm.vm_id, why)
+            if not_started:
+                reason = f"{vm.name} was not reached: {why}"
+                await asyncio.to_thread(give_back, self._controller.db, not_started, reason, self._controller.settings)
+        except DatabaseAwayError:
+            return
+
+    def _specs(self, rows: Mapping[AttemptKey, Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return what the VM is told; a job whose row says nothing that can be run has failed for good."""
+        specs = []
+        for key, row in rows.items():
+            try:
+                specs.append(make_spec(row, row["gpus"], self._controller.settings))
+            except ConfigError as error:
+                self._end(key, Ending("exit", EXIT_CONFIG, str(error)))
+        return specs
+
+    def _note(self, outcome: Outcome) -> None:
+        for key, why in outcome.failed:
+            self._end(key, Ending("exit", EXIT_UNAVAILABLE, why))
+        if outcome.started:
+            with self._controller.db.write() as connection:
+                now = self._controller.db.now(connection)
+                for key in outcome.started:
+                    mark_started(connection, key, now)
+
+    def _end(self, key: AttemptKey, ending: Ending) -> None:
+        with self._controller.db.write() as connection:
+            end_attempt(connection, key, ending, self._controller.settings, self._controller.db.now(connection))
+
+
+class FreeGpus:
+    """Free GPUs by VM, for placing jobs one after another."""
+
+    def __init__(self, rows: Iterable[tuple[int, int]]) -> None:
+        """`rows` are pairs of a VM's id and an index."""
+        self._of_vm: dict[int, list[int]] = defaultdict(list)
+        for vm_id, index in rows:
+            self._of_vm[vm_id].append(index)
+        self._with: dict[int, dict[int, None]] = defaultdict(dict)
+        for vm_id, free in self._of_vm.items():
+            self._with[len(free)][vm_id] = None
+
+    @property
+    def most(self) -> int:
+        """Return the most GPUs that are free on one VM."""
+        return max((count for count, ids in self._with.items() if ids and count), default=0)
+
+    def take(self, count: int, preferred: int | None) -> tuple[int, tuple[int, ...]] | None:
+        """Take GPUs of one VM: the preferred one's, else of the VM where the fewest are left over; None if none has."""
+        vm_id = preferred if preferred is not None and len(self._of_vm.get(preferred, ())) >= count else None
+        if vm_id is None:
+            fitting = [free for free, ids in self._with.items() if free >= count and ids]
+            if not fitting:
+                return None
+            vm_id = next(iter(self._with[min(fitting)]))
+        free = self._of_vm[vm_id]
+        del self._with[len(free)][vm_id]
+        taken, self._of_vm[vm_id] = free[:count], free[count:]
+        self._with[len(free) - count][vm_id] = None
+        return vm_id, tuple(taken)
+
+
+def claim_all(db: Database) -> list[tuple[Vm, list[AttemptKey]]]:
+    """Claim GPUs for every waiting job that fits, by priority and age; what fits not is pending. Returns it by VM.
+
+    A job goes back to the VM where its newest attempt was, if that has room: its checkpoints may be there.
+    """
+    with db.read() as connection:
+        is_ready = sa.and_(vms.c.state == VmState.READY, vms.c.is_drained == 0)
+        is_free = sa.and_(is_ready, gpus.c.job_id.is_(None), gpus.c.is_busy == 0)
+        found = (
+            sa.select(gpus.c.vm_id, gpus.c.gpu_index).join_from(gpus, vms).where(is_free).order_by(*gpus.primary_key)
+        )
+        free = FreeGpus((row[0], row[1]) for row in connection.execute(found))
+        wanted = sa.select(jobs.c.job_id, jobs.c.attempt, jobs.c.num_gpus, jobs.c.vm_id, jobs.c.status)
+        order = (jobs.c.priority.desc(), jobs.c.submitted_at, jobs.c.job_id)
+        waiting = connection.execute(wanted.where(jobs.c.status.in_(WAITING)).order_by(*order)).all()
+        machines = {row["vm_id"]: Vm.from_row(row) for row in connection.execute(sa.select(vms)).mappings()}
+    claimed: dict[int, list[AttemptKey]] = defaultdict(list)
+    pending = []
+    for job in waiting:
+        taken = free.take(max(1, job.num_gpus), job.vm_id) if free.most else None
+        if taken is None:
+            if job.status == JobState.QUEUED:
+                pending.append(job.job_id)
+            continue
+        if key := claim(db, Placement(job.job_id, job.attempt, *taken)):
+            claimed[taken[0]].append(key)
+    _mark_pending(db, pending)
+    return [(machines[vm_id], keys) for vm_id, keys in claimed.items()]
+
+
+def _mark_pending(db: Database, job_ids: Sequence[str]) -> None:
+    if not job_ids:
+        return
+    with db.write() as connection:
+        is_it = sa.and_(jobs.c.job_id == sa.bindparam("its_id"), jobs.c.status == JobState.QUEUED)
+        change = sa.update(jobs).where(is_it).values(status=JobState.PENDING, changed_at=db.now(connection))
+        connection.execute(change, [{"its_id": job_id} for job_id in job_ids])
+
+
+def _tell_of_unknown(db: Database, job_ids: Sequence[str]) -> None:
+    """Say which announced jobs have no row: an announcement is an id, and the job is its row."""
+    with db.read() as connection:
+        known = set(connection.scalars(sa.select(jobs.c.job_id).where(jobs.c.job_id.in_(job_ids))))
+    for job_id in dict.fromkeys(job_ids):
+        if job_id not in known:
+            say(f"Job {job_id!r} was announced, and there is no row of it in the table jobs.")

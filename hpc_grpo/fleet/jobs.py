@@ -1,0 +1,111 @@
+"""Jobs as users see them: submit one, list them, tell its story."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from hpc_grpo.errors import ConfigError, nearest
+from hpc_grpo.fleet.db import Database
+from hpc_grpo.fleet.schema import attempts, jobs, vms
+from hpc_grpo.fleet.settings import FleetSettings
+from hpc_grpo.fleet.spec import make_spec
+from hpc_grpo.fleet.states import JobState
+
+_LONGEST_ID = 200
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """What a user asks for: a config (its text, or the name of a shipped one), or arguments of train_grpo.py.
+
+    `job_id` "" has one made up; `max_retries` None takes the fleet's.
+    """
+
+    job_id: str = ""
+    config_name: str = ""
+    config: str = ""
+    overrides: tuple[str, ...] = ()
+    model: str = ""
+    dataset: str = ""
+    reward_function: str = ""
+    max_steps: int = 0
+    output_dir: str = ""
+    use_unsloth: bool = False
+    preprocessing: str = ""
+    num_gpus: int = 1
+    priority: int = 0
+    max_retries: int | None = None
+
+
+def submit_job(db: Database, job: NewJob, settings: FleetSettings) -> str:
+    """Add a job and return its id. Raises ConfigError for what could never run, or an id that is taken."""
+    job_id = job.job_id or f"job-{secrets.token_hex(4)}"
+    if len(job_id) > _LONGEST_ID:
+        raise ConfigError(f"job_id = {job_id[:20]!r}… must have at most {_LONGEST_ID} characters.")
+    values = {name: getattr(job, name) for name in NewJob.__dataclass_fields__}
+    values |= {"job_id": job_id, "overrides": json.dumps(job.overrides), "use_unsloth": int(job.use_unsloth)}
+    if named := [name for name, value in values.items() if isinstance(value, str) and "\0" in value]:
+        raise ConfigError(f"{named[0]} must not hold the character NUL.")
+    make_spec({**values, "attempt": 1}, (0,), settings)
+    try:
+        with db.write() as connection:
+            now = db.now(connection)
+            connection.execute(sa.insert(jobs).values(**values, submitted_at=now, changed_at=now))
+    except sa.exc.IntegrityError as error:
+        raise ConfigError(
+            f"job_id = {job_id!r} must be new, and there is such a job. Leave it out, or choose another."
+        ) from error
+    return job_id
+
+
+def list_jobs(db: Database, states: Sequence[str] = (), limit: int = 1000) -> list[dict[str, Any]]:
+    """Return rows of jobs, the newest first, each with the name of its VM and its GPUs."""
+    query = _with_vm().order_by(jobs.c.submitted_at.desc(), jobs.c.job_id).limit(limit)
+    if states:
+        query = query.where(jobs.c.status.in_(states))
+    with db.read() as connection:
+        return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def count_jobs(db: Database) -> dict[str, int]:
+    """Return how many jobs there are in each state."""
+    with db.read() as connection:
+        rows = connection.execute(sa.select(jobs.c.status, sa.func.count()).group_by(jobs.c.status)).all()
+    found = {str(row[0]): int(row[1]) for row in rows}
+    return {state.value: found.get(state, 0) for state in JobState}
+
+
+def find_job(db: Database, job_id: str) -> dict[str, Any]:
+    """Return a job's row. Raises ConfigError with near matches."""
+    with db.read() as connection:
+        row = connection.execute(_with_vm().where(jobs.c.job_id == job_id)).mappings().first()
+        if row is not None:
+            return dict(row)
+        known = list(connection.scalars(sa.select(jobs.c.job_id).order_by(jobs.c.submitted_at.desc()).limit(1000)))
+    raise ConfigError(
+        f"JOB = {job_id!r} must be the id of a job{nearest(job_id, known)} `hpc-grpo fleet jobs` lists them."
+    )
+
+
+def job_attempts(db: Database, job_id: str) -> list[Mapping[Any, Any]]:
+    """Return what became of each attempt at a job, in order."""
+    query = sa.select(attempts, _vm_name()).join_from(attempts, vms, attempts.c.vm_id == vms.c.vm_id, isouter=True)
+    with db.read() as connection:
+        rows = connection.execute(query.where(attempts.c.job_id == job_id).order_by(attempts.c.attempt))
+        return list(rows.mappings())
+
+
+def _vm_name() -> sa.ColumnElement[str]:
+    return sa.func.coalesce(sa.func.nullif(vms.c.name, ""), vms.c.ip_address).label("vm")
+
+
+def _with_vm() -> sa.Select[Any]:
+    is_newest = sa.and_(attempts.c.job_id == jobs.c.job_id, attempts.c.attempt == jobs.c.attempt)
+    joined = jobs.outerjoin(vms, jobs.c.vm_id == vms.c.vm_id).outerjoin(attempts, is_newest)
+    return sa.select(jobs, _vm_name(), attempts.c.gpus.label("gpus")).select_from(joined)

@@ -1,0 +1,176 @@
+"""The transactions on VMs: which are due for a visit, what a visit has seen, which were not seen for too long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from hpc_grpo.fleet.claims import end_attempt, mark_started
+from hpc_grpo.fleet.db import Database
+from hpc_grpo.fleet.machine import Vm
+from hpc_grpo.fleet.messages import AttemptKey, GpuSeen, Observation, Orders
+from hpc_grpo.fleet.schema import gpus, jobs, vms
+from hpc_grpo.fleet.settings import FleetSettings
+from hpc_grpo.fleet.states import Ending, JobState, VmState
+
+
+def take_due(db: Database, poll_s: float) -> list[Vm]:
+    """Return the VMs that are due for a visit, and no other controller's: their next one is set."""
+    is_due = vms.c.poll_at <= sa.bindparam("now")
+    with db.read() as connection:  # most looks find nothing, and take no lock
+        if (
+            connection.execute(sa.select(vms.c.vm_id).where(is_due).limit(1), {"now": db.now(connection)}).first()
+            is None
+        ):
+            return []
+    with db.write() as connection:
+        now = db.now(connection)
+        rows = connection.execute(sa.select(vms).where(is_due).with_for_update(skip_locked=True), {"now": now})
+        due = [Vm.from_row(row) for row in rows.mappings()]
+        chosen = sa.update(vms).where(vms.c.vm_id == sa.bindparam("its_id")).values(poll_at=now + poll_s)
+        if due:
+            connection.execute(chosen, [{"its_id": vm.vm_id} for vm in due])
+    return due
+
+
+def missed(db: Database, vm_id: int, why: str) -> None:
+    """Note a visit that failed: the VM gets no jobs until one succeeds."""
+    with db.write() as connection:
+        is_ready = sa.and_(vms.c.vm_id == vm_id, vms.c.state == VmState.READY)
+        connection.execute(sa.update(vms).where(vms.c.vm_id == vm_id).values(error=why))
+        connection.execute(sa.update(vms).where(is_ready).values(state=VmState.STALE))
+
+
+def lose(db: Database, settings: FleetSettings) -> list[AttemptKey]:
+    """Mark the VMs that nobody has seen as stale or lost, and end what ran on the lost ones; returns those attempts.
+
+    Whatever ran there has ended by itself: its lease is over, and the time for its checkpoint.
+    """
+    with db.write() as connection:
+        now = db.now(connection)
+        is_old = sa.and_(vms.c.state == VmState.READY, vms.c.last_seen < now - settings.stale_s)
+        connection.execute(sa.update(vms).where(is_old).values(state=VmState.STALE))
+        limit = now - settings.lost_s
+        is_gone = sa.or_(vms.c.last_seen.is_(None), vms.c.last_seen < limit)
+        at_lost_vm = (
+            sa.select(jobs.c.job_id, jobs.c.attempt, jobs.c.vm_id, vms.c.name, vms.c.ip_address)
+            .join_from(jobs, vms, jobs.c.vm_id == vms.c.vm_id)
+            .where(jobs.c.status == JobState.RUNNING, is_gone, jobs.c.changed_at < limit)
+            .with_for_update(of=vms)
+        )
+        lost = []
+        for row in connection.execute(at_lost_vm).mappings().all():
+            key = AttemptKey(row["job_id"], row["attempt"])
+            why = f"{row['name'] or row['ip_address']} was not seen for {settings.lost_s:.0f} s"
+            if end_attempt(connection, key, Ending("lost", why=why), settings, now):
+                lost.append(key)
+        is_lost = sa.and_(vms.c.state == VmState.STALE, is_gone)
+        connection.execute(sa.update(vms).where(is_lost).values(state=VmState.LOST, available_gpus=0))
+    return lost
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a visit's commit decided. `frees_gpus`: more are free than before, so waiting jobs may fit now."""
+
+    orders: Orders
+    frees_gpus: bool
+
+
+def record(
+    db: Database, vm_id: int, seen: Observation, has_log: frozenset[AttemptKey], settings: FleetSettings
+) -> Recorded:
+    """Commit what a visit has seen, and return what is to be done there.
+
+    `has_log` are the attempts whose logs the controller has to their end.
+    """
+    with db.write() as connection:
+        now = db.now(connection)
+        is_it = vms.c.vm_id == vm_id
+        connection.execute(
+            sa.update(vms).where(is_it).values(last_seen=now)
+        )  # locks the row: nobody loses it meanwhile
+        had = connection.scalar(sa.select(vms.c.available_gpus).where(is_it)) or 0
+        running = sa.select(jobs).where(jobs.c.vm_id == vm_id, jobs.c.status == JobState.RUNNING)
+        current = {AttemptKey(row["job_id"], row["attempt"]): row for row in connection.execute(running).mappings()}
+        orders = _settle(connection, seen, current, has_log, settings, now)
+        alive = {index for one in seen.attempts if one.ended is None for index in one.gpus}
+        available = None if seen.problem else _update_gpus(connection, vm_id, seen.gpus, alive, settings)
+        state = VmState.STALE if seen.problem else VmState.READY
+        values = {"state": state, "error": seen.problem, "available_gpus": available or 0}
+        connection.execute(sa.update(vms).where(is_it).values(values))
+    return Recorded(orders, frees_gpus=(available or 0) > had)
+
+
+def _settle(
+    connection: sa.Connection,
+    seen: Observation,
+    current: Mapping[AttemptKey, Mapping[Any, Any]],
+    has_log: frozenset[AttemptKey],
+    settings: FleetSettings,
+    now: float,
+) -> Orders:
+    """End the jobs whose attempts are over, and sort the others by what they need."""
+    renew, cancel, forget = [], [], []
+    for one in seen.attempts:
+        row = current.get(one.key)
+        if one.ended is not None:
+            if row is not None:
+                end_attempt(connection, one.key, one.ended, settings, now)
+            if one.key in has_log:
+                forget.append(one.key)
+        elif row is None or row["is_cancelled"]:
+            cancel.append(one.key)  # nobody's: a newer attempt has its job
+        if one.ended is None and row is not None:
+            mark_started(connection, one.key, now)
+            renew.append(one.key)
+    there = {one.key for one in seen.attempts}
+    overdue = [key for key, row in current.items() if key not in there and now - row["changed_at"] > settings.start_s]
+    return Orders(renew=tuple(renew), cancel=tuple(cancel), revoke=tuple(overdue), forget=tuple(forget))
+
+
+def end_revoked(db: Database, keys: tuple[AttemptKey, ...], settings: FleetSettings) -> None:
+    """Queue the jobs again whose attempts the VM has never had and, from now on, refuses."""
+    with db.write() as connection:
+        for key in keys:
+            is_it = sa.and_(jobs.c.job_id == key.job_id, jobs.c.attempt == key.attempt)
+            had_begun = connection.scalar(sa.select(jobs.c.started_at).where(is_it)) is not None
+            why = "its VM no longer knows of it" if had_begun else "it was claimed, and its start never reached the VM"
+            ending = Ending("lost" if had_begun else "not_started", why=why)
+            end_attempt(connection, key, ending, settings, db.now(connection))
+
+
+def is_foreign(gpu: GpuSeen, settings: FleetSettings) -> bool:
+    """Tell whether somebody uses a GPU that no job of the fleet has."""
+    return gpu.num_processes > 0 or gpu.used_mib > settings.free_memory_mib
+
+
+def _update_gpus(
+    connection: sa.Connection, vm_id: int, seen: tuple[GpuSeen, ...], alive: set[int], settings: FleetSettings
+) -> int:
+    """Bring the VM's GPUs up to date, writing those that changed; returns how many are free.
+
+    A GPU of a live attempt that the database does not hold it for is busy too: its runner is being ended.
+    """
+    rows = {
+        row["gpu_index"]: row for row in connection.execute(sa.select(gpus).where(gpus.c.vm_id == vm_id)).mappings()
+    }
+    free = 0
+    for gpu in seen:
+        row = rows.pop(gpu.index, None)
+        is_claimed = row is not None and row["job_id"] is not None
+        is_busy = int(not is_claimed and (is_foreign(gpu, settings) or gpu.index in alive))
+        free += not is_claimed and not is_busy
+        values = {"uuid": gpu.uuid, "memory_mib": gpu.memory_mib, "used_mib": gpu.used_mib, "is_busy": is_busy}
+        if row is None:
+            connection.execute(sa.insert(gpus).values(vm_id=vm_id, gpu_index=gpu.index, **values))
+        elif any(row[name] != value for name, value in values.items()):
+            is_it = sa.and_(gpus.c.vm_id == vm_id, gpus.c.gpu_index == gpu.index)
+            connection.execute(sa.update(gpus).where(is_it).values(values))
+    for index, row in rows.items():  # fell off the bus
+        if row["job_id"] is None:
+            connection.execute(sa.delete(gpus).where(gpus.c.vm_id == vm_id, gpus.c.gpu_index == index))
+    return free

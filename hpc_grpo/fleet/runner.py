@@ -1,0 +1,142 @@
+"""The process that owns one attempt on its VM: `python -m hpc_grpo.fleet.runner FOLDER`, started by a visit.
+
+It outlives the visit and the controller. It starts the job's command on the GPUs that were claimed, ends it when it is
+told to or when nobody has visited for the length of the lease, collects what the job leaves, and writes exit.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from hpc_grpo.errors import EXIT_UNAVAILABLE
+from hpc_grpo.fleet.attempt_folder import CONFIG_FILE, MARK, AttemptFolder, uptime
+from hpc_grpo.fleet.states import Ending
+from hpc_grpo.run.attempt import read_attempts
+from hpc_grpo.run.last_error import last_error_in_a_line
+from hpc_grpo.run.paths import RunDir, step_dirs
+from hpc_grpo.system.process_tree import descendants, end_processes
+from hpc_grpo.system.processes import adopt_orphans, die_with_parent
+from hpc_grpo.system.signals import Signals
+
+_LOOK_S = 0.2
+_TAIL_BYTES = 1 << 16
+_TEARDOWN_S = 10.0
+
+
+def main(path: str) -> None:
+    """Run the attempt in folder `path` to its end."""
+    adopt_orphans()
+    folder = AttemptFolder(Path(path))
+    spec = folder.spec()
+    if spec is None or folder.ending() is not None:
+        sys.exit("there is nothing to run, or it was revoked")
+    with Signals() as signals:
+        folder.write_runner()
+        folder.end(run_job(folder, spec, signals))
+
+
+def run_job(folder: AttemptFolder, spec: dict[str, Any], signals: Signals) -> Ending:
+    """Run the job until it is over, and return how it ended."""
+    run = run_dir(folder.path, spec)
+    with folder.log.open("ab") as log:
+        try:
+            job = _start(folder, spec, run, log)
+        except OSError as error:
+            return Ending("exit", EXIT_UNAVAILABLE, f"{_argv(folder, spec, run)[0]} could not be run: {error.strerror}")
+        ended_by = _wait(job, folder, spec, signals)
+        end_processes(lambda: descendants(os.getpid()), _TEARDOWN_S)
+    steps = step_dirs(run.checkpoints)
+    why = "" if job.returncode == 0 else _why(folder, run, job.returncode, ended_by)
+    return Ending("exit", job.returncode, why, max(steps) if steps else None)
+
+
+def run_dir(folder: Path, spec: dict[str, Any]) -> RunDir:
+    """Return where the job's run is: below its config's root, else below the VM's `runs`."""
+    root = spec["run"].get("root")
+    base = Path(os.path.expandvars(root)).expanduser() if root else folder.parents[1] / "runs"
+    return RunDir(folder.parents[1] / base / spec["run"]["name"])
+
+
+def job_environment(folder: Path, spec: dict[str, Any]) -> dict[str, str]:
+    """Return the job's environment: this process's, the fleet's `env`, and its GPUs by nvidia-smi's own numbers."""
+    own = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in spec["gpus"]),
+        MARK: str(folder),
+    }
+    return {**os.environ, **spec["env"], **own}
+
+
+def _argv(folder: AttemptFolder, spec: dict[str, Any], run: RunDir) -> list[str]:
+    program = spec["program"] or [sys.executable, "-m", "hpc_grpo.cli"]
+    command, *words = spec["words"]
+    if command != "train":
+        return [*program, command, *words]
+    config, *overrides = words
+    config = str(folder.path / CONFIG_FILE) if spec["config"] else config
+    own = [f"run.{key}={json.dumps(str(value))}" for key, value in (("root", run.path.parent), ("name", run.path.name))]
+    return [*program, command, config, *own, *overrides]
+
+
+def _start(folder: AttemptFolder, spec: dict[str, Any], run: RunDir, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    if spec["config"]:
+        (folder.path / CONFIG_FILE).write_text(spec["config"])
+    return subprocess.Popen(
+        _argv(folder, spec, run),
+        cwd=folder.path.parents[1],
+        env=job_environment(folder.path, spec),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        preexec_fn=die_with_parent(signal.SIGTERM),  # a runner that is killed takes its job along, with a checkpoint
+    )
+
+
+def _wait(job: subprocess.Popen[bytes], folder: AttemptFolder, spec: dict[str, Any], signals: Signals) -> str:
+    """Wait for the job; returns why it was ended, "" if it ended by itself."""
+    why, kill_at = "", float("inf")
+    while job.poll() is None:
+        if not why and (why := _reason_to_end(folder, spec, signals)):
+            job.send_signal(signal.SIGTERM)
+            kill_at = time.monotonic() + float(spec["end_s"])
+        if time.monotonic() > kill_at:
+            end_processes(lambda: [job.pid, *descendants(job.pid)] if job.poll() is None else [], 0.0)
+        time.sleep(_LOOK_S)
+    return why
+
+
+def _reason_to_end(folder: AttemptFolder, spec: dict[str, Any], signals: Signals) -> str:
+    if folder.is_cancelled():
+        return "it was cancelled"
+    if signals.pending:
+        return f"its VM's runner got {signal.Signals(signals.pending[0]).name}"
+    leased_at = folder.leased_at()
+    if leased_at is None or uptime() - leased_at > float(spec["lease_s"]):
+        return f"nobody visited its VM for {spec['lease_s']:.0f} s"
+    return ""
+
+
+def _why(folder: AttemptFolder, run: RunDir, code: int, ended_by: str) -> str:
+    """Return one line: why it was ended, or what the run's own record says, or the last error that it printed."""
+    recorded = [record.why for record in read_attempts(run) if record.why and record.started_at > _began(folder)]
+    with folder.log.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+        printed = last_error_in_a_line(file.read().decode(errors="replace"))
+    ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    return ended_by or (recorded[-1] if recorded else "") or printed or ended
+
+
+def _began(folder: AttemptFolder) -> float:
+    return (folder.path / "runner.json").stat().st_mtime
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

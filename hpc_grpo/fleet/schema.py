@@ -1,0 +1,107 @@
+"""The tables of a fleet. A row is added by a command or by anybody's INSERT: whatever is left out has a default.
+
+Times are unix seconds by the database's clock. The schema on disk is made by the migrations, which a test compares with
+this one.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+metadata = sa.MetaData()
+
+
+def _integer(name: str, default: int) -> sa.Column[int]:
+    return sa.Column(name, sa.Integer, nullable=False, server_default=sa.text(str(default)))
+
+
+def _text(name: str, default: str = "") -> sa.Column[str]:
+    return sa.Column(name, sa.Text, nullable=False, server_default=default)
+
+
+vms = sa.Table(
+    "vms",
+    metadata,
+    sa.Column("vm_id", sa.Integer, primary_key=True),
+    _text("name"),
+    sa.Column("ip_address", sa.Text, nullable=False),
+    _text("user"),
+    _text("ssh_key_path"),
+    _integer("port", 22),
+    _text("host_key"),  # pinned: "ssh-ed25519 AAAA…"; empty: the fleet's known_hosts
+    _text("transport", "ssh"),  # or local
+    _text("python", "python3"),  # one that has hpc_grpo
+    _text("work_dir", "hpc-grpo-fleet"),  # below the user's home unless absolute
+    _text("nvidia_smi", "nvidia-smi"),
+    _integer("available_gpus", 0),
+    _text("state", "new"),
+    _text("error"),
+    sa.Column("last_seen", sa.Double),
+    sa.Column("poll_at", sa.Double, nullable=False, server_default=sa.text("0")),
+    _integer("is_drained", 0),
+)
+
+gpus = sa.Table(
+    "gpus",
+    metadata,
+    sa.Column("vm_id", sa.Integer, sa.ForeignKey("vms.vm_id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("gpu_index", sa.Integer, primary_key=True),
+    _text("uuid"),
+    _integer("memory_mib", 0),
+    _integer("used_mib", 0),
+    _integer("is_busy", 0),  # somebody else's processes, or memory in use that is no job's
+    sa.Column("job_id", sa.Text),
+    sa.Column("attempt", sa.Integer),
+    sa.Index("gpus_by_job", "job_id"),
+)
+
+jobs = sa.Table(
+    "jobs",
+    metadata,
+    sa.Column("job_id", sa.Text, primary_key=True),
+    # What to run: a config of hpc-grpo, or the arguments of train_grpo.py.
+    _text("config_name"),
+    _text("config"),
+    _text("overrides", "[]"),
+    _text("model"),
+    _text("dataset"),
+    _text("reward_function"),
+    _integer("max_steps", 0),
+    _text("output_dir"),
+    _integer("use_unsloth", 0),
+    _text("preprocessing"),
+    # What it needs.
+    _integer("num_gpus", 1),
+    _integer("priority", 0),
+    sa.Column("max_retries", sa.Integer),
+    # Where it stands.
+    _text("status", "queued"),
+    _integer("retry_count", 0),
+    _text("failure_reason"),
+    _integer("attempt", 0),
+    sa.Column("vm_id", sa.Integer),  # of the newest attempt
+    sa.Column("step", sa.Integer),
+    _integer("stalled", 0),
+    _integer("is_cancelled", 0),
+    sa.Column("exit_code", sa.Integer),
+    sa.Column("submitted_at", sa.Double, nullable=False, server_default=sa.text("0")),
+    sa.Column("changed_at", sa.Double, nullable=False, server_default=sa.text("0")),
+    sa.Column("started_at", sa.Double),  # of the newest attempt, once its VM has it
+    sa.Column("retry_at", sa.Double),
+    sa.Index("jobs_by_status", "status", "priority", "submitted_at"),
+)
+
+attempts = sa.Table(
+    "attempts",
+    metadata,
+    sa.Column("job_id", sa.Text, primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True),
+    sa.Column("vm_id", sa.Integer, nullable=False),
+    _text("gpus"),  # JSON list of indices
+    sa.Column("claimed_at", sa.Double, nullable=False),
+    sa.Column("started_at", sa.Double),
+    sa.Column("ended_at", sa.Double),
+    _text("outcome"),  # exit, not_started, lost; empty while it runs
+    sa.Column("exit_code", sa.Integer),
+    _text("reason"),
+)

@@ -1,0 +1,129 @@
+"""A fleet's folder and what its `fleet.yaml` says: where the truth is kept, and how long everything may take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field, ValidationError, model_validator
+
+from hpc_grpo.config.section import Section
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.system.secret import holds_secret, is_secret
+
+FOLDER_VARIABLE = "HPC_GRPO_FLEET"
+DATABASE_VARIABLE = "HPC_GRPO_FLEET_DATABASE"
+NATS_VARIABLE = "HPC_GRPO_FLEET_NATS"
+_LOST_MARGIN_S = 30.0
+
+
+class FleetSettings(Section):
+    """The keys of fleet.yaml. Times are seconds; every controller of a fleet must have the same."""
+
+    database: str = Field(
+        default="",
+        description="SQLAlchemy's URL of the database, without a password; null is fleet.db in the fleet's folder. "
+        f"One with a password comes from {DATABASE_VARIABLE}.",
+    )
+    nats: str = Field(
+        default="",
+        description="NATS that announces jobs, such as nats://localhost:4222; without one the sweep finds them.",
+    )
+    poll_s: float = Field(default=10.0, gt=0, description="Between two visits of a VM.")
+    sweep_s: float = Field(default=5.0, gt=0, description="Between two looks for jobs that nobody announced.")
+    visit_s: float = Field(default=20.0, gt=0, description="A visit that takes longer is given up.")
+    start_s: float = Field(default=60.0, gt=0, description="A claimed job that its VM does not have by then is queued.")
+    stale_s: float = Field(default=60.0, gt=0, description="A VM not seen for so long gets no new jobs.")
+    lease_s: float = Field(default=300.0, gt=0, description="A job whose VM nobody visited for so long is ended there.")
+    end_s: float = Field(default=120.0, gt=0, description="A job that is ended has so long for its checkpoint.")
+    pending_s: float = Field(default=300.0, gt=0, description="A job pending for so long is announced again.")
+    max_retries: int = Field(default=3, ge=0, description="Of a job whose row does not say.")
+    retry_s: float = Field(default=30.0, ge=0, description="Before the first retry; each further one waits twice that.")
+    max_retry_s: float = Field(default=3600.0, ge=0, description="The longest wait before a retry.")
+    free_memory_mib: int = Field(default=512, ge=0, description="A GPU with more in use is somebody else's.")
+    program: tuple[str, ...] = Field(
+        default=(), description="What runs a job on a VM instead of its hpc-grpo: the words before `train CONFIG …`."
+    )
+    env: dict[str, str] = Field(default={}, description="Variables of every job. No secrets: those belong on the VMs.")
+
+    @property
+    def lost_s(self) -> float:
+        """Return how long a VM is not seen until its jobs are over for certain, so that others may run them."""
+        return self.lease_s + self.end_s + _LOST_MARGIN_S
+
+    @model_validator(mode="after")
+    def _no_secret(self) -> FleetSettings:
+        if holds_secret(self.database):
+            raise ValueError(f"database must have no password. Put the whole URL into {DATABASE_VARIABLE}")
+        if holds_secret(self.nats):
+            raise ValueError(f"nats must have no password. Put the whole URL into {NATS_VARIABLE}")
+        if named := [name for name, value in self.env.items() if is_secret(name, value)]:
+            raise ValueError(f"env must hold no secret, and {named[0]} is one. Set it on the VMs")
+        return self
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A fleet's folder with its settings; the URLs are whole, so they are never printed."""
+
+    folder: Path
+    settings: FleetSettings
+    database_url: str
+    nats_url: str
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def known_hosts(self) -> Path:
+        """The pinned host keys of VMs whose rows have none, in OpenSSH's format."""
+        return self.folder / "known_hosts"
+
+
+def settings_file(folder: Path) -> Path:
+    return folder / "fleet.yaml"
+
+
+def open_fleet(folder: Path | None, environ: Mapping[str, str] = os.environ) -> Fleet:
+    """Read the fleet in `folder`, by default $HPC_GRPO_FLEET or ./fleet. Raises ConfigError."""
+    folder = (folder or Path(environ.get(FOLDER_VARIABLE) or "fleet")).expanduser().absolute()
+    path = settings_file(folder)
+    if not path.is_file():
+        raise ConfigError(
+            f"FLEET = {str(folder)!r} must be a fleet's folder (with a fleet.yaml). Make one with `hpc-grpo fleet "
+            f"init`, or name another in --fleet or {FOLDER_VARIABLE}."
+        )
+    settings = _read(path)
+    url = environ.get(DATABASE_VARIABLE) or settings.database or f"sqlite:///{folder / 'fleet.db'}"
+    return Fleet(folder, settings, url, environ.get(NATS_VARIABLE) or settings.nats)
+
+
+def template() -> str:
+    """Return a fleet.yaml with every key, its meaning, and its default as a comment."""
+    lines = ["# A fleet of hpc-grpo. Keys that are left out have the value shown.\n"]
+    for name, field in FleetSettings.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        shown = list(default) if isinstance(default, tuple) else default
+        lines.append(f"# {field.description}\n# {name}: {'null' if shown == '' else shown}\n")
+    return "\n".join(lines)
+
+
+def _read(path: Path) -> FleetSettings:
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text()) or {}
+        given = {key: value for key, value in values.items() if value is not None}
+        return FleetSettings.model_validate(given)
+    except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} must be a YAML mapping: {error}") from error
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(
+            f"{path}: {key + ': ' if key else ''}{message}. Keys: {', '.join(FleetSettings.model_fields)}."
+        ) from None

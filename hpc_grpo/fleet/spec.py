@@ -1,0 +1,70 @@
+"""What a job is to its VM: the words of a command, made from the job's row. Pure functions; no shell reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.fleet.attempt_folder import CONFIG_FILE
+from hpc_grpo.fleet.messages import AttemptKey, file_name
+from hpc_grpo.fleet.settings import FleetSettings
+
+
+def make_spec(job: Mapping[str, Any], gpus: tuple[int, ...], settings: FleetSettings) -> dict[str, Any]:
+    """Return what the runner is told of an attempt. Raises ConfigError for a row that says nothing to run."""
+    key = AttemptKey(job["job_id"], job["attempt"])
+    return {
+        **key._asdict(),
+        "gpus": list(gpus),
+        "program": list(settings.program),
+        "words": _words(job),
+        "config": job["config"],
+        "run": {"name": file_name(key.job_id), **run_of(job["config"], overrides_of(job))},
+        "env": settings.env,
+        "lease_s": settings.lease_s,
+        "end_s": settings.end_s,
+    }
+
+
+def overrides_of(job: Mapping[str, Any]) -> list[str]:
+    """Read the overrides of a row. Raises ConfigError where they are no list of KEY=VALUE."""
+    try:
+        values = json.loads(job["overrides"] or "[]")
+    except ValueError:
+        values = None
+    if not isinstance(values, list) or not all(isinstance(value, str) and "=" in value for value in values):
+        raise ConfigError(f"overrides = {job['overrides']!r} must be a JSON list of KEY=VALUE texts.")
+    return values
+
+
+def run_of(config: str, overrides: list[str]) -> dict[str, str]:
+    """Return `name` and `root` of the job's run where its config or overrides say them."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(config) if config else None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"The job's config is no YAML: {error}") from error
+    run = values.get("run") if isinstance(values, dict) else None
+    found = {key: str(run[key]) for key in ("name", "root") if isinstance(run, dict) and run.get(key)}
+    for override in overrides:
+        name, _, value = override.partition("=")
+        if name in ("run.name", "run.root"):
+            found[name.removeprefix("run.")] = str(yaml.safe_load(value))
+    return found
+
+
+def _words(job: Mapping[str, Any]) -> list[str]:
+    if job["config"] or job["config_name"]:
+        return ["train", CONFIG_FILE if job["config"] else job["config_name"], *overrides_of(job)]
+    if not job["model"]:
+        raise ConfigError("The job has neither a config nor a model: nothing to run.")
+    return ["grpo", *train_grpo_words(job), *overrides_of(job)]
+
+
+def train_grpo_words(job: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of train_grpo.py: each value in one word with its option, so that none becomes another."""
+    names = ("model", "dataset", "reward_function", "max_steps", "output_dir", "preprocessing")
+    return [f"--{name}={job[name]}" for name in names if job[name]] + (["--use_unsloth"] if job["use_unsloth"] else [])

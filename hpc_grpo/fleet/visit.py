@@ -1,0 +1,235 @@
+"""The program of one visit, on a VM: `python -m hpc_grpo.fleet.visit`, a fixed command line; all else is on its stdin.
+
+See messages.py for what is said. It looks, says what it sees, waits for orders, obeys and ends; the jobs' runners stay.
+Whatever a job's row says reaches this machine as JSON, and its processes as words: no shell reads any of it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from hpc_grpo.fleet.attempt_folder import AttemptFolder, marked_processes, uptime
+from hpc_grpo.fleet.messages import (
+    ORDERS_S,
+    PROTOCOL,
+    AttemptKey,
+    AttemptSeen,
+    GpuSeen,
+    Observation,
+    Orders,
+    Outcome,
+    Request,
+    decode_orders,
+    decode_request,
+    encode,
+)
+from hpc_grpo.fleet.states import Ending
+from hpc_grpo.system.commands import run_command
+
+_LOG_BYTES = 1 << 18
+_BEGIN_S = 10.0
+_GPU_FIELDS = "index,uuid,memory.total,memory.used"
+
+
+def main() -> None:
+    """Hold one visit over stdin and stdout. A controller that leaves in the middle changes nothing."""
+    line = sys.stdin.buffer.readline()
+    request = decode_request(line)
+    if request.protocol != PROTOCOL:
+        _say(Observation(problem=f"this VM's hpc-grpo speaks protocol {PROTOCOL}, the controller {request.protocol}"))
+        return
+    work_dir = Path(request.work_dir).expanduser().absolute()
+    seen_at = uptime()
+    _say(observe(work_dir, request))
+    if not (line := _orders_line()):
+        return
+    if (took_s := uptime() - seen_at) > ORDERS_S:
+        _say(Outcome(problem=f"the orders came {took_s:.0f} s after the observation, later than {ORDERS_S:.0f} s"))
+        return
+    _say(obey(work_dir, decode_orders(line), seen_at))
+
+
+def observe(work_dir: Path, request: Request) -> Observation:
+    """Return the GPUs and the attempts of this machine."""
+    work_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        gpus = _gpus(request.nvidia_smi)
+    except _NoGpusError as error:
+        return Observation(attempts=_attempts(work_dir, request), problem=str(error))
+    return Observation(gpus, _attempts(work_dir, request))
+
+
+def obey(work_dir: Path, orders: Orders, seen_at: float) -> Outcome:
+    """Do what a controller has committed; a lease counts from `seen_at`, when it began to look."""
+    for key in orders.renew:
+        folder = _folder(work_dir, key)
+        if folder.path.is_dir():
+            folder.renew(seen_at)
+    for key in orders.cancel:
+        folder = _folder(work_dir, key)
+        if folder.path.is_dir():
+            folder.cancel()
+    revoked = tuple(key for key in orders.revoke if _revoke(_folder(work_dir, key), key))
+    for key in orders.forget:
+        _forget(work_dir, key)
+    started, failed = [], []
+    for spec in orders.start:
+        key = AttemptKey(spec["job_id"], spec["attempt"])
+        why = _start(_folder(work_dir, key), key, spec, seen_at)
+        if why:
+            failed.append((key, why))
+        else:
+            started.append(key)
+    return Outcome(tuple(started), revoked, tuple(failed))
+
+
+class _NoGpusError(Exception):
+    """nvidia-smi does not tell."""
+
+
+def _gpus(command: str) -> tuple[GpuSeen, ...]:
+    listed = run_command([command, f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits"])
+    used = run_command([command, "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader,nounits"])
+    if error := listed.error or used.error:
+        raise _NoGpusError(error)
+    owners = [line.split(",")[0].strip() for line in used.text.splitlines() if line.strip()]
+    rows = [[cell.strip() for cell in line.split(",")] for line in listed.text.splitlines() if line.strip()]
+    try:
+        return tuple(
+            GpuSeen(int(index), uuid, int(total), int(in_use), owners.count(uuid))
+            for index, uuid, total, in_use in rows
+        )
+    except ValueError:
+        raise _NoGpusError(f"{command} answered what is no list of GPUs: {listed.text[:200]!r}") from None
+
+
+def _attempts(work_dir: Path, request: Request) -> tuple[AttemptSeen, ...]:
+    found = sorted(path for path in (work_dir / "attempts").glob("*") if path.is_dir())
+    return tuple(seen for path in found if (seen := _seen(AttemptFolder(path), request)) is not None)
+
+
+def _seen(folder: AttemptFolder, request: Request) -> AttemptSeen | None:
+    key, spec = folder.key(), folder.spec()
+    if key is None:  # made this moment by another visit, or by one that was killed there: `revoke` settles it
+        return None
+    lives = folder.runner_lives()
+    ended = folder.ending()
+    if ended is None and not lives:
+        ended = folder.ending() or _end_of_dead_runner(folder, spec)
+    offset = request.log_offsets.get(key.folder, 0)
+    log, size = _read_log(folder.log, offset)
+    return AttemptSeen(key, tuple(spec["gpus"]) if spec else (), ended, size, log)
+
+
+def _end_of_dead_runner(folder: AttemptFolder, spec: dict[str, object] | None) -> Ending | None:
+    """Write the end of an attempt whose runner was killed; None while processes of its job are left.
+
+    The kernel has told the job's first process to end; what is left when the time for a checkpoint is over is killed.
+    """
+    age_s = time.time() - folder.path.stat().st_mtime
+    if not (folder.path / "runner.json").exists() and age_s < 2 * _BEGIN_S:
+        return None  # it is being started
+    if pids := marked_processes(folder.path):
+        died = folder.path / "runner_died"
+        if not died.exists():
+            died.touch()
+        if spec is None or time.time() - died.stat().st_mtime > float(str(spec["end_s"])):
+            for pid in pids:
+                _kill(pid)
+        return None
+    began = (folder.path / "runner.json").exists()
+    ending = Ending("exit", None, "its runner died: the VM was started anew, or somebody killed it")
+    ending = ending if began else Ending("not_started", None, "its runner did not begin")
+    folder.end(ending)
+    return ending
+
+
+def _read_log(path: Path, offset: int) -> tuple[bytes, int]:
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(offset)
+            return file.read(_LOG_BYTES), size
+    except FileNotFoundError:
+        return b"", 0
+
+
+def _revoke(folder: AttemptFolder, key: AttemptKey) -> bool:
+    """Decide that an attempt never starts here; False if it has begun."""
+    if folder.make():
+        folder.write_key(key)
+        folder.end(Ending("not_started", None, "it was revoked"))
+        return True
+    if folder.key() is None:  # a visit was killed before it had written anything: nothing runs
+        folder.write_key(key)
+        folder.end(Ending("not_started", None, "its start was cut off"))
+    ending = folder.ending()
+    return ending is not None and ending.kind == "not_started"
+
+
+def _forget(work_dir: Path, key: AttemptKey) -> None:
+    """Put an attempt that is over, and whose log was fetched, out of the way; the log itself goes."""
+    folder = _folder(work_dir, key)
+    if folder.ending() is None:
+        return
+    over = work_dir / "over" / key.folder
+    over.parent.mkdir(exist_ok=True, mode=0o700)
+    folder.log.unlink(missing_ok=True)
+    folder.path.replace(over)
+
+
+def _start(folder: AttemptFolder, key: AttemptKey, spec: dict[str, object], seen_at: float) -> str:
+    """Start a runner and wait until it says that it is there; returns why not, "" if it is."""
+    if (folder.path.parents[1] / "over" / key.folder).exists() or not folder.make():
+        return "this attempt was decided before"
+    folder.write_spec(spec)
+    folder.renew(seen_at)
+    folder.write_key(key)
+    argv = [sys.executable, "-m", "hpc_grpo.fleet.runner", str(folder.path)]
+    with (folder.path / "runner.log").open("wb") as log:
+        runner = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    deadline = time.monotonic() + _BEGIN_S
+    while time.monotonic() < deadline:
+        if (folder.path / "runner.json").exists():
+            return ""
+        if runner.poll() is not None:
+            break
+        time.sleep(0.02)
+    if runner.poll() is None:
+        return ""  # slow, but there: the next visit sees it
+    said = (folder.path / "runner.log").read_text(errors="replace").strip().splitlines()
+    why = f"its runner did not begin: {said[-1] if said else runner.returncode}"
+    folder.end(Ending("not_started", None, why))
+    return why
+
+
+def _folder(work_dir: Path, key: AttemptKey) -> AttemptFolder:
+    return AttemptFolder(work_dir / "attempts" / key.folder)
+
+
+def _orders_line() -> bytes:
+    """Return the orders, b"" where the controller has left or is late."""
+    ready, _, _ = select.select([sys.stdin.buffer], [], [], 2 * ORDERS_S)
+    return sys.stdin.buffer.readline() if ready else b""
+
+
+def _say(message: Observation | Outcome) -> None:
+    sys.stdout.buffer.write(encode(message))
+    sys.stdout.buffer.flush()
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+if __name__ == "__main__":
+    main()

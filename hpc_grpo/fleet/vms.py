@@ -1,0 +1,71 @@
+"""VMs as users see them: add one, list them, keep jobs off one, take it out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from hpc_grpo.errors import ConfigError, nearest
+from hpc_grpo.fleet.db import Database
+from hpc_grpo.fleet.schema import gpus, jobs, vms
+from hpc_grpo.fleet.states import JobState
+
+
+def add_vm(db: Database, values: dict[str, Any]) -> int:
+    """Add a row and return its id; the poller visits it soon. Raises ConfigError for a name that is taken."""
+    name = values.get("name") or values["ip_address"]
+    with db.write() as connection:
+        if _id_of(connection, name) is not None:
+            raise ConfigError(f"NAME = {name!r} must be new, and there is such a VM. Give another with --name.")
+        added = connection.execute(sa.insert(vms).values({**values, "name": name}))
+        (vm_id,) = added.inserted_primary_key or (0,)
+        return int(vm_id)
+
+
+def list_vms(db: Database) -> list[dict[str, Any]]:
+    """Return the rows of VMs, each with how many GPUs it has, how many are claimed, and how many somebody else uses."""
+    claimed = sa.func.count(gpus.c.job_id).label("claimed")
+    busy = sa.func.coalesce(sa.func.sum(gpus.c.is_busy), 0).label("busy")
+    query = sa.select(vms, sa.func.count(gpus.c.gpu_index).label("gpus"), claimed, busy)
+    query = query.select_from(vms.outerjoin(gpus)).group_by(vms.c.vm_id).order_by(vms.c.vm_id)
+    with db.read() as connection:
+        now = db.now(connection)
+        rows = connection.execute(query).mappings()
+        return [{**row, "seen_s": None if row["last_seen"] is None else now - row["last_seen"]} for row in rows]
+
+
+def drain_vm(db: Database, name: str, is_drained: bool) -> None:
+    """Keep new jobs off a VM, or let them on again; what runs there goes on. Raises ConfigError."""
+    with db.write() as connection:
+        change = sa.update(vms).where(vms.c.vm_id == _found(connection, name)).values(is_drained=int(is_drained))
+        connection.execute(change)
+
+
+def remove_vm(db: Database, name: str) -> None:
+    """Take a VM out. Raises ConfigError where jobs run on it."""
+    with db.write() as connection:
+        vm_id = _found(connection, name)
+        is_on_it = sa.and_(jobs.c.vm_id == vm_id, jobs.c.status == JobState.RUNNING)
+        if running := connection.scalars(sa.select(jobs.c.job_id).where(is_on_it)).all():
+            raise ConfigError(
+                f"A VM that is removed must have no jobs, and {name} has {', '.join(running[:5])}. "
+                f"`hpc-grpo fleet vm drain {name}` keeps further ones off; cancel these, or wait for them."
+            )
+        connection.execute(sa.delete(gpus).where(gpus.c.vm_id == vm_id))
+        connection.execute(sa.delete(vms).where(vms.c.vm_id == vm_id))
+
+
+def _found(connection: sa.Connection, name: str) -> int:
+    vm_id = _id_of(connection, name)
+    if vm_id is None:
+        names = [row[0] or row[1] for row in connection.execute(sa.select(vms.c.name, vms.c.ip_address))]
+        raise ConfigError(
+            f"VM = {name!r} must be a VM's name{nearest(name, names)} `hpc-grpo fleet vm list` lists them."
+        )
+    return vm_id
+
+
+def _id_of(connection: sa.Connection, name: str) -> int | None:
+    is_it = sa.or_(vms.c.name == name, sa.and_(vms.c.name == "", vms.c.ip_address == name))
+    return connection.scalar(sa.select(vms.c.vm_id).where(is_it))

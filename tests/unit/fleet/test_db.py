@@ -1,0 +1,92 @@
+"""The database: its schema on disk, what it says where it is away, and that no password is ever told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.fleet.db import Database, DatabaseAwayError
+from hpc_grpo.fleet.schema import jobs, metadata, vms
+from hpc_grpo.fleet.settings import DATABASE_VARIABLE, Fleet, open_fleet, settings_file, template
+
+
+@pytest.fixture
+def migrated(tmp_path: Path) -> Database:
+    database = Database(f"sqlite:///{tmp_path / 'new.db'}")
+    database.migrate()
+    return database
+
+
+def test_the_migrations_make_the_tables_that_the_code_uses(migrated: Database) -> None:
+    with migrated.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    migrated.migrate()  # a second time changes nothing
+
+
+def test_a_row_of_somebodys_own_insert_has_a_default_for_whatever_it_left_out(migrated: Database) -> None:
+    with migrated.write() as connection:
+        connection.execute(
+            sa.text("INSERT INTO jobs (job_id, model, dataset, reward_function) VALUES ('job123', 'm', 'd', 'r')")
+        )
+        connection.execute(sa.text("INSERT INTO vms (ip_address, user, ssh_key_path) VALUES ('10.0.0.1', 'me', '/k')"))
+    with migrated.read() as connection:
+        assert connection.scalar(sa.select(jobs.c.status)) == "queued"
+        assert connection.scalar(sa.select(vms.c.state)) == "new"
+
+
+def test_a_failed_transaction_leaves_nothing(migrated: Database) -> None:
+    with pytest.raises(ZeroDivisionError), migrated.write() as connection:
+        connection.execute(sa.insert(jobs).values(job_id="a", model="m"))
+        raise ZeroDivisionError
+    with migrated.read() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(jobs)) == 0
+
+
+def test_a_database_that_is_away_says_so_without_its_password() -> None:
+    database = Database("postgresql://user:hunter2secret@127.0.0.1:9/fleet")
+    with pytest.raises(DatabaseAwayError) as caught, database.read():
+        pass
+    assert "does not answer" in str(caught.value)
+    assert "hunter2secret" not in f"{caught.value}{caught.value.__cause__}"
+
+
+@pytest.mark.parametrize("url", ["mysql://u:hunter2secret@h/d", "hunter2secret"])
+def test_a_url_of_no_known_database_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Database(url)
+    assert "sqlite:///" in str(caught.value)
+    assert "hunter2secret" not in str(caught.value)
+
+
+def fleet_with(folder: Path, text: str, **environ: str) -> Fleet:
+    settings_file(folder).write_text(text)
+    return open_fleet(folder, environ)
+
+
+def test_the_template_of_settings_is_the_defaults(tmp_path: Path) -> None:
+    every_key = "\n".join(
+        line.removeprefix("# ") if ": " in line and line[2].islower() else line for line in template().splitlines()
+    )
+    assert fleet_with(tmp_path, every_key).settings == fleet_with(tmp_path, template()).settings
+
+
+def test_a_url_with_a_password_comes_from_the_environment_alone(tmp_path: Path) -> None:
+    url = "postgresql://u:hunter2secret@h/d"
+    with pytest.raises(ConfigError, match=DATABASE_VARIABLE) as caught:
+        fleet_with(tmp_path, f"database: {url}")
+    assert "hunter2secret" not in str(caught.value)
+    assert fleet_with(tmp_path, "", **{DATABASE_VARIABLE: url}).database_url == url
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("pol_s: 3", "pol_s"), ("poll_s: 0", "poll_s"), ("- 1", "mapping"), ("env: {HF_TOKEN: x}", "HF_TOKEN")],
+)
+def test_settings_that_are_wrong_are_refused_with_their_key(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        fleet_with(tmp_path, text)

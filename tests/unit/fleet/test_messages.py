@@ -1,0 +1,109 @@
+"""Lines between controller and VM, and a row as words: none of it is ever a shell's, a path or an option."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.fleet.messages import (
+    AttemptKey,
+    AttemptSeen,
+    GpuSeen,
+    Observation,
+    Orders,
+    Outcome,
+    decode_observation,
+    decode_orders,
+    decode_outcome,
+    encode,
+    file_name,
+)
+from hpc_grpo.fleet.settings import FleetSettings
+from hpc_grpo.fleet.spec import make_spec
+from hpc_grpo.fleet.states import Ending
+
+HOSTILE = (
+    "; rm -rf ~",
+    "$(reboot)",
+    "`id`",
+    "../../etc/passwd",
+    "--help",
+    "a b\nc",
+    "..",
+    ".",
+    "",
+    "ü/…",
+    "x" * 300,
+    "~",
+)
+KEY = AttemptKey("; rm\n'\"", 3)
+
+
+def row(**values: Any) -> dict[str, Any]:
+    empty = dict.fromkeys(
+        ("config_name", "config", "model", "dataset", "reward_function", "output_dir", "preprocessing"), ""
+    )
+    return {"job_id": "j", "attempt": 1, "overrides": "[]", "max_steps": 0, "use_unsloth": 0, **empty, **values}
+
+
+def test_messages_come_back_as_they_were_sent() -> None:
+    seen = Observation(
+        (GpuSeen(0, "GPU-0", 80, 3, 1),), (AttemptSeen(KEY, (0,), Ending("exit", 75, "w", 4), 9, b"\xff\n"),)
+    )
+    assert decode_observation(encode(seen)) == seen
+    orders = Orders((KEY,), (KEY,), (KEY,), (KEY,), ({"job_id": "a"},))
+    assert decode_orders(encode(orders)) == Orders((KEY,), (KEY,), (KEY,), (KEY,), [{"job_id": "a"}])  # type: ignore[arg-type]
+    outcome = Outcome((KEY,), (KEY,), ((KEY, "why"),), "late")
+    assert decode_outcome(encode(outcome)) == outcome
+    assert all(encode(message).count(b"\n") == 1 for message in (seen, orders, outcome))
+
+
+def test_a_jobs_file_name_is_one_name_without_meaning_and_nobody_elses() -> None:
+    names = [file_name(job_id) for job_id in HOSTILE if job_id]
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-%")
+        assert not name.startswith((".", "-"))
+        assert len(name) < 150
+    assert file_name("job123") == "job123"
+
+
+@pytest.mark.parametrize("text", [text for text in HOSTILE if text])
+def test_texts_of_a_row_are_one_word_each_of_the_jobs_command(text: str) -> None:
+    spec = make_spec(
+        row(job_id=text, model=text, dataset=text, reward_function=text, output_dir=text), (0,), FleetSettings()
+    )
+    assert spec["words"] == [
+        "grpo",
+        *(f"--{name}={text}" for name in ("model", "dataset", "reward_function", "output_dir")),
+    ]
+
+
+def test_a_config_goes_along_whole_and_its_own_run_root_is_kept() -> None:
+    config = "run: {name: mine, root: /shared/runs}\n"
+    job = row(config=config, config_name="c.yaml", overrides=json.dumps(["train.lr=1e-6"]))
+    spec = make_spec(job, (2, 3), FleetSettings())
+    assert spec["config"] == config
+    assert spec["words"] == ["train", "config.yaml", "train.lr=1e-6"]
+    assert spec["run"] == {"name": "mine", "root": "/shared/runs"}
+    assert make_spec({**job, "overrides": '["run.name=other"]'}, (0,), FleetSettings())["run"]["name"] == "other"
+    assert make_spec({**job, "config": "", "config_name": "local/tiny_grpo"}, (0,), FleetSettings())["run"] == {
+        "name": "j"
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "neither a config nor a model"),
+        ({"model": "m", "overrides": "lr=3"}, "JSON list of KEY=VALUE"),
+        ({"model": "m", "overrides": '["--driver"]'}, "JSON list of KEY=VALUE"),
+        ({"config": "a: [", "model": "m"}, "no YAML"),
+    ],
+)
+def test_a_row_that_says_nothing_to_run_is_refused_in_words(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make_spec(row(**values), (0,), FleetSettings())

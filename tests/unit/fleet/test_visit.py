@@ -1,0 +1,180 @@
+"""The program of a visit, and the runner that it leaves behind: real processes on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_grpo.fleet.attempt_folder import AttemptFolder, marked_processes
+from hpc_grpo.fleet.local import LocalMachine
+from hpc_grpo.fleet.machine import VisitError, Vm
+from hpc_grpo.fleet.messages import AttemptKey, Observation, Orders, Outcome, Request, encode
+from hpc_grpo.fleet.states import Ending
+from hpc_grpo.system.processes import start_time
+
+STAND_IN = """
+import json, os, signal, sys, time
+from pathlib import Path
+seen = {"argv": sys.argv[1:], "gpus": os.environ["CUDA_VISIBLE_DEVICES"], "pid": os.getpid()}
+Path(os.environ["SEEN"]).write_text(json.dumps(seen))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+print("héllo", flush=True)
+until = time.monotonic() + float(os.environ["SECONDS"])
+while time.monotonic() < until:
+    time.sleep(0.05)
+sys.exit(int(os.environ["CODE"]))
+"""
+NVIDIA_SMI = """#!/bin/sh
+case "$1" in
+--query-gpu*) echo "0, GPU-a, 81559, 0"; echo "1, GPU-b, 81559, 700" ;;
+*) echo "GPU-b, 4242" ;;
+esac
+"""
+KEY = AttemptKey("; touch owned", 1)
+
+
+class Scene:
+    """A VM that is this machine: its folder, a stand-in for nvidia-smi, and one for training."""
+
+    def __init__(self, folder: Path) -> None:
+        self.work_dir = folder / "vm"
+        self.seen = folder / "seen.json"
+        self.nvidia_smi = folder / "nvidia-smi"
+        self.nvidia_smi.write_text(NVIDIA_SMI)
+        self.nvidia_smi.chmod(0o755)
+        self.program = folder / "stand_in.py"
+        self.program.write_text(STAND_IN)
+        self.folder = AttemptFolder(self.work_dir / "attempts" / KEY.folder)
+        self._machine = LocalMachine(Vm(1, "here", "here", "", "", 22, "", "local", "", "", ""))
+
+    def spec(self, seconds: float, code: int = 0, **values: Any) -> dict[str, Any]:
+        env = {"SEEN": str(self.seen), "SECONDS": str(seconds), "CODE": str(code)}
+        program = [sys.executable, str(self.program)]
+        told = {
+            "program": program,
+            "words": ["grpo", "--model=$(id) ;"],
+            "config": "",
+            "run": {"name": "r"},
+            "env": env,
+        }
+        return {**KEY._asdict(), "gpus": [1, 3], **told, "lease_s": 60.0, "end_s": 10.0, **values}
+
+    def visit(self, orders: Orders | None = None) -> tuple[Observation, Outcome]:
+        seen: list[Observation] = []
+
+        async def decide(observation: Observation) -> Orders | None:
+            seen.append(observation)
+            return orders
+
+        request = Request(str(self.work_dir), str(self.nvidia_smi))
+        outcome = asyncio.run(self._machine.visit(request, decide))
+        return seen[0], outcome
+
+    def ending(self) -> Ending | None:
+        """Visit until the attempt is over."""
+        wait_for(lambda: self.visit()[0].attempts[0].ended is not None)
+        return self.visit()[0].attempts[0].ended
+
+
+def wait_for(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_a_job_runs_on_its_gpus_by_words_and_leaves_its_log_and_its_code(scene: Scene) -> None:
+    seen, outcome = scene.visit(Orders(start=(scene.spec(0.0, code=3),)))
+    assert [(gpu.uuid, gpu.used_mib, gpu.num_processes) for gpu in seen.gpus] == [("GPU-a", 0, 0), ("GPU-b", 700, 1)]
+    assert outcome.started == (KEY,)
+    assert scene.ending() == Ending("exit", 3, "ended with 3")
+    (attempt,) = scene.visit()[0].attempts
+    assert (attempt.key, attempt.gpus, attempt.log.decode()) == (KEY, (1, 3), "héllo\n")
+    told = json.loads(scene.seen.read_text())
+    assert (told["argv"], told["gpus"]) == (["grpo", "--model=$(id) ;"], "1,3")
+    assert scene.visit(Orders(start=(scene.spec(0.0),)))[1].failed  # its attempt was decided
+    scene.visit(Orders(forget=(KEY,)))
+    assert scene.visit()[0].attempts == ()
+    assert scene.visit(Orders(start=(scene.spec(0.0),)))[1].failed
+
+
+def test_a_job_that_nobody_visits_for_its_lease_checkpoints_and_ends(scene: Scene) -> None:
+    scene.visit(Orders(start=(scene.spec(60.0, lease_s=1.0),)))
+    wait_for(lambda: scene.folder.ending() is not None)
+    assert scene.folder.ending() == Ending("exit", 75, "nobody visited its VM for 1 s")
+
+
+def test_a_cancelled_job_checkpoints_and_ends_and_a_revoked_attempt_never_starts(scene: Scene) -> None:
+    scene.visit(Orders(start=(scene.spec(60.0),)))
+    other = AttemptKey("other", 1)
+    _, outcome = scene.visit(Orders(cancel=(KEY,), revoke=(other, KEY)))
+    assert outcome.revoked == (other,)
+    wait_for(lambda: scene.folder.ending() is not None)
+    assert scene.folder.ending() == Ending("exit", 75, "it was cancelled")
+    late = {**scene.spec(60.0), **other._asdict()}
+    assert scene.visit(Orders(start=(late,)))[1].started == ()
+
+
+def test_a_runner_that_is_killed_takes_its_job_along_and_the_next_visit_says_so(scene: Scene) -> None:
+    scene.visit(Orders(start=(scene.spec(60.0),)))
+    wait_for(scene.seen.exists)
+    pid = json.loads(scene.seen.read_text() or "{}").get("pid", 0)
+    runner = json.loads((scene.folder.path / "runner.json").read_text())["pid"]
+    os.kill(runner, signal.SIGKILL)
+    ending = scene.ending()
+    assert ending is not None
+    assert (ending.kind, ending.code) == ("exit", None)
+    assert "runner died" in ending.why
+    assert start_time(pid) == 0
+    assert marked_processes(scene.folder.path) == []
+
+
+def test_orders_that_come_too_late_are_refused(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpc_grpo.fleet import visit
+
+    times = iter((100.0, 111.0))
+    said: list[Any] = []
+    monkeypatch.setattr(visit, "uptime", lambda: next(times))
+    monkeypatch.setattr(visit, "_orders_line", lambda: b"{}")
+    monkeypatch.setattr(visit, "_say", said.append)
+    request = Request(str(scene.work_dir), str(scene.nvidia_smi))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(encode(request))))
+    visit.main()
+    assert "11 s after" in said[1].problem
+
+
+def test_a_vm_without_an_answer_of_nvidia_smi_says_so_and_still_tells_of_its_jobs(scene: Scene) -> None:
+    scene.visit(Orders(start=(scene.spec(0.0),)))
+    scene.nvidia_smi.write_text("#!/bin/sh\necho 'driver mismatch' >&2; exit 18\n")
+    seen, _ = scene.visit()
+    assert "driver mismatch" in seen.problem
+    assert len(seen.attempts) == 1
+
+
+def test_a_python_without_the_package_is_named_with_what_it_said(tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text("#!/bin/sh\necho 'No module named hpc_grpo' >&2; exit 1\n")
+    bare.chmod(0o755)
+    machine = LocalMachine(Vm(1, "here", "here", "", "", 22, "", "local", str(bare), "", ""))
+
+    async def decide(_seen: Observation) -> None:
+        raise AssertionError
+
+    with pytest.raises(VisitError, match="No module named hpc_grpo") as caught:
+        asyncio.run(machine.visit(Request(str(tmp_path), ""), decide))
+    assert caught.value.is_before_orders
