@@ -32,7 +32,8 @@ from hpc_grpo.engine.vllm import engine_environment
 from hpc_grpo.errors import ConfigError, LaunchError, NodesUnavailableError
 from hpc_grpo.grading.grader import Grader
 from hpc_grpo.learner.actor import WRITING, LearnerActor
-from hpc_grpo.run.contract import NUM_NODES_VARIABLE
+from hpc_grpo.run.contract import DISKS_VARIABLE, NUM_NODES_VARIABLE
+from hpc_grpo.run.keeper import Keeper
 
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _RESERVE_DEADLINE_S = 60.0
@@ -40,6 +41,9 @@ _PIN = 0.001
 """Share of a node's own `node:IP` resource: ties a bundle to that node without using any of it up."""
 _MAX_GROUPS_PER_GRADER = 10_000
 """Graders only wait; Ray's default of 1000 waiting calls would be one large step's."""
+
+_KEEPER_THREADS = 8
+"""Files that are written or read at once: enough for a fast disk, and one that is slow to sync holds up no other."""
 
 _GPU_LEARNER_THREADS = 16
 
@@ -154,6 +158,8 @@ class Workers:
         self._total_optimizer_steps = total_optimizer_steps
         self._num_learners = sum(len(slot.learner_bundles) for slot in slots)
         tokenizer = ray.put(inputs.tokenizer)
+        self._head = slots[0].address
+        self._keeper = self._start_keeper() if os.environ.get(DISKS_VARIABLE) == "private" else None
         ranks = itertools.count()
         self._nodes = [
             NodeMembers(self._learners(slot, ranks), self._engines(slot), self._grader(slot, tokenizer))
@@ -192,12 +198,19 @@ class Workers:
     def _learners(self, slot: NodeSlots, ranks: Iterator[int]) -> list[Any]:
         actor = ray.remote(concurrency_groups={WRITING: 1})(LearnerActor)
         environment = {"env_vars": learner_environment(self._config, os.environ, on_gpu=self._on_gpu)}
+        keeper = None if slot.address == self._head else self._keeper
         return [
             actor.options(**slot.learner_options(index), runtime_env=environment).remote(
-                self._config, next(ranks), self._num_learners, self._total_optimizer_steps
+                self._config, next(ranks), self._num_learners, self._total_optimizer_steps, keeper
             )
             for index in range(len(slot.learner_bundles))
         ]
+
+    def _start_keeper(self) -> Any:
+        """Give learners on nodes with disks of their own the head's, which is that of this process."""
+        pinned = {f"node:{self._head}": _PIN}
+        actor = ray.remote(Keeper).options(num_cpus=0, resources=pinned, max_concurrency=_KEEPER_THREADS)
+        return actor.remote(self._config.run_path)
 
     def _engines(self, slot: NodeSlots) -> list[RemoteEngine]:
         max_restarts = self._config.engine.max_restarts

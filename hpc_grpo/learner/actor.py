@@ -61,7 +61,10 @@ WRITING = "writing"
 class LearnerActor:
     """Made a Ray actor by the driver; methods of a group run one at a time, in the order called."""
 
-    def __init__(self, config: Config, rank: int, world_size: int, total_optimizer_steps: int) -> None:
+    def __init__(
+        self, config: Config, rank: int, world_size: int, total_optimizer_steps: int, keeper: Any = None
+    ) -> None:
+        """Make the actor; `keeper` is that of the head's disk where this node does not see it (run/keeper.py)."""
         dump_stacks_on_signal("learner")
         PULSE.open("learner", patience_of_actor(config))
         # Before torch is imported, whose threads inherit the cores.
@@ -71,12 +74,14 @@ class LearnerActor:
         self._algorithm = algorithm_of(config)
         self._rank = rank
         self._world_size = world_size
+        self._keeper = keeper
         self._total_optimizer_steps = total_optimizer_steps
         self._publisher: WeightPublisher | None = None
 
     def start(self, rendezvous: Any) -> None:
         """Join the other learners, who meet at the actor `rendezvous` (None for a single one), and load the model."""
         from hpc_grpo.learner.group import RendezvousStore
+        from hpc_grpo.learner.heads_disk import disk_of
         from hpc_grpo.learner.learner import Learner
 
         # Held here: torch keeps only the part of it that is not Python.
@@ -84,6 +89,7 @@ class LearnerActor:
         self._learner: Learner = Learner(
             self._config, self._rank, self._world_size, self._store, self._total_optimizer_steps
         )
+        self._learner.files.disk = disk_of(self._keeper, self._config.run_path)
 
     def train(self, minibatches: Sequence[RemoteMinibatch], record: Path | None) -> dict[str, Reduction]:
         """Train on this learner's share of a step, which is put on `record` where that names a folder."""
@@ -92,7 +98,9 @@ class LearnerActor:
             if record is not None:
                 from hpc_grpo.learner.record import save_share
 
-                save = functools.partial(save_share, record, self._rank, self._world_size, fetched)
+                save = functools.partial(
+                    save_share, self._learner.files.disk, record, self._rank, self._world_size, fetched
+                )
                 when_there_is_space(save, "the step's batch")
             return self._learner.train_step(fetched)
 

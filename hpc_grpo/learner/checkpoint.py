@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +60,7 @@ class CheckpointWriter:
     def stage(self, directory: Path, driver_state: dict[str, Any], *, behind: bool) -> None:
         """Take the state as it is now: if `behind` into host memory, to be written later, else to disk. Collective."""
         learner, self._directory, self._begun = self._learner, directory, time.monotonic()
-        staging, stage = staging_path(directory), learner.config.train.zero_stage
+        staging, stage = learner.files.disk.here(staging_path(directory)), learner.config.train.zero_stage
         self._manifest = Manifest(learner.policy_version, learner.world_size, stage, (), driver_state)
         with _named_errors(directory):
             if learner.rank == 0:
@@ -74,9 +74,9 @@ class CheckpointWriter:
 
     def write(self) -> tuple[FileEntry, ...]:
         """Put on the disk what is not there yet; return this learner's files."""
-        staging = staging_path(self._directory)
+        files = self._learner.files
         with _named_errors(self._directory):
-            return tuple(hash_files(staging, [str(file.relative_to(staging)) for file in self._learner.files.write()]))
+            return tuple(files.disk.settle(files.disk.here(staging_path(self._directory)), files.write()))
 
     def publish(self, shares: Sequence[Sequence[FileEntry]]) -> float:
         """Make the files of all learners a checkpoint; return the seconds since it was staged.
@@ -111,26 +111,42 @@ def load_checkpoint(learner: Learner, directory: Path) -> dict[str, Any]:
     Needs `write_universal` before it where another number of learners wrote it. Raises ConfigError if it is no whole
     checkpoint, or was written under another ZeRO stage.
     """
-    rank, world_size, ds_engine = learner.rank, learner.world_size, learner.ds_engine
-    manifest = read_manifest(directory)
+    disk = learner.files.disk
+    with disk.opened(directory) as here:
+        manifest = _loadable(here, directory, learner)
+        is_resharded = manifest.world_size != learner.world_size
+        if is_resharded:
+            with (
+                disk.opened(universal_folder(directory), whole=True) as universal,
+                universal_loading(learner.ds_engine),
+            ):
+                _load_engine(learner, universal, directory)
+        else:
+            _load_engine(learner, here, directory)
+        for part in learner.parts:
+            part.load(here, learner.files)
+        _restore_rng(learner.files.load(str(here / f"rng_rank_{learner.rank % manifest.world_size}.pt")))
+    return manifest.driver_state
+
+
+def _loadable(here: Path, directory: Path, learner: Learner) -> Manifest:
+    """Return the manifest of the checkpoint `directory`, which is `here`. Raises ConfigError as `load_checkpoint`."""
+    manifest = read_manifest(here)
     if manifest is None:
         raise ConfigError(f"{directory} is no checkpoint: its manifest.json is missing or unreadable.")
-    if wrong := problems(directory, manifest, check_hashes=False):
+    if wrong := problems(here, manifest, check_hashes=False):
         raise ConfigError(f"Checkpoint {directory} is damaged: {'; '.join(wrong)}. Remove it to use an older one.")
     if manifest.zero_stage != learner.config.train.zero_stage:
         raise ConfigError(
             f"Checkpoint {directory} was written with train.zero_stage = {manifest.zero_stage}; set it so again."
         )
-    is_resharded = manifest.world_size != world_size
-    with universal_loading(ds_engine) if is_resharded else nullcontext():
-        folder = universal_folder(directory) if is_resharded else directory
-        loaded, _ = ds_engine.load_checkpoint(str(folder), tag=TAG)
+    return manifest
+
+
+def _load_engine(learner: Learner, folder: Path, directory: Path) -> None:
+    loaded, _ = learner.ds_engine.load_checkpoint(str(folder), tag=TAG)
     if loaded is None:
         raise ConfigError(f"DeepSpeed found no state in {directory}.")
-    for part in learner.parts:
-        part.load(directory, learner.files)
-    _restore_rng(learner.files.load(str(directory / f"rng_rank_{rank % manifest.world_size}.pt")))
-    return manifest.driver_state
 
 
 def universal_folder(checkpoint: Path) -> Path:

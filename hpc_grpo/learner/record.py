@@ -5,7 +5,6 @@ Numpy arrays alone, without pickles: `hpc-grpo replay` reads them on any machine
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.learner.disk import RunDisk
 from hpc_grpo.types import Minibatch, TrainSequence
 
 _OF_SEQUENCE = ("ordinal", "sample_index")
@@ -22,8 +22,8 @@ _OF_TOKENS = tuple(field.name for field in fields(TrainSequence) if field.name n
 _COUNTS = ("num_valid_tokens", "num_sequences")
 
 
-def save_share(folder: Path, rank: int, world_size: int, minibatches: Sequence[Minibatch]) -> None:
-    """Write one learner's share of a step, atomically.
+def save_share(disk: RunDisk, folder: Path, rank: int, world_size: int, minibatches: Sequence[Minibatch]) -> None:
+    """Write one learner's share of a step to the run's disk, atomically.
 
     Arrays of tokens lie end to end, `lengths` long each; one that no sequence has is left out. An older share of the
     same step, of a driver before this one, is replaced.
@@ -40,13 +40,8 @@ def save_share(folder: Path, rank: int, world_size: int, minibatches: Sequence[M
         columns = [getattr(sequence, name) for sequence in sequences]
         if columns and all(column is not None for column in columns):
             arrays[name] = np.concatenate(columns)
-    folder.mkdir(parents=True, exist_ok=True)
-    beside = folder / f".{_share(rank)}.tmp"
-    with beside.open("wb") as file:
+    with disk.new_file(folder / _share(rank)) as file:
         np.savez(file, **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(folder / _share(rank))
 
 
 def read_batches(folder: Path) -> tuple[list[Minibatch], int]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpc_grpo.run.files import fsync
+from hpc_grpo.learner.disk import RunDisk, SeenDisk
 from hpc_grpo.system.memory import host_memory
 
 _KEPT_FREE = 0.05
@@ -25,12 +25,14 @@ _KEPT_FREE = 0.05
 
 
 class StagedFiles:
-    """The files of one learner; `keeps` says whether those saved now are kept. An engine as DeepSpeed expects one.
+    """The files of one learner, on the `disk` of its run; `keeps` says whether those saved now are kept. An engine as
+    DeepSpeed expects one.
 
     One for which the node has no memory left is written at once: training waits, and is not ended by the kernel.
     """
 
     def __init__(self, learners_on_node: int = 1) -> None:
+        self.disk: RunDisk = SeenDisk()
         self.keeps = False
         self._learners_on_node = learners_on_node
         self.written: list[Path] = []
@@ -51,19 +53,18 @@ class StagedFiles:
             self._write(state_dict, Path(path))
 
     def load(self, path: str, map_location: Any = None) -> Any:
+        self.disk.fetch(Path(path))
         with torch.serialization.safe_globals(deepspeed_globals()):
             return torch.load(path, map_location=map_location, weights_only=True)
 
     def write(self) -> list[Path]:
-        """Write what was kept, from any thread; return all files of the checkpoint, as they are on the disk."""
+        """Write what was kept, from any thread; return all files of the checkpoint, which `disk` has yet to settle."""
         while self._staged:
             self._write(*self._staged.pop(0))
-        for path in self.written:
-            fsync(path)
         return self.written
 
     def _write(self, state: Any, path: Path) -> None:
-        torch.save(state, path)  # by its path: torch then writes without Python's lock
+        self.disk.save(state, path)
         self.written.append(path)
 
     def create(self, _info: Any) -> None: ...

@@ -22,6 +22,9 @@ ENDS_AT_VARIABLE = "HPC_GRPO_ENDS_AT"
 WARNING_BEFORE_END_S = 120
 """A job asks Slurm for SIGUSR1 so long before its end. It comes up to a minute earlier than that."""
 
+DISKS_VARIABLE = "HPC_GRPO_DISKS"
+"""Says "private" where only the head's disk holds the run directory, and each other node has one of its own."""
+
 SHM_DIR_VARIABLE = "HPC_GRPO_SHM_DIR"
 """The run's own folder in the node's shared memory, which the node's agent removes."""
 

@@ -1,0 +1,233 @@
+"""The head's disk as a learner on another node has it: its files go there and come from there over Ray, in chunks.
+
+The other end is `run/keeper.py`. Consumes what a learner saves; never holds more of a file than two chunks on their way
+and one that is filling. What is read lies in a folder of this node for as long as a checkpoint is opened.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import shutil
+import stat
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import ray
+import torch
+from ray.exceptions import RayTaskError
+
+from hpc_grpo.learner.disk import RunDisk, SeenDisk
+from hpc_grpo.run.checkpoint import MANIFEST, FileEntry
+from hpc_grpo.run.files import copy_path
+from hpc_grpo.run.keeper import CHUNK_BYTES
+
+_UNDERWAY = 2
+"""Chunks of a file that are on their way at once: one is written while the next one travels."""
+
+_OUTLINE_MODE = stat.S_IWUSR
+_FETCHING = ".fetching"
+
+
+class HeadsDisk:
+    """The head's disk, for a learner on another node, whose run directory `root` is `here` a folder to work in.
+
+    Written files are sent on, and never lie here whole. Of a checkpoint that is opened the node's learners share what
+    they fetch: a file is an outline at first, of its size, which may not be read.
+    """
+
+    def __init__(self, keeper: Any, root: Path, here: Path) -> None:
+        """`keeper` is the handle of an actor that is a `run.keeper.Keeper`."""
+        self._keeper, self._root, self._here = keeper, root, here
+        self._sent: dict[Path, FileEntry] = {}
+
+    def here(self, path: Path) -> Path:
+        return self._here / path.relative_to(self._root)
+
+    def save(self, state: Any, here: Path) -> None:
+        with self._sending(self._name(here)) as file:
+            torch.save(state, file)
+        self._sent[here] = file.entry
+
+    def settle(self, folder: Path, files: Sequence[Path]) -> list[FileEntry]:
+        """Send what was not saved by `save`, and empty the folder."""
+        for path in files:
+            if path not in self._sent:
+                with self._sending(self._name(path)) as file, path.open("rb") as written:
+                    shutil.copyfileobj(written, file, CHUNK_BYTES)
+                self._sent[path] = file.entry
+        sent = [self._sent.pop(path) for path in files]
+        shutil.rmtree(folder, ignore_errors=True)
+        pairs = zip(files, sent, strict=True)
+        return [FileEntry(str(path.relative_to(folder)), entry.size, entry.digest) for path, entry in pairs]
+
+    @contextmanager
+    def opened(self, folder: Path, *, whole: bool = False) -> Iterator[Path]:
+        here = self.here(folder)
+        here.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(_lock_of(here), fcntl.LOCK_SH) as lock:
+            names = self._outline(folder, here)
+            for name in names if whole else {MANIFEST, copy_path(Path(MANIFEST)).name}.intersection(names):
+                self.fetch(here / name)
+            try:
+                yield here
+            finally:
+                with suppress(BlockingIOError):  # another learner of the node reads it: the last one removes it
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(here, ignore_errors=True)
+
+    def fetch(self, here: Path) -> None:
+        if not _is_outline(here):
+            return
+        with _locked(self._here / _FETCHING, fcntl.LOCK_EX):
+            if not _is_outline(here):  # another learner of the node was faster
+                return
+            beside = self._here / ".fetched"
+            with beside.open("wb") as file:
+                for chunk in self._received(self._name(here), here.stat().st_size):
+                    file.write(chunk)
+            beside.replace(here)
+
+    @contextmanager
+    def new_file(self, path: Path) -> Iterator[BinaryIO]:
+        name = path.relative_to(self._root)
+        with self._sending(str(name.with_name(f".{name.name}.tmp")), str(name)) as file:
+            yield cast(BinaryIO, file)
+
+    def _name(self, here: Path) -> str:
+        return str(here.relative_to(self._here))
+
+    @contextmanager
+    def _sending(self, name: str, final: str | None = None) -> Iterator[Sending]:
+        file = Sending(self._keeper, name)
+        yield file
+        file.finish()
+        _result(self._keeper.commit.remote(file.entry, final or name))
+
+    def _outline(self, folder: Path, here: Path) -> list[str]:
+        """Make the folder here as it is at the head, its files as outlines; return their names."""
+        names = []
+        with _locked(self._here / _FETCHING, fcntl.LOCK_EX):
+            for name, size in _result(self._keeper.files.remote(str(folder.relative_to(self._root)))):
+                names.append(name)
+                (here / name).parent.mkdir(parents=True, exist_ok=True)
+                with suppress(FileExistsError):
+                    descriptor = os.open(here / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OUTLINE_MODE)
+                    os.truncate(descriptor, size)
+                    os.close(descriptor)
+        return names
+
+    def _received(self, name: str, size: int) -> Iterator[bytes]:
+        """Yield the chunks of a file of the head's."""
+        waiting: deque[Any] = deque()
+        for offset in range(0, size, CHUNK_BYTES):
+            waiting.append(self._keeper.read.remote(name, offset))
+            if len(waiting) == _UNDERWAY:
+                yield _result(waiting.popleft())
+        while waiting:
+            yield _result(waiting.popleft())
+
+
+class Sending(io.RawIOBase):
+    """A file that is written here and grows at the head; `entry` says, once it is finished, what was sent.
+
+    What goes wrong is raised at the end: torch would raise an error of its own over one that comes while it writes.
+    """
+
+    def __init__(self, keeper: Any, name: str) -> None:
+        import xxhash
+
+        super().__init__()
+        self._keeper, self._name = keeper, name
+        self._hasher = xxhash.xxh3_128()
+        self._buffer = bytearray()
+        self._size = 0
+        self._waiting: deque[Any] = deque()
+        self._failure: Exception | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        """Take all of the data, of which a chunk at a time is copied; waits while enough of them are on their way."""
+        rest = memoryview(data).cast("B")
+        taken = rest.nbytes
+        while rest.nbytes:
+            part = rest[: CHUNK_BYTES - len(self._buffer)]
+            self._buffer += part
+            rest = rest[part.nbytes :]
+            if len(self._buffer) == CHUNK_BYTES:
+                self._send()
+        return taken
+
+    def finish(self) -> None:
+        """Send what is left, and wait until the head has written all of it. Raises what the head's disk raised."""
+        self._send()  # an empty file has one empty chunk
+        while self._waiting:
+            self._await_oldest()
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def entry(self) -> FileEntry:
+        return FileEntry(self._name, self._size, self._hasher.hexdigest())
+
+    def _send(self) -> None:
+        if len(self._waiting) == _UNDERWAY:
+            self._await_oldest()
+        chunk = bytes(self._buffer)
+        self._buffer.clear()
+        self._hasher.update(chunk)
+        if self._failure is None:
+            self._waiting.append(self._keeper.write.remote(self._name, self._size, chunk))
+        self._size += len(chunk)
+
+    def _await_oldest(self) -> None:
+        try:
+            _result(self._waiting.popleft())
+        except Exception as error:  # noqa: BLE001 - whatever it is, `finish` raises it
+            self._failure = self._failure or error
+
+
+def disk_of(keeper: Any, root: Path) -> RunDisk:
+    """Return the disk of the run at `root`, in an actor: the head's where there is a `keeper` of it, else as seen."""
+    if keeper is None:
+        return SeenDisk()
+    # Of this driver alone: one before it may have left a checkpoint half fetched, which is another by now.
+    folder = Path(tempfile.gettempdir()) / f"run-{ray.get_runtime_context().get_job_id()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for leftover in folder.parent.glob("run-*"):
+        if leftover != folder:
+            shutil.rmtree(leftover, ignore_errors=True)
+    return HeadsDisk(keeper, root, folder)
+
+
+def _is_outline(path: Path) -> bool:
+    return stat.S_IMODE(path.stat().st_mode) == _OUTLINE_MODE
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")
+
+
+@contextmanager
+def _locked(path: Path, how: int) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, how)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _result(reference: Any) -> Any:
+    """Return what the keeper returns, and raise what it raised."""
+    try:
+        return ray.get(reference)
+    except RayTaskError as error:
+        raise error.cause from None

@@ -1,0 +1,69 @@
+"""Files of the run directory for processes on nodes that have disks of their own: written and read here, in chunks.
+
+Runs on the head, in a Ray actor (driver/actors.py) whose methods may run side by side; learner/disk.py is the other
+end. Consumes and returns bytes by name and position, never a whole file.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.run.checkpoint import FileEntry, hash_files
+from hpc_grpo.run.files import fsync
+
+CHUNK_BYTES = 4 << 20
+"""Of each file two chunks at most are on their way, in Ray's object stores at both ends."""
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """The run directory `root`; names of files are relative to it. Raises OSError as the disk does."""
+
+    root: Path
+
+    def write(self, name: str, offset: int, chunk: bytes) -> None:
+        """Put a chunk where it belongs in a file, which is made where it is missing; repeating it does no harm."""
+        path = self._path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            rest = memoryview(chunk)
+            while rest:
+                written = os.pwrite(descriptor, rest, offset)
+                rest, offset = rest[written:], offset + written
+        finally:
+            os.close(descriptor)
+
+    def commit(self, sent: FileEntry, final: str) -> None:
+        """Have a file on the disk, as it was `sent`, under its `final` name. Raises HpcGrpoError where it differs."""
+        path = self._path(sent.name)
+        os.truncate(path, sent.size)  # an attempt before this one may have left a longer one
+        fsync(path)
+        (there,) = hash_files(self.root, [sent.name])
+        if there != sent:
+            raise HpcGrpoError(f"{path} is not what its learner sent: {there} instead of {sent}. Is the disk failing?")
+        if final != sent.name:
+            path.replace(self._path(final))
+
+    def files(self, folder: str) -> list[tuple[str, int]]:
+        """List the files in a folder, by their names in it, with their sizes in bytes."""
+        path = self._path(folder)
+        found = sorted(file for file in path.rglob("*") if file.is_file() and not file.is_symlink())
+        return [(str(file.relative_to(path)), file.stat().st_size) for file in found]
+
+    def read(self, name: str, offset: int) -> bytes:
+        """Return the chunk of a file that begins at `offset`; b"" at its end."""
+        descriptor = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            return os.pread(descriptor, CHUNK_BYTES, offset)
+        finally:
+            os.close(descriptor)
+
+    def _path(self, name: str) -> Path:
+        parts = PurePath(name)
+        if parts.is_absolute() or ".." in parts.parts:
+            raise ValueError(f"{name} lies outside of {self.root}")
+        return self.root / parts
