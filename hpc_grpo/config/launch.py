@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from hpc_grpo.config.section import PathText, Section
 
@@ -47,9 +55,36 @@ class SlurmConfig(Section):
     )
 
 
+class ContainerConfig(Section):
+    image: PathText = Field(
+        description="Image that every node has; an absolute path is Apptainer's file, or podman's root file system."
+    )
+    engine: Literal["docker", "podman", "podman-hpc", "apptainer"] = Field(
+        "docker", description="Program that runs it, found on the PATH of every node."
+    )
+    python: str = Field("python3", description="Python in the image, with what hpc-grpo needs.")
+    mounts: list[str] = Field(
+        default_factory=list,
+        description="Further folders, PATH or HOST:INSIDE[:ro]. Run, model, data, home and temp folders are there.",
+    )
+    args: list[str] = Field(default_factory=list, description="Further options of the engine's run (exec).")
+
+    @model_validator(mode="after")
+    def _has_folder_for_image(self) -> ContainerConfig:
+        if self.image.startswith("/") and self.engine in ("docker", "podman-hpc"):
+            raise ValueError(
+                f"launch.container.image = {self.image}: {self.engine} takes the name of an image, not a path. Give "
+                f"its name, or choose engine podman (a root file system) or apptainer (a file)"
+            )
+        return self
+
+
 class LaunchConfig(Section):
     num_nodes: PositiveInt = Field(1, description="Nodes of the run: those that submit asks for.")
     slurm: SlurmConfig = SlurmConfig()
+    container: ContainerConfig | None = Field(
+        None, description="Container around Ray and training on every node (image, engine, ...); null: none."
+    )
     interface: str | None = Field(
         None,
         description="Network interface between nodes: Ray, Gloo, NCCL (Isambard: hsn0); null: the default route's.",

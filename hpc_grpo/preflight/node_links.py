@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from hpc_grpo.launch.place.base import Place
+from hpc_grpo.launch.place.container import Container
 from hpc_grpo.launch.place.node_process import NodeProcess
 
 _POLL_S = 0.05
@@ -30,8 +31,8 @@ class Reply:
 class NodeLinks:
     """The processes from their start to `close`; a node that once failed to answer is not asked again."""
 
-    def __init__(self, place: Place, nodes: Sequence[str]) -> None:
-        self._links = {node: _Link(place, node) for node in nodes}
+    def __init__(self, place: Place, nodes: Sequence[str], container: Container | None = None) -> None:
+        self._links = {node: _Link(place, node, container) for node in nodes}
 
     def ask(self, requests: Mapping[str, dict[str, Any]], deadline_s: float) -> dict[str, Reply]:
         """Send each node its request and wait for all replies; late and dead nodes reply with an error."""
@@ -67,11 +68,11 @@ class NodeLinks:
 class _Link:
     """One process and its pipes; `failed` says why it is not asked again, or ""."""
 
-    def __init__(self, place: Place, node: str) -> None:
+    def __init__(self, place: Place, node: str, container: Container | None) -> None:
         self.failed = ""
         self._sent = 0.0
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 as long as the process
-        self._program = NodeProcess(place, node, "hpc_grpo.preflight.node_program", stderr=self._errors)
+        self._program = NodeProcess(place, node, "hpc_grpo.preflight.node_program", self._errors, container)
         self.process, self._stdin = self._program.process, self._program.stdin
 
     def fileno(self) -> int:

@@ -13,10 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.config.resources import engines_per_node, expects_gpus, node_demand, weight_store_bytes
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.place.base import Place
+from hpc_grpo.launch.place.container import container_of
 from hpc_grpo.plan.model import read_model
 from hpc_grpo.preflight import network, node_checks
 from hpc_grpo.preflight.findings import MAX_NAMED_NODES, Context, Finding, Group, failure, guarded, ok, skipped
@@ -53,12 +55,13 @@ class _Examination:
     def __init__(self, place: Place, nodes: Sequence[str], context: Context, folder: Path) -> None:
         self._place, self._nodes, self._context, self._folder = place, nodes, context, folder
         self._deadline = time.monotonic() + _WHOLE_S
-        self._links = NodeLinks(place, nodes)
+        container = container_of(context.launch, context.config, [context.root, Path.cwd()])
+        self._links = NodeLinks(place, nodes, container)
 
     def groups(self) -> list[Group]:
         replies = self._ask({node: self._facts_request(node) for node in self._nodes}, _FACTS_S)
         facts = [facts_from(reply.value) for reply in replies.values() if not reply.error]
-        findings = [_answered(replies)]
+        findings = [_answered(replies, self._context.launch)]
         if facts:
             findings += node_checks.node_findings(facts, needs_of(self._context, is_job=self._place.queue is not None))
         return [Group(NODES, tuple(findings)), Group(BETWEEN, tuple(self._between(facts)))]
@@ -189,9 +192,11 @@ def _store_gib(context: Context) -> float | None:
     return weight_store_bytes(config, model.num_parameters) / GIB
 
 
-def _answered(replies: dict[str, Reply]) -> Finding:
+def _answered(replies: dict[str, Reply], launch: LaunchConfig) -> Finding:
     if silent := {node: reply.error for node, reply in replies.items() if reply.error}:
         says = "; ".join(f"{node}: {why}" for node, why in list(silent.items())[:MAX_NAMED_NODES])
-        return failure("answers", says, "exclude the node (launch.slurm.extra.exclude), or look at it by hand")
+        container = ", or mend launch.container if that is at fault" if launch.container else ""
+        fix = f"exclude the node (launch.slurm.extra.exclude), or look at it by hand{container}"
+        return failure("answers", says, fix)
     more = " and more" if len(replies) > MAX_NAMED_NODES else ""
     return ok("answers", ", ".join(list(replies)[:MAX_NAMED_NODES]) + more)

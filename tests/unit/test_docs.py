@@ -29,7 +29,7 @@ README = REPOSITORY / "README.md"
 RUN_DIRECTORY = REPOSITORY / "docs" / "run-directory.md"
 LAUNCHING = REPOSITORY / "docs" / "launching.md"
 EXAMPLES = [path for folder in ("hpc_grpo", "tests/support") for path in sorted((REPOSITORY / folder).rglob("*.py"))]
-DOCUMENTS = [README, REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+DOCUMENTS = [README, REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`([^`]+)`")

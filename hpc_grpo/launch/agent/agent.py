@@ -23,10 +23,11 @@ from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.launch.agent.end_notice import EndNotice
 from hpc_grpo.launch.agent.folders import OwnedDir, copy_logs, shm_dir_path, sweep
 from hpc_grpo.launch.agent.network import choose_ports, node_address
+from hpc_grpo.launch.agent.program import end_containers, inside_of
 from hpc_grpo.launch.agent.protocol import ALIVE, Lease, NodeReport, NodeSpec, Order
 from hpc_grpo.launch.agent.ray_command import TEMP_DIR_NAME, ray_environment, start_command, temp_dir_path
 from hpc_grpo.launch.agent.ray_process import RayProcess
-from hpc_grpo.launch.agent.watch import WAKING_S, Late, Watch, watched_on_node
+from hpc_grpo.launch.agent.watch import Late, Watch, kill, watched_on_node
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.run.pulse import PULSES_NAME
 from hpc_grpo.run.stacks import STACKS_SIGNAL
@@ -115,6 +116,7 @@ class NodeAgent:
             start_command(spec, ip, ports, temp_dir, resources),
             ray_environment(os.environ, spec, ip, interface, str(shm_dir)),
             self._ray_log,
+            inside_of(spec, "ray", shm_dir),
         )
         while not ray.is_up():
             self._look(ray)
@@ -133,7 +135,7 @@ class NodeAgent:
             self._look(self._ray)
             if why := self._ray.why_ended():
                 return f"{why}; see {self._log_dir}."
-            reap_adopted(keep=[self._ray.pid])
+            reap_adopted(keep=[self._ray.waited_for])
         return ""
 
     def _show_life(self) -> None:
@@ -149,18 +151,14 @@ class NodeAgent:
             self._end_late(self._watch.late(watched_on_node(shm_dir_path(self._spec.tag), ray.pid)))
 
     def _end_late(self, late: Sequence[Late]) -> None:
-        """Kill processes that are late, after a moment for everybody's stacks. Who waits for them sees them die."""
+        """Kill processes that are late, after a moment for everybody's stacks."""
         if not late:
             return
         for one in late:
             self._report(NodeReport("late", self._spec.node, why=one.why))
         self._dump_stacks()
         time.sleep(_STACKS_S)
-        for one in late:
-            one.process.send(signal.SIGCONT)  # one that was stopped answers only now
-        time.sleep(WAKING_S)
-        for one in late:
-            one.process.send(signal.SIGKILL)
+        kill(late)
 
     def _obey(self, order: Order) -> None:
         match order:
@@ -175,7 +173,7 @@ class NodeAgent:
 
     def _dump_stacks(self) -> None:
         """Signal those of our processes that answer it; it would kill the others."""
-        for pid in descendants(os.getpid()):
+        for pid in {*descendants(os.getpid()), *(self._ray.processes() if self._ray else [])}:
             if catches(pid, STACKS_SIGNAL):
                 with contextlib.suppress(ProcessLookupError):  # it has ended since
                     os.kill(pid, STACKS_SIGNAL)
@@ -212,6 +210,8 @@ class NodeAgent:
                     copy_logs(logs, self._log_dir / (f"ray-{before + 1}" if before else "ray"))
             with not_worth_the_run(f"{owned.path} was not removed", sys.stderr):
                 owned.remove()
+        if self._lease.ended_by or self._notice.is_final:
+            end_containers(self._spec)
         return num_killed
 
     def _end_ray(self) -> int:

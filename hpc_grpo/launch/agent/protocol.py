@@ -39,7 +39,8 @@ class NodeSpec:
 
     `tag` names the attempt on this node ("<job id>-<node index>-<random>"). `head_address` is "ip:port", empty on the
     head itself. `nodes` are the names of all nodes of the attempt. `env` and `pass_env` are those of the
-    `launch` section, `contract_env` the variables that training is told; both reach Ray and the actors.
+    `launch` section, `contract_env` the variables that training is told; both reach Ray and the actors. `container` has
+    the fields of a `Container` around them; None: they run on the node itself.
     """
 
     node: str
@@ -57,6 +58,7 @@ class NodeSpec:
     contract_env: dict[str, str] = field(default_factory=dict)
     nodes: list[str] = field(default_factory=list)
     lease_s: float = 60.0
+    container: dict[str, Any] | None = None
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"

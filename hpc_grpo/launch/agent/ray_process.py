@@ -11,9 +11,10 @@ from pathlib import Path
 
 import psutil
 
+from hpc_grpo.launch.agent.program import Inside, Program
 from hpc_grpo.launch.agent.ray_command import STARTED_LINE
 from hpc_grpo.system.process_tree import descendants
-from hpc_grpo.system.processes import die_with_parent, start_time
+from hpc_grpo.system.processes import start_time
 from hpc_grpo.system.say import say
 
 _RAYLET = "raylet"
@@ -22,28 +23,34 @@ _RAYLET = "raylet"
 class RayProcess:
     """`ray start` in the foreground, with its output in a log that earlier tries wrote to as well."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self._log = log
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, inside: Inside | None = None
+    ) -> None:
+        self._log, self._inside = log, inside
+        if inside:
+            inside.container.refuse_absent()
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             self._begin = output.tell()
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-                preexec_fn=die_with_parent(),
-            )
+            self._program = Program(command, environment, inside, stdout=output, stderr=subprocess.STDOUT)
+        self._process = self._program.process
         self._raylet: tuple[int, int] | None = None
 
     @property
     def pid(self) -> int:
+        return self._program.pid
+
+    @property
+    def waited_for(self) -> int:
+        """The process that is waited for: Ray's, or the client of its container."""
         return self._process.pid
 
+    def processes(self) -> list[int]:
+        """Return Ray's processes: those in a container may be no descendants of this process."""
+        return [self.pid, *descendants(self.pid)]
+
     def poll(self) -> int | None:
-        return self._process.poll()
+        return self._program.poll()
 
     def is_up(self) -> bool:
         return STARTED_LINE.encode() in self._log.read_bytes()[self._begin :]
@@ -70,12 +77,16 @@ class RayProcess:
         return None
 
     def terminate(self, grace_s: Callable[[], float]) -> None:
-        """Ask it to end, and wait for that; `grace_s` is asked at every turn, since it may shrink meanwhile."""
-        if self._process.poll() is not None:
-            return
-        self._process.terminate()
+        """Ask it to end, and wait for that; `grace_s` is asked at every turn, since it may shrink meanwhile.
+
+        A container ends with it, also one whose client is gone.
+        """
+        if self._process.poll() is None:
+            self._process.terminate()
         begun = time.monotonic()
         while self._process.poll() is None and time.monotonic() - begun < grace_s():
             time.sleep(0.05)
         if self._process.poll() is None:
             say(f"ray start did not end within {grace_s():.1f} s of SIGTERM", sys.stderr)
+        if self._inside:
+            self._inside.end()

@@ -8,6 +8,7 @@ so busy that the watcher had to wait as well makes anybody late.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -114,6 +115,15 @@ class Watch:
         new = [late for late in found if (late.process.pid, late.process.born) not in self._told]
         self._told.update((late.process.pid, late.process.born) for late in new)
         return new
+
+
+def kill(late: Sequence[Late]) -> None:
+    """Kill processes that are late. Who waits for them sees them die."""
+    for one in late:
+        one.process.send(signal.SIGCONT)  # one that was stopped writes its stacks only now
+    time.sleep(WAKING_S)
+    for one in late:
+        one.process.send(signal.SIGKILL)
 
 
 def watched_on_node(shm_dir: Path, ray: int) -> Iterator[Watched]:

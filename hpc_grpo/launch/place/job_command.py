@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 
 def job_python(launch: LaunchConfig) -> str:
-    """Return the Python of jobs: `launch.python`, else this one. Raises ConfigError if this one has no Ray."""
+    """Return the Python of jobs: `launch.python`, else this one. Raises ConfigError if Ray is neither here nor in one.
+
+    In a container training has the image's.
+    """
     if launch.python is not None:
         return launch.python
-    if find_spec("ray") is None:
+    if launch.container is None and find_spec("ray") is None:
         raise ConfigError(
             f"This Python has no Ray, and jobs would run it: {sys.executable}. Set launch.python to that of an "
             f"installation with Ray (pip install -e '.[gpu]') on a file system that the nodes see."

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from hpc_grpo.launch.place.base import Place
-from hpc_grpo.run.source import own_command
+from hpc_grpo.launch.place.container import Container, node_command
 
 
 class LineReader:
@@ -41,9 +41,11 @@ class LineReader:
 class NodeProcess(LineReader):
     """Starts a module of ours on a node, and reads the lines it prints; `process` is what the place started it with."""
 
-    def __init__(self, place: Place, node: str, module: str, stderr: IO[bytes]) -> None:
+    def __init__(
+        self, place: Place, node: str, module: str, stderr: IO[bytes], container: Container | None = None
+    ) -> None:
         self.process = subprocess.Popen(
-            place.start_command(node, own_command("-m", module, flags=["-E"])),
+            place.start_command(node, node_command(container, module)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,

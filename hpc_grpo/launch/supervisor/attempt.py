@@ -18,6 +18,7 @@ from hpc_grpo.launch.environment.rules import unset
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.launch.place.base import Allocation, Place
+from hpc_grpo.launch.place.container import container_of
 from hpc_grpo.launch.place.job_command import job_python
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
 from hpc_grpo.launch.supervisor.nodes import Nodes
@@ -62,7 +63,11 @@ def run_attempt(run: RunDir, driver: str, origin: LinkOrigin | None = None, plac
         link = ChainLink(run, config.launch, queue, LinkJob(allocation.job_id, driver, origin))
         if (code := _end_of_chain(run, link, is_first=not origin.successor_of)) is not None:
             return code
-    setup = AttemptSetup(run, config.launch, place, allocation, run.next_attempt_number(), working_dir(run))
+    folder = working_dir(run)
+    container = container_of(config.launch, config, [run.path, folder, config.cache_path])
+    if container is not None:
+        container.refuse_absent()
+    setup = AttemptSetup(run, config.launch, place, allocation, run.next_attempt_number(), folder, container)
     program = [driver] if driver.endswith(".py") else ["-m", driver]
     supervisor = Supervisor(setup, Nodes(setup), own_command(*program, str(run.path)))
     return supervise(supervisor, run, link)

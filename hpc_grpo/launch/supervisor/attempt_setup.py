@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hpc_grpo.config import LaunchConfig
+from hpc_grpo.launch.agent.folders import shm_dir_path
+from hpc_grpo.launch.agent.program import Inside, inside_of
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.place.base import Allocation, Place
+from hpc_grpo.launch.place.container import Container
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.contract import (
     ATTEMPT_DIR_VARIABLE,
@@ -33,7 +36,8 @@ def new_nonce() -> str:
 class AttemptSetup:
     """All that every part of an attempt must know.
 
-    `nonce` makes the names of its folders on nodes unguessable; a Ray brought up anew has another.
+    `container` is around all of training, None for nothing. `nonce` makes the names of its folders on nodes
+    unguessable; a Ray brought up anew has another.
     """
 
     run: RunDir
@@ -42,6 +46,7 @@ class AttemptSetup:
     allocation: Allocation
     number: int
     working_dir: Path
+    container: Container | None = None
     nonce: str = field(default_factory=new_nonce)
 
     @property
@@ -57,6 +62,14 @@ class AttemptSetup:
     def ray_address_file(self) -> Path:
         """The file in which the driver waits for the address of Ray."""
         return self.dir / "ray_address"
+
+    @property
+    def head_tag(self) -> str:
+        return self.node_spec(self.allocation.head, "").tag
+
+    def inside(self, program: str, folder: str) -> Inside | None:
+        """Return where a program of the head node runs, with its folder in shared memory; None: on the node itself."""
+        return inside_of(self.node_spec(self.allocation.head, ""), program, shm_dir_path(folder))
 
     def new_record(self, first_step: int) -> AttemptRecord:
         return AttemptRecord(
@@ -101,4 +114,5 @@ class AttemptSetup:
             pass_env=launch.pass_env,
             contract_env=self.contract_environment(),
             nodes=list(nodes),
+            container=asdict(self.container) if self.container else None,
         )

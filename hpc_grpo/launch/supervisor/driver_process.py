@@ -11,7 +11,6 @@ import fcntl
 import os
 import pty
 import signal
-import subprocess
 import sys
 import termios
 import time
@@ -19,13 +18,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from hpc_grpo.launch.agent.folders import OwnedDir
+from hpc_grpo.launch.agent.program import Inside, Program
 from hpc_grpo.launch.agent.watch import WAKING_S, Watch, Watched
 from hpc_grpo.run.contract import PULSE_VARIABLE
 from hpc_grpo.run.pulse import read_pulse
 from hpc_grpo.run.stacks import STACKS_SIGNAL
 from hpc_grpo.system.output import ForeignOutput, drawn, undrawn
-from hpc_grpo.system.process_tree import end_processes, session_members
-from hpc_grpo.system.processes import catches, die_with_parent, hold_on, start_time
+from hpc_grpo.system.processes import catches, hold_on, start_time
 
 _KEPT_BYTES = 1 << 16
 
@@ -36,27 +36,31 @@ class Driver:
     When stdout is a terminal the driver gets a terminal too, so that the console sink can draw on it.
     """
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path, log_path: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: Path,
+        log_path: Path,
+        inside: Inside | None = None,
+    ) -> None:
+        """Start it, in `cwd`; `inside` a container, which sees no descriptor of this process, by a folder."""
         self._terminal = sys.stdout.isatty()
         self._log: BinaryIO = log_path.open("ab")
         self._printed = b""
         self._output = ForeignOutput()
         self._reader, writer = pty.openpty() if self._terminal else os.pipe()
-        self._pulse = os.memfd_create("pulse")
+        self._folder = OwnedDir(inside.folder) if inside else None
+        if self._folder:
+            pulse = str(self._folder.path / "pulse")
+            self._pulse = os.open(pulse, os.O_RDWR | os.O_CREAT, 0o600)
+        else:
+            self._pulse = os.memfd_create("pulse")
+            pulse = f"/proc/self/fd/{self._pulse}"
         self._watch = Watch()
         self.copy_window_size()
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=writer,
-            stderr=writer,
-            env={**env, PULSE_VARIABLE: f"/proc/self/fd/{self._pulse}"},
-            pass_fds=[self._pulse],
-            cwd=cwd,
-            start_new_session=True,  # Ctrl+C reaches it once, forwarded
-            preexec_fn=die_with_parent(),
-        )
-        self._born = start_time(self.process.pid)
+        told, passed = {**env, PULSE_VARIABLE: pulse}, [] if inside else [self._pulse]
+        self.program = Program(command, told, inside, stdout=writer, stderr=writer, pass_fds=passed, cwd=cwd)
         os.close(writer)
         os.set_blocking(self._reader, False)
 
@@ -101,23 +105,25 @@ class Driver:
     def forward(self, sig: int) -> None:
         """Pass a signal on. One that asks for something goes only to a driver that handles it: it would end another."""
         is_request = sig in (signal.SIGUSR1, STACKS_SIGNAL)
-        if self.process.poll() is None and (not is_request or catches(self.process.pid, sig)):
-            if sig == signal.SIGKILL and hold_on(self.process.pid) == "stopped":
-                self.process.send_signal(signal.SIGCONT)  # it answers a request for its stacks only now
+        if not is_request or catches(self.program.pid, sig):
+            if sig == signal.SIGKILL and hold_on(self.program.pid) == "stopped":
+                self.program.send(signal.SIGCONT)  # it answers a request for its stacks only now
                 time.sleep(WAKING_S)
-            self.process.send_signal(sig)
+            self.program.send(sig)
 
     def why_late(self) -> str:
         """Return why the driver is late, in a sentence; "" if it is not. Ask every second or so."""
-        process = Watched("driver", self.process.pid, self._born, read_pulse(self._pulse))
+        pid = self.program.pid
+        process = Watched("driver", pid, start_time(pid), read_pulse(self._pulse))
         return next((late.why for late in self._watch.late([process])), "")
 
     def close(self, grace_s: float) -> None:
         """End the driver, if it still runs, and what it left behind in its session."""
-        end_processes(lambda: session_members(self.process.pid), grace_s)
-        self.process.wait()
+        self.program.end(grace_s)
         self.pump()
         self._pass_on(self._output.take(b"", final=True))
         os.close(self._reader)
         os.close(self._pulse)
+        if self._folder:
+            self._folder.remove()
         self._log.close()

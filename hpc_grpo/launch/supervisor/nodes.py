@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from pathlib import Path
 from hpc_grpo.errors import NodesUnavailableError
 from hpc_grpo.launch.agent.folders import shm_dir_path
 from hpc_grpo.launch.agent.network import node_address
+from hpc_grpo.launch.agent.program import Inside, Program
 from hpc_grpo.launch.agent.protocol import NodeReport, Order
 from hpc_grpo.launch.agent.ray_command import ray_environment
 from hpc_grpo.launch.place.node_process import LineReader
@@ -28,7 +30,6 @@ from hpc_grpo.launch.supervisor.events import Loss
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.owner import make_private_dir
 from hpc_grpo.run.source import own_command
-from hpc_grpo.system.processes import die_with_parent
 
 _PROBE_RETRY_S = 1.0
 
@@ -143,12 +144,17 @@ class Nodes:
         interface, ip = node_address(spec)
         return ray_environment(os.environ, spec, ip, interface, str(shm_dir_path(spec.tag)))
 
+    def inside_of_driver(self) -> Inside | None:
+        """Return where the driver is to run, with a folder that is still to be made; None: on the node itself."""
+        return self._setup.inside("driver", f"{self._setup.head_tag}-driver")
+
     def _join_others(self, head_address: str) -> None:
         self.phases_s["head"] = self._since_start()
         for link in self._links[1:]:
             link.send_spec(self._setup.node_spec(link.node, head_address))
         env = {**self.head_environment(), "RAY_ADDRESS": head_address}
-        self._watch = RayWatch(head_address, env, self._setup.dir / "probe.log")
+        inside = self._setup.inside("probe", self._setup.head_tag)
+        self._watch = RayWatch(head_address, env, self._setup.dir / "probe.log", inside)
         self.ray_address = head_address
 
     def _become_ready(self) -> None:
@@ -168,20 +174,20 @@ class Nodes:
 class RayWatch:
     """Watches, by a probe, which nodes and GPUs have joined Ray; one that dies starts again: it is no dead cluster."""
 
-    def __init__(self, address: str, env: Mapping[str, str], log_path: Path) -> None:
+    def __init__(self, address: str, env: Mapping[str, str], log_path: Path, inside: Inside | None = None) -> None:
         self._command = own_command("-m", "hpc_grpo.launch.agent.ray_program", "probe", address)
-        self._env = dict(env)
+        self._env, self._inside = dict(env), inside
         self._log_path = log_path
         self._gpus: dict[str, int] = {}
         self._closed = False
-        self._process, self._reader = self._start()
+        self._program, self._reader = self._start()
 
     def missing(self, reports: Mapping[str, NodeReport | None]) -> list[str]:
         """Return the nodes that have not reported Ray up, or that Ray does not show with all their GPUs."""
         return [node for node, up in reports.items() if up is None or self._gpus.get(up.ip, -1) < up.num_gpus]
 
     def fileno(self) -> int:
-        return -1 if self._closed or self._process.poll() is not None else self._reader.fileno()
+        return -1 if self._closed or self._program.poll() is not None else self._reader.fileno()
 
     def read(self) -> None:
         """Take in what the probe has printed, and start it again where it died."""
@@ -190,29 +196,21 @@ class RayWatch:
         for line in self._reader.lines():
             if line.startswith(b'{"nodes"'):  # Ray may print there too, of a node that does not answer say
                 self._gpus = dict(json.loads(line)["nodes"])
-        if self._process.poll() is not None and time.monotonic() >= self._restart_at:
-            self._process, self._reader = self._start()
+        if self._program.poll() is not None and time.monotonic() >= self._restart_at:
+            self._program, self._reader = self._start()
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._process.kill()  # it holds nothing: Ray drops its connection
-            self._process.wait()
+            self._program.send(signal.SIGKILL)  # it holds nothing: Ray drops its connection
+            self._program.end(grace_s=0.0)
 
-    def _start(self) -> tuple[subprocess.Popen[bytes], LineReader]:
+    def _start(self) -> tuple[Program, LineReader]:
         self._restart_at = time.monotonic() + _PROBE_RETRY_S
         with self._log_path.open("ab") as log:
-            process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=self._env,
-                start_new_session=True,
-                preexec_fn=die_with_parent(),
-            )
-        assert process.stdout is not None
-        return process, LineReader(process.stdout)
+            program = Program(self._command, self._env, self._inside, stdout=subprocess.PIPE, stderr=log)
+        assert program.process.stdout is not None
+        return program, LineReader(program.process.stdout)
 
 
 def _make_token(path: Path) -> None:

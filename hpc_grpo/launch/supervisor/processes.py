@@ -154,7 +154,8 @@ class Processes:
     def _start_driver(self) -> None:
         self._close_driver()
         log = self._setup.dir / "driver.log"
-        self._driver = Driver(self._driver_command, self.nodes.head_environment(), self._setup.working_dir, log)
+        folder, inside = self._setup.working_dir, self.nodes.inside_of_driver()
+        self._driver = Driver(self._driver_command, self.nodes.head_environment(), folder, log, inside)
 
     def _close_driver(self) -> None:
         if self._driver is not None:

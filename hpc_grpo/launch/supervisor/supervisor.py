@@ -104,7 +104,7 @@ class Supervisor:
                 yield events.BringUpFailed(error, self._facts())
         elif lost := processes.nodes.lost():
             yield events.NodesLost(lost)
-        returncode = processes.driver.process.poll()
+        returncode = processes.driver.program.poll()
         if returncode is not None:
             processes.driver.pump()
             yield events.DriverEnded(returncode, self._facts(), last_error_in_a_line(processes.driver.printed))

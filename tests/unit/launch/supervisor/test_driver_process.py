@@ -29,7 +29,7 @@ def start_driver(tmp_path: Path) -> Iterator[StartDriver]:
 
     yield start
     for driver in drivers:
-        if driver.process.poll() is None:
+        if driver.program.poll() is None:
             driver.close(5.0)
 
 
@@ -46,7 +46,7 @@ def test_output_goes_to_stdout_and_without_colours_to_the_log(
 ) -> None:
     (tmp_path / "driver.log").write_text("from the driver before\n")
     driver = start_driver(r"print('\x1b[1;32mstep 1\x1b[0m')")
-    pump_until(driver, lambda: driver.process.poll() is not None)
+    pump_until(driver, lambda: driver.program.poll() is not None)
     driver.close(5.0)
     assert capfd.readouterr().out == "step 1\n", "no terminal: the output of a job, say"
     assert (tmp_path / "driver.log").read_text() == "from the driver before\nstep 1\n"
@@ -57,7 +57,7 @@ def test_what_a_driver_quotes_does_not_act_on_the_terminal_of_its_user(
     start_driver: StartDriver, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     driver = start_driver(r"raise ValueError('\x1b]52;c;ZXZpbA==\x07 \x9b6n \u202egnp.exe')")
-    pump_until(driver, lambda: driver.process.poll() is not None)
+    pump_until(driver, lambda: driver.program.poll() is not None)
     driver.close(5.0)
     for text in (capfd.readouterr().out, (tmp_path / "driver.log").read_text(), driver.printed):
         assert text.endswith("ValueError: \\x1b]52;c;ZXZpbA==\\x07 \\x9b6n \\u202egnp.exe\n")
@@ -69,20 +69,20 @@ def test_a_request_spares_a_driver_that_does_not_handle_it(start_driver: StartDr
     driver.forward(signal.SIGUSR1)
     driver.forward(signal.SIGUSR2)
     driver.forward(signal.SIGTERM)
-    assert driver.process.wait(DEADLINE_S) == -signal.SIGTERM
+    assert driver.program.process.wait(DEADLINE_S) == -signal.SIGTERM
 
 
 def test_a_request_reaches_a_driver_that_handles_it(start_driver: StartDriver) -> None:
     driver = start_driver(f"import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75)); {READY}")
     pump_until(driver, lambda: "ready" in driver.printed)
     driver.forward(signal.SIGUSR1)
-    assert driver.process.wait(DEADLINE_S) == 75
+    assert driver.program.process.wait(DEADLINE_S) == 75
 
 
 def test_what_a_driver_leaves_behind_in_its_session_is_ended(start_driver: StartDriver) -> None:
     driver = start_driver("import subprocess; subprocess.Popen(['sleep', '60'])")
-    driver.process.wait(DEADLINE_S)
-    session = driver.process.pid
+    driver.program.process.wait(DEADLINE_S)
+    session = driver.program.pid
     assert len(session_members(session)) == 1
     driver.close(5.0)
     assert session_members(session) == []

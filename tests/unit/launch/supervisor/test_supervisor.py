@@ -80,6 +80,9 @@ class FakeNodes:
     def head_environment(self) -> dict[str, str]:
         return {}
 
+    def inside_of_driver(self) -> None:
+        return None
+
 
 class Scene:
     """One attempt in `run`, with a program for each start of its driver."""

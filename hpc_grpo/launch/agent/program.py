@@ -1,0 +1,107 @@
+"""A program of the run as it was started on this node, in a container or not: its process, its end, what is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_grpo.launch.agent.folders import SHM, sweep
+from hpc_grpo.launch.agent.protocol import NodeSpec
+from hpc_grpo.launch.place.container import Container, exit_code, labels_of
+from hpc_grpo.system.process_tree import end_processes, session_members
+from hpc_grpo.system.processes import die_with_parent, start_time
+
+
+@dataclass(frozen=True)
+class Inside:
+    """Where a program is to run: a container of node `tag` with the name `program`; its id is left in `folder`."""
+
+    container: Container
+    tag: str
+    program: str
+    folder: Path
+
+    @property
+    def pid_file(self) -> Path:
+        return self.folder / f"{self.program}-pid"
+
+    def wrap(self, command: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+        self.pid_file.unlink(missing_ok=True)  # of the try before
+        labels = labels_of(self.tag, self.program)
+        return self.container.wrap(command, environ, labels, self.pid_file)
+
+    def end(self) -> None:
+        self.container.end(labels_of(self.tag, self.program))
+
+
+def inside_of(spec: NodeSpec, program: str, folder: Path) -> Inside | None:
+    """Return where a program of a node runs, None: on the node itself."""
+    return Inside(Container(**spec.container), spec.tag, program, folder) if spec.container else None
+
+
+def end_containers(spec: NodeSpec) -> None:
+    """End all containers of a node's attempt, the driver's too: its supervisor may be dead, and left a folder."""
+    if spec.container:
+        Container(**spec.container).end(labels_of(spec.tag))
+        sweep(SHM)
+
+
+class Program:
+    """A program that was started by this thread, to whose end it is tied. `process` is it, or its container's client.
+
+    A container has the processes of its node, so that an id is the same on both sides.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environ: Mapping[str, str], inside: Inside | None, **options: Any
+    ) -> None:
+        """Start it with no input, in a session of its own; `options` are those of Popen."""
+        self._inside = inside
+        self._found: tuple[int, int] | None = None
+        if inside:
+            command, environ = inside.wrap(command, environ)
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            env=environ,
+            start_new_session=True,  # Ctrl+C reaches it once, forwarded
+            preexec_fn=die_with_parent(),
+            **options,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its process id; that of the client until it has begun in its container."""
+        if self._inside and self._found is None:
+            with suppress(OSError, ValueError):
+                pid = int(self._inside.pid_file.read_text())
+                self._found = (pid, start_time(pid))
+        return self._found[0] if self._found else self.process.pid
+
+    def poll(self) -> int | None:
+        """Return its exit code, as without a container: -9 where SIGKILL ended it; None while it runs."""
+        code = self.process.poll()
+        return exit_code(code) if self._inside else code
+
+    def send(self, number: int) -> None:
+        """Send it a signal, unless it is gone. Not by the client, which cannot pass on all of them."""
+        if self.process.poll() is None and self._lives():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def end(self, grace_s: float) -> None:
+        """End it, if it still runs, and what it left behind in its session or its container."""
+        end_processes(lambda: session_members(self.pid) if self._lives() else [], grace_s)
+        if self._inside:
+            self._inside.end()
+            end_processes(lambda: session_members(self.process.pid), grace_s)
+        self.process.wait()
+
+    def _lives(self) -> bool:
+        """Tell whether its id is still its own. Its session may outlive it only where the client's is that."""
+        return self._found is None or start_time(self._found[0]) == self._found[1]

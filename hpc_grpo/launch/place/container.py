@@ -1,0 +1,238 @@
+"""A container around the programs of training on a node: Ray, the driver, the probe and the doctor's program.
+
+An argv prefix, over any place. The supervisor and the node agents stay on the host, where a scheduler's commands and
+the processes to watch are. The program shares the node's processes, network, host name and shared memory, runs as the
+same user and finds the run, the model and the data under the same paths. The engine's client stands for the program:
+it passes signals on and ends with its exit code. But the program may outlive its client, so it writes its process id
+to a file before it begins, and its container carries a label by which it is ended.
+
+`python -m hpc_grpo.launch.place.container CONTAINER MODULE` becomes a module of ours in a container on this node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from hpc_grpo.errors import ConfigError, HpcGrpoError
+from hpc_grpo.run.frozen_config import flat
+from hpc_grpo.run.source import own_command
+from hpc_grpo.system.commands import run_command
+from hpc_grpo.system.say import say
+
+if TYPE_CHECKING:
+    from hpc_grpo.config import Config, LaunchConfig
+
+Engine = Literal["docker", "podman", "podman-hpc", "apptainer"]
+
+GPU_OPTIONS: dict[Engine, tuple[str, ...]] = {
+    "docker": ("--gpus=all",),
+    "podman": ("--device=nvidia.com/gpu=all",),  # CDI
+    "podman-hpc": ("--gpu",),
+    "apptainer": ("--nv",),
+}
+"""What gives a container all GPUs of the node: CUDA_VISIBLE_DEVICES chooses among them, as without."""
+
+OF_THE_HOST = frozenset(
+    (
+        *("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "CC", "CXX", "SHELL", "VIRTUAL_ENV", "CONDA_PREFIX"),
+        *("CUDA_HOME", "CUDA_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HOSTNAME", "_"),
+    )
+)
+"""Variables that name the host's software: an image has its own, unless launch.env or launch.pass_env names them."""
+
+_OF_THE_CLIENT = frozenset(("PATH", "LD_LIBRARY_PATH", "TMPDIR", "HOME"))
+"""Given to the program by value, so that the engine's client keeps its own. No secret has such a name."""
+
+_DEVICES = ("infiniband", "cxi*")
+"""Networks in /dev that collectives use past the kernel."""
+
+_LIMITS = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK, "core": resource.RLIMIT_CORE}
+"""Limits that would be the engine's own: too few files for Ray, or an image of the memory, secrets included."""
+
+_NOT_MOUNTED = tuple(map(Path, ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr")))
+_RECORD_PID = 'echo $$ > "$0" && exec "$@"'
+_ASK_S = 20.0
+_EXIT_SIGNALLED = 128
+
+
+@dataclass(frozen=True)
+class Container:
+    """What the programs of a run are wrapped in; `paths` are mounted where a node has them, `mounts` everywhere.
+
+    `named` are variables that the user named: they reach the program, whatever they mean to the host.
+    """
+
+    image: str
+    engine: Engine
+    python: str
+    args: list[str] = field(default_factory=list)
+    mounts: list[str] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    named: list[str] = field(default_factory=list)
+
+    def refuse_absent(self) -> None:
+        """Raise ConfigError where this node lacks the engine or the image."""
+        node = socket.gethostname()
+        if shutil.which(self.engine) is None:
+            there = [engine for engine in GPU_OPTIONS if shutil.which(engine)]
+            raise ConfigError(
+                f"launch.container.engine = {self.engine}: {node} has no such program on PATH. Install it, load its "
+                f"module (launch.modules), or choose one that is there: {', '.join(there) or 'none'}."
+            )
+        if self.image.startswith("/") or self.engine == "apptainer":
+            path = self.image.removesuffix(":O")
+            why = "" if "://" in path or Path(path).exists() else "no such file or folder"
+        else:
+            why = run_command([self.engine, "image", "inspect", "--format={{.Id}}", self.image], _ASK_S).error
+        if why:
+            raise ConfigError(
+                f"launch.container.image = {self.image}: {node} does not have it ({why}). Bring it there, as with "
+                f"`{self.engine} pull`, or load it on every node; a job fetches none by itself."
+            )
+
+    def wrap(
+        self, command: Sequence[str], environ: Mapping[str, str], labels: Sequence[str], pid_file: Path | None
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return argv and environment of the engine's client for one of our programs (`own_command`).
+
+        `environ` is the program's own. Its values are not in argv, which every user of a node sees.
+        """
+        passed = {k: v for k, v in environ.items() if k in self.named or k not in OF_THE_HOST}
+        passed["PYTHONNOUSERSITE"] = "1"  # the home is the host's, packages in it are another Python's
+        inner = [self.python, *command[1:]]
+        if pid_file is not None:
+            inner = ["sh", "-c", _RECORD_PID, str(pid_file), *inner]
+        of_variables = [value for name, value in passed.items() if name != "XDG_RUNTIME_DIR"]
+        mounts = [*self.mounts, *_folders([*self.paths, *of_variables])]
+        mounts = [mount if ":" in mount else f"{mount}:{mount}" for mount in mounts]
+        gpus = GPU_OPTIONS[self.engine] if Path("/dev/nvidiactl").exists() else ()
+        program = shutil.which(self.engine) or self.engine
+        if self.engine == "apptainer":
+            told = {f"APPTAINERENV_{name}": value for name, value in passed.items() if name != "HOME"}
+            options = ["--cleanenv", f"--pwd={Path.cwd()}", *(f"--bind={mount}" for mount in mounts), *gpus]
+            return [program, "exec", *options, *self.args, self.image, *inner], {**os.environ, **told}
+        by_value = [f"--env={name}={value}" for name, value in passed.items() if name in _OF_THE_CLIENT]
+        by_name = [name for name in passed if name not in _OF_THE_CLIENT]
+        options = [
+            *_run_options(self.engine, labels),
+            *(f"--volume={mount}" for mount in mounts),
+            *(f"--device={path}" for pattern in _DEVICES for path in sorted(Path("/dev").glob(pattern))),
+            *gpus,
+            *by_value,
+            *(f"--env={name}" for name in by_name),
+            *self.args,
+            *(["--rootfs"] if self.image.startswith("/") else []),
+        ]
+        client = {**os.environ, **{name: passed[name] for name in by_name}}
+        return [program, "run", *options, self.image, *inner], client
+
+    def end(self, labels: Sequence[str]) -> None:
+        """End the containers with all of `labels`, whatever became of their clients; says what it could not do."""
+        if self.engine == "apptainer":  # its programs are processes like any others
+            return
+        filters = [f"--filter=label={label}" for label in labels]
+        listed = run_command([self.engine, "ps", "--all", "--quiet", *filters], _ASK_S)
+        error = listed.error
+        if found := listed.text.split():
+            error = run_command([self.engine, "rm", "--force", *found], _ASK_S).error
+        if error and "no such container" not in error.lower():  # one that has just ended removes itself
+            say(f"Containers with the labels {', '.join(labels)} may be left: {error}", sys.stderr)
+
+
+def container_of(launch: LaunchConfig, config: Config | None, paths: Iterable[Path]) -> Container | None:
+    """Return what the run's programs are wrapped in, None for nothing; `paths` and those in the config are mounted."""
+    if (asked := launch.container) is None:
+        return None
+    values = {} if config is None else flat(config.model_dump(mode="json", exclude={"launch"}))
+    texts = [text for value in values.values() for text in (value if isinstance(value, list) else [value])]
+    named = [text for text in texts if isinstance(text, str) and text.startswith("/")]
+    return Container(
+        **asked.model_dump(),
+        paths=[*map(str, paths), launch.local_dir or "/tmp", *named],
+        named=[*launch.env, *launch.pass_env],
+    )
+
+
+def labels_of(tag: str, program: str = "") -> list[str]:
+    """Return the labels of a node's containers in an attempt: of all of them, or of those of one program."""
+    return [f"hpc-grpo.node={tag}", *([f"hpc-grpo.program={program}"] if program else [])]
+
+
+def exit_code(code: int | None) -> int | None:
+    """Return the exit code of a program from that of its client: engines say 137 of one that SIGKILL ended, not -9."""
+    return code if code is None or code <= _EXIT_SIGNALLED else _EXIT_SIGNALLED - code
+
+
+def node_command(container: Container | None, module: str) -> list[str]:
+    """Return the command that runs a module of ours on a node, in a container where there is one."""
+    if container is None:
+        return own_command("-m", module, flags=["-E"])
+    return own_command("-m", __name__, json.dumps(asdict(container)), module, flags=["-E"])
+
+
+def _run_options(engine: Engine, labels: Sequence[str]) -> list[str]:
+    cpus = sorted(os.sched_getaffinity(0))
+    options = [
+        "--rm",
+        "--interactive",
+        "--pull=never",
+        "--entrypoint=",
+        *(f"--label={label}" for label in labels),
+        f"--workdir={Path.cwd()}",
+        *(f"--{space}=host" for space in ("pid", "network", "ipc", "uts")),
+        "--security-opt=label=disable",
+        "--log-driver=none",
+        "--pids-limit=-1",
+        "--stop-timeout=1",
+        *(f"--ulimit={name}={_limit(number)}" for name, number in _LIMITS.items()),
+    ]
+    if engine == "docker":  # of its daemon a container inherits neither user nor cores
+        groups = [f"--group-add={group}" for group in os.getgroups()]
+        bound = [f"--cpuset-cpus={','.join(map(str, cpus))}"] if len(cpus) < (os.cpu_count() or 1) else []
+        return [*options, f"--user={os.getuid()}:{os.getgid()}", *groups, *bound]
+    return [*options, "--http-proxy=false", *(["--userns=keep-id", "--group-add=keep-groups"] if os.getuid() else [])]
+
+
+def _limit(number: int) -> str:
+    return ":".join(map(str, resource.getrlimit(number)))  # -1 stands for none, here as there
+
+
+def _folders(texts: Iterable[str]) -> list[str]:
+    """Return the folders among `texts`, and those of the files among them; none in another, and none of the system."""
+    folders: list[Path] = []
+    for text in texts:
+        path = Path(text)
+        if not path.is_absolute() or not path.exists():
+            continue
+        folder = path if path.is_dir() else path.parent
+        if folder != Path("/") and not any(folder.is_relative_to(system) for system in _NOT_MOUNTED):
+            folders.append(folder)
+    shortest = sorted(set(folders), key=lambda folder: len(folder.parts))
+    outer = [folder for at, folder in enumerate(shortest) if not any(map(folder.is_relative_to, shortest[:at]))]
+    return [str(folder) for folder in outer]
+
+
+def main() -> None:
+    """Become the module in a container, or end with what keeps it from that."""
+    container, module = Container(**json.loads(sys.argv[1])), sys.argv[2]
+    try:
+        container.refuse_absent()
+        command = own_command("-m", module, flags=["-E"])
+        argv, environ = container.wrap(command, os.environ, labels_of(f"doctor-{os.getpid()}"), pid_file=None)
+    except HpcGrpoError as error:
+        say(str(error), sys.stderr)
+        sys.exit(error.exit_code)
+    os.execvpe(argv[0], argv, environ)
+
+
+if __name__ == "__main__":
+    main()
