@@ -1,0 +1,171 @@
+"""The command with the options of a plain `train_grpo.py`: it writes a config, trains by it, and hands over the model.
+
+The file `train_grpo.py` beside the package calls it. Defaults of options are those of TRL's script that it stands for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpc_grpo.cli.options import OVERRIDES, echo
+from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, ConfigError
+
+_CONFIG_FILE = "train_grpo.yaml"
+_RUN_NAME = "run"
+_LOOK_S = 0.2
+_GPUS_OF_A_LEARNER = 4
+"""Of so many GPUs one learns and the others sample: sampling takes most of a step's time."""
+
+
+@dataclass(frozen=True)
+class GrpoOptions:
+    """What `train_grpo.py` was called with. Lengths are in tokens, `batch_size` in prompts of a step."""
+
+    model: str
+    dataset: str
+    reward_function: str
+    max_steps: int
+    output_dir: Path
+    preprocessing: str
+    learning_rate: float
+    batch_size: int
+    num_generations: int
+    max_prompt_length: int
+    max_completion_length: int
+    use_unsloth: bool
+
+
+@click.command()
+@click.option("--model", required=True, help="A Hugging Face model: a folder, or a name.")
+@click.option("--dataset", required=True, help="A .json or .jsonl file, or what else data.train.path takes.")
+@click.option("--reward_function", required=True, help="correctness, strict_format, … or module:function.")
+@click.option("--max_steps", type=click.IntRange(1), default=500, show_default=True)
+@click.option("--output_dir", type=click.Path(path_type=Path), default="outputs", show_default=True)
+@click.option(
+    "--preprocessing", "--preprocessing_pipeline",
+    type=click.Choice(["generic", "deepseek"]), default="generic", show_default=True,
+    help="generic: the text of `prompt` as it is; deepseek: a chat with DeepSeek-R1's prompt.",
+)  # fmt: skip
+@click.option("--learning_rate", type=click.FloatRange(0, min_open=True), default=5e-6, show_default=True)
+@click.option("--batch_size", type=click.IntRange(1), default=1, show_default=True, help="Prompts of a step.")
+@click.option("--num_generations", type=click.IntRange(2), default=4, show_default=True, help="Of a prompt.")
+@click.option("--max_prompt_length", type=click.IntRange(1), default=256, show_default=True, help="In tokens.")
+@click.option("--max_completion_length", type=click.IntRange(1), default=128, show_default=True, help="In tokens.")
+@click.option("--use_unsloth", is_flag=True, help="Refused: learners here are not unsloth's.")
+@OVERRIDES
+def grpo(overrides: tuple[str, ...], **options: Any) -> None:
+    """Train by GRPO as train_grpo.py does, and put the model and its tokenizer into --output_dir.
+
+    Reads the columns `prompt` and `answer`. Writes OUTPUT_DIR/train_grpo.yaml and trains by it as `hpc-grpo train`
+    does, in OUTPUT_DIR/run; the same command resumes a run that was interrupted. KEY=VALUE changes any other key.
+    """
+    from hpc_grpo.cli.request import load_request
+    from hpc_grpo.config import to_yaml
+    from hpc_grpo.launch.place.local import LocalPlace
+    from hpc_grpo.run.files import write_atomic
+    from hpc_grpo.run.paths import RunDir
+
+    given = GrpoOptions(**options)
+    if given.use_unsloth:
+        raise ConfigError(_why_no_unsloth())
+    output = given.output_dir.expanduser().absolute()
+    output.mkdir(parents=True, exist_ok=True)
+    file = output / _CONFIG_FILE
+    write_atomic(file, to_yaml(config_values(given, output, LocalPlace().node_resources().num_gpus)))
+    run = RunDir(load_request(str(file), overrides).config.run_path)
+    code = _run_until_over([sys.executable, "-m", "hpc_grpo.cli", "train", str(file), *overrides])
+    if code == EXIT_COMPLETE:
+        hand_over(run, output)
+        echo(f"Model and tokenizer: {output}")
+    sys.exit(code)
+
+
+def config_values(given: GrpoOptions, output: Path, num_gpus: int) -> dict[str, Any]:
+    """Return the config for a machine with `num_gpus` GPUs, where 0 trains in float32 on its CPUs."""
+    learners = max(1, num_gpus // _GPUS_OF_A_LEARNER)
+    longest = given.max_prompt_length + given.max_completion_length
+    return {
+        "run": {"name": _RUN_NAME, "root": str(output)},
+        "model": {"path": given.model, **({} if num_gpus else {"device": "cpu", "dtype": "float32"})},
+        "data": {
+            "train": {"path": given.dataset, "prompt_field": "prompt", "answer_field": "answer"},
+            "template": "chat" if given.preprocessing == "deepseek" else "plain",
+            "preprocessing": given.preprocessing,
+            "max_prompt_tokens": given.max_prompt_length,
+            "drop_long_prompts": True,
+        },
+        "rewards": [{"name": given.reward_function}],
+        "rollout": {
+            "prompts_per_step": given.batch_size,
+            "group_size": given.num_generations,
+            "max_new_tokens": given.max_completion_length,
+        },
+        "engine": {"engines_per_node": max(1, num_gpus - learners)},
+        "placement": {"learners_per_node": learners},
+        "train": {
+            "total_steps": given.max_steps,
+            "lr": given.learning_rate,
+            "max_tokens_per_microbatch": max(8192, longest),
+        },
+    }
+
+
+def hand_over(run: Any, output: Path) -> None:
+    """Put the files of the run's final export into `output`, config.json last: with it the model is whole.
+
+    By hard links where the file system has them. Raises ConfigError for a run without an export.
+    """
+    export = run.latest_export()
+    if export is None:
+        raise ConfigError(f"{run.path} is complete, but has no export. `hpc-grpo export {run.path}` writes one.")
+    for file in sorted(export.iterdir(), key=lambda path: (path.name == "config.json", path.name)):
+        if not file.is_file():
+            continue
+        staged = output / f".{file.name}.new"
+        staged.unlink(missing_ok=True)
+        try:
+            os.link(file, staged)
+        except OSError:  # another file system, or one without hard links
+            shutil.copyfile(file, staged)
+        staged.replace(output / file.name)
+
+
+def _why_no_unsloth() -> str:
+    installed = "is installed, but" if importlib.util.find_spec("unsloth") else "is not installed, and"
+    return (
+        f"--use_unsloth cannot be honoured: unsloth {installed} no learner here can use it. It replaces the attention "
+        f"of transformers' models with its own, which would let the sequences that are packed into one row see each "
+        f"other, and trains on one GPU without DeepSpeed. Leave the option out: packing, vLLM's sampling and gradient "
+        f"checkpointing, which it is used for, are on without it."
+    )
+
+
+def _run_until_over(command: Sequence[str]) -> int:
+    """Run `command`, pass signals on to it, and return its exit code. It ends with this process, however that ends."""
+    from hpc_grpo.system.processes import die_with_parent
+    from hpc_grpo.system.signals import Signals
+
+    sys.stdout.flush()
+    # A session of its own: Ctrl+C then reaches it once, through here.
+    with Signals() as signals:
+        child = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent(signal.SIGTERM))
+        while (code := child.poll()) is None:
+            while signals.pending:
+                child.send_signal(signals.pending.pop(0))
+            time.sleep(_LOOK_S)
+    return code if code >= 0 else EXIT_CRASH
+
+
+COMMANDS = (grpo,)
