@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from hpc_grpo.report.curves import print_report
 from hpc_grpo.run.lock import refuse_if_held
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
+from hpc_grpo.system.commands import run_in_foreground
 from hpc_grpo.system.say import say
 
 _SHOWN_PROMPTS = 10
@@ -77,9 +77,9 @@ def _train(config: str, folder: Path, settings: Mapping[str, Any], overrides: Se
     shutil.rmtree(run.path, ignore_errors=True)
     ours = [f"{key}={value}" for key, value in {"run.root": folder / "runs", "run.name": name, **settings}.items()]
     command = [sys.executable, "-m", "hpc_grpo.cli", "train", f"local/{config}", *ours, *overrides]
-    finished = subprocess.run(command, check=False)
-    if finished.returncode or not run.is_complete():
-        raise DemoFailedError(run, finished.returncode or 1)
+    exit_code = run_in_foreground(command)
+    if exit_code or not run.is_complete():
+        raise DemoFailedError(run, exit_code or 1)
     return run
 
 

@@ -1,10 +1,18 @@
-"""Run one of the machine's own commands (scontrol, nvidia-smi) for what it prints, with a deadline."""
+"""Run commands: one of the machine's own (scontrol, nvidia-smi) for what it prints, one of ours in the foreground."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from hpc_grpo.system.processes import die_with_parent
+from hpc_grpo.system.signals import Signals
+
+_SIGNALS_S = 0.2
+"""Between two looks at the signals that have come."""
 
 
 @dataclass(frozen=True)
@@ -49,3 +57,20 @@ def run_command(
         ended = f"{argv[0]} ended with {done.returncode}" + (f": {lines[-1]}" if lines else "")
         return Answer(error=ended, said=said)
     return Answer(done.stdout, said=said)
+
+
+def run_in_foreground(argv: Sequence[str]) -> int:
+    """Run `argv` to its end over this process's terminal and return its exit code, negative for a signal.
+
+    It ends in its own time: SIGTERM is passed on, Ctrl+C reaches it from the terminal, and neither ends this process
+    before. Call it from the main thread.
+    """
+    with Signals() as signals:
+        process = subprocess.Popen(argv, preexec_fn=die_with_parent())
+        while process.poll() is None:
+            if signal.SIGTERM in signals.pending:
+                process.terminate()
+                signals.pending.clear()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_SIGNALS_S)
+        return process.returncode

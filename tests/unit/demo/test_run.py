@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -22,13 +20,13 @@ class FakeTrainings:
         self.configs: list[str] = []
         self.settings: list[dict[str, str]] = []
 
-    def run(self, command: Sequence[str], check: bool) -> subprocess.CompletedProcess[str]:
+    def run(self, command: Sequence[str]) -> int:
         assert list(command[:4]) == [sys.executable, "-m", "hpc_grpo.cli", "train"]
         self.configs.append(command[4])
         self.settings.append(dict(word.split("=", 1) for word in command[5:]))
         if not self.exit_code:
             self._leave(RunDir(Path(self.settings[-1]["run.root"]) / self.settings[-1]["run.name"]))
-        return subprocess.CompletedProcess(command, self.exit_code)
+        return self.exit_code
 
     def _leave(self, run: RunDir) -> None:
         run.create()
@@ -42,7 +40,7 @@ class FakeTrainings:
 @pytest.fixture
 def trainings(monkeypatch: pytest.MonkeyPatch) -> FakeTrainings:
     trainings = FakeTrainings()
-    monkeypatch.setattr("hpc_grpo.demo.run.subprocess", SimpleNamespace(run=trainings.run))
+    monkeypatch.setattr("hpc_grpo.demo.run.run_in_foreground", trainings.run)
     monkeypatch.setattr("hpc_grpo.demo.smollm2.write_smollm2", lambda _folder: None)
     return trainings
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from hpc_grpo.system.commands import run_command
 
@@ -15,3 +20,36 @@ def test_a_command_that_hangs_or_is_no_program_is_an_answer(tmp_path: Path) -> N
     assert "could not be run" in run_command([str(garbage)]).error
     absent = run_command(["no-such-command-anywhere"])
     assert (absent.is_absent, absent.error) == (True, "no no-such-command-anywhere on PATH")
+
+
+_CHILD = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+print("begun", flush=True)
+signal.pause()
+"""
+_PARENT = f"""
+import sys
+from hpc_grpo.system.commands import run_in_foreground
+sys.exit(run_in_foreground([sys.executable, "-c", {_CHILD!r}]))
+"""
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]])
+def test_a_command_in_the_foreground_is_told_of_sigterm_and_outlives_its_parents_sigint(
+    signals: list[signal.Signals],
+) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "begun\n"
+    for sig in signals:
+        parent.send_signal(sig)
+    assert parent.wait(60) == 75
+
+
+def test_a_command_in_the_foreground_is_told_when_its_parent_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "begun\n"
+        parent.kill()
+        assert parent.stdout.read() == "", "the pipe closes with the child"
