@@ -39,7 +39,7 @@ class Batch:
     """A step's items by optimizer step, the ordinals it used without a gap, and the lines of rollouts/step_N.jsonl.
 
     Of the ordinals, `dropped` were sampled and not trained on, and `passed_over` not sampled. `curriculum` is what is
-    known of prompts after the step.
+    known of prompts after the step, and `ahead` what it has chosen for later ones (`RolloutScheduler.ahead`).
     """
 
     minibatches: Sequence[Sequence[TrainItem]]
@@ -49,6 +49,7 @@ class Batch:
     dropped: Sequence[int] = ()
     passed_over: Sequence[int] = ()
     curriculum: Known = field(default_factory=dict)
+    ahead: Sequence[int] = ()
 
 
 class Batches(Protocol):
@@ -93,6 +94,7 @@ class RolloutBatches:
             dropped=[group.prompt.ordinal for group in step.dropped],
             passed_over=step.passed_over,
             curriculum=curriculum.known if curriculum else {},
+            ahead=self._scheduler.ahead,
         )
 
     def _metrics(self, step: StepGroups, policy_version: int) -> dict[str, float]:

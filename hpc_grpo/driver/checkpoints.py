@@ -5,6 +5,7 @@ All learners write a checkpoint together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -27,13 +28,14 @@ _MIN_COPIES_OF_WEIGHTS = 3
 
 @dataclass(frozen=True)
 class DriverState:
-    """Everything that the driver needs to go on: steps done, the first ordinal that none of them has used, and what
-    the curriculum knows of prompts.
+    """Everything that the driver needs to go on: steps done, the first ordinal that none of them has used, what the
+    curriculum knows of prompts, and the ordinals that it has chosen `ahead` of the steps that take them.
     """
 
     step: int = 0
     next_ordinal: int = 0
     curriculum: Known = field(default_factory=dict)
+    ahead: Sequence[int] = ()
 
 
 class Checkpoints:

@@ -43,7 +43,7 @@ class TrainingLoop:
                 batch = self.batches.take_step(policy_version, timer)
             with timer.phase("train"):
                 metrics = {**batch.metrics, **self.learners.train(batch, session.batch_record(state.step + 1))}
-            state = DriverState(state.step + 1, batch.ordinals[-1] + 1, batch.curriculum)
+            state = DriverState(state.step + 1, batch.ordinals[-1] + 1, batch.curriculum, batch.ahead)
             record = functools.partial(session.journal.record_step, state, metrics, batch)
             with self._saved_if_it_fails(state, record):
                 policy_version, checked = self._publish(state)

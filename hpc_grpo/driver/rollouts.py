@@ -71,6 +71,7 @@ class RolloutScheduler:
         self._total_steps = total_steps
         self._started: deque[StartedGroup] = deque()
         self._next_to_start = self._next_to_take = state.next_ordinal
+        self._chosen = deque(state.ahead)
 
     def start_prompts(self, policy_version: int) -> None:
         """Start the prompts of every step that the lag bound allows at this published version."""
@@ -104,6 +105,16 @@ class RolloutScheduler:
         return step
 
     @property
+    def ahead(self) -> list[int]:
+        """List the ordinals that are chosen and that no step has taken, where a curriculum chooses.
+
+        It knew less then than it will after a resume, which has to choose the same.
+        """
+        if self.curriculum is None:
+            return []
+        return [*(group.prompt.ordinal for group in self._started), *self._chosen]
+
+    @property
     def num_engine_restarts(self) -> int:
         return self._pool.num_engine_restarts
 
@@ -126,14 +137,18 @@ class RolloutScheduler:
 
     def _next_prompts(self, count: int) -> list[Prompt]:
         prompts: list[Prompt] = []
-        while len(prompts) < count:
-            next_one = self._next_to_start
-            ordinal = self.curriculum.next_awake(self._stream, next_one) if self.curriculum else next_one
-            if ordinal is None:
-                break
+        while len(prompts) < count and (ordinal := self._choose()) is not None:
             prompts.append(self._stream.prompt(ordinal))
             self._next_to_start = ordinal + 1
         return prompts
+
+    def _choose(self) -> int | None:
+        """Return the next ordinal to start; None where each of the other prompts rests for ever."""
+        if self._chosen:
+            return self._chosen.popleft()
+        if self.curriculum is None:
+            return self._next_to_start
+        return self.curriculum.next_awake(self._stream, self._next_to_start)
 
     def _take(self, count: int, policy_version: int) -> list[GradedGroup]:
         """Wait for the next groups; those not started yet are sampled with the weights of now."""

@@ -5,7 +5,7 @@ folder that a manifest proves whole. Resuming from it with as many ranks is bit-
 collectives: they wait for all ranks. Writing what was staged, and publishing it, waits for no training.
 
 Another number of ranks loads DeepSpeed's universal form, which holds every parameter and its optimizer state whole. It
-lies beside the checkpoint for as long as loading takes.
+lies beside the checkpoint for as long as loading takes, or in a folder of the caller's.
 """
 
 from __future__ import annotations
@@ -105,11 +105,11 @@ def _named_errors(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def load_checkpoint(learner: Learner, directory: Path) -> dict[str, Any]:
+def load_checkpoint(learner: Learner, directory: Path, universal: Path | None = None) -> dict[str, Any]:
     """Restore `directory`; returns the driver state stored with it.
 
-    Needs `write_universal` before it where another number of learners wrote it. Raises ConfigError if it is no whole
-    checkpoint, or was written under another ZeRO stage.
+    Needs `write_universal` before it, into the same folder, where another number of learners wrote it. Raises
+    ConfigError if it is no whole checkpoint, or was written under another ZeRO stage.
     """
     disk = learner.files.disk
     with disk.opened(directory) as here:
@@ -117,10 +117,10 @@ def load_checkpoint(learner: Learner, directory: Path) -> dict[str, Any]:
         is_resharded = manifest.world_size != learner.world_size
         if is_resharded:
             with (
-                disk.opened(universal_folder(directory), whole=True) as universal,
+                disk.opened(universal or universal_folder(directory), whole=True) as rewritten,
                 universal_loading(learner.ds_engine),
             ):
-                _load_engine(learner, universal, directory)
+                _load_engine(learner, rewritten, directory)
         else:
             _load_engine(learner, here, directory)
         for part in learner.parts:
@@ -154,18 +154,20 @@ def universal_folder(checkpoint: Path) -> Path:
     return staging_path(_beside(checkpoint))
 
 
-def write_universal(checkpoint: Path) -> None:
-    """Write the universal form of `checkpoint / TAG`. Long for a large model: let no learner wait in a collective.
+def write_universal(checkpoint: Path, folder: Path | None = None) -> None:
+    """Write the universal form of `checkpoint / TAG` into `folder`, or beside it (`universal_folder`).
 
-    Raises LaunchError without the disk space for it, or when DeepSpeed's conversion fails.
+    Long for a large model: let no learner wait in a collective. Raises LaunchError without the disk space for it, or
+    when DeepSpeed's conversion fails.
     """
-    source, target = checkpoint / TAG, start_staging(_beside(checkpoint)) / TAG
+    source, target = checkpoint / TAG, (folder or start_staging(_beside(checkpoint))) / TAG
     needed = _COPIES * sum(file.stat().st_size for file in source.rglob("*") if file.is_file())
     free = shutil.disk_usage(target.parent).free
     if free < needed:
+        instead = "use as many learners as before" if folder is None else "name another folder by TMPDIR"
         raise LaunchError(
-            f"Resuming with another number of learners rewrites the checkpoint, for which {needed / 2**30:.1f} GiB are "
-            f"needed beside {checkpoint}; {free / 2**30:.1f} are free. Free some, or use as many learners as before."
+            f"{checkpoint} is rewritten for another number of learners, for which {needed / 2**30:.1f} GiB are needed "
+            f"in {target.parent}; {free / 2**30:.1f} are free. Free some, or {instead}."
         )
     # A process of its own: it forks workers, which a learner with its threads must not.
     command = own_command("-m", "hpc_grpo.learner.universal_program", "--inject_missing_state")

@@ -6,14 +6,14 @@ the run as it is; or the checkpoint's model in Hugging Face format.
 
 from __future__ import annotations
 
-import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.checkpoint import load_checkpoint, universal_folder, write_universal
+from hpc_grpo.learner.checkpoint import load_checkpoint, write_universal
 from hpc_grpo.learner.export import export_model
 from hpc_grpo.learner.learner import Learner
 from hpc_grpo.learner.record import read_batches
@@ -58,7 +58,7 @@ def replay(run: RunDir, step: int, config: Config, changed: Config) -> Replay:
     total_steps = state.total_steps if state else step
     learner = Learner(changed, total_optimizer_steps=total_steps * config.train.num_minibatches)
     if start is not None:
-        _load(learner, start)
+        load_here(learner, start)
     learner.train_by(config)
     for number in range(first_step + 1, step):
         learner.train_step(records[number][0])
@@ -77,7 +77,7 @@ def export_checkpoint(run: RunDir, step: int | None, config: Config) -> Path:
         raise ConfigError(f"{asked}run {run.path.name} has whole checkpoints of these steps: {there}.")
     checkpoint = whole[max(whole) if step is None else step]
     learner = Learner(config, total_optimizer_steps=1)
-    _load(learner, checkpoint)
+    load_here(learner, checkpoint)
     export_model(learner, run.export(checkpoint.step))
     return run.export(checkpoint.step)
 
@@ -98,13 +98,11 @@ def _record(run: RunDir, step: int) -> Path:
     return folder
 
 
-def _load(learner: Learner, checkpoint: Checkpoint) -> None:
-    """Load a checkpoint of any number of learners; what is written beside it for that is removed again."""
+def load_here(learner: Learner, checkpoint: Checkpoint) -> None:
+    """Load a checkpoint of any number of learners; what is written for that goes into a temporary folder."""
     if checkpoint.manifest.world_size == 1:
         load_checkpoint(learner, checkpoint.path)
         return
-    write_universal(checkpoint.path)
-    try:
-        load_checkpoint(learner, checkpoint.path)
-    finally:
-        shutil.rmtree(universal_folder(checkpoint.path), ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="hpc-grpo-") as folder:
+        write_universal(checkpoint.path, Path(folder))
+        load_checkpoint(learner, checkpoint.path, Path(folder))

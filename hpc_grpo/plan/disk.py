@@ -22,6 +22,8 @@ BYTES_PER_TOKEN = 4
 """Bytes of a logged completion for each token, assumed: four letters."""
 RECORD_BYTES = 400
 """Bytes of a logged rollout beside its text, assumed: rewards, advantage and the names of both."""
+BATCH_BYTES_PER_TOKEN = 17
+"""Bytes of a kept batch for each token: its id, advantage, logprob and version in four each, and its mask."""
 STEP_BYTES = 4096
 """Bytes of a step's lines in metrics.jsonl and ledger.jsonl, assumed."""
 
@@ -127,13 +129,24 @@ def _at_least(config: Config) -> str:
 
 
 def _text_parts(config: Config, steps: int | None) -> tuple[Part, ...]:
+    batches = nonzero(_kept_batches(config, steps))
     if steps is None:
-        return ()
+        return batches
     lines = Part("metrics, ledger", steps * STEP_BYTES, f"{steps:,} steps x {STEP_BYTES:,}, assumed")
     if not config.needs.rollouts:
-        return (lines,)
+        return (*batches, lines)
     each = config.max_model_len * BYTES_PER_TOKEN + RECORD_BYTES
     logged = config.rollout.logged_fraction * config.rollout.prompts_per_step * config.rollout.group_size
     logged *= config.rollout.dynamic_sampling or 1
     formula = f"{logged:g} a step x {each:,}, at most; {BYTES_PER_TOKEN} bytes a token assumed"
-    return Part("rollouts", int(steps * logged * each), formula), lines
+    return Part("rollouts", int(steps * logged * each), formula), *batches, lines
+
+
+def _kept_batches(config: Config, steps: int | None) -> Part:
+    """Count `checkpoint.keep_batches`; of what dynamic sampling drops nothing is kept. Demonstrations: as they pack."""
+    kept = min(config.checkpoint.keep_batches, steps or config.checkpoint.keep_batches)
+    sequences, longest = config.sft.batch_size, config.train.max_tokens_per_microbatch
+    if config.needs.rollouts:
+        sequences, longest = config.rollout.prompts_per_step * config.rollout.group_size, config.max_model_len
+    formula = f"{kept} steps x {sequences:,} x {longest:,} tokens x {BATCH_BYTES_PER_TOKEN}, at most"
+    return Part("batches", kept * sequences * longest * BATCH_BYTES_PER_TOKEN, formula)

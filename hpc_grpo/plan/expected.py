@@ -6,7 +6,7 @@ prefill, publishing, grading, and microbatches that are not full.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import expects_gpus, gpus_per_node, trained_parameters
@@ -33,12 +33,16 @@ _WEIGHT_BYTES = 2
 
 @dataclass(frozen=True)
 class ExpectedStep:
-    """Seconds of a step of longest sequences; `overlaps`: sampling goes on while training."""
+    """Seconds of a step of longest sequences; `overlaps`: sampling goes on while training.
+
+    Where groups are replaced, a step samples up to `most_rounds` times as many.
+    """
 
     sample_s: float
     train_s: float
     overlaps: bool
     num_gpus: int
+    most_rounds: int = 1
 
     @property
     def step_s(self) -> float:
@@ -54,6 +58,11 @@ class ExpectedStep:
         """The step where engines sample the next one's prompts while learners train."""
         return max(self.sample_s, self.train_s)
 
+    @property
+    def at_worst(self) -> ExpectedStep:
+        """The step whose every replacement is sampled (rollout.dynamic_sampling)."""
+        return replace(self, sample_s=self.most_rounds * self.sample_s)
+
     def gpu_hours(self, num_steps: int) -> float:
         return num_steps * self.step_s * self.num_gpus / 3600
 
@@ -68,6 +77,7 @@ def expected_step(plan: Plan) -> ExpectedStep | None:
         train_s=_training_s(plan, load),
         overlaps=plan.config.rollout.max_policy_lag > 0,
         num_gpus=plan.num_nodes * gpus_per_node(plan.config),
+        most_rounds=plan.config.rollout.dynamic_sampling or 1,
     )
 
 

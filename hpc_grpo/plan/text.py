@@ -105,8 +105,8 @@ def _step(plan: Plan) -> Iterator[str]:
     )
     if factor := plan.config.rollout.dynamic_sampling:
         yield from _wrapped(
-            f"Up to {factor} times as many where groups are replaced (rollout.dynamic_sampling = {factor}). Times are "
-            f"without that; the run has as many steps as without."
+            f"Up to {factor} times as many where groups are replaced (rollout.dynamic_sampling = {factor}); the "
+            f"run has as many steps as without."
         )
     if all(budget.fits for budget in plan.budgets if budget.device == ENGINE_GPU):
         yield from _wrapped(
@@ -160,6 +160,12 @@ def _expected_time(plan: Plan) -> Iterator[str]:
     )
     if steps is not None:
         yield f"GPU-hours: about {expected.gpu_hours(steps):,.0f}, for {counted(steps, 'step')}."
+    if expected.most_rounds > 1:
+        worst, bound = expected.at_worst, f"rollout.dynamic_sampling = {expected.most_rounds}"
+        hours = f", {worst.gpu_hours(steps):,.0f} GPU-hours" if steps is not None else ""
+        yield from _wrapped(
+            f"With all that {bound} may sample: {_seconds(worst.step_s)} s a step{hours}. Placements are without that."
+        )
 
 
 def _placement(plan: Plan, *, has_trained: bool) -> Iterator[str]:

@@ -25,6 +25,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.cluster)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Give torch one thread here, as ranks have: test runs share the cores, and more get in each other's way."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_workspace(tmp_path_factory.mktemp("runs"))

@@ -94,8 +94,10 @@ def _run_rank(rank: int, world_size: int, folder: Path, results: Any, scenario: 
     import os
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    import torch
     import torch.distributed as dist
 
+    torch.set_num_threads(1)  # as a learner's environment has it
     try:
         store = dist.FileStore(str(folder / "store"), world_size) if world_size > 1 else None
         results.put((rank, scenario(rank, world_size, store, *args)))

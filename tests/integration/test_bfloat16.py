@@ -14,8 +14,8 @@ from hpc_grpo.config import Config
 from hpc_grpo.weights.contract import DENSE_ARCHITECTURES
 from tests.integration.kill_resume import differing_weights
 from tests.integration.learner_processes import make_config, make_step, run_ranks
+from tests.integration.learner_resume import STAGES, resume
 from tests.integration.precision import KL_BOUND, Precision, bfloat16_config, measure
-from tests.integration.test_learner_ranks import STAGES, resume
 from tests.integration.training_runs import HERE, Attempt, complete_in_cluster, metrics_of
 
 pytestmark = pytest.mark.integration

@@ -37,7 +37,6 @@ def greedy(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int) -> list
 def test_transformers_decodes_what_the_engines_decoded(sync_run: RunDir) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    torch.set_num_threads(1)  # more than one only get in each other's way
     model = AutoModelForCausalLM.from_pretrained(sync_run.export(SYNC_STEPS), dtype="float32").eval()
     tokenizer = AutoTokenizer.from_pretrained(sync_run.export(SYNC_STEPS))
     lines = list(read_jsonl(sync_run.eval_rollouts(SYNC_STEPS)))

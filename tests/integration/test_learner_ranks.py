@@ -18,12 +18,12 @@ from hpc_grpo.plan.disk import checkpoint_bytes
 from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.types import Minibatch
-from tests.integration.learner_processes import make_config, make_step, run_ranks, save_together, weights_of
+from tests.integration.learner_processes import make_config, make_step, run_ranks, weights_of
+from tests.integration.learner_resume import STAGES, resume, resume_from
 from tests.integration.naive_grpo import naive_training
 
 pytestmark = pytest.mark.integration
 
-STAGES = (1, 2, 3)
 NUM_STEPS = 5
 
 
@@ -67,53 +67,6 @@ def broken_steps(learner: Any) -> list[str]:
             learner.train_step([replace(minibatch, sequences=(sequence, *others))])
         messages.append(str(caught.value))
     return messages
-
-
-def resume(learner: Any, config: Any, rank: int, world_size: int, root: Path) -> Any:
-    """Stage a checkpoint, take two more steps, write it, and take them again from it with a fresh learner."""
-    from hpc_grpo.learner.checkpoint import load_checkpoint
-    from hpc_grpo.learner.export import export_model
-    from hpc_grpo.learner.learner import Learner
-
-    folder = root / f"{world_size}_ranks" / f"stage_{config.train.zero_stage}"
-    run_dir = RunDir(folder)
-    write = save_together(learner, run_dir.checkpoint(5), {"step": 5, "next_ordinal": 20}, behind=True)
-    export_model(learner, run_dir.export(5))
-    straight = [learner.train_step(make_step(seed, rank, world_size)) for seed in (7, 8)]
-    expected = weights_of(learner)
-    write()
-
-    fresh = Learner(config, rank, world_size)
-    driver_state = load_checkpoint(fresh, run_dir.checkpoint(5))
-    version = fresh.policy_version
-    again = [fresh.train_step(make_step(seed, rank, world_size)) for seed in (7, 8)]
-    other = RunDir(root / f"{3 - world_size}_ranks" / f"stage_{config.train.zero_stage}")
-    resharded = resume_from(other, config, rank, world_size) if other.checkpoint(5).exists() else None
-    return {
-        "straight": (straight, expected),
-        "again": (again, weights_of(fresh)),
-        "driver_state": driver_state,
-        "version": version,
-        "resharded": resharded,
-    }
-
-
-def resume_from(run_dir: RunDir, config: Any, rank: int, world_size: int) -> Any:
-    """The same two steps from a checkpoint that another number of ranks wrote."""
-    from hpc_grpo.learner.checkpoint import load_checkpoint, write_universal
-    from hpc_grpo.learner.learner import Learner
-    from hpc_grpo.run.files import recover_dirs
-
-    fresh = Learner(config, rank, world_size)
-    if rank == 0:
-        write_universal(run_dir.checkpoint(5))
-    torch.distributed.barrier()
-    driver_state = load_checkpoint(fresh, run_dir.checkpoint(5))
-    torch.distributed.barrier()
-    if rank == 0:
-        recover_dirs(run_dir.checkpoints)
-    lrs = [learner.train_step(make_step(seed, rank, world_size))["lr"] for learner, seed in ((fresh, 7), (fresh, 8))]
-    return {"driver_state": driver_state, "version": fresh.policy_version, "lr": lrs, "weights": weights_of(fresh)}
 
 
 def resume_from_two(rank: int, world_size: int, store: Any, model: Path, root: Path) -> dict[int, Any]:

@@ -35,6 +35,7 @@ class FakeScheduler:
     num_engine_restarts = 2
     num_grader_restarts = 1
     curriculum: Curriculum | None = None
+    ahead: Sequence[int] = ()
 
     def __init__(self, trained: Sequence[GradedGroup], dropped: Sequence[GradedGroup] = ()) -> None:
         last = max(group.prompt.ordinal for group in (*trained, *dropped))

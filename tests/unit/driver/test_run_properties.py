@@ -223,5 +223,12 @@ def test_a_resume_at_any_step_uses_each_ordinal_once_however_far_engines_were_ah
         verdict = check_ledger(folder)
         assert verdict.is_sound, verdict
         lineage = [*killed.steps[:resumed_at], *again.steps]
+        chosen = killed.saved[resumed_at - 1]["ahead"]
+        last = min([*chosen[-1:], *(run.steps[-1].batch.ordinals[-1] for run in (killed, again) if run.steps)])
+        passed_over = [
+            {each for step in steps for each in step.batch.passed_over if each <= last}
+            for steps in (killed.steps, lineage)
+        ]
+        assert not chosen or passed_over[0] == passed_over[1], "the curriculum chose other prompts than before"
         trained = [sequence for step in lineage for sequence in trained_sequences(step)]
         assert len({(each.ordinal, each.sample_index) for each in trained}) == len(trained)

@@ -80,3 +80,19 @@ def test_a_checkpoint_is_converted_by_the_runs_own_copy_of_the_package(
     monkeypatch.setattr(source, "runs_from_copy", lambda: True)
     write_universal(tmp_path / "step_2")
     assert commands[0][1:4] == [str(source.PACKAGE.parent), "-m", "hpc_grpo.learner.universal_program"]
+
+
+def test_a_universal_form_of_the_callers_own_folder_leaves_the_run_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert(command: list[str], **kwargs: Any) -> SimpleNamespace:
+        (Path(command[command.index("--output_folder") + 1]) / "zero").mkdir(parents=True)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr("subprocess.run", convert)
+    (tmp_path / "run" / "step_2" / "deepspeed").mkdir(parents=True)
+    (tmp_path / "own").mkdir()
+    before = sorted((tmp_path / "run").rglob("*"))
+    write_universal(tmp_path / "run" / "step_2", tmp_path / "own")
+    assert sorted((tmp_path / "run").rglob("*")) == before
+    assert (tmp_path / "own" / "deepspeed" / "zero").is_dir()

@@ -5,13 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from hpc_grpo.plan.disk import checkpoint_bytes, disk_budget, num_checkpoints, num_exports, room_for
+from hpc_grpo.plan.disk import (
+    BATCH_BYTES_PER_TOKEN,
+    checkpoint_bytes,
+    disk_budget,
+    num_checkpoints,
+    num_exports,
+    room_for,
+)
 from hpc_grpo.plan.text import plan_text
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.disk import Room, room_in
 from hpc_grpo.types import GIB
+from tests.support.sequences import ordinary_sequence
 from tests.unit.plan.plan_configs import plan_shipped_7b, planned_config
 
 P = 7_615_616_512
@@ -27,6 +36,22 @@ def test_the_shipped_7b_run_keeps_three_checkpoints_and_three_exports_at_most() 
     assert lines.num_bytes == steps * 4096
     assert disk.fits
     assert disk.folder == plan_shipped_7b("7B", 2).config.run_path
+
+
+def test_kept_batches_count_as_many_steps_as_there_are_with_the_longest_sequences() -> None:
+    plan = plan_shipped_7b("7B", 2)
+    for keep, kept in ((3, 3), (5000, -(-1_000_000 // 1024))):
+        checkpoint = plan.config.checkpoint.model_copy(update={"keep_batches": keep})
+        changed = replace(plan, config=plan.config.model_copy(update={"checkpoint": checkpoint}))
+        (batches,) = [part for part in disk_budget(changed, ROOM).estimated if part.name == "batches"]
+        assert batches.num_bytes == kept * 1024 * 5120 * BATCH_BYTES_PER_TOKEN
+
+
+def test_the_bytes_of_a_kept_token_are_those_of_the_arrays_that_are_kept() -> None:
+    sequence = ordinary_sequence(0, 0, range(5), 2, [-0.5, -0.5], advantage=1.0)
+    sequence = replace(sequence, policy_versions=np.zeros(5, np.int32))
+    arrays = [value for value in vars(sequence).values() if isinstance(value, np.ndarray)]
+    assert sum(array.nbytes for array in arrays) == 5 * BATCH_BYTES_PER_TOKEN
 
 
 @pytest.mark.parametrize(

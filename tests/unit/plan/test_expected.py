@@ -29,6 +29,15 @@ def test_sampling_reads_weights_and_cache_for_every_token_of_a_batch() -> None:
     assert step.sample_s == pytest.approx(NEW * (read / (0.6 * 4.0e12) + 0.005))
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+def test_at_worst_a_step_samples_as_often_as_its_bound_allows_and_trains_once(lag: int) -> None:
+    bound, plain = (f"rollout.max_policy_lag={lag}", "rollout.dynamic_sampling=3"), expected(4)
+    step = expected(4, *bound)
+    assert (step.sample_s, step.train_s) == (plain.sample_s, plain.train_s)
+    both = (3 * plain.sample_s, plain.train_s)
+    assert step.at_worst.step_s == (max(both) if lag else sum(both))
+
+
 def test_the_last_batch_of_an_engine_holds_the_rest() -> None:
     plan = plan_shipped_7b("7B", 2)
     assert plan.kv_cache is not None
