@@ -26,9 +26,7 @@ SECRET = "c0ffee-a-secret"
 STAND_IN = str(Path(__file__).resolve().parents[1] / "stand_ins" / "driver.py")
 _FILES = {"CONTAINERS_STORAGE_CONF": "storage.conf", "CONTAINERS_CONF": "containers.conf"}
 _STORAGE = '[storage]\ndriver = "overlay"\ngraphroot = "{0}/storage"\nrunroot = "{0}/run"\n'
-_ENGINE = (
-    '[containers]\ndefault_ulimits = ["nproc=4096:4096"]\n[engine]\ncgroup_manager = "cgroupfs"\ntmp_dir = "{0}/tmp"\n'
-)
+_ENGINE = '[engine]\ncgroup_manager = "cgroupfs"\ntmp_dir = "{0}/tmp"\n'
 
 
 @pytest.fixture

@@ -55,7 +55,12 @@ _OF_THE_CLIENT = frozenset(("PATH", "LD_LIBRARY_PATH", "TMPDIR", "HOME"))
 _DEVICES = ("infiniband", "cxi*")
 """Networks in /dev that collectives use past the kernel."""
 
-_LIMITS = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK, "core": resource.RLIMIT_CORE}
+_LIMITS = {
+    "nofile": resource.RLIMIT_NOFILE,
+    "nproc": resource.RLIMIT_NPROC,
+    "memlock": resource.RLIMIT_MEMLOCK,
+    "core": resource.RLIMIT_CORE,
+}
 """Limits that would be the engine's own: too few files for Ray, or an image of the memory, secrets included."""
 
 _NOT_MOUNTED = tuple(map(Path, ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr")))
@@ -203,7 +208,12 @@ def _run_options(engine: Engine, labels: Sequence[str]) -> list[str]:
 
 
 def _limit(number: int) -> str:
-    return ":".join(map(str, resource.getrlimit(number)))  # -1 stands for none, here as there
+    """Return this process's soft and hard limit; -1 stands for none, here as there."""
+    limits = list(resource.getrlimit(number))
+    if number == resource.RLIMIT_NPROC:  # podman lowers its own to that, and may not raise it again
+        most = int(Path("/proc/sys/kernel/pid_max").read_text())
+        limits = [most if limit < 0 else min(limit, most) for limit in limits]
+    return ":".join(map(str, limits))
 
 
 def _folders(texts: Iterable[str]) -> list[str]:
