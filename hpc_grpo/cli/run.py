@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -48,6 +48,12 @@ def train(
     command resumes a run that was interrupted.
     """
     from hpc_grpo.cli.request import load_request
+
+    start_training(load_request(config_name, [*sets, *overrides]), accepts_changes, driver, is_link=link)
+
+
+def start_training(request: Request, accepts_changes: bool, driver: str, is_link: bool = False) -> NoReturn:
+    """Freeze the run and become its attempt here; `is_link`: this job was submitted for it alone."""
     from hpc_grpo.launch.chain.submit import remove_stop
     from hpc_grpo.launch.chain.successor import LinkOrigin
     from hpc_grpo.launch.freeze import freeze
@@ -56,18 +62,17 @@ def train(
     from hpc_grpo.run.paths import RunDir
     from hpc_grpo.run.source import become_copy
 
-    request = load_request(config_name, [*sets, *overrides])
     os.environ.update(request.exported)
-    if not link:  # a link may wait for the one before it
+    if not is_link:  # a link may wait for the one before it
         refuse_if_held(RunDir(request.config.run_path))
     frozen = freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
     echo(f"{'New run' if frozen.is_new else 'Resuming run'} in {frozen.run.path}")
-    if not link:
+    if not is_link:
         remove_stop(frozen.run)
         _warn_of_missing_modules(frozen.config.launch.modules)
-    words = ["--link", "--by-hand"] if link else ["--no-link"]
+    words = ["--link", "--by-hand"] if is_link else ["--no-link"]
     become_copy(frozen.run, ["attempt", str(frozen.run.path), *words, "--driver", driver])
-    sys.exit(run_attempt(frozen.run, driver, LinkOrigin(by_hand=True) if link else None))
+    sys.exit(run_attempt(frozen.run, driver, LinkOrigin(by_hand=True) if is_link else None))
 
 
 @click.command()

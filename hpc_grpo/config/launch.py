@@ -85,6 +85,21 @@ class LaunchConfig(Section):
     container: ContainerConfig | None = Field(
         None, description="Container around Ray and training on every node (image, engine, ...); null: none."
     )
+    min_nodes: PositiveInt | None = Field(
+        None, description="Nodes to go on with when others are lost; null: launch.slurm.min_nodes, else all of them."
+    )
+    hosts: list[str] = Field(
+        default_factory=list,
+        description="Hosts of the run, reached by ssh, as [user@]host[:port]; the head is this machine where it is one "
+        "of them, else the first. Empty: no ssh.",
+    )
+    port: int = Field(
+        6379, ge=1, le=65535, description="Port of the head that workers of `hpc-grpo pod` and `host` dial."
+    )
+    join_s: PositiveFloat = Field(1800.0, description="`pod` and `host`: the head waits so long for all workers.")
+    rejoin_s: NonNegativeFloat = Field(
+        120.0, description="`pod` and `host`: after a loss the head waits so long for workers to come back."
+    )
     interface: str | None = Field(
         None,
         description="Network interface between nodes: Ray, Gloo, NCCL (Isambard: hsn0); null: the default route's.",
@@ -125,3 +140,8 @@ class LaunchConfig(Section):
                 "/projects/me/env/bin/python"
             )
         return python
+
+    @property
+    def least_nodes(self) -> int | None:
+        """Return the number of nodes to go on with after a loss; None: all of them."""
+        return self.min_nodes or self.slurm.min_nodes

@@ -24,7 +24,7 @@ from typing import Any
 from hpc_grpo.errors import RunHeldError
 from hpc_grpo.run.files import is_damaged, known_fields, read_record, write_record
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.system.processes import start_time
+from hpc_grpo.system.processes import boot_id, pid_namespace, start_time
 from hpc_grpo.system.say import not_worth_the_run, say
 
 BEAT_S = 5.0
@@ -47,7 +47,10 @@ class EndedJob:
 
 @dataclass(frozen=True)
 class LockOwner:
-    """The supervisor that holds the run. `pid_started`: clock ticks since boot; `beat_at`: unix seconds."""
+    """The supervisor that holds the run. `pid_started`: clock ticks since boot; `beat_at`: unix seconds.
+
+    `boot_id` and `pid_namespace` tell whose processes the number `pid` is one of: two containers may share a hostname.
+    """
 
     host: str
     pid: int
@@ -55,11 +58,21 @@ class LockOwner:
     job_id: str
     attempt: int
     beat_at: float
+    boot_id: str = ""
+    pid_namespace: int = 0
+
+    @staticmethod
+    def here(job_id: str, attempt: int) -> LockOwner:
+        """Return this process as an owner."""
+        pid = os.getpid()
+        ids = (boot_id(), pid_namespace())
+        return LockOwner(socket.gethostname(), pid, start_time(pid), job_id, attempt, time.time(), *ids)
 
     @property
     def is_on_this_host(self) -> bool:
-        """Tell whether its process can be looked at from here."""
-        return self.host == socket.gethostname()
+        """Tell whether its process can be looked at from here: one in another container cannot."""
+        seen_alike = not self.boot_id or (self.boot_id, self.pid_namespace) == (boot_id(), pid_namespace())
+        return self.host == socket.gethostname() and seen_alike
 
     @property
     def has_process(self) -> bool:
@@ -114,21 +127,21 @@ class RunLock:
         attempt: int,
         *,
         before: EndedJob | None = None,
+        asked: Callable[[LockOwner], bool | None] = lambda owner: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> RunLock:
         """Become the run's owner. Raises RunHeldError where another one lives.
 
         Waits up to 20 s to see whether an owner on another host, or one whose file is damaged, still beats. One of
-        the job `before` is replaced all the same, and has 90 s to end itself.
+        the job `before` is replaced all the same, and has 90 s to end itself. `asked` may know of one on another host.
         """
-        pid = os.getpid()
-        mine = LockOwner(socket.gethostname(), pid, start_time(pid), job_id, attempt, time.time())
+        mine = LockOwner.here(job_id, attempt)
         survivor: LockOwner | None = None
         while not _create(run.holder, mine):
             other = _owner_there(run, sleep)
             is_before = other is not None and before is not None and other.job_id == before.job_id
             is_gone = is_before and before is not None and before.is_gone
-            if other is not None and not is_gone and _is_alive(run, other, sleep):
+            if other is not None and not is_gone and _is_alive(run, other, asked, sleep):
                 if not is_before:
                     raise _held(run, other)
                 survivor = other
@@ -187,7 +200,7 @@ def _read(path: Path) -> LockOwner | None:
 
 def _create(path: Path, owner: LockOwner) -> bool:
     """Write the file unless there is one; a link is made or not, on every file system."""
-    beside = path.with_name(f".{path.name}.{owner.host}.{owner.pid}")
+    beside = path.with_name(f".{path.name}.{owner.host}.{owner.pid}.{owner.pid_namespace}")
     write_record(beside, asdict(owner))
     try:
         return _linked(beside, path)
@@ -209,7 +222,7 @@ def _linked(source: Path, path: Path) -> bool:
 
 def _retire(path: Path, judged: LockOwner | None) -> None:
     """Move the file of an owner judged dead away, and back if another had taken its place meanwhile."""
-    aside = path.with_name(f".{path.name}.dead.{socket.gethostname()}.{os.getpid()}")
+    aside = path.with_name(f".{path.name}.dead.{socket.gethostname()}.{os.getpid()}.{pid_namespace()}")
     try:
         path.replace(aside)
     except FileNotFoundError:
@@ -220,9 +233,13 @@ def _retire(path: Path, judged: LockOwner | None) -> None:
     aside.unlink()
 
 
-def _is_alive(run: RunDir, other: LockOwner, sleep: Callable[[float], None]) -> bool:
+def _is_alive(
+    run: RunDir, other: LockOwner, asked: Callable[[LockOwner], bool | None], sleep: Callable[[float], None]
+) -> bool:
     if other.is_on_this_host:
         return other.has_process
+    if (lives := asked(other)) is not None:
+        return lives
     for _ in range(int(_SILENT_S)):
         sleep(1.0)
         if read_lock_owner(run) != other:

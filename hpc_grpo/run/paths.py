@@ -40,6 +40,7 @@ class RunDir:
     tensorboard = _Inside("tensorboard")
     wandb_id = _Inside("wandb_run_id")
     secret = _Inside(".secret", "ray_token")  # mode 0600
+    join_token = _Inside(".secret", "join_token")  # mode 0600: launch/place/joined
     checkpoints = _Inside("checkpoints")
     exports = _Inside("export")
     evals = _Inside("evals")  # of `hpc-grpo eval`, each a folder of its own: run/evals.py

@@ -60,6 +60,18 @@ def start_time(pid: int) -> int:
     return 0 if state == b"Z" else int(fields[18])
 
 
+@functools.cache
+def boot_id() -> str:
+    """Return what the kernel drew at its boot: processes with another one are of another machine, or gone."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@functools.cache
+def pid_namespace() -> int:
+    """Return the inode of the namespace that process ids of this process are numbers in: a container's own."""
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
 def catches(pid: int, sig: int) -> bool:
     """Tell whether the process has a handler for `sig`; without one the signal would kill it."""
     masks = [line.split()[1] for line in _read(Path(f"/proc/{pid}/status")).splitlines() if line.startswith(b"SigCgt:")]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.place.base import Allocation, JobEnd, JobQueue, JobRequest, NodeResources
+from hpc_grpo.launch.place.base import Allocation, JobEnd, JobQueue, JobRequest, NodeResources, Place
 
 
 def allocation(*nodes: str, job_id: str = "17", ends_at: float | None = None) -> Allocation:
@@ -95,7 +95,7 @@ class FakeQueue:
 
 
 @dataclass
-class FakePlace:
+class FakePlace(Place):
     """Starts processes of this machine as if they were on its nodes. The first `silent` questions fail."""
 
     nodes: Allocation = field(default_factory=lambda: allocation("nid001"))

@@ -232,7 +232,7 @@ class NodeAgent:
         try:
             self._reports.write(line)
             self._reports.flush()
-        except BrokenPipeError:
+        except OSError:
             self._notice.is_final = True  # nobody listens any more: the lease is over
 
 
@@ -243,6 +243,7 @@ def main() -> int:
     spec = lease.wait_for_spec()
     if spec is None:
         return 0
+    os.environ.update(spec.environ)
     return NodeAgent(spec, lease, sys.stdout.buffer).run()
 
 

@@ -35,12 +35,13 @@ class Order(enum.Enum):
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """The task of one node agent. No secret is in it: the token is read from `token_path`.
+    """The task of one node agent. Ray's token is read from `token_path`.
 
     `tag` names the attempt on this node ("<job id>-<node index>-<random>"). `head_address` is "ip:port", empty on the
     head itself. `nodes` are the names of all nodes of the attempt. `env` and `pass_env` are those of the
     `launch` section, `contract_env` the variables that training is told; both reach Ray and the actors. `container` has
-    the fields of a `Container` around them; None: they run on the node itself.
+    the fields of a `Container` around them; None: they run on the node itself. `environ` are variables that the agent
+    could not inherit: secrets among them, so a spec is never written to disk.
     """
 
     node: str
@@ -57,6 +58,7 @@ class NodeSpec:
     pass_env: list[str] = field(default_factory=list)
     contract_env: dict[str, str] = field(default_factory=dict)
     nodes: list[str] = field(default_factory=list)
+    environ: dict[str, str] = field(default_factory=dict)
     lease_s: float = 60.0
     container: dict[str, Any] | None = None
 
@@ -139,7 +141,10 @@ class Lease:
         return [known[line] for line in (lines + newline).splitlines(keepends=True) if line in known]
 
     def _read(self) -> bool:
-        data = os.read(self._descriptor, 65536)
+        try:
+            data = os.read(self._descriptor, 65536)
+        except OSError:  # a socket whose other end was killed, or cut off
+            data = b""
         if data:
             self._heard = time.monotonic()
             self._buffer += data

@@ -93,6 +93,7 @@ DENIED: dict[str, str] = {
     "RAY_JOB_ID": "of the Ray job that started us, if any",
     "RAY_RAYLET_PID": "of the Ray job that started us, if any",
     "RAY_LD_PRELOAD_ON_WORKERS": "of the Ray job that started us, if any",
+    "HPC_GRPO_TOKEN": "nodes prove themselves to the head by it; training has no use for it",
     "LD_PRELOAD": "wrappers of the login shell break Ray's processes",
     "PYTHONPATH": "a module's Python 3.x packages shadow the environment's",
     "PYTHONHOME": "same as PYTHONPATH",

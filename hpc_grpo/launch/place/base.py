@@ -7,12 +7,14 @@ A new kind of place is one module beside this one: a class of this form that say
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
+    from hpc_grpo.run.attempt import ExitKind
+    from hpc_grpo.run.lock import LockOwner
     from hpc_grpo.run.paths import RunDir
 
 
@@ -48,20 +50,55 @@ class NodeResources:
     num_gpus: int
 
 
+@dataclass(frozen=True)
+class Ending:
+    """The end of an attempt, for nodes that wait: how, the exit code and why, in words."""
+
+    kind: ExitKind
+    code: int
+    why: str
+
+
+class NodeConnection(Protocol):
+    """A process on a node, behind a connection that the node opened: as much of subprocess.Popen as its holder needs.
+
+    `stdin` and `stdout` are ends of the connection. `returncode` is LOST_CODE once it is closed.
+    """
+
+    returncode: int | None
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+LOST_CODE = 255
+"""The exit code of a start command whose connection broke: ssh's, and that of nodes which have dialed in."""
+
+
 class Place(Protocol):
-    """The place where a run has its nodes. Only `allocation` may wait for a scheduler; it keeps the answer."""
+    """The place where a run has its nodes. Only `allocation` and `remaining` may wait; the former keeps its answer.
 
-    @property
-    def name(self) -> str:
-        """Return the `source` that attempt.json keeps."""
+    `name` is the `source` that attempt.json keeps. `queue`: the queue that the allocation is a job of, and that takes
+    follow-on jobs; None: it is no job. `is_attended`: a user watches, so a crash is theirs to judge, and the driver is
+    not started again. Methods with a body answer for places that inherit this class and need no answer of their own.
+    """
 
-    @property
-    def queue(self) -> JobQueue | None:
-        """Return the queue that the allocation is a job of, and that takes follow-on jobs; None: it is no job."""
+    name: str
+    queue: JobQueue | None
+    is_attended: bool
 
-    @property
-    def is_attended(self) -> bool:
-        """Tell whether a user watches: a crash is theirs to judge, and the driver is not started again."""
+    def for_run(self, run: RunDir, launch: LaunchConfig) -> Place:
+        """Return the place as this run asks for it, for an attempt."""
+        return self
 
     def allocation(self) -> Allocation:
         """Return the nodes of this attempt. Raises LaunchError where they cannot be known; asking again may help."""
@@ -75,8 +112,35 @@ class Place(Protocol):
     def start_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the environment for a start command: `environ` without what would change how it starts."""
 
+    def connection(self, node: str, command: Sequence[str], log: IO[bytes]) -> NodeConnection | None:
+        """Have `command` run on a node that holds a connection to us; None: a start command starts it.
+
+        `log` gets what is to be said of the connection, as the stderr of a start command would.
+        """
+        return None
+
+    def carried_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that an agent has to be sent, as its start command does not bring them."""
+        return {}
+
     def is_node_failure(self, said: str) -> bool:
         """Tell from the last words of a start command whether the node itself is gone."""
+
+    def remaining(self, before: Allocation, answering: Sequence[str], goes_on: Callable[[], bool]) -> Allocation:
+        """Return the nodes to go on with after a loss; may wait for others to come back, while `goes_on()`.
+
+        `answering`: those whose agents ended in order. Raises NodesUnavailableError that names who is missing where
+        the place knows that they are too few.
+        """
+        return before.only(answering)
+
+    def owner_lives(self, owner: LockOwner) -> bool | None:
+        """Tell whether a run's owner on another host lives; None where only its signs of life can tell."""
+        return None
+
+    def close(self, end: Ending) -> None:
+        """Tell nodes that wait how the attempt ended, and let go of them."""
+        return
 
 
 class PlaceKind(Protocol):

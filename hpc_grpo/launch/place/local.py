@@ -7,17 +7,17 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.place.base import Allocation, NodeResources
+from hpc_grpo.launch.place.base import Allocation, JobQueue, NodeResources, Place
 from hpc_grpo.system.commands import run_command
 
 _LIST_GPUS_S = 60.0
 
 
-class LocalPlace:
+class LocalPlace(Place):
     """This machine, as a `Place`."""
 
     name = "local"
-    queue = None
+    queue: JobQueue | None = None
     is_attended = True
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:

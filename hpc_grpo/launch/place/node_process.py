@@ -30,7 +30,7 @@ class LineReader:
         while True:
             try:
                 data = os.read(self._pipe.fileno(), 65536)
-            except BlockingIOError:
+            except OSError:  # nothing there yet; or a connection that broke, whose process has then ended
                 return
             if not data:
                 return
@@ -44,8 +44,9 @@ class NodeProcess(LineReader):
     def __init__(
         self, place: Place, node: str, module: str, stderr: IO[bytes], container: Container | None = None
     ) -> None:
-        self.process = subprocess.Popen(
-            place.start_command(node, node_command(container, module)),
+        command = node_command(container, module)
+        self.process = place.connection(node, command, stderr) or subprocess.Popen(
+            place.start_command(node, command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,

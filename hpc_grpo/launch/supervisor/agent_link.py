@@ -58,7 +58,7 @@ class AgentLink:
     def send_spec(self, spec: NodeSpec) -> None:
         """Tell the agent what to do; waits until the pipe has taken all of it."""
         rest, stdin = spec.to_line(), self._stdin.fileno()
-        with self._writing, contextlib.suppress(BrokenPipeError):
+        with self._writing, contextlib.suppress(OSError):  # broken: `loss` tells
             os.set_blocking(stdin, True)
             while rest:  # a signal may cut a write of more than the pipe holds short
                 rest = rest[os.write(stdin, rest) :]
@@ -146,7 +146,7 @@ class AgentLink:
         """Write a few bytes: to a pipe all of them go, or none."""
         try:
             os.write(self._stdin.fileno(), data)
-        except (BrokenPipeError, BlockingIOError):
+        except OSError:
             return  # ended or stuck: `loss` and the agent's own lease tell; a heartbeat is not worth an error
 
 

@@ -17,7 +17,7 @@ from hpc_grpo.launch.chain.successor import LinkJob, LinkOrigin
 from hpc_grpo.launch.environment.rules import unset
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.place import find_place
-from hpc_grpo.launch.place.base import Allocation, Place
+from hpc_grpo.launch.place.base import Allocation, Ending, Place
 from hpc_grpo.launch.place.container import container_of
 from hpc_grpo.launch.place.job_command import job_python
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
@@ -45,12 +45,13 @@ def run_attempt(run: RunDir, driver: str, origin: LinkOrigin | None = None, plac
     config = read_config(run)
     if missing := unset(config.launch.pass_env, os.environ):
         say(f"launch.pass_env: training goes without {', '.join(missing)}, which this shell does not have.")
-    place = place or find_place()
-    allocation = allocation_of(place, is_patient=origin is not None)
+    place = (place or find_place()).for_run(run, config.launch)
     queue = place.queue if origin else None
     if run.is_complete() and queue is None:  # a link also has to say that its chain is over
         say(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
+        place.close(Ending("complete", EXIT_COMPLETE, "The run is complete."))
         return EXIT_COMPLETE
+    allocation = allocation_of(place, is_patient=origin is not None)
     if allocation.this_node != allocation.head:
         words = ["attempt", str(run.path), "--driver", driver, "--link" if origin else "--no-link"]
         words += ["--successor-of", origin.successor_of] if origin else []
@@ -70,7 +71,12 @@ def run_attempt(run: RunDir, driver: str, origin: LinkOrigin | None = None, plac
     setup = AttemptSetup(run, config.launch, place, allocation, run.next_attempt_number(), folder, container)
     program = [driver] if driver.endswith(".py") else ["-m", driver]
     supervisor = Supervisor(setup, Nodes(setup), own_command(*program, str(run.path)))
-    return supervise(supervisor, run, link)
+    record = supervisor.record
+    try:
+        return supervise(supervisor, run, link, place)
+    finally:
+        code = EXIT_CRASH if record.exit_code is None else record.exit_code
+        place.close(Ending(record.exit_kind, code, record.why))
 
 
 def allocation_of(place: Place, is_patient: bool, sleep: Callable[[float], None] = time.sleep) -> Allocation:
@@ -110,10 +116,11 @@ def close_record(run: RunDir, owner: LockOwner) -> None:
             record.save(run.attempt(record.attempt, record.job_id))
 
 
-def supervise(supervisor: Supervisor, run: RunDir, link: ChainLink | None) -> int:
+def supervise(supervisor: Supervisor, run: RunDir, link: ChainLink | None, place: Place) -> int:
     """Hold the run while the attempt lasts, and see to the link's successor; return the attempt's exit code."""
     record = supervisor.record
-    lock = RunLock.take(run, record.job_id, record.attempt, before=link.before if link else None)
+    before = link.before if link else None
+    lock = RunLock.take(run, record.job_id, record.attempt, before=before, asked=place.owner_lives)
     # The warning may come after the driver's end, while the link looks after its successor. What is to be done at the
     # end is done in the reverse order of its lines here.
     with outliving_the_warning(), ExitStack() as at_the_end:

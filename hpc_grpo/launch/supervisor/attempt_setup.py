@@ -115,4 +115,5 @@ class AttemptSetup:
             contract_env=self.contract_environment(),
             nodes=list(nodes),
             container=asdict(self.container) if self.container else None,
+            environ={} if node == nodes[0] else self.place.carried_environment(os.environ),
         )

@@ -96,9 +96,13 @@ class DriverEnded:
 
 @dataclass(frozen=True)
 class FormedAgain:
-    """After FORM_AGAIN: agents start on the nodes that answer, or `is_enough` is False and nothing runs."""
+    """After FORM_AGAIN: agents start on the nodes that answer, or `is_enough` is False and nothing runs.
+
+    `error`: what the place says of those that are missing.
+    """
 
     is_enough: bool
+    error: NodesUnavailableError | None = None
 
 
 Event = (

@@ -13,7 +13,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,13 +130,19 @@ class Nodes:
         """After `tear_down`: return the nodes on which another agent could be started."""
         return [link.node for link in self._links if link.node_answers()]
 
-    def anew(self) -> Nodes | None:
-        """After `tear_down`: return the nodes that answer, not yet started; None where they are too few to train."""
-        left, setup = self.answering(), self._setup
-        least = setup.launch.slurm.min_nodes or len(self.names)
-        if len(left) < least or self.names[0] not in left:
+    def anew(self, goes_on: Callable[[], bool]) -> Nodes | None:
+        """After `tear_down`: return the nodes to go on with, not yet started; None where they are too few to train.
+
+        Waits for those that may come back, while `goes_on()`. Raises NodesUnavailableError as `Place.remaining`.
+        """
+        setup = self._setup
+        allocation = setup.place.remaining(setup.allocation, self.answering(), goes_on)
+        if (
+            len(allocation.nodes) < (setup.launch.least_nodes or len(self.names))
+            or self.names[0] not in allocation.nodes
+        ):
             return None
-        return Nodes(replace(setup, allocation=setup.allocation.only(left), nonce=new_nonce()))
+        return Nodes(replace(setup, allocation=allocation, nonce=new_nonce()))
 
     def head_environment(self) -> dict[str, str]:
         """Return what the driver sees: the same as actors of the head node, where this process runs."""

@@ -9,8 +9,9 @@ import os
 import select
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from hpc_grpo.errors import NodesUnavailableError
 from hpc_grpo.launch.agent.protocol import Order
 from hpc_grpo.launch.supervisor import events
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
@@ -31,13 +32,17 @@ _REFORM_DEADLINE_S = 30.0
 
 
 class Processes:
-    """The nodes and the driver of an attempt, and what is done to them; keeps the attempt's record up to date."""
+    """The nodes and the driver of an attempt, and what is done to them; keeps the attempt's record up to date.
+
+    `goes_on` tells whether lost nodes may still be waited for.
+    """
 
     def __init__(self, setup: AttemptSetup, nodes: Nodes, driver_command: Sequence[str], record: AttemptRecord) -> None:
         self.nodes = nodes
         self._setup, self._driver_command, self._record = setup, driver_command, record
         self._driver: Driver | None = None
         self._begun = 0.0
+        self.goes_on: Callable[[], bool] = lambda: True
 
     @property
     def driver(self) -> Driver:
@@ -128,10 +133,15 @@ class Processes:
         self._close_driver()
         self.nodes.tear_down(_REFORM_DEADLINE_S)
         self._judge_nodes()
-        if (anew := self.nodes.anew()) is None:
+        try:
+            anew = self.nodes.anew(self.goes_on)
+        except NodesUnavailableError as error:
+            return events.FormedAgain(is_enough=False, error=error)
+        if anew is None:
             return events.FormedAgain(is_enough=False)
         self._record.ray_address = ""
         self.nodes = anew
+        self._record.nodes += [node for node in anew.names if node not in self._record.nodes]
         anew.start()
         say(f"Bringing Ray up again on {', '.join(anew.names)}.")
         return events.FormedAgain(is_enough=True)

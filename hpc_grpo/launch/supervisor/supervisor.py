@@ -45,6 +45,7 @@ class Supervisor:
         self.chore: Callable[[], None] = lambda: None
         self.record = setup.new_record(first_step=step)
         self._processes = Processes(setup, nodes, driver_command, self.record)
+        self._processes.goes_on = lambda: not self._signals.pending
 
     def run(self) -> int:
         """Run the attempt and return the exit code to end with. Raises HpcGrpoError if Ray did not come up."""

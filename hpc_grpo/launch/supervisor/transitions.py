@@ -118,7 +118,7 @@ def react(state: State, event: Event, now: float) -> Reaction:
         case events.DriverEnded():
             return _on_driver_end(state, event, now)
         case events.FormedAgain():
-            return _on_formed_again(state, event.is_enough)
+            return _on_formed_again(state, event)
         case events.Tick():
             return _on_time(state, now)
 
@@ -218,10 +218,13 @@ def _settle(state: State) -> Reaction:
     return _try_again_or_end(state, end, state.ended.facts)
 
 
-def _on_formed_again(state: State, is_enough: bool) -> Reaction:
+def _on_formed_again(state: State, event: events.FormedAgain) -> Reaction:
     assert state.ending is not None
-    if not is_enough:
-        return replace(state, phase="over", lost={}), [state.ending]
+    if not event.is_enough:
+        end = state.ending
+        if event.error is not None:
+            end = replace(end, code=event.error.exit_code, why=f"{end.why} {event.error}")
+        return replace(state, phase="over", lost={}), [end]
     return _restarted(replace(state, phase="bring_up", was_formed_again=True, lost={}), state.ending.why)
 
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -212,5 +212,23 @@ def test_an_owner_whose_file_is_damaged_has_time_to_write_it_again(tmp_path: Pat
 def test_an_owner_of_a_newer_version_that_writes_more_holds_the_run(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     living = owner(socket.gethostname(), os.getpid(), start_time(os.getpid()))
-    write_record(run.holder, {**asdict(living), "boot_id": "b"})
+    write_record(run.holder, {**asdict(living), "colour": "b"})
     assert read_lock_owner(run) == living
+
+
+def test_an_owner_in_another_container_of_this_hostname_is_not_judged_by_its_process(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    other = replace(LockOwner.here("17", 3), pid=1, pid_started=1, pid_namespace=7)
+    assert not other.is_on_this_host
+    write_json_atomic(run.holder, asdict(other))
+
+    def beats(_seconds: float) -> None:
+        write_json_atomic(run.holder, asdict(replace(other, beat_at=other.beat_at + 5.0)))
+
+    with pytest.raises(RunHeldError):
+        RunLock.take(run, "18", 4, sleep=beats)
+    assert RunLock.take(run, "18", 4, asked=lambda owner: owner.pid != 1, sleep=beats).release() is None
+
+
+def test_an_owner_that_was_written_before_containers_were_told_apart_is_on_this_host() -> None:
+    assert owner(socket.gethostname(), os.getpid(), 1).is_on_this_host

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.place.base import Allocation, JobQueue, NodeResources, place_kind
+from hpc_grpo.launch.place.base import Allocation, JobQueue, NodeResources, Place, place_kind
 from hpc_grpo.launch.place.local import visible_gpus
 from hpc_grpo.launch.place.slurm import text
 from hpc_grpo.launch.place.slurm.jobs import SlurmQueue
@@ -18,7 +18,7 @@ _JOB_ID = "SLURM_JOB_ID"
 
 
 @place_kind
-class SlurmPlace:
+class SlurmPlace(Place):
     """The job that this process is in, as a `Place`: agents are steps of it."""
 
     name = "slurm"

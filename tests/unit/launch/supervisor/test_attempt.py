@@ -122,6 +122,6 @@ class FakeLink:
 
 def test_a_warning_while_a_link_ends_does_not_keep_it_from_its_successor(tmp_path: Path) -> None:
     link = FakeLink()
-    assert attempt.supervise(FakeSupervisor(), RunDir(tmp_path), link) == 75
+    assert attempt.supervise(FakeSupervisor(), RunDir(tmp_path), link, FakePlace()) == 75
     assert link.done == ["start", "finish attempt 1", "tell"]
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL

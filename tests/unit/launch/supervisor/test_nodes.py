@@ -115,7 +115,7 @@ def test_nodes_are_formed_anew_of_those_that_answer(
     nodes.start()
     bring_up_error(nodes)
     nodes.tear_down(DEADLINE_S)
-    anew = nodes.anew()
+    anew = nodes.anew(lambda: True)
     assert (anew and list(anew.names)) == left
 
 
@@ -134,7 +134,7 @@ def test_every_formation_has_names_of_its_own_on_its_nodes(make_nodes: MakeNodes
     nodes = make_nodes(SERVES, SERVES)
     nodes.start()
     nodes.tear_down(DEADLINE_S)
-    anew = nodes.anew()
+    anew = nodes.anew(lambda: True)
     assert anew is not None
     tags = [[one._setup.node_spec(node, "").tag for node in one.names] for one in (nodes, anew)]
     assert all(re.fullmatch(rf"17-{index}-[-\w]{{8}}", tag) for pair in tags for index, tag in enumerate(pair))

@@ -1,0 +1,111 @@
+"""The commands for nodes without a scheduler: the same one on every pod, or one for each role on hosts by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from hpc_grpo.cli.options import ACCEPT_CHANGES, CONFIG, DRIVER, OVERRIDES, SET, echo
+from hpc_grpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpc_grpo.cli.request import Request
+    from hpc_grpo.launch.place.joined.roles import Role
+
+
+@click.command()
+@CONFIG
+@OVERRIDES
+@SET
+@ACCEPT_CHANGES
+@DRIVER
+def pod(
+    config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], accepts_changes: bool, driver: str
+) -> None:
+    """Train on pods: the same command on each of them, in any order.
+
+    Which pod is the head, where it is and how many there are is read from the environment: RAY_WORKER, HEAD_POD_ID and
+    EXPECTED_WORKERS, or the variables of SkyPilot, dstack and RunPod's Instant Clusters. Workers stay until the run
+    is over, and join again whenever the head or they themselves restart.
+    """
+    from hpc_grpo.launch.place.joined.roles import find_role
+
+    role = find_role(os.environ)
+    request = _request(config_name, [*sets, *overrides], role)
+    if role.is_head:
+        _lead(request, accepts_changes, driver)
+    _work(request, role)
+
+
+@click.group()
+def host() -> None:
+    """Train on hosts that are started by hand: head on one, worker on the others."""
+
+
+@host.command()
+@CONFIG
+@OVERRIDES
+@SET
+@ACCEPT_CHANGES
+@DRIVER
+def head(
+    config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], accepts_changes: bool, driver: str
+) -> None:
+    """Lead the run from this host: waits for launch.num_nodes - 1 workers, then trains. Port: RAY_HEAD_PORT."""
+    _lead(_request(config_name, [*sets, *overrides], _role_by_hand()), accepts_changes, driver)
+
+
+@host.command()
+@CONFIG
+@OVERRIDES
+@SET
+def worker(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...]) -> None:
+    """Take part from this host until the run is over, or Ctrl+C. The head: RAY_HEAD_IP, RAY_HEAD_PORT."""
+    role = _role_by_hand()
+    if not role.head:
+        raise ConfigError("RAY_HEAD_IP is not set: export the head's address, as in RAY_HEAD_IP=192.168.1.100.")
+    _work(_request(config_name, [*sets, *overrides], role), role)
+
+
+def _role_by_hand() -> Role:
+    from hpc_grpo.launch.place.joined.roles import Role, find_role
+
+    role = find_role({name: value for name, value in os.environ.items() if name.startswith("RAY_HEAD_")})
+    return role if role.convention else Role(is_head=True, head="", port=10001)
+
+
+def _request(config_name: str, overrides: list[str], role: Role) -> Request:
+    """Resolve the config; what the environment says of nodes and port yields to the command line."""
+    from hpc_grpo.cli.request import load_request
+
+    told = {"launch.num_nodes": role.num_nodes, "launch.port": role.port}
+    from_role = [f"{key}={json.dumps(value)}" for key, value in told.items() if value is not None]
+    return load_request(config_name, [*from_role, *overrides])
+
+
+def _lead(request: Request, accepts_changes: bool, driver: str) -> None:
+    """Freeze the run and become its attempt, as `train` does."""
+    from hpc_grpo.cli.run import start_training
+    from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE
+
+    os.environ[HEAD_VARIABLE] = "1"
+    start_training(request, accepts_changes=accepts_changes, driver=driver)
+
+
+def _work(request: Request, role: Role) -> None:
+    from hpc_grpo.launch.place.joined.worker import Worker
+    from hpc_grpo.run.paths import RunDir
+
+    os.environ.update(request.exported)
+    run = RunDir(request.config.run_path)
+    if run.is_complete():
+        echo(f"The run in {run.path} is complete.")
+        return
+    sys.exit(Worker(run, role.head, request.config.launch.port).serve())
+
+
+COMMANDS = (pod, host)

@@ -1,0 +1,258 @@
+"""The gate of the head: one port that workers dial, and the connections of those that have proved the token.
+
+A thread accepts, checks and keeps the connections of workers that wait, so that they may come and go at any time.
+Whoever has not proved the token is told nothing, gets ten seconds, and shares a few places with others of that kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hpc_grpo.errors import NodesUnavailableError
+from hpc_grpo.launch.place.joined.handshake import (
+    HANDSHAKE_S,
+    MAGIC,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    is_proof,
+    notice_cuts,
+    proof,
+)
+from hpc_grpo.system.say import say
+
+_MOST_UNPROVED = 32
+"""Connections that have not proved the token. One more has the oldest hung up on: strangers cannot fill the gate."""
+_MOST_HELLO_BYTES = 4096
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_TURN_S = 0.25
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a worker says of itself once it has proved the token. `identity` tells it from another of the same name."""
+
+    name: str
+    identity: str
+    num_cpus: int
+    version: str
+
+    def to_line(self) -> bytes:
+        return json.dumps(self.__dict__).encode() + b"\n"
+
+
+@dataclass
+class _Caller:
+    """A connection whose other side has not said who it is. `worker_nonce`: once it has proved the token."""
+
+    connection: socket.socket
+    since: float = field(default_factory=time.monotonic)
+    nonce: bytes = field(default_factory=lambda: os.urandom(NONCE_BYTES))
+    said: bytes = b""
+    is_proved: bool = False
+
+
+class Gate:
+    """The head's port, from its construction to `close`. Raises NodesUnavailableError where the port is taken.
+
+    `own_name` is the head's, and given to no worker.
+    """
+
+    def __init__(self, port: int, token: bytes, version: str, own_name: str) -> None:
+        self._token, self._version, self._own_name = token, version, own_name
+        self._listener = _listen(port)
+        self.port: int = self._listener.getsockname()[1]
+        self._callers: list[_Caller] = []
+        self._waiting: dict[str, tuple[Hello, socket.socket]] = {}
+        self._given: dict[str, str] = {}
+        self._farewell = b""
+        self._told: set[str] = set()
+        self._lock = threading.Lock()
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="gate", daemon=True)
+        self._thread.start()
+
+    def waiting(self) -> dict[str, Hello]:
+        """Return the workers that wait, by name and in the order of their names."""
+        with self._lock:
+            return {name: self._waiting[name][0] for name in sorted(self._waiting)}
+
+    def take(self, name: str) -> socket.socket | None:
+        """Return the connection of a worker that waits, which is the caller's then; None where it is gone."""
+        with self._lock:
+            hello, connection = self._waiting.pop(name, (None, None))
+            if hello is not None:
+                self._given[name] = hello.identity
+        return connection
+
+    def say_farewell(self, line: bytes, names: Iterable[str], deadline_s: float) -> None:
+        """Send a last line to all that wait, and to each that dials, until those of `names` have it or time is up."""
+        with self._lock:
+            self._farewell = line
+            for name in [*self._waiting]:
+                self._tell(name, self._waiting.pop(name)[1])
+        deadline = time.monotonic() + deadline_s
+        while not self._told.issuperset(names) and time.monotonic() < deadline:
+            time.sleep(_TURN_S / 2)
+
+    def close(self) -> None:
+        """Hang up on all that wait, and listen no longer."""
+        self._is_closed.set()
+        self._thread.join()
+        self._listener.close()
+        self._hang_up_on([*self._callers])
+        for _hello, connection in self._waiting.values():
+            connection.close()
+
+    def _serve(self) -> None:
+        while not self._is_closed.is_set():
+            with self._lock:
+                idle = {connection.fileno(): name for name, (_, connection) in self._waiting.items()}
+            callers = {caller.connection.fileno(): caller for caller in self._callers}
+            poll = select.poll()
+            for descriptor in (self._listener.fileno(), *callers, *idle):
+                poll.register(descriptor, select.POLLIN)
+            for descriptor, _event in poll.poll(_TURN_S * 1000):
+                if descriptor in callers:
+                    self._hear(callers[descriptor])
+                elif descriptor in idle:
+                    self._notice_end(idle[descriptor], descriptor)
+                else:
+                    self._accept()
+            self._hang_up_on(caller for caller in [*self._callers] if time.monotonic() - caller.since > HANDSHAKE_S)
+
+    def _accept(self) -> None:
+        try:
+            connection, _address = self._listener.accept()
+        except OSError:  # gone again; or too many files are open, which callers' deadlines mend
+            time.sleep(_TURN_S)
+            return
+        self._hang_up_on(self._callers[: max(0, len(self._callers) + 1 - _MOST_UNPROVED)])
+        connection.setblocking(False)
+        caller = _Caller(connection)
+        self._callers.append(caller)
+        self._send(caller, MAGIC + caller.nonce)
+
+    def _hear(self, caller: _Caller) -> None:
+        """Take in what a caller says: first its proof, then its hello."""
+        expected = NONCE_BYTES + PROOF_BYTES if not caller.is_proved else _MOST_HELLO_BYTES
+        try:
+            data = caller.connection.recv(expected - len(caller.said))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        caller.said += data
+        if not data or len(caller.said) >= _MOST_HELLO_BYTES:
+            self._hang_up_on([caller])
+        elif not caller.is_proved and len(caller.said) == expected:
+            self._judge(caller)
+        elif caller.is_proved and caller.said.endswith(b"\n"):
+            self._let_in(caller)
+
+    def _judge(self, caller: _Caller) -> None:
+        worker_nonce, said = caller.said[:NONCE_BYTES], caller.said[NONCE_BYTES:]
+        if not is_proof(said, self._token, b"worker", caller.nonce, worker_nonce):
+            say(f"Hung up on {_peer(caller.connection)}, which does not know the token of this run.")
+            self._hang_up_on([caller])
+            return
+        caller.is_proved, caller.said = True, b""
+        self._send(caller, proof(self._token, b"head", caller.nonce, worker_nonce))
+
+    def _let_in(self, caller: _Caller) -> None:
+        """Have a worker wait under a name of its own; a second one of that name gets a number behind it."""
+        try:
+            hello = Hello(**json.loads(caller.said))
+        except (ValueError, TypeError, RecursionError):
+            self._hang_up_on([caller])
+            return
+        refusal = ""
+        if not _NAME.fullmatch(hello.name):
+            refusal = f"The name {hello.name!r} cannot be a node's: letters, digits, '.', '_' and '-', 63 at most."
+        elif hello.version != self._version:
+            refusal = f"The head has hpc-grpo {self._version}, this worker {hello.version}: install one on all nodes."
+        if refusal:
+            self._send(caller, farewell("config", 78, refusal))
+            self._hang_up_on([caller])
+            return
+        self._callers.remove(caller)
+        notice_cuts(caller.connection)
+        with self._lock:
+            name = self._name_for(hello)
+            if self._farewell:
+                self._tell(name, caller.connection)
+                return
+            if before := self._waiting.pop(name, None):
+                before[1].close()
+            self._waiting[name] = (hello, caller.connection)
+
+    def _name_for(self, hello: Hello) -> str:
+        """Return the name of a worker: its own, unless the head or another worker that is here has it."""
+        held = {name: known.identity for name, (known, _) in self._waiting.items()}
+        held = {**self._given, **held, self._own_name: ""}
+        number, name = 1, hello.name
+        while held.get(name, hello.identity) != hello.identity:
+            number += 1
+            name = f"{hello.name}-{number}"
+        return name
+
+    def forget(self, name: str) -> None:
+        """Let another worker have the name of one whose connection has ended."""
+        with self._lock:
+            self._given.pop(name, None)
+
+    def _notice_end(self, name: str, descriptor: int) -> None:
+        """Let go of a worker that waited and is gone: none that waits says anything."""
+        with self._lock:
+            found = self._waiting.get(name)
+            if found is not None and found[1].fileno() == descriptor:
+                del self._waiting[name]
+                found[1].close()
+
+    def _tell(self, name: str, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            connection.send(self._farewell)
+            self._told.add(name)
+        connection.close()
+
+    def _send(self, caller: _Caller, data: bytes) -> None:
+        try:
+            caller.connection.send(data)  # a few bytes, into an empty buffer
+        except OSError:
+            self._hang_up_on([caller])
+
+    def _hang_up_on(self, callers: Iterable[_Caller]) -> None:
+        for caller in callers:
+            if caller in self._callers:
+                self._callers.remove(caller)
+            caller.connection.close()
+
+
+def farewell(kind: str, code: int, why: str) -> bytes:
+    """Return the line that has a worker end."""
+    return json.dumps({"ended": kind, "code": code, "why": why}).encode() + b"\n"
+
+
+def _listen(port: int) -> socket.socket:
+    try:
+        return socket.create_server(("", port), backlog=128)
+    except OSError as error:
+        raise NodesUnavailableError(
+            f"launch.port = {port}: workers cannot dial it here ({error.strerror}). Is another head running on "
+            f"{socket.gethostname()}, or another Ray? Give all nodes another port: launch.port=N, or RAY_HEAD_PORT."
+        ) from error
+
+
+def _peer(connection: socket.socket) -> str:
+    try:
+        return str(connection.getpeername()[0])
+    except OSError:
+        return "somebody"

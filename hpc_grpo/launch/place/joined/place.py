@@ -1,0 +1,188 @@
+"""The head of nodes that join by themselves, as a `Place`: it waits for workers at its gate, and has agents run there.
+
+The commands `hpc-grpo pod` and `hpc-grpo host head` say by HEAD_VARIABLE that this process is such a head.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import IO, TYPE_CHECKING
+
+from hpc_grpo import __version__
+from hpc_grpo.errors import NodesUnavailableError
+from hpc_grpo.launch.place.base import (
+    LOST_CODE,
+    Allocation,
+    Ending,
+    JobQueue,
+    NodeConnection,
+    NodeResources,
+    Place,
+    place_kind,
+)
+from hpc_grpo.launch.place.joined.connection import JoinedProcess
+from hpc_grpo.launch.place.joined.gate import Gate, farewell
+from hpc_grpo.launch.place.joined.handshake import TOKEN_VARIABLE, make_token
+from hpc_grpo.launch.place.joined.roles import node_name
+from hpc_grpo.launch.place.local import LocalPlace
+from hpc_grpo.run.attempt import read_attempts
+from hpc_grpo.system.readable import counted
+from hpc_grpo.system.say import say
+
+if TYPE_CHECKING:
+    from hpc_grpo.config import LaunchConfig
+    from hpc_grpo.run.paths import RunDir
+
+HEAD_VARIABLE = "HPC_GRPO_JOINED_HEAD"
+
+_SAY_AGAIN_S = 15.0
+_LOOK_S = 0.25
+_REDIAL_S = 20.0
+"""A worker whose agent has ended dials again within this time."""
+_FAREWELL_S = 20.0
+_ENDS_WORKERS = ("complete", "stopped", "config", "crash")
+"""Endings after which nobody comes back: workers end too. After the others the head may be started again."""
+
+
+@place_kind
+class JoinedPlace(Place):
+    """The head, with the workers that have dialed it. Of use for an attempt only after `for_run`."""
+
+    name = "joined"
+    is_attended = False
+    queue: JobQueue | None = None
+
+    @staticmethod
+    def is_here(environ: Mapping[str, str]) -> bool:
+        return HEAD_VARIABLE in environ
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = environ
+        self._here = LocalPlace(environ)
+        self._head = node_name(environ)
+        self._run: RunDir | None = None
+        self._launch: LaunchConfig | None = None
+        self._gate: Gate | None = None
+        self._allocation: Allocation | None = None
+
+    def for_run(self, run: RunDir, launch: LaunchConfig) -> Place:
+        self._run, self._launch = run, launch
+        return self
+
+    def allocation(self) -> Allocation:
+        """Return the head and as many workers as the run asks for, once they have joined.
+
+        After `launch.join_s` fewer will do, if `launch.min_nodes` allows; else raises NodesUnavailableError that names
+        those which trained the run before, where the run knows them.
+        """
+        if self._allocation is None:
+            head = Allocation(
+                f"joined{os.getpid()}", (self._head,), (self._here.node_resources().num_cpus,), self._head
+            )
+            wait_s = self._asked.join_s
+            self._allocation = self._wait_for_workers(head, self._known_names(), wait_s, lambda: True)
+        return self._allocation
+
+    def node_resources(self) -> NodeResources:
+        return self._here.node_resources()
+
+    def start_command(self, node: str, command: Sequence[str]) -> list[str]:
+        assert node == self._head, f"{node} is reached by its connection"
+        return list(command)
+
+    def start_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        return {name: value for name, value in environ.items() if name not in (HEAD_VARIABLE, TOKEN_VARIABLE)}
+
+    def connection(self, node: str, command: Sequence[str], log: IO[bytes]) -> NodeConnection | None:
+        if node == self._head:
+            return None
+        gate = self._opened()
+        found = gate.take(node)
+        if found is None:
+            raise NodesUnavailableError(f"{node} has left since it joined.", [node])
+        words = list(command[command.index("-m") :])  # a worker has a Python, and a package, of its own
+        found.send(json.dumps({"run": words, "node": node}).encode() + b"\n")
+        return JoinedProcess(found, node, log, on_end=lambda: gate.forget(node))
+
+    def is_node_failure(self, said: str) -> bool:
+        return f"exit code {LOST_CODE}" in said
+
+    def remaining(self, before: Allocation, answering: Sequence[str], goes_on: Callable[[], bool]) -> Allocation:
+        wait_s = max(self._asked.rejoin_s, _REDIAL_S)
+        head = before.only([self._head])
+        self._allocation = self._wait_for_workers(head, before.nodes[1:], wait_s, goes_on)
+        return self._allocation
+
+    def close(self, end: Ending) -> None:
+        """Tell the workers, if nobody comes back after such an end, and close the gate."""
+        if end.kind in _ENDS_WORKERS:
+            gate = self._opened()
+            names = self._allocation.nodes[1:] if self._allocation is not None else self._known_names()
+            gate.say_farewell(farewell(end.kind, end.code, end.why), names, _FAREWELL_S)
+        if self._gate is not None:
+            self._gate.close()
+            self._gate = None
+
+    @property
+    def _asked(self) -> LaunchConfig:
+        assert self._launch is not None, "for_run comes first"
+        return self._launch
+
+    def _opened(self) -> Gate:
+        if self._gate is None:
+            assert self._run is not None, "for_run comes first"
+            token = make_token(self._run.join_token, self._environ)
+            self._gate = Gate(self._asked.port, token, __version__, self._head)
+        return self._gate
+
+    def _known_names(self) -> Sequence[str]:
+        """Return the workers of the attempt before."""
+        assert self._run is not None, "for_run comes first"
+        records = [record for record in read_attempts(self._run) if record.source == self.name]
+        return records[-1].nodes[1:] if records else ()
+
+    def _wait_for_workers(
+        self, head: Allocation, known: Sequence[str], wait_s: float, goes_on: Callable[[], bool]
+    ) -> Allocation:
+        """Wait until all have joined, or time is up; return the head and those that have."""
+        gate, expected = self._opened(), self._asked.num_nodes - 1
+        begun, said_at, seen = time.monotonic(), -_SAY_AGAIN_S, None
+        while True:
+            here = gate.waiting()
+            waited_s = time.monotonic() - begun
+            if len(here) >= expected or waited_s > wait_s or not goes_on():
+                break
+            if [*here] != seen or waited_s - said_at >= _SAY_AGAIN_S:
+                seen, said_at = [*here], waited_s
+                say(f"{_found(self._head, seen, expected, known)} ({waited_s:.0f} of {wait_s:.0f} s; port {gate.port})")
+            time.sleep(_LOOK_S)
+        names = [*here][:expected]
+        if 1 + len(names) < (self._asked.least_nodes or self._asked.num_nodes):
+            raise NodesUnavailableError(
+                f"{_found(self._head, names, expected, known)}: waited {waited_s:.0f} s. Start the same command there "
+                f"with the same config and token; launch.join_s and launch.rejoin_s give more time, launch.min_nodes "
+                f"goes on with fewer.",
+                _missing(names, known),
+            )
+        say(f"{counted(1 + len(names), 'node')} here: {', '.join([self._head, *names])}.")
+        cpus = (head.num_cpus[0], *(here[name].num_cpus for name in names))
+        return replace(head, nodes=(self._head, *names), num_cpus=cpus)
+
+
+def _missing(here: Sequence[str], known: Sequence[str]) -> list[str]:
+    return [name for name in known if name not in here]
+
+
+def _found(head: str, here: Sequence[str], expected: int, known: Sequence[str]) -> str:
+    """Return a sentence on who is here and who is missing.
+
+    >>> _found("pod1", ["pod2"], 2, ["pod2", "pod3"])
+    '2 of 3 nodes are here (pod1, pod2), missing: pod3'
+    """
+    number = expected - len(here)
+    named = ", ".join(_missing(here, known)[:number]) or counted(number, "worker")
+    return f"{1 + len(here)} of {1 + expected} nodes are here ({', '.join([head, *here])}), missing: {named}"

@@ -1,0 +1,134 @@
+"""Which node of a run is this, and where is its head: the conventions by which providers and scripts tell.
+
+Each row of CONVENTIONS is one, with its source; the first whose variables are set is taken.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import psutil
+
+from hpc_grpo.errors import ConfigError
+
+Environ = Mapping[str, str]
+RUNPOD_DOMAIN = "runpod.internal"
+
+
+@dataclass(frozen=True)
+class Role:
+    """What this node is to the run. `num_nodes`, `port`: where the convention says; else the config does.
+
+    `head` is the name or address that workers dial, "" on a head that need not know it.
+    """
+
+    is_head: bool
+    head: str
+    num_nodes: int | None = None
+    port: int | None = None
+    convention: str = ""
+
+
+@dataclass(frozen=True)
+class Convention:
+    """A way of telling nodes their roles: `variables` of which one must be set, and how the role is read from them."""
+
+    name: str
+    source: str
+    variables: tuple[str, ...]
+    read: Callable[[Environ], Role]
+
+
+def _runpod(environ: Environ) -> Role:
+    flag = environ.get("RAY_WORKER", "") or "0"
+    if flag not in ("0", "1"):
+        raise ConfigError(f"RAY_WORKER = {flag!r} must be 1 on a worker, and 0 or unset on the head.")
+    pod = environ.get("HEAD_POD_ID", "")
+    if flag == "1" and not pod:
+        raise ConfigError("HEAD_POD_ID is not set, and RAY_WORKER=1: export the head's pod id on every worker.")
+    workers = _number(environ, "EXPECTED_WORKERS", default=1)
+    return Role(flag == "0", f"{pod}.{RUNPOD_DOMAIN}" if pod else "", 1 + workers, port=6379)
+
+
+def _ranked(rank: str, number: str, addresses: str) -> Callable[[Environ], Role]:
+    """Return the reader of a convention that counts its nodes from 0; the first of `addresses` is the head's."""
+
+    def read(environ: Environ) -> Role:
+        found = re.split(r"[\s,]+", environ.get(addresses, "").strip())
+        if not found[0]:
+            raise ConfigError(f"{rank} is set and {addresses} is not: where the head is, workers cannot know.")
+        return Role(_number(environ, rank) == 0, found[0], _number(environ, number, default=len(found)))
+
+    return read
+
+
+def _by_hand(environ: Environ) -> Role:
+    head = environ.get("RAY_HEAD_IP", "")
+    port = _number(environ, "RAY_HEAD_PORT", default=10001)
+    return Role(is_own_address(head), head, None, port)
+
+
+CONVENTIONS = (
+    Convention(
+        "SkyPilot",
+        "docs.skypilot.co/en/stable/running-jobs/environment-variables.html",
+        ("SKYPILOT_NODE_RANK",),
+        _ranked("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS"),
+    ),
+    Convention(
+        "dstack",
+        "dstack.ai/docs/reference/environment-variables",
+        ("DSTACK_NODE_RANK",),
+        _ranked("DSTACK_NODE_RANK", "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP"),
+    ),
+    Convention(
+        "RunPod's Instant Clusters",
+        "docs.runpod.io/instant-clusters/configuration",
+        ("PRIMARY_ADDR",),
+        _ranked("NODE_RANK", "NUM_NODES", "PRIMARY_ADDR"),
+    ),
+    Convention(
+        "pods of RunPod's global network",
+        "OpenRLHF-M's guide to several pods; docs.runpod.io/pods/networking for the names",
+        ("RAY_WORKER", "HEAD_POD_ID", "EXPECTED_WORKERS"),
+        _runpod,
+    ),
+    Convention("hosts by hand", "verl's guide to two nodes", ("RAY_HEAD_IP",), _by_hand),
+)
+
+
+def find_role(environ: Environ) -> Role:
+    """Return the role that the environment tells; without one this is a head, of as many nodes as the config says."""
+    for convention in CONVENTIONS:
+        if any(environ.get(name) for name in convention.variables):
+            role = convention.read(environ)
+            return Role(role.is_head, role.head, role.num_nodes, role.port, convention.name)
+    return Role(is_head=True, head="")
+
+
+def node_name(environ: Environ = os.environ) -> str:
+    """Return the name of this node: the pod's id where there is one, else the hostname without its domain."""
+    return environ.get("RUNPOD_POD_ID") or socket.gethostname().partition(".")[0]
+
+
+def is_own_address(host: str) -> bool:
+    """Tell whether a name or address is one of this machine's."""
+    try:
+        named = {found[4][0] for found in socket.getaddrinfo(host, None)} if host else set()
+    except OSError:
+        return False
+    own = {address.address.partition("%")[0] for found in psutil.net_if_addrs().values() for address in found}
+    return bool(named & own)
+
+
+def _number(environ: Environ, name: str, default: int | None = None) -> int:
+    text = environ.get(name, "")
+    if not text and default is not None:
+        return default
+    if not text.isdecimal():
+        raise ConfigError(f"{name} = {text!r} must be a number.")
+    return int(text)

@@ -1,0 +1,192 @@
+"""The worker: dials the head, has a node agent run behind the connection, and dials again until the run is over.
+
+Holds nothing between two connections, so that either side may be restarted at any time. A signal ends it: its agent
+tears down first, and the head is told why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from hpc_grpo import __version__
+from hpc_grpo.errors import EXIT_RESUMABLE, ConfigError
+from hpc_grpo.launch.place.joined.gate import Hello
+from hpc_grpo.launch.place.joined.handshake import (
+    TOKEN_VARIABLE,
+    NotProvedError,
+    find_token,
+    notice_cuts,
+    prove_to_head,
+    read_exactly,
+)
+from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE
+from hpc_grpo.launch.place.joined.roles import node_name
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.source import SUMS
+from hpc_grpo.system.process_tree import descendants, end_processes
+from hpc_grpo.system.processes import boot_id, pid_namespace
+from hpc_grpo.system.say import say
+
+_REDIAL_S = 1.0
+_SAY_AGAIN_S = 30.0
+_DIAL_S = 5.0
+_MOST_REFUSALS = 5
+"""Times in a row that a token is not taken: it is not the head that restarts, it is the token."""
+_MOST_LINE_BYTES = 65536
+
+
+class _ToldError(Exception):
+    """A signal asks this worker to end."""
+
+
+@dataclass
+class Worker:
+    """One node's part in a run that is led elsewhere. `head` is a name or address."""
+
+    run: RunDir
+    head: str
+    port: int
+    name: str = field(default_factory=node_name)
+    _told: str = ""
+    _connection: socket.socket | None = None
+    _is_serving: bool = False
+    _said: str = ""
+    _said_at: float = 0.0
+
+    def serve(self) -> int:
+        """Serve until the head says that the run is over, or a signal comes; return the exit code to end with."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        refusals = 0
+        try:
+            while True:
+                try:
+                    connection = self._dial()
+                    refusals = 0
+                except NotProvedError as error:
+                    refusals += 1
+                    if refusals >= _MOST_REFUSALS:
+                        raise ConfigError(
+                            f"{self.head}:{self.port} does not let this worker in: {error}. Export the head's "
+                            f"{TOKEN_VARIABLE} here, or none on nodes that share the run directory {self.run.path}."
+                        ) from error
+                    time.sleep(_REDIAL_S)
+                    continue
+                if connection is not None and (code := self._serve_connection(connection)) is not None:
+                    return code
+                time.sleep(_REDIAL_S)
+        except _ToldError:
+            say(f"{self._told} ended this worker; nothing of the run is left on {self.name}.")
+            return EXIT_RESUMABLE
+
+    def _dial(self) -> socket.socket | None:
+        """Return a connection on which both sides have proved the token; None where there is none yet."""
+        token = find_token(self.run.join_token, os.environ)
+        if token is None:
+            self._progress(f"Waiting for the run's token: start the head, or export {TOKEN_VARIABLE} on all nodes.")
+            return None
+        try:
+            connection = socket.create_connection((self.head, self.port), timeout=_DIAL_S)
+        except OSError as error:
+            self._progress(f"Waiting for the head at {self.head}:{self.port} ({error.strerror or error}).")
+            return None
+        try:
+            prove_to_head(connection, token)
+            notice_cuts(connection)
+            identity = f"{boot_id()}/{pid_namespace()}/{self.name}"
+            num_cpus = len(os.sched_getaffinity(0))
+            connection.sendall(Hello(self.name, identity, num_cpus, __version__).to_line())
+        except (OSError, EOFError) as error:
+            connection.close()
+            self._progress(f"The head at {self.head}:{self.port} hung up ({error}).")
+            return None
+        except NotProvedError:
+            connection.close()
+            raise
+        self._said = ""
+        say(f"{self.name} has joined the head at {self.head}:{self.port}.")
+        return connection
+
+    def _serve_connection(self, connection: socket.socket) -> int | None:
+        """Do what the head says on one connection; return the exit code to end with, None to dial again."""
+        self._connection = connection
+        try:
+            order = _read_order(connection)
+            if order is None:
+                say("The head is gone; dialing again.")
+            elif "ended" in order:
+                say(f"The run is over ({order['ended']}): {order['why']}")
+                return int(order["code"])
+            else:
+                self._run_agent(connection, list(order["run"]))
+                say("The agent on this node has ended; dialing the head again.")
+            return None
+        finally:
+            self._connection = None
+            connection.close()
+            if self._told:
+                raise _ToldError
+
+    def _run_agent(self, connection: socket.socket, words: list[str]) -> None:
+        """Run a module of ours with the connection as its stdin and stdout, until it ends."""
+        if words[:1] != ["-m"] or not words[1].startswith("hpc_grpo."):
+            raise ConfigError(f"The head asks for {words!r}, which no head of this version does.")
+        copy = [str(self.run.source_dir)] if (self.run.source_dir / SUMS).is_file() else []
+        kept = {name: value for name, value in os.environ.items() if name not in (TOKEN_VARIABLE, HEAD_VARIABLE)}
+        command = [sys.executable, "-E", *copy, *words]
+        self._is_serving = True
+        try:
+            # A session of its own: Ctrl+C is for this process, which has it tear down in order.
+            agent = subprocess.Popen(
+                command, stdin=connection.fileno(), stdout=connection.fileno(), env=kept, start_new_session=True
+            )
+            if self._told:  # meanwhile
+                self._leave(connection)
+            agent.wait()
+        finally:
+            self._is_serving = False
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """End this worker; one whose agent runs has it tear down first, unless it is told again."""
+        is_second, self._told = bool(self._told), signal.Signals(number).name
+        if not self._is_serving:
+            raise _ToldError
+        if is_second:
+            end_processes(lambda: descendants(os.getpid()), 0.0)
+        elif self._connection is not None:
+            self._leave(self._connection)
+
+    def _leave(self, connection: socket.socket) -> None:
+        """Tell the head why, in the words of a NodeReport, and have the agent end by the end of its stdin."""
+        say(f"{self._told}: tearing down on {self.name}.")
+        left = {"event": "failed", "node": self.name, "why": f"{self._told} ended its worker"}
+        with contextlib.suppress(OSError):
+            connection.send(json.dumps(left).encode() + b"\n")
+            connection.shutdown(socket.SHUT_RD)
+
+    def _progress(self, text: str) -> None:
+        """Say what is waited for: when that changes, and now and then."""
+        if text != self._said or time.monotonic() - self._said_at > _SAY_AGAIN_S:
+            self._said, self._said_at = text, time.monotonic()
+            say(text)
+
+
+def _read_order(connection: socket.socket) -> dict[str, Any] | None:
+    """Return the line that the head sends, and take no byte of what follows; None where it is gone."""
+    line = b""
+    try:
+        while not line.endswith(b"\n") and len(line) < _MOST_LINE_BYTES:
+            line += read_exactly(connection, 1)
+    except (OSError, EOFError):
+        return None
+    return dict(json.loads(line))

@@ -1,0 +1,134 @@
+"""The gate lets in who proves the token, under a name of its own, and nobody else."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from hpc_grpo.errors import NodesUnavailableError
+from hpc_grpo.launch.place.joined import gate as gates
+from hpc_grpo.launch.place.joined.gate import Gate, Hello
+from hpc_grpo.launch.place.joined.handshake import (
+    MAGIC,
+    NONCE_BYTES,
+    NotProvedError,
+    proof,
+    prove_to_head,
+    read_exactly,
+)
+
+TOKEN = b"a token of the run, long enough"
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    opened = Gate(0, TOKEN, "1.0", "head")
+    yield opened
+    opened.close()
+
+
+def dial(gate: Gate) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", gate.port), timeout=5.0)
+
+
+def join(gate: Gate, name: str, identity: str = "", version: str = "1.0") -> socket.socket:
+    connection = dial(gate)
+    prove_to_head(connection, TOKEN)
+    connection.sendall(Hello(name, identity or name, 4, version).to_line())
+    return connection
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_workers_wait_in_the_order_of_their_names_and_are_taken_once(gate: Gate) -> None:
+    second, first = join(gate, "pod3"), join(gate, "pod2")
+    wait_for(lambda: len(gate.waiting()) == 2)
+    assert [*gate.waiting()] == ["pod2", "pod3"]
+    taken = gate.take("pod2")
+    assert taken is not None
+    taken.sendall(b"spec\n")
+    assert read_exactly(first, 5) == b"spec\n"
+    assert gate.take("pod2") is None
+    assert [*gate.waiting()] == ["pod3"]
+    second.close()
+    wait_for(lambda: not gate.waiting())
+
+
+def test_a_wrong_token_is_hung_up_on(gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(NotProvedError, match="another one"):
+        prove_to_head(dial(gate), b"another token, just as long")
+    assert not gate.waiting()
+    assert "does not know the token" in capsys.readouterr().out
+
+
+def test_a_handshake_that_was_recorded_proves_nothing(gate: Gate) -> None:
+    recorded = dial(gate)
+    challenge = read_exactly(recorded, len(MAGIC) + NONCE_BYTES)
+    nonce = b"w" * NONCE_BYTES
+    said = nonce + proof(TOKEN, b"worker", challenge[len(MAGIC) :], nonce)
+    recorded.sendall(said)
+    assert len(read_exactly(recorded, 32)) == 32
+    replayed = dial(gate)
+    read_exactly(replayed, len(MAGIC) + NONCE_BYTES)
+    replayed.sendall(said)
+    assert replayed.recv(1) == b""
+
+
+def test_a_heads_proof_does_not_serve_as_a_workers() -> None:
+    assert proof(TOKEN, b"head", b"n" * 32, b"m" * 32) != proof(TOKEN, b"worker", b"n" * 32, b"m" * 32)
+
+
+def test_who_says_nothing_is_hung_up_on(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gates, "HANDSHAKE_S", 0.2)
+    silent = dial(gate)
+    read_exactly(silent, len(MAGIC) + NONCE_BYTES)
+    assert silent.recv(1) == b""
+
+
+def test_strangers_cannot_fill_the_gate(gate: Gate) -> None:
+    strangers = [dial(gate) for _ in range(gates._MOST_UNPROVED + 5)]
+    held = join(gate, "pod2")
+    wait_for(lambda: "pod2" in gate.waiting())
+    assert read_exactly(strangers[-1], len(MAGIC)) == MAGIC
+    read_exactly(strangers[0], len(MAGIC) + NONCE_BYTES)
+    assert strangers[0].recv(1) == b""
+    held.close()
+
+
+def test_a_second_worker_of_one_name_gets_another_and_one_that_dials_again_keeps_its_own(gate: Gate) -> None:
+    connections = [join(gate, "head"), join(gate, "pod", "one"), join(gate, "pod", "two")]
+    wait_for(lambda: len(gate.waiting()) == 3)
+    assert set(gate.waiting()) == {"head-2", "pod", "pod-2"}
+    connections.append(
+        join(gate, "pod", next(hello.identity for name, hello in gate.waiting().items() if name == "pod"))
+    )
+    wait_for(lambda: sum(name.startswith("pod") for name in gate.waiting()) == 2)
+    assert set(gate.waiting()) == {"head-2", "pod", "pod-2"}
+
+
+@pytest.mark.parametrize(("name", "version", "why"), [("../up", "1.0", "cannot be a node's"), ("p", "2.0", "2.0")])
+def test_a_worker_that_does_not_fit_is_told_why(gate: Gate, name: str, version: str, why: str) -> None:
+    told = join(gate, name, version=version).makefile("rb").read()
+    assert why.encode() in told
+    assert b'"code": 78' in told
+
+
+def test_a_farewell_reaches_those_that_wait_and_those_that_dial_after_it(gate: Gate) -> None:
+    waiting = join(gate, "pod2")
+    wait_for(lambda: "pod2" in gate.waiting())
+    gate.say_farewell(b"over\n", ["pod2"], 5.0)
+    assert waiting.makefile("rb").read() == b"over\n"
+    assert join(gate, "pod3").makefile("rb").read() == b"over\n"
+
+
+def test_a_port_that_is_taken_is_named(gate: Gate) -> None:
+    with pytest.raises(NodesUnavailableError, match=f"launch.port = {gate.port}"):
+        Gate(gate.port, TOKEN, "1.0", "head")

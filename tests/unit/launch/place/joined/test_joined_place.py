@@ -1,0 +1,128 @@
+"""The head waits for its workers, names who is missing, and runs agents over their connections."""
+
+from __future__ import annotations
+
+import io
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo import __version__
+from hpc_grpo.config import LaunchConfig
+from hpc_grpo.errors import ConfigError, NodesUnavailableError
+from hpc_grpo.launch.place import find_place
+from hpc_grpo.launch.place.base import LOST_CODE, Ending
+from hpc_grpo.launch.place.joined.gate import Hello
+from hpc_grpo.launch.place.joined.handshake import find_token, make_token, prove_to_head, read_exactly
+from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE, JoinedPlace
+from hpc_grpo.run.attempt import AttemptRecord
+from hpc_grpo.run.paths import RunDir
+
+TOKEN = "0123456789abcdef"
+ENVIRON = {HEAD_VARIABLE: "1", "HPC_GRPO_TOKEN": TOKEN, "RUNPOD_POD_ID": "pod1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture
+def place(tmp_path: Path, port: int) -> Iterator[JoinedPlace]:
+    made = JoinedPlace(ENVIRON)
+    made.for_run(RunDir(tmp_path), LaunchConfig(num_nodes=3, port=port, join_s=0.2, rejoin_s=0.0))
+    made._opened()
+    yield made
+    made.close(Ending("node_lost", 69, "The test is over."))
+
+
+def worker(port: int, name: str) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=5.0)
+    prove_to_head(connection, TOKEN.encode())
+    connection.sendall(Hello(name, name, 2, __version__).to_line())
+    return connection
+
+
+def test_the_environment_of_a_head_shows_the_place() -> None:
+    assert find_place(ENVIRON).name == "joined"
+    assert set(JoinedPlace(ENVIRON).start_environment(ENVIRON)) == {"RUNPOD_POD_ID", "CUDA_VISIBLE_DEVICES"}
+
+
+def test_head_and_workers_are_the_nodes_in_the_order_of_their_names(place: JoinedPlace, port: int) -> None:
+    held = [worker(port, name) for name in ("pod3", "pod2")]
+    found = place.allocation()
+    assert found.nodes == ("pod1", "pod2", "pod3")
+    assert (found.this_node, found.num_cpus[1:]) == ("pod1", (2, 2))
+    assert len(held) == 2
+
+
+def test_who_is_missing_is_named_by_the_attempt_before(place: JoinedPlace, port: int, tmp_path: Path) -> None:
+    record = AttemptRecord(1, "joined7", "joined", ["pod1", "pod2", "pod3"], 0.0, None, 7)
+    folder = RunDir(tmp_path).attempt(1, "joined7")
+    folder.mkdir(parents=True)
+    record.save(folder)
+    held = worker(port, "pod3")
+    with pytest.raises(NodesUnavailableError, match="missing: pod2") as raised:
+        place.allocation()
+    assert raised.value.nodes == ("pod2",)
+    held.close()
+
+
+def test_after_the_deadline_fewer_nodes_do_where_the_config_allows(place: JoinedPlace, port: int) -> None:
+    assert place._launch is not None
+    place._launch = place._launch.model_copy(update={"min_nodes": 2})
+    held = worker(port, "pod2")
+    assert place.allocation().nodes == ("pod1", "pod2")
+    held.close()
+
+
+def test_a_program_of_a_worker_has_the_connection_as_its_pipes(place: JoinedPlace, port: int, tmp_path: Path) -> None:
+    held = [worker(port, "pod2"), worker(port, "pod3")]
+    place.allocation()
+    log = tmp_path / "agent.log"
+    with log.open("wb") as file:
+        process = place.connection("pod2", ["python", "-E", "-m", "hpc_grpo.x"], file)
+    assert process is not None
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert read_exactly(held[0], 46) == b'{"run": ["-m", "hpc_grpo.x"], "node": "pod2"}\n'
+    assert process.poll() is None
+    process.stdin.close()
+    assert held[0].recv(1) == b""
+    held[0].sendall(b"gone\n")
+    held[0].close()
+    assert process.poll() is None  # not before what it said was read
+    assert isinstance(process.stdout, socket.socket)
+    process.stdout.setblocking(True)
+    assert read_exactly(process.stdout, 5) == b"gone\n"
+    assert process.wait(timeout=5.0) == LOST_CODE
+    assert place.is_node_failure(f"its agent ended with exit code {LOST_CODE}: {log.read_text()}")
+
+
+def test_the_head_itself_has_an_agent_of_its_own(place: JoinedPlace) -> None:
+    assert place.connection("pod1", ["agent"], io.BytesIO()) is None
+    assert place.start_command("pod1", ["agent"]) == ["agent"]
+
+
+def test_a_token_is_made_once_and_one_of_the_environment_wins(tmp_path: Path) -> None:
+    file = tmp_path / ".secret" / "join_token"
+    assert find_token(file, {}) is None
+    made = make_token(file, {})
+    assert make_token(file, {}) == made == find_token(file, {})
+    assert (len(made), file.stat().st_mode & 0o777) == (64, 0o600)
+    assert find_token(file, {"HPC_GRPO_TOKEN": TOKEN}) == TOKEN.encode()
+    with pytest.raises(ConfigError, match="openssl rand"):
+        find_token(file, {"HPC_GRPO_TOKEN": "short"})
+
+
+def test_an_allocation_without_the_lost_is_not_enough(place: JoinedPlace, port: int) -> None:
+    held = [worker(port, "pod2"), worker(port, "pod3")]
+    before = place.allocation()
+    held.pop().close()
+    with pytest.raises(NodesUnavailableError, match="nodes are here"):
+        place.remaining(replace(before, nodes=("pod1", "pod2", "pod9"), num_cpus=(1, 1, 1)), ["pod1"], lambda: False)
+    assert held
