@@ -123,6 +123,10 @@ class Place(Protocol):
         """Return the variables that an agent has to be sent, as its start command does not bring them."""
         return {}
 
+    def interface(self, node: str) -> str | None:
+        """Return the network interface by which a node is known to reach the others; None: its own settings tell."""
+        return None
+
     def is_node_failure(self, said: str) -> bool:
         """Tell from the last words of a start command whether the node itself is gone."""
 

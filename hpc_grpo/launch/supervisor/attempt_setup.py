@@ -106,7 +106,7 @@ class AttemptSetup:
             token_path=str(self.run.secret),
             log_dir=str(self.dir / "nodes" / node),
             working_dir=str(self.working_dir),
-            interface=launch.interface,
+            interface=launch.interface or self.place.interface(node),
             loopback=len(nodes) == 1,
             local_dir=launch.local_dir,
             object_store_gib=launch.object_store_gib,

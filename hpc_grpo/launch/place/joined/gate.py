@@ -38,12 +38,16 @@ _TURN_S = 0.25
 
 @dataclass(frozen=True)
 class Hello:
-    """What a worker says of itself once it has proved the token. `identity` tells it from another of the same name."""
+    """What a worker says of itself once it has proved the token. `identity` tells it from another of the same name.
+
+    `interface`: that of its connection, None for loopback.
+    """
 
     name: str
     identity: str
     num_cpus: int
     version: str
+    interface: str | None = None
 
     def to_line(self) -> bytes:
         return json.dumps(self.__dict__).encode() + b"\n"
@@ -84,6 +88,12 @@ class Gate:
         """Return the workers that wait, by name and in the order of their names."""
         with self._lock:
             return {name: self._waiting[name][0] for name in sorted(self._waiting)}
+
+    def own_address(self) -> str | None:
+        """Return the address by which a worker that waits has reached this machine."""
+        with self._lock:
+            connection = next((connection for _, connection in self._waiting.values()), None)
+            return None if connection is None else str(connection.getsockname()[0])
 
     def take(self, name: str) -> socket.socket | None:
         """Return the connection of a worker that waits, which is the caller's then; None where it is gone."""

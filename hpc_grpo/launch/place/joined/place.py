@@ -27,7 +27,7 @@ from hpc_grpo.launch.place.base import (
 from hpc_grpo.launch.place.joined.connection import JoinedProcess
 from hpc_grpo.launch.place.joined.gate import Gate, farewell
 from hpc_grpo.launch.place.joined.handshake import TOKEN_VARIABLE, make_token
-from hpc_grpo.launch.place.joined.roles import node_name
+from hpc_grpo.launch.place.joined.roles import interface_of, node_name
 from hpc_grpo.launch.place.local import LocalPlace
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.system.readable import counted
@@ -68,6 +68,7 @@ class JoinedPlace(Place):
         self._launch: LaunchConfig | None = None
         self._gate: Gate | None = None
         self._allocation: Allocation | None = None
+        self._interfaces: dict[str, str | None] = {}
 
     def for_run(self, run: RunDir, launch: LaunchConfig) -> Place:
         self._run, self._launch = run, launch
@@ -107,6 +108,10 @@ class JoinedPlace(Place):
         words = list(command[command.index("-m") :])  # a worker has a Python, and a package, of its own
         found.send(json.dumps({"run": words, "node": node}).encode() + b"\n")
         return JoinedProcess(found, node, log, on_end=lambda: gate.forget(node))
+
+    def interface(self, node: str) -> str | None:
+        """Return the interface of the node's connection: that of the default route may lead elsewhere, as on pods."""
+        return self._interfaces.get(node)
 
     def is_node_failure(self, said: str) -> bool:
         return f"exit code {LOST_CODE}" in said
@@ -168,6 +173,9 @@ class JoinedPlace(Place):
                 f"goes on with fewer.",
                 _missing(names, known),
             )
+        self._interfaces |= {name: here[name].interface for name in names}
+        if (address := gate.own_address()) is not None:
+            self._interfaces[self._head] = interface_of(address)
         say(f"{counted(1 + len(names), 'node')} here: {', '.join([self._head, *names])}.")
         cpus = (head.num_cpus[0], *(here[name].num_cpus for name in names))
         return replace(head, nodes=(self._head, *names), num_cpus=cpus)

@@ -125,6 +125,14 @@ def is_own_address(host: str) -> bool:
     return bool(named & own)
 
 
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface that has an address of this machine; None for loopback."""
+    for name, found in psutil.net_if_addrs().items():
+        if name != "lo" and address in (each.address for each in found):
+            return name
+    return None
+
+
 def _number(environ: Environ, name: str, default: int | None = None) -> int:
     text = environ.get(name, "")
     if not text and default is not None:

@@ -30,7 +30,7 @@ from hpc_grpo.launch.place.joined.handshake import (
     read_exactly,
 )
 from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE
-from hpc_grpo.launch.place.joined.roles import node_name
+from hpc_grpo.launch.place.joined.roles import interface_of, node_name
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.source import SUMS
 from hpc_grpo.system.process_tree import descendants, end_processes
@@ -105,7 +105,8 @@ class Worker:
             notice_cuts(connection)
             identity = f"{boot_id()}/{pid_namespace()}/{self.name}"
             num_cpus = len(os.sched_getaffinity(0))
-            connection.sendall(Hello(self.name, identity, num_cpus, __version__).to_line())
+            interface = interface_of(connection.getsockname()[0])
+            connection.sendall(Hello(self.name, identity, num_cpus, __version__, interface).to_line())
         except (OSError, EOFError) as error:
             connection.close()
             self._progress(f"The head at {self.head}:{self.port} hung up ({error}).")

@@ -73,7 +73,7 @@ class FakeNodes:
     def answering(self) -> list[str]:
         return [node for node in self.names if node not in self._gone]
 
-    def anew(self) -> FakeNodes | None:
+    def anew(self, _goes_on: object) -> FakeNodes | None:
         left = self.answering()
         return FakeNodes(*left, is_ready=True) if left[:1] == list(self.names[:1]) else None
 
