@@ -129,7 +129,7 @@ def interface_of(address: str) -> str | None:
     """Return the name of the interface that has an address of this machine; None for loopback."""
     for name, found in psutil.net_if_addrs().items():
         if name != "lo" and address in (each.address for each in found):
-            return name
+            return str(name)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -123,6 +124,10 @@ def test_an_allocation_without_the_lost_is_not_enough(place: JoinedPlace, port: 
     held = [worker(port, "pod2"), worker(port, "pod3")]
     before = place.allocation()
     held.pop().close()
+    deadline = time.monotonic() + 20.0
+    while len(place._opened().waiting()) == 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     with pytest.raises(NodesUnavailableError, match="nodes are here"):
         place.remaining(replace(before, nodes=("pod1", "pod2", "pod9"), num_cpus=(1, 1, 1)), ["pod1"], lambda: False)
     assert held
