@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_grpo.cli.options import OVERRIDES, SET, echo
-from hpc_grpo.cli.subject import absolute, find_subject
+from hpc_grpo.cli.options import SET, echo
+from hpc_grpo.cli.subject import Subject, absolute, find_subject, with_others
 from hpc_grpo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _FOLDER = click.option(
 
 @click.command("eval")
 @_TARGET
-@OVERRIDES
+@click.argument("words", nargs=-1, metavar="[RUN|MODEL]... [KEY=VALUE]...")
 @click.option(
     "--data", "paths", multiple=True, metavar="PATH",
     help="A data set, as data.eval.path; several: a mix. Default: the eval sets of the run.",
@@ -57,7 +57,7 @@ _FOLDER = click.option(
 @_FOLDER
 def evaluate(
     target: str,
-    overrides: tuple[str, ...],
+    words: tuple[str, ...],
     paths: tuple[str, ...],
     max_items: int | None,
     output: Path | None,
@@ -67,7 +67,8 @@ def evaluate(
     """Evaluate a run's exports, or any model's folder: pass@k with 95% intervals, by source.
 
     The engines, the sampling and the rewards are those of training. KEY=VALUE changes the config for this eval, such as
-    data.eval.prompt_field=problem.
+    data.eval.prompt_field=problem. Further RUN|MODEL are evaluated by the same config, a run's newest export; then, and
+    with --base or several --step, each one's difference from the first on the same prompts is given too.
     """
     from hpc_grpo.launch.evaluation import eval_config
     from hpc_grpo.run.evals import EvalRequest, new_eval_dir, result_file
@@ -81,7 +82,9 @@ def evaluate(
             f"data.eval.max_items={max_items}."
         )
     subject = find_subject(target, data=paths, **{key: options.pop(key) for key in ("settings_of", "steps", "base")})
-    data = [{"path": absolute(path), "max_items": max_items} for path in paths]
+    subject = with_others(subject, [word for word in words if "=" not in word])
+    overrides = [word for word in words if "=" in word]
+    data = [{"path": _named_data(path), "max_items": max_items} for path in paths]
     eval_dir = new_eval_dir(folder or subject.folder)
     os.chdir(subject.working_dir)
     with _removed_if_refused(eval_dir):
@@ -97,13 +100,16 @@ def evaluate(
 
 @click.command()
 @_TARGET
-@click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
+@click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
 @SET
 @_CONFIG
 @_STEP
 @_BASE
 @click.option("--num", "num_samples", type=click.IntRange(1), metavar="N", help="Completions of each prompt.")
 @click.option("--source", metavar="NAME", help="Take the template of this source of data.train; default: the first.")
+@click.option(
+    "--interactive", is_flag=True, help="Take prompts from the terminal, and answer in this process, without engines."
+)
 @_TEMPERATURE
 @_MAX_NEW_TOKENS
 @_FOLDER
@@ -112,6 +118,7 @@ def sample(
     prompts: tuple[str, ...],
     sets: tuple[str, ...],
     source: str | None,
+    interactive: bool,
     folder: Path | None,
     **options: Any,
 ) -> None:
@@ -122,7 +129,12 @@ def sample(
     from hpc_grpo.launch.evaluation import sample_config
     from hpc_grpo.run.evals import EvalRequest, new_eval_dir
 
+    if interactive == bool(prompts):
+        raise ConfigError("Give prompts to answer, or --interactive for a conversation: one of the two.")
     subject = find_subject(target, data=("-",), **{key: options.pop(key) for key in ("settings_of", "steps", "base")})
+    if interactive:
+        _converse(subject, source, [*sets], options)
+        return
     eval_dir = new_eval_dir(folder or subject.folder)
     file = eval_dir.path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
@@ -134,6 +146,21 @@ def sample(
     if code == 0:
         shutil.rmtree(eval_dir.path)
     sys.exit(code)
+
+
+def _converse(subject: Subject, source: str | None, overrides: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Answer prompts from the terminal. Raises ConfigError for options that an eval alone has."""
+    from hpc_grpo.cli.chat import converse
+    from hpc_grpo.config import with_overrides
+    from hpc_grpo.launch.evaluation import sample_config
+    from hpc_grpo.run.paths import RunDir
+
+    if options.get("num_samples") is not None:
+        raise ConfigError("--num is about prompts on the command line: a conversation goes on from one answer.")
+    os.chdir(subject.working_dir)
+    nowhere = RunDir(subject.folder / "chat")
+    config = sample_config(subject.config, nowhere, subject.first_model, "prompts.jsonl", source)
+    converse(with_overrides(config, [*_as_overrides(config, options), *overrides]), subject.models)
 
 
 @contextmanager
@@ -169,7 +196,21 @@ def _run(folder: RunDir, request: EvalRequest) -> int:
         code = run_attempt(folder, _DRIVER)
     if code == 0:
         echo(answer_file(folder).read_text(), nl=False)
+    else:
+        echo(f"What it was to do, and its logs: {folder.path}", err=True)
     return code
+
+
+def _named_data(path: str) -> str:
+    """Return the value of --data for the config. Raises ConfigError for a file or a folder that is not there."""
+    from hpc_grpo.preflight.prefetch.items import DATA_FILES, is_generated
+
+    if not is_generated(path) and (path.endswith(DATA_FILES) or path.startswith(("/", ".", "~"))):
+        place = Path(path).expanduser()
+        if not place.exists():
+            raise ConfigError(f"--data = {path}: there is no {place.absolute()}. Give the path of a data set.")
+        return str(place.absolute())
+    return absolute(path)
 
 
 def _as_overrides(config: Config, options: Mapping[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,20 @@ def find_subject(
             "A MODEL has no eval set: give a data set (--data PATH), or a config that has one (--config CONFIG)."
         )
     return Subject(config, {Path(target).name: absolute(target)}, runs_root() / "evals", Path.cwd())
+
+
+def with_others(subject: Subject, targets: Sequence[str]) -> Subject:
+    """Add the models of other RUN|MODEL, of a run its newest export, to be looked at by the same config."""
+    models = dict(subject.models)
+    for target in targets:
+        if _is_model(target):
+            name, path = Path(target).name, absolute(target)
+        else:
+            run = _find_run(target)
+            ((step, path),) = _of_run(run, (), with_base=False).models.items()
+            name = f"{run.path.name}/{step}"
+        models[name if name not in models else f"{name}#{len(models) + 1}"] = path
+    return replace(subject, models=models)
 
 
 def _of_run(run: RunDir, steps: Sequence[int], *, with_base: bool) -> Subject:

@@ -7,7 +7,7 @@ seeds that depend on the prompt alone so that evals of one run compare.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,12 @@ class EvalSets:
     def run(self, file_of: Callable[[str], Path]) -> dict[str, float]:
         """Measure each set, `eval/NAME` or `eval/SET/NAME` (see `eval_metrics`); `file_of` a set takes its completions.
 
-        All sets are sampled at once, and none changes what another one gets. Raises RewardError when rewards failed for
-        more prompts of a set than allowed.
+        Raises RewardError when rewards failed for more prompts of a set than allowed.
         """
+        return self.measure(self.sample(), file_of)
+
+    def sample(self) -> dict[str, list[EvalGroup]]:
+        """Sample and grade all sets at once: none changes what another one gets. Raises RewardError as `run` does."""
         prompts = {
             name: [stream.prompt(ordinal) for ordinal in range(len(stream))] for name, stream in self._streams.items()
         }
@@ -52,14 +55,20 @@ class EvalSets:
         groups = iter(self._pool.wait(self._pool.start(every, requests, [True] * len(every)), "eval"))
         # Else training would meet prefixes cached here, which a resumed run, without this eval, does not.
         self._pool.forget_prefixes()
+        return {name: self._checked([next(groups) for _ in of_set]) for name, of_set in prompts.items()}
+
+    def measure(self, sampled: Mapping[str, Sequence[EvalGroup]], file_of: Callable[[str], Path]) -> dict[str, float]:
+        """Return the metrics of all sets, and write down their completions."""
         metrics: dict[str, float] = {}
-        for name, of_set in prompts.items():
-            metrics |= self._measure(name, [next(groups) for _ in of_set], file_of(name))
+        for name, groups in sampled.items():
+            metrics |= self._measure(name, groups, file_of(name))
         return metrics
 
-    def _measure(self, name: str, graded: list[GradedGroup], file: Path) -> dict[str, float]:
+    def _checked(self, graded: Sequence[GradedGroup]) -> list[EvalGroup]:
         check_failures([group.grades for group in graded], self._config.grading.max_failed_fraction)
-        groups = [self._eval_group(group) for group in graded]
+        return [self._eval_group(group) for group in graded]
+
+    def _measure(self, name: str, groups: Sequence[EvalGroup], file: Path) -> dict[str, float]:
         text = "".join(
             json.dumps({"ordinal": ordinal, **line}) + "\n"
             for ordinal, group in enumerate(groups)

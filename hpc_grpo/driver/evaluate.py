@@ -21,7 +21,7 @@ from hpc_grpo.driver.inputs import EvalInputs, load_eval_inputs
 from hpc_grpo.driver.main import own_package_first
 from hpc_grpo.driver.stop import wait_for_ray
 from hpc_grpo.errors import EXIT_COMPLETE, HpcGrpoError
-from hpc_grpo.metrics.evals import HIGH, LOW
+from hpc_grpo.metrics.evals import HIGH, LOW, EvalGroup, paired_differences
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.evals import EvalRequest, answer_file, completions_file, read_request, result_file
 from hpc_grpo.run.files import read_jsonl, write_atomic, write_json_atomic
@@ -45,24 +45,48 @@ def evaluate(folder: RunDir) -> None:
     _end_on_signals()  # after ray.init, whose crash handler takes SIGTERM for itself
     with timer.phase("start"):
         slots = reserve_nodes(config, trains=False)
-    results = {name: _metrics_of(name, own, slots, inputs[name], folder, timer) for name, own in configs.items()}
+    looks = {name: _look_at(name, own, slots, inputs[name], folder, timer) for name, own in configs.items()}
     if request.prompts:
         answer = shown_completions(folder, request)
     else:
-        _write_result(folder, config, request, results)
+        results, apart = {name: metrics for name, (metrics, _) in looks.items()}, differences(looks, config)
+        _write_result(folder, config, request, results, apart)
         streams = next(iter(inputs.values())).eval_streams
         sources = {name: [part.name for part in stream.parts] for name, stream in streams.items()}
         answer = shown_metrics(results, sources, config)
+        if len(looks) > 1:
+            answer += "\n\n" + shown_metrics(apart, sources, config, of="DIFFERENCE")
     write_atomic(answer_file(folder), answer + "\n")
     write_atomic(folder.complete_marker, "evaluated\n")
 
 
+def differences(
+    looks: Mapping[str, tuple[Mapping[str, float], Mapping[str, Sequence[EvalGroup]]]], config: Config
+) -> dict[str, dict[str, float]]:
+    """Return by `B - A` how far each model B is from the first, A, on the prompts of all sets that both were asked."""
+    (first, (_, before)), *others = looks.items()
+    apart: dict[str, dict[str, float]] = {}
+    for name, (_, after) in others:
+        apart[f"{name} - {first}"] = {
+            f"eval/{of_set}/{key}" if of_set else f"eval/{key}": value
+            for of_set in before
+            for key, value in paired_differences(before[of_set], after[of_set], config.eval_settings(of_set)).items()
+        }
+    return apart
+
+
 def shown_metrics(
-    results: Mapping[str, Mapping[str, float]], sources: Mapping[str, Sequence[str]], config: Config
+    results: Mapping[str, Mapping[str, float]],
+    sources: Mapping[str, Sequence[str]],
+    config: Config,
+    of: str = "MODEL",
 ) -> str:
-    """Return a table: a line for each model, eval set and source (`sources` by set), with 95% intervals."""
+    """Return a table: a line for each model, or difference of two, eval set and source (`sources` by set), with 95%
+    intervals.
+    """
     ks = sorted({k for of_set in sources for k in (1, *config.eval_settings(of_set).pass_k)})
-    columns = [*(f"pass@{k}" for k in ks), "reward_mean", "tokens_mean", "failed_fraction"]
+    columns = [*(f"pass@{k}" for k in ks), "reward_mean", "tokens_mean"]
+    columns += ["failed_fraction"] if of == "MODEL" else []
     rows = []
     for model, metrics in results.items():
         for of_set, names in sources.items():
@@ -70,7 +94,7 @@ def shown_metrics(
             for end, where in [("", of_set or "all"), *((f"/{name}", name) for name in names if len(names) > 1)]:
                 cells = (_cell(metrics, f"{prefix}{column}", end) for column in columns)
                 rows.append((model, f"{of_set}/{where}" if of_set and end else where, *cells))
-    return table(("MODEL", "DATA", *(name.removesuffix("_mean").upper() for name in columns)), rows)
+    return table((of, "DATA", *(name.removesuffix("_mean").upper() for name in columns)), rows)
 
 
 def shown_completions(folder: RunDir, request: EvalRequest) -> str:
@@ -85,18 +109,22 @@ def shown_completions(folder: RunDir, request: EvalRequest) -> str:
     return "\n\n".join(blocks)
 
 
-def _metrics_of(
+def _look_at(
     name: str, config: Config, slots: Sequence[NodeSlots], inputs: EvalInputs, folder: RunDir, timer: StepTimer
-) -> dict[str, float]:
-    """Evaluate one model; end its engines and graders, so that those of the next one have their places."""
+) -> tuple[dict[str, float], dict[str, list[EvalGroup]]]:
+    """Return the metrics of one model, and its graded prompts by set.
+
+    Ends its engines and graders, so that those of the next one have their places.
+    """
     with timer.phase("start"):
         workers = Workers(config, slots, inputs, total_optimizer_steps=0)
         workers.start()
     with timer.phase("eval"):
         sets = EvalSets(config, inputs.eval_streams, workers.rollout_pool())
-        metrics = sets.run(lambda of_set: completions_file(folder, name, of_set))
+        groups = sets.sample()
+        metrics = sets.measure(groups, lambda of_set: completions_file(folder, name, of_set))
     workers.stop()
-    return metrics
+    return metrics, groups
 
 
 def _with_model(config: Config, path: str) -> Config:
@@ -104,7 +132,11 @@ def _with_model(config: Config, path: str) -> Config:
 
 
 def _write_result(
-    folder: RunDir, config: Config, request: EvalRequest, results: Mapping[str, Mapping[str, float]]
+    folder: RunDir,
+    config: Config,
+    request: EvalRequest,
+    results: Mapping[str, Mapping[str, float]],
+    apart: Mapping[str, Mapping[str, float]],
 ) -> None:
     models = {
         name: {
@@ -115,8 +147,14 @@ def _write_result(
         for name, metrics in results.items()
     }
     settings: dict[str, Any] = config.eval.model_dump(mode="json")
-    data = [source.path for _, source in config.data.sources(for_eval=True)]
-    write_json_atomic(result_file(folder), {"models": models, "data": data, "settings": settings})
+    values = {"models": models, "differences": apart, "data": data_of(config), "settings": settings}
+    write_json_atomic(result_file(folder), values)
+
+
+def data_of(config: Config) -> list[str]:
+    """List the paths of the eval sets, and of the training data where a share of them is held out."""
+    held_out = config.data.sources(for_eval=False) if config.data.held_out is not None else []
+    return [source.path for _, source in (*held_out, *config.data.sources(for_eval=True))]
 
 
 def _cell(metrics: Mapping[str, float], name: str, end: str) -> str:

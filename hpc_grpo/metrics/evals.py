@@ -61,6 +61,25 @@ def eval_metrics(
     return metrics
 
 
+def paired_differences(
+    before: Sequence[EvalGroup], after: Sequence[EvalGroup], settings: EvalConfig
+) -> dict[str, float]:
+    """Measure how far two models are apart on the same prompts, `after` minus `before`, with 95% intervals.
+
+    The metrics are those of `eval_metrics` that have intervals, by its names; where the reward of either failed, a
+    prompt counts for neither. Empty where the prompts are not the same.
+    """
+    if [group.fields for group in before] != [group.fields for group in after]:
+        return {}
+    pairs = list(zip(before, after, strict=True))
+    sources = sorted({group.source for group in before})
+    metrics = _differences(pairs, settings)
+    for source in sources if len(sources) > 1 else ():
+        of_source = _differences([pair for pair in pairs if pair[0].source == source], settings)
+        metrics |= {f"{name}/{source}": value for name, value in of_source.items()}
+    return metrics
+
+
 def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
     """Estimate, without bias, the chance that at least one of `k` completions solves the prompt.
 
@@ -116,6 +135,43 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """
     half = _Z * math.sqrt(variance(values) / len(values))
     return fmean(values) - half, fmean(values) + half
+
+
+def difference_interval(differences: Sequence[float]) -> tuple[float, float]:
+    """Return the 95% interval of the mean of paired differences of shares, each in [-1, 1].
+
+    The adjusted Wald interval of matched proportions (Agresti and Min 2005, Statistics in Medicine 24, 729-740):
+
+        d' -+ z * sqrt((S + 1) / (N + 2) - d'^2) / sqrt(N + 2),   d' = sum(d) / (N + 2)
+
+    S is the sum of the squares: half an observation more for each pair of outcomes, of which two differ. It means
+    something for few prompts, and where no prompt or every one tells the two models apart; the bootstrap's is a point
+    then, and promises too much. Of several completions a prompt, d is the difference of its shares. Where one prompt in
+    a hundred differs, and always one way, it holds the truth in 86 of 100 cases of 200 prompts: a little short.
+
+    >>> low, high = difference_interval([0.0] * 20)
+    >>> round(low, 3), round(high, 3)
+    (-0.089, 0.089)
+    """
+    n = len(differences) + 2
+    middle = sum(differences) / n
+    spread = (sum(d * d for d in differences) + 1) / n - middle**2
+    half = _Z * math.sqrt(spread / n)
+    return max(-1.0, middle - half), min(1.0, middle + half)
+
+
+def _differences(pairs: Sequence[tuple[EvalGroup, EvalGroup]], settings: EvalConfig) -> dict[str, float]:
+    graded = [pair for pair in pairs if all(group.is_graded for group in pair)]
+    metrics: dict[str, float] = {}
+    for k in sorted({1, *settings.pass_k}) if graded else ():
+        shares = [[pass_at_k(settings.num_samples, sum(group.solved), k) for group in pair] for pair in graded]
+        values = [after - before for before, after in shares]
+        metrics |= _with_bounds(f"pass@{k}", values, difference_interval(values))
+    if graded:
+        metrics |= _of_means("reward_mean", [fmean(after.rewards) - fmean(before.rewards) for before, after in graded])
+    return metrics | _of_means(
+        "tokens_mean", [fmean(after.num_tokens) - fmean(before.num_tokens) for before, after in pairs]
+    )
 
 
 def _measured(groups: Sequence[EvalGroup], settings: EvalConfig, own: Mapping[str, EvalMetric]) -> dict[str, float]:

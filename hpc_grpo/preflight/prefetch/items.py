@@ -8,7 +8,7 @@ from pathlib import Path
 from hpc_grpo.config import Config, SourceConfig
 from hpc_grpo.registry import names_function
 
-_DATA_FILES = (".jsonl", ".json", ".parquet", ".arrow")
+DATA_FILES = (".jsonl", ".json", ".parquet", ".arrow")
 _MADE_HERE = "reasoning_gym:"
 
 
@@ -68,7 +68,7 @@ def _is_local_model(path: str, working_dir: Path) -> bool:
 
 
 def _is_local_dataset(path: str, working_dir: Path) -> bool:
-    return is_generated(path) or _is_no_hub_name(path) or path.endswith(_DATA_FILES) or is_there(working_dir / path)
+    return is_generated(path) or _is_no_hub_name(path) or path.endswith(DATA_FILES) or is_there(working_dir / path)
 
 
 def _is_no_hub_name(path: str) -> bool:

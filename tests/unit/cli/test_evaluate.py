@@ -84,6 +84,19 @@ def test_base_and_steps_are_evaluated_side_by_side(run: RunDir, started: Started
     assert started.request.models == {"base": "org/m"}
 
 
+def test_other_runs_and_models_are_evaluated_by_the_config_of_the_first(
+    run: RunDir, started: Started, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    words = ["model", "rollout.max_new_tokens=99", str(run.path)]
+    assert call("eval", str(run.path), *words, "--step", "4").exit_code == 0
+    assert started.request.models == {
+        "step_4": str(run.export(4)), "model": str(tmp_path / "model"), "r/step_12": str(run.export(12))
+    }  # fmt: skip
+    assert started.config.rollout.max_new_tokens == 99
+
+
 def test_data_named_by_the_user_are_found_from_where_the_user_is(run: RunDir, started: Started, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").touch()
     words = ["--data", "mine.jsonl", "--data", "reasoning_gym:gcd", "--max-items", "5"]
@@ -101,6 +114,7 @@ def test_a_models_folder_is_evaluated_by_defaults_or_by_a_config(started: Starte
     assert call("eval", "model", "--data", "reasoning_gym:gcd").exit_code == 0
     assert started.request.models == {"model": str(tmp_path / "model")}
     assert started.folders[0].path == tmp_path / "runs" / "evals" / "1"
+    (tmp_path / "rows.jsonl").touch()
     words = ["--config", "local/debug", "--data", "rows.jsonl", "--folder", str(tmp_path / "work")]
     assert call("eval", "model", *words).exit_code == 0
     assert started.folders[1].path == tmp_path / "work" / "1"
@@ -129,8 +143,10 @@ def test_a_sample_shows_completions_and_leaves_nothing_behind(run: RunDir, start
 
 def test_an_attempt_that_failed_keeps_its_folder_and_ends_with_its_code(run: RunDir, started: Started) -> None:
     started.exit_code = EXIT_CONFIG
-    assert call("sample", str(run.path), "Hi").exit_code == EXIT_CONFIG
+    done = call("sample", str(run.path), "Hi")
+    assert done.exit_code == EXIT_CONFIG
     assert started.folders[0].path.exists()
+    assert done.stderr.endswith(f"and its logs: {started.folders[0].path}\n")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +156,12 @@ def test_an_attempt_that_failed_keeps_its_folder_and_ends_with_its_code(run: Run
         (["eval", "RUN", "--config", "local/debug"], "--config goes with a MODEL"),
         (["eval", "nothing"], "RUN = 'nothing' must be a run directory"),
         (["eval", "MODEL"], "A MODEL has no eval set: give a data set (--data PATH)"),
-        (["eval", "MODEL", "--base", "--data", "d.jsonl"], "--step and --base go with a RUN"),
+        (["eval", "MODEL", "--base", "--data", "org/d"], "--step and --base go with a RUN"),
+        (["eval", "RUN", "--data", "d.jsonl"], "--data = d.jsonl: there is no /"),
+        (["eval", "RUN", "nothing"], "RUN = 'nothing' must be a run directory"),
+        (["sample", "RUN"], "Give prompts to answer, or --interactive for a conversation: one of the two."),
+        (["sample", "RUN", "Hi", "--interactive"], "Give prompts to answer, or --interactive"),
+        (["sample", "RUN", "--interactive", "--num", "2"], "--num is about prompts on the command line"),
         (["eval", "RUN", "--pass-k", "9"], "eval.pass_k = [9]: every k must be at most eval.num_samples = 4"),
         (["eval", "RUN", "--max-items", "9"], "--max-items = 9 is about --data"),
         (["eval", "RUN", "--output", "nowhere/out.json"], "there is no folder"),

@@ -3,7 +3,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hpc_grpo.driver.evaluate import shown_completions, shown_metrics
+from hpc_grpo.driver.evaluate import data_of, differences, shown_completions, shown_metrics
+from hpc_grpo.metrics.evals import EvalGroup
 from hpc_grpo.run.evals import EvalRequest, completions_file, new_eval_dir, read_request
 from hpc_grpo.run.paths import RunDir
 from tests.support.configs import minimal_config
@@ -26,6 +27,27 @@ def test_the_table_has_a_line_for_each_model_set_and_source() -> None:
         ["step_8", "all", "0.500", "[0.250,", "0.750]", "-", "-", "40.0", "-"],
         *([["step_8", name, "-", "-", "-", "-", "-"] for name in ("gcd", "sums", "hard")]),
     ]
+
+
+def test_each_model_has_its_difference_from_the_first_by_set() -> None:
+    def asked(right: int) -> EvalGroup:
+        return EvalGroup("1+1?", "d", {"answer": "2"}, ("2",), (float(right),), (bool(right),), (3,))
+
+    config = minimal_config(data={"eval": {"path": "d"}, "eval_sets": {"hard": {"path": "h"}}})
+    sampled = [{"": [asked(own), asked(1)], "hard": [asked(own)]} for own in (0, 1, 0)]
+    looks = {name: ({}, groups) for name, groups in zip(("base", "step_4", "step_8"), sampled, strict=True)}
+    apart = differences(looks, config)
+    assert {name: own["eval/pass@1"] for name, own in apart.items()} == {"step_4 - base": 0.5, "step_8 - base": 0.0}
+    assert apart["step_4 - base"]["eval/hard/reward_mean"] == 1.0
+    shown = shown_metrics(apart, {"": ["d"], "hard": ["h"]}, config, of="DIFFERENCE").splitlines()
+    assert shown[0].split() == ["DIFFERENCE", "DATA", "PASS@1", "REWARD", "TOKENS"]
+    assert shown[1].split()[:5] == ["step_4", "-", "base", "all", "0.500"]
+
+
+def test_a_held_out_share_is_told_as_the_data_that_it_was_taken_from() -> None:
+    data = {"train": {"path": "t.jsonl"}, "held_out": {"fraction": 0.1}, "eval_sets": {"hard": {"path": "h.jsonl"}}}
+    assert data_of(minimal_config(data=data)) == ["t.jsonl", "h.jsonl"]
+    assert data_of(minimal_config(data={"eval": {"path": "e.jsonl"}})) == ["e.jsonl"]
 
 
 def write_completions(folder: RunDir, model: str, *lines: tuple[int, str]) -> None:

@@ -11,7 +11,15 @@ import pytest
 
 from hpc_grpo.config import EvalConfig
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.metrics.evals import EvalGroup, eval_metrics, mean_interval, pass_at_k, share_interval
+from hpc_grpo.metrics.evals import (
+    EvalGroup,
+    difference_interval,
+    eval_metrics,
+    mean_interval,
+    paired_differences,
+    pass_at_k,
+    share_interval,
+)
 
 SETTINGS = EvalConfig(num_samples=3, pass_k=[2])
 
@@ -111,3 +119,38 @@ def test_a_metric_of_ones_own_that_breaks_its_contract_is_refused(returned: Any,
     with pytest.raises(ConfigError, match=r"eval.metrics: mine:wrong must return") as error:
         eval_metrics([group((1, 0, 0))], SETTINGS, {"mine:wrong": lambda groups: returned})
     assert named in str(error.value)
+
+
+def test_a_difference_is_that_of_the_same_prompts_with_its_interval() -> None:
+    before = [group([0, 0, 0]), group([1, 0, 0]), group([1, 1, 1], is_graded=False), group([1, 1, 1], "sums")]
+    after = [group([1, 0, 0], num_tokens=(1, 2, 3)), group([1, 1, 1]), group([0, 0, 0]), group([1, 1, 0], "sums")]
+    found = paired_differences(before, after, SETTINGS)
+    assert found["pass@1"] == pytest.approx((1 / 3 + 2 / 3 - 1 / 3) / 3)
+    assert found["pass@2/gcd"] == pytest.approx((2 / 3 + 1 / 3) / 2)
+    assert found["reward_mean/sums"] == pytest.approx(-1 / 3)
+    assert found["tokens_mean"] == pytest.approx(-0.5)
+    assert found["pass@1_low"] < found["pass@1"] < found["pass@1_high"]
+    assert paired_differences(before, [*after[:3], group([1], fields={"answer": "3"})], SETTINGS) == {}
+
+
+def test_the_interval_of_matched_proportions_is_agrestis_and_mins() -> None:
+    """With b prompts lost and c won of n: their R code, http://users.stat.ufl.edu/~aa/cda/R/matched/R2_matched."""
+    b, c, n, z = 3, 9, 40, 1.959963984540054
+    middle = (c - b) / (n + 2)
+    half = z * math.sqrt((b + c + 1) - (c - b) ** 2 / (n + 2)) / (n + 2)
+    found = difference_interval([-1.0] * b + [1.0] * c + [0.0] * (n - b - c))
+    assert found == pytest.approx((middle - half, middle + half), abs=1e-12)
+
+
+@pytest.mark.parametrize(("lost", "won"), [(0.05, 0.05), (0.02, 0.4), (0.25, 0.35), (0.0, 0.05)])
+@pytest.mark.parametrize("num_prompts", [20, 200])
+def test_the_interval_of_a_difference_holds_the_truth_as_often_as_it_says(
+    lost: float, won: float, num_prompts: int
+) -> None:
+    chance, trials = random.Random(7), 2000
+    held = 0
+    for _ in range(trials):
+        drawn = chance.choices([-1.0, 1.0, 0.0], [lost, won, 1 - lost - won], k=num_prompts)
+        low, high = difference_interval(drawn)
+        held += low <= won - lost <= high
+    assert held / trials > 0.93

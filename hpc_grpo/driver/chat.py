@@ -1,0 +1,99 @@
+"""A conversation with a model in this process, without Ray or engines: what `hpc-grpo sample --interactive` is.
+
+The template, the system prompt and the sampling are those of the config; transformers generates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hpc_grpo.config import Config
+from hpc_grpo.data.templates import PromptTemplate, prompt_style
+from hpc_grpo.data.tokenizer import load_tokenizer, model_folder, stop_token_ids
+
+_MESSAGES = "messages"
+
+
+class Chat:
+    """A model and what was said so far; without a chat template each prompt stands alone.
+
+    The prompts of `config` are those of its first eval source. Raises ConfigError where the model cannot be loaded, or
+    its tokenizer does not fit the template.
+    """
+
+    def __init__(self, config: Config) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        self._config = config
+        self._tokenizer = load_tokenizer(config)
+        self._end = stop_token_ids(config, self._tokenizer)
+        (_, self._source), *_ = config.data.sources(for_eval=True)
+        self._style = prompt_style(config.data, self._source)
+        self._is_plain = self._style.template == "plain"
+        whole = {} if self._is_plain else {"messages_field": _MESSAGES, "prompt_format": "{prompt}"}
+        self._template = PromptTemplate(config.data, self._source.model_copy(update=whole), self._tokenizer)
+        on_gpu = config.model.device != "cpu" and torch.cuda.is_available()
+        dtype = getattr(torch, config.engine.dtype or config.model.dtype)
+        model = AutoModelForCausalLM.from_pretrained(model_folder(config.model.path), dtype=dtype)
+        self._model = model.to("cuda" if on_gpu else "cpu").eval()
+        self._messages: list[dict[str, str]] = []
+
+    def say(self, prompt: str, show: Callable[[str], None]) -> str:
+        """Return the model's answer to `prompt`; `show` gets it piece by piece. A stopped answer is forgotten."""
+        import torch
+
+        said = self._style.prompt_format.replace("{prompt}", prompt)
+        asked = [*self._messages, {"role": "user", "content": said}]
+        token_ids = self._encode({self._source.prompt_field: prompt}) if self._is_plain else self._encode_end(asked)
+        rollout, temperature = self._config.rollout, self._config.eval.temperature
+        sampling: dict[str, Any] = {"do_sample": False}
+        if temperature > 0.0:
+            sampling = {"do_sample": True, "temperature": temperature, "top_p": rollout.top_p, "top_k": 0}
+        given = torch.tensor([token_ids], device=self._model.device)
+        with torch.no_grad():
+            found = self._model.generate(
+                given,
+                attention_mask=torch.ones_like(given),
+                max_new_tokens=rollout.max_new_tokens,
+                eos_token_id=list(self._end),
+                pad_token_id=self._end[0],
+                streamer=_streamer(self._tokenizer, show),
+                **sampling,
+            )
+        answer = str(self._tokenizer.decode(found[0, len(token_ids) :], skip_special_tokens=True)).strip()
+        if not self._is_plain:
+            self._messages = [*asked, {"role": "assistant", "content": answer}]
+        return answer
+
+    def forget(self) -> None:
+        """Begin a new conversation."""
+        self._messages = []
+
+    def _encode(self, item: dict[str, Any]) -> list[int]:
+        (token_ids,) = self._template.encode([self._template.render(item, 0)])
+        return token_ids
+
+    def _encode_end(self, messages: list[dict[str, str]]) -> list[int]:
+        """Return the token ids of a conversation, without its oldest part where the whole exceeds the context."""
+        limit = getattr(self._model.config, "max_position_embeddings", None)
+        while True:
+            token_ids = self._encode({_MESSAGES: messages})
+            if limit is None or len(messages) < 3 or len(token_ids) + self._config.rollout.max_new_tokens <= limit:
+                return token_ids
+            messages = messages[2:]
+
+
+def _streamer(tokenizer: Any, show: Callable[[str], None]) -> Any:
+    from transformers import TextStreamer
+
+    class Shown(TextStreamer):  # type: ignore[misc]
+        """Hands whole words on, as they come."""
+
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            show(text)
+
+    return Shown(tokenizer, skip_prompt=True, skip_special_tokens=True)
