@@ -58,7 +58,12 @@ def run_job(folder: AttemptFolder, spec: dict[str, Any], signals: Signals) -> En
 
 
 def run_dir(folder: Path, spec: dict[str, Any]) -> RunDir:
-    """Return where the job's run is: below its config's root, else below the VM's `runs`."""
+    """Return where the job's run is: below its config's root, else below the VM's `runs`.
+
+    That of train_grpo.py is the folder `run` in its output_dir.
+    """
+    if spec["words"][0] != "train":
+        return RunDir(folder.parents[1] / (spec["output_dir"] or Path("runs") / spec["run"]["name"]) / "run")
     root = spec["run"].get("root")
     base = Path(os.path.expandvars(root)).expanduser() if root else folder.parents[1] / "runs"
     return RunDir(folder.parents[1] / base / spec["run"]["name"])
@@ -78,7 +83,7 @@ def _argv(folder: AttemptFolder, spec: dict[str, Any], run: RunDir) -> list[str]
     program = spec["program"] or [sys.executable, "-m", "hpc_grpo.cli"]
     command, *words = spec["words"]
     if command != "train":
-        return [*program, command, *words]
+        return [*program, command, f"--output_dir={run.path.parent}", *words]
     config, *overrides = words
     config = str(folder.path / CONFIG_FILE) if spec["config"] else config
     own = [f"run.{key}={json.dumps(str(value))}" for key, value in (("root", run.path.parent), ("name", run.path.name))]

@@ -34,7 +34,9 @@ class FleetSettings(Section):
     poll_s: float = Field(default=10.0, gt=0, description="Between two visits of a VM.")
     sweep_s: float = Field(default=5.0, gt=0, description="Between two looks for jobs that nobody announced.")
     visit_s: float = Field(default=20.0, gt=0, description="A visit that takes longer is given up.")
-    start_s: float = Field(default=60.0, gt=0, description="A claimed job that its VM does not have by then is queued.")
+    start_s: float = Field(
+        default=60.0, ge=25, description="A claimed job that its VM does not have by then is queued."
+    )
     stale_s: float = Field(default=60.0, gt=0, description="A VM not seen for so long gets no new jobs.")
     lease_s: float = Field(default=300.0, gt=0, description="A job whose VM nobody visited for so long is ended there.")
     end_s: float = Field(default=120.0, gt=0, description="A job that is ended has so long for its checkpoint.")

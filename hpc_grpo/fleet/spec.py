@@ -21,6 +21,7 @@ def make_spec(job: Mapping[str, Any], gpus: tuple[int, ...], settings: FleetSett
         "program": list(settings.program),
         "words": _words(job),
         "config": job["config"],
+        "output_dir": job["output_dir"],
         "run": {"name": file_name(key.job_id), **run_of(job["config"], overrides_of(job))},
         "env": settings.env,
         "lease_s": settings.lease_s,
@@ -61,10 +62,12 @@ def _words(job: Mapping[str, Any]) -> list[str]:
         return ["train", CONFIG_FILE if job["config"] else job["config_name"], *overrides_of(job)]
     if not job["model"]:
         raise ConfigError("The job has neither a config nor a model: nothing to run.")
+    if missing := [name for name in ("dataset", "reward_function") if not job[name]]:
+        raise ConfigError(f"{missing[0]} must say something where a job has a model: train_grpo.py needs it.")
     return ["grpo", *train_grpo_words(job), *overrides_of(job)]
 
 
 def train_grpo_words(job: Mapping[str, Any]) -> list[str]:
     """Return the arguments of train_grpo.py: each value in one word with its option, so that none becomes another."""
-    names = ("model", "dataset", "reward_function", "max_steps", "output_dir", "preprocessing")
+    names = ("model", "dataset", "reward_function", "max_steps", "preprocessing")
     return [f"--{name}={job[name]}" for name in names if job[name]] + (["--use_unsloth"] if job["use_unsloth"] else [])

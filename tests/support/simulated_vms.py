@@ -82,7 +82,11 @@ def add_jobs(db: Database, count: int, **values: Any) -> None:
     """Add rows of jobs, named job-1 and so on, as anybody's INSERT would."""
     with db.write() as connection:
         connection.execute(
-            sa.insert(jobs), [{"job_id": f"job-{i}", "model": "m", **values} for i in range(1, count + 1)]
+            sa.insert(jobs),
+            [
+                {"job_id": f"job-{i}", "model": "m", "dataset": "d", "reward_function": "r", **values}
+                for i in range(1, count + 1)
+            ],
         )
 
 

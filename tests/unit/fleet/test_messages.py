@@ -73,13 +73,10 @@ def test_a_jobs_file_name_is_one_name_without_meaning_and_nobody_elses() -> None
 
 @pytest.mark.parametrize("text", [text for text in HOSTILE if text])
 def test_texts_of_a_row_are_one_word_each_of_the_jobs_command(text: str) -> None:
-    spec = make_spec(
-        row(job_id=text, model=text, dataset=text, reward_function=text, output_dir=text), (0,), FleetSettings()
-    )
-    assert spec["words"] == [
-        "grpo",
-        *(f"--{name}={text}" for name in ("model", "dataset", "reward_function", "output_dir")),
-    ]
+    names = ("model", "dataset", "reward_function", "preprocessing")
+    spec = make_spec(row(job_id=text, output_dir=text, **dict.fromkeys(names, text)), (0,), FleetSettings())
+    assert spec["words"] == ["grpo", *(f"--{name}={text}" for name in names)]
+    assert spec["output_dir"] == text
 
 
 def test_a_config_goes_along_whole_and_its_own_run_root_is_kept() -> None:
@@ -99,8 +96,9 @@ def test_a_config_goes_along_whole_and_its_own_run_root_is_kept() -> None:
     ("values", "said"),
     [
         ({}, "neither a config nor a model"),
-        ({"model": "m", "overrides": "lr=3"}, "JSON list of KEY=VALUE"),
-        ({"model": "m", "overrides": '["--driver"]'}, "JSON list of KEY=VALUE"),
+        ({"model": "m", "dataset": "d"}, "reward_function must"),
+        ({"config_name": "c", "overrides": "lr=3"}, "JSON list of KEY=VALUE"),
+        ({"config_name": "c", "overrides": '["--driver"]'}, "JSON list of KEY=VALUE"),
         ({"config": "a: [", "model": "m"}, "no YAML"),
     ],
 )

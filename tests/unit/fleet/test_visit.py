@@ -64,6 +64,7 @@ class Scene:
             "program": program,
             "words": ["grpo", "--model=$(id) ;"],
             "config": "",
+            "output_dir": "out",
             "run": {"name": "r"},
             "env": env,
         }
@@ -106,7 +107,7 @@ def test_a_job_runs_on_its_gpus_by_words_and_leaves_its_log_and_its_code(scene: 
     (attempt,) = scene.visit()[0].attempts
     assert (attempt.key, attempt.gpus, attempt.log.decode()) == (KEY, (1, 3), "héllo\n")
     told = json.loads(scene.seen.read_text())
-    assert (told["argv"], told["gpus"]) == (["grpo", "--model=$(id) ;"], "1,3")
+    assert (told["argv"], told["gpus"]) == (["grpo", f"--output_dir={scene.work_dir}/out", "--model=$(id) ;"], "1,3")
     assert scene.visit(Orders(start=(scene.spec(0.0),)))[1].failed  # its attempt was decided
     scene.visit(Orders(forget=(KEY,)))
     assert scene.visit()[0].attempts == ()
