@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,6 +21,8 @@ from hpc_grpo.fleet.schema import gpus, jobs, vms
 from hpc_grpo.fleet.spec import make_spec
 from hpc_grpo.fleet.states import WAITING, Ending, JobState, VmState
 from hpc_grpo.system.say import say
+
+_CLAIMED_AT_ONCE = 64
 
 
 class Dispatcher:
@@ -40,12 +43,17 @@ class Dispatcher:
             await bell.answered()
 
     async def sweep(self) -> None:
-        """Claim GPUs for whatever fits, and begin to start it."""
-        claimed = await asyncio.to_thread(claim_all, self._controller.db)
-        for vm, keys in claimed:
-            task = asyncio.create_task(self.start(vm, keys))
-            self._starting.add(task)
-            task.add_done_callback(self._starting.discard)
+        """Claim GPUs for whatever fits, and begin to start it; the first are started while others are claimed."""
+        db = self._controller.db
+        plan = await asyncio.to_thread(place_jobs, db)
+        for first in range(0, len(plan.placements), _CLAIMED_AT_ONCE):
+            chosen = plan.placements[first : first + _CLAIMED_AT_ONCE]
+            claimed = await asyncio.to_thread(claim_each, db, chosen)
+            for vm_id, keys in claimed.items():
+                task = asyncio.create_task(self.start(plan.machines[vm_id], keys))
+                self._starting.add(task)
+                task.add_done_callback(self._starting.discard)
+        await asyncio.to_thread(mark_pending, db, plan.pending)
 
     async def round(self) -> None:
         """Sweep, and wait until all that was claimed has been started or given back."""
@@ -140,37 +148,50 @@ class FreeGpus:
         return vm_id, tuple(taken)
 
 
-def claim_all(db: Database) -> list[tuple[Vm, list[AttemptKey]]]:
-    """Claim GPUs for every waiting job that fits, by priority and age; what fits not is pending. Returns it by VM.
+@dataclass(frozen=True)
+class Plan:
+    """Where waiting jobs would go, the machines of these places, and the queued jobs for which there is none."""
+
+    placements: list[Placement]
+    machines: dict[int, Vm]
+    pending: list[str]
+
+
+def place_jobs(db: Database) -> Plan:
+    """Find free GPUs for every waiting job that fits, by priority and age; changes nothing.
 
     A job goes back to the VM where its newest attempt was, if that has room: its checkpoints may be there.
     """
     with db.read() as connection:
         is_ready = sa.and_(vms.c.state == VmState.READY, vms.c.is_drained == 0)
         is_free = sa.and_(is_ready, gpus.c.job_id.is_(None), gpus.c.is_busy == 0)
-        found = (
-            sa.select(gpus.c.vm_id, gpus.c.gpu_index).join_from(gpus, vms).where(is_free).order_by(*gpus.primary_key)
-        )
-        free = FreeGpus((row[0], row[1]) for row in connection.execute(found))
+        found = sa.select(gpus.c.vm_id, gpus.c.gpu_index).join_from(gpus, vms).where(is_free)
+        free = FreeGpus((row[0], row[1]) for row in connection.execute(found.order_by(*gpus.primary_key)))
         wanted = sa.select(jobs.c.job_id, jobs.c.attempt, jobs.c.num_gpus, jobs.c.vm_id, jobs.c.status)
         order = (jobs.c.priority.desc(), jobs.c.submitted_at, jobs.c.job_id)
         waiting = connection.execute(wanted.where(jobs.c.status.in_(WAITING)).order_by(*order)).all()
         machines = {row["vm_id"]: Vm.from_row(row) for row in connection.execute(sa.select(vms)).mappings()}
-    claimed: dict[int, list[AttemptKey]] = defaultdict(list)
-    pending = []
+    placements, pending = [], []
     for job in waiting:
         taken = free.take(max(1, job.num_gpus), job.vm_id) if free.most else None
-        if taken is None:
-            if job.status == JobState.QUEUED:
-                pending.append(job.job_id)
-            continue
-        if key := claim(db, Placement(job.job_id, job.attempt, *taken)):
-            claimed[taken[0]].append(key)
-    _mark_pending(db, pending)
-    return [(machines[vm_id], keys) for vm_id, keys in claimed.items()]
+        if taken is not None:
+            placements.append(Placement(job.job_id, job.attempt, *taken))
+        elif job.status == JobState.QUEUED:
+            pending.append(job.job_id)
+    return Plan(placements, machines, pending)
 
 
-def _mark_pending(db: Database, job_ids: Sequence[str]) -> None:
+def claim_each(db: Database, placements: Sequence[Placement]) -> dict[int, list[AttemptKey]]:
+    """Claim what is planned, each in a transaction of its own; returns what was still free, by VM."""
+    claimed: dict[int, list[AttemptKey]] = defaultdict(list)
+    for place in placements:
+        if key := claim(db, place):
+            claimed[place.vm_id].append(key)
+    return claimed
+
+
+def mark_pending(db: Database, job_ids: Sequence[str]) -> None:
+    """Note that no free GPUs fit these queued jobs."""
     if not job_ids:
         return
     with db.write() as connection:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpc_grpo.fleet.claims import Placement, cancel, claim, confirm, end_attempt, give_back, queue_again
 from hpc_grpo.fleet.db import Database
-from hpc_grpo.fleet.dispatch import claim_all
+from hpc_grpo.fleet.dispatch import claim_each, mark_pending, place_jobs
 from hpc_grpo.fleet.messages import AttemptKey
 from hpc_grpo.fleet.observe import record
 from hpc_grpo.fleet.requeue import queue_due
@@ -32,6 +32,13 @@ def see(db: Database, vm_id: int, vm: SimulatedVm) -> None:
 def end(db: Database, key: AttemptKey, ending: Ending, fleet: FleetSettings = SETTINGS) -> object:
     with db.write() as connection:
         return end_attempt(connection, key, ending, fleet, db.now(connection))
+
+
+def dispatch(db: Database) -> list[AttemptKey]:
+    plan = place_jobs(db)
+    claimed = claim_each(db, plan.placements)
+    mark_pending(db, plan.pending)
+    return [key for keys in claimed.values() for key in keys]
 
 
 def owners(db: Database) -> dict[tuple[int, int], tuple[str, int] | None]:
@@ -162,7 +169,7 @@ def test_ten_threads_that_claim_the_same_gpus_get_each_of_them_once(db: Database
         see(db, vm, SimulatedVm())
     add_jobs(db, 30)
     got: list[AttemptKey] = []
-    threads = [threading.Thread(target=lambda: [got.extend(keys) for _, keys in claim_all(db)]) for _ in range(10)]
+    threads = [threading.Thread(target=lambda: got.extend(dispatch(db))) for _ in range(10)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -197,7 +204,7 @@ def test_whatever_happens_gpus_and_attempts_and_jobs_agree(
         job_id = f"job-{number % len(needs)}"
         newest = AttemptKey(job_id, row_of(db, job_id)["attempt"])
         if name == "dispatch":
-            claim_all(db)
+            dispatch(db)
         elif name == "end":
             end(db, newest, Ending("exit", (0, 1, 75, 78, -9, None)[number]), PATIENT)
         elif name == "old":
