@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import pytest
 
+from tests.support.outcomes import Outcome, print_table
 from tools.virtual_machines import host, packages
 from tools.virtual_machines.bed_layout import BedLayout, Shape
 from tools.virtual_machines.beds import Bed, Residue
@@ -89,3 +90,16 @@ def vms() -> Iterator[Bed]:
     """Three VMs of four GPUs, and their controller."""
     with bed_of(Shape("vms", 3)) as bed:
         yield bed
+
+
+_outcomes: list[tuple[str, Outcome]] = []
+
+
+@pytest.fixture
+def record(request: pytest.FixtureRequest) -> Callable[[Outcome], None]:
+    """Keep what became of a run for the table that is printed at the end."""
+    return lambda outcome: _outcomes.append((request.node.name.removeprefix("test_"), outcome))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    print_table(terminalreporter, _outcomes)

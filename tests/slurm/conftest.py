@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import pytest
 
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.paths import RunDir
-from tests.slurm.scene import Outcome
+from tests.support.outcomes import Outcome, print_table
 from tools.virtual_slurm.layout import Layout
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -177,15 +176,7 @@ def record(request: pytest.FixtureRequest) -> Callable[[Outcome], None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if not _outcomes:
-        return
-    terminalreporter.section("what became of the runs")
-    rows = [outcome.row(name) for name, outcome in _outcomes]
-    for cells in [Outcome.titles, *rows]:
-        widths = [max(len(row[i]) for row in [Outcome.titles, *rows]) for i in range(len(cells))]
-        terminalreporter.line("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
-    for name, outcome in _outcomes:
-        terminalreporter.line(f"\n{name}\n{textwrap.indent(outcome.told, '  ')}")
+    print_table(terminalreporter, _outcomes)
 
 
 @pytest.fixture

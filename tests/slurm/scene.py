@@ -7,9 +7,8 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.chain import read_chain
@@ -19,6 +18,7 @@ from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
 from tests.integration.training_runs import LETTERS, tiny_config, write_workspace
+from tests.support.outcomes import Outcome
 
 if TYPE_CHECKING:
     from tests.slurm.conftest import SlurmCluster
@@ -31,28 +31,6 @@ DEADLINE_S = 900.0
 NUM_STEPS = 24
 STRUCK_AT_STEP = 5
 HEAD, WORKER = "nid001", "nid002"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of the run; `state` is the word of `status`.
-
-    `lost_s`: from the blow until a step was done that had not been; None if none was. `lost_steps` were trained twice.
-    `told` is what `status` and `explain` said.
-    """
-
-    state: str
-    num_jobs: int
-    num_restarts: int
-    lost_s: float | None
-    lost_steps: int
-    told: str
-
-    titles: ClassVar = ("what happened", "ended", "jobs", "restarts", "seconds lost", "steps lost")
-
-    def row(self, name: str) -> tuple[str, ...]:
-        lost = "-" if self.lost_s is None else f"{self.lost_s:.0f}"
-        return name, self.state, str(self.num_jobs), str(self.num_restarts), lost, str(self.lost_steps)
 
 
 def chain_is_over(cluster: SlurmCluster, run: RunDir) -> bool:
@@ -161,7 +139,7 @@ class Scene:
         (status,) = json.loads(self.command("status", "--json", str(self.run.path)))
         return Outcome(
             state=status["state"],
-            num_jobs=len(attempts),
+            num_attempts=len(attempts),
             num_restarts=sum(len(attempt.restarts) for attempt in attempts),
             lost_s=self._lost_s,
             lost_steps=ledger.undone,

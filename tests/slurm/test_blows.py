@@ -97,7 +97,7 @@ def test_twenty_random_blows_cost_no_step_and_leave_nothing(
         )
     outcome = scene.see_it_through()
     show(
-        f"seed {seed}: {outcome.state}, {outcome.num_jobs} jobs, {outcome.num_restarts} restarts, "
+        f"seed {seed}: {outcome.state}, {outcome.num_attempts} jobs, {outcome.num_restarts} restarts, "
         f"{outcome.lost_steps} steps trained twice, {sum(blow.lost_s for blow in blows) / NUM_BLOWS:.0f} s a blow"
     )
     assert outcome.state == "complete"

@@ -18,7 +18,8 @@ from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.progress import read_state
 from tests.integration.training_runs import metrics_of
-from tests.slurm.scene import HEAD, WORKER, Outcome, Scene
+from tests.slurm.scene import HEAD, WORKER, Scene
+from tests.support.outcomes import Outcome
 
 if TYPE_CHECKING:
     from tests.slurm.conftest import SlurmCluster
@@ -45,7 +46,7 @@ def expect_complete(scene: Scene, record: Record, *, jobs: int, max_restarts: in
     state = read_state(scene.run)
     assert state is not None
     assert list(metrics_of(scene.run)) == list(range(1, state.total_steps + 1))
-    assert outcome.num_jobs == jobs, outcome
+    assert outcome.num_attempts == jobs, outcome
     assert outcome.num_restarts <= max_restarts, outcome
     return outcome
 
@@ -153,7 +154,7 @@ def test_scancel_of_a_link_ends_the_chain(slurm_cluster: SlurmCluster, tmp_path:
     scene.strike(lambda: slurm_cluster.output(["scancel", scene.jobs[0]]))
     outcome = scene.see_it_through()
     record(outcome)
-    assert (outcome.state, outcome.num_jobs) == ("cancelled", 1)
+    assert (outcome.state, outcome.num_attempts) == ("cancelled", 1)
     assert "cancelled by the user" in read_chain(scene.run).ended
 
 
@@ -174,7 +175,7 @@ def test_hpc_grpo_cancel(slurm_cluster: SlurmCluster, tmp_path: Path, record: Re
     scene.strike(lambda: scene.command("cancel", str(scene.run.path)))
     outcome = scene.see_it_through()
     record(outcome)
-    assert outcome.num_jobs == 1
+    assert outcome.num_attempts == 1
     assert outcome.state != "complete"
 
 
@@ -243,6 +244,6 @@ def test_a_bug_that_crashes_every_start(slurm_cluster: SlurmCluster, tmp_path: P
     scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=1, driver=CRASHING)
     outcome = scene.see_it_through()
     record(outcome)
-    assert (outcome.state, outcome.num_jobs) == ("failed", 2)
+    assert (outcome.state, outcome.num_attempts) == ("failed", 2)
     assert "No new checkpoint in 2 attempts" in read_chain(scene.run).ended
     assert "RuntimeError: a bug that every start meets" in outcome.told

@@ -33,9 +33,6 @@ _ENGINE = '[engine]\ncgroup_manager = "cgroupfs"\ntmp_dir = "{0}/tmp"\n'
 def podman(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[dict[str, Any]]:
     """`launch` for containers of podman, which keeps to a folder of each node's own."""
     own = Layout.from_environment().local / "containers"
-    for node in slurm_cluster.node_names:
-        # Its runtime knows no host with control groups of both versions.
-        slurm_cluster.run(["umount", "/sys/fs/cgroup/unified"], on=node)
     (tmp_path / "storage.conf").write_text(_STORAGE.format(own))
     (tmp_path / "containers.conf").write_text(_ENGINE.format(own))
     yield {

@@ -89,7 +89,7 @@ def test_a_process_that_is_stopped(
         is_left = slurm_cluster.run(["kill", "-0", pid], on=node).returncode == 0
     finally:
         slurm_cluster.run(["kill", "-KILL", pid], on=node)
-    ended = f"{outcome.state}; jobs {outcome.num_jobs}, driver restarts {outcome.num_restarts}"
+    ended = f"{outcome.state}; jobs {outcome.num_attempts}, driver restarts {outcome.num_restarts}"
     lost = f"steps lost {outcome.lost_steps}"
     show(f"| {role} on {node} | {when} | {noticed_s:.0f} | {what_was_said(scene, role, node, pid)} | {ended}, {lost} |")
     assert outcome.state == "complete", outcome.told

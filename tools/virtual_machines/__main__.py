@@ -28,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("kind", choices=KINDS)
     up.add_argument("--nodes", type=int, default=defaults.nodes, metavar="N")
     up.add_argument("--private-disks", action="store_true", help="STATE/storage is another folder on each machine")
-    up.add_argument("--gpus-per-node", type=int, default=defaults.gpus_per_node, metavar="G", help="of VMs")
+    up.add_argument("--gpus-per-node", type=int, default=defaults.gpus_per_node, metavar="G", help="by nvidia-smi")
 
     commands.add_parser("down", help="take everything away")
     commands.add_parser("status", help="what is up; exit status 1 where nothing is")
@@ -65,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
         case "up":
             _up(layout, arguments)
         case "down":
-            print("down" if lifecycle.take_down(layout, layout.unmake_mount_points) else "nothing was up")
+            print("down" if lifecycle.take_down(layout, layout.remove_host_folders) else "nothing was up")
         case "rootfs":
             containers.write_rootfs(arguments.folder)
         case _:

@@ -22,9 +22,6 @@ SWITCH = "switch"
 CONTROLLER = "controller"
 FIRST_HOST, CONTROLLER_HOST, MAX_NODES = 11, 2, 200
 
-# Folders that Debian's daemons want and that nothing may have made yet.
-_MOUNT_POINTS = (Path("/run/sshd"), Path("/run/crun"))
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -74,8 +71,7 @@ class Shape:
 
     def __str__(self) -> str:
         disks = "private disks" if self.private_disks else "shared storage"
-        gpus = f", {self.gpus_per_node} GPUs each by nvidia-smi" if self.kind == "vms" else ""
-        return f"{self.nodes} {self.kind} with {disks}{gpus}"
+        return f"{self.nodes} {self.kind} with {disks}, and {self.gpus_per_node} GPUs each by nvidia-smi"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -129,20 +125,3 @@ class BedLayout(Layout):
     def daemon(self, name: str, service: str) -> Path:
         """The record of a daemon's process."""
         return self.machine_dir(name) / "daemons" / f"{service}.json"
-
-    def make_mount_points(self) -> None:
-        """Make the host's folders that machines mount over, and keep in mind which were not there."""
-        made = [path for path in _MOUNT_POINTS if not path.exists()]
-        self._made.write_text(json.dumps([str(path) for path in made]))
-        for path in made:
-            path.mkdir(mode=0o755)
-
-    def unmake_mount_points(self) -> None:
-        made = json.loads(self._made.read_text()) if self._made.exists() else []
-        for path in map(Path, made):
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
-
-    @property
-    def _made(self) -> Path:
-        return self.state / "made-on-the-host.json"

@@ -53,7 +53,7 @@ class Bed:
                 raise MachineError(f"already up with {existing}, not {shape}: run `make machines-down` first")
             bed = cls(layout, shape)
             if existing is None:
-                lifecycle.bring_up(layout, bed._build, shape.to_json(), layout.unmake_mount_points)
+                lifecycle.bring_up(layout, bed._build, shape.to_json(), layout.remove_host_folders)
             return bed
 
     @classmethod
@@ -66,7 +66,7 @@ class Bed:
         return cls(layout, shape)
 
     def take_down(self) -> None:
-        lifecycle.take_down(self.layout, self.layout.unmake_mount_points)
+        lifecycle.take_down(self.layout, self.layout.remove_host_folders)
 
     @property
     def names(self) -> list[str]:
@@ -88,7 +88,7 @@ class Bed:
             folder.mkdir(parents=True)
         namespaces.mount_tmpfs(layout.small_disk, self.shape.small_disk_mib, mode="1777")
         layout.resolv_conf.write_text(resolv_conf())
-        layout.make_mount_points()
+        layout.make_host_folders()
         for each in machines:
             for folder in (layout.machine_local(each.name), layout.machine_storage(each.name)):
                 folder.mkdir(parents=True)
@@ -116,7 +116,7 @@ class Bed:
             binds.append((layout.machine_storage(each.name), layout.storage))
         if self.shape.kind != "pods":
             binds += sshd.binds(layout)
-        if self.shape.kind == "vms" and each.name != CONTROLLER:
+        if each.name != CONTROLLER:
             gpus.write_state(layout, each.name, self.shape.gpus_per_node)
         machine.boot(layout, each, Mounts(self.shape.shm_mib, tuple(binds)))
         if self.shape.kind != "pods":

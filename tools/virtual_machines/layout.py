@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import ClassVar
 SUBNET_PREFIX = "198.18.0."
 OUTSIDE_PREFIX = "198.19.0."
 PREFIX_LENGTH = 24
+
+# Debian's daemons want these, or machines mount over them; nothing may have made them yet.
+_HOST_FOLDERS = (Path("/run/sshd"), Path("/run/crun"))
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,23 @@ class Layout:
     def network_namespace(self, name: str) -> Path:
         """A mount that keeps the machine's network alive while the machine itself is dead."""
         return self.machine_dir(name) / "net"
+
+    def make_host_folders(self) -> None:
+        """Make folders outside the state folder that machines need, and keep in mind which were not there."""
+        made = [path for path in _HOST_FOLDERS if not path.exists()]
+        self._made.write_text(json.dumps([str(path) for path in made]))
+        for path in made:
+            path.mkdir(mode=0o755)
+
+    def remove_host_folders(self) -> None:
+        made = json.loads(self._made.read_text()) if self._made.exists() else []
+        for path in map(Path, made):
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+
+    @property
+    def _made(self) -> Path:
+        return self.state / "made-on-the-host.json"
 
 
 def hosts_file(machines: Sequence[Machine], own: Machine) -> str:

@@ -7,7 +7,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from tools.virtual_machines import host, lifecycle, machine, namespaces, network
+from tools.virtual_machines import containers, host, lifecycle, machine, namespaces, network
 from tools.virtual_machines.errors import MachineError, UnavailableError
 from tools.virtual_machines.layout import Machine, Mounts, hosts_file, resolv_conf
 from tools.virtual_machines.processes import wait_until
@@ -55,7 +55,7 @@ def up(layout: Layout, shape: Shape) -> bool:
             _boot(layout, shape)
             wait_until(lambda: _ready(layout, shape), _IDLE_DEADLINE_S, "all nodes are idle and sacct answers")
 
-        lifecycle.bring_up(layout, build, shape.to_json(), lambda: cgroups.remove(layout))
+        lifecycle.bring_up(layout, build, shape.to_json(), lambda: _release(layout))
         return True
 
 
@@ -81,7 +81,9 @@ def _write_files(layout: Layout, shape: Shape) -> None:
     (layout.etc_slurm / "slurm.conf").write_text(conf)
     (layout.etc_slurm / "cgroup.conf").write_text(slurm_conf.cgroup_conf())
     (layout.etc_slurm / "gres.conf").write_text(slurm_conf.gres_conf(layout, shape))
+    layout.make_host_folders()
     for m in shape.machines:
+        containers.write_files(layout, m.name)
         layout.hosts(m.name).write_text(hosts_file(shape.machines, m))
     layout.resolv_conf.write_text(resolv_conf())
 
@@ -107,7 +109,7 @@ def _boot(layout: Layout, shape: Shape) -> None:
 
 
 def _boot_machine(layout: Layout, shape: Shape, m: Machine) -> None:
-    binds = ((layout.etc_slurm, Path("/etc/slurm")), *cgroups.binds(layout, m.name))
+    binds = ((layout.etc_slurm, Path("/etc/slurm")), *cgroups.binds(layout, m.name), *containers.binds(layout, m.name))
     machine.boot(layout, m, Mounts(shape.mem_per_node_mib, binds))
 
 
@@ -118,7 +120,13 @@ def _ready(layout: Layout, shape: Shape) -> bool:
 
 def down(layout: Layout) -> bool:
     """Take the cluster away. False where there was nothing."""
-    return lifecycle.take_down(layout, lambda: cgroups.remove(layout))
+    return lifecycle.take_down(layout, lambda: _release(layout))
+
+
+def _release(layout: Layout) -> None:
+    """Take away what lies outside the state folder."""
+    cgroups.remove(layout)
+    layout.remove_host_folders()
 
 
 def _require_node(layout: Layout, name: str) -> Shape:
