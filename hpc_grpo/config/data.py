@@ -130,6 +130,12 @@ class CurriculumConfig(Section):
         1, description="Turns that a hard prompt then sits out; null: it never comes back."
     )
     after: PositiveInt = Field(2, description="Groups in a row that make a prompt easy, or hard.")
+    difficulty_field: str | None = Field(
+        None, description="Column with a number, larger for harder prompts, which come in later; null: all at once."
+    )
+    difficulty_epochs: PositiveFloat = Field(
+        1.0, description="Passes over the data after which the hardest of difficulty_field have come in."
+    )
 
 
 class DataConfig(Section):

@@ -166,6 +166,11 @@ def _curriculum(config: Config) -> None:
                 f"data.curriculum judges prompts by rewards, and {key} has none. Name some, or set data.curriculum to "
                 f"null."
             )
+    if curriculum.difficulty_field is None and curriculum.difficulty_epochs != 1.0:
+        raise ConfigError(
+            f"data.curriculum.difficulty_epochs = {curriculum.difficulty_epochs:g} would have no effect without "
+            f"data.curriculum.difficulty_field: name a column, or leave it out."
+        )
     if curriculum.hard_to is not None and curriculum.hard_to >= curriculum.easy_from:
         raise ConfigError(
             f"data.curriculum.hard_to = {curriculum.hard_to:g} must be less than data.curriculum.easy_from = "

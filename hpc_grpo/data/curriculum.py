@@ -2,18 +2,27 @@
 
 A form without chance of prime-rl's difficulty pools (its `curriculum/samplers/pool.py`): the mean reward of a prompt's
 last group says which pool it is in, and what is drawn there with a weight of 1 / (n + 1) sits out n turns here. A rest
-without an end is open-instruct's `no_resampling_pass_rate`.
+without an end is open-instruct's `no_resampling_pass_rate`. Where a column tells how hard prompts are, the harder ones
+come in later, as the competence of Platanios et al. 2019 (arXiv:1903.09848, eq. 7) grows.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hpc_grpo.config import CurriculumConfig
 from hpc_grpo.data.mix import Place
-from hpc_grpo.data.stream import PromptStream
+from hpc_grpo.data.stream import Part, PromptStream
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import GroupGrades
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _ROUNDING = 1e-9
 """Allows for the rounding of a mean of equal rewards."""
@@ -24,6 +33,8 @@ rests until: None for ever. Prompts that are neither are left out. A checkpoint 
 """
 
 _NEITHER = (0, 0)
+_FIRST_COMPETENCE = 0.01
+"""Is c_0 of the paper: the share of the prompts, the easiest, that a run begins with."""
 
 
 class Curriculum:
@@ -36,7 +47,7 @@ class Curriculum:
     def next_awake(self, stream: PromptStream, ordinal: int) -> int | None:
         """Return the first ordinal from here on whose prompt does not rest; None where each prompt rests for ever."""
         first = ordinal
-        while self._rests(stream.place(ordinal)):
+        while self._rests(stream.place(ordinal)) or self._is_too_hard(stream, ordinal):
             ordinal += 1
             if (ordinal - first) % len(stream) == 0 and self._retired_all(stream):
                 return None
@@ -80,12 +91,38 @@ class Curriculum:
         _, until = self._known.get(_key(place), _NEITHER)
         return until is None or place.turn < until
 
+    def _is_too_hard(self, stream: PromptStream, ordinal: int) -> bool:
+        """Compare the rank of a prompt with c = min(1, sqrt(t (1 - c_0^2) / T + c_0^2)), t and T in ordinals."""
+        place = stream.place(ordinal)
+        if (ranks := stream.parts[place.source].difficulty) is None:
+            return False
+        progress = ordinal / (self._settings.difficulty_epochs * len(stream))
+        competence = math.sqrt(progress * (1 - _FIRST_COMPETENCE**2) + _FIRST_COMPETENCE**2)
+        return bool(ranks[place.item] >= competence)
+
     def _retired_all(self, stream: PromptStream) -> bool:
         """Look at each item: what is known may be of data that had more of them."""
         items = (
             Place(0, source, item, 0) for source, part in enumerate(stream.parts) for item in range(len(part.numbers))
         )
         return all(self._known.get(_key(item), _NEITHER)[1] is None for item in items)
+
+
+def difficulty_ranks(part: Part, field: str) -> NDArray[np.float64]:
+    """Rank the items of a source by a column: the share of them that are easier, of equals the same.
+
+    Reads every item. Raises ConfigError with the number of the first whose value is no number.
+    """
+    values = np.empty(len(part.numbers))
+    for position, number in enumerate(part.numbers):
+        value = json.loads(part.rows[int(number)].fields).get(field)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ConfigError(
+                f"Item {number} of {part.source.path} (counted from 0): {field!r} (data.curriculum.difficulty_field) "
+                f"must be a number, larger for harder prompts, not {value!r}. Give it one, or name another column."
+            )
+        values[position] = value
+    return np.searchsorted(np.sort(values), values, side="left") / len(values)
 
 
 def _key(place: Place) -> str:

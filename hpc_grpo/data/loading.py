@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from hpc_grpo.config import Config, HeldOutConfig, SourceConfig
 from hpc_grpo.data.cache import RowCache, Rows
+from hpc_grpo.data.curriculum import difficulty_ranks
 from hpc_grpo.data.encoder import Encoder, Row
 from hpc_grpo.data.filters import LengthRule, fitting, held_out, lowest, without_duplicates
 from hpc_grpo.data.fingerprint import tokenizer_identity
@@ -167,7 +168,9 @@ class _Split:
                 },
                 len(kept),
             )
-            parts.append(self._part(each, kept))
+            part = self._part(each, kept)
+            field = data.curriculum and data.curriculum.difficulty_field
+            parts.append(replace(part, difficulty=difficulty_ranks(part, field)) if field else part)
         return parts
 
     def evals(self, sets: Mapping[str, Sequence[_Loaded]]) -> dict[str, PromptStream]:

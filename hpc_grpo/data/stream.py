@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class Part:
     """One source of a stream: its rows, and the numbers of those that are asked, in their order.
 
-    `reward_set` is the position of its rewards in `config.reward_sets`.
+    `reward_set` is the position of its rewards in `config.reward_sets`. `difficulty` ranks its items from 0 to 1, where
+    a column tells (`data.curriculum.difficulty_field`).
     """
 
     name: str
@@ -36,6 +37,7 @@ class Part:
     rows: Rows
     numbers: NDArray[np.int64]
     reward_set: int = 0
+    difficulty: NDArray[np.float64] | None = None
 
 
 class Stream:

@@ -61,6 +61,10 @@ def test_sft_has_no_rewards_to_check() -> None:
             {"data": {"train": EVAL, "curriculum": {"hard_to": 1.0}}},
             "data.curriculum.hard_to = 1 must be less than data.curriculum.easy_from = 1",
         ),
+        (
+            {"data": {"train": EVAL, "curriculum": {"difficulty_epochs": 2.0}}},
+            "data.curriculum.difficulty_epochs = 2 would have no effect without data.curriculum.difficulty_field",
+        ),
         ({"task": "sft", "data": {"train": EVAL, "curriculum": {}}}, "task sft samples nothing to judge prompts by"),
         (
             {"task": "distill", "distill": {"teacher": "t"}, "rewards": [], "data": {"train": EVAL, "curriculum": {}}},

@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from hpc_grpo.config import CurriculumConfig
-from hpc_grpo.data.curriculum import Curriculum
+from hpc_grpo.config import CurriculumConfig, SourceConfig
+from hpc_grpo.data.curriculum import Curriculum, difficulty_ranks
 from hpc_grpo.data.mix import Place
+from hpc_grpo.data.stream import PromptStream
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import GroupGrades
 
 
@@ -23,7 +26,7 @@ def grades(rewards: Sequence[float], errors: tuple[str, ...] = ()) -> GroupGrade
 class FourItems:
     """A stream of one source, in order: ordinal o is item o % 4 in its turn o // 4."""
 
-    parts = (SimpleNamespace(numbers=range(4)),)
+    parts = (SimpleNamespace(numbers=range(4), difficulty=None),)
 
     def __len__(self) -> int:
         return 4
@@ -111,3 +114,36 @@ def test_a_prompt_that_will_be_back_is_waited_for() -> None:
     stream: Any = FourItems()
     known = {f"0:{item}": (1, None) for item in range(3)} | {"0:3": (1, 5)}
     assert Curriculum(CurriculumConfig(), known).next_awake(stream, 0) == 4 * 5 + 3
+
+
+def ranked(values: Sequence[Any]) -> Any:
+    rows = [SimpleNamespace(fields=json.dumps({"level": value})) for value in values]
+    part: Any = SimpleNamespace(numbers=np.arange(len(values)), rows=rows, source=SourceConfig(path="d.jsonl"))
+    part.difficulty = difficulty_ranks(part, "level")
+    return part
+
+
+def test_ranks_are_the_share_of_easier_items_and_equals_have_the_same() -> None:
+    assert ranked([3, 1, 1.0, 9, 3]).difficulty.tolist() == [0.4, 0.0, 0.0, 0.8, 0.4]
+
+
+@pytest.mark.parametrize("value", [None, "3", True, float("nan")])
+def test_a_difficulty_that_is_no_number_is_an_error_with_its_item(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"Item 1 of d\.jsonl .*difficulty_field\) must be a number"):
+        ranked([1, value])
+
+
+def test_harder_prompts_come_in_by_the_square_root_of_the_way() -> None:
+    """Of 100 items, as hard as their place, in order: at ordinal t the ranks below sqrt(t / 200) are asked."""
+    part = ranked(range(100))
+    stream = PromptStream([part], 0, shuffle=False)
+    curriculum = Curriculum(CurriculumConfig(difficulty_field="level", difficulty_epochs=2.0), {})
+    asked, ordinal = list[int](), 0
+    while (found := curriculum.next_awake(stream, ordinal)) is not None and found < 300:
+        asked.append(found)
+        ordinal = found + 1
+    assert asked[0] == 0
+    for ordinal in range(300):
+        share = (ordinal / 200 * (1 - 1e-4) + 1e-4) ** 0.5
+        assert (ordinal in asked) == (ordinal % 100 / 100 < share)
+    assert [ordinal for ordinal in asked if ordinal >= 200] == list(range(200, 300))

@@ -41,6 +41,17 @@ def texts(stream: PromptStream | Any) -> list[str]:
     return [stream.prompt(ordinal).text for ordinal in range(len(stream))]
 
 
+def test_a_column_ranks_the_prompts_of_a_curriculum_that_names_it(tokenizer: Any) -> None:
+    write_items("a.jsonl", [{**item, "level": 9 - number} for number, item in enumerate(items("a", 4))])
+    (part,) = loaded(config_of({"path": "a.jsonl"}, curriculum={"difficulty_field": "level"}), tokenizer).train.parts
+    assert part.difficulty is not None
+    assert part.difficulty.tolist() == [0.75, 0.5, 0.25, 0.0]
+    (part,) = loaded(config_of({"path": "a.jsonl"}, curriculum={}), tokenizer).train.parts
+    assert part.difficulty is None
+    with pytest.raises(ConfigError, match=r"Item 0 of a\.jsonl .*must be a number, larger for harder prompts"):
+        loaded(config_of({"path": "a.jsonl"}, curriculum={"difficulty_field": "question"}), tokenizer)
+
+
 def test_sources_of_a_mix_have_their_own_share_text_and_rewards(tokenizer: Any) -> None:
     write_items("a.jsonl", items("a", 6))
     write_items("b.jsonl", items("b", 18))
