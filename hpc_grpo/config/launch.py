@@ -20,6 +20,10 @@ from hpc_grpo.config.section import PathText, Section
 
 class PlacementConfig(Section):
     learners_per_node: PositiveInt = Field(1, description="DeepSpeed learners on each node.")
+    colocate: bool = Field(
+        False,
+        description="A learner and an engine share each GPU, in turn: engines give their memory back for the training.",
+    )
     gpus: Literal["auto", "none"] = Field(
         "auto", description="auto: reserve GPUs where the cluster has any; none: CPUs alone."
     )

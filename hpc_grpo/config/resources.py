@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
@@ -25,20 +26,31 @@ _OBJECT_STORE_SHARE = 0.4
 _MIN_OBJECT_STORE_BYTES = 80 * 2**20
 """Ray refuses less than 75 MiB."""
 
+_SHARE = 0.5
+"""Of a GPU, for each of the two that share it. Ray counts; how much memory each takes it does not see."""
+
 Bundle = dict[str, float]
 """One actor's reservation in Ray, such as {"CPU": 0.5, "GPU": 1}."""
 
 
 @dataclass(frozen=True)
 class NodeDemand:
-    """The reservations of one node's learners and engines; SFT has no engines."""
+    """The reservations of one node's learners and engines; SFT has no engines.
+
+    With `shares`, each learner has its bundle together with an engine: the same GPU, in turn.
+    """
 
     learners: tuple[Bundle, ...]
     engines: tuple[Bundle, ...]
+    shares: bool = False
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
-        return (*self.learners, *self.engines)
+        """Return what is reserved together: learners first, then engines that share with none of them."""
+        if not self.shares:
+            return (*self.learners, *self.engines)
+        pairs = zip_longest(self.learners, self.engines, fillvalue={"CPU": 0.0})
+        return tuple(_whole_gpu({**engine, "CPU": learner["CPU"] + engine["CPU"]}) for learner, engine in pairs)
 
     @property
     def num_cpus(self) -> float:
@@ -54,9 +66,15 @@ def node_demand(config: Config, *, with_gpus: bool) -> NodeDemand:
     learner: Bundle = {"CPU": placement.cpus_per_learner}
     engine: Bundle = {"CPU": placement.cpus_per_engine}
     if with_gpus:
-        learner["GPU"] = 1
-        engine["GPU"] = config.engine.tensor_parallel
-    return NodeDemand((learner,) * placement.learners_per_node, (engine,) * engines_per_node(config))
+        learner["GPU"] = _SHARE if placement.colocate else 1
+        engine["GPU"] = _SHARE if placement.colocate else config.engine.tensor_parallel
+    learners, engines = (learner,) * placement.learners_per_node, (engine,) * engines_per_node(config)
+    return NodeDemand(learners, engines, shares=placement.colocate)
+
+
+def _whole_gpu(bundle: Bundle) -> Bundle:
+    """Return a bundle with its GPU whole: Ray would put the halves of two bundles on one."""
+    return {**bundle, "GPU": 1} if "GPU" in bundle else bundle
 
 
 def engines_per_node(config: Config) -> int:
@@ -82,8 +100,13 @@ def check_fits(config: Config, place: str, demand: NodeDemand, *, num_gpus: floa
                 f"{config.placement.learners_per_node} and engine.engines_per_node = "
                 f"{config.engine.engines_per_node} (engine.tensor_parallel = {config.engine.tensor_parallel}) "
                 f"need {needed:g}. Ask for fewer engines, or for larger nodes"
-                + (", or lower placement.cpus_per_engine." if kind == "CPU" else ".")
+                + (", or lower placement.cpus_per_engine." if kind == "CPU" else _one_gpu_for_both(config))
             )
+
+
+def _one_gpu_for_both(config: Config) -> str:
+    fewer = ", or set placement.colocate=true and as many engines as learners, which then share GPUs."
+    return "." if config.placement.colocate or config.rollout.max_policy_lag else fewer
 
 
 def trained_parameters(config: Config, num_parameters: int) -> int:

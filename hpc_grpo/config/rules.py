@@ -1,6 +1,6 @@
 """Check rules that span several fields; each raises ConfigError with the rule, the values and the fix.
 
-Those of what is optimised are in `loss_rules.py`.
+Those of what is optimised are in `loss_rules.py`, those of what runs where in `placement_rules.py`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from hpc_grpo.config.loss_rules import LOSS_RULES
+from hpc_grpo.config.placement_rules import PLACEMENT_RULES
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ADVANTAGES, ALGORITHMS, CORRECTIONS, LOSSES, REWARDS
@@ -192,26 +193,6 @@ def _sequence_lengths(config: Config) -> None:
         )
 
 
-def _engine_batch(config: Config) -> None:
-    given, num_seqs = config.engine.max_num_batched_tokens, config.engine.max_num_seqs
-    if config.needs.rollouts and given is not None and given < num_seqs:
-        raise ConfigError(
-            f"engine.max_num_batched_tokens = {given} must be at least engine.max_num_seqs = {num_seqs}: each request "
-            f"that decodes takes one token of a step. Raise it, set it to null, or lower engine.max_num_seqs."
-        )
-
-
-def _attention(config: Config) -> None:
-    if config.train.attention != "flash_attention_2":
-        return
-    if config.model.device == "cpu":
-        raise ConfigError("train.attention = flash_attention_2 needs a GPU; with model.device = cpu choose sdpa.")
-    if config.model.dtype == "float32":
-        raise ConfigError(
-            "train.attention = flash_attention_2 computes in 16 bits alone; with model.dtype = float32 choose sdpa."
-        )
-
-
 _RULES = (
     _names,
     _run_name,
@@ -223,8 +204,7 @@ _RULES = (
     _eval,
     _curriculum,
     _sequence_lengths,
-    _engine_batch,
-    _attention,
+    *PLACEMENT_RULES,
     *LOSS_RULES,
 )
 """In the order they are checked: names first, since other rules ask what the named algorithm needs."""

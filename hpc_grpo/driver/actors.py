@@ -53,18 +53,22 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 @dataclass(frozen=True)
 class NodeSlots:
-    """A node's reservation: learners first, then engines; either may be empty (an eval alone, SFT)."""
+    """A node's reservation: learners first, then engines; either may be empty (an eval alone, SFT).
+
+    With `shares`, engine i is in the bundle of learner i, on its GPU.
+    """
 
     address: str
     group: PlacementGroup
     learner_bundles: tuple[Bundle, ...]
     engine_bundles: tuple[Bundle, ...]
+    shares: bool = False
 
     def learner_options(self, index: int) -> dict[str, Any]:
         return self._options(self.learner_bundles[index], index)
 
     def engine_options(self, index: int) -> dict[str, Any]:
-        return self._options(self.engine_bundles[index], len(self.learner_bundles) + index)
+        return self._options(self.engine_bundles[index], index + (0 if self.shares else len(self.learner_bundles)))
 
     def _options(self, bundle: Bundle, index: int) -> dict[str, Any]:
         strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
@@ -111,7 +115,7 @@ def _reserve(config: Config, address: str, resources: Mapping[str, float], train
     check_fits(config, f"Node {address}", demand, num_gpus=num_gpus, num_cpus=num_cpus)
     pinned = [{**bundle, f"node:{address}": _PIN} for bundle in demand.bundles]
     group = placement_group(pinned, strategy="STRICT_PACK")
-    return NodeSlots(address, group, demand.learners, demand.engines)
+    return NodeSlots(address, group, demand.learners, demand.engines, demand.shares)
 
 
 def _no_gpus(config: Config, address: str) -> str:
@@ -168,10 +172,14 @@ class Workers:
         self.learners = LearnerGroup([learner for node in self._nodes for learner in node.learners])
 
     def start(self) -> None:
-        """Wait until every actor is up; raises the first one's error."""
-        engines = [engine.actor.ready.remote() for node in self._nodes for engine in node.engines]
+        """Wait until every actor is up; raises the first one's error. Engines that share their GPU sleep then."""
+        engines = [engine.actor for node in self._nodes for engine in node.engines]
+        ready = [engine.ready.remote() for engine in engines]
+        if self._config.placement.colocate and self._num_learners:
+            get_all(ready, None, "the engines")  # first: vLLM measures what is free of the GPU
+            get_all([engine.sleep.remote() for engine in engines], None, "the engines to sleep")
         self.learners.start()
-        get_all(engines, None, "the engines")
+        get_all(ready, None, "the engines")
 
     def connect_weights(self, canary: Canary) -> WeightSync:
         """Form the groups that publish. Raises ConfigError when learners and engines mean different parameters."""

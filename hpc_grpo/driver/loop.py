@@ -41,6 +41,7 @@ class TrainingLoop:
         while session.should_go_on(state, evaluates=self._evaluates_at(state.step + 1, session.times.steps.p95_s)):
             with self._saved_if_it_fails(state):
                 batch = self.batches.take_step(policy_version, timer)
+            self._clear_gpus(state)
             with timer.phase("train"):
                 metrics = {**batch.metrics, **self.learners.train(batch, session.batch_record(state.step + 1))}
             state = DriverState(state.step + 1, batch.ordinals[-1] + 1, batch.curriculum, batch.ahead)
@@ -76,6 +77,12 @@ class TrainingLoop:
             except (HpcGrpoError, RayTaskError, RayActorError) as save_error:
                 print(f"Step {state.step} could not be saved: {save_error}", flush=True)
             raise
+
+    def _clear_gpus(self, state: DriverState) -> None:
+        """Where engines and learners share GPUs, have the engines leave them until the next publish."""
+        if self.weights is not None and self.session.config.placement.colocate:
+            with self._saved_if_it_fails(state):
+                self.weights.put_engines_to_sleep()
 
     def _publish(self, state: DriverState) -> tuple[int, dict[str, float]]:
         """Give the engines the learners' weights; return their version, which counts optimizer steps, and metrics."""

@@ -67,12 +67,26 @@ class WeightSync:
         """
         staging = [learner.stage_weights.remote(version) for learner in self._learners]
         get_all(staging, self._deadline, "staging weights")
+        if self._config.placement.colocate:
+            freeing = [learner.free_cached_memory.remote() for learner in self._learners]
+            get_all(freeing, self._deadline, "the learners' memory")
+            self._have_all("wake_up", "the engines to wake up")
         probe = self._canary.request if is_checked else None
         failures, loading = self._announce(version, probe)
         while failures:
             self._replace(failures)
             failures, loading = self._announce(version, probe)
         return self._judge(version, loading) if is_checked else {}
+
+    def put_engines_to_sleep(self) -> None:
+        """Have the engines give their GPUs to the learners, until the next publish; each has nothing to sample."""
+        self._have_all("sleep", "the engines to sleep")
+
+    def _have_all(self, method: str, waiting_for: str) -> None:
+        """Call a method of every engine; one that fails is replaced, and called in turn."""
+        calls = {engine: getattr(engine.actor, method).remote() for engine in self._engines}
+        while failures := self._failures(calls, [], waiting_for):
+            calls = {engine: getattr(engine.actor, method).remote() for engine in self._replace(failures)}
 
     def revive(self, engine: RemoteEngine, error: Exception) -> None:
         """Replace an engine that failed with `error` by one that reads the published version from its node's store."""

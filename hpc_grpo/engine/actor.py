@@ -68,6 +68,14 @@ class Engine:
         """Load the version that the node's other engines hold: for an engine that takes a dead one's place."""
         await self._between_steps(lambda sampler: sampler.load_stored_weights())
 
+    async def sleep(self) -> None:
+        """Give the GPU to the learner that shares it; the engine has nothing to sample."""
+        await self._between_steps(lambda sampler: sampler.sleep())
+
+    async def wake_up(self) -> None:
+        """Take the GPU back, without weights: the next publish brings them."""
+        await self._between_steps(lambda sampler: sampler.wake_up())
+
     async def forget_prefixes(self) -> None:
         await self._between_steps(lambda sampler: sampler.forget_prefixes())
 

@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hpc_grpo.engine.vllm import put_to_sleep
 from hpc_grpo.errors import PromptError
 from hpc_grpo.types import Completion, GroupRequest, GroupSamples, SamplingSpec
 
@@ -100,6 +101,18 @@ class Sampler:
 
     def load_stored_weights(self) -> None:
         self._switch_to(self._on_workers("hpc_grpo_load_stored")[0])
+
+    def sleep(self) -> None:
+        """Give the GPU to a learner; nothing may be in flight. What the weights are is open until the next publish."""
+        self._check_well()
+        if self.has_work():
+            raise RuntimeError(f"{len(self._samples)} completions are under way: an engine that sleeps would lose them")
+        put_to_sleep(self._engine)
+
+    def wake_up(self) -> None:
+        """Take the GPU's memory again; weights must be received before anything is sampled."""
+        self._check_well()
+        self._engine.wake_up()
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; requests in flight start over from their tokens."""

@@ -71,12 +71,22 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+    if config.placement.colocate and on_gpu:  # a CPU's build refuses the option, not the calls
+        options["enable_sleep_mode"] = True
     kv_gib = kv_cache_gib(config, on_gpu=on_gpu)
     if kv_gib is None:
         options["gpu_memory_utilization"] = engine.gpu_memory_utilization
     else:
         options["kv_cache_memory_bytes"] = int(kv_gib * GIB)
     return options
+
+
+def put_to_sleep(engine: Any) -> None:
+    """Have vLLM give back the GPU's memory, weights and KV cache (level 2): the next publish brings weights anew.
+
+    On CPU it pauses and empties its prefix cache just so, and keeps the memory: its build for CPUs has no such pool.
+    """
+    engine.sleep(level=2)
 
 
 def start_vllm(config: Config, *, on_gpu: bool, reads_weights: bool = False) -> Any:

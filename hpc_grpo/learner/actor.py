@@ -104,6 +104,13 @@ class LearnerActor:
                 when_there_is_space(save, "the step's batch")
             return self._learner.train_step(fetched)
 
+    def free_cached_memory(self) -> None:
+        """Give back what torch keeps of a GPU for the next step, to the engine that shares it."""
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
     def stage_checkpoint(self, path: Path, driver_state: dict[str, Any], behind: bool) -> None:
         from hpc_grpo.learner.checkpoint import CheckpointWriter
 

@@ -89,7 +89,8 @@ def _wider_engines(plan: Plan) -> Settings:
     """Give each engine twice the GPUs, and have half as many engines; nothing where that is not possible."""
     engine = plan.config.engine
     wider = 2 * engine.tensor_parallel
-    if not plan.config.needs.rollouts or engine.engines_per_node < 2 or plan.model.shape.num_heads % wider:
+    in_turn = plan.config.placement.colocate
+    if in_turn or not plan.config.needs.rollouts or engine.engines_per_node < 2 or plan.model.shape.num_heads % wider:
         return ()
     return ("engine.tensor_parallel", wider), ("engine.engines_per_node", engine.engines_per_node // 2)
 

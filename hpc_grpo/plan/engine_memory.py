@@ -6,11 +6,13 @@ what the model needs, and gives the rest to the KV cache in blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import expects_gpus, kv_cache_gib, max_batched_tokens
-from hpc_grpo.plan.memory import ENGINE_GPU, Hardware, MemoryBudget, Part, nonzero
+from hpc_grpo.plan.learner_memory import CONTEXT_BYTES as LEARNER_CONTEXT_BYTES
+from hpc_grpo.plan.memory import ENGINE_GPU, SHARED_GPU, Hardware, MemoryBudget, Part, nonzero
 from hpc_grpo.plan.model import Model, ModelShape
 from hpc_grpo.types import DTYPE_BYTES, GIB
 
@@ -73,6 +75,21 @@ def engine_budget(model: Model, config: Config, hardware: Hardware) -> tuple[Mem
         kv_bytes, formula = needed, "2 L k b (max_model_len + 16)"
     cache = KvCache(kv_bytes, per_token, config.max_model_len)
     return MemoryBudget(ENGINE_GPU, nonzero(*parts, Part("KV cache", kv_bytes, formula)), limit), cache
+
+
+def shared_gpu_budget(learner: MemoryBudget, states: Sequence[Part], engine: MemoryBudget) -> MemoryBudget:
+    """Return a GPU that learner and engine have in turn (placement.colocate), in the fuller of the two phases.
+
+    While the engine samples, the learner's `states` and its context stay; while the learner trains, of the engine its
+    own context alone (vLLM's sleep, level 2).
+    """
+    asleep = Part("engine asleep: CUDA context", CONTEXT_BYTES, "assumed")
+    context = Part("learner: CUDA context, NCCL", LEARNER_CONTEXT_BYTES, "assumed")
+    waiting = [replace(part, name=f"learner: {part.name}") for part in states]
+    sampling = [*waiting, context, *(replace(part, name=f"engine: {part.name}") for part in engine.parts)]
+    training = [*learner.parts, asleep]
+    fuller = max((training, sampling), key=lambda parts: sum(part.num_bytes for part in parts))
+    return MemoryBudget(SHARED_GPU, nonzero(*fuller), learner.capacity_bytes)
 
 
 def cpu_kv_cache(model: Model, config: Config) -> KvCache:

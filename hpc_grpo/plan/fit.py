@@ -9,8 +9,8 @@ from typing import Any
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import engines_per_node, expects_gpus, gpus_per_node, weight_bytes
 from hpc_grpo.launch.environment.rules import job_environ
-from hpc_grpo.plan.engine_memory import KvCache, cpu_kv_cache, engine_budget
-from hpc_grpo.plan.learner_memory import learner_budget
+from hpc_grpo.plan.engine_memory import KvCache, cpu_kv_cache, engine_budget, shared_gpu_budget
+from hpc_grpo.plan.learner_memory import learner_budget, state_parts
 from hpc_grpo.plan.memory import HOST_MEMORY, Hardware, MemoryBudget
 from hpc_grpo.plan.model import Model, family_model, read_model
 from hpc_grpo.plan.node_memory import host_budget, shared_memory_budget
@@ -96,6 +96,8 @@ def make_plan(model: Model, config: Config, num_nodes: int, hardware: Hardware) 
     if engines_per_node(config) and on_gpu:
         engine, cache = engine_budget(model, config, hardware)
         gpus.append(engine)
+        if config.placement.colocate:
+            gpus = [shared_gpu_budget(gpus[0], state_parts(model, config, num_learners), engine)]
     elif engines_per_node(config):
         cache = cpu_kv_cache(model, config)
     host = host_budget(model, config, num_learners, cache.num_bytes if cache else 0, hardware)

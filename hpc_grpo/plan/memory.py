@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hpc_grpo.plan.model import ModelShape
 from hpc_grpo.types import GIB
 
-LEARNER_GPU, ENGINE_GPU = "learner GPU", "engine GPU"
+LEARNER_GPU, ENGINE_GPU, SHARED_GPU = "learner GPU", "engine GPU", "GPU of both in turn"
 HOST_MEMORY, SHARED_MEMORY = "node's host memory", "node's shared memory"
 """The devices that a plan has budgets of, as they are printed."""
 

@@ -1,7 +1,8 @@
 """Rank placements: how many of a node's GPUs learn and how many sample, under which ZeRO stage, with which offload.
 
 Nothing is guessed: every split was planned, and only what fits is ranked, by the time that `expected_step` gives it.
-What the code cannot place is not ranked: nodes with engines alone or learners alone, and a GPU that does both in turn.
+What the code cannot place is not ranked: nodes with engines alone or learners alone. Where each GPU does both in turn
+(placement.colocate) there is nothing to split.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ def changed_settings(plan: Plan, split: Split) -> Settings:
 
 def _splits(plan: Plan) -> Iterator[Split]:
     num_gpus = plan.config.launch.slurm.gpus_per_node or gpus_per_node(plan.config)
+    if plan.config.placement.colocate:
+        return
     lag = max(plan.config.rollout.max_policy_lag, plan.config.train.num_minibatches)
     for learners in range(1, num_gpus):
         for parallel in _parallelisms(plan, num_gpus - learners):

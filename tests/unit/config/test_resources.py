@@ -122,3 +122,20 @@ def test_a_step_of_an_engine_takes_no_more_than_may_run_at_once() -> None:
 def test_a_step_of_an_engine_on_cpu_takes_a_whole_sequence(given: int | None) -> None:
     long = {"data": {"max_prompt_tokens": 4000}, "rollout": {"max_new_tokens": 1000}}
     assert max_batched_tokens(minimal_config(long, engine={"max_num_batched_tokens": given}), on_gpu=False) == 5000
+
+
+def test_a_learner_and_an_engine_that_share_a_gpu_are_reserved_together() -> None:
+    config = minimal_config(placement={"colocate": True, "learners_per_node": 2}, engine={"engines_per_node": 2})
+    demand = node_demand(config, with_gpus=True)
+    assert demand.bundles == ({"CPU": 1.0, "GPU": 1}, {"CPU": 1.0, "GPU": 1})  # halves could meet on one GPU
+    assert [bundle["GPU"] for bundle in (*demand.learners, *demand.engines)] == [0.5] * 4
+    assert (demand.num_gpus, demand.num_cpus) == (2, 2.0)
+    assert node_demand(config, with_gpus=False).bundles == ({"CPU": 1.0}, {"CPU": 1.0})
+
+
+def test_a_gpu_that_is_too_few_is_enough_for_both_in_turn() -> None:
+    config = minimal_config(engine={"engines_per_node": 1})
+    with pytest.raises(ConfigError, match=r"set placement\.colocate=true"):
+        check_fits(config, "Node a", node_demand(config, with_gpus=True), num_gpus=1, num_cpus=8)
+    shared = minimal_config(engine={"engines_per_node": 1}, placement={"colocate": True})
+    check_fits(shared, "Node a", node_demand(shared, with_gpus=True), num_gpus=1, num_cpus=8)

@@ -35,6 +35,7 @@ class FakeRun:
         with_engines: bool = True,
         eval_every: int = 1,
         canary_every: int | None = 1,
+        colocate: bool = False,
     ) -> None:
         self.done: list[str] = []
         self.checked: list[int] = []
@@ -45,7 +46,11 @@ class FakeRun:
         self._taken = self._trained = 0
         own: Any = self
         length = TrainLength(total_steps, items_per_step=10, items_per_epoch=100)
-        config = minimal_config(train={"total_steps": total_steps}, weights={"canary_every": canary_every})
+        config = minimal_config(
+            train={"total_steps": total_steps},
+            weights={"canary_every": canary_every},
+            placement={"colocate": colocate},
+        )
         self.session = Session(config, RunDir(Path()), length, own, own, own, StepTimes.after(None))
         engines = (own, own) if with_engines else (None, None)
         self.loop = TrainingLoop(self.session, own, own, *engines)
@@ -72,6 +77,9 @@ class FakeRun:
         self._do(f"publish {version}")
         self.checked += [version] * is_checked
         return {"mismatch/canary": 0.0} if is_checked else {}
+
+    def put_engines_to_sleep(self) -> None:
+        self._do(f"sleep {self._taken}")
 
     def is_due(self, step: int, in_s: float) -> bool:
         return step % self._eval_every == 0 or step == self._total_steps
@@ -118,6 +126,21 @@ def test_the_canary_is_asked_as_often_as_the_config_says(every: int | None, chec
     run = FakeRun(total_steps=4, canary_every=every)
     run.loop.run(DriverState())
     assert run.checked == checked
+
+
+def test_engines_that_share_gpus_sleep_from_the_batch_to_the_publish() -> None:
+    run = FakeRun(total_steps=2, eval_every=9, colocate=True)
+    run.loop.run(DriverState())
+    order = [line for line in run.done if line.split()[0] in ("take", "sleep", "train", "publish")]
+    assert order == [
+        "publish 0",
+        *(f"{what} {step}" for step in (1, 2) for what in ("take", "sleep", "train", "publish")),
+    ]
+
+
+def test_engines_that_do_not_fall_asleep_lose_no_step() -> None:
+    run = FakeRun({"sleep 2": EngineLostError("died")}, colocate=True)
+    assert failing(run, EngineLostError)[-1] == "save 1 10"
 
 
 def test_a_task_without_engines_publishes_and_evaluates_nothing() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -176,3 +176,29 @@ def test_every_learner_scores_each_answer_to_the_probe_once_and_the_farthest_eng
     weights = WeightSync(CONFIG, [NodeMembers(*each) for each in members], CANARY)  # type: ignore[arg-type]
     assert weights.publish(4, is_checked=True) == {"mismatch/canary": pytest.approx(0.01, rel=1e-4)}
     assert asked == [((1, 2), [(5, 6), (7,)])] * 2
+
+
+def test_engines_that_share_gpus_wake_once_the_learners_have_freed_them_and_before_weights_come() -> None:
+    asked: list[str] = []
+
+    def noted(what: str) -> Callable[..., None]:
+        return lambda *_args, **_options: asked.append(what)
+
+    calls = ("stage_weights", "free_cached_memory", "announce_weights")
+    learner = make_learner(**{call: noted(call) for call in calls})
+    engine = FakeEngine()
+    engine.actor = FakeActor(
+        contract_differences=[], **{call: noted(call) for call in ("sleep", "wake_up", "receive_weights")}
+    )
+    config = CONFIG.model_copy(update={"placement": CONFIG.placement.model_copy(update={"colocate": True})})
+    weights = WeightSync(config, [NodeMembers([learner], [engine])], CANARY)  # type: ignore[list-item]
+    weights.put_engines_to_sleep()
+    weights.publish(1, is_checked=False)
+    assert asked == ["sleep", "stage_weights", "free_cached_memory", "wake_up", "receive_weights", "announce_weights"]
+
+
+def test_an_engine_that_does_not_fall_asleep_is_replaced_and_the_next_one_sleeps() -> None:
+    engine = FakeEngine()
+    engine.actor = FakeActor(contract_differences=[], sleep=OUT_OF_MEMORY)
+    make_weights([engine]).put_engines_to_sleep()
+    assert engine.failures == [OUT_OF_MEMORY]

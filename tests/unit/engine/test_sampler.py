@@ -139,3 +139,34 @@ def test_nothing_is_left_to_do_where_all_prompts_are_refused() -> None:
     sampler = Sampler(FakeVllm(), [])
     sampler.add_groups([replace(REQUEST, prompt_token_ids=())])
     assert not sampler.has_work()
+
+
+class SleepyVllm(FakeVllm):
+    """Notes in which level it sleeps, and that it wakes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept: list[int | str] = []
+
+    def sleep(self, level: int) -> None:
+        self.slept.append(level)
+
+    def wake_up(self) -> None:
+        self.slept.append("awake")
+
+
+def test_an_engine_without_work_sleeps_so_deep_that_nothing_of_it_stays_on_the_gpu() -> None:
+    vllm = SleepyVllm()
+    sampler = Sampler(vllm, [])
+    sampler.sleep()
+    sampler.wake_up()
+    assert vllm.slept == [2, "awake"]
+
+
+def test_an_engine_with_work_does_not_sleep() -> None:
+    vllm = SleepyVllm()
+    sampler = Sampler(vllm, [])
+    sampler.add_groups([REQUEST])
+    with pytest.raises(RuntimeError, match="2 completions are under way"):
+        sampler.sleep()
+    assert vllm.slept == []

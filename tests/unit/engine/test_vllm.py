@@ -32,3 +32,10 @@ def test_an_engine_computes_logits_in_the_precision_of_the_learner(head_dtype: s
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_an_engine_runs_no_code_of_a_models_folder(on_gpu: bool) -> None:
     assert engine_options(minimal_config(), on_gpu=on_gpu)["trust_remote_code"] is False
+
+
+def test_memory_that_can_be_given_back_is_asked_for_on_gpus_that_are_shared_alone() -> None:
+    shared, own = minimal_config(placement={"colocate": True}), minimal_config()
+    assert engine_options(shared, on_gpu=True)["enable_sleep_mode"] is True
+    assert "enable_sleep_mode" not in engine_options(shared, on_gpu=False)  # vLLM's build for CPUs refuses it
+    assert "enable_sleep_mode" not in engine_options(own, on_gpu=True)

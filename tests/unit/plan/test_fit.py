@@ -6,10 +6,7 @@ import pytest
 
 from hpc_grpo.config.resources import weight_bytes
 from hpc_grpo.plan.fit import make_plan
-from hpc_grpo.plan.memory import (
-    GH200,
-    Hardware,
-)
+from hpc_grpo.plan.memory import ENGINE_GPU, GH200, LEARNER_GPU, SHARED_GPU, Hardware
 from hpc_grpo.plan.model import family_model
 from hpc_grpo.plan.step import workload
 from hpc_grpo.types import GIB
@@ -100,3 +97,29 @@ def test_an_export_that_does_not_fit_beside_training_is_a_warning() -> None:
     tight = make_plan(SEVEN, config, 2, Hardware(96 * GIB, host + weight_bytes(config, SEVEN.num_parameters) - 1))
     assert tight.fits
     assert "The export collects the weights once more on the head node" in tight.warnings[0]
+
+
+IN_TURN = ["placement.colocate=true", "engine.engines_per_node=1", stage(2), "train.offload_optimizer=none"]
+
+
+def test_a_gpu_that_learner_and_engine_share_holds_the_states_of_one_beside_the_other() -> None:
+    plan = plan_7b_config("1.5B", 1, *IN_TURN, "engine.gpu_memory_utilization=0.5")
+    devices = [budget.device for budget in plan.budgets]
+    assert SHARED_GPU in devices
+    assert not {LEARNER_GPU, ENGINE_GPU} & {*devices}
+    budget = plan.budgets[devices.index(SHARED_GPU)]
+    named = parts(budget)
+    assert named["learner: optimizer (float32 weights, moments)"] == 12 * plan.model.num_parameters
+    engine = sum(size for name, size in named.items() if name.startswith("engine: "))
+    assert engine == pytest.approx(0.5 * GH200.gpu_bytes, rel=1e-6)
+    assert "activations kept" not in named  # the fuller phase is the sampling
+    assert budget.capacity_bytes == GH200.gpu_bytes
+    assert plan.fits
+
+
+def test_a_shared_gpu_is_counted_at_the_training_where_that_takes_more() -> None:
+    longer = "train.max_tokens_per_microbatch=262144"
+    plan = plan_7b_config("1.5B", 1, *IN_TURN, longer, "engine.gpu_memory_utilization=0.1")
+    named = parts(next(budget for budget in plan.budgets if budget.device == SHARED_GPU))
+    assert named["engine asleep: CUDA context"] == GIB
+    assert "activations kept" in named

@@ -1,0 +1,59 @@
+"""Rules of what runs where: an engine's batch, the kernel of attention, a GPU that learner and engine share."""
+
+from __future__ import annotations
+
+from hpc_grpo.config.resources import expects_gpus
+from hpc_grpo.config.schema import Config
+from hpc_grpo.errors import ConfigError
+
+_MAX_SHARE = 0.7
+"""Of a GPU, for an engine beside a learner's states."""
+
+
+def _engine_batch(config: Config) -> None:
+    given, num_seqs = config.engine.max_num_batched_tokens, config.engine.max_num_seqs
+    if config.needs.rollouts and given is not None and given < num_seqs:
+        raise ConfigError(
+            f"engine.max_num_batched_tokens = {given} must be at least engine.max_num_seqs = {num_seqs}: each request "
+            f"that decodes takes one token of a step. Raise it, set it to null, or lower engine.max_num_seqs."
+        )
+
+
+def _attention(config: Config) -> None:
+    if config.train.attention != "flash_attention_2":
+        return
+    if config.model.device == "cpu":
+        raise ConfigError("train.attention = flash_attention_2 needs a GPU; with model.device = cpu choose sdpa.")
+    if config.model.dtype == "float32":
+        raise ConfigError(
+            "train.attention = flash_attention_2 computes in 16 bits alone; with model.dtype = float32 choose sdpa."
+        )
+
+
+def _colocation(config: Config) -> None:
+    if not config.placement.colocate:
+        return
+    engine, learners = config.engine, config.placement.learners_per_node
+    if not config.needs.rollouts:
+        raise ConfigError(f"placement.colocate = true, but task {config.task} has no engines. Set it to false.")
+    if lag := config.rollout.max_policy_lag:
+        raise ConfigError(
+            f"placement.colocate = true has engines and learners take turns on a GPU, and rollout.max_policy_lag = "
+            f"{lag} has both work at once. Set rollout.max_policy_lag=0, or placement.colocate=false."
+        )
+    if engine.engines_per_node != learners or engine.tensor_parallel != 1:
+        raise ConfigError(
+            f"placement.colocate = true puts one engine on the GPU of each learner: engine.engines_per_node = "
+            f"{engine.engines_per_node} must be placement.learners_per_node = {learners}, and engine.tensor_parallel = "
+            f"{engine.tensor_parallel} must be 1. Set engine.engines_per_node={learners} engine.tensor_parallel=1."
+        )
+    share = engine.gpu_memory_utilization
+    if expects_gpus(config) and engine.kv_cache_gib is None and share > _MAX_SHARE:
+        raise ConfigError(
+            f"placement.colocate = true keeps the learner's weights and optimizer on the GPU, and "
+            f"engine.gpu_memory_utilization = {share:g} leaves them too little. Set it to {_MAX_SHARE:g} or less, or "
+            f"set engine.kv_cache_gib; `hpc-grpo plan` shows what fits."
+        )
+
+
+PLACEMENT_RULES = (_engine_batch, _attention, _colocation)
