@@ -116,6 +116,10 @@ def main() -> None:
     report["alone"] = [tokens_of(sample(sampler, [request], lambda step: None))[0] for request in requests]
     report["refused"] = [str(refusal(sampler, replace(requests[0], prompt_token_ids=ids))) for ids in ((), (999,))]
     report["after_refusals"] = tokens_of(sample(sampler, requests[:1], lambda step: None))
+    sampler.sleep()
+    report["sleeps"] = engine.is_sleeping()
+    sampler.wake_up()
+    report["after_sleep"] = tokens_of(sample(sampler, requests[:1], lambda step: None))
     report["logprob_difference"] = largest_logprob_difference(config.model.path, crowd)
     print(json.dumps(report))
 

@@ -12,7 +12,7 @@ from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
 from tests.integration.training_runs import LETTERS, Attempt, tiny_config
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 
 def test_a_run_whose_engine_sleeps_while_it_trains_is_bit_identical_to_one_whose_engine_does_not(
@@ -25,7 +25,7 @@ def test_a_run_whose_engine_sleeps_while_it_trains_is_bit_identical_to_one_whose
         placement={"colocate": True},
         train={"total_steps": 8, "num_minibatches": 2, "lr": 2e-3},
         eval={"every_steps": 4, "num_samples": 3, "pass_k": [1, 2], "reward": LETTERS, "solved_at": 0.25},
-        checkpoint={"keep_batches": 2},
+        checkpoint={"every_steps": None},
     )
     with Attempt.in_cluster(cluster, config) as attempt:
         attempt.wait_to_end()

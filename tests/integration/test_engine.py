@@ -69,3 +69,9 @@ def test_an_engine_that_refused_prompts_goes_on(crowded: dict[str, Any]) -> None
     assert "empty" in empty
     assert "token 999 is not among the model's 258" in unknown
     assert crowded["after_refusals"] == crowded["crowd"][:1]
+
+
+def test_an_engine_that_slept_samples_as_before(crowded: dict[str, Any]) -> None:
+    """Its own weights are still there: vLLM's build for CPUs gives no memory back, and does all else of a sleep."""
+    assert crowded["sleeps"] is True
+    assert crowded["after_sleep"] == crowded["crowd"][:1]
