@@ -71,11 +71,31 @@ def worker(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...]) 
     _work(_request(config_name, [*sets, *overrides], role), role)
 
 
+@host.command()
+@CONFIG
+@OVERRIDES
+@SET
+def stop(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...]) -> None:
+    """End what runs of the run on this host: on the head after a step and a checkpoint, and then the workers too.
+
+    On a worker its node leaves the run, which goes on where launch.min_nodes allows.
+    """
+    from hpc_grpo.launch.place.joined.members import stop_here
+    from hpc_grpo.run.paths import RunDir
+
+    request = _request(config_name, [*sets, *overrides], _role_by_hand())
+    for line in stop_here(RunDir(request.config.run_path)):
+        echo(line)
+
+
 def _role_by_hand() -> Role:
+    """Return the role by the variables for hosts by hand alone; their defaults, where none is set."""
     from hpc_grpo.launch.place.joined.roles import Role, find_role
 
-    role = find_role({name: value for name, value in os.environ.items() if name.startswith("RAY_HEAD_")})
-    return role if role.convention else Role(is_head=True, head="", port=10001)
+    names = ("RAY_HEAD_IP", "RAY_HEAD_PORT", "EXPECTED_WORKERS")
+    given = {name: value for name, value in os.environ.items() if name in names}
+    role = find_role({"RAY_HEAD_PORT": "10001", **given})
+    return role if role.convention == "hosts by hand" else Role(is_head=True, head="", port=10001)
 
 
 def _request(config_name: str, overrides: list[str], role: Role) -> Request:
@@ -84,7 +104,11 @@ def _request(config_name: str, overrides: list[str], role: Role) -> Request:
 
     told = {"launch.num_nodes": role.num_nodes, "launch.port": role.port}
     from_role = [f"{key}={json.dumps(value)}" for key, value in told.items() if value is not None]
-    return load_request(config_name, [*from_role, *overrides])
+    request = load_request(config_name, [*from_role, *overrides])
+    is_given = any(override.startswith("launch.num_nodes=") for override in [*from_role, *overrides])
+    if is_given or request.config.launch.num_nodes > 1 or role.default_nodes == 1:
+        return request
+    return load_request(config_name, [f"launch.num_nodes={role.default_nodes}", *from_role, *overrides])
 
 
 def _lead(request: Request, accepts_changes: bool, driver: str) -> None:
@@ -102,9 +126,6 @@ def _work(request: Request, role: Role) -> None:
 
     os.environ.update(request.exported)
     run = RunDir(request.config.run_path)
-    if run.is_complete():
-        echo(f"The run in {run.path} is complete.")
-        return
     sys.exit(Worker(run, role.head, request.config.launch.port).serve())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ from pydantic import (
 )
 
 from hpc_grpo.config.section import PathText, Section
+
+_HOST = re.compile(r"([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.-]*(:[0-9]{1,5})?")
 
 
 class PlacementConfig(Section):
@@ -94,8 +97,7 @@ class LaunchConfig(Section):
     )
     hosts: list[str] = Field(
         default_factory=list,
-        description="Hosts of the run, reached by ssh, as [user@]host[:port]; the head is this machine where it is one "
-        "of them, else the first. Empty: no ssh.",
+        description="Hosts of the run, reached by ssh, as [user@]host[:port]; this machine, the head, is one of them.",
     )
     port: int = Field(
         6379, ge=1, le=65535, description="Port of the head that workers of `hpc-grpo pod` and `host` dial."
@@ -134,6 +136,31 @@ class LaunchConfig(Section):
     scheduler_query_min_s: NonNegativeFloat = Field(
         60.0, description="`status --slurm` asks the scheduler no more often than this."
     )
+
+    @field_validator("hosts")
+    @classmethod
+    def _are_hosts(cls, hosts: list[str]) -> list[str]:
+        if wrong := [host for host in hosts if not _HOST.fullmatch(host)]:
+            raise ValueError(f"{wrong[0]!r} must be [user@]host[:port], such as ann@node1 or node2:2222")
+        if len(set(hosts)) < len(hosts):
+            raise ValueError("names a host twice")
+        return hosts
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_hosts(cls, values: Any) -> Any:
+        """Have as many nodes as hosts, where the number of nodes is not given."""
+        if isinstance(values, dict) and values.get("hosts"):
+            return {"num_nodes": len(values["hosts"]), **values}
+        return values
+
+    @model_validator(mode="after")
+    def _one_node_a_host(self) -> LaunchConfig:
+        if self.hosts and len(self.hosts) != self.num_nodes:
+            raise ValueError(
+                f"num_nodes = {self.num_nodes} must be the number of hosts, {len(self.hosts)}. Leave num_nodes out"
+            )
+        return self
 
     @field_validator("python")
     @classmethod

@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.base import Allocation, JobQueue, NodeResources, Place
 from hpc_grpo.system.commands import run_command
+
+if TYPE_CHECKING:
+    from hpc_grpo.config import LaunchConfig
+    from hpc_grpo.run.paths import RunDir
 
 _LIST_GPUS_S = 60.0
 
@@ -22,6 +27,14 @@ class LocalPlace(Place):
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
+
+    def for_run(self, run: RunDir, launch: LaunchConfig) -> Place:
+        """Return this machine, or this one and others where the run asks for hosts."""
+        if not launch.hosts:
+            return self
+        from hpc_grpo.launch.place.ssh import SshPlace  # which is made of this place
+
+        return SshPlace(self._environ, launch)
 
     def allocation(self) -> Allocation:
         name = socket.gethostname()

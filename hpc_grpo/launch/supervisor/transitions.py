@@ -223,7 +223,7 @@ def _on_formed_again(state: State, event: events.FormedAgain) -> Reaction:
     if not event.is_enough:
         end = state.ending
         if event.error is not None:
-            end = replace(end, code=event.error.exit_code, why=f"{end.why} {event.error}")
+            end = replace(end, code=event.error.exit_code, why=f"{end.why.rstrip('.')}. {event.error}")
         return replace(state, phase="over", lost={}), [end]
     return _restarted(replace(state, phase="bring_up", was_formed_again=True, lost={}), state.ending.why)
 

@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from hpc_grpo.launch.place.base import (
 from hpc_grpo.launch.place.joined.connection import JoinedProcess
 from hpc_grpo.launch.place.joined.gate import Gate, farewell
 from hpc_grpo.launch.place.joined.handshake import TOKEN_VARIABLE, make_token
+from hpc_grpo.launch.place.joined.members import member
 from hpc_grpo.launch.place.joined.roles import interface_of, node_name
 from hpc_grpo.launch.place.local import LocalPlace
 from hpc_grpo.run.attempt import read_attempts
@@ -69,6 +71,7 @@ class JoinedPlace(Place):
         self._gate: Gate | None = None
         self._allocation: Allocation | None = None
         self._interfaces: dict[str, str | None] = {}
+        self._at_the_end = ExitStack()
 
     def for_run(self, run: RunDir, launch: LaunchConfig) -> Place:
         self._run, self._launch = run, launch
@@ -131,6 +134,7 @@ class JoinedPlace(Place):
         if self._gate is not None:
             self._gate.close()
             self._gate = None
+        self._at_the_end.close()
 
     @property
     def _asked(self) -> LaunchConfig:
@@ -142,6 +146,7 @@ class JoinedPlace(Place):
             assert self._run is not None, "for_run comes first"
             token = make_token(self._run.join_token, self._environ)
             self._gate = Gate(self._asked.port, token, __version__, self._head)
+            self._at_the_end.enter_context(member(self._run, f"head-{self._head}"))
         return self._gate
 
     def _known_names(self) -> Sequence[str]:

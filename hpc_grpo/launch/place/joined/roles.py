@@ -9,7 +9,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
@@ -21,9 +21,10 @@ RUNPOD_DOMAIN = "runpod.internal"
 
 @dataclass(frozen=True)
 class Role:
-    """What this node is to the run. `num_nodes`, `port`: where the convention says; else the config does.
+    """What this node is to the run. `num_nodes`, `port`: where the environment says; else the config does.
 
-    `head` is the name or address that workers dial, "" on a head that need not know it.
+    `head` is the name or address that workers dial, "" on a head that need not know it. `default_nodes` is for a config
+    that has not more than one.
     """
 
     is_head: bool
@@ -31,6 +32,7 @@ class Role:
     num_nodes: int | None = None
     port: int | None = None
     convention: str = ""
+    default_nodes: int = 1
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ def _runpod(environ: Environ) -> Role:
     pod = environ.get("HEAD_POD_ID", "")
     if flag == "1" and not pod:
         raise ConfigError("HEAD_POD_ID is not set, and RAY_WORKER=1: export the head's pod id on every worker.")
-    workers = _number(environ, "EXPECTED_WORKERS", default=1)
-    return Role(flag == "0", f"{pod}.{RUNPOD_DOMAIN}" if pod else "", 1 + workers, port=6379)
+    head = f"{pod}.{RUNPOD_DOMAIN}" if pod else ""
+    return Role(flag == "0", head, _nodes_of(environ), port=6379, default_nodes=2)
 
 
 def _ranked(rank: str, number: str, addresses: str) -> Callable[[Environ], Role]:
@@ -69,7 +71,11 @@ def _ranked(rank: str, number: str, addresses: str) -> Callable[[Environ], Role]
 def _by_hand(environ: Environ) -> Role:
     head = environ.get("RAY_HEAD_IP", "")
     port = _number(environ, "RAY_HEAD_PORT", default=10001)
-    return Role(is_own_address(head), head, None, port)
+    return Role(is_own_address(head), head, _nodes_of(environ), port, default_nodes=2)
+
+
+def _nodes_of(environ: Environ) -> int | None:
+    return 1 + _number(environ, "EXPECTED_WORKERS") if environ.get("EXPECTED_WORKERS") else None
 
 
 CONVENTIONS = (
@@ -97,7 +103,7 @@ CONVENTIONS = (
         ("RAY_WORKER", "HEAD_POD_ID", "EXPECTED_WORKERS"),
         _runpod,
     ),
-    Convention("hosts by hand", "verl's guide to two nodes", ("RAY_HEAD_IP",), _by_hand),
+    Convention("hosts by hand", "verl's guide to two nodes", ("RAY_HEAD_IP", "RAY_HEAD_PORT"), _by_hand),
 )
 
 
@@ -106,7 +112,7 @@ def find_role(environ: Environ) -> Role:
     for convention in CONVENTIONS:
         if any(environ.get(name) for name in convention.variables):
             role = convention.read(environ)
-            return Role(role.is_head, role.head, role.num_nodes, role.port, convention.name)
+            return replace(role, convention=convention.name)
     return Role(is_head=True, head="")
 
 

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from hpc_grpo import __version__
-from hpc_grpo.errors import EXIT_RESUMABLE, ConfigError
+from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, ConfigError
 from hpc_grpo.launch.place.joined.gate import Hello
 from hpc_grpo.launch.place.joined.handshake import (
     TOKEN_VARIABLE,
@@ -29,6 +29,7 @@ from hpc_grpo.launch.place.joined.handshake import (
     prove_to_head,
     read_exactly,
 )
+from hpc_grpo.launch.place.joined.members import member
 from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE
 from hpc_grpo.launch.place.joined.roles import interface_of, node_name
 from hpc_grpo.run.paths import RunDir
@@ -67,27 +68,31 @@ class Worker:
         """Serve until the head says that the run is over, or a signal comes; return the exit code to end with."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
-        refusals = 0
         try:
-            while True:
-                try:
-                    connection = self._dial()
-                    refusals = 0
-                except NotProvedError as error:
-                    refusals += 1
-                    if refusals >= _MOST_REFUSALS:
-                        raise ConfigError(
-                            f"{self.head}:{self.port} does not let this worker in: {error}. Export the head's "
-                            f"{TOKEN_VARIABLE} here, or none on nodes that share the run directory {self.run.path}."
-                        ) from error
-                    time.sleep(_REDIAL_S)
-                    continue
-                if connection is not None and (code := self._serve_connection(connection)) is not None:
-                    return code
-                time.sleep(_REDIAL_S)
+            with member(self.run, f"worker-{self.name}"):
+                return self._serve()
         except _ToldError:
             say(f"{self._told} ended this worker; nothing of the run is left on {self.name}.")
             return EXIT_RESUMABLE
+
+    def _serve(self) -> int:
+        refusals = 0
+        while not self.run.is_complete():
+            try:
+                connection = self._dial()
+                refusals = 0
+            except NotProvedError as error:
+                connection, refusals = None, refusals + 1
+                if refusals >= _MOST_REFUSALS:
+                    raise ConfigError(
+                        f"{self.head}:{self.port} does not let this worker in: {error}. Export the head's "
+                        f"{TOKEN_VARIABLE} here, or none on nodes that share the run directory {self.run.path}."
+                    ) from error
+            if connection is not None and (code := self._serve_connection(connection)) is not None:
+                return code
+            time.sleep(_REDIAL_S)
+        say(f"The run in {self.run.path} is complete.")
+        return EXIT_COMPLETE
 
     def _dial(self) -> socket.socket | None:
         """Return a connection on which both sides have proved the token; None where there is none yet."""

@@ -1,0 +1,165 @@
+"""Hosts that are reached by ssh from the first process of a run: `launch.hosts`. Agents are commands of ssh.
+
+ssh asks nothing (BatchMode) and trusts known hosts alone; what a user has in ~/.ssh/config holds. Nothing of the
+environment is on a command line: an agent gets what it may have with its spec, through ssh's stdin.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+
+from hpc_grpo.errors import ConfigError, NodesUnavailableError
+from hpc_grpo.launch.environment.rules import is_allowed
+from hpc_grpo.launch.place.base import LOST_CODE, Allocation, JobQueue, NodeResources, Place
+from hpc_grpo.launch.place.local import LocalPlace
+from hpc_grpo.system.commands import run_command
+
+if TYPE_CHECKING:
+    from hpc_grpo.config import LaunchConfig
+    from hpc_grpo.run.lock import LockOwner
+
+_OPTIONS = (
+    "-T",
+    "-oBatchMode=yes",
+    "-oStrictHostKeyChecking=yes",
+    "-oConnectTimeout=15",
+    "-oServerAliveInterval=10",  # a host that is cut off ends its ssh after half a minute
+    "-oServerAliveCountMax=3",
+    "-oClearAllForwardings=yes",
+    "-oForwardAgent=no",
+)
+_PROBE_S = 30.0
+_OF_THE_MACHINE = (
+    "HOME", "USER", "LOGNAME", "SHELL", "TERM", "COLUMNS", "TMPDIR", "CUDA_VISIBLE_DEVICES", "XDG_RUNTIME_DIR",
+    "LOCALDIR",
+)  # fmt: skip
+"""Variables that mean something else on another machine: there its own hold."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host as `launch.hosts` names it; `name` is that of its node."""
+
+    name: str
+    address: str
+    user: str = ""
+    port: str = ""
+
+    def command(self, words: str) -> list[str]:
+        """Return the ssh that has the host's shell run `words`."""
+        port = ["-p", self.port] if self.port else []
+        return ["ssh", *_OPTIONS, *port, "--", f"{self.user}@{self.address}" if self.user else self.address, words]
+
+
+def parse_hosts(entries: Sequence[str]) -> list[Host]:
+    """Return the hosts of `[user@]host[:port]`; several of one address are told apart by their ports.
+
+    >>> [host.name for host in parse_hosts(["ann@n1", "n2:2222", "n2:2223"])]
+    ['n1', 'n2', 'n2_2223']
+    """
+    hosts: list[Host] = []
+    for entry in entries:
+        user, _, rest = entry.rpartition("@")
+        address, _, port = rest.partition(":")
+        name = f"{address}_{port}" if address in (host.name for host in hosts) else address
+        hosts.append(Host(name, address, user, port))
+    return hosts
+
+
+class SshPlace(Place):
+    """The hosts of `launch.hosts`, this machine among them: it is the head."""
+
+    name = "ssh"
+    is_attended = False
+    queue: JobQueue | None = None
+
+    def __init__(self, environ: Mapping[str, str], launch: LaunchConfig) -> None:
+        self._here = LocalPlace(environ)
+        self._pass_env = launch.pass_env
+        self._hosts = {host.name: host for host in parse_hosts(launch.hosts)}
+        self._allocation: Allocation | None = None
+
+    def allocation(self) -> Allocation:
+        """Return this machine and the others, which are asked for their CPUs. Raises NodesUnavailableError by name."""
+        if self._allocation is None:
+            head = self._own_host()
+            others = [host for host in self._hosts.values() if host != head]
+            with ThreadPoolExecutor(max_workers=min(32, len(others) + 1)) as pool:
+                counts = [*pool.map(_count_cpus, others)]
+            own_cpus = self._here.node_resources().num_cpus
+            names = (head.name, *(host.name for host in others))
+            self._allocation = Allocation(f"ssh{os.getpid()}", names, (own_cpus, *counts), head.name)
+        return self._allocation
+
+    def node_resources(self) -> NodeResources:
+        return self._here.node_resources()
+
+    def start_command(self, node: str, command: Sequence[str]) -> list[str]:
+        is_here = node == self.allocation().this_node
+        return list(command) if is_here else self._hosts[node].command(shlex.join(command))
+
+    def start_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        return dict(environ)
+
+    def carried_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return what the allow-list lets through, but for what is true of this machine alone."""
+        kept = {name: value for name, value in environ.items() if is_allowed(name, self._pass_env)}
+        return {name: value for name, value in kept.items() if name not in _OF_THE_MACHINE}
+
+    def is_node_failure(self, said: str) -> bool:
+        return f"exit code {LOST_CODE}" in said
+
+    def owner_lives(self, owner: LockOwner) -> bool | None:
+        """Ask the host of a run's owner for its process; None where it does not answer, or hides it in a container."""
+        host = self._hosts.get(owner.host)
+        if host is None or not owner.boot_id:
+            return None
+        asked = f"cat /proc/sys/kernel/random/boot_id; stat -Lc %i /proc/self/ns/pid; cat /proc/{owner.pid:d}/stat"
+        boot, *rest = run_command(host.command(f"{asked} 2>/dev/null; true"), _PROBE_S, stdin="").text.splitlines() or [
+            ""
+        ]
+        if boot != owner.boot_id:
+            return False if boot else None
+        if rest[:1] != [str(owner.pid_namespace)]:
+            return None
+        fields = rest[1].rpartition(")")[2].split() if len(rest) > 1 else []
+        return bool(fields) and fields[0] != "Z" and fields[19] == str(owner.pid_started)
+
+    def _own_host(self) -> Host:
+        own = {address.address for found in psutil.net_if_addrs().values() for address in found}
+        names = (socket.gethostname(), socket.gethostname().partition(".")[0])
+        for host in self._hosts.values():
+            if host.address in names or own & _addresses(host.address):
+                return host
+        first = next(iter(self._hosts.values()))
+        raise ConfigError(
+            f"launch.hosts = {', '.join(self._hosts)} does not name this machine, {names[0]}, and the driver runs on "
+            f"one of them. Start the run there: ssh -t {first.address} 'cd FOLDER && hpc-grpo train CONFIG'."
+        )
+
+
+def _addresses(name: str) -> set[str]:
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(name, None)}
+    except OSError:
+        return set()
+
+
+def _count_cpus(host: Host) -> int:
+    """Ask a host for its CPUs. Raises NodesUnavailableError in ssh's words."""
+    answer = run_command(host.command("nproc"), _PROBE_S, stdin="")
+    if answer.error or not answer.text.strip().isdecimal():
+        raise NodesUnavailableError(
+            f"launch.hosts: {host.name} cannot be reached by ssh: {answer.error or answer.text.strip()}. It must let "
+            f"you in without a question: try {shlex.join(host.command('true'))}",
+            [host.name],
+        )
+    return int(answer.text)
