@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpc_grpo.cli.foreign import foreign_options, translated
 from hpc_grpo.cli.options import CONFIG, OPTIONAL_CONFIG, OVERRIDES, SET, echo
 from hpc_grpo.errors import EXIT_CONFIG, ConfigError
 
@@ -22,18 +23,28 @@ _GPU_GIB, _HOST_GIB = 96.0, 460.0
 _NAME_COLUMNS = 48
 
 
-@click.command()
-@CONFIG
-@OVERRIDES
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1, metavar="[CONFIG] [KEY=VALUE]...", type=click.UNPROCESSED)
 @SET
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print only the resolved YAML.")
-def config(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], as_yaml: bool) -> None:
-    """Print every key of a config: its value, its default and what it means."""
+@foreign_options
+def config(words: tuple[str, ...], sets: tuple[str, ...], as_yaml: bool, **foreign: Any) -> None:
+    """Print every key of a config: its value, its default and what it means.
+
+    With --from-…, write the config of another system as one of ours: YAML on stdout, what became of each key on
+    stderr. Words are that system's then, --set changes the result, and what cannot be honoured ends with 78.
+    """
     from hpc_grpo.cli.request import load_request
     from hpc_grpo.config import to_yaml
     from hpc_grpo.config.describe import describe
 
-    resolved = load_request(config_name, [*sets, *overrides]).config
+    if translated(words, sets, foreign):
+        return
+    if unknown := [word for word in words if word.startswith("-")]:
+        raise click.NoSuchOption(unknown[0])
+    if not words:
+        raise click.UsageError("Missing argument 'CONFIG'.")
+    resolved = load_request(words[0], [*sets, *words[1:]]).config
     echo(to_yaml(resolved) if as_yaml else describe(resolved), nl=False)
 
 

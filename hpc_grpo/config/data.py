@@ -38,7 +38,9 @@ class _SourceKeys(Section):
     split: str = Field("train", description="Split of a Hugging Face data set.")
     subset: str | None = Field(None, description="Configuration name of a Hugging Face data set (GSM8K: main).")
     prompt_field: str = Field("question", description="Column with the prompt text.")
-    answer_field: str | None = Field("answer", description="Column with the reference answer; null: none.")
+    answer_field: str | None = Field(
+        "answer", description="Column with the reference answer, or with a dot a value inside a column; null: none."
+    )
     messages_field: str | None = Field(
         None, description="Column with chat messages; used instead of prompt_field when set."
     )

@@ -5,45 +5,25 @@ Ours and no library's for its errors: each is one `ConfigError` with the rule, t
 
 from __future__ import annotations
 
+import copy
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from hpc_grpo.config.launch import LaunchConfig
 from hpc_grpo.config.rules import check_rules
 from hpc_grpo.config.schema import Config
 from hpc_grpo.config.section import Loading
+from hpc_grpo.config.yaml_text import read_value, read_yaml, write_yaml
 from hpc_grpo.errors import ConfigError, nearest
 
 CONFIGS_DIR = Path(__file__).resolve().parents[2] / "configs"
 
 MOVED = {"launch.slurm.num_nodes": "launch.num_nodes"}
 """Keys that were renamed -> their names now. The old name is an error, but in the run directories that have it."""
-
-_SHORT_FLOAT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
-"""YAML 1.1 reads 1e-6 as text (it wants 1.0e-6); everybody who writes it means the number, as in YAML 1.2."""
-
-_CLOCK = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?$")
-"""YAML 1.1 reads 24:00:00 as 86400, in base 60; nobody who writes it as a walltime means so many minutes."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads 1e-6 as a number, and '1e-6' and 24:00:00 as text."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Puts quotes around text that `_Loader` would take for a number."""
-
-
-for _kind in (_Loader, _Dumper):
-    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _SHORT_FLOAT, list("-+0123456789"))
-    for _first in "-+0123456789":  # before YAML's own
-        _kind.yaml_implicit_resolvers[_first].insert(0, ("tag:yaml.org,2002:str", _CLOCK))
 
 
 def load_config(name: str, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> Config:
@@ -87,10 +67,18 @@ def with_overrides(config: Config, overrides: Iterable[str], environ: Mapping[st
     return _validated(values, "With these overrides it", Loading(environ, resolved))
 
 
+def load_values(values: Mapping[str, Any], overrides: Iterable[str], origin: str) -> Config:
+    """Apply `overrides` to a config that is in no file and check it. Raises ConfigError, which names `origin`."""
+    changed = copy.deepcopy(dict(values))
+    for override in overrides:
+        _apply_override(changed, override)
+    return _validated(changed, origin, Loading(os.environ))
+
+
 def to_yaml(config: Config | Mapping[str, Any]) -> str:
     """Write the resolved config, or values of one, as YAML; loading it gives an equal config."""
     values = config.model_dump(mode="json") if isinstance(config, Config) else config
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False)
+    return write_yaml(values)
 
 
 def find_config(name: str) -> Path:
@@ -107,7 +95,7 @@ def find_config(name: str) -> Path:
 
 def _read_layers(path: Path) -> dict[str, Any]:
     """Read a config and merge it over those it builds on, `base: other.yaml` or a list."""
-    values = _read_yaml(path)
+    values = read_yaml(path)
     bases = values.pop("base", [])
     merged: dict[str, Any] = {}
     for base in [bases] if isinstance(bases, str) else bases:
@@ -126,21 +114,9 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.load(path.read_text(), _Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Config {path} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"Config {path} is not valid YAML: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"Config {path} must hold key: value pairs, not {type(values).__name__}.")
-    return values
-
-
 def _read_resolved(path: Path) -> dict[str, Any]:
     """Read the config of a run directory; one that an older version wrote has its keys of today afterwards."""
-    values = _read_yaml(path)
+    values = read_yaml(path)
     for old, new in MOVED.items():
         *parents, key = old.split(".")
         section: Any = values
@@ -164,10 +140,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         target = target.setdefault(parent, {})
         if not isinstance(target, dict | list):
             raise ConfigError(f"Override {override!r}: {'.'.join(parents[: depth + 1])} is a value, not a section.")
-    try:
-        value = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"Override {override!r}: the value is not valid YAML: {error}") from error
+    value = read_value(text, f"Override {override!r}")
     if key.endswith("+"):
         value = _extended(target.get(last, []) if isinstance(target, dict) else None, value, override)
     if isinstance(target, list):

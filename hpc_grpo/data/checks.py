@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpc_grpo.config import Config, SourceConfig
-from hpc_grpo.data.sources.base import Item
+from hpc_grpo.data.sources.base import Item, answer_of
 from hpc_grpo.errors import ConfigError
 
 
@@ -14,7 +14,7 @@ def check_item(source: SourceConfig, item: Item, number: int) -> None:
     prompt = "prompt_field" if source.messages_field is None else "messages_field"
     for key in (prompt, "answer_field"):
         name = getattr(source, key)
-        if name is not None and name not in item:
+        if name is not None and name not in item and not (key == "answer_field" and _is_inside(item, name)):
             hint = ", or to null when there is no reference answer" if key == "answer_field" else ""
             raise ConfigError(
                 f"Data set {source.path}, item {number}: there is no field {name!r} ({key}). "
@@ -26,10 +26,19 @@ def check_item(source: SourceConfig, item: Item, number: int) -> None:
         check_characters(item[source.prompt_field], source.path, number)
 
 
+def _is_inside(item: Item, name: str) -> bool:
+    """Tell whether a dotted name is that of a value inside a column."""
+    try:
+        answer_of(item, name)
+    except KeyError:
+        return False
+    return True
+
+
 def _check_answer(source: SourceConfig, item: Item, number: int) -> None:
     if source.answer_field is None:
         return
-    answer = item[source.answer_field]
+    answer = answer_of(item, source.answer_field)
     if answer is None:
         raise ConfigError(
             f"Item {number} of {source.path} (counted from 0): {source.answer_field!r} (answer_field) is null, and no "

@@ -18,6 +18,7 @@ from hpc_grpo.data.cache import Rows
 from hpc_grpo.data.encoder import Row
 from hpc_grpo.data.mix import MixOrder, Place
 from hpc_grpo.data.shares import places_per_epoch
+from hpc_grpo.data.sources.base import answer_of
 from hpc_grpo.types import Demonstration, Prompt
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class PromptStream(Stream):
     def prompt(self, ordinal: int) -> Prompt:
         epoch, part, row = self.find(ordinal)
         item, answer_field = json.loads(row.fields), part.source.answer_field
-        fields = item if answer_field is None else {**item, "answer": item[answer_field]}
+        fields = item if answer_field is None else {**item, "answer": answer_of(item, answer_field)}
         return Prompt(ordinal, epoch, tuple(row.prompt_ids), row.text, fields, part.name, part.reward_set)
 
 

@@ -97,6 +97,10 @@ def test_commands_parse_and_their_configs_load(examples: Path) -> None:
         params: dict[str, Any] = command.make_context(name, arguments).params
         if "config_name" in params:
             load_request(params["config_name"], [*params["sets"], *params["overrides"]])
+        elif name == "config" and not any(
+            params[f"from_{system}"] for system in ("areal", "trl", "verl", "open_instruct")
+        ):
+            load_request(params["words"][0], [*params["sets"], *params["words"][1:]])
 
 
 def test_files_and_modules_named_in_commands_exist() -> None:

@@ -18,6 +18,20 @@ BATCH_ITEMS = 1000
 """Items read or tokenized in one call: enough for the libraries' threads, few enough to stay small in memory."""
 
 
+def answer_of(item: Mapping[str, Any], field: str) -> Any:
+    """Return the column `field`, or with a dotted name a value inside a column. Raises KeyError without it.
+
+    >>> answer_of({"a.b": 1, "a": {"b": 2}}, "a.b"), answer_of({"a": {"b": 2}}, "a.b")
+    (1, 2)
+    """
+    if field in item:
+        return item[field]
+    column, _, inside = field.partition(".")
+    if not inside or not isinstance(item[column], Mapping):
+        raise KeyError(field)
+    return answer_of(item[column], inside)
+
+
 class Source(ABC):
     """One data set. A built-in is a file of this folder, named like the suffix or the prefix of the paths it reads."""
 

@@ -73,6 +73,11 @@ def test_the_reference_is_given_as_answer_whatever_its_column(tokenizer: Any) ->
     items = [{"question": "q", "solution": "7", "answer": "unused"}]
     named = prompts(make_config({"answer_field": "solution"}), items, tokenizer, 0)
     assert named.prompt(0).fields == {"question": "q", "solution": "7", "answer": "7"}
+    inside = [{"question": "q", "reward_model": {"ground_truth": "4"}}]
+    dotted = prompts(make_config({"answer_field": "reward_model.ground_truth"}), inside, tokenizer, 0)
+    assert dotted.prompt(0).fields["answer"] == "4"
+    with pytest.raises(ConfigError, match=r"there is no field 'reward_model\.truth'"):
+        prompts(make_config({"answer_field": "reward_model.truth"}), inside, tokenizer, 0)
     without = prompts(make_config({"answer_field": None}), [{"question": "q"}], tokenizer, 0)
     assert without.prompt(0).fields == {"question": "q"}
 

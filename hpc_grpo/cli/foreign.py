@@ -1,0 +1,145 @@
+"""`hpc-grpo config --from-…`: write another system's config as one of ours, and tell what became of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpc_grpo.cli.options import echo
+from hpc_grpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpc_grpo.config.foreign.table import Row, Translation
+
+_FILE = click.Path(path_type=Path)
+_VALUE_COLUMNS = 40
+
+AREALS_KEYS = (
+    "AReaL's names are taken as they are: allocation_mode (vllm:d4t1+d2), n_nodes, n_gpus_per_node, cluster.fileroot, "
+    "mode, recover_mode, max_head_offpolicyness, save_freq_*, ckpt_freq_*, also as words after FILE."
+)
+
+_OPTIONS = (
+    click.option("--from-areal", type=_FILE, metavar="FILE", help=f"Translate a config of AReaL. {AREALS_KEYS}"),
+    click.option("--from-trl", type=_FILE, metavar="FILE", help="Translate a config of TRL or open-r1; KEY=VALUE too."),
+    click.option("--from-verl", is_flag=True, help="Translate a script of verl, or its words a.b.c=value."),
+    click.option(
+        "--from-open-instruct", is_flag=True, help="Translate a script of open-instruct, or its words --key value."
+    ),
+    click.option("--lenient", is_flag=True, help="Leave out what would be refused, and say what stands in its place."),
+    click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the translation there."),
+)
+
+
+def foreign_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def translated(words: Sequence[str], overrides: Sequence[str], options: dict[str, Any]) -> bool:
+    """Write the translation that `options` ask for; return whether they ask for one.
+
+    `words` are the other system's, `overrides` ours. Raises ConfigError for what is refused, and for a result that is
+    no config.
+    """
+    systems = [name for name in ("from_areal", "from_trl", "from_verl", "from_open_instruct") if options[name]]
+    if len(systems) > 1:
+        raise click.UsageError("--from-… options exclude each other: give one.")
+    if not systems:
+        if options["lenient"] or options["out"] is not None:
+            raise click.UsageError("--lenient and --out go with a --from-… option.")
+        return False
+    origin, rows, given = _read(systems[0], options[systems[0]], words)
+    _write(origin, _translation(rows, given), overrides, options)
+    return True
+
+
+def _read(system: str, file: Any, words: Sequence[str]) -> tuple[str, Sequence[Row], dict[str, Any]]:
+    """Return what is translated, in words, the table for it, and their keys."""
+    from hpc_grpo.config.foreign import areal, open_instruct, reading, trl, verl
+
+    if system == "from_areal":
+        return f"AReaL: {file.name}", areal.ROWS, reading.read_nested(file, words)
+    if system == "from_trl":
+        return f"TRL: {file.name}", trl.ROWS, reading.read_nested(file, words)
+    script, arguments = _script(words)
+    if system == "from_verl":
+        if script is not None:
+            arguments = reading.command_words(script, arguments, "verl.trainer.main_ppo")[1]
+        return f"verl: {script.name if script else 'its words'}", verl.ROWS, reading.read_words(arguments)
+    before: list[str] = []
+    if script is not None:
+        before, arguments = reading.command_words(script, arguments, "grpo")
+    first = next((place for place, word in enumerate(before) if word.startswith("--")), len(before))
+    mason = reading.read_options(before[first:])
+    given = {key: mason[key] for key in ("num_nodes", "gpus") if key in mason} | reading.read_options(arguments)
+    return f"open-instruct: {script.name if script else 'its words'}", open_instruct.ROWS, given
+
+
+def _script(words: Sequence[str]) -> tuple[Path | None, list[str]]:
+    if not words:
+        raise ConfigError("There is nothing to translate: give a script, or the words of the command that it runs.")
+    path = Path(words[0])
+    is_script = path.suffix == ".sh"
+    if is_script and not path.is_file():
+        raise ConfigError(f"There is no file {path}. Give a script, or the words of the command that it runs.")
+    return (path, list(words[1:])) if is_script else (None, list(words))
+
+
+def _translation(rows: Sequence[Row], given: dict[str, Any]) -> Translation:
+    from hpc_grpo.config.foreign.table import translate
+
+    return translate(rows, given)
+
+
+def _write(origin: str, translation: Translation, overrides: Sequence[str], options: dict[str, Any]) -> None:
+    from hpc_grpo.config import to_yaml
+    from hpc_grpo.config.foreign.table import Kind
+    from hpc_grpo.config.load import load_values
+
+    echo(table_text(translation), err=True)
+    refused = translation.of(Kind.REFUSED)
+    if refused and not options["lenient"]:
+        reasons = "".join(f"\n  {outcome.theirs} = {outcome.value}: {outcome.note}." for outcome in refused)
+        raise ConfigError(
+            f"{origin} asks for what is not here:{reasons}\nChange it there, or let --lenient leave it out."
+        )
+    config = load_values(translation.values, overrides, f"The translation of {origin}")
+    given = config.model_dump(mode="json", exclude_unset=True)
+    text = f"# From {origin}\n{to_yaml(given)}"
+    if options["out"] is None:
+        echo(text, nl=False)
+    else:
+        options["out"].write_text(text)
+
+
+def table_text(translation: Translation) -> str:
+    """Return a line for each of their keys, by what became of it; of their defaults, those that ours differ from."""
+    from hpc_grpo.config.foreign.table import Kind
+    from hpc_grpo.system.readable import table
+
+    parts = []
+    for kind in Kind:
+        found = translation.of(kind)
+        rows = [
+            (
+                outcome.theirs + ("" if outcome.is_given else " (its default)"),
+                _short(outcome.value),
+                ", ".join(f"{key} = {_short(value)}" for key, value in outcome.ours.items()),
+                outcome.note,
+            )
+            for outcome in found
+        ]
+        if rows:
+            parts.append(f"{kind.value.upper()}\n{table(('THEIRS', 'VALUE', 'OURS', 'NOTE'), rows)}\n")
+    counts = ", ".join(f"{translation.count(kind)} {kind.value}" for kind in Kind if translation.count(kind))
+    return "\n".join([*parts, f"Of the keys given: {counts or 'none'}."])
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _VALUE_COLUMNS else f"{text[: _VALUE_COLUMNS - 1]}…"

@@ -1,0 +1,57 @@
+"""Read and write YAML as people mean it: 1e-6 is a number, 24:00:00 is text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpc_grpo.errors import ConfigError
+
+_SHORT_FLOAT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
+"""YAML 1.1 reads 1e-6 as text (it wants 1.0e-6); everybody who writes it means the number, as in YAML 1.2."""
+
+_CLOCK = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?$")
+"""YAML 1.1 reads 24:00:00 as 86400, in base 60; nobody who writes it as a walltime means so many minutes."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-6 as a number, and '1e-6' and 24:00:00 as text."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts quotes around text that `_Loader` would take for a number."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _SHORT_FLOAT, list("-+0123456789"))
+    for _first in "-+0123456789":  # before YAML's own
+        _kind.yaml_implicit_resolvers[_first].insert(0, ("tag:yaml.org,2002:str", _CLOCK))
+
+
+def read_value(text: str, origin: str) -> Any:
+    """Read a value as the text of a key in YAML. Raises ConfigError."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{origin}: the value is not valid YAML: {error}") from error
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a file of key: value pairs. Raises ConfigError."""
+    try:
+        values = yaml.load(path.read_text(), _Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Config {path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"Config {path} is not valid YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"Config {path} must hold key: value pairs, not {type(values).__name__}.")
+    return values
+
+
+def write_yaml(values: Any) -> str:
+    """Write values so that reading them gives equal ones, in their order."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False)

@@ -1,0 +1,235 @@
+"""The example files that AReaL, verl, open-instruct and open-r1 ship become configs that load, with these values."""
+
+from __future__ import annotations
+
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hpc_grpo.config import Config
+from hpc_grpo.config.foreign import areal, open_instruct, reading, trl, verl
+from hpc_grpo.config.foreign.table import Kind, Row, Translation, translate
+from hpc_grpo.config.load import load_values
+from tests.unit.config.foreign.examples import AREAL, OPEN_INSTRUCT, TRL, VERL, Example
+
+ALL: dict[str, tuple[tuple[Row, ...], Example]] = {
+    f"{system}/{name}": (rows, example)
+    for system, rows, examples in (
+        ("areal", areal.ROWS, AREAL),
+        ("verl", verl.ROWS, VERL),
+        ("open-instruct", open_instruct.ROWS, OPEN_INSTRUCT),
+        ("trl", trl.ROWS, TRL),
+    )
+    for name, example in examples.items()
+}
+
+EXPECTED: dict[str, dict[str, Any]] = {
+    "areal/boba": {
+        "run.name": "boba_ppo_vllm-trial0",
+        "run.root": Path("/tmp/areal/experiments"),
+        "model.path": "Qwen/Qwen2.5-1.5B-Instruct",
+        "launch.num_nodes": 2,
+        "placement.learners_per_node": 4,
+        "engine.engines_per_node": 2,
+        "engine.tensor_parallel": 2,
+        "data.max_prompt_tokens": 2048,
+        "rollout.prompts_per_step": 512,
+        "rollout.group_size": 16,
+        "rollout.max_new_tokens": 30720,
+        "rollout.max_policy_lag": 16,  # 4 batches of 4 minibatches
+        "train.num_minibatches": 4,
+        "train.max_tokens_per_microbatch": 32768,
+        "train.lr": 1e-5,
+        "train.betas": (0.9, 0.999),
+        "train.total_epochs": 10,
+        "train.warmup_steps": 0,
+        "loss.name": "decoupled_ppo",
+        "loss.clip_low": 0.4,
+        "loss.clip_high": 0.4,
+        "loss.importance_correction": "icepop",
+        "loss.importance_cap": 5.0,
+        "loss.kl_coef": 0.0,
+        "loss.advantage": "reinforce_pp",
+        "checkpoint.export_every_epochs": 1,
+        "checkpoint.every_s": 3600,
+        "checkpoint.every_steps": None,
+        "eval.every_steps": None,
+        "metrics.wandb_mode": "disabled",
+    },
+    "areal/gsm8k": {
+        "data.train.subset": "main",
+        "data.eval.path": "openai/gsm8k",
+        "data.eval.split": "test",
+        "data.max_prompt_tokens": 1024,
+        "placement.learners_per_node": 4,
+        "engine.engines_per_node": 4,
+        "rollout.max_policy_lag": 2,
+        "train.gradient_checkpointing": False,
+        "eval.every_epochs": 1,
+    },
+    "areal/lora": {"loss.advantage": "group", "loss.normalize_std": True, "engine.enforce_eager": True},
+    "areal/0.3": {
+        "launch.num_nodes": 1,
+        "placement.learners_per_node": 2,
+        "engine.engines_per_node": 4,
+        "rollout.prompts_per_step": 512,
+        "rollout.group_size": 16,
+        "data.max_prompt_tokens": 1024,
+        "train.max_tokens_per_microbatch": 30720,
+        "train.total_epochs": 5,
+        "checkpoint.export_every_epochs": 1,
+        "checkpoint.every_s": 600,
+        "loss.clip_high": 0.2,
+        "rollout.max_policy_lag": 16,
+    },
+    "verl/qwen2-7b": {
+        "run.name": "qwen2_7b_function_rm",
+        "data.train.path": "/home/me/data/gsm8k/train.parquet",
+        "data.train.messages_field": "prompt",
+        "data.train.answer_field": "reward_model.ground_truth",
+        "rollout.prompts_per_step": 1024,
+        "rollout.group_size": 5,
+        "rollout.max_policy_lag": 0,
+        "train.num_minibatches": 4,
+        "train.max_tokens_per_microbatch": 40 * 1536,
+        "train.total_epochs": 15,
+        "train.weight_decay": 0.01,
+        "loss.name": "grpo",
+        "loss.denominator": "tokens",
+        "loss.kl_coef": 0.001,
+        "loss.kl_estimator": "k3",
+        "loss.kl_in": "loss",
+        "loss.dual_clip": 3.0,
+        "loss.importance_correction": "none",
+        "engine.tensor_parallel": 2,
+        "engine.gpu_memory_utilization": 0.6,
+        "checkpoint.every_steps": 20,
+        "eval.every_steps": 5,
+        "eval.temperature": 0.0,
+        "metrics.wandb_project": "verl_grpo_example_gsm8k",
+    },
+    "verl/math": {"loss.kl_coef": 0.0, "data.max_prompt_tokens": 1024, "data.train.path": None},
+    "verl/seq_balance": {"train.max_tokens_per_microbatch": 24000},
+    "open-instruct/olmo3": {
+        "launch.num_nodes": 8,
+        "placement.learners_per_node": 1,
+        "engine.engines_per_node": 7,
+        "rollout.prompts_per_step": 16,
+        "rollout.group_size": 16,
+        "rollout.max_policy_lag": 4,
+        "rollout.mask_truncated": True,
+        "train.total_episodes": 512000,
+        "train.zero_stage": 3,
+        "train.max_tokens_per_microbatch": 32768,
+        "loss.normalize_std": False,
+        "loss.clip_high": 0.272,
+        "loss.clip_low": 0.2,
+        "loss.importance_cap": 2.0,
+        "loss.kl_estimator": "k3",
+        "data.curriculum.easy_from": 9.0,
+        "data.train.messages_field": "messages",
+        "checkpoint.every_steps": 100,
+        "eval.every_steps": 100,
+    },
+    "open-instruct/qwen7b": {
+        "launch.num_nodes": 2,
+        "placement.learners_per_node": 2,
+        "engine.engines_per_node": 6,
+        "train.schedule": "linear",
+        "data.eval.max_items": 16,
+        "train.lr": 5e-7,
+        "checkpoint.every_steps": None,
+        "checkpoint.export_every_steps": 40,
+    },
+    "open-instruct/gsm8k": {"run.name": "test", "rollout.dynamic_sampling": 10, "eval.num_samples": 4},
+    "trl/qwen-1.5b": {
+        "run.name": "Qwen2.5-1.5B-Open-R1-GRPO",
+        "data.train.subset": "default",
+        "rollout.prompts_per_step": 4,  # 16 completions on one process, 4 times, of 16 a prompt
+        "rollout.group_size": 16,
+        "train.num_minibatches": 1,
+        "train.schedule": "cosine",
+        "train.attention": "flash_attention_2",
+        "loss.name": "grpo",
+        "loss.denominator": "tokens",
+        "loss.kl_coef": 0.0,
+        "checkpoint.every_epochs": 1,
+        "checkpoint.every_steps": None,
+        "checkpoint.keep_last": 1,
+    },
+    "trl/distill-1.5b": {"rollout.temperature": 0.7, "rollout.max_new_tokens": 2048, "train.schedule": "cosine"},
+    "trl/simple-rl": {
+        "eval.every_steps": 100,
+        "eval.reward": "math",
+        "data.eval.split": "test",
+        "rollout.group_size": 7,
+        "rollout.prompts_per_step": 18,
+    },
+    "trl/zero-7b": {
+        "rollout.prompts_per_step": 32,
+        "rollout.mask_truncated": True,
+        "train.num_minibatches": 8,
+        "train.max_grad_norm": 0.2,
+        "loss.importance_correction": "sequence",
+    },
+}
+
+REFUSED = {
+    "areal/gsm8k": "SGLang is not here",
+    "areal/0.3": "SGLang is not here",
+    "areal/lora": "LoRA is not here",
+    "verl/seq_balance": "engines are vLLM's alone",
+    "open-instruct/olmo3": "take 72, and 8 nodes of 8 have 64",
+    "open-instruct/gsm8k": "take 2, and 1 nodes of 1 have 1",
+    "trl/zero-7b": "no reward here is soft_format",
+}
+
+
+def translated(name: str, tmp_path: Path) -> tuple[Translation, Config]:
+    rows, example = ALL[name]
+    file = tmp_path / "theirs.yaml"
+    file.write_text(yaml.safe_dump(example.keys))
+    translation = translate(rows, reading.read_nested(file))
+    return translation, load_values(translation.values, [], name)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_example_loads_with_the_values_it_means(name: str, tmp_path: Path) -> None:
+    _, config = translated(name, tmp_path)
+    found = {key: reduce(getattr, key.split("."), config) for key in EXPECTED[name]}
+    assert found == EXPECTED[name]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_key_of_an_example_is_told_once_and_known(name: str, tmp_path: Path) -> None:
+    translation, _ = translated(name, tmp_path)
+    example = ALL[name][1]
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(example.keys))
+    told = [outcome.theirs for outcome in translation.outcomes if outcome.is_given]
+    assert sorted(told) == sorted(reading.read_nested(tmp_path / "again.yaml"))
+    assert translation.of(Kind.UNKNOWN) == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_is_not_here_is_refused_with_its_reason(name: str, tmp_path: Path) -> None:
+    translation, _ = translated(name, tmp_path)
+    reasons = "; ".join(outcome.note for outcome in translation.of(Kind.REFUSED))
+    assert (REFUSED[name] in reasons) if name in REFUSED else reasons == ""
+
+
+def test_rewards_keep_their_weights(tmp_path: Path) -> None:
+    rewards = translated("trl/simple-rl", tmp_path)[1].rewards
+    assert [(reward.name, reward.weight) for reward in rewards] == [("math", 1.0), ("strict_format", 0.5)]
+    rewards = translated("open-instruct/qwen7b", tmp_path)[1].rewards
+    assert [(reward.name, reward.weight) for reward in rewards] == [("correctness", 10.0), ("strict_format", 1.0)]
+
+
+def test_several_files_of_verl_are_a_mix_with_names(tmp_path: Path) -> None:
+    mix = translated("verl/math", tmp_path)[1].data.train.mix
+    assert [(source.name, source.path) for source in mix] == [
+        ("gsm8k", "/home/me/data/gsm8k/train.parquet"),
+        ("math", "/home/me/data/math/train.parquet"),
+    ]
