@@ -193,7 +193,7 @@ def _run(folder: RunDir, request: EvalRequest) -> int:
 
     request.save(folder)
     with redirect_stdout(sys.stderr):
-        code = run_attempt(folder, _DRIVER)
+        code = run_attempt(folder, _DRIVER, comes_back=True)  # to print the answer
     if code == 0:
         echo(answer_file(folder).read_text(), nl=False)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
@@ -99,6 +100,25 @@ def test_ctrl_c_checkpoints_and_the_nodes_stay_usable(
     resumed = read_attempts(run)[-1]
     assert (resumed.job_id, resumed.first_step) == (str(job_id), checkpoint.step)
     assert_nothing_left(slurm_cluster, job_id)
+
+
+@pytest.mark.long
+def test_an_eval_in_the_login_nodes_shell_of_an_allocation_prints_its_answer(
+    slurm_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    """salloc leaves the shell where it is: the eval is a child of it on the head node, with an engine on each node."""
+    config = tiny_config(write_workspace(tmp_path), "judged", eval={"reward": LETTERS})
+    eval_command = f"{HPC_GRPO} eval tied --config {config} --data eval.jsonl --output {tmp_path}/result.json"
+    salloc = ["salloc", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=4", "--time=10"]
+    done = slurm_cluster.run([*salloc, "bash", "-c", eval_command], cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    title, line = done.stdout.splitlines()
+    assert title.split()[:3] == ["MODEL", "DATA", "PASS@1"]
+    assert line.split()[:2] == ["tied", "all"]
+    (attempt,) = read_attempts(RunDir(next((tmp_path / "runs" / "evals").iterdir())))
+    assert attempt.nodes == ["nid001", "nid002"]
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert len(list(read_jsonl(Path(result["models"]["tied"]["completions"]) / "eval.jsonl"))) == 8
 
 
 @pytest.mark.long

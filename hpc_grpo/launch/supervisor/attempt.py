@@ -7,8 +7,11 @@ code. Waits for a place that does not answer yet, and for the end of an attempt 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchError
@@ -30,13 +33,23 @@ from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.source import entry, own_command
 from hpc_grpo.system.say import say
-from hpc_grpo.system.signals import outliving_the_warning
+from hpc_grpo.system.signals import Signals, outliving_the_warning
 
 _ASK_AGAIN_S = (2.0, 10.0, 30.0, 60.0)
+_POLL_S = 0.5
 
 
-def run_attempt(run: RunDir, driver: str, origin: LinkOrigin | None = None, place: Place | None = None) -> int:
+def run_attempt(
+    run: RunDir,
+    driver: str,
+    origin: LinkOrigin | None = None,
+    place: Place | None = None,
+    *,
+    comes_back: bool = False,
+) -> int:
     """Run one attempt and return the exit code to end with. Raises HpcGrpoError.
+
+    Elsewhere than on the head node this process becomes one there; if it has to come back, a child of it does.
 
     `driver` is a module or a .py file; it is run with the run directory as its argument. With an `origin` this job was
     submitted for the attempt alone, so it may have successors. `place` is found where none is given.
@@ -57,8 +70,10 @@ def run_attempt(run: RunDir, driver: str, origin: LinkOrigin | None = None, plac
         words += ["--successor-of", origin.successor_of] if origin else []
         command = [job_python(config.launch), "-E", *entry(run), *words]
         # Becomes a process of the head node: salloc leaves its shell on the login node.
-        argv = place.start_command(allocation.head, command)
-        os.execvpe(argv[0], argv, place.start_environment(os.environ))
+        argv, environ = place.start_command(allocation.head, command), place.start_environment(os.environ)
+        if comes_back:
+            return _end_of_child(argv, environ)
+        os.execvpe(argv[0], argv, environ)
     link = None
     if origin is not None and queue is not None:
         link = ChainLink(run, config.launch, queue, LinkJob(allocation.job_id, driver, origin))
@@ -77,6 +92,19 @@ def run_attempt(run: RunDir, driver: str, origin: LinkOrigin | None = None, plac
     finally:
         code = EXIT_CRASH if record.exit_code is None else record.exit_code
         place.close(Ending(record.exit_kind, code, record.why))
+
+
+def _end_of_child(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command and return its exit code. The terminal tells it of Ctrl+C, and this process of other signals."""
+    with Signals() as signals, subprocess.Popen(argv, env=environ, stdout=sys.stdout) as child:
+        while True:
+            try:
+                return child.wait(timeout=_POLL_S)
+            except subprocess.TimeoutExpired:
+                for number in signals.pending:
+                    if number != signal.SIGINT:
+                        child.send_signal(number)
+                signals.pending.clear()
 
 
 def allocation_of(place: Place, is_patient: bool, sleep: Callable[[float], None] = time.sleep) -> Allocation:

@@ -25,8 +25,8 @@ class Started:
         self.prompts: list[str] = []
         self.exit_code = 0
 
-    def run_attempt(self, folder: RunDir, driver: str) -> int:
-        assert driver == "hpc_grpo.driver.evaluate"
+    def run_attempt(self, folder: RunDir, driver: str, *, comes_back: bool) -> int:
+        assert (driver, comes_back) == ("hpc_grpo.driver.evaluate", True)
         self.folders.append(folder)
         self.configs = [*getattr(self, "configs", []), read_config(folder)]
         self.request = read_request(folder)

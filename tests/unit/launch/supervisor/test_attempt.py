@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,6 +74,23 @@ def test_a_light_installation_on_the_login_node_starts_that_of_the_jobs_on_the_h
     assert command[0] == "nid001"
     inner = command[command.index("/proj/env/bin/python") :]
     assert inner[1:5] == ["-E", str(run.source_dir), "attempt", str(run.path)]
+
+
+@pytest.mark.parametrize("code", [0, 78])
+def test_who_must_come_back_from_the_head_node_sends_a_child_there(
+    code: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As `hpc-grpo eval` in the shell that salloc leaves on the login node: it prints the answer itself."""
+    run = freeze(load_config("local/debug", [f"run.root={tmp_path}"]), [], []).run
+    told = f"import sys; print('attempt', *sys.argv[-3:]); sys.exit({code})"
+    place = FakePlace(
+        replace(allocation("nid001"), this_node=None),
+        wrap=lambda node, command: [sys.executable, "-c", told, node, *command],
+    )
+    with redirect_stdout(sys.stderr):
+        assert attempt.run_attempt(run, "hpc_grpo.driver.evaluate", place=place, comes_back=True) == code
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "attempt --driver hpc_grpo.driver.evaluate --no-link\n")
 
 
 def test_a_complete_run_is_not_trained_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
