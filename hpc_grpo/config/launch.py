@@ -86,6 +86,21 @@ class ContainerConfig(Section):
         return self
 
 
+class RewardServerConfig(Section):
+    command: list[str] = Field(
+        min_length=1, description="Command and arguments of a server that rewards ask, started beside the head."
+    )
+    health_url: str = Field(description="It is up once this address answers, such as http://127.0.0.1:8200/health.")
+    deadline_s: PositiveFloat = Field(600.0, description="It must answer by then; else the run ends with 69.")
+
+    @field_validator("health_url")
+    @classmethod
+    def _is_http(cls, url: str) -> str:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError("must begin with http:// or https://")
+        return url
+
+
 class LaunchConfig(Section):
     num_nodes: PositiveInt = Field(1, description="Nodes of the run: those that submit asks for.")
     slurm: SlurmConfig = SlurmConfig()
@@ -105,6 +120,9 @@ class LaunchConfig(Section):
     join_s: PositiveFloat = Field(1800.0, description="`pod` and `host`: the head waits so long for all workers.")
     rejoin_s: NonNegativeFloat = Field(
         120.0, description="`pod` and `host`: after a loss the head waits so long for workers to come back."
+    )
+    reward_server: RewardServerConfig | None = Field(
+        None, description="A server that rewards ask (command, health_url, deadline_s), healthy before training."
     )
     interface: str | None = Field(
         None,

@@ -22,6 +22,9 @@ from hpc_grpo.run.source import own_command
 STARTED_LINE = "Ray runtime started."
 """`ray start` prints this once its processes answer."""
 
+DEBUG_VARIABLE = "DEBUG_RAY"
+"""1: breakpoints of actors wait for `ray debug` on their own node."""
+
 TEMP_DIR_NAME = "r"
 """Ray's temp-dir is a folder inside the one we own: Ray makes it writable for everybody."""
 
@@ -54,6 +57,8 @@ def ray_environment(
     kept["RAY_AUTH_TOKEN_PATH"] = spec.token_path
     kept["VLLM_HOST_IP"] = ip
     kept |= collective_interfaces(interface, kept)
+    if environ.get(DEBUG_VARIABLE) == "1":
+        kept["RAY_DEBUG"] = "legacy"  # breakpoints wait on loopback for `ray debug`
     kept[SHM_DIR_VARIABLE] = shm_dir
     kept["TMPDIR"] = str(temp_dir_path(spec, environ))  # vLLM leaves files in it; this one goes with the attempt
     kept.update(spec.contract_env)

@@ -18,6 +18,7 @@ from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
 from hpc_grpo.launch.supervisor.driver_process import Driver
 from hpc_grpo.launch.supervisor.events import Action, Do, Event
 from hpc_grpo.launch.supervisor.nodes import Nodes
+from hpc_grpo.launch.supervisor.reward_server import RewardServer
 from hpc_grpo.launch.supervisor.transitions import DRIVER_GRACE_S
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.checkpoint import newest_step
@@ -41,6 +42,7 @@ class Processes:
         self.nodes = nodes
         self._setup, self._driver_command, self._record = setup, driver_command, record
         self._driver: Driver | None = None
+        self._reward_server: RewardServer | None = None
         self._begun = 0.0
         self.goes_on: Callable[[], bool] = lambda: True
 
@@ -51,6 +53,9 @@ class Processes:
         return self._driver
 
     def start(self) -> None:
+        if (asked := self._setup.launch.reward_server) is not None:
+            self._reward_server = RewardServer(asked, self._setup.dir / "reward_server.log", self._setup.working_dir)
+            self._reward_server.wait_until_healthy(self.goes_on)
         self.nodes.start()
         # Beside the nodes: its imports, and its checks of the user's inputs, take as long as Ray's start.
         self._start_driver()
@@ -60,6 +65,8 @@ class Processes:
         """Wait a moment for anything to happen, and take in what the nodes and the driver have to say."""
         ready = select.select([*self.nodes.sources(), self.driver.fileno()], [], [], 0.2)[0]
         self.nodes.advance()
+        if self._reward_server is not None:
+            self._reward_server.keep_alive()
         if self.driver.fileno() in ready and not self.driver.pump():
             time.sleep(0.05)  # its output is closed but it still runs: select would return at once
 
