@@ -46,8 +46,10 @@ def submit(folder: Path | None, /, config_name: str, overrides: tuple[str, ...],
         raise click.UsageError("Give a CONFIG, or --model with --dataset and --reward_function: one of the two.")
     path = Path(config_name).expanduser()
     config = path.read_text() if config_name and path.is_file() else ""
-    if path.suffix in (".yaml", ".yml") and not config:
-        raise ConfigError(f"CONFIG = {config_name!r} must be a file, or the name of a shipped config.")
+    if (path.suffix in (".yaml", ".yml")) != bool(config):
+        raise ConfigError(
+            f"CONFIG = {config_name!r} must be a .yaml file that is there, or the name of a shipped config."
+        )
     job = NewJob(config_name=config_name, config=config, overrides=overrides, **values)
     job_id = submit_job(database, job, opened.settings)
     if opened.nats_url and not asyncio.run(announce(opened.nats_url, [job_id])):

@@ -16,6 +16,7 @@ from hpc_grpo.fleet.settings import DATABASE_VARIABLE
 
 _BUSY_S = 30
 _CONNECT_S = 5
+_UNDEFINED_TABLE = "42P01"
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 
@@ -90,6 +91,8 @@ class Database:
             with self._engine.connect() as connection:
                 yield connection
         except sa.exc.DBAPIError as error:
+            if _lacks_tables(error):
+                raise ConfigError("The fleet's database has no tables. `hpc-grpo fleet init` makes them.") from error
             if error.connection_invalidated or isinstance(error, sa.exc.OperationalError):
                 raise DatabaseAwayError(f"The database does not answer: {_first_line(error)}") from error
             raise
@@ -103,6 +106,10 @@ _OF_URL = (
 
 def _first_line(error: sa.exc.DBAPIError) -> str:
     return next(iter(str(error.orig).strip().splitlines()), type(error.orig).__name__)
+
+
+def _lacks_tables(error: sa.exc.DBAPIError) -> bool:
+    return getattr(error.orig, "sqlstate", "") == _UNDEFINED_TABLE or "no such table" in str(error.orig)
 
 
 def _prepare_sqlite(engine: sa.Engine) -> None:

@@ -85,7 +85,8 @@ class NatsBell(Bell):
         super().__init__()
         self._url = url
         self._client: Client | None = None
-        self._open: list[Msg] = []
+        self._arrived: list[Msg] = []
+        self._taken: list[Msg] = []
         self._has_told = False
 
     async def listen(self) -> None:
@@ -103,6 +104,12 @@ class NatsBell(Bell):
             await self._leave()
             await asyncio.sleep(_AGAIN_S)
 
+    async def wait(self, timeout_s: float) -> list[str]:
+        """See Doorbell."""
+        rung = await super().wait(timeout_s)
+        self._taken, self._arrived = [*self._taken, *self._arrived], []
+        return rung
+
     async def ring(self, job_ids: Sequence[str]) -> None:
         """See Doorbell; where NATS is away the sweep finds them, here at once."""
         import nats.errors
@@ -118,7 +125,7 @@ class NatsBell(Bell):
         """See Doorbell."""
         import nats.errors
 
-        rung, self._open = self._open, []
+        rung, self._taken = self._taken, []
         for message in rung:
             with contextlib.suppress(OSError, nats.errors.Error):  # it comes again, and finds nothing to do
                 await message.ack()
@@ -139,7 +146,7 @@ class NatsBell(Bell):
                 await stream.consumer_info(_STREAM, _DURABLE)  # raises where the store was wiped: begin anew
                 continue
             for message in messages:
-                self._open.append(message)
+                self._arrived.append(message)
                 self._add(message.data.decode(errors="replace"))
 
     async def _leave(self) -> None:

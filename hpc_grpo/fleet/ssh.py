@@ -33,7 +33,7 @@ class SshMachine:
         try:
             connection = await self._connected()
             process = await connection.create_process(command, encoding=None, window=LONGEST_LINE)
-        except (OSError, asyncssh.Error, TimeoutError) as error:
+        except (OSError, ValueError, asyncssh.Error, ConfigError) as error:  # the row's key may be no key
             self._drop()
             raise VisitError(f"ssh to {self._vm.ip_address}: {_text(error)}", is_before_orders=True) from error
         try:
@@ -41,6 +41,8 @@ class SshMachine:
         except VisitError as error:
             said = await _last_line(process)
             raise VisitError(f"{error}: {said}" if said else str(error), error.is_before_orders) from error
+        except asyncssh.Error as error:
+            raise VisitError(f"the visit was cut off: {_text(error)}", is_before_orders=False) from error
         finally:
             process.close()
 

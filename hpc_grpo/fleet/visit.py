@@ -32,7 +32,7 @@ from hpc_grpo.fleet.messages import (
 from hpc_grpo.fleet.states import Ending
 from hpc_grpo.system.commands import run_command
 
-_LOG_BYTES = 1 << 18
+_LOG_BYTES = 1 << 20
 _BEGIN_S = 10.0
 _GPU_FIELDS = "index,uuid,memory.total,memory.used"
 

@@ -18,6 +18,11 @@ def add_vm(db: Database, values: dict[str, Any]) -> int:
     with db.write() as connection:
         if _id_of(connection, name) is not None:
             raise ConfigError(f"NAME = {name!r} must be new, and there is such a VM. Give another with --name.")
+        is_same = sa.and_(
+            vms.c.ip_address == values["ip_address"], vms.c.port == values["port"], vms.c.transport == "ssh"
+        )
+        if values["transport"] == "ssh" and connection.scalar(sa.select(vms.c.vm_id).where(is_same)) is not None:
+            raise ConfigError(f"ADDRESS = {values['ip_address']!r} must be new: its GPUs are in the fleet already.")
         added = connection.execute(sa.insert(vms).values({**values, "name": name}))
         (vm_id,) = added.inserted_primary_key or (0,)
         return int(vm_id)

@@ -39,6 +39,12 @@ def test_a_row_of_somebodys_own_insert_has_a_default_for_whatever_it_left_out(mi
         assert connection.scalar(sa.select(vms.c.state)) == "new"
 
 
+def test_a_database_without_tables_is_told_apart_from_one_that_is_away(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'empty.db'}")
+    with pytest.raises(ConfigError, match="fleet init"), database.read() as connection:
+        connection.execute(sa.select(jobs))
+
+
 def test_a_failed_transaction_leaves_nothing(migrated: Database) -> None:
     with pytest.raises(ZeroDivisionError), migrated.write() as connection:
         connection.execute(sa.insert(jobs).values(job_id="a", model="m"))
