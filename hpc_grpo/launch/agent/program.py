@@ -30,10 +30,9 @@ class Inside:
     def pid_file(self) -> Path:
         return self.folder / f"{self.program}-pid"
 
-    def wrap(self, command: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    def wrap(self, command: Sequence[str], environ: Mapping[str, str], cwd: Path) -> tuple[list[str], dict[str, str]]:
         self.pid_file.unlink(missing_ok=True)  # of the try before
-        labels = labels_of(self.tag, self.program)
-        return self.container.wrap(command, environ, labels, self.pid_file)
+        return self.container.wrap(command, environ, cwd, labels_of(self.tag, self.program), self.pid_file)
 
     def end(self) -> None:
         self.container.end(labels_of(self.tag, self.program))
@@ -64,7 +63,7 @@ class Program:
         self._inside = inside
         self._found: tuple[int, int] | None = None
         if inside:
-            command, environ = inside.wrap(command, environ)
+            command, environ = inside.wrap(command, environ, options.get("cwd") or Path.cwd())
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -2,9 +2,9 @@
 
 An argv prefix, over any place. The supervisor and the node agents stay on the host, where a scheduler's commands and
 the processes to watch are. The program shares the node's processes, network, host name and shared memory, runs as the
-same user and finds the run, the model and the data under the same paths. The engine's client stands for the program:
-it passes signals on and ends with its exit code. But the program may outlive its client, so it writes its process id
-to a file before it begins, and its container carries a label by which it is ended.
+same user and finds the run, the model and the data under the same paths. The engine's client passes signals on
+and ends with its exit code. But the program may outlive it: it leaves its process id in a file before it begins, and
+its container carries labels by which it is ended.
 
 `python -m hpc_grpo.launch.place.container CONTAINER MODULE` becomes a module of ours in a container on this node.
 """
@@ -18,14 +18,17 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hpc_grpo.errors import ConfigError, HpcGrpoError
+from hpc_grpo.launch.environment.rules import expand
 from hpc_grpo.run.frozen_config import flat
 from hpc_grpo.run.source import own_command
 from hpc_grpo.system.commands import run_command
+from hpc_grpo.system.disk import existing
 from hpc_grpo.system.say import say
 
 if TYPE_CHECKING:
@@ -54,19 +57,12 @@ _OF_THE_CLIENT = frozenset(("PATH", "LD_LIBRARY_PATH", "TMPDIR", "HOME"))
 
 _DEVICES = ("infiniband", "cxi*")
 """Networks in /dev that collectives use past the kernel."""
-
-_LIMITS = {
-    "nofile": resource.RLIMIT_NOFILE,
-    "nproc": resource.RLIMIT_NPROC,
-    "memlock": resource.RLIMIT_MEMLOCK,
-    "core": resource.RLIMIT_CORE,
-}
+_LIMITS = ("nofile", "nproc", "memlock", "core")
 """Limits that would be the engine's own: too few files for Ray, or an image of the memory, secrets included."""
 
 _NOT_MOUNTED = tuple(map(Path, ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr")))
 _RECORD_PID = 'echo $$ > "$0" && exec "$@"'
 _ASK_S = 20.0
-_EXIT_SIGNALLED = 128
 
 
 @dataclass(frozen=True)
@@ -105,30 +101,37 @@ class Container:
             )
 
     def wrap(
-        self, command: Sequence[str], environ: Mapping[str, str], labels: Sequence[str], pid_file: Path | None
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        cwd: Path,
+        labels: Sequence[str],
+        pid_file: Path | None = None,
     ) -> tuple[list[str], dict[str, str]]:
-        """Return argv and environment of the engine's client for one of our programs (`own_command`).
+        """Return argv and environment of the engine's client for one of our programs (`own_command`), run in `cwd`.
 
         `environ` is the program's own. Its values are not in argv, which every user of a node sees.
         """
-        passed = {k: v for k, v in environ.items() if k in self.named or k not in OF_THE_HOST}
-        passed["PYTHONNOUSERSITE"] = "1"  # the home is the host's, packages in it are another Python's
+        kept = [name for name in environ if name in self.named or name not in OF_THE_HOST]
+        passed = {name: environ[name] for name in kept if name.isidentifier()}  # no functions of a shell
+        passed["PYTHONNOUSERSITE"] = "1"  # packages in the home are another Python's
         inner = [self.python, *command[1:]]
         if pid_file is not None:
             inner = ["sh", "-c", _RECORD_PID, str(pid_file), *inner]
         of_variables = [value for name, value in passed.items() if name != "XDG_RUNTIME_DIR"]
-        mounts = [*self.mounts, *_folders([*self.paths, *of_variables])]
+        mounts = [expand(mount) for mount in self.mounts] + _folders([*map(expand, self.paths), *of_variables])
         mounts = [mount if ":" in mount else f"{mount}:{mount}" for mount in mounts]
         gpus = GPU_OPTIONS[self.engine] if Path("/dev/nvidiactl").exists() else ()
         program = shutil.which(self.engine) or self.engine
         if self.engine == "apptainer":
             told = {f"APPTAINERENV_{name}": value for name, value in passed.items() if name != "HOME"}
-            options = ["--cleanenv", f"--pwd={Path.cwd()}", *(f"--bind={mount}" for mount in mounts), *gpus]
+            options = ["--cleanenv", f"--pwd={cwd}", *(f"--bind={mount}" for mount in mounts), *gpus]
             return [program, "exec", *options, *self.args, self.image, *inner], {**os.environ, **told}
         by_value = [f"--env={name}={value}" for name, value in passed.items() if name in _OF_THE_CLIENT]
         by_name = [name for name in passed if name not in _OF_THE_CLIENT]
         options = [
             *_run_options(self.engine, labels),
+            f"--workdir={cwd}",
             *(f"--volume={mount}" for mount in mounts),
             *(f"--device={path}" for pattern in _DEVICES for path in sorted(Path("/dev").glob(pattern))),
             *gpus,
@@ -137,8 +140,7 @@ class Container:
             *self.args,
             *(["--rootfs"] if self.image.startswith("/") else []),
         ]
-        client = {**os.environ, **{name: passed[name] for name in by_name}}
-        return [program, "run", *options, self.image, *inner], client
+        return [program, "run", *options, self.image, *inner], {**os.environ, **{n: passed[n] for n in by_name}}
 
     def end(self, labels: Sequence[str]) -> None:
         """End the containers with all of `labels`, whatever became of their clients; says what it could not do."""
@@ -162,7 +164,7 @@ def container_of(launch: LaunchConfig, config: Config | None, paths: Iterable[Pa
     named = [text for text in texts if isinstance(text, str) and text.startswith("/")]
     return Container(
         **asked.model_dump(),
-        paths=[*map(str, paths), launch.local_dir or "/tmp", *named],
+        paths=[*map(str, paths), *filter(None, [launch.local_dir]), "/tmp", *named],
         named=[*launch.env, *launch.pass_env],
     )
 
@@ -174,7 +176,7 @@ def labels_of(tag: str, program: str = "") -> list[str]:
 
 def exit_code(code: int | None) -> int | None:
     """Return the exit code of a program from that of its client: engines say 137 of one that SIGKILL ended, not -9."""
-    return code if code is None or code <= _EXIT_SIGNALLED else _EXIT_SIGNALLED - code
+    return code if code is None or code <= 128 else 128 - code
 
 
 def node_command(container: Container | None, module: str) -> list[str]:
@@ -192,13 +194,12 @@ def _run_options(engine: Engine, labels: Sequence[str]) -> list[str]:
         "--pull=never",
         "--entrypoint=",
         *(f"--label={label}" for label in labels),
-        f"--workdir={Path.cwd()}",
         *(f"--{space}=host" for space in ("pid", "network", "ipc", "uts")),
         "--security-opt=label=disable",
         "--log-driver=none",
         "--pids-limit=-1",
         "--stop-timeout=1",
-        *(f"--ulimit={name}={_limit(number)}" for name, number in _LIMITS.items()),
+        *(f"--ulimit={name}={_limit(name)}" for name in _LIMITS),
     ]
     if engine == "docker":  # of its daemon a container inherits neither user nor cores
         groups = [f"--group-add={group}" for group in os.getgroups()]
@@ -207,25 +208,26 @@ def _run_options(engine: Engine, labels: Sequence[str]) -> list[str]:
     return [*options, "--http-proxy=false", *(["--userns=keep-id", "--group-add=keep-groups"] if os.getuid() else [])]
 
 
-def _limit(number: int) -> str:
+def _limit(name: str) -> str:
     """Return this process's soft and hard limit; -1 stands for none, here as there."""
-    limits = list(resource.getrlimit(number))
-    if number == resource.RLIMIT_NPROC:  # podman lowers its own to that, and may not raise it again
+    limits = list(resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}")))
+    if name == "nproc":  # podman lowers its own to that, and may not raise it again
         most = int(Path("/proc/sys/kernel/pid_max").read_text())
         limits = [most if limit < 0 else min(limit, most) for limit in limits]
     return ":".join(map(str, limits))
 
 
 def _folders(texts: Iterable[str]) -> list[str]:
-    """Return the folders among `texts`, and those of the files among them; none in another, and none of the system."""
+    """Return the folders among `texts`, or that files among them are in or may be made in.
+
+    None that is in another one, and none of the system.
+    """
     folders: list[Path] = []
     for text in texts:
-        path = Path(text)
-        if not path.is_absolute() or not path.exists():
-            continue
-        folder = path if path.is_dir() else path.parent
-        if folder != Path("/") and not any(folder.is_relative_to(system) for system in _NOT_MOUNTED):
-            folders.append(folder)
+        with suppress(OSError, ValueError):  # of a text that is too long for a path, or none at all
+            folder = existing(Path("/", text if text.startswith("/") else ""))
+            if folder != Path("/") and not any(map(folder.is_relative_to, _NOT_MOUNTED)):
+                folders.append(folder)
     shortest = sorted(set(folders), key=lambda folder: len(folder.parts))
     outer = [folder for at, folder in enumerate(shortest) if not any(map(folder.is_relative_to, shortest[:at]))]
     return [str(folder) for folder in outer]
@@ -237,7 +239,7 @@ def main() -> None:
     try:
         container.refuse_absent()
         command = own_command("-m", module, flags=["-E"])
-        argv, environ = container.wrap(command, os.environ, labels_of(f"doctor-{os.getpid()}"), pid_file=None)
+        argv, environ = container.wrap(command, os.environ, Path.cwd(), labels_of(f"doctor-{os.getpid()}"))
     except HpcGrpoError as error:
         say(str(error), sys.stderr)
         sys.exit(error.exit_code)

@@ -209,7 +209,7 @@ class RayWatch:
         if not self._closed:
             self._closed = True
             self._program.send(signal.SIGKILL)  # it holds nothing: Ray drops its connection
-            self._program.end(grace_s=0.0)
+            self._program.end(grace_s=2.0)
 
     def _start(self) -> tuple[Program, LineReader]:
         self._restart_at = time.monotonic() + _PROBE_RETRY_S

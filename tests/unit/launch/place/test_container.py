@@ -19,6 +19,7 @@ from tests.support.configs import minimal_config
 
 PODMAN = Container("me/image:1", "podman", "python3")
 PROGRAM = own_command("-m", "a.module", "argument")
+CWD = Path("/work")
 ENVIRON = {"HOME": "/home/me", "PATH": "/host/bin", "HF_TOKEN": "a-secret", "LD_LIBRARY_PATH": "/host/lib"}
 
 
@@ -35,7 +36,7 @@ def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_program_of_podman_has_the_nodes_spaces_and_the_images_python(engines: Path) -> None:
-    argv, _ = PODMAN.wrap(PROGRAM, ENVIRON, labels_of("tag", "ray"), Path("/dev/shm/x/pid"))
+    argv, _ = PODMAN.wrap(PROGRAM, ENVIRON, CWD, labels_of("tag", "ray"), Path("/dev/shm/x/pid"))
     assert argv[:2] == [str(engines / "podman"), "run"]
     for space in ("pid", "network", "ipc", "uts"):
         assert f"--{space}=host" in argv
@@ -44,6 +45,7 @@ def test_a_program_of_podman_has_the_nodes_spaces_and_the_images_python(engines:
         "--label=hpc-grpo.node=tag",
         "--label=hpc-grpo.program=ray",
     ]
+    assert "--workdir=/work" in argv
     at = argv.index("me/image:1")
     assert argv[at + 1 : at + 3] == ["sh", "-c"]
     assert argv[at + 4 :] == ["/dev/shm/x/pid", "python3", *PROGRAM[1:]]
@@ -51,23 +53,23 @@ def test_a_program_of_podman_has_the_nodes_spaces_and_the_images_python(engines:
 
 def test_values_of_variables_are_in_no_argument(engines: Path) -> None:
     for engine in ("docker", "podman", "podman-hpc", "apptainer"):
-        argv, environ = replace(PODMAN, engine=engine).wrap(PROGRAM, ENVIRON, [], None)
+        argv, environ = replace(PODMAN, engine=engine).wrap(PROGRAM, ENVIRON, CWD, [])
         assert not any("a-secret" in word for word in argv)
         assert "a-secret" in environ.values()
         assert environ["PATH"] == os.environ["PATH"]  # the client's own
 
 
 def test_variables_of_the_hosts_software_stay_behind_unless_they_are_named(engines: Path) -> None:
-    argv, _ = PODMAN.wrap(PROGRAM, ENVIRON, [], None)
+    argv, _ = PODMAN.wrap(PROGRAM, ENVIRON, CWD, [])
     assert "--env=HF_TOKEN" in argv
     assert not any(word.startswith(("--env=PATH", "--env=LD_LIBRARY_PATH")) for word in argv)
-    argv, environ = replace(PODMAN, named=["PATH"]).wrap(PROGRAM, ENVIRON, [], None)
+    argv, environ = replace(PODMAN, named=["PATH"]).wrap(PROGRAM, ENVIRON, CWD, [])
     assert "--env=PATH=/host/bin" in argv
     assert environ["PATH"] != "/host/bin"
 
 
 def test_apptainer_gets_variables_by_its_own_names_and_none_of_the_hosts(engines: Path) -> None:
-    argv, environ = replace(PODMAN, engine="apptainer", image="/images/x.sif").wrap(PROGRAM, ENVIRON, [], None)
+    argv, environ = replace(PODMAN, engine="apptainer", image="/images/x.sif").wrap(PROGRAM, ENVIRON, CWD, [])
     assert argv[1:3] == ["exec", "--cleanenv"]
     assert environ["APPTAINERENV_HF_TOKEN"] == "a-secret"
     assert "APPTAINERENV_LD_LIBRARY_PATH" not in environ
@@ -80,29 +82,39 @@ def test_folders_of_the_run_and_of_its_variables_are_mounted_and_those_of_the_sy
     for name in ("run", "run/inner", "data", "hub"):
         (tmp_path / name).mkdir()
     (tmp_path / "data" / "train.jsonl").touch()
-    paths = [str(tmp_path / name) for name in ("run/inner", "run", "data/train.jsonl", "absent")]
+    paths = [str(tmp_path / name) for name in ("run/inner", "run", "data/train.jsonl")]
     box = replace(PODMAN, paths=[*paths, "/usr/bin/python3", "/", "a word"], mounts=["/opt/x:/y:ro", "/z"])
-    argv, _ = box.wrap(PROGRAM, {"HF_HOME": str(tmp_path / "hub")}, [], None)
+    argv, _ = box.wrap(PROGRAM, {"HF_HOME": str(tmp_path / "hub")}, CWD, [])
     own = [f"--volume={tmp_path / name}:{tmp_path / name}" for name in ("data", "hub", "run")]
     mounted = [word for word in argv if word.startswith("--volume=")]
     assert mounted[:2] == ["--volume=/opt/x:/y:ro", "--volume=/z:/z"]
     assert sorted(mounted[2:]) == own
 
 
+def test_what_is_to_be_made_has_the_folder_around_it_and_texts_that_are_no_paths_have_none(
+    engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL", str(tmp_path))
+    box = replace(PODMAN, paths=["$LOCAL/runs/new", "$UNSET/x", "/" + "long " * 2000, "/nul\0"], mounts=["$LOCAL:/x"])
+    argv, _ = box.wrap(PROGRAM, {}, CWD, [])
+    mounted = [word for word in argv if word.startswith("--volume=")]
+    assert mounted == [f"--volume={tmp_path}:/x", f"--volume={tmp_path}:{tmp_path}"]
+
+
 def test_users_options_come_last_so_that_they_win(engines: Path) -> None:
-    argv, _ = replace(PODMAN, args=["--pull=missing"]).wrap(PROGRAM, {}, [], None)
+    argv, _ = replace(PODMAN, args=["--pull=missing"]).wrap(PROGRAM, {}, CWD, [])
     assert argv.index("--pull=missing") > argv.index("--pull=never")
     assert argv[argv.index("--pull=missing") + 1] == "me/image:1"
 
 
 def test_docker_gets_user_groups_and_cores_which_its_daemon_does_not_inherit(engines: Path) -> None:
-    argv, _ = replace(PODMAN, engine="docker").wrap(PROGRAM, {}, [], None)
+    argv, _ = replace(PODMAN, engine="docker").wrap(PROGRAM, {}, CWD, [])
     assert f"--user={os.getuid()}:{os.getgid()}" in argv
     assert "--http-proxy=false" not in argv
 
 
 def test_a_root_file_system_is_podmans_alone(engines: Path) -> None:
-    argv, _ = replace(PODMAN, image="/images/root:O").wrap(PROGRAM, {}, [], None)
+    argv, _ = replace(PODMAN, image="/images/root:O").wrap(PROGRAM, {}, CWD, [])
     assert argv[argv.index("/images/root:O") - 1] == "--rootfs"
 
 
