@@ -21,7 +21,7 @@ from tools.virtual_machines.bed_layout import CONTROLLER
 from tools.virtual_machines.beds import Bed
 
 STAND_IN = Path(__file__).with_name("fleet_job.py")
-FAST = {"poll_s": 1.0, "sweep_s": 0.5, "visit_s": 10.0, "stale_s": 6.0, "retry_s": 0.5}
+FAST = {"poll_s": 1.0, "sweep_s": 0.5, "visit_s": 60.0, "stale_s": 6.0, "retry_s": 0.5}
 _TABLES = """
 import json, sys
 import sqlalchemy as sa
