@@ -78,15 +78,18 @@ def obey(work_dir: Path, orders: Orders, seen_at: float) -> Outcome:
     revoked = tuple(key for key in orders.revoke if _revoke(_folder(work_dir, key), key))
     for key in orders.forget:
         _forget(work_dir, key)
-    started, failed = [], []
+    begun: list[tuple[AttemptKey, subprocess.Popen[bytes]]] = []
+    failed: list[tuple[AttemptKey, str]] = []
     for spec in orders.start:
         key = AttemptKey(spec["job_id"], spec["attempt"])
-        why = _start(_folder(work_dir, key), key, spec, seen_at)
-        if why:
-            failed.append((key, why))
+        if (runner := _begin(_folder(work_dir, key), key, spec, seen_at)) is None:
+            failed.append((key, "this attempt was decided before"))
         else:
-            started.append(key)
-    return Outcome(tuple(started), revoked, tuple(failed))
+            begun.append((key, runner))
+    deadline = time.monotonic() + _BEGIN_S
+    failed += [(key, why) for key, one in begun if (why := _why_not_begun(_folder(work_dir, key), one, deadline))]
+    started = {key for key, _ in begun} - {key for key, _ in failed}
+    return Outcome(tuple(sorted(started)), revoked, tuple(failed))
 
 
 class _NoGpusError(Exception):
@@ -184,25 +187,26 @@ def _forget(work_dir: Path, key: AttemptKey) -> None:
     folder.path.replace(over)
 
 
-def _start(folder: AttemptFolder, key: AttemptKey, spec: dict[str, object], seen_at: float) -> str:
-    """Start a runner and wait until it says that it is there; returns why not, "" if it is."""
+def _begin(
+    folder: AttemptFolder, key: AttemptKey, spec: dict[str, object], seen_at: float
+) -> subprocess.Popen[bytes] | None:
+    """Start a runner; None if the attempt has begun before, or was revoked."""
     if (folder.path.parents[1] / "over" / key.folder).exists() or not folder.make():
-        return "this attempt was decided before"
+        return None
     folder.write_spec(spec)
     folder.renew(seen_at)
     folder.write_key(key)
     argv = [sys.executable, "-m", "hpc_grpo.fleet.runner", str(folder.path)]
     with (folder.path / "runner.log").open("wb") as log:
-        runner = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    deadline = time.monotonic() + _BEGIN_S
-    while time.monotonic() < deadline:
-        if (folder.path / "runner.json").exists():
-            return ""
-        if runner.poll() is not None:
-            break
+        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def _why_not_begun(folder: AttemptFolder, runner: subprocess.Popen[bytes], deadline: float) -> str:
+    """Wait until a runner says that it is there; returns why it is not, "" also for one that is slow and lives."""
+    while not (folder.path / "runner.json").exists() and runner.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
-    if runner.poll() is None:
-        return ""  # slow, but there: the next visit sees it
+    if (folder.path / "runner.json").exists() or runner.poll() is None:
+        return ""
     said = (folder.path / "runner.log").read_text(errors="replace").strip().splitlines()
     why = f"its runner did not begin: {said[-1] if said else runner.returncode}"
     folder.end(Ending("not_started", None, why))

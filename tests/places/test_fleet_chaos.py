@@ -35,6 +35,7 @@ def test_two_dispatchers_a_hundred_jobs_five_vms_of_four_gpus(five_vms: Bed) -> 
         ids = fleet.submit(100, "2.0")
         fleet.wait_for_all("completed", 100, 540)
         rows = fleet.rows()
+        assert [one["reason"] for one in rows["attempts"] if one["exit_code"] != 0] == []
         assert {job["attempt"] for job in rows["jobs"]} == {1}
         assert sorted(one["job_id"] for one in rows["attempts"]) == sorted(ids)
         assert sorted(note["job"] for note in fleet.runs()) == sorted(ids)
