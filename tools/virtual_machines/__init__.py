@@ -14,6 +14,7 @@ the rest of the file system, as nodes share a parallel one, except what a kind o
 Above these, the kinds:
 
     bed_layout.py  pods, hosts, VMs: their names, addresses, environments; where the files of a bed lie
+    building.py    its files, network and machines
     beds.py        a bed that is up: run, kill, start, unplug, plug, what is left behind
     daemons.py     what runs on a machine for good: start, stop, freeze, thaw
     sshd.py        on hosts and VMs

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import containers, controller, daemons, gpus, host, lifecycle, machine, namespaces, network, packages, sshd
-from .bed_layout import CONTROLLER, SWITCH, BedLayout, Shape
+from . import building, daemons, host, lifecycle, machine, network, packages
+from .bed_layout import SWITCH, BedLayout, Shape
 from .errors import MachineError
-from .layout import Machine, Mounts, hosts_file, resolv_conf
+from .layout import Machine
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-_BASE_ENVIRONMENT = {"HOME": os.environ.get("HOME", "/root"), "LANG": "C.UTF-8"}
 _DAEMONS_MEMORY = ("PostgreSQL.", "libpod_lock")
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
@@ -45,15 +40,17 @@ class Bed:
     def bring_up(cls, layout: BedLayout, shape: Shape) -> Bed:
         """Bring a bed up; one of this shape that is up already is taken as it is."""
         host.require_usable(packages.COMMANDS, "make machines-install")
-        if shape.kind == "pods" and layout.state.is_relative_to("/tmp"):
-            raise MachineError(f"the state folder is {layout.state}, but pods have a /tmp of their own: choose another")
+        if layout.state.is_relative_to("/tmp"):
+            raise MachineError(f"the state folder is {layout.state}: machines have a /tmp of their own, choose another")
         with lifecycle.alone(layout):
             existing = read_shape(layout)
             if existing not in (None, shape):
                 raise MachineError(f"already up with {existing}, not {shape}: run `make machines-down` first")
             bed = cls(layout, shape)
             if existing is None:
-                lifecycle.bring_up(layout, bed._build, shape.to_json(), layout.remove_host_folders)
+                lifecycle.bring_up(
+                    layout, lambda: building.build(layout, shape), shape.to_json(), layout.remove_host_folders
+                )
             return bed
 
     @classmethod
@@ -82,67 +79,9 @@ class Bed:
             raise MachineError(f"no machine {name}; there are {', '.join(found)}")
         return found[name]
 
-    def _build(self) -> None:
-        layout, machines = self.layout, self.shape.machines
-        for folder in (layout.local, layout.logs, layout.small_disk, layout.storage, layout.resolv_conf.parent):
-            folder.mkdir(parents=True)
-        namespaces.mount_tmpfs(layout.small_disk, self.shape.small_disk_mib, mode="1777")
-        layout.resolv_conf.write_text(resolv_conf())
-        layout.make_host_folders()
-        for each in machines:
-            for folder in (layout.machine_local(each.name), layout.machine_storage(each.name)):
-                folder.mkdir(parents=True)
-            layout.hosts(each.name).write_text(hosts_file(machines, each))
-            containers.write_files(layout, each.name)
-        gpus.write_program(layout)
-        if self.shape.kind != "pods":
-            sshd.write_files(layout, machines)
-        network.build(layout, SWITCH, machines)
-        for each in machines:
-            self._boot(each)
-        if self.shape.kind == "vms":
-            controller.start(layout, "nats")
-            controller.start(layout, "postgres")
-
-    def _boot(self, each: Machine) -> None:
-        layout = self.layout
-        tmp = layout.machine_tmp(each.name)
-        if self.shape.kind == "pods":  # a pod that is started again has a new container, and its volume
-            shutil.rmtree(tmp, ignore_errors=True)
-        tmp.mkdir(exist_ok=True)
-        tmp.chmod(0o1777)
-        binds = [*self._seen_below_tmp(tmp), (tmp, Path("/tmp")), *containers.binds(layout, each.name)]
-        if self.shape.private_disks:
-            binds.append((layout.machine_storage(each.name), layout.storage))
-        if self.shape.kind != "pods":
-            binds += sshd.binds(layout)
-        if each.name != CONTROLLER:
-            gpus.write_state(layout, each.name, self.shape.gpus_per_node)
-        machine.boot(layout, each, Mounts(self.shape.shm_mib, tuple(binds)))
-        if self.shape.kind != "pods":
-            sshd.start(layout, each.name, {**_BASE_ENVIRONMENT, **self._own_environment(each.name)})
-
-    def _seen_below_tmp(self, tmp: Path) -> list[tuple[Path, Path]]:
-        """The checkout and its Python, where they lie below the host's /tmp: a machine must still find them there."""
-
-        wanted = {REPOSITORY, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}
-        inside = [path for path in wanted if path.is_relative_to("/tmp")]
-        outermost = [
-            path for path in inside if not any(path != other and path.is_relative_to(other) for other in inside)
-        ]
-        binds = []
-        for path in outermost:
-            target = tmp / path.relative_to("/tmp")
-            target.mkdir(parents=True, exist_ok=True)
-            binds.append((path, target))
-        return binds
-
-    def _own_environment(self, name: str) -> dict[str, str]:
-        return {"PATH": f"{self.layout.programs}:{_PATH}", **self.shape.environment(name)}
-
     def environment(self, name: str, **changes: str) -> dict[str, str]:
         """What a process on the machine starts with: nothing of this process's, the kind's own, and `changes`."""
-        return {**_BASE_ENVIRONMENT, **self._own_environment(name), **changes}
+        return {**building.environment(self.layout, self.shape, name), **changes}
 
     def popen(
         self, name: str, argv: Sequence[str], *, environment: Mapping[str, str] | None = None, **options: Any
@@ -181,7 +120,7 @@ class Bed:
             if machine.running(self.layout, name) is not None:
                 raise MachineError(f"{name} is running already")
             network.set_cable(self.layout, SWITCH, name, plugged=True)
-            self._boot(each)
+            building.boot(self.layout, self.shape, each)
 
     def unplug(self, name: str) -> None:
         """Cut a machine's network; what runs on it runs on."""
@@ -208,7 +147,7 @@ class Bed:
             raise MachineError(f"{name} is not running")
         own = daemons.pids(self.layout, name)
         memory = [path.name for path in Path(f"/proc/{init.pid}/root/dev/shm").iterdir()]
-        kept = {path.relative_to("/tmp").parts[0] for path, _ in self._seen_below_tmp(self.layout.machine_tmp(name))}
+        kept = {path.relative_to("/tmp").parts[0] for path, _ in building.seen_below_tmp(self.layout.machine_tmp(name))}
         return Residue(
             processes={pid: words for pid, words in self.processes(name).items() if pid not in own},
             shared_memory=[name for name in sorted(memory) if not name.startswith(_DAEMONS_MEMORY)],
