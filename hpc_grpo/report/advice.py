@@ -38,6 +38,25 @@ _BY_KIND: dict[str, Advice] = {
 }
 """Looked up first: such a kind says it all, and what the log shows besides is a consequence."""
 
+_WITHOUT_JOBS: dict[str, Advice] = {
+    "resumable": Advice("stopped in time", "Nothing is wrong: it wrote a checkpoint. The same command carries on."),
+    "stopped": Advice("stopped by request", "The same command takes it up again from its checkpoint."),
+    "cancelled": Advice(
+        "cancelled", "If that was not you, ask who ended it; the same command carries on from the last checkpoint."
+    ),
+    "node_lost": Advice(
+        "node lost",
+        "A machine failed, not the run: the same command carries on from the last checkpoint, on every node whose "
+        "worker does not wait for the head. launch.min_nodes goes on with fewer nodes than launch.num_nodes.",
+    ),
+    "killed": Advice(
+        "killed without a word",
+        "Nothing could be recorded: the node died, or somebody killed the process. The same command carries on from "
+        "the last checkpoint.",
+    ),
+}
+"""Looked up before all others where a run has no jobs: on pods, on hosts, on a workstation."""
+
 _BY_PATTERN: tuple[tuple[str, Advice], ...] = (
     (
         r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
@@ -154,17 +173,19 @@ _UNKNOWN = Advice(
 )
 
 
-def advise(kind: str, *texts: str) -> Advice | None:
+def advise(kind: str, *texts: str, has_jobs: bool = True) -> Advice | None:
     """Return what to do about an attempt that ended as `kind`: an exit kind, or `walltime` or `killed`.
 
-    `texts` are what it left, the clearest first: its last error, why it ended, the end of its log. Returns None for a
-    run that is complete.
+    `has_jobs`: it was a job's, so that another can be submitted. `texts` are what it left, the clearest first: its last
+    error, why it ended, the end of its log. Returns None for a run that is complete.
 
     >>> advise("crash", "torch.OutOfMemoryError: CUDA out of memory.").cause
     'out of GPU memory'
     """
     if kind == "complete":
         return None
+    if not has_jobs and kind in _WITHOUT_JOBS:
+        return _WITHOUT_JOBS[kind]
     if kind in _BY_KIND:
         return _BY_KIND[kind]
     for text in texts:

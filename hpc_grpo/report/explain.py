@@ -87,13 +87,14 @@ def _explain(records: RunRecords, index: int, folder: Path | None, now: float) -
     error = reason_to_stop(log) if kind in _NO_ERROR else last_error(log)
     slurm_lines = "" if kind in _NO_ERROR else _slurm_lines(records, record.job_id)
     log_end = "\n".join(log.splitlines()[-_END_LINES:])
+    texts = (slurm_lines, error, record.why, log_end)
     return Explanation(
         record=record,
         kind=kind,
         duration_s=_duration_s(records, record, now),
         num_steps=_num_steps(records, index),
         error=error or slurm_lines,
-        advice=None if kind == "running" else advise(kind, slurm_lines, error, record.why, log_end),
+        advice=None if kind == "running" else advise(kind, *texts, has_jobs=record.source == "slurm"),
     )
 
 

@@ -75,7 +75,16 @@ def test_a_complete_run_needs_no_advice() -> None:
     assert advise("complete", "CUDA out of memory") is None
 
 
-TODOS = [advice.todo for table in (tables._BY_KIND, tables._OTHERWISE) for advice in table.values()]
+@pytest.mark.parametrize("kind", ["resumable", "stopped", "cancelled", "node_lost", "killed"])
+def test_an_attempt_that_was_no_job_is_not_sent_to_a_scheduler(kind: str) -> None:
+    advice = advise(kind, "", has_jobs=False)
+    assert advice is not None
+    assert not re.search("resume RUN|job|[Ss]lurm", advice.todo)
+
+
+TODOS = [
+    advice.todo for table in (tables._BY_KIND, tables._WITHOUT_JOBS, tables._OTHERWISE) for advice in table.values()
+]
 TODOS += [advice.todo for _, advice in tables._BY_PATTERN] + [tables._UNKNOWN.todo]
 KEY = re.compile(rf"\b((?:{'|'.join(Config.model_fields)})\.\w+(?:\.\w+)*)")
 NEEDS_A_NEW_RUN = {
