@@ -95,7 +95,7 @@ class Bed:
         self, name: str, argv: Sequence[str], *, deadline_s: float = 60.0, stdin: str = "", **options: Any
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; does not raise where it fails."""
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = self.popen(name, argv, **pipes, **options)
         try:
             out, err = process.communicate(stdin, timeout=deadline_s)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from . import machine
 from .bed_layout import BedLayout
@@ -21,7 +22,7 @@ def start(layout: BedLayout, name: str, service: str, argv: Sequence[str], envir
     if running(layout, name, service) is not None:
         raise MachineError(f"{service} runs on {name} already")
     with (layout.logs / f"{service}-{name}.log").open("ab") as log:
-        options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
         process = machine.popen(layout, name, argv, env=dict(environment), outlives=True, **options)
     path = layout.daemon(name, service)
     path.parent.mkdir(exist_ok=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from .errors import MachineError
 
@@ -40,16 +41,16 @@ def _state_and_start(pid: int) -> tuple[str, int] | None:
     return fields[0], int(fields[19])
 
 
-_own: weakref.WeakSet[subprocess.Popen[str]] = weakref.WeakSet()
+_own: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
 _left: set[int] = set()
 
 
-def watch(process: subprocess.Popen[str]) -> None:
+def watch(process: subprocess.Popen[Any]) -> None:
     """Have it reaped when its machine is killed: a PID space ends only when all its dead are reaped."""
     _own.add(process)
 
 
-def leave(process: subprocess.Popen[str]) -> None:
+def leave(process: subprocess.Popen[Any]) -> None:
     """Let it outlive this process on purpose; without this, Popen warns about it."""
     _own.discard(process)
     _left.add(process.pid)
