@@ -28,6 +28,9 @@ _LOOK_S = 0.2
 _GPUS_OF_A_LEARNER = 4
 """Of so many GPUs one learns and the others sample: sampling takes most of a step's time."""
 
+_SHARE_OF_ONE_GPU = 0.4
+"""Of its memory for the engine, where learner and engine take turns: weights, gradients and optimizer stay there."""
+
 
 @dataclass(frozen=True)
 class GrpoOptions:
@@ -112,8 +115,11 @@ def config_values(given: GrpoOptions, output: Path, num_gpus: int) -> dict[str, 
             "group_size": given.num_generations,
             "max_new_tokens": given.max_completion_length,
         },
-        "engine": {"engines_per_node": max(1, num_gpus - learners)},
-        "placement": {"learners_per_node": learners},
+        "engine": {
+            "engines_per_node": max(1, num_gpus - learners),
+            **({"gpu_memory_utilization": _SHARE_OF_ONE_GPU} if num_gpus == 1 else {}),
+        },
+        "placement": {"learners_per_node": learners, "colocate": num_gpus == 1},
         "train": {
             "total_steps": given.max_steps,
             "lr": given.learning_rate,

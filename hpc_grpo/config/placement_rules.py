@@ -6,7 +6,7 @@ from hpc_grpo.config.resources import expects_gpus
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
 
-_MAX_SHARE = 0.7
+MOST_BESIDE_A_LEARNER = 0.7
 """Of a GPU, for an engine beside a learner's states."""
 
 
@@ -48,11 +48,11 @@ def _colocation(config: Config) -> None:
             f"{engine.tensor_parallel} must be 1. Set engine.engines_per_node={learners} engine.tensor_parallel=1."
         )
     share = engine.gpu_memory_utilization
-    if expects_gpus(config) and engine.kv_cache_gib is None and share > _MAX_SHARE:
+    if expects_gpus(config) and engine.kv_cache_gib is None and share > MOST_BESIDE_A_LEARNER:
         raise ConfigError(
             f"placement.colocate = true keeps the learner's weights and optimizer on the GPU, and "
-            f"engine.gpu_memory_utilization = {share:g} leaves them too little. Set it to {_MAX_SHARE:g} or less, or "
-            f"set engine.kv_cache_gib; `hpc-grpo plan` shows what fits."
+            f"engine.gpu_memory_utilization = {share:g} leaves them too little. Set it to {MOST_BESIDE_A_LEARNER:g} or "
+            f"less, or set engine.kv_cache_gib; `hpc-grpo plan` shows what fits."
         )
 
 

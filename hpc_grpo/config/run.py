@@ -132,3 +132,6 @@ class MetricsConfig(Section):
         "auto", description="auto: online if WANDB_API_KEY is set, else off."
     )
     tensorboard: bool = Field(False, description="Write TensorBoard event files.")
+    names: Literal["ours", "areal", "areal-0.3"] = Field(
+        "ours", description="Whose names W&B, TensorBoard and the log give the metrics; metrics.jsonl has ours."
+    )

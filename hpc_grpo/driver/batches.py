@@ -103,6 +103,7 @@ class RolloutBatches:
         curriculum = self._scheduler.curriculum
         return {
             **rollout_metrics(sampled, policy_version, self._judged_by, sources),
+            **_lengths(step.sampled),
             **selection_metrics(len(sampled), len(step.passed_over), dropped),
             **(curriculum.metrics() if curriculum else {}),
             "engine/restarts": self._scheduler.num_engine_restarts,
@@ -148,6 +149,16 @@ class DemonstrationBatches:
         num_tokens = sum(item.num_trained_tokens for item in items)
         metrics = {"tokens/completion_mean": num_tokens / len(items), "tokens/completion_total": float(num_tokens)}
         return Batch([items], ordinals, metrics)
+
+
+def _lengths(groups: Sequence[GradedGroup]) -> dict[str, float]:
+    """Average the tokens of prompts, and of prompts with their completions, over all rollouts."""
+    lengths = [(len(group.prompt.token_ids), own) for group in groups for own in group.grades.num_completion_tokens]
+    prompts = sum(prompt for prompt, _ in lengths) / len(lengths)
+    return {
+        "tokens/prompt_mean": prompts,
+        "tokens/sequence_mean": prompts + sum(own for _, own in lengths) / len(lengths),
+    }
 
 
 def _lines(group: GradedGroup, advantages: Sequence[float] | None) -> list[dict[str, Any]]:

@@ -7,12 +7,13 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from hpc_grpo.config import Config, MetricsConfig
 from hpc_grpo.metrics.console import ConsoleSink
+from hpc_grpo.metrics.names import NAMES, renamed
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.run.files import drop_torn_line, when_there_is_space, write_atomic
 from hpc_grpo.run.paths import RunDir
@@ -33,11 +34,44 @@ def make_sinks(config: Config, run_dir: RunDir) -> list[MetricSink]:
     """Open the sinks of `config`, metrics.jsonl first, so that no other one can keep a line from it."""
     sinks: list[MetricSink] = [JsonlSink(run_dir.metrics)]
     mode = wandb_mode(config.metrics)
+    others: list[MetricSink] = []
     if mode is not None:
-        sinks.append(WandbSink(config, run_dir, mode))
+        others.append(WandbSink(config, run_dir, mode))
     if config.metrics.tensorboard:
-        sinks.append(TensorBoardSink(run_dir))
-    return [*sinks, ConsoleSink(config.run.name)]
+        others.append(TensorBoardSink(run_dir))
+    if (names := config.metrics.names) != "ours":
+        others = [RenamingSink([*others, StatisticsSink(names)], names)]
+    return [*sinks, *others, ConsoleSink(config.run.name)]
+
+
+class RenamingSink:
+    """Gives other sinks the metrics under another system's names; metrics.jsonl always has ours."""
+
+    def __init__(self, sinks: Sequence[MetricSink], names: str) -> None:
+        self._sinks, self._names = sinks, names
+
+    def write(self, record: StepRecord) -> None:
+        for sink in self._sinks:
+            sink.write(renamed(record, self._names))
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
+
+
+class StatisticsSink:
+    """Prints what has a name in another system, a line a step."""
+
+    def __init__(self, names: str) -> None:
+        self._names = set(NAMES[names].values())
+
+    def write(self, record: StepRecord) -> None:
+        shown = [f"{name} {value:.4g}" for name, value in record.metrics.items() if name in self._names]
+        if shown:
+            print(f"global step {record.step}: {' '.join(shown)}", flush=True)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class JsonlSink:

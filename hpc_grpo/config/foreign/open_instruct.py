@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from hpc_grpo.config.foreign.allocation import node_shape
-from hpc_grpo.config.foreign.table import ByHandError, RefusedError, Row, Theirs, by_hand, choice, elsewhere, only
+from hpc_grpo.config.foreign.table import (
+    ByHandError,
+    RefusedError,
+    Row,
+    Theirs,
+    by_hand,
+    choice,
+    elsewhere,
+    only,
+    shared_memory,
+)
 
 _AI2 = "of AI2's cluster, evaluation service and hub"
 _KL = {name: estimator for number, estimator in enumerate(("k1", "k2", "k3", "unbiased"), 1)
@@ -52,7 +62,12 @@ def _eval_every(value: Any, theirs: Theirs) -> int | None:
 
 def _lag(value: Any, theirs: Theirs) -> int:
     """open-instruct counts steps, we count their minibatches."""
-    return int(value) * int(theirs.get("num_mini_batches"))
+    return 0 if _shares_gpu(theirs) else int(value) * int(theirs.get("num_mini_batches"))
+
+
+def _shares_gpu(theirs: Theirs) -> bool:
+    """Tell whether a learner and an engine take turns on one GPU: on request, and where there is but one."""
+    return bool(theirs.get("single_gpu_mode")) or theirs.given.get("gpus") == 1
 
 
 def _microbatch(value: Any, theirs: Theirs) -> int:
@@ -64,6 +79,9 @@ def _nodes(value: Any, theirs: Theirs) -> dict[str, Any]:
     learners, engines = sum(map(int, _as_list(theirs.get("num_learners_per_node")))), int(value)
     tensor = int(theirs.get("vllm_tensor_parallel_size"))
     nodes = int(theirs.get("num_nodes", default=1))
+    if _shares_gpu(theirs):
+        return {"placement.colocate": True, "placement.learners_per_node": 1, "engine.engines_per_node": 1,
+                "launch.num_nodes": 1, "launch.slurm.gpus_per_node": 1}  # fmt: skip
     gpus = int(theirs.get("gpus", default=0)) or -(-(learners + engines * tensor) // nodes)
     if learners + engines * tensor > nodes * gpus:
         most = nodes * gpus
@@ -201,11 +219,12 @@ ROWS = (
     Row("num_learners_per_node", convert=elsewhere, note="placement.learners_per_node", default=1),
     Row("vllm_tensor_parallel_size", convert=elsewhere, note="engine.tensor_parallel", default=1),
     Row("num_nodes gpus", convert=elsewhere, note="launch.num_nodes, launch.slurm.gpus_per_node"),
-    Row("single_gpu_mode", convert=by_hand("learner and engine on one GPU")),
+    Row("single_gpu_mode", convert=elsewhere, note="placement.colocate"),
     Row("sequence_parallel_size", convert=only(1, why="sequence parallelism in training is not here")),
     Row("use_peft use_lora use_qlora", convert=only(False, why="LoRA is not here: all weights learn")),
     Row("load_in_4bit load_in_8bit use_fp8_kv_cache", convert=only(False, why="quantised weights are not here")),
-    Row("vllm_gpu_memory_utilization", "engine.gpu_memory_utilization"),
+    Row("vllm_gpu_memory_utilization", "engine.gpu_memory_utilization",
+        lambda value, theirs: shared_memory(value, theirs) if _shares_gpu(theirs) else value, default=0.9),
     Row("vllm_enforce_eager", "engine.enforce_eager"),
     Row("vllm_enable_prefix_caching", "engine.prefix_caching"),
     Row("vllm_sync_backend vllm_*", note="weights go through shared memory and Gloo"),

@@ -12,6 +12,8 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Any
 
+from hpc_grpo.config.placement_rules import MOST_BESIDE_A_LEARNER
+
 NOT_GIVEN: Any = object()
 
 
@@ -191,6 +193,11 @@ def only(*values: Any, why: str) -> Convert:
         return {}
 
     return convert
+
+
+def shared_memory(value: Any, _theirs: Theirs) -> float:
+    """Bound the share of a GPU's memory that an engine may have beside a learner (config/placement_rules.py)."""
+    return min(float(value), MOST_BESIDE_A_LEARNER)
 
 
 def by_hand(how: str) -> Convert:

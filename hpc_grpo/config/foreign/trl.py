@@ -8,7 +8,17 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Any
 
-from hpc_grpo.config.foreign.table import ByHandError, RefusedError, Row, Theirs, by_hand, choice, elsewhere, only
+from hpc_grpo.config.foreign.table import (
+    ByHandError,
+    RefusedError,
+    Row,
+    Theirs,
+    by_hand,
+    choice,
+    elsewhere,
+    only,
+    shared_memory,
+)
 
 _HUB = "of the hub, of logging, or of transformers' trainer"
 _THINK = {"reasoning_tag": "think", "answer_tag": "answer"}
@@ -56,6 +66,15 @@ def _prompts(theirs: Theirs) -> int:
 def _batch(value: Any, theirs: Theirs) -> dict[str, Any]:
     longest = int(theirs.get("max_prompt_length")) + int(theirs.get("max_completion_length"))
     return {"rollout.prompts_per_step": _prompts(theirs), "train.max_tokens_per_microbatch": int(value) * longest}
+
+
+def _processes(value: Any, theirs: Theirs) -> dict[str, Any]:
+    """TRL's engines share the GPUs of its processes, unless there is a server, or a device for one engine."""
+    learners = {"placement.learners_per_node": int(value)}
+    if theirs.get("vllm_mode") == "server" or theirs.get("vllm_device"):
+        return {**learners, "engine.tensor_parallel": int(theirs.get("vllm_tensor_parallel_size", default=1)),
+                "engine.engines_per_node": 1}  # fmt: skip
+    return {**learners, "placement.colocate": True, "engine.engines_per_node": int(value)}
 
 
 def _minibatches(value: Any, theirs: Theirs) -> int:
@@ -238,7 +257,8 @@ ROWS = (
     Row("num_iterations", "train.num_minibatches", _minibatches, default=1,
         note="generation_batch_size over the completions of an optimizer step"),
     Row("gradient_accumulation_steps", convert=elsewhere, note="rollout.prompts_per_step", default=1),
-    Row("num_processes", convert=elsewhere, note="rollout.prompts_per_step", default=1),
+    Row("num_processes", convert=_processes, default=1,
+        note="learners, which share their GPUs with engines where TRL's do; give num_processes=N, accelerate's own"),
     Row("generation_batch_size steps_per_generation", convert=elsewhere, note="rollout.prompts_per_step"),
     Row("max_completion_length", "rollout.max_new_tokens", default=512),
     Row("temperature", "rollout.temperature", default=1.0),
@@ -284,9 +304,8 @@ ROWS = (
     Row("vllm_importance_sampling_cap", convert=elsewhere, note="loss.importance_cap"),
     Row("vllm_importance_sampling_clip_max", convert=elsewhere, note="loss.importance_cap", default=3.0),
     Row("use_vllm", note="sampling is always vLLM's", default=False),
-    Row("vllm_gpu_memory_utilization", "engine.gpu_memory_utilization",
-        note="TRL leaves the rest to training on the same GPU; engines here may have all of theirs"),
-    Row("vllm_tensor_parallel_size", "engine.tensor_parallel"),
+    Row("vllm_gpu_memory_utilization", "engine.gpu_memory_utilization", shared_memory, default=0.3),
+    Row("vllm_tensor_parallel_size vllm_mode vllm_device", convert=elsewhere, note="with num_processes"),
     Row("vllm_* use_transformers_paged cache_implementation",
         note="engines are started by the run: engine.engines_per_node"),
     Row("save_strategy", convert=_save, default="steps"),

@@ -8,7 +8,17 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Any
 
-from hpc_grpo.config.foreign.table import ByHandError, RefusedError, Row, Theirs, by_hand, choice, elsewhere, only
+from hpc_grpo.config.foreign.table import (
+    ByHandError,
+    RefusedError,
+    Row,
+    Theirs,
+    by_hand,
+    choice,
+    elsewhere,
+    only,
+    shared_memory,
+)
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -121,16 +131,20 @@ def _advantage(value: Any, theirs: Theirs) -> dict[str, Any]:
 
 
 def _nodes(value: Any, theirs: Theirs) -> dict[str, Any]:
-    """verl trains and samples on the same GPUs in turn; here half of them do each at the same time."""
-    gpus, tensor = int(theirs.get("trainer.n_gpus_per_node")), int(theirs.get(f"{_ROLLOUT}.tensor_model_parallel_size"))
-    learners = max(1, gpus // 2)
+    """verl trains and samples on the same GPUs in turn, as colocated learners and engines do."""
+    gpus = int(theirs.get("trainer.n_gpus_per_node"))
     return {
         "launch.num_nodes": int(value),
         "launch.slurm.gpus_per_node": gpus,
-        "placement.learners_per_node": learners,
-        "engine.engines_per_node": max(1, (gpus - learners) // tensor),
-        "engine.tensor_parallel": tensor,
+        "placement.colocate": True,
+        "placement.learners_per_node": gpus,
+        "engine.engines_per_node": gpus,
     }
+
+
+def _tensor_parallel(value: Any, _theirs: Theirs) -> dict[str, Any]:
+    """Engines that share their GPUs with learners have one GPU each, whatever verl gives them."""
+    return {"engine.tensor_parallel": 1}
 
 
 def _loggers(value: Any, _theirs: Theirs) -> dict[str, Any]:
@@ -179,9 +193,11 @@ ROWS = (
     Row("trainer.project_name", "metrics.wandb_project"),
     Row("trainer.logger", convert=_loggers, default=["console", "wandb"]),
     Row("trainer.nnodes", convert=_nodes, default=1,
-        note="verl trains and samples on the same GPUs in turn; here half of a node's learn while the others sample"),
+        note="on each GPU a learner and an engine take turns, as in verl"),
     Row("trainer.n_gpus_per_node", convert=elsewhere, note="with trainer.nnodes", default=8),
-    Row(f"{_ROLLOUT}.tensor_model_parallel_size", convert=elsewhere, note="engine.tensor_parallel", default=2),
+    Row(f"{_ROLLOUT}.tensor_model_parallel_size", convert=_tensor_parallel, default=2,
+        note="engines that take turns with learners have one GPU each here: without room for the model, set "
+             "placement.colocate=false"),
     Row("trainer.total_epochs", convert=_length, default=30),
     Row("trainer.total_training_steps", convert=elsewhere, note="with a value, it is the length instead of the epochs"),
     Row("trainer.save_freq", "checkpoint.every_steps", _every, default=-1),
@@ -265,8 +281,8 @@ ROWS = (
     Row(f"{_ROLLOUT}.top_p", "rollout.top_p"),
     Row(f"{_ROLLOUT}.top_k", convert=only(-1, 0, why="top-k sampling is not here: use top_p")),
     Row(f"{_ROLLOUT}.multi_turn.enable", convert=only(False, why="episodes have one turn here")),
-    Row(f"{_ROLLOUT}.gpu_memory_utilization", "engine.gpu_memory_utilization", default=0.5,
-        note="verl leaves the rest to training on the same GPU; engines here may have all of theirs"),
+    Row(f"{_ROLLOUT}.gpu_memory_utilization", "engine.gpu_memory_utilization", shared_memory, default=0.5,
+        note="verl leaves the rest to training, which has the GPU to itself here while engines sleep"),
     Row(f"{_ROLLOUT}.max_num_seqs", "engine.max_num_seqs", default=1024),
     Row(f"{_ROLLOUT}.max_num_batched_tokens", "engine.max_num_batched_tokens"),
     Row(f"{_ROLLOUT}.enforce_eager", "engine.enforce_eager"),

@@ -64,11 +64,12 @@ def test_long_sequences_fit_a_microbatch(tmp_path: Path) -> None:
     assert loaded(tmp_path, 0, max_completion_length=20_000).train.max_tokens_per_microbatch == 20_256
 
 
-@pytest.mark.parametrize(("num_gpus", "learners", "engines"), [(2, 1, 1), (4, 1, 3), (8, 2, 6)])
+@pytest.mark.parametrize(("num_gpus", "learners", "engines"), [(1, 1, 1), (2, 1, 1), (4, 1, 3), (8, 2, 6)])
 def test_all_gpus_learn_or_sample(tmp_path: Path, num_gpus: int, learners: int, engines: int) -> None:
     config = loaded(tmp_path, num_gpus)
     assert (config.placement.learners_per_node, config.engine.engines_per_node) == (learners, engines)
     assert config.model.device == "auto"
+    assert config.placement.colocate is (num_gpus == 1)
 
 
 @pytest.mark.parametrize("installed", [True, False])

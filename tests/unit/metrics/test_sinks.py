@@ -8,6 +8,7 @@ import pytest
 
 from hpc_grpo.config import Config
 from hpc_grpo.metrics.console import ConsoleSink
+from hpc_grpo.metrics.names import renamed
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import (
     JsonlSink,
@@ -42,6 +43,26 @@ def test_without_a_key_wandb_is_off_and_the_variable_named(
     assert [type(sink) for sink in sinks] == [JsonlSink, ConsoleSink]
     (line,) = capsys.readouterr().out.splitlines()
     assert "W&B is off: WANDB_API_KEY is not set" in line
+
+
+@pytest.mark.parametrize(
+    ("names", "theirs", "line"),
+    [
+        ("areal", "ppo_actor/task_reward/avg", "global step 3: ppo_actor/task_reward/avg 0.25\n"),
+        ("areal-0.3", "task_reward", "global step 3: task_reward 0.25\n"),
+    ],
+)
+def test_other_sinks_and_the_log_get_areals_names_and_the_file_keeps_ours(
+    config: Config, run_dir: RunDir, names: str, theirs: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jsonl, others, _console = make_sinks(metrics_of(config, names=names, wandb_mode="disabled"), run_dir)
+    record = StepRecord(3, 9, {"reward/mean": 0.25, "lag/mean": 1.0})
+    for sink in (jsonl, others):
+        sink.write(record)
+        sink.close()
+    assert capsys.readouterr().out == line
+    assert read_metrics(run_dir.metrics)[3]["reward/mean"] == 0.25
+    assert renamed(record, names).metrics == {theirs: 0.25, "lag/mean": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,10 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "loss.kl_in": "loss",
         "loss.dual_clip": 3.0,
         "loss.importance_correction": "none",
-        "engine.tensor_parallel": 2,
+        "placement.colocate": True,
+        "placement.learners_per_node": 8,
+        "engine.engines_per_node": 8,
+        "engine.tensor_parallel": 1,
         "engine.gpu_memory_utilization": 0.6,
         "checkpoint.every_steps": 20,
         "eval.every_steps": 5,
@@ -144,7 +147,13 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "checkpoint.every_steps": None,
         "checkpoint.export_every_steps": 40,
     },
-    "open-instruct/gsm8k": {"run.name": "test", "rollout.dynamic_sampling": 10, "eval.num_samples": 4},
+    "open-instruct/gsm8k": {
+        "placement.colocate": True,
+        "rollout.max_policy_lag": 0,
+        "run.name": "test",
+        "rollout.dynamic_sampling": 10,
+        "eval.num_samples": 4,
+    },
     "trl/qwen-1.5b": {
         "run.name": "Qwen2.5-1.5B-Open-R1-GRPO",
         "data.train.subset": "default",
@@ -183,7 +192,6 @@ REFUSED = {
     "areal/lora": "LoRA is not here",
     "verl/seq_balance": "engines are vLLM's alone",
     "open-instruct/olmo3": "take 72, and 8 nodes of 8 have 64",
-    "open-instruct/gsm8k": "take 2, and 1 nodes of 1 have 1",
     "trl/zero-7b": "no reward here is soft_format",
 }
 
