@@ -124,6 +124,11 @@ class LaunchConfig(Section):
     reward_server: RewardServerConfig | None = Field(
         None, description="A server that rewards ask (command, health_url, deadline_s), healthy before training."
     )
+    disks: Literal["shared", "private"] | None = Field(
+        None,
+        description="shared: every node sees the run directory; private: only the head's disk holds it, and what other "
+        "nodes write of it goes there; null: as usual in the place, which for Slurm is shared.",
+    )
     interface: str | None = Field(
         None,
         description="Network interface between nodes: Ray, Gloo, NCCL (Isambard: hsn0); null: the default route's.",

@@ -30,7 +30,7 @@ class Every(NamedTuple):
 class RunConfig(Section):
     name: str = Field(description="Name of the run; its folder below `root`.")
     root: Annotated[Path, LocalPath] = Field(
-        Path("runs"), description="Folder that holds the run directories, made absolute; shared by all nodes."
+        Path("runs"), description="Folder that holds the run directories, made absolute; see launch.disks."
     )
     seed: NonNegativeInt = Field(0, description="Decides the shuffle, the sampling and the initial RNG state.")
 

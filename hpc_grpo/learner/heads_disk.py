@@ -24,6 +24,7 @@ from ray.exceptions import RayTaskError
 
 from hpc_grpo.learner.disk import RunDisk, SeenDisk
 from hpc_grpo.run.checkpoint import MANIFEST, FileEntry
+from hpc_grpo.run.contract import DISKS_VARIABLE
 from hpc_grpo.run.files import copy_path
 from hpc_grpo.run.keeper import CHUNK_BYTES
 
@@ -195,8 +196,8 @@ class Sending(io.RawIOBase):
 
 
 def disk_of(keeper: Any, root: Path) -> RunDisk:
-    """Return the disk of the run at `root`, in an actor: the head's where there is a `keeper` of it, else as seen."""
-    if keeper is None:
+    """Return the disk of the run at `root`, in an actor: by the head's `keeper` where this node does not see it."""
+    if keeper is None or os.environ.get(DISKS_VARIABLE) != "private":
         return SeenDisk()
     # Of this driver alone: one before it may have left a checkpoint half fetched, which is another by now.
     folder = Path(tempfile.gettempdir()) / f"run-{ray.get_runtime_context().get_job_id()}"

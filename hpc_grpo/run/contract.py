@@ -23,7 +23,7 @@ WARNING_BEFORE_END_S = 120
 """A job asks Slurm for SIGUSR1 so long before its end. It comes up to a minute earlier than that."""
 
 DISKS_VARIABLE = "HPC_GRPO_DISKS"
-"""Says "private" where only the head's disk holds the run directory, and each other node has one of its own."""
+"""Says "private" to the driver of a run that not all nodes may see, and to actors on nodes that do not see it."""
 
 SHM_DIR_VARIABLE = "HPC_GRPO_SHM_DIR"
 """The run's own folder in the node's shared memory, which the node's agent removes."""

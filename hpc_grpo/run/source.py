@@ -13,15 +13,20 @@ installed. So an edit of the checkout between two jobs changes nothing.
 from __future__ import annotations
 
 import ast
+import base64
+import functools
 import hashlib
+import io
 import os
 import shutil
 import stat
 import sys
+import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpc_grpo.config import Config, SourceConfig
+from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.registry import copied_as, names_function
 from hpc_grpo.run.files import publish_dir, start_staging, write_atomic
 from hpc_grpo.run.paths import RunDir
@@ -77,6 +82,30 @@ def copy_source(run: RunDir, functions: Mapping[str, Path], diff: str) -> str:
     write_atomic(staging / SUMS, "".join(f"{digest}  {name}\n" for name, digest in sums.items()))
     publish_dir(run.source_dir)
     return sums_digest(run)
+
+
+@functools.cache
+def packed_source(run: RunDir) -> str:
+    """Return the run's copy as text, for a node that does not see it; "" of a run without a copy."""
+    if not (run.source_dir / SUMS).is_file():
+        return ""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
+        for name in [SUMS, *written_sums(run)]:
+            archive.add(run.source_dir / name, name)
+    return base64.b64encode(packed.getvalue()).decode()
+
+
+def unpack_source(run: RunDir, packed: str, digest: str) -> None:
+    """Make the run's copy on this node what was packed elsewhere. Raises HpcGrpoError where that is damaged."""
+    if not copy_problems(run, digest):
+        return
+    staging = start_staging(run.source_dir)
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(packed)), mode="r:gz") as archive:
+        archive.extractall(staging, filter="data")
+    publish_dir(run.source_dir)
+    if wrong := copy_problems(run, digest):
+        raise HpcGrpoError(f"The run's copy of hpc-grpo did not arrive whole in {run.source_dir}: {wrong[0]}.")
 
 
 def sums_of(folder: Path) -> dict[str, str]:

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.long]
 def keeper_address() -> Iterator[str]:
     import ray
 
-    context = ray.init(num_cpus=2, include_dashboard=False, namespace="disks", object_store_memory=200 * 2**20)
+    context = ray.init("local", num_cpus=2, include_dashboard=False, namespace="disks", object_store_memory=200 * 2**20)
     yield context.address_info["gcs_address"]
     ray.shutdown()
 
@@ -90,7 +90,8 @@ def test_a_resume_from_the_heads_disk_is_one_from_a_disk_that_all_see(tmp_path: 
 
     from hpc_grpo.run.keeper import Keeper
 
-    write_model(tmp_path / "model", ModelSize(vocab_size=200))
+    size = ModelSize(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=96, max_tokens=64)
+    write_model(tmp_path / "model", size, seed=0)
     keeper = ray.remote(Keeper).options(name="keeper", num_cpus=0, max_concurrency=8).remote(tmp_path)
     run_ranks(1, trained_on, tmp_path / "model", tmp_path, keeper_address)
     for results in run_ranks(2, trained_on, tmp_path / "model", tmp_path, keeper_address):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
@@ -100,6 +101,7 @@ class FakePlace(Place):
 
     nodes: Allocation = field(default_factory=lambda: allocation("nid001"))
     name: str = "slurm"
+    disks: Literal["shared", "private"] = "shared"
     queue: JobQueue | None = field(default_factory=FakeQueue)
     is_attended: bool = False
     silent: int = 0

@@ -8,7 +8,6 @@ that is preempted the nodes stay for a while, and the supervisor has the agent h
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -19,20 +18,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.errors import HpcGrpoError, LaunchError
+from hpc_grpo.launch.agent.disk import attempt_dir_here, take_run
 from hpc_grpo.launch.agent.end_notice import EndNotice
-from hpc_grpo.launch.agent.folders import OwnedDir, copy_logs, shm_dir_path, sweep
+from hpc_grpo.launch.agent.folders import OwnedDir, keep_ray_logs, shm_dir_path, sweep
+from hpc_grpo.launch.agent.log_parts import hand_over
 from hpc_grpo.launch.agent.network import choose_ports, node_address
 from hpc_grpo.launch.agent.program import end_containers, inside_of
 from hpc_grpo.launch.agent.protocol import ALIVE, Lease, NodeReport, NodeSpec, Order
-from hpc_grpo.launch.agent.ray_command import TEMP_DIR_NAME, ray_environment, start_command, temp_dir_path
+from hpc_grpo.launch.agent.ray_command import RAY_LOG_NAME, TEMP_DIR_NAME, ray_environment, start_command, temp_dir_path
 from hpc_grpo.launch.agent.ray_process import RayProcess
-from hpc_grpo.launch.agent.watch import Late, Watch, kill, watched_on_node
+from hpc_grpo.launch.agent.watch import Late, Watch, ask_for_stacks, kill, watched_on_node
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.run.pulse import PULSES_NAME
-from hpc_grpo.run.stacks import STACKS_SIGNAL
 from hpc_grpo.system.process_tree import descendants, end_processes, reap_adopted
-from hpc_grpo.system.processes import adopt_orphans, catches, write_no_core_dumps
+from hpc_grpo.system.processes import adopt_orphans, write_no_core_dumps
 from hpc_grpo.system.say import not_worth_the_run, say
 from hpc_grpo.system.waking_clock import LOOK_S
 
@@ -62,8 +62,7 @@ class NodeAgent:
         self._watch = Watch()
         self._next_look = 0.0
         self._is_up = threading.Event()
-        self._log_dir = Path(spec.log_dir)
-        self._ray_log = self._log_dir / "ray_start.log"
+        self._log_dir = Path(spec.log_dir)  # where the logs are in the end: on the head's disk
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def run(self) -> int:
@@ -90,6 +89,7 @@ class NodeAgent:
 
     def _serve(self) -> str:
         """Start Ray and stay; returns why it failed, or "" when the supervisor ended it."""
+        self._spec = take_run(self._spec, self._own_dirs()[0], self._goes_on)
         os.chdir(self._spec.working_dir)
         for tries in range(_MAX_RAY_STARTS):
             ended = self._start_ray(skip_ports=tries)
@@ -100,8 +100,8 @@ class NodeAgent:
             # A port can be lost between the test and the start: once more elsewhere.
             say(f"ray start ended with {ended}, try {tries + 1} of {_MAX_RAY_STARTS}", sys.stderr)
             self._end_ray()
-        tail = "\n".join(self._ray_log.read_text(errors="replace").splitlines()[-8:])
-        return f"ray start failed {_MAX_RAY_STARTS} times; see {self._ray_log}. Its last lines:\n{tail}"
+        tail = "\n".join((Path(self._spec.log_dir) / RAY_LOG_NAME).read_text(errors="replace").splitlines()[-8:])
+        return f"ray start failed {_MAX_RAY_STARTS} times; see {self._log_dir / RAY_LOG_NAME}. Its last lines:\n{tail}"
 
     def _start_ray(self, skip_ports: int) -> int | None:
         """Start Ray and report it up; returns None once it is, else the exit code it ended with."""
@@ -115,7 +115,7 @@ class NodeAgent:
         self._ray = ray = RayProcess(
             start_command(spec, ip, ports, temp_dir, resources),
             ray_environment(os.environ, spec, ip, interface, str(shm_dir)),
-            self._ray_log,
+            (Path(self._spec.log_dir) / RAY_LOG_NAME),
             inside_of(spec, "ray", shm_dir),
         )
         while not ray.is_up():
@@ -156,14 +156,14 @@ class NodeAgent:
             return
         for one in late:
             self._report(NodeReport("late", self._spec.node, why=one.why))
-        self._dump_stacks()
+        self._ask_for_stacks()
         time.sleep(_STACKS_S)
         kill(late)
 
     def _obey(self, order: Order) -> None:
         match order:
             case Order.STACKS:
-                self._dump_stacks()
+                self._ask_for_stacks()
             case Order.HOLD:
                 self._notice.hold()
             case Order.LET_GO:
@@ -171,12 +171,8 @@ class NodeAgent:
             case Order.NAME_STOPPED:
                 self._end_late(self._watch.stopped())
 
-    def _dump_stacks(self) -> None:
-        """Signal those of our processes that answer it; it would kill the others."""
-        for pid in {*descendants(os.getpid()), *(self._ray.processes() if self._ray else [])}:
-            if catches(pid, STACKS_SIGNAL):
-                with contextlib.suppress(ProcessLookupError):  # it has ended since
-                    os.kill(pid, STACKS_SIGNAL)
+    def _ask_for_stacks(self) -> None:
+        ask_for_stacks({*descendants(os.getpid()), *(self._ray.processes() if self._ray else [])})
 
     def _goes_on(self) -> bool:
         """Serve a moment longer; False once the lease is over or, after a SIGTERM, nobody has this agent hold."""
@@ -203,11 +199,10 @@ class NodeAgent:
         num_killed = self._end_ray()
         # The weight store first: it holds the node's memory, and copying logs can be slow.
         for owned in reversed(self._dirs):
-            logs = owned.path / TEMP_DIR_NAME / "session_latest" / "logs"
-            if logs.is_dir():
-                with not_worth_the_run("Ray's logs were not copied", sys.stderr):
-                    before = len(list(self._log_dir.glob("ray*/")))  # of Rays before this one, in the same attempt
-                    copy_logs(logs, self._log_dir / (f"ray-{before + 1}" if before else "ray"))
+            with not_worth_the_run("Ray's logs were not copied", sys.stderr):
+                keep_ray_logs(owned.path / TEMP_DIR_NAME, Path(self._spec.log_dir))
+                logs, kept = attempt_dir_here(owned.path), self._log_dir.parents[1]
+                hand_over(logs, self._reports, kept, is_urgent=self._notice.is_final)
             with not_worth_the_run(f"{owned.path} was not removed", sys.stderr):
                 owned.remove()
         if self._lease.ended_by or self._notice.is_final:
@@ -240,7 +235,11 @@ def main() -> int:
     lease = Lease(0)
     adopt_orphans()
     write_no_core_dumps()
-    spec = lease.wait_for_spec()
+    try:
+        spec = lease.wait_for_spec()
+    except LaunchError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     if spec is None:
         return 0
     os.environ.update(spec.environ)

@@ -97,6 +97,14 @@ def _opened(opened: contextlib.ExitStack, path: Path | str, flags: int, folder: 
     return descriptor
 
 
+def keep_ray_logs(temp_dir: Path, log_dir: Path) -> None:
+    """Copy the logs of a Ray that has ended from its temp-dir, beside those of Rays before it in the same attempt."""
+    logs = temp_dir / "session_latest" / "logs"
+    if logs.is_dir():
+        before = len(list(log_dir.glob("ray*/")))
+        copy_logs(logs, log_dir / (f"ray-{before + 1}" if before else "ray"))
+
+
 def copy_logs(source: Path, target: Path) -> None:
     """Copy the non-empty files of Ray's log folder; of a huge one only the end."""
     for path in source.rglob("*"):

@@ -12,9 +12,13 @@ import enum
 import json
 import os
 import select
+import sys
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+from hpc_grpo import __version__
+from hpc_grpo.errors import LaunchError
 
 ALIVE = b"alive\n"
 """Shows the supervisor that the agent is not stopped and, once Ray runs, that its loop turns."""
@@ -34,6 +38,19 @@ class Order(enum.Enum):
 
 
 @dataclass(frozen=True)
+class OwnDisk:
+    """What a node whose disk is its own is sent of the run at `run_dir`, a path of the head's and of this node's.
+
+    `token` is Ray's, a secret. `source` is the run's copy of this package, packed (run/source.py), "" without one.
+    """
+
+    run_dir: str
+    token: str = field(repr=False)
+    source: str = field(repr=False)
+    source_digest: str
+
+
+@dataclass(frozen=True)
 class NodeSpec:
     """The task of one node agent. Ray's token is read from `token_path`.
 
@@ -42,6 +59,8 @@ class NodeSpec:
     `launch` section, `contract_env` the variables that training is told; both reach Ray and the actors. `container` has
     the fields of a `Container` around them; None: they run on the node itself. `environ` are variables that the agent
     could not inherit: secrets among them, so a spec is never written to disk.
+    `token_digest` is that of the token that the head wrote, by which a node knows whether it sees the head's disk; ""
+    on the head. `version` is that of the package at the head.
     """
 
     node: str
@@ -61,6 +80,9 @@ class NodeSpec:
     environ: dict[str, str] = field(default_factory=dict)
     lease_s: float = 60.0
     container: dict[str, Any] | None = None
+    token_digest: str = ""
+    version: str = ""
+    own_disk: OwnDisk | None = None
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -88,7 +110,16 @@ class NodeReport:
 
 
 def spec_from_line(line: bytes) -> NodeSpec:
-    return NodeSpec(**json.loads(line))
+    """Return the spec in a line of the supervisor's. Raises LaunchError where that is another version's."""
+    values = json.loads(line)
+    if (version := values.get("version", "")) not in ("", __version__):
+        raise LaunchError(
+            f"hpc-grpo {__version__} is installed on this node in {sys.prefix}, and the run goes with {version}: "
+            f"install that here too."
+        )
+    if values.get("own_disk") is not None:
+        values["own_disk"] = OwnDisk(**values["own_disk"])
+    return NodeSpec(**values)
 
 
 def report_from_line(line: bytes) -> NodeReport | None:

@@ -28,6 +28,9 @@ DEBUG_VARIABLE = "DEBUG_RAY"
 TEMP_DIR_NAME = "r"
 """Ray's temp-dir is a folder inside the one we own: Ray makes it writable for everybody."""
 
+RAY_LOG_NAME = "ray_start.log"
+"""In the log folder of the node: what `ray start` prints."""
+
 _MAX_SOCKET_PATH_BYTES = 107
 _SESSION_PATH_BYTES = len("/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_grpo.run.pulse import PULSES_NAME, Beat, read_pulse
+from hpc_grpo.run.stacks import STACKS_SIGNAL
 from hpc_grpo.system.process_tree import descendants
-from hpc_grpo.system.processes import hold_on, start_time
+from hpc_grpo.system.processes import catches, hold_on, start_time
 from hpc_grpo.system.waking_clock import WakingClock
 
 _NO_BEAT = Beat()
@@ -149,3 +150,11 @@ def _actors(folder: Path) -> Iterator[Watched]:
             yield Watched(role, int(pid), int(born), read_pulse(descriptor))
         finally:
             os.close(descriptor)
+
+
+def ask_for_stacks(pids: Iterable[int]) -> None:
+    """Signal those that answer with their stacks; it would kill the others."""
+    for pid in pids:
+        if catches(pid, STACKS_SIGNAL):
+            with suppress(ProcessLookupError):  # it has ended since
+                os.kill(pid, STACKS_SIGNAL)

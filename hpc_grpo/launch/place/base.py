@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
@@ -89,12 +89,14 @@ class Place(Protocol):
 
     `name` is the `source` that attempt.json keeps. `queue`: the queue that the allocation is a job of, and that takes
     follow-on jobs; None: it is no job. `is_attended`: a user watches, so a crash is theirs to judge, and the driver is
-    not started again. Methods with a body answer for places that inherit this class and need no answer of their own.
+    not started again. `disks`: whether every node sees the run directory, or it is on the head's disk alone. Methods
+    with a body answer for places that inherit this class and need no answer of their own.
     """
 
     name: str
     queue: JobQueue | None
     is_attended: bool
+    disks: Literal["shared", "private"]
 
     def for_run(self, run: RunDir, launch: LaunchConfig) -> Place:
         """Return the place as this run asks for it, for an attempt."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.base import Allocation, JobQueue, NodeResources, Place
@@ -23,6 +23,7 @@ class LocalPlace(Place):
 
     name = "local"
     queue: JobQueue | None = None
+    disks: Literal["shared", "private"] = "shared"
     is_attended = True
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:

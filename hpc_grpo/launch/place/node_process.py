@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from typing import IO
 
@@ -42,11 +43,19 @@ class NodeProcess(LineReader):
     """Starts a module of ours on a node, and reads the lines it prints; `process` is what the place started it with."""
 
     def __init__(
-        self, place: Place, node: str, module: str, stderr: IO[bytes], container: Container | None = None
+        self,
+        place: Place,
+        node: str,
+        module: str,
+        stderr: IO[bytes],
+        container: Container | None = None,
+        *,
+        installed: bool = False,
     ) -> None:
-        command = node_command(container, module)
-        self.process = place.connection(node, command, stderr) or subprocess.Popen(
-            place.start_command(node, command),
+        """Start it; `installed`: with the package that the node has, where it does not see the run's copy."""
+        program = [sys.executable, "-E", "-m", module] if installed else node_command(container, module)
+        self.process = place.connection(node, program, stderr) or subprocess.Popen(
+            place.start_command(node, program),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,

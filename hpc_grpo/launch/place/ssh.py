@@ -12,7 +12,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 
@@ -78,6 +78,7 @@ class SshPlace(Place):
     """The hosts of `launch.hosts`, this machine among them: it is the head."""
 
     name = "ssh"
+    disks: Literal["shared", "private"] = "private"
     is_attended = False
     queue: JobQueue | None = None
 

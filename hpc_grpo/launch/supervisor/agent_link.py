@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -14,12 +15,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpc_grpo.launch.agent.log_parts import take_part
 from hpc_grpo.launch.agent.protocol import ALIVE, NodeReport, NodeSpec, Order, report_from_line
 from hpc_grpo.launch.place.base import Place
 from hpc_grpo.launch.place.node_process import NodeProcess
 from hpc_grpo.launch.supervisor.events import Loss
 from hpc_grpo.system.waking_clock import WakingClock
 
+_AGENT = "hpc_grpo.launch.agent.agent"
 HEARTBEAT_S = 5.0
 SILENT_AGENT_S = 60.0
 """Equal to its own lease: an agent that is stopped, or cut off, is given up as it would give up the supervisor."""
@@ -31,8 +34,8 @@ class AgentLink:
     `is_told`: a SIGTERM has told it to end. All but `heartbeat` is for the main thread.
     """
 
-    def __init__(self, place: Place, node: str, log_dir: Path) -> None:
-        """Start the agent; it does nothing until `send_spec`."""
+    def __init__(self, place: Place, node: str, log_dir: Path, *, has_own_disk: bool = False) -> None:
+        """Start the agent; it does nothing until `send_spec`. `log_dir` is the node's in the attempt's folder."""
         self.node = node
         self.up: NodeReport | None = None
         self.late: list[str] = []
@@ -45,10 +48,11 @@ class AgentLink:
         self._is_torn_down = False
         self._was_killed = False
         self._writing = threading.Lock()
+        self._attempt_dir = log_dir.parents[1]
         self._log = log_dir / "agent.log"
         log_dir.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
-            self._agent = NodeProcess(place, node, "hpc_grpo.launch.agent.agent", stderr=log)
+            self._agent = NodeProcess(place, node, _AGENT, stderr=log, installed=has_own_disk)
         self.process, self._stdin = self._agent.process, self._agent.stdin
         os.set_blocking(self._stdin.fileno(), False)
 
@@ -56,13 +60,14 @@ class AgentLink:
         return self._agent.fileno()
 
     def send_spec(self, spec: NodeSpec) -> None:
-        """Tell the agent what to do; waits until the pipe has taken all of it."""
+        """Tell the agent what to do; wait while the pipe takes it. One that takes nothing for a minute is lost."""
         rest, stdin = spec.to_line(), self._stdin.fileno()
         with self._writing, contextlib.suppress(OSError):  # broken: `loss` tells
-            os.set_blocking(stdin, True)
-            while rest:  # a signal may cut a write of more than the pipe holds short
+            while rest:
+                if not select.select([], [stdin], [], SILENT_AGENT_S)[1]:
+                    self._failure = f"its agent took nothing for {SILENT_AGENT_S:.0f} s of what it is told"
+                    return
                 rest = rest[os.write(stdin, rest) :]
-            os.set_blocking(stdin, False)
 
     def heartbeat(self) -> None:
         """Send a sign of life. Never waits, and never falls into a spec: that is a sign of life too."""
@@ -82,6 +87,8 @@ class AgentLink:
         self._now = self._clock.look()
         for line in self._agent.lines():
             self._heard_at = self._now
+            if take_part(line, self._attempt_dir, self.node):
+                continue
             report = report_from_line(line)
             self._has_begun |= report is not None or line == ALIVE.strip()
             if report is None:

@@ -5,24 +5,28 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from hpc_grpo import __version__
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.launch.agent.folders import shm_dir_path
 from hpc_grpo.launch.agent.program import Inside, inside_of
-from hpc_grpo.launch.agent.protocol import NodeSpec
+from hpc_grpo.launch.agent.protocol import NodeSpec, OwnDisk
 from hpc_grpo.launch.place.base import Allocation, Place
 from hpc_grpo.launch.place.container import Container
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.contract import (
     ATTEMPT_DIR_VARIABLE,
     ATTEMPT_VARIABLE,
+    DISKS_VARIABLE,
     ENDS_AT_VARIABLE,
     NUM_NODES_VARIABLE,
     RAY_ADDRESS_FILE_VARIABLE,
 )
+from hpc_grpo.run.files import digest_of
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.source import packed_source, sums_digest
 
 _NONCE_BYTES = 6
 
@@ -59,6 +63,10 @@ class AttemptSetup:
         return 0 if self.place.is_attended else self.launch.max_stalled_restarts
 
     @property
+    def has_private_disks(self) -> bool:
+        return len(self.allocation.nodes) > 1 and (self.launch.disks or self.place.disks) == "private"
+
+    @property
     def ray_address_file(self) -> Path:
         """The file in which the driver waits for the address of Ray."""
         return self.dir / "ray_address"
@@ -91,6 +99,8 @@ class AttemptSetup:
             RAY_ADDRESS_FILE_VARIABLE: str(self.ray_address_file),
             NUM_NODES_VARIABLE: str(len(self.allocation.nodes)),
         }
+        if self.has_private_disks:
+            told[DISKS_VARIABLE] = "private"
         if self.allocation.ends_at is not None:
             told[ENDS_AT_VARIABLE] = f"{self.allocation.ends_at:.0f}"
         return told
@@ -116,4 +126,12 @@ class AttemptSetup:
             nodes=list(nodes),
             container=asdict(self.container) if self.container else None,
             environ={} if node == nodes[0] else self.place.carried_environment(os.environ),
+            version=__version__,
         )
+
+    def joining_spec(self, node: str, head_address: str) -> NodeSpec:
+        """Return what the agent of a node besides the head is to do, once Ray's token is written at the head."""
+        token, own_disk = self.run.secret.read_text(), None
+        if self.has_private_disks:
+            own_disk = OwnDisk(str(self.run.path), token, packed_source(self.run), sums_digest(self.run))
+        return replace(self.node_spec(node, head_address), token_digest=digest_of(token), own_disk=own_disk)

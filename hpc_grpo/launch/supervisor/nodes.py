@@ -58,7 +58,9 @@ class Nodes:
         _make_token(self._setup.run.secret)
         self._setup.ray_address_file.unlink(missing_ok=True)
         for node in self.names:
-            self._links.append(AgentLink(self._setup.place, node, self._setup.dir / "nodes" / node))
+            is_away = self._setup.has_private_disks and node != self.names[0]
+            log_dir = self._setup.dir / "nodes" / node
+            self._links.append(AgentLink(self._setup.place, node, log_dir, has_own_disk=is_away))
         self._links[0].send_spec(self._setup.node_spec(self.names[0], ""))
         self._heartbeats = Heartbeats(self._links)
 
@@ -157,7 +159,7 @@ class Nodes:
     def _join_others(self, head_address: str) -> None:
         self.phases_s["head"] = self._since_start()
         for link in self._links[1:]:
-            link.send_spec(self._setup.node_spec(link.node, head_address))
+            link.send_spec(self._setup.joining_spec(link.node, head_address))
         env = {**self.head_environment(), "RAY_ADDRESS": head_address}
         inside = self._setup.inside("probe", self._setup.head_tag)
         self._watch = RayWatch(head_address, env, self._setup.dir / "probe.log", inside)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Literal
 
 from hpc_grpo import __version__
 from hpc_grpo.errors import NodesUnavailableError
@@ -55,6 +55,7 @@ class JoinedPlace(Place):
     """The head, with the workers that have dialed it. Of use for an attempt only after `for_run`."""
 
     name = "joined"
+    disks: Literal["shared", "private"] = "private"
     is_attended = False
     queue: JobQueue | None = None
 

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Literal
 
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.base import Allocation, JobQueue, NodeResources, Place, place_kind
@@ -22,6 +23,7 @@ class SlurmPlace(Place):
     """The job that this process is in, as a `Place`: agents are steps of it."""
 
     name = "slurm"
+    disks: Literal["shared", "private"] = "shared"
     is_attended = False
 
     @staticmethod

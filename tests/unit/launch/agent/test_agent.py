@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from hpc_grpo.launch.agent import agent as node
+from hpc_grpo.launch.agent import watch
 from hpc_grpo.launch.agent.agent import NodeAgent
 from hpc_grpo.launch.agent.folders import OwnedDir, shm_dir_path
 from hpc_grpo.launch.agent.protocol import Lease, NodeSpec, Order, report_from_line
@@ -91,7 +92,7 @@ def test_folders_go_though_the_logs_cannot_be_copied(
 
 
 def test_a_process_that_has_just_ended_does_not_keep_the_others_from_their_stacks(
-    agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[int] = []
 
@@ -100,10 +101,9 @@ def test_a_process_that_has_just_ended_does_not_keep_the_others_from_their_stack
             raise ProcessLookupError
         asked.append(pid)
 
-    monkeypatch.setattr(node, "descendants", lambda _root: [11, 12])
-    monkeypatch.setattr(node, "catches", lambda *_: True)
-    monkeypatch.setattr(node.os, "kill", kill)
-    agent._dump_stacks()
+    monkeypatch.setattr(watch, "catches", lambda *_: True)
+    monkeypatch.setattr(watch.os, "kill", kill)
+    watch.ask_for_stacks([11, 12])
     assert asked == [12]
 
 

@@ -1,0 +1,81 @@
+"""Logs of a node with a disk of its own, on their way to the head: parts of files as lines of the agent's stdout.
+
+`hand_over` sends them when the agent ends, `take_part` writes them into the attempt's folder as they come.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import IO
+
+from hpc_grpo.run.stacks import STACKS_NAME
+from hpc_grpo.system.say import say
+
+_LIMIT_S, _URGENT_S = 20.0, 2.0
+_BEGIN = b'{"log"'
+_PART_BYTES = 1 << 18
+_MAX_FILE_BYTES = 8 << 20
+"""Of a larger log only the end is sent."""
+_MAX_BYTES = 64 << 20
+
+
+def hand_over(folder: Path, stdout: IO[bytes], kept: Path, *, is_urgent: bool) -> None:
+    """Send the files below `folder`; where the head does not take them in time, keep them at `kept` on this node."""
+    deadline = time.monotonic() + (_URGENT_S if is_urgent else _LIMIT_S)
+    try:
+        for line in _parts(folder):
+            _write(line, stdout.fileno(), deadline)
+    except OSError as error:
+        shutil.copytree(folder, kept, dirs_exist_ok=True)
+        say(f"Logs did not reach the head ({error}): they are in {kept} of this node", sys.stderr)
+
+
+def take_part(line: bytes, attempt_dir: Path, node: str) -> bool:
+    """Write the part of a log that a line of a node is into the attempt's folder; False where it is no such line."""
+    if not line.startswith(_BEGIN):
+        return False
+    values = json.loads(line)
+    name = PurePath(values["log"])
+    is_own = name.parts[:1] == (STACKS_NAME,) or name.parts[:2] == ("nodes", node)
+    if not is_own or ".." in name.parts or name.is_absolute():
+        say(f"Node {node} sent a log by the name {name}, which is left out")
+        return True
+    path = attempt_dir / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not values["offset"] and path.exists():  # of a Ray before this one, in the same attempt
+        path.replace(path.with_name(f"{path.name}.before"))
+    with path.open("ab" if values["offset"] else "wb") as file:
+        file.write(zlib.decompress(base64.b64decode(values["data"])))
+    return True
+
+
+def _parts(folder: Path) -> Iterator[bytes]:
+    left = _MAX_BYTES
+    for path in sorted(file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()):
+        with path.open("rb") as file:
+            end = os.fstat(file.fileno()).st_size
+            begin = file.seek(max(0, end - min(_MAX_FILE_BYTES, left)))
+            left -= end - begin
+            for offset in range(0, end - begin, _PART_BYTES):
+                data = file.read(min(_PART_BYTES, end - begin - offset))
+                packed = base64.b64encode(zlib.compress(data, 1)).decode()
+                part = {"log": str(path.relative_to(folder)), "offset": offset, "data": packed}
+                yield json.dumps(part).encode() + b"\n"
+
+
+def _write(line: bytes, descriptor: int, deadline: float) -> None:
+    """Write all of a line. Raises TimeoutError at the deadline, OSError where nobody reads any more."""
+    rest = memoryview(line)
+    while rest:
+        if not select.select([], [descriptor], [], max(deadline - time.monotonic(), 0.0))[1]:
+            raise TimeoutError("not taken in time")
+        rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]  # so much of it never waits
