@@ -1,0 +1,204 @@
+"""Pods whose disks are their own: the run is on the head's alone, and is trained as if nothing had happened to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpc_grpo.run.attempt import read_attempts
+from hpc_grpo.run.checkpoint import valid_checkpoints
+from hpc_grpo.run.ledger import check_ledger
+from hpc_grpo.run.paths import RunDir, step_dirs
+from tests.integration.training_runs import exported_weights, metrics_of, tiny_config, write_workspace
+from tests.places.conftest import wait_until
+from tools.virtual_machines.beds import Bed
+
+pytestmark = pytest.mark.places
+
+HEAD, WORKER = "pod1", "pod2"
+NUM_STEPS = 5
+DEADLINE_S = 400.0
+
+
+class Pods:
+    """The run `name` on both pods, and what the host sees of it; `hpc-grpo pod` on each."""
+
+    def __init__(self, bed: Bed, name: str, **sections: Any) -> None:
+        self.bed, self.name = bed, name
+        self._started: dict[str, Any] = {}
+        sections = {"checkpoint": {"every_steps": 1, "keep_last": 9}, **sections}
+        sections["launch"] = {"num_nodes": 2, "object_store_gib": 0.1, "rejoin_s": 90, **sections.get("launch", {})}
+        for pod in (HEAD, WORKER):
+            folder = bed.storage(pod) / "work"
+            if not folder.exists():
+                write_workspace(folder)
+            path = tiny_config(folder, name, **sections)
+            path.write_text(path.read_text().replace(str(bed.storage(pod)), str(bed.layout.storage)))
+
+    def run_on(self, pod: str) -> RunDir:
+        return RunDir(self.bed.storage(pod) / "work" / "runs" / self.name)
+
+    @property
+    def run(self) -> RunDir:
+        return self.run_on(HEAD)
+
+    def start(self, *pods: str) -> None:
+        for pod in pods:
+            command = f"cd {self.bed.layout.storage}/work && exec {sys.executable} -m hpc_grpo.cli pod {self.name}.yaml"
+            log = (self.bed.storage(pod) / f"{self.name}.log").open("ab")
+            environment = {"HPC_GRPO_TOKEN": "a token that both pods were given by their user"}
+            options = {"environment": environment, "stdout": log, "stderr": log}
+            self._started[pod] = self.bed.popen(pod, ["bash", "-c", command], **options)
+
+    def wait_for(self, condition: Any, what: str) -> None:
+        wait_until(lambda: condition() or self._has_failed(), DEADLINE_S, what)
+        assert condition(), self.said()
+
+    def wait_until_complete(self) -> None:
+        self.wait_for(lambda: self.run.is_complete(), f"{self.name} is complete")
+        for process in self._started.values():
+            assert process.wait(60) == 0, self.said()
+
+    def said(self) -> str:
+        logs = [self.bed.storage(pod) / f"{self.name}.log" for pod in (HEAD, WORKER)]
+        logs += sorted(self.run.attempts.glob("*/driver.log"))
+        return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in logs if path.exists())
+
+    def end(self) -> None:
+        for process in self._started.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait(60)
+
+    def _has_failed(self) -> bool:
+        return any(process.poll() not in (None, 0) for process in self._started.values())
+
+
+@contextmanager
+def pods_of(bed: Bed, name: str, **sections: Any) -> Iterator[Pods]:
+    pods = Pods(bed, name, **{"train": {"total_steps": NUM_STEPS, "lr": 1e-3, "zero_stage": 3}, **sections})
+    try:
+        yield pods
+    finally:
+        pods.end()
+
+
+def files_of(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def assert_same(run: RunDir, undisturbed: RunDir) -> None:
+    """Check that metrics and weights are the same to the last bit, and every step was counted once."""
+    assert check_ledger(run).is_sound
+    found, expected = metrics_of(run), metrics_of(undisturbed)
+    assert list(found) == list(expected)
+    for step, values in expected.items():
+        for name in ("loss/policy", "reward/mean", "grad_norm", "policy/entropy", "loss/kl"):
+            assert found[step].get(name) == values.get(name), (step, name)
+    weights, ours = exported_weights(undisturbed), exported_weights(run)
+    assert all(np.array_equal(weights[name], ours[name]) for name in weights)
+    print(f"{run.path.name}: {len(weights)} tensors after {len(expected)} steps, the same to the last bit")
+
+
+def processes_like(bed: Bed, pod: str, words: str) -> Sequence[int]:
+    return [pid for pid, command in bed.processes(pod).items() if words in command]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(private_pods: Bed) -> RunDir:
+    with pods_of(private_pods, "undisturbed") as pods:
+        pods.start(WORKER, HEAD)
+        pods.wait_until_complete()
+        return pods.run
+
+
+def test_the_run_is_whole_on_the_heads_disk_and_the_other_holds_its_code_alone(
+    private_pods: Bed, undisturbed: RunDir
+) -> None:
+    there = RunDir(private_pods.storage(WORKER) / "work" / "runs" / undisturbed.path.name)
+    assert {name.split("/")[0] for name in files_of(there.path)} <= {"source", ".secret"}
+    (newest, *others) = valid_checkpoints(undisturbed)
+    assert (newest.step, len(others)) == (NUM_STEPS, NUM_STEPS - 1)
+    names = [entry.name for entry in newest.manifest.files]
+    assert [sum(f"rank_{rank}" in name for name in names) for rank in (0, 1)] == [3, 3]
+    (attempt,) = undisturbed.attempts.iterdir()
+    logs = {path.name for path in (attempt / "nodes" / WORKER).rglob("*") if path.is_file()}
+    assert {"ray_start.log", "raylet.out"} <= logs
+
+
+@pytest.mark.long
+def test_both_pods_killed_and_started_again_go_on_as_if_nothing_had_happened(
+    private_pods: Bed, undisturbed: RunDir
+) -> None:
+    with pods_of(private_pods, "restarted") as pods:
+        pods.start(HEAD, WORKER)
+        pods.wait_for(lambda: 2 in step_dirs(pods.run.checkpoints), "it has saved step 2")
+        for pod in (HEAD, WORKER):
+            private_pods.kill(pod)
+        assert not pods.run.is_complete()
+        for pod in (HEAD, WORKER):
+            private_pods.start(pod)
+        pods.start(HEAD, WORKER)
+        pods.wait_until_complete()
+        assert [record.first_step > 0 for record in read_attempts(pods.run)] == [False, True]
+        assert_same(pods.run, undisturbed)
+
+
+@pytest.mark.long
+def test_a_worker_that_dies_in_the_middle_of_a_checkpoint_leaves_none_and_the_run_goes_on(
+    private_pods: Bed, undisturbed: RunDir
+) -> None:
+    with pods_of(private_pods, "mid-checkpoint") as pods:
+        pods.start(HEAD, WORKER)
+        pods.wait_for(lambda: 1 in step_dirs(pods.run.checkpoints), "it has saved step 1")
+        (keeper,) = processes_like(private_pods, HEAD, "ray::Keeper")
+        os.kill(keeper, signal.SIGSTOP)  # what the worker sends is under way, and does not arrive
+        pods.wait_for(lambda: any(pods.run.checkpoints.glob(".step_*.tmp")), "a checkpoint is begun")
+        before = set(step_dirs(pods.run.checkpoints))
+        private_pods.kill(WORKER)
+        os.kill(keeper, signal.SIGCONT)
+        assert set(step_dirs(pods.run.checkpoints)) == before
+        private_pods.start(WORKER)
+        pods.start(WORKER)
+        pods.wait_until_complete()
+        assert not list(pods.run.checkpoints.glob(".step_*.tmp"))
+        assert_same(pods.run, undisturbed)
+
+
+@pytest.mark.long
+def test_a_full_disk_at_the_head_has_the_run_wait_for_space(private_pods: Bed, undisturbed: RunDir) -> None:
+    with pods_of(private_pods, "full-disk") as pods:
+        pods.run.path.mkdir(parents=True, mode=0o700)
+        disk = private_pods.layout.storage / "work" / "runs" / pods.name / "checkpoints"
+        small = ["sh", "-c", f"mkdir {disk} && mount -t tmpfs -o size=24m tmpfs {disk}"]
+        assert private_pods.run(HEAD, small).returncode == 0
+
+        def on_head(command: str) -> str:
+            return private_pods.run(HEAD, ["sh", "-c", command]).stdout
+
+        pods.start(HEAD, WORKER)
+        pods.wait_for(lambda: "manifest.json" in on_head(f"ls {disk}/step_1"), "it has saved step 1")
+        on_head(f"head -c 30000000 /dev/zero > {disk}/ballast")
+        pods.wait_for(lambda: "waits for space" in pods.said(), "it waits for space")
+        on_head(f"rm {disk}/ballast")
+        pods.wait_until_complete()
+        assert_same(pods.run, undisturbed)
+
+
+@pytest.mark.long
+def test_disks_that_are_claimed_to_be_shared_are_refused_before_anything_trains(private_pods: Bed) -> None:
+    with pods_of(private_pods, "claimed", launch={"disks": "shared", "bringup_deadline_s": 200}) as pods:
+        pods.start(HEAD, WORKER)
+        wait_until(lambda: "launch.disks=private" in pods.said(), DEADLINE_S, "the claim is refused")
+        assert "node pod2 does not see the head's run directory" in pods.said()
+        assert not step_dirs(pods.run.checkpoints)
+    shutil.rmtree(pods.run.path)
