@@ -34,12 +34,26 @@ from hpc_grpo.run.paths import RunDir
 PACKAGE = Path(__file__).resolve().parents[1]
 SUMS = "SHA256SUMS"
 DIFF = "git.diff"
+_COPY_OR_INSTALLED = f"""import os, sys
+copy, *words = sys.argv[1:]
+found = [copy] if os.path.isfile(os.path.join(copy, {SUMS!r})) else []
+os.execv(sys.executable, [sys.executable, "-E", *found, *words])"""
 _ENTRY = PACKAGE / "run" / "copied_main.py"
 
 
 def own_command(*words: str, flags: Sequence[str] = ()) -> list[str]:
     """Return the command that starts `-m MODULE` or a .py file with this package: the run's copy, where this is it."""
     return [sys.executable, *flags, *([str(PACKAGE.parent)] if runs_from_copy() else []), *words]
+
+
+def command_anywhere(*words: str) -> list[str]:
+    """Return `own_command` for a node that may not see the run's copy, and takes the installed package then."""
+    return [
+        sys.executable,
+        "-E",
+        *(["-c", _COPY_OR_INSTALLED, str(PACKAGE.parent)] if runs_from_copy() else []),
+        *words,
+    ]
 
 
 def runs_from_copy() -> bool:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from typing import IO
 
 from hpc_grpo.launch.place.base import Place
 from hpc_grpo.launch.place.container import Container, node_command
+from hpc_grpo.run.source import command_anywhere
 
 
 class LineReader:
@@ -50,10 +50,10 @@ class NodeProcess(LineReader):
         stderr: IO[bytes],
         container: Container | None = None,
         *,
-        installed: bool = False,
+        may_miss_copy: bool = False,
     ) -> None:
-        """Start it; `installed`: with the package that the node has, where it does not see the run's copy."""
-        program = [sys.executable, "-E", "-m", module] if installed else node_command(container, module)
+        """Start it; `may_miss_copy`: the node may not see the run's copy of this package."""
+        program = command_anywhere("-m", module) if may_miss_copy else node_command(container, module)
         self.process = place.connection(node, program, stderr) or subprocess.Popen(
             place.start_command(node, program),
             stdin=subprocess.PIPE,

@@ -52,7 +52,7 @@ class AgentLink:
         self._log = log_dir / "agent.log"
         log_dir.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
-            self._agent = NodeProcess(place, node, _AGENT, stderr=log, installed=has_own_disk)
+            self._agent = NodeProcess(place, node, _AGENT, stderr=log, may_miss_copy=has_own_disk)
         self.process, self._stdin = self._agent.process, self._agent.stdin
         os.set_blocking(self._stdin.fileno(), False)
 

@@ -110,3 +110,18 @@ def test_functions_of_the_loss_are_the_runs_own_too() -> None:
         "loss.advantage": "a.py:f",
         "loss.importance_correction": "c.py:f",
     }
+
+
+@pytest.mark.parametrize("has_copy", [True, False])
+def test_a_node_that_does_not_see_the_copy_takes_the_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_copy: bool
+) -> None:
+    (tmp_path / "hpc_grpo").mkdir()
+    (tmp_path / "__main__.py").write_text("print('the copy')")
+    (tmp_path / source.SUMS).touch()
+    monkeypatch.setattr(source, "PACKAGE", tmp_path / "hpc_grpo")
+    command = source.command_anywhere("-c", "print('installed')")
+    if not has_copy:
+        (tmp_path / source.SUMS).unlink()
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.strip() == ("the copy" if has_copy else "installed")
