@@ -79,7 +79,9 @@ class _Examination:
             return [skipped("network", "fewer than two nodes answered")]
         names = [node.node for node in facts]
         return [
-            guarded("canary", lambda: self._canary(names), _WHOLE_S),
+            skipped("canary", "each node has a disk of its own")
+            if (self._context.launch.disks or self._place.disks) == "private"
+            else guarded("canary", lambda: self._canary(names), _WHOLE_S),
             guarded("clocks", lambda: self._clocks(names), _WHOLE_S),
             guarded("versions", lambda: network.versions(facts)),
             *self._measured(facts),

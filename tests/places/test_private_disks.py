@@ -129,7 +129,10 @@ def test_the_run_is_whole_on_the_heads_disk_and_the_other_holds_its_code_alone(
     (newest, *others) = valid_checkpoints(undisturbed)
     assert (newest.step, len(others)) == (NUM_STEPS, NUM_STEPS - 1)
     names = [entry.name for entry in newest.manifest.files]
-    assert [sum(f"rank_{rank}" in name for name in names) for rank in (0, 1)] == [3, 3]
+    assert [sum(f"pp_rank_{rank}_" in name or f"rng_rank_{rank}." in name for name in names) for rank in (0, 1)] == [
+        3,
+        3,
+    ]
     (attempt,) = undisturbed.attempts.iterdir()
     logs = {path.name for path in (attempt / "nodes" / WORKER).rglob("*") if path.is_file()}
     assert {"ray_start.log", "raylet.out"} <= logs

@@ -78,7 +78,7 @@ class SshPlace(Place):
     """The hosts of `launch.hosts`, this machine among them: it is the head."""
 
     name = "ssh"
-    disks: Literal["shared", "private"] = "private"
+    disks: Literal["shared", "private"] = "shared"
     is_attended = False
     queue: JobQueue | None = None
 

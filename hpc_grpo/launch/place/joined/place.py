@@ -55,7 +55,7 @@ class JoinedPlace(Place):
     """The head, with the workers that have dialed it. Of use for an attempt only after `for_run`."""
 
     name = "joined"
-    disks: Literal["shared", "private"] = "private"
+    disks: Literal["shared", "private"] = "shared"
     is_attended = False
     queue: JobQueue | None = None
 
