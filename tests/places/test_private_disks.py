@@ -36,7 +36,13 @@ class Pods:
         self.bed, self.name = bed, name
         self._started: dict[str, Any] = {}
         sections = {"checkpoint": {"every_steps": 1, "keep_last": 9}, **sections}
-        sections["launch"] = {"num_nodes": 2, "object_store_gib": 0.1, "rejoin_s": 90, **sections.get("launch", {})}
+        sections["launch"] = {
+            "num_nodes": 2,
+            "object_store_gib": 0.1,
+            "rejoin_s": 90,
+            "disks": "private",
+            **sections.get("launch", {}),
+        }
         for pod in (HEAD, WORKER):
             folder = bed.storage(pod) / "work"
             if not folder.exists():
@@ -129,10 +135,8 @@ def test_the_run_is_whole_on_the_heads_disk_and_the_other_holds_its_code_alone(
     (newest, *others) = valid_checkpoints(undisturbed)
     assert (newest.step, len(others)) == (NUM_STEPS, NUM_STEPS - 1)
     names = [entry.name for entry in newest.manifest.files]
-    assert [sum(f"pp_rank_{rank}_" in name or f"rng_rank_{rank}." in name for name in names) for rank in (0, 1)] == [
-        3,
-        3,
-    ]
+    own = [[name for name in names if f"pp_rank_{rank}_" in name or f"rng_rank_{rank}." in name] for rank in (0, 1)]
+    assert [len(each) for each in own] == [3, 3]
     (attempt,) = undisturbed.attempts.iterdir()
     logs = {path.name for path in (attempt / "nodes" / WORKER).rglob("*") if path.is_file()}
     assert {"ray_start.log", "raylet.out"} <= logs
