@@ -22,7 +22,7 @@ from tests.integration.training_runs import exported_weights, metrics_of, tiny_c
 from tests.places.conftest import wait_until
 from tools.virtual_machines.beds import Bed
 
-pytestmark = pytest.mark.places
+pytestmark = [pytest.mark.places, pytest.mark.long]
 
 HEAD, WORKER = "pod1", "pod2"
 NUM_STEPS = 5
@@ -142,7 +142,6 @@ def test_the_run_is_whole_on_the_heads_disk_and_the_other_holds_its_code_alone(
     assert {"ray_start.log", "raylet.out"} <= logs
 
 
-@pytest.mark.long
 def test_both_pods_killed_and_started_again_go_on_as_if_nothing_had_happened(
     private_pods: Bed, undisturbed: RunDir
 ) -> None:
@@ -160,7 +159,6 @@ def test_both_pods_killed_and_started_again_go_on_as_if_nothing_had_happened(
         assert_same(pods.run, undisturbed)
 
 
-@pytest.mark.long
 def test_a_worker_that_dies_in_the_middle_of_a_checkpoint_leaves_none_and_the_run_goes_on(
     private_pods: Bed, undisturbed: RunDir
 ) -> None:
@@ -181,7 +179,6 @@ def test_a_worker_that_dies_in_the_middle_of_a_checkpoint_leaves_none_and_the_ru
         assert_same(pods.run, undisturbed)
 
 
-@pytest.mark.long
 def test_a_full_disk_at_the_head_has_the_run_wait_for_space(private_pods: Bed, undisturbed: RunDir) -> None:
     with pods_of(private_pods, "full-disk") as pods:
         pods.run.path.mkdir(parents=True, mode=0o700)
@@ -201,7 +198,6 @@ def test_a_full_disk_at_the_head_has_the_run_wait_for_space(private_pods: Bed, u
         assert_same(pods.run, undisturbed)
 
 
-@pytest.mark.long
 def test_disks_that_are_claimed_to_be_shared_are_refused_before_anything_trains(private_pods: Bed) -> None:
     with pods_of(private_pods, "claimed", launch={"disks": "shared", "bringup_deadline_s": 200}) as pods:
         pods.start(HEAD, WORKER)
