@@ -25,6 +25,7 @@ _OF_THE_RUN = {
 def ray(run_name: str, words: tuple[str, ...]) -> NoReturn:
     """Run Ray's own command, such as `status`, on the Ray of a run that trains now: on a node of it."""
     from hpc_grpo.run.attempt import read_attempts
+    from hpc_grpo.run.source import own_command
 
     if words[0] in _OF_THE_RUN:
         raise ConfigError(f"ray {words[0]} is not for the Ray of a run: {_OF_THE_RUN[words[0]]}.")
@@ -33,7 +34,10 @@ def ray(run_name: str, words: tuple[str, ...]) -> NoReturn:
     if not attempts or attempts[-1].exit_kind != "running" or not attempts[-1].ray_address:
         raise ConfigError(f"No Ray of run {run.path.name} is up. `hpc-grpo status {run.path}` says where it stands.")
     found = {"RAY_ADDRESS": attempts[-1].ray_address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(run.secret)}
-    os.execve(sys.executable, [sys.executable, "-m", "ray.scripts.scripts", *words], {**os.environ, **found})
+    command = [sys.executable, "-m", "ray.scripts.scripts", *words]
+    if words[0] == "status":
+        command = own_command("-m", "hpc_grpo.launch.agent.ray_program", "status", attempts[-1].ray_address)
+    os.execve(command[0], command, {**os.environ, **found})
 
 
 COMMANDS = (ray,)

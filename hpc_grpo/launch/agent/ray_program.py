@@ -1,7 +1,8 @@
-"""The two programs of a node that import Ray, each a process of its own.
+"""The programs of a node that import Ray, each a process of its own.
 
 `python -m hpc_grpo.launch.agent.ray_program start …` is Ray's own command line; started by the node agent.
 `python -m hpc_grpo.launch.agent.ray_program probe IP:PORT` tells the supervisor which nodes have joined Ray.
+`python -m hpc_grpo.launch.agent.ray_program status IP:PORT` shows a user the nodes of a run's Ray, and what is in use.
 
 Imports nothing of this package: every import here delays Ray on every node.
 """
@@ -50,8 +51,24 @@ def probe(address: str) -> None:
         time.sleep(0.25)
 
 
+def status(address: str) -> None:
+    """Print each node and what is in use: `ray status` asks the autoscaler, which a run's Ray does not have."""
+    import ray
+
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, namespace="hpc-grpo-status")
+    for node in ray.nodes():
+        has = ", ".join(f"{node['Resources'].get(kind, 0):g} {kind}s" for kind in ("CPU", "GPU"))
+        state = "alive" if node["Alive"] else "dead"
+        print(f"{state:5}  {node['NodeManagerAddress']}  {node['NodeManagerHostname']}  {has}")
+    total, free = ray.cluster_resources(), ray.available_resources()
+    for kind in ("CPU", "GPU"):
+        print(f"{total.get(kind, 0) - free.get(kind, 0):g} of {total.get(kind, 0):g} {kind}s are reserved")
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "probe":
         probe(sys.argv[2])
+    elif sys.argv[1] == "status":
+        status(sys.argv[2])
     else:
         start()

@@ -158,9 +158,10 @@ def _count_cpus(host: Host) -> int:
     """Ask a host for its CPUs. Raises NodesUnavailableError in ssh's words."""
     answer = run_command(host.command("nproc"), _PROBE_S, stdin="")
     if answer.error or not answer.text.strip().isdecimal():
+        why = (answer.error or answer.text.strip()).rstrip(".")
         raise NodesUnavailableError(
-            f"launch.hosts: {host.name} cannot be reached by ssh: {answer.error or answer.text.strip()}. It must let "
-            f"you in without a question: try {shlex.join(host.command('true'))}",
+            f"launch.hosts: {host.name} cannot be reached by ssh: {why}. It must let you in without a question, and be "
+            f"known: try {shlex.join(host.command('true'))}",
             [host.name],
         )
     return int(answer.text)
