@@ -24,8 +24,9 @@ demo-long:       ## The same on four harder tasks, which takes much longer
 	@tools/setup.sh cpu,demo
 	@$(PYTHON_BIN) -m hpc_grpo.cli demo --long --seed $(SEED)
 
+# Three at a time on two cores: processes that start, and deadlines, are waited for half of the time.
 test: setup      ## Unit and integration tests
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-runs test-parts \
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-runs test-parts \
 		test-unit-processes test-unit
 
 test-runs:
@@ -34,7 +35,6 @@ test-runs:
 test-parts:
 	@$(PYTHON_BIN) -m pytest tests/integration -m 'not cluster and not long'
 
-# In two halves, so that both cores are busy to the end.
 test-unit-processes:
 	@$(PYTHON_BIN) -m pytest $(PROCESSES)
 

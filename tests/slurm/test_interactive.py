@@ -110,7 +110,8 @@ def test_an_eval_in_the_login_nodes_shell_of_an_allocation_prints_its_answer(
     config = tiny_config(write_workspace(tmp_path), "judged", eval={"reward": LETTERS})
     eval_command = f"{HPC_GRPO} eval tied --config {config} --data eval.jsonl --output {tmp_path}/result.json"
     salloc = ["salloc", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=4", "--time=10"]
-    done = slurm_cluster.run([*salloc, "bash", "-c", eval_command], cwd=tmp_path)
+    words = [*salloc, "bash", "-c", eval_command]
+    done = slurm_cluster.run(words, cwd=tmp_path, deadline_s=_RUN_DEADLINE_S, environment=ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr
     title, line = done.stdout.splitlines()
     assert title.split()[:3] == ["MODEL", "DATA", "PASS@1"]
