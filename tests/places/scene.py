@@ -31,17 +31,17 @@ PROGRAMS = Path(sys.executable).parent
 
 
 class Command:
-    """`hpc-grpo` at a terminal of a machine."""
+    """A command at a terminal of a machine."""
 
-    def __init__(self, bed: Bed, machine: str, words: tuple[str, ...], folder: Path, environment: dict[str, str]):
+    def __init__(self, bed: Bed, machine: str, argv: list[str], folder: Path, environment: dict[str, str]):
         self.bed, self.machine = bed, machine
         self._log = folder / f"{machine}.{time.time_ns()}.log"
-        self._word = " ".join(words)
+        self._word = " ".join(argv)
         path = f"{PROGRAMS}:{bed.environment(machine)['PATH']}"
         with self._log.open("wb") as log:
             self.process = bed.popen(
                 machine,
-                [sys.executable, "-m", "hpc_grpo.cli", *words],
+                argv,
                 environment={"PATH": path, **environment},
                 cwd=bed.layout.storage,
                 stdout=log,
@@ -107,7 +107,10 @@ class Scene:
 
     def start(self, machine: str, *words: str, **environment: str) -> Command:
         """Type `hpc-grpo WORDS` on a machine."""
-        command = Command(self.bed, machine, words, self.workspace, environment)
+        return self.type(machine, sys.executable, "-m", "hpc_grpo.cli", *words, **environment)
+
+    def type(self, machine: str, *argv: str, **environment: str) -> Command:
+        command = Command(self.bed, machine, list(argv), self.workspace, environment)
         self.commands.append(command)
         return command
 
