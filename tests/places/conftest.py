@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from tests.support.outcomes import Outcome, print_table
-from tools.virtual_machines import host, packages
+from tools.virtual_machines import host, lifecycle, packages
 from tools.virtual_machines.bed_layout import BedLayout, Shape
 from tools.virtual_machines.beds import Bed, Residue
 from tools.virtual_machines.errors import UnavailableError
@@ -53,6 +53,7 @@ def bed_of(shape: Shape) -> Iterator[Bed]:
     # Beds of several kinds may be up at once, and beside one of a developer's.
     layout = BedLayout(state.with_name(f"{state.name}-test-{shape.kind}{'-private' * shape.private_disks}"))
     try:
+        lifecycle.take_down(layout, layout.remove_host_folders)  # of a session that was killed
         bed = Bed.bring_up(layout, shape)
     except UnavailableError as error:
         skip_outside_ci(str(error))
