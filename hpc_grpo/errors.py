@@ -79,6 +79,18 @@ class NodesUnavailableError(LaunchError):
     exit_code = EXIT_UNAVAILABLE
 
 
+class EndAskedError(LaunchError):
+    """The end was asked for while nodes, or a server beside them, were awaited: nothing ran that could checkpoint.
+
+    `step` is that of the newest checkpoint: with one, another attempt carries on.
+    """
+
+    def __init__(self, awaited: str, step: int) -> None:
+        carries_on = f"; start it again to carry on from the checkpoint of step {step}" if step else ""
+        super().__init__(f"Asked to end while waiting: {awaited}{carries_on}.")
+        self.exit_code = EXIT_RESUMABLE if step else EXIT_CRASH
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown name: the valid name closest to it, where one is close.
 

@@ -89,14 +89,16 @@ class Place(Protocol):
 
     `name` is the `source` that attempt.json keeps. `queue`: the queue that the allocation is a job of, and that takes
     follow-on jobs; None: it is no job. `is_attended`: a user watches, so a crash is theirs to judge, and the driver is
-    not started again. `disks`: whether every node sees the run directory, or it is on the head's disk alone. Methods
-    with a body answer for places that inherit this class and need no answer of their own.
+    not started again. `disks`: whether every node sees the run directory, or it is on the head's disk alone.
+    `awaits_lost_nodes`: `remaining` waits for them. What has a body, or a value, answers for places that inherit this
+    class and need no answer of their own.
     """
 
     name: str
     queue: JobQueue | None
     is_attended: bool
     disks: Literal["shared", "private"]
+    awaits_lost_nodes: bool = False
 
     def for_run(self, run: RunDir, launch: LaunchConfig) -> Place:
         """Return the place as this run asks for it, for an attempt."""
@@ -136,7 +138,7 @@ class Place(Protocol):
         """Return the nodes to go on with after a loss; may wait for others to come back, while `goes_on()`.
 
         `answering`: those whose agents ended in order. Raises NodesUnavailableError that names who is missing where
-        the place knows that they are too few.
+        the place knows that they are too few, EndAskedError where `goes_on()` ended the wait.
         """
         return before.only(answering)
 

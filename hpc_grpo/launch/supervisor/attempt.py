@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
-from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchError
+from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, HpcGrpoError, LaunchError
 from hpc_grpo.launch.chain.link import ChainLink
 from hpc_grpo.launch.chain.successor import LinkJob, LinkOrigin
 from hpc_grpo.launch.environment.rules import unset
@@ -24,6 +24,8 @@ from hpc_grpo.launch.place.base import Allocation, Ending, Place
 from hpc_grpo.launch.place.container import container_of
 from hpc_grpo.launch.place.job_command import job_python
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
+from hpc_grpo.launch.supervisor.endings import end_by_error
+from hpc_grpo.launch.supervisor.events import End
 from hpc_grpo.launch.supervisor.nodes import Nodes
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
 from hpc_grpo.run.attempt import read_attempts
@@ -62,36 +64,46 @@ def run_attempt(
     queue = place.queue if origin else None
     if run.is_complete() and queue is None:  # a link also has to say that its chain is over
         say(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
-        place.close(Ending("complete", EXIT_COMPLETE, "The run is complete."))
+        _close(place, End("complete", EXIT_COMPLETE, "The run is complete."))
         return EXIT_COMPLETE
-    allocation = allocation_of(place, is_patient=origin is not None)
-    if allocation.this_node != allocation.head:
-        words = ["attempt", str(run.path), "--driver", driver, "--link" if origin else "--no-link"]
-        words += ["--successor-of", origin.successor_of] if origin else []
-        command = [job_python(config.launch), "-E", *entry(run), *words]
-        # Becomes a process of the head node: salloc leaves its shell on the login node.
-        argv, environ = place.start_command(allocation.head, command), place.start_environment(os.environ)
-        if comes_back:
-            return _end_of_child(argv, environ)
-        os.execvpe(argv[0], argv, environ)
-    link = None
-    if origin is not None and queue is not None:
-        link = ChainLink(run, config.launch, queue, LinkJob(allocation.job_id, driver, origin))
-        if (code := _end_of_chain(run, link, is_first=not origin.successor_of)) is not None:
-            return code
-    folder = working_dir(run)
-    container = container_of(config.launch, config, [run.path, folder, config.cache_path])
-    if container is not None:
-        container.refuse_absent()
-    setup = AttemptSetup(run, config.launch, place, allocation, run.next_attempt_number(), folder, container)
-    program = [driver] if driver.endswith(".py") else ["-m", driver]
-    supervisor = Supervisor(setup, Nodes(setup), own_command(*program, str(run.path)))
+    try:
+        allocation = allocation_of(place, is_patient=origin is not None)
+        if allocation.this_node != allocation.head:
+            words = ["attempt", str(run.path), "--driver", driver, "--link" if origin else "--no-link"]
+            words += ["--successor-of", origin.successor_of] if origin else []
+            command = [job_python(config.launch), "-E", *entry(run), *words]
+            # Becomes a process of the head node: salloc leaves its shell on the login node.
+            argv, environ = place.start_command(allocation.head, command), place.start_environment(os.environ)
+            if comes_back:
+                return _end_of_child(argv, environ)
+            os.execvpe(argv[0], argv, environ)
+        link = None
+        if origin is not None and queue is not None:
+            link = ChainLink(run, config.launch, queue, LinkJob(allocation.job_id, driver, origin))
+            if (code := _end_of_chain(run, link, is_first=not origin.successor_of)) is not None:
+                return code
+        folder = working_dir(run)
+        container = container_of(config.launch, config, [run.path, folder, config.cache_path])
+        if container is not None:
+            container.refuse_absent()
+        setup = AttemptSetup(run, config.launch, place, allocation, run.next_attempt_number(), folder, container)
+        program = [driver] if driver.endswith(".py") else ["-m", driver]
+        supervisor = Supervisor(setup, Nodes(setup), own_command(*program, str(run.path)))
+    except HpcGrpoError as error:  # nothing runs yet, and nodes may wait
+        _close(place, end_by_error(error, ""))
+        raise
     record = supervisor.record
     try:
         return supervise(supervisor, run, link, place)
     finally:
         code = EXIT_CRASH if record.exit_code is None else record.exit_code
-        place.close(Ending(record.exit_kind, code, record.why))
+        _close(place, End(record.exit_kind, code, record.why))
+
+
+def _close(place: Place, end: End) -> None:
+    """Tell nodes that wait how the attempt ended; a signal does not keep the last of them from being told."""
+    with Signals():
+        place.close(Ending(end.kind, end.code, end.why))
 
 
 def _end_of_child(argv: Sequence[str], environ: Mapping[str, str]) -> int:

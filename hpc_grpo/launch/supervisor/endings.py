@@ -12,10 +12,12 @@ from hpc_grpo.errors import (
     EXIT_RESUMABLE,
     EXIT_UNAVAILABLE,
     ConfigError,
+    EndAskedError,
     HpcGrpoError,
 )
 from hpc_grpo.launch.supervisor import events
 from hpc_grpo.launch.supervisor.events import End
+from hpc_grpo.run.attempt import ExitKind
 
 
 def end_of_driver(ended: events.DriverEnded, signalled: str, lost: Mapping[str, str], told: str = "") -> End:
@@ -55,6 +57,9 @@ def end_of_driver(ended: events.DriverEnded, signalled: str, lost: Mapping[str, 
 def end_by_error(error: BaseException, signalled: str) -> End:
     if not isinstance(error, HpcGrpoError):
         return End("crash", EXIT_CRASH, f"The supervisor failed: {error!r}")
+    if isinstance(error, EndAskedError):
+        kind: ExitKind = "resumable" if error.exit_code == EXIT_RESUMABLE else "cancelled"
+        return End(kind, error.exit_code, str(error))
     if signalled:
         return End("cancelled", error.exit_code, str(error))
     return End("config" if isinstance(error, ConfigError) else "bringup_failed", error.exit_code, str(error))

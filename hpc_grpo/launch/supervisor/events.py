@@ -9,7 +9,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpc_grpo.errors import HpcGrpoError, NodesUnavailableError
+from hpc_grpo.errors import EndAskedError, HpcGrpoError, NodesUnavailableError
 from hpc_grpo.run.attempt import ExitKind
 
 
@@ -32,10 +32,11 @@ class Tick:
 
 @dataclass(frozen=True)
 class BringUpFailed:
-    """A node failed before all were in Ray, or they took too long."""
+    """A node failed before all were in Ray, or they took too long. `may_come_back`: the place waits for lost nodes."""
 
     error: NodesUnavailableError
     facts: RunFacts = RunFacts()
+    may_come_back: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,13 @@ class DriverEnded:
 class FormedAgain:
     """After FORM_AGAIN: agents start on the nodes that answer, or `is_enough` is False and nothing runs.
 
-    `error`: what the place says of those that are missing.
+    `error`: what the place says of those that are missing, or that the end was asked for meanwhile, by the STOP file
+    where `stop_asked`.
     """
 
     is_enough: bool
-    error: NodesUnavailableError | None = None
+    error: NodesUnavailableError | EndAskedError | None = None
+    stop_asked: bool = False
 
 
 Event = (

@@ -102,6 +102,10 @@ class Nodes:
     def lost(self) -> dict[str, Loss]:
         return {link.node: loss for link in self._links if (loss := link.loss()) is not None}
 
+    def lost_may_come_back(self) -> bool:
+        """Tell whether nodes are gone, not only what ran on them, and the place waits for such."""
+        return self._setup.place.awaits_lost_nodes and any(loss.is_machine for loss in self.lost().values())
+
     def take_late(self) -> list[str]:
         """Return why agents have ended processes since the last call, in sentences that name the node."""
         taken = [f"On {link.node}: {why}" for link in self._links for why in link.late]

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from hpc_grpo.errors import NodesUnavailableError
+from hpc_grpo.errors import EndAskedError, NodesUnavailableError
 from hpc_grpo.launch.agent.protocol import Order
 from hpc_grpo.launch.supervisor import events
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
@@ -55,7 +55,8 @@ class Processes:
     def start(self) -> None:
         if (asked := self._setup.launch.reward_server) is not None:
             self._reward_server = RewardServer(asked, self._setup.dir / "reward_server.log", self._setup.working_dir)
-            self._reward_server.wait_until_healthy(self.goes_on)
+            if not self._reward_server.wait_until_healthy(self.goes_on):
+                raise EndAskedError("the reward server does not answer yet", newest_step(self._setup.run))
         self.nodes.start()
         # Beside the nodes: its imports, and its checks of the user's inputs, take as long as Ray's start.
         self._start_driver()
@@ -142,8 +143,8 @@ class Processes:
         self._judge_nodes()
         try:
             anew = self.nodes.anew(self.goes_on)
-        except NodesUnavailableError as error:
-            return events.FormedAgain(is_enough=False, error=error)
+        except (NodesUnavailableError, EndAskedError) as error:
+            return events.FormedAgain(is_enough=False, error=error, stop_asked=self._setup.run.stop_marker.exists())
         if anew is None:
             return events.FormedAgain(is_enough=False)
         self._record.ray_address = ""

@@ -29,17 +29,23 @@ class RewardServer:
         self._asked, self._log, self._cwd = asked, log, cwd
         self._start()
 
-    def wait_until_healthy(self, goes_on: Callable[[], bool]) -> None:
-        """Return once it answers. Raises NodesUnavailableError with the end of its log where it ends or never does."""
+    def wait_until_healthy(self, goes_on: Callable[[], bool]) -> bool:
+        """Return True once it answers, False where waiting does not go on.
+
+        Raises NodesUnavailableError with the end of its log where it ends or never answers.
+        """
         begun = time.monotonic()
         while not self._answers():
             waited_s = time.monotonic() - begun
             if self._process.poll() is not None:
                 self._fail(f"ended with exit code {self._process.returncode} before it answered")
-            if waited_s > self._asked.deadline_s or not goes_on():
+            if not goes_on():
+                return False
+            if waited_s > self._asked.deadline_s:
                 self._fail(f"did not answer at {self._asked.health_url} within {waited_s:.0f} s")
             time.sleep(_ASK_EVERY_S)
         say(f"The reward server answers at {self._asked.health_url} ({time.monotonic() - begun:.1f} s).")
+        return True
 
     def keep_alive(self) -> None:
         """Start it again where it has died, but not at every turn."""

@@ -45,7 +45,7 @@ class Supervisor:
         self.chore: Callable[[], None] = lambda: None
         self.record = setup.new_record(first_step=step)
         self._processes = Processes(setup, nodes, driver_command, self.record)
-        self._processes.goes_on = lambda: not self._signals.pending
+        self._processes.goes_on = lambda: not (self._signals.pending or setup.run.stop_marker.exists())
 
     def run(self) -> int:
         """Run the attempt and return the exit code to end with. Raises HpcGrpoError if Ray did not come up."""
@@ -102,7 +102,7 @@ class Supervisor:
             yield events.NodesTold()
         if self._state.phase == "bring_up":
             if error := processes.nodes.bring_up_error():
-                yield events.BringUpFailed(error, self._facts())
+                yield events.BringUpFailed(error, self._facts(), processes.nodes.lost_may_come_back())
         elif lost := processes.nodes.lost():
             yield events.NodesLost(lost)
         returncode = processes.driver.program.poll()

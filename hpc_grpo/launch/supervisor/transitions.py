@@ -6,7 +6,8 @@ file or starts a process: `supervisor.py` observes the events and performs the a
     phase     event               actions, in order                                     next phase
     --------  ------------------  ----------------------------------------------------  -------------------
     bring_up  RayReady            PUBLISH_RAY                                           training
-    bring_up  BringUpFailed       Fail; with nodes lost before, as lost nodes (below)   over
+    bring_up  BringUpFailed       Fail; with nodes lost before, or that may come back,  over
+                                  as lost nodes (below)
     bring_up  asked to end        Forward, SAVE_RECORD, Fail; of NodesTold too          over
     training  asked to end        Forward, SAVE_RECORD; of SIGTERM KILL_DRIVER in 60 s  training
                                   and ASK_QUEUE
@@ -42,9 +43,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, LaunchError
+from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, EndAskedError, LaunchError
 from hpc_grpo.launch.supervisor import events
-from hpc_grpo.launch.supervisor.endings import end_of_driver
+from hpc_grpo.launch.supervisor.endings import end_by_error, end_of_driver
 from hpc_grpo.launch.supervisor.events import Action, Do, End, Event, Fail, Forward, RunFacts, Say, StartDriver
 from hpc_grpo.run.attempt import ExitKind
 
@@ -124,12 +125,13 @@ def react(state: State, event: Event, now: float) -> Reaction:
 
 
 def _on_failed_bring_up(state: State, event: events.BringUpFailed) -> Reaction:
-    """End the attempt; if nodes were lost before, count the missing ones as lost too and try with the rest."""
+    """End the attempt; where nodes were lost before, or may come back, count the missing as lost and try again."""
     why = str(event.error)
     state = replace(state, lost={**state.lost, **dict.fromkeys(event.error.nodes, why)})
-    if not state.was_formed_again:
+    if not (state.was_formed_again or event.may_come_back):
         return replace(state, phase="over"), [Fail(event.error)]
-    return _try_again_or_end(state, End("node_lost", EXIT_CRASH, why), event.facts)
+    code = EXIT_CRASH if state.was_formed_again else event.error.exit_code
+    return _try_again_or_end(state, End("node_lost", code, why), event.facts)
 
 
 def _on_signal(state: State, number: int, now: float) -> Reaction:
@@ -222,7 +224,10 @@ def _on_formed_again(state: State, event: events.FormedAgain) -> Reaction:
     assert state.ending is not None
     if not event.is_enough:
         end = state.ending
-        if event.error is not None:
+        if isinstance(event.error, EndAskedError):
+            end = end_by_error(event.error, state.signalled)
+            end = End("stopped", EXIT_RESUMABLE, end.why) if event.stop_asked else end
+        elif event.error is not None:
             end = replace(end, code=event.error.exit_code, why=f"{end.why.rstrip('.')}. {event.error}")
         return replace(state, phase="over", lost={}), [end]
     return _restarted(replace(state, phase="bring_up", was_formed_again=True, lost={}), state.ending.why)

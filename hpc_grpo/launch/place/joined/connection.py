@@ -12,6 +12,9 @@ from typing import IO
 
 from hpc_grpo.launch.place.base import LOST_CODE
 
+LEFT = "ended its worker"
+"""The last words of an agent whose worker was told to end."""
+
 
 class _Sending:
     """The way to the agent: closing it is the end of its stdin, while what it still says can be read."""

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Literal
 
 from hpc_grpo import __version__
-from hpc_grpo.errors import NodesUnavailableError
+from hpc_grpo.errors import EndAskedError, NodesUnavailableError
 from hpc_grpo.launch.place.base import (
     LOST_CODE,
     Allocation,
@@ -25,15 +26,17 @@ from hpc_grpo.launch.place.base import (
     Place,
     place_kind,
 )
-from hpc_grpo.launch.place.joined.connection import JoinedProcess
+from hpc_grpo.launch.place.joined.connection import LEFT, JoinedProcess
 from hpc_grpo.launch.place.joined.gate import Gate, farewell
 from hpc_grpo.launch.place.joined.handshake import TOKEN_VARIABLE, make_token
 from hpc_grpo.launch.place.joined.members import member
 from hpc_grpo.launch.place.joined.roles import interface_of, node_name
 from hpc_grpo.launch.place.local import LocalPlace
 from hpc_grpo.run.attempt import read_attempts
+from hpc_grpo.run.checkpoint import newest_step
 from hpc_grpo.system.readable import counted
 from hpc_grpo.system.say import say
+from hpc_grpo.system.signals import Signals
 
 if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
@@ -57,6 +60,7 @@ class JoinedPlace(Place):
     name = "joined"
     disks: Literal["shared", "private"] = "shared"
     is_attended = False
+    awaits_lost_nodes = True
     queue: JobQueue | None = None
 
     @staticmethod
@@ -82,14 +86,16 @@ class JoinedPlace(Place):
         """Return the head and as many workers as the run asks for, once they have joined.
 
         After `launch.join_s` fewer will do, if `launch.min_nodes` allows; else raises NodesUnavailableError that names
-        those which trained the run before, where the run knows them.
+        those which trained the run before, where the run knows them; EndAskedError for a signal or the STOP file.
         """
         if self._allocation is None:
             head = Allocation(
                 f"joined{os.getpid()}", (self._head,), (self._here.node_resources().num_cpus,), self._head
             )
-            wait_s = self._asked.join_s
-            self._allocation = self._wait_for_workers(head, self._known_names(), wait_s, lambda: True)
+            with Signals() as signals:
+                self._allocation = self._wait_for_workers(
+                    head, self._known_names(), self._asked.join_s, lambda: not (signals.pending or self._is_stopped())
+                )
         return self._allocation
 
     def node_resources(self) -> NodeResources:
@@ -106,11 +112,10 @@ class JoinedPlace(Place):
         if node == self._head:
             return None
         gate = self._opened()
-        found = gate.take(node)
-        if found is None:
-            raise NodesUnavailableError(f"{node} has left since it joined.", [node])
+        found = gate.take(node) or _ended_connection()
         words = list(command[command.index("-m") :])  # a worker has a Python, and a package, of its own
-        found.send(json.dumps({"run": words, "node": node}).encode() + b"\n")
+        with suppress(OSError):  # it has left since it joined, as if an agent of it had begun and ended
+            found.send(json.dumps({"run": words, "node": node}).encode() + b"\n")
         return JoinedProcess(found, node, log, on_end=lambda: gate.forget(node))
 
     def interface(self, node: str) -> str | None:
@@ -118,7 +123,7 @@ class JoinedPlace(Place):
         return self._interfaces.get(node)
 
     def is_node_failure(self, said: str) -> bool:
-        return f"exit code {LOST_CODE}" in said
+        return f"exit code {LOST_CODE}" in said or said.endswith(LEFT)
 
     def remaining(self, before: Allocation, answering: Sequence[str], goes_on: Callable[[], bool]) -> Allocation:
         wait_s = max(self._asked.rejoin_s, _REDIAL_S)
@@ -129,9 +134,9 @@ class JoinedPlace(Place):
     def close(self, end: Ending) -> None:
         """Tell the workers, if nobody comes back after such an end, and close the gate."""
         if end.kind in _ENDS_WORKERS:
-            gate = self._opened()
             names = self._allocation.nodes[1:] if self._allocation is not None else self._known_names()
-            gate.say_farewell(farewell(end.kind, end.code, end.why), names, _FAREWELL_S)
+            with suppress(NodesUnavailableError):  # the port is another head's, whose workers it tells
+                self._opened().say_farewell(farewell(end.kind, end.code, end.why), names, _FAREWELL_S)
         if self._gate is not None:
             self._gate.close()
             self._gate = None
@@ -150,6 +155,9 @@ class JoinedPlace(Place):
             self._at_the_end.enter_context(member(self._run, f"head-{self._head}"))
         return self._gate
 
+    def _is_stopped(self) -> bool:
+        return self._run is not None and self._run.stop_marker.exists()
+
     def _known_names(self) -> Sequence[str]:
         """Return the workers of the attempt before."""
         assert self._run is not None, "for_run comes first"
@@ -165,8 +173,11 @@ class JoinedPlace(Place):
         while True:
             here = gate.waiting()
             waited_s = time.monotonic() - begun
-            if len(here) >= expected or waited_s > wait_s or not goes_on():
+            if len(here) >= expected or waited_s > wait_s:
                 break
+            if not goes_on():
+                assert self._run is not None, "for_run comes first"
+                raise EndAskedError(_found(self._head, [*here], expected, known), newest_step(self._run))
             if [*here] != seen or waited_s - said_at >= _SAY_AGAIN_S:
                 seen, said_at = [*here], waited_s
                 say(f"{_found(self._head, seen, expected, known)} ({waited_s:.0f} of {wait_s:.0f} s; port {gate.port})")
@@ -185,6 +196,13 @@ class JoinedPlace(Place):
         say(f"{counted(1 + len(names), 'node')} here: {', '.join([self._head, *names])}.")
         cpus = (head.num_cpus[0], *(here[name].num_cpus for name in names))
         return replace(head, nodes=(self._head, *names), num_cpus=cpus)
+
+
+def _ended_connection() -> socket.socket:
+    """Return a connection whose other side has hung up."""
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    return ours
 
 
 def _missing(here: Sequence[str], known: Sequence[str]) -> list[str]:

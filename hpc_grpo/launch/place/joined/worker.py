@@ -20,6 +20,7 @@ from typing import Any
 
 from hpc_grpo import __version__
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, ConfigError
+from hpc_grpo.launch.place.joined.connection import LEFT
 from hpc_grpo.launch.place.joined.gate import Hello
 from hpc_grpo.launch.place.joined.handshake import (
     TOKEN_VARIABLE,
@@ -74,6 +75,9 @@ class Worker:
         except _ToldError:
             say(f"{self._told} ended this worker; nothing of the run is left on {self.name}.")
             return EXIT_RESUMABLE
+        finally:  # this process is about to end by itself, with its own exit code
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
 
     def _serve(self) -> int:
         refusals = 0
@@ -175,7 +179,7 @@ class Worker:
     def _leave(self, connection: socket.socket) -> None:
         """Tell the head why, in the words of a NodeReport, and have the agent end by the end of its stdin."""
         say(f"{self._told}: tearing down on {self.name}.")
-        left = {"event": "failed", "node": self.name, "why": f"{self._told} ended its worker"}
+        left = {"event": "failed", "node": self.name, "why": f"{self._told} {LEFT}"}
         with contextlib.suppress(OSError):
             connection.send(json.dumps(left).encode() + b"\n")
             connection.shutdown(socket.SHUT_RD)

@@ -100,6 +100,19 @@ def test_a_token_that_is_found_is_not_used(make_nodes: MakeNodes, tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    ("line", "awaits", "comes_back"), [(VANISHES, True, True), (BREAKS, True, False), (VANISHES, False, False)]
+)
+def test_a_node_that_is_gone_before_ray_is_up_may_come_back_where_the_place_waits_for_it(
+    make_nodes: MakeNodes, line: str, awaits: bool, comes_back: bool
+) -> None:
+    nodes = make_nodes(SERVES, line)
+    nodes._setup.place.awaits_lost_nodes = awaits
+    nodes.start()
+    bring_up_error(nodes)
+    assert nodes.lost_may_come_back() == comes_back
+
+
+@pytest.mark.parametrize(
     ("agents", "min_nodes", "left"),
     [
         pytest.param([SERVES, VANISHES], 1, ["nid001"], id="a node is gone, one is enough"),

@@ -30,6 +30,7 @@ def test_a_server_that_ends_before_it_answers_ends_the_run_with_the_end_of_its_l
 
 def test_a_server_that_never_answers_is_waited_for_until_its_deadline(tmp_path: Path) -> None:
     server = RewardServer(asked(["sleep", "60"], deadline_s=0.2), tmp_path / "log", tmp_path)
+    assert not server.wait_until_healthy(lambda: False)
     with pytest.raises(NodesUnavailableError, match="did not answer"):
         server.wait_until_healthy(lambda: True)
     server._process.kill()

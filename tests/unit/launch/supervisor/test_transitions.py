@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.errors import NodesUnavailableError
+from hpc_grpo.errors import EndAskedError, NodesUnavailableError
 from hpc_grpo.launch.supervisor.events import (
     Action,
     BringUpFailed,
@@ -116,6 +116,21 @@ def named(actions: list[Action]) -> list[str]:
         pytest.param(TRAINING, ended(69), "NAME_STOPPED", "settling", id="the driver misses a node"),
         pytest.param(FORMING, FormedAgain(is_enough=True), "StartDriver", "bring_up", id="formed again"),
         pytest.param(FORMING, FormedAgain(is_enough=False), "End node_lost", "over", id="too few nodes answer"),
+        pytest.param(
+            BRING_UP, BringUpFailed(NOT_IN_RAY, may_come_back=True), "FORM_AGAIN", "forming", id="awaited in bring-up"
+        ),
+        pytest.param(
+            replace(BRING_UP, max_stalled=0),
+            BringUpFailed(NOT_IN_RAY, may_come_back=True),
+            "End node_lost",
+            "over",
+            id="or not, where nothing is tried again",
+        ),
+        pytest.param(FORMING, FormedAgain(False, EndAskedError("n2", 10)), "End resumable", "over", id="told to end"),
+        pytest.param(FORMING, FormedAgain(False, EndAskedError("n2", 0)), "End cancelled", "over", id="with no step"),
+        pytest.param(
+            FORMING, FormedAgain(False, EndAskedError("n2", 0), stop_asked=True), "End stopped", "over", id="STOP, then"
+        ),
         pytest.param(FORMED_AGAIN, BringUpFailed(NOT_IN_RAY), "FORM_AGAIN", "forming", id="another node is lost"),
         # A driver that is stuck, or does not end.
         pytest.param(TRAINING, DriverStuck("It hangs."), "WRITE_STACKS", "training", id="stuck"),

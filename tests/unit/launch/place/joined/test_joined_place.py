@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +15,11 @@ import pytest
 
 from hpc_grpo import __version__
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.errors import ConfigError, NodesUnavailableError
+from hpc_grpo.errors import EXIT_CRASH, EXIT_RESUMABLE, ConfigError, EndAskedError, NodesUnavailableError
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.launch.place.base import LOST_CODE, Ending
+from hpc_grpo.launch.place.joined import place as module
+from hpc_grpo.launch.place.joined.connection import LEFT
 from hpc_grpo.launch.place.joined.gate import Hello
 from hpc_grpo.launch.place.joined.handshake import find_token, make_token, prove_to_head, read_exactly
 from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE, JoinedPlace
@@ -27,25 +31,30 @@ ENVIRON = {HEAD_VARIABLE: "1", "HPC_GRPO_TOKEN": TOKEN, "RUNPOD_POD_ID": "pod1",
 
 
 @pytest.fixture
-def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
-@pytest.fixture
-def place(tmp_path: Path, port: int) -> Iterator[JoinedPlace]:
+def place(tmp_path: Path) -> Iterator[JoinedPlace]:
     made = JoinedPlace(ENVIRON)
-    made.for_run(RunDir(tmp_path), LaunchConfig(num_nodes=3, port=port, join_s=0.2, rejoin_s=0.0))
+    launch = LaunchConfig(num_nodes=3, join_s=0.2, rejoin_s=0.0)
+    made.for_run(RunDir(tmp_path), launch.model_copy(update={"port": 0}))
     made._opened()
     yield made
     made.close(Ending("node_lost", 69, "The test is over."))
 
 
-def worker(port: int, name: str) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=5.0)
+def worker(place: JoinedPlace, name: str) -> socket.socket:
+    """A worker that the gate has let in."""
+    gate = place._opened()
+    connection = socket.create_connection(("127.0.0.1", gate.port), timeout=5.0)
     prove_to_head(connection, TOKEN.encode())
     connection.sendall(Hello(name, name, 2, __version__).to_line())
+    wait_for(lambda: name in gate.waiting())
     return connection
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_the_environment_of_a_head_shows_the_place() -> None:
@@ -53,36 +62,36 @@ def test_the_environment_of_a_head_shows_the_place() -> None:
     assert set(JoinedPlace(ENVIRON).start_environment(ENVIRON)) == {"RUNPOD_POD_ID", "CUDA_VISIBLE_DEVICES"}
 
 
-def test_head_and_workers_are_the_nodes_in_the_order_of_their_names(place: JoinedPlace, port: int) -> None:
-    held = [worker(port, name) for name in ("pod3", "pod2")]
+def test_head_and_workers_are_the_nodes_in_the_order_of_their_names(place: JoinedPlace) -> None:
+    held = [worker(place, name) for name in ("pod3", "pod2")]
     found = place.allocation()
     assert found.nodes == ("pod1", "pod2", "pod3")
     assert (found.this_node, found.num_cpus[1:]) == ("pod1", (2, 2))
     assert len(held) == 2
 
 
-def test_who_is_missing_is_named_by_the_attempt_before(place: JoinedPlace, port: int, tmp_path: Path) -> None:
+def test_who_is_missing_is_named_by_the_attempt_before(place: JoinedPlace, tmp_path: Path) -> None:
     record = AttemptRecord(1, "joined7", "joined", ["pod1", "pod2", "pod3"], 0.0, None, 7)
     folder = RunDir(tmp_path).attempt(1, "joined7")
     folder.mkdir(parents=True)
     record.save(folder)
-    held = worker(port, "pod3")
+    held = worker(place, "pod3")
     with pytest.raises(NodesUnavailableError, match="missing: pod2") as raised:
         place.allocation()
     assert raised.value.nodes == ("pod2",)
     held.close()
 
 
-def test_after_the_deadline_fewer_nodes_do_where_the_config_allows(place: JoinedPlace, port: int) -> None:
+def test_after_the_deadline_fewer_nodes_do_where_the_config_allows(place: JoinedPlace) -> None:
     assert place._launch is not None
     place._launch = place._launch.model_copy(update={"min_nodes": 2})
-    held = worker(port, "pod2")
+    held = worker(place, "pod2")
     assert place.allocation().nodes == ("pod1", "pod2")
     held.close()
 
 
-def test_a_program_of_a_worker_has_the_connection_as_its_pipes(place: JoinedPlace, port: int, tmp_path: Path) -> None:
-    held = [worker(port, "pod2"), worker(port, "pod3")]
+def test_a_program_of_a_worker_has_the_connection_as_its_pipes(place: JoinedPlace, tmp_path: Path) -> None:
+    held = [worker(place, "pod2"), worker(place, "pod3")]
     place.allocation()
     log = tmp_path / "agent.log"
     with log.open("wb") as file:
@@ -120,14 +129,54 @@ def test_a_token_is_made_once_and_one_of_the_environment_wins(tmp_path: Path) ->
         find_token(file, {"HPC_GRPO_TOKEN": "short"})
 
 
-def test_an_allocation_without_the_lost_is_not_enough(place: JoinedPlace, port: int) -> None:
-    held = [worker(port, "pod2"), worker(port, "pod3")]
+def test_a_worker_that_has_left_since_it_joined_is_an_agent_that_has_ended(place: JoinedPlace, tmp_path: Path) -> None:
+    held = [worker(place, "pod2"), worker(place, "pod3")]
+    place.allocation()
+    for connection in held:
+        connection.close()
+    wait_for(lambda: not place._opened().waiting())
+    with (tmp_path / "agent.log").open("wb") as log:
+        process = place.connection("pod2", ["python", "-E", "-m", "hpc_grpo.x"], log)
+    assert process is not None
+    assert process.wait(timeout=5.0) == LOST_CODE
+
+
+@pytest.mark.parametrize(("step", "code"), [(0, EXIT_CRASH), (7, EXIT_RESUMABLE)])
+def test_ctrl_c_while_workers_are_awaited_ends_with_75_where_a_checkpoint_is(
+    place: JoinedPlace, monkeypatch: pytest.MonkeyPatch, step: int, code: int
+) -> None:
+    assert place._launch is not None
+    place._launch = place._launch.model_copy(update={"join_s": 60.0})
+    monkeypatch.setattr(module, "newest_step", lambda _run: step)
+    monkeypatch.setattr(module, "say", lambda _text: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(EndAskedError, match="1 of 3 nodes are here") as raised:
+        place.allocation()
+    assert raised.value.exit_code == code
+
+
+def test_the_stop_file_ends_the_wait_for_workers(place: JoinedPlace, tmp_path: Path) -> None:
+    RunDir(tmp_path).stop_marker.touch()
+    with pytest.raises(EndAskedError):
+        place.allocation()
+
+
+def test_an_end_is_told_to_nobody_where_another_head_has_the_port(place: JoinedPlace, tmp_path: Path) -> None:
+    second = JoinedPlace(ENVIRON)
+    second.for_run(RunDir(tmp_path), LaunchConfig(num_nodes=3, port=place._opened().port))
+    second.close(Ending("complete", 0, "The run is complete."))
+
+
+def test_a_worker_that_was_told_to_end_is_a_node_that_has_gone(place: JoinedPlace) -> None:
+    assert place.is_node_failure(f"SIGINT {LEFT}")
+    assert not place.is_node_failure("ray start failed 3 times")
+
+
+def test_an_allocation_without_the_lost_is_not_enough(place: JoinedPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_REDIAL_S", 0.1)
+    held = [worker(place, "pod2"), worker(place, "pod3")]
     before = place.allocation()
     held.pop().close()
-    deadline = time.monotonic() + 20.0
-    while len(place._opened().waiting()) == 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: len(place._opened().waiting()) < 2)
     with pytest.raises(NodesUnavailableError, match="nodes are here"):
-        place.remaining(replace(before, nodes=("pod1", "pod2", "pod9"), num_cpus=(1, 1, 1)), ["pod1"], lambda: False)
+        place.remaining(replace(before, nodes=("pod1", "pod2", "pod9"), num_cpus=(1, 1, 1)), ["pod1"], lambda: True)
     assert held
