@@ -15,7 +15,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePath
-from typing import IO
+from typing import IO, Any
 
 from hpc_grpo.run.stacks import STACKS_NAME
 from hpc_grpo.system.say import say
@@ -40,27 +40,38 @@ def hand_over(folder: Path, stdout: IO[bytes], kept: Path, *, is_urgent: bool) -
 
 
 def take_part(line: bytes, attempt_dir: Path, node: str) -> bool:
-    """Write the part of a log that a line of a node is into the attempt's folder; False where it is no such line."""
+    """Write the part of a log that a line of a node is into the attempt's folder; False where it is no such line.
+
+    What cannot be written, or was cut short, is only told of: the run's end does not hang on a log.
+    """
     if not line.startswith(_BEGIN):
         return False
-    values = json.loads(line)
+    try:
+        _write_part(json.loads(line), attempt_dir, node)
+    except (OSError, ValueError, KeyError, zlib.error) as error:
+        say(f"A part of a log of node {node} is lost ({error})", sys.stderr)
+    return True
+
+
+def _write_part(values: dict[str, Any], attempt_dir: Path, node: str) -> None:
     name = PurePath(values["log"])
     is_own = name.parts[:1] == (STACKS_NAME,) or name.parts[:2] == ("nodes", node)
     if not is_own or ".." in name.parts or name.is_absolute():
         say(f"Node {node} sent a log by the name {name}, which is left out")
-        return True
+        return
     path = attempt_dir / name
     path.parent.mkdir(parents=True, exist_ok=True)
     if not values["offset"] and path.exists():  # of a Ray before this one, in the same attempt
         path.replace(path.with_name(f"{path.name}.before"))
     with path.open("ab" if values["offset"] else "wb") as file:
         file.write(zlib.decompress(base64.b64decode(values["data"])))
-    return True
 
 
 def _parts(folder: Path) -> Iterator[bytes]:
+    """Yield the lines of all files, stacks first: they are short, and say the most where time or bytes run out."""
     left = _MAX_BYTES
-    for path in sorted(file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()):
+    files = [file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()]
+    for path in sorted(files, key=lambda file: (STACKS_NAME not in file.relative_to(folder).parts[:1], file)):
         with path.open("rb") as file:
             end = os.fstat(file.fileno()).st_size
             begin = file.seek(max(0, end - min(_MAX_FILE_BYTES, left)))

@@ -96,3 +96,29 @@ def test_a_node_writes_no_file_but_its_own_logs(tmp_path: Path, name: str) -> No
 
 def test_a_report_is_no_part_of_a_log(tmp_path: Path) -> None:
     assert not take_part(b'{"event": "up"}', tmp_path, "n2")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"log": "nodes/n2/a.log", "offset": 0, "da{"event": "gone", "node": "n2"}',
+        b'{"log": "nodes/n2/a.log", "offset": 0}',
+        b'{"log": "nodes/n2/a.log", "offset": 0, "data": "eJw"}',
+        b'{"log": "nodes/n2/a.log", "offset": 0, "data": "YQ=="}',
+    ],
+)
+def test_a_line_that_was_cut_short_ends_nothing(tmp_path: Path, line: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+    assert take_part(line, tmp_path / "attempt", "n2")
+    assert "A part of a log of node n2 is lost" in capfd.readouterr().err
+
+
+def test_a_log_for_which_the_head_has_no_place_ends_nothing(logs: Path, tmp_path: Path) -> None:
+    (tmp_path / "attempt").touch()
+    assert all(take_part(line, tmp_path / "attempt", "n2") for line in sent(logs, tmp_path / "kept").splitlines())
+
+
+def test_stacks_arrive_first(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_parts, "_MAX_BYTES", 100)
+    for line in sent(logs, tmp_path / "kept").splitlines():
+        take_part(line, tmp_path / "attempt", "n2")
+    assert contents(tmp_path / "attempt")["stacks/n2-17-learner.txt"] == b"Thread 0x1\n"
