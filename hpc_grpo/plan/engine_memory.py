@@ -22,6 +22,7 @@ SAMPLING_ARRAYS = 4
 CONTEXT_BYTES = 1 * GIB
 CUDA_GRAPH_BYTES = 1 * GIB
 """Assumed, as is the CUDA context."""
+_RUNTIME = ("CUDA context", "CUDA context and graphs")
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,9 @@ def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int, tensor_parallel: int
 def engine_budget(model: Model, config: Config, hardware: Hardware) -> tuple[MemoryBudget, KvCache]:
     """Return one GPU of one engine; its cache holds at least one sequence of full length, whether it fits or not."""
     engine, given_gib = config.engine, kv_cache_gib(config, on_gpu=True)
-    runtime = Part("CUDA context and graphs", CONTEXT_BYTES + CUDA_GRAPH_BYTES, "assumed")
+    runtime = Part(_RUNTIME[1], CONTEXT_BYTES + CUDA_GRAPH_BYTES, "assumed")
     if engine.enforce_eager:
-        runtime = Part("CUDA context", CONTEXT_BYTES, "assumed")
+        runtime = Part(_RUNTIME[0], CONTEXT_BYTES, "assumed")
     parts = [*model_parts(model, config), runtime]
     per_token = kv_bytes_per_token(model.shape, DTYPE_BYTES[config.engine_dtype], engine.tensor_parallel)
     limit = int(hardware.gpu_bytes * (1.0 if given_gib else engine.gpu_memory_utilization))
@@ -81,9 +82,9 @@ def shared_gpu_budget(learner: MemoryBudget, states: Sequence[Part], engine: Mem
     """Return a GPU that learner and engine have in turn (placement.colocate), in the fuller of the two phases.
 
     While the engine samples, the learner's `states` and its context stay; while the learner trains, of the engine its
-    own context alone (vLLM's sleep, level 2).
+    own context and CUDA graphs alone: vLLM's sleep, level 2, gives back weights and KV cache.
     """
-    asleep = Part("engine asleep: CUDA context", CONTEXT_BYTES, "assumed")
+    asleep = next(replace(part, name=f"engine asleep: {part.name}") for part in engine.parts if part.name in _RUNTIME)
     context = Part("learner: CUDA context, NCCL", LEARNER_CONTEXT_BYTES, "assumed")
     waiting = [replace(part, name=f"learner: {part.name}") for part in states]
     sampling = [*waiting, context, *(replace(part, name=f"engine: {part.name}") for part in engine.parts)]
