@@ -22,10 +22,11 @@ def test_two_controllers_run_each_job_once_on_gpus_of_its_own_and_leave_foreign_
         gpus.occupy(vms.layout, "vm3", index=1)
         hostile = fleet.fleet("submit", "--id", "; touch $(pwd)/owned", "--model", "0.5", "--dataset", "`;rm -rf /x`",
                               "--reward_function", "--help").strip()  # fmt: skip
+        fleet.up()
+        fleet.up()
+        wait_until(lambda: {fleet.vm_state(name) for name in VMS} == {"ready"}, 60, "all are ready")
         fleet.submit(14, "1.0")
         fleet.submit(2, "1.0", first=15, num_gpus=4)
-        fleet.up()
-        fleet.up()
         fleet.wait_for_all("completed", 17, 120)
         rows = fleet.rows()
         assert {job["attempt"] for job in rows["jobs"]} == {1}
