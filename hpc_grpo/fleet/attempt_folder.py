@@ -91,6 +91,10 @@ class AttemptFolder:
     def end(self, ending: Ending) -> None:
         write_record(self.path / "exit.json", asdict(ending))
 
+    def retract(self) -> None:
+        """Take back what `end` wrote."""
+        (self.path / "exit.json").unlink(missing_ok=True)
+
     def ending(self) -> Ending | None:
         return read_record(self.path / "exit.json", lambda values: Ending(**known_fields(Ending, values)))
 

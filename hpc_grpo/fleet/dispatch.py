@@ -73,7 +73,8 @@ class Dispatcher:
 
         try:
             async with asyncio.timeout(settings.visit_s):
-                outcome = await controller.machine(vm).visit(Request(vm.work_dir, vm.nvidia_smi), decide)
+                request = Request(vm.work_dir, vm.nvidia_smi, with_logs=False)
+                outcome = await controller.machine(vm).visit(request, decide)
             await asyncio.to_thread(self._note, outcome)
         except VisitError as error:
             await self._unreached(vm, keys if error.is_before_orders else (), str(error))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 
 from hpc_grpo.fleet.machine import LONGEST_LINE, Decide, VisitError, Vm, converse
 from hpc_grpo.fleet.messages import Outcome, Request
+from hpc_grpo.fleet.settings import DATABASE_VARIABLE, NATS_VARIABLE
 
 
 class LocalMachine:
@@ -21,7 +23,7 @@ class LocalMachine:
         argv = (self._python, "-m", "hpc_grpo.fleet.visit")
         try:
             process = await asyncio.create_subprocess_exec(
-                *argv, stdin=pipe, stdout=pipe, stderr=pipe, limit=LONGEST_LINE
+                *argv, stdin=pipe, stdout=pipe, stderr=pipe, limit=LONGEST_LINE, env=_environment()
             )
         except OSError as error:
             raise VisitError(f"{self._python} could not be run: {error.strerror}", is_before_orders=True) from error
@@ -39,6 +41,11 @@ class LocalMachine:
 
     async def close(self) -> None:
         """Nothing is kept open."""
+
+
+def _environment() -> dict[str, str]:
+    """Return this process's environment without the fleet's URLs: their passwords are none of the jobs'."""
+    return {name: value for name, value in os.environ.items() if name not in (DATABASE_VARIABLE, NATS_VARIABLE)}
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

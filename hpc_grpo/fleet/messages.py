@@ -41,11 +41,15 @@ class AttemptKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """`log_offsets`: how much of each attempt's log the controller has, by the attempt's folder."""
+    """`log_offsets`: how much of each attempt's log the controller has, by the attempt's folder; none unless said.
+
+    Without `with_logs` no logs are sent: orders must come soon after the observation, whatever jobs have printed.
+    """
 
     work_dir: str
     nvidia_smi: str
     log_offsets: dict[str, int] = field(default_factory=dict)
+    with_logs: bool = True
     protocol: int = PROTOCOL
 
 

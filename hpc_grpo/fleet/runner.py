@@ -39,6 +39,8 @@ def main(path: str) -> None:
         sys.exit("there is nothing to run, or it was revoked")
     with Signals() as signals:
         folder.write_runner()
+        if folder.ending() is not None:  # a visit gave it up this moment; it looks at runner.json once more
+            sys.exit("its start came too late")
         folder.end(run_job(folder, spec, signals))
 
 

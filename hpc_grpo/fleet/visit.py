@@ -6,6 +6,7 @@ Whatever a job's row says reaches this machine as JSON, and its processes as wor
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -34,6 +35,8 @@ from hpc_grpo.system.commands import run_command
 
 _LOG_BYTES = 1 << 20
 _BEGIN_S = 10.0
+_NVIDIA_SMI_S = 7.0
+"""Twice that is less than `visit_s`: the jobs of a VM whose nvidia-smi hangs must not end for want of visits."""
 _GPU_FIELDS = "index,uuid,memory.total,memory.used"
 
 
@@ -44,9 +47,10 @@ def main() -> None:
     if request.protocol != PROTOCOL:
         _say(Observation(problem=f"this VM's hpc-grpo speaks protocol {PROTOCOL}, the controller {request.protocol}"))
         return
-    work_dir = Path(request.work_dir).expanduser().absolute()
-    seen_at = uptime()
-    _say(observe(work_dir, request))
+    work_dir = Path.home() / Path(request.work_dir).expanduser()
+    observation = observe(work_dir, request)
+    seen_at = uptime()  # a slow nvidia-smi uses up none of the time for orders
+    _say(observation)
     if not (line := _orders_line()):
         return
     if (took_s := uptime() - seen_at) > ORDERS_S:
@@ -66,7 +70,7 @@ def observe(work_dir: Path, request: Request) -> Observation:
 
 
 def obey(work_dir: Path, orders: Orders, seen_at: float) -> Outcome:
-    """Do what a controller has committed; a lease counts from `seen_at`, when it began to look."""
+    """Do what a controller has committed; a lease counts from `seen_at`, before the controller could commit it."""
     for key in orders.renew:
         folder = _folder(work_dir, key)
         if folder.path.is_dir():
@@ -97,19 +101,24 @@ class _NoGpusError(Exception):
 
 
 def _gpus(command: str) -> tuple[GpuSeen, ...]:
-    listed = run_command([command, f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits"])
-    used = run_command([command, "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader,nounits"])
-    if error := listed.error or used.error:
-        raise _NoGpusError(error)
-    owners = [line.split(",")[0].strip() for line in used.text.splitlines() if line.strip()]
-    rows = [[cell.strip() for cell in line.split(",")] for line in listed.text.splitlines() if line.strip()]
+    listed = _ask(command, f"--query-gpu={_GPU_FIELDS}")
+    used = _ask(command, "--query-compute-apps=gpu_uuid,pid")
+    owners = [line.split(",")[0].strip() for line in used.splitlines() if line.strip()]
+    rows = [[cell.strip() for cell in line.split(",")] for line in listed.splitlines() if line.strip()]
     try:
         return tuple(
             GpuSeen(int(index), uuid, int(total), int(in_use), owners.count(uuid))
             for index, uuid, total, in_use in rows
         )
     except ValueError:
-        raise _NoGpusError(f"{command} answered what is no list of GPUs: {listed.text[:200]!r}") from None
+        raise _NoGpusError(f"{command} answered what is no list of GPUs: {listed[:200]!r}") from None
+
+
+def _ask(command: str, query: str) -> str:
+    answer = run_command([command, query, "--format=csv,noheader,nounits"], _NVIDIA_SMI_S)
+    if answer.error:
+        raise _NoGpusError(answer.error)
+    return answer.text
 
 
 def _attempts(work_dir: Path, request: Request) -> tuple[AttemptSeen, ...]:
@@ -118,6 +127,13 @@ def _attempts(work_dir: Path, request: Request) -> tuple[AttemptSeen, ...]:
 
 
 def _seen(folder: AttemptFolder, request: Request) -> AttemptSeen | None:
+    try:
+        return _look(folder, request)
+    except FileNotFoundError:  # another visit has forgotten it meanwhile
+        return None
+
+
+def _look(folder: AttemptFolder, request: Request) -> AttemptSeen | None:
     key, spec = folder.key(), folder.spec()
     if key is None:  # made this moment by another visit, or by one that was killed there: `revoke` settles it
         return None
@@ -125,8 +141,7 @@ def _seen(folder: AttemptFolder, request: Request) -> AttemptSeen | None:
     ended = folder.ending()
     if ended is None and not lives:
         ended = folder.ending() or _end_of_dead_runner(folder, spec)
-    offset = request.log_offsets.get(key.folder, 0)
-    log, size = _read_log(folder.log, offset)
+    log, size = _read_log(folder.log, request.log_offsets.get(key.folder, 0)) if request.with_logs else (b"", 0)
     return AttemptSeen(key, tuple(spec["gpus"]) if spec else (), ended, size, log)
 
 
@@ -150,6 +165,9 @@ def _end_of_dead_runner(folder: AttemptFolder, spec: dict[str, object] | None) -
     ending = Ending("exit", None, "its runner died: the VM was started anew, or somebody killed it")
     ending = ending if began else Ending("not_started", None, "its runner did not begin")
     folder.end(ending)
+    if not began and (folder.path / "runner.json").exists():  # it has begun this moment
+        folder.retract()
+        return None
     return ending
 
 
@@ -184,7 +202,8 @@ def _forget(work_dir: Path, key: AttemptKey) -> None:
     over = work_dir / "over" / key.folder
     over.parent.mkdir(exist_ok=True, mode=0o700)
     folder.log.unlink(missing_ok=True)
-    folder.path.replace(over)
+    with contextlib.suppress(FileNotFoundError):  # another visit was first
+        folder.path.replace(over)
 
 
 def _begin(

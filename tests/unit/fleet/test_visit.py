@@ -15,20 +15,23 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.fleet.attempt_folder import AttemptFolder, marked_processes
+from hpc_grpo.fleet.attempt_folder import AttemptFolder, marked_processes, uptime
 from hpc_grpo.fleet.local import LocalMachine
 from hpc_grpo.fleet.machine import VisitError, Vm
 from hpc_grpo.fleet.messages import AttemptKey, Observation, Orders, Outcome, Request, encode
 from hpc_grpo.fleet.states import Ending
+from hpc_grpo.fleet.visit import obey, observe
 from hpc_grpo.system.processes import start_time
 
 STAND_IN = """
 import json, os, signal, sys, time
 from pathlib import Path
-seen = {"argv": sys.argv[1:], "gpus": os.environ["CUDA_VISIBLE_DEVICES"], "pid": os.getpid()}
-Path(os.environ["SEEN"]).write_text(json.dumps(seen))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 print("héllo", flush=True)
+seen = {"argv": sys.argv[1:], "gpus": os.environ["CUDA_VISIBLE_DEVICES"], "pid": os.getpid()}
+path = Path(os.environ["SEEN"])
+path.with_suffix(".new").write_text(json.dumps(seen))
+path.with_suffix(".new").replace(path)
 until = time.monotonic() + float(os.environ["SECONDS"])
 while time.monotonic() < until:
     time.sleep(0.05)
@@ -115,13 +118,16 @@ def test_a_job_runs_on_its_gpus_by_words_and_leaves_its_log_and_its_code(scene: 
 
 
 def test_a_job_that_nobody_visits_for_its_lease_checkpoints_and_ends(scene: Scene) -> None:
-    scene.visit(Orders(start=(scene.spec(60.0, lease_s=1.0),)))
+    scene.visit(Orders(start=(scene.spec(60.0),)))
+    wait_for(scene.seen.exists)
+    scene.folder.renew(uptime() - 61.0)
     wait_for(lambda: scene.folder.ending() is not None)
-    assert scene.folder.ending() == Ending("exit", 75, "nobody visited its VM for 1 s")
+    assert scene.folder.ending() == Ending("exit", 75, "nobody visited its VM for 60 s")
 
 
 def test_a_cancelled_job_checkpoints_and_ends_and_a_revoked_attempt_never_starts(scene: Scene) -> None:
     scene.visit(Orders(start=(scene.spec(60.0),)))
+    wait_for(scene.seen.exists)
     other = AttemptKey("other", 1)
     _, outcome = scene.visit(Orders(cancel=(KEY,), revoke=(other, KEY)))
     assert outcome.revoked == (other,)
@@ -134,7 +140,7 @@ def test_a_cancelled_job_checkpoints_and_ends_and_a_revoked_attempt_never_starts
 def test_a_runner_that_is_killed_takes_its_job_along_and_the_next_visit_says_so(scene: Scene) -> None:
     scene.visit(Orders(start=(scene.spec(60.0),)))
     wait_for(scene.seen.exists)
-    pid = json.loads(scene.seen.read_text() or "{}").get("pid", 0)
+    pid = json.loads(scene.seen.read_text())["pid"]
     runner = json.loads((scene.folder.path / "runner.json").read_text())["pid"]
     os.kill(runner, signal.SIGKILL)
     ending = scene.ending()
@@ -143,6 +149,48 @@ def test_a_runner_that_is_killed_takes_its_job_along_and_the_next_visit_says_so(
     assert "runner died" in ending.why
     assert start_time(pid) == 0
     assert marked_processes(scene.folder.path) == []
+
+
+def test_a_relative_work_dir_is_below_the_home_wherever_the_controller_was_started(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(scene.work_dir.parent))
+    work_dir, scene.work_dir = scene.work_dir, Path("vm")
+    scene.visit()
+    assert work_dir.is_dir()
+    assert not Path("vm").exists()
+
+
+def test_a_start_asks_for_no_logs(scene: Scene) -> None:
+    scene.visit(Orders(start=(scene.spec(0.0),)))
+    scene.ending()
+    request = Request(str(scene.work_dir), str(scene.nvidia_smi), with_logs=False)
+    (attempt,) = observe(scene.work_dir, request).attempts
+    assert (attempt.log, attempt.log_size) == (b"", 0)
+
+
+def test_an_attempt_that_another_visit_forgets_meanwhile_is_not_seen(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.visit(Orders(start=(scene.spec(0.0),)))
+    scene.ending()
+
+    def lives(folder: AttemptFolder) -> bool:
+        obey(scene.work_dir, Orders(forget=(KEY,)), uptime())
+        return False
+
+    monkeypatch.setattr(AttemptFolder, "runner_lives", lives)
+    assert observe(scene.work_dir, Request(str(scene.work_dir), str(scene.nvidia_smi))).attempts == ()
+
+
+def test_a_job_of_this_machine_does_not_see_the_fleets_passwords(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPC_GRPO_FLEET_DATABASE", "postgresql://u:hunter2secret@h/d")
+    scene.visit(Orders(start=(scene.spec(60.0),)))
+    wait_for(scene.seen.exists)
+    pid = json.loads(scene.seen.read_text())["pid"]
+    assert b"hunter2secret" not in Path(f"/proc/{pid}/environ").read_bytes()
+    scene.visit(Orders(cancel=(KEY,)))
+    scene.ending()
 
 
 def test_orders_that_come_too_late_are_refused(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
