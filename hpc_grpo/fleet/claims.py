@@ -18,6 +18,7 @@ from hpc_grpo.fleet.messages import ORDERS_S, AttemptKey
 from hpc_grpo.fleet.schema import attempts, gpus, jobs, vms
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.states import TRANSITIONS, WAITING, Ending, JobState, Standing, Verdict, VmState, judge
+from hpc_grpo.system.readable import printable
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,9 @@ def _claim(connection: sa.Connection, place: Placement, key: AttemptKey, now: fl
     owner = {"job_id": key.job_id, "attempt": key.attempt}
     if connection.execute(sa.update(gpus).where(is_free).values(owner)).rowcount != len(place.gpus):
         raise _LostRaceError
+    # A row that was deleted and added again counts from 1 again: an entry of the older job's would be in the way.
+    is_it = sa.and_(attempts.c.job_id == key.job_id, attempts.c.attempt == key.attempt)
+    connection.execute(sa.delete(attempts).where(is_it))
     entry = {"vm_id": place.vm_id, "gpus": json.dumps(sorted(place.gpus)), "claimed_at": now}
     connection.execute(sa.insert(attempts).values(**owner, **entry))
 
@@ -95,8 +99,10 @@ def confirm(
                 continue
             claimed = _claimed_gpus(connection, key)
             is_late = now - row["changed_at"] > settings.start_s - 2 * ORDERS_S
-            if set(claimed) & set(busy) or is_late or row["is_cancelled"]:
-                why = "it was cancelled" if row["is_cancelled"] else "its GPUs were taken by somebody else"
+            is_taken = bool(set(claimed) & set(busy))
+            if is_taken or is_late or row["is_cancelled"]:
+                why = "its GPUs were taken by somebody else" if is_taken else "its VM was reached too late"
+                why = "it was cancelled" if row["is_cancelled"] else why
                 end_attempt(connection, key, Ending("not_started", why=why), settings, now)
             else:
                 may_start[key] = {**row, "gpus": claimed}
@@ -120,13 +126,14 @@ def end_attempt(
     max_retries = settings.max_retries if row["max_retries"] is None else row["max_retries"]
     is_cancelled = bool(row["is_cancelled"])
     standing = Standing(row["retry_count"], max_retries, row["stalled"], row["step"], is_cancelled)
+    why = printable(end.why)  # PostgreSQL takes no NUL
     verdict = judge(standing, end, settings.retry_s, settings.max_retry_s)
     assert verdict.state in TRANSITIONS[JobState.RUNNING]
     values = {
         "status": verdict.state,
         "retry_count": verdict.retry_count,
         "stalled": verdict.stalled,
-        "failure_reason": "" if verdict.state == JobState.COMPLETED else end.why,
+        "failure_reason": "" if verdict.state == JobState.COMPLETED else why,
         "exit_code": end.code,
         "changed_at": now,
         "retry_at": None if verdict.retry_in_s is None else now + verdict.retry_in_s,
@@ -137,7 +144,7 @@ def end_attempt(
     is_its = sa.and_(gpus.c.job_id == key.job_id, gpus.c.attempt == key.attempt)
     connection.execute(sa.update(gpus).where(is_its).values(job_id=None, attempt=None))
     is_it = sa.and_(attempts.c.job_id == key.job_id, attempts.c.attempt == key.attempt)
-    closed = {"ended_at": now, "outcome": end.kind, "exit_code": end.code, "reason": end.why}
+    closed = {"ended_at": now, "outcome": end.kind, "exit_code": end.code, "reason": why}
     connection.execute(sa.update(attempts).where(is_it).values(closed))
     return verdict
 

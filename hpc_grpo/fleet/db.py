@@ -90,6 +90,8 @@ class Database:
         try:
             with self._engine.connect() as connection:
                 yield connection
+        except sa.exc.TimeoutError as error:  # all connections wait for an answer
+            raise DatabaseAwayError("The database does not answer: transactions wait for it.") from error
         except sa.exc.DBAPIError as error:
             if _lacks_tables(error):
                 raise ConfigError("The fleet's database has no tables. `hpc-grpo fleet init` makes them.") from error

@@ -15,6 +15,7 @@ from hpc_grpo.fleet.messages import AttemptKey, GpuSeen, Observation, Orders
 from hpc_grpo.fleet.schema import gpus, jobs, vms
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.states import Ending, JobState, VmState
+from hpc_grpo.system.readable import printable
 
 
 def take_due(db: Database, poll_s: float) -> list[Vm]:
@@ -40,21 +41,22 @@ def missed(db: Database, vm_id: int, why: str) -> None:
     """Note a visit that failed: the VM gets no jobs until one succeeds."""
     with db.write() as connection:
         is_ready = sa.and_(vms.c.vm_id == vm_id, vms.c.state == VmState.READY)
-        connection.execute(sa.update(vms).where(vms.c.vm_id == vm_id).values(error=why))
+        connection.execute(sa.update(vms).where(vms.c.vm_id == vm_id).values(error=printable(why)))
         connection.execute(sa.update(vms).where(is_ready).values(state=VmState.STALE))
 
 
 def lose(db: Database, settings: FleetSettings) -> list[AttemptKey]:
     """Mark the VMs that nobody has seen as stale or lost, and end what ran on the lost ones; returns those attempts.
 
-    Whatever ran there has ended by itself: its lease is over, and the time for its checkpoint.
+    Whatever ran there has ended by itself: its lease is over, and the time for its checkpoint. Where no visit has
+    failed it was the controllers that were away: the next visit tells what became of the jobs.
     """
     with db.write() as connection:
         now = db.now(connection)
         is_old = sa.and_(vms.c.state == VmState.READY, vms.c.last_seen < now - settings.stale_s)
         connection.execute(sa.update(vms).where(is_old).values(state=VmState.STALE))
         limit = now - settings.lost_s
-        is_gone = sa.or_(vms.c.last_seen.is_(None), vms.c.last_seen < limit)
+        is_gone = sa.and_(vms.c.error != "", sa.or_(vms.c.last_seen.is_(None), vms.c.last_seen < limit))
         at_lost_vm = (
             sa.select(jobs.c.job_id, jobs.c.attempt, jobs.c.vm_id, vms.c.name, vms.c.ip_address)
             .join_from(jobs, vms, jobs.c.vm_id == vms.c.vm_id)
@@ -100,7 +102,7 @@ def record(
         alive = {index for one in seen.attempts if one.ended is None for index in one.gpus}
         available = None if seen.problem else _update_gpus(connection, vm_id, seen.gpus, alive, settings)
         state = VmState.STALE if seen.problem else VmState.READY
-        values = {"state": state, "error": seen.problem, "available_gpus": available or 0}
+        values = {"state": state, "error": printable(seen.problem), "available_gpus": available or 0}
         connection.execute(sa.update(vms).where(is_it).values(values))
     return Recorded(orders, frees_gpus=(available or 0) > had)
 
@@ -115,8 +117,12 @@ def _settle(
 ) -> Orders:
     """End the jobs whose attempts are over, and sort the others by what they need."""
     renew, cancel, forget = [], [], []
+    others = [one.key.job_id for one in seen.attempts if one.key not in current]
+    ours = set(connection.scalars(sa.select(jobs.c.job_id).where(jobs.c.job_id.in_(others)))) if others else set()
     for one in seen.attempts:
         row = current.get(one.key)
+        if row is None and one.key.job_id not in ours:
+            continue  # of another fleet, or of a row that was deleted: its lease ends it
         if one.ended is not None:
             if row is not None:
                 end_attempt(connection, one.key, one.ended, settings, now)

@@ -56,6 +56,13 @@ class FleetSettings(Section):
         return self.lease_s + self.end_s + _LOST_MARGIN_S
 
     @model_validator(mode="after")
+    def _polls_are_in_time(self) -> FleetSettings:
+        for name in ("lease_s", "stale_s"):
+            if (value := getattr(self, name)) < 2 * self.poll_s:
+                raise ValueError(f"{name} = {value} must be at least twice poll_s = {self.poll_s}")
+        return self
+
+    @model_validator(mode="after")
     def _no_secret(self) -> FleetSettings:
         if holds_secret(self.database):
             raise ValueError(f"database must have no password. Put the whole URL into {DATABASE_VARIABLE}")

@@ -35,26 +35,39 @@ def overrides_of(job: Mapping[str, Any]) -> list[str]:
         values = json.loads(job["overrides"] or "[]")
     except ValueError:
         values = None
-    if not isinstance(values, list) or not all(isinstance(value, str) and "=" in value for value in values):
+    if not isinstance(values, list) or not all(map(_is_override, values)):
         raise ConfigError(f"overrides = {job['overrides']!r} must be a JSON list of KEY=VALUE texts.")
     return values
 
 
+def _is_override(value: object) -> bool:
+    return isinstance(value, str) and "=" in value and not value.startswith("-")
+
+
 def run_of(config: str, overrides: list[str]) -> dict[str, str]:
-    """Return `name` and `root` of the job's run where its config or overrides say them."""
+    """Return `name` and `root` of the job's run where its config or overrides say them.
+
+    A config's name alone does not count: the jobs of one config would share a folder below the VM's `runs`.
+    """
+    values = _yaml(config, "config")
+    run = values.get("run") if isinstance(values, dict) else None
+    found = {key: str(run[key]) for key in ("name", "root") if isinstance(run, dict) and run.get(key)}
+    told = [override.partition("=")[::2] for override in overrides]
+    for name, value in told:
+        if name in ("run.name", "run.root"):
+            found[name.removeprefix("run.")] = str(_yaml(value, name))
+    if "root" not in found and "run.name" not in dict(told):
+        found.pop("name", None)
+    return found
+
+
+def _yaml(text: str, what: str) -> Any:
     import yaml
 
     try:
-        values = yaml.safe_load(config) if config else None
+        return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"The job's config is no YAML: {error}") from error
-    run = values.get("run") if isinstance(values, dict) else None
-    found = {key: str(run[key]) for key in ("name", "root") if isinstance(run, dict) and run.get(key)}
-    for override in overrides:
-        name, _, value = override.partition("=")
-        if name in ("run.name", "run.root"):
-            found[name.removeprefix("run.")] = str(yaml.safe_load(value))
-    return found
+        raise ConfigError(f"The job's {what} is no YAML: {error}") from error
 
 
 def _words(job: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hpc_grpo.fleet.claims import Placement, cancel, claim, confirm, end_attempt, give_back, queue_again
 from hpc_grpo.fleet.db import Database
 from hpc_grpo.fleet.dispatch import claim_each, mark_pending, place_jobs
-from hpc_grpo.fleet.messages import AttemptKey
+from hpc_grpo.fleet.messages import AttemptKey, Orders
 from hpc_grpo.fleet.observe import record
 from hpc_grpo.fleet.requeue import queue_due
 from hpc_grpo.fleet.schema import attempts, gpus, jobs, metadata
@@ -87,6 +87,31 @@ def test_gpus_of_a_vm_that_is_stale_drained_or_busy_are_not_claimed(db: Database
     add_jobs(db, 1)
     assert [claim(db, Placement("job-1", 0, vm, (0,))) for vm in (stale, drained, busy)] == [None, None, None]
     assert claim(db, Placement("job-1", 0, busy, (1,)))
+
+
+def test_a_job_whose_row_was_deleted_and_added_again_is_claimed_as_a_new_one(db: Database) -> None:
+    (vm,) = add_vms(db, 1)
+    see(db, vm, SimulatedVm())
+    add_jobs(db, 1)
+    first = claim(db, Placement("job-1", 0, vm, (0,)))
+    assert first is not None
+    end(db, first, Ending("exit", 0))
+    with db.write() as connection:
+        connection.execute(sa.delete(jobs))
+    add_jobs(db, 1)
+    assert claim(db, Placement("job-1", 0, vm, (0,))) == ("job-1", 1)
+
+
+def test_attempts_of_another_fleet_are_left_alone_and_their_gpus_too(db: Database) -> None:
+    (vm,) = add_vms(db, 1)
+    machine = SimulatedVm()
+    alive, over = AttemptKey("theirs-1", 1), AttemptKey("theirs-2", 1)
+    machine.specs = {alive: {"gpus": [2]}, over: {"gpus": [3]}}
+    machine.ended = {over: Ending("exit", 0)}
+    orders = record(db, vm, machine.observe(), frozenset({over}), SETTINGS).orders
+    assert orders == Orders()
+    add_jobs(db, 1)
+    assert claim(db, Placement("job-1", 0, vm, (2,))) is None
 
 
 def test_a_result_of_an_older_attempt_counts_for_nothing(db: Database) -> None:

@@ -61,6 +61,17 @@ def test_a_database_that_is_away_says_so_without_its_password() -> None:
     assert "hunter2secret" not in f"{caught.value}{caught.value.__cause__}"
 
 
+def test_transactions_that_wait_too_long_for_a_connection_wait_for_the_database(migrated: Database) -> None:
+    pool = migrated._engine.pool
+    assert isinstance(pool, sa.QueuePool)
+    pool._timeout, pool._max_overflow = 0.01, 0
+    held = [pool.connect() for _ in range(pool.size())]
+    with pytest.raises(DatabaseAwayError, match="wait"), migrated.read():
+        pass
+    for connection in held:
+        connection.close()
+
+
 @pytest.mark.parametrize("url", ["mysql://u:hunter2secret@h/d", "hunter2secret"])
 def test_a_url_of_no_known_database_is_refused_without_repeating_it(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -91,7 +102,13 @@ def test_a_url_with_a_password_comes_from_the_environment_alone(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("pol_s: 3", "pol_s"), ("poll_s: 0", "poll_s"), ("- 1", "mapping"), ("env: {HF_TOKEN: x}", "HF_TOKEN")],
+    [
+        ("lease_s: 15", "lease_s"),
+        ("pol_s: 3", "pol_s"),
+        ("poll_s: 0", "poll_s"),
+        ("- 1", "mapping"),
+        ("env: {HF_TOKEN: x}", "HF_TOKEN"),
+    ],
 )
 def test_settings_that_are_wrong_are_refused_with_their_key(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -100,10 +100,10 @@ def test_a_vm_that_is_not_seen_turns_stale_then_lost_and_its_job_runs_elsewhere_
     machines[1].is_away = True
     asyncio.run(tick(controller))
     assert (state(db, 1), state(db, 2)) == (VmState.STALE, VmState.READY)
-    age(db, controller.settings.lost_s - 5)
+    age(db, controller.settings.lost_s - 60)
     asyncio.run(tick(controller))
     assert machines[2].specs == {}
-    age(db, 10)
+    age(db, 70)
     asyncio.run(tick(controller))
     asyncio.run(tick(controller))
     assert state(db, 1) == VmState.LOST
@@ -114,6 +114,18 @@ def test_a_vm_that_is_not_seen_turns_stale_then_lost_and_its_job_runs_elsewhere_
     asyncio.run(tick(controller))
     assert row_of(db, "job-1")["status"] == JobState.RUNNING
     assert state(db, 1) == VmState.READY
+
+
+def test_a_job_that_completed_while_all_controllers_were_away_is_completed(db: Database, make_controller: Make) -> None:
+    controller, machines = make_controller(settings=EAGER)
+    add_jobs(db, 1)
+    asyncio.run(tick(controller))
+    machines[1].over = lambda _key: Ending("exit", 0)
+    age(db, controller.settings.lost_s + 3600)
+    asyncio.run(Requeuer(controller).round())  # it is the first to look
+    assert (state(db), row_of(db, "job-1")["status"]) == (VmState.STALE, JobState.RUNNING)
+    asyncio.run(tick(controller))
+    assert (row_of(db, "job-1")["status"], row_of(db, "job-1")["retry_count"]) == (JobState.COMPLETED, 0)
 
 
 def test_leases_of_current_attempts_are_renewed_and_an_older_one_that_lives_is_ended(

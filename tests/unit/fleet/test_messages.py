@@ -86,6 +86,8 @@ def test_a_config_goes_along_whole_and_its_own_run_root_is_kept() -> None:
     assert spec["config"] == config
     assert spec["words"] == ["train", "config.yaml", "train.lr=1e-6"]
     assert spec["run"] == {"name": "mine", "root": "/shared/runs"}
+    lonely = make_spec({**job, "config": "run: {name: mine}"}, (0,), FleetSettings())
+    assert lonely["run"] == {"name": "j"}  # else the jobs of one config would share a folder
     assert make_spec({**job, "overrides": '["run.name=other"]'}, (0,), FleetSettings())["run"]["name"] == "other"
     assert make_spec({**job, "config": "", "config_name": "local/tiny_grpo"}, (0,), FleetSettings())["run"] == {
         "name": "j"
@@ -98,7 +100,8 @@ def test_a_config_goes_along_whole_and_its_own_run_root_is_kept() -> None:
         ({}, "neither a config nor a model"),
         ({"model": "m", "dataset": "d"}, "reward_function must"),
         ({"config_name": "c", "overrides": "lr=3"}, "JSON list of KEY=VALUE"),
-        ({"config_name": "c", "overrides": '["--driver"]'}, "JSON list of KEY=VALUE"),
+        ({"config_name": "c", "overrides": '["--driver=x"]'}, "JSON list of KEY=VALUE"),
+        ({"config_name": "c", "overrides": '["run.name=["]'}, "run.name is no YAML"),
         ({"config": "a: [", "model": "m"}, "no YAML"),
     ],
 )
