@@ -126,7 +126,7 @@ def _run(folder: Path | None, names: Sequence[str], once: bool) -> None:
         loops = [kinds[name](controller) for name in names]
         if not once:
             echo(f"Running {', '.join(names)} for the fleet in {opened.folder}. Ctrl+C ends it; jobs run on.")
-            await controller.run([loop.run for loop in loops])
+            await controller.run([loop.run for loop in loops], listens="dispatch" in names)
             return
         for loop in loops:
             await loop.round()

@@ -110,11 +110,14 @@ def logs(folder: Path | None, job_id: str, follows: bool, attempt: int | None, l
         echo(f"There is no log of it here (yet); it is {row['status']}.", err=True)
         return
     offset, text = tail(path, lines)
+    shown = path.resolve()
     echo(text, nl=False)
-    while follows and row["status"] in ("queued", "pending", "running"):
+    while follows and (row["status"] in ("queued", "pending", "running") or row["retry_at"] is not None):
         time.sleep(1.0)
         row = find_job(database, job_id)
-        more = read_from(path, offset)
+        if path.resolve() != shown:  # a newer attempt's, from its beginning
+            shown, offset = path.resolve(), 0
+        more = read_from(shown, offset)
         offset += len(more)
         echo(more.decode(errors="replace"), nl=False)
 

@@ -45,10 +45,13 @@ class Controller:
         if machine is not None:
             await machine.close()
 
-    async def run(self, loops: Sequence[Callable[[], Awaitable[None]]]) -> None:
-        """Run the loops until SIGTERM or SIGINT. Jobs go on without a controller, for the length of their lease."""
+    async def run(self, loops: Sequence[Callable[[], Awaitable[None]]], *, listens: bool) -> None:
+        """Run the loops until SIGTERM or SIGINT. Jobs go on without a controller, for the length of their lease.
+
+        `listens`: one of the loops dispatches. NATS gives each announcement to one listener, and the others' are lost.
+        """
         tasks = [asyncio.ensure_future(_for_ever(loop)) for loop in loops]
-        if isinstance(self.bell, NatsBell):
+        if listens and isinstance(self.bell, NatsBell):
             tasks.append(asyncio.ensure_future(self.bell.listen()))
         ended = asyncio.Event()
         for sig in (signal.SIGTERM, signal.SIGINT):

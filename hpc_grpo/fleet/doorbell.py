@@ -107,7 +107,7 @@ class NatsBell(Bell):
     async def wait(self, timeout_s: float) -> list[str]:
         """See Doorbell."""
         rung = await super().wait(timeout_s)
-        self._taken, self._arrived = [*self._taken, *self._arrived], []
+        self._taken, self._arrived = self._arrived, []  # what was not answered comes again
         return rung
 
     async def ring(self, job_ids: Sequence[str]) -> None:
@@ -115,7 +115,8 @@ class NatsBell(Bell):
         import nats.errors
 
         await super().ring(job_ids)
-        if self._client is None or not self._client.is_connected:
+        if self._client is None:  # this process does not listen, or NATS is away
+            await announce(self._url, job_ids)
             return
         with contextlib.suppress(OSError, nats.errors.Error):
             for job_id in job_ids:
@@ -152,7 +153,7 @@ class NatsBell(Bell):
     async def _leave(self) -> None:
         client, self._client = self._client, None
         if client is not None:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # the library raises whatever its broken connection did
                 await client.close()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.fleet.db import Database, DatabaseAwayError
 from hpc_grpo.fleet.jobs import count_jobs, list_jobs
-from hpc_grpo.fleet.states import JobState
+from hpc_grpo.fleet.states import WAITING, JobState
 from hpc_grpo.fleet.vms import list_vms
 from hpc_grpo.system.readable import UNKNOWN, duration, moment, one_line, printable, table
 
@@ -85,9 +85,11 @@ def picture(db: Database, height: int) -> RenderableType:
     now = time.time()
     machines = [_vm_cells(row) for row in list_vms(db)]
     room = max(5, min(_SHOWN_JOBS, height - len(machines) - 8))
-    live = list_jobs(db, (JobState.RUNNING, JobState.PENDING, JobState.QUEUED), room)
-    over = list_jobs(db, (JobState.FAILED, JobState.COMPLETED, JobState.CANCELLED), room)
-    rows = [_job_cells(row, now) for row in [*live, *over][:room]]
+    live = list_jobs(db, (JobState.RUNNING,), room)
+    over = list_jobs(db, (JobState.FAILED, JobState.COMPLETED, JobState.CANCELLED), room // 3)
+    waiting = list_jobs(db, WAITING, room)
+    shown = [*live, *waiting][: room - len(over)]
+    rows = [_job_cells(row, now) for row in [*shown, *over]]
     return Group(counts_line(count_jobs(db)), _drawn(_VM_TITLES, machines), _drawn(_JOB_TITLES, rows))
 
 
