@@ -17,7 +17,7 @@ class TrainConfig(Section):
     weight_decay: NonNegativeFloat = Field(0.0, description="AdamW weight decay.")
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm.")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="After the warm-up.")
-    warmup_steps: NonNegativeInt = Field(0, description="Steps of linear warm-up.")
+    warmup_steps: NonNegativeInt = Field(0, description="Optimizer steps of linear warm-up.")
     total_steps: PositiveInt | None = Field(None, description="Length of the run, in steps.")
     total_episodes: PositiveInt | None = Field(None, description="Length of the run, in rollouts.")
     total_epochs: PositiveInt | None = Field(None, description="Length of the run, in passes over the data.")

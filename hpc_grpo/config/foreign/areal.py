@@ -15,6 +15,9 @@ _MINIBATCHES = ("actor.ppo_n_minibatches", "ppo.ppo_n_minibatches")
 _BATCH = ("train_dataset.batch_size", "dataset.train_bs_n_seqs")
 _NODES = ("n_nodes", "cluster.n_nodes")
 _GPUS = ("n_gpus_per_node", "cluster.n_gpus_per_node")
+_CAPS = ("actor.behave_imp_weight_cap", "actor.behav_imp_weight_cap", "ppo.behav_imp_weight_cap")
+_CAP = 5.0
+"""AReaL's own where none of these is given; null there is no cap."""
 _EVAL_FREQUENCIES = tuple(
     f"{prefix}freq_{unit}" for prefix in ("evaluator.", "exp_ctrl.eval_") for unit in ("epochs", "steps", "secs")
 )
@@ -53,7 +56,7 @@ def _warmup(value: Any, theirs: Theirs) -> int:
         raise ByHandError(
             f"{value:g} of the steps of the run, whose number only the data tells: set train.warmup_steps"
         )
-    return round(float(value or 0) * int(steps or 0))
+    return int(float(value or 0) * int(steps or 0)) * int(theirs.get(*_MINIBATCHES))
 
 
 def _microbatch(value: Any, theirs: Theirs) -> int:
@@ -70,40 +73,59 @@ def _max_prompt(value: Any, theirs: Theirs) -> int:
     return int(value)
 
 
+def _group(value: Any, _theirs: Theirs) -> int:
+    if int(value) < 2:
+        raise RefusedError("a group has at least two completions here, which are compared", rollout__group_size=2)
+    return int(value)
+
+
 def _loss(value: Any, theirs: Theirs) -> dict[str, Any]:
-    """Choose the loss by AReaL's switches. Without a decoupled loss no weight corrects for the engine."""
+    """Choose the loss by AReaL's switches. Only a decoupled loss corrects for the engine, unless its weight is off."""
     if theirs.get("actor.use_sapo_loss"):
         taus = [theirs.get("actor.sapo_tau_pos", default=1.0), theirs.get("actor.sapo_tau_neg", default=1.05)]
         return {"loss.name": "sapo", "loss.denominator": "tokens", "loss.gate_temperatures": taus}
     low = theirs.get("actor.eps_clip", "ppo.eps_clip")
     high = theirs.get("actor.eps_clip_higher", default=low)
     clip = {"loss.clip_low": low, "loss.clip_high": high, "loss.denominator": "tokens"}
-    if theirs.get("actor.importance_sampling_level") == "sequence":
-        return {"loss.name": "gspo", **clip, "loss.importance_correction": "none"}
-    if not value:
-        return {"loss.name": "grpo", **clip, "loss.importance_correction": "none"}
-    cap = theirs.get("actor.behave_imp_weight_cap", "actor.behav_imp_weight_cap", "ppo.behav_imp_weight_cap")
-    return {"loss.name": "decoupled_ppo", **clip, "loss.importance_cap": cap or 1e9}
+    is_gspo = theirs.get("actor.importance_sampling_level") == "sequence"
+    if not value or theirs.get("actor.behave_imp_weight_mode") == "disabled":
+        return {"loss.name": "gspo" if is_gspo else "grpo", **clip, "loss.importance_correction": "none"}
+    capped = [theirs.given[name] for name in _CAPS if name in theirs.given] or [_CAP]
+    weight = {
+        "loss.importance_correction": "icepop",
+        "loss.importance_low": 0.0,
+        "loss.importance_cap": capped[0] or 1e9,
+    }
+    return {"loss.name": "gspo" if is_gspo else "decoupled_ppo", **clip, **weight}
 
 
 def _advantage(value: Any, theirs: Theirs) -> dict[str, Any]:
     """Choose by the levels of reward_norm and adv_norm; AReaL before those had a batch norm, by group on request."""
-    reward_mean, reward_std = (theirs.get(f"actor.reward_norm.{key}_level") for key in ("mean", "std"))
-    batch_std = theirs.get("actor.adv_norm.std_level")
-    if reward_mean is None and batch_std is None:  # the older keys
+    norms = [
+        norm
+        for norm in ("actor.reward_norm", "actor.adv_norm")
+        if any(key.startswith(f"{norm}.") for key in theirs.given)
+    ]
+    if not norms:  # the older keys
         by_group = theirs.get("actor.group_adv_norm", "group_adv_norm")
         return {"loss.advantage": "group"} if by_group else {"loss.advantage": "reinforce_pp"}
-    if reward_mean == "group":
-        if reward_std is None and batch_std == "batch":
-            return {"loss.advantage": "reinforce_pp_baseline"}
-        return {"loss.advantage": "group", "loss.normalize_std": reward_std == "group"}
-    return {"loss.advantage": "reinforce_pp"}
+    means, stds = ([theirs.given.get(f"{norm}.{key}_level", "batch") for norm in norms] for key in ("mean", "std"))
+    if "group" not in means:
+        return {"loss.advantage": "reinforce_pp"}
+    if "group" in stds:
+        return {"loss.advantage": "group", "loss.normalize_std": True}
+    if "batch" in stds:
+        return {"loss.advantage": "reinforce_pp_baseline"}
+    if any(theirs.get(f"{norm}.mean_leave1out") for norm in norms):
+        return {"loss.advantage": "rloo"}
+    return {"loss.advantage": "group", "loss.normalize_std": False}
 
 
-def _kl(value: Any, _theirs: Theirs) -> dict[str, Any]:
+def _kl(value: Any, theirs: Theirs) -> dict[str, Any]:
     if not value:
         return {"loss.kl_coef": 0.0}
-    return {"loss.kl_coef": float(value), "loss.kl_in": "reward", "loss.kl_estimator": "k1"}
+    estimator = theirs.get("actor.kl_estimator", default="k1")
+    return {"loss.kl_coef": float(value), "loss.kl_in": "reward", "loss.kl_estimator": estimator}
 
 
 def _train_data(value: Any, _theirs: Theirs) -> dict[str, Any]:
@@ -168,7 +190,7 @@ ROWS = (
         "n_rollout_workers flush_request_timeout rollout.enable_rollout_tracing rollout.*",
         note="engines are kept full by themselves: engine.max_num_seqs, rollout.max_policy_lag",
     ),
-    Row("gconfig.n_samples group_size", "rollout.group_size", default=4),
+    Row("gconfig.n_samples group_size", "rollout.group_size", _group, default=1),
     Row("actor.group_size", convert=elsewhere, note="as gconfig.n_samples"),
     Row("gconfig.max_new_tokens ppo.gen.max_new_tokens", "rollout.max_new_tokens", default=16384),
     Row("gconfig.min_new_tokens ppo.gen.min_new_tokens", "rollout.min_new_tokens"),
@@ -188,19 +210,20 @@ ROWS = (
     Row("actor.mb_spec.max_tokens_per_mb actor_train.mb_spec.max_tokens_per_mb", "train.max_tokens_per_microbatch",
         _microbatch, default=32768, note="at least one whole sequence"),
     Row("actor.optimizer.type", convert=only("adam", "adamw", why="learners have AdamW alone")),
-    Row("actor.optimizer.lr", "train.lr", default=2e-5),
-    Row("actor.optimizer.weight_decay", "train.weight_decay", default=0.05),
+    Row("actor.optimizer.lr", "train.lr", default=1e-3),
+    Row("actor.optimizer.weight_decay", "train.weight_decay", default=0.01),
     Row("actor.optimizer.beta1", "train.betas", lambda value, theirs: [value, theirs.get("actor.optimizer.beta2")],
         default=0.9),
-    Row("actor.optimizer.beta2", convert=elsewhere, note="part of train.betas", default=0.95),
-    Row("actor.optimizer.eps", "train.eps", default=1e-5),
+    Row("actor.optimizer.beta2", convert=elsewhere, note="part of train.betas", default=0.999),
+    Row("actor.optimizer.eps", "train.eps", default=1e-8),
     Row("actor.optimizer.gradient_clipping", "train.max_grad_norm", default=1.0),
     Row("actor.optimizer.lr_scheduler_type", "train.schedule",
         choice({name: name for name in ("constant", "linear", "cosine")}, "learning-rate schedule"),
         default="constant"),
     Row("actor.optimizer.warmup_steps_proportion", "train.warmup_steps", _warmup, default=0.001,
-        note="a share of the steps there, a number here"),
-    Row("actor.optimizer.*", note="of mixed precision in float16, or of a schedule that ends at 0 here"),
+        note="a share of the steps there, a number of optimizer steps here"),
+    Row("actor.optimizer.min_lr_ratio", convert=by_hand("schedules end at 0 here: train.schedule, train.lr")),
+    Row("actor.optimizer.*", note="of mixed precision in float16, or of the host's memory"),
     Row("actor.use_decoupled_loss ppo.use_decoupled_loss", convert=_loss, default=False,
         note="the proximal policy is that of the step's beginning; the weight from the engine's is capped by masking"),
     Row("actor.eps_clip ppo.eps_clip", convert=elsewhere, note="loss.clip_low and loss.clip_high", default=0.2),
@@ -214,6 +237,7 @@ ROWS = (
         choice({"recompute": "recomputed", "loglinear": "interpolated"}, "proximal logprobs by")),
     Row("actor.c_clip ppo.c_clip", "loss.dual_clip"),
     Row("actor.kl_ctl ppo.kl_ctl", convert=_kl, default=0.1, note=_KL_NOTE),
+    Row("actor.kl_estimator", convert=elsewhere, note="loss.kl_estimator"),
     Row("ppo.use_adaptive_kl_ctl", convert=only(False, why="the KL's weight stays as it is")),
     Row("actor.ppo_n_minibatches ppo.ppo_n_minibatches", "train.num_minibatches", default=4,
         note="minibatches are made of whole groups"),

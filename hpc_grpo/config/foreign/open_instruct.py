@@ -127,8 +127,8 @@ def _correction(value: Any, _theirs: Theirs) -> dict[str, Any]:
 
 def _warmup(value: Any, theirs: Theirs) -> int:
     group = int(theirs.get("num_unique_prompts_rollout")) * int(theirs.get("num_samples_per_prompt_rollout"))
-    ratio = float(theirs.get("warmup_ratio"))
-    return int(value) or round(ratio * int(theirs.get("total_episodes")) / group)
+    ratio, updates = float(theirs.get("warmup_ratio")), int(theirs.get("num_mini_batches"))
+    return int(value) or int(ratio * (int(theirs.get("total_episodes")) // group) * updates)
 
 
 def _name(value: Any, theirs: Theirs) -> str:
@@ -194,7 +194,7 @@ ROWS = (
     Row("beta", "loss.kl_coef", default=0.05),
     Row("load_ref_policy", note="a reference is there where loss.kl_coef is not 0"),
     Row("kl_estimator", "loss.kl_estimator", choice(_KL, "KL estimator"), default=2,
-        note="counted from 0 there: 2 is k3; the fourth is k3 times the ratio"),
+        note="counted from 0 there: 2 is k3; 3 is k1 times the ratio, here k3 times it: the same gradient on average"),
     Row("clip_lower", "loss.clip_low", default=0.2),
     Row("clip_higher", "loss.clip_high", default=0.2),
     Row("loss_fn", convert=choice(_LOSSES, "loss"), default="dapo"),

@@ -77,16 +77,27 @@ def _processes(value: Any, theirs: Theirs) -> dict[str, Any]:
     return {**learners, "placement.colocate": True, "engine.engines_per_node": int(value)}
 
 
-def _minibatches(value: Any, theirs: Theirs) -> int:
-    """Return optimizer steps for each batch of rollouts."""
+def _updates(theirs: Theirs) -> int:
+    """Count the optimizer steps for each batch of rollouts."""
     if int(theirs.get("num_iterations")) != 1:
-        raise RefusedError("each rollout is trained on once (num_iterations)", train__num_minibatches=1)
+        return 1
     return max(1, min(_generated(theirs) // _completions(theirs), _prompts(theirs)))
+
+
+def _minibatches(value: Any, theirs: Theirs) -> int:
+    if int(value) != 1:
+        raise RefusedError("each rollout is trained on once (num_iterations)", train__num_minibatches=1)
+    return _updates(theirs)
+
+
+def _batches(steps: Any, theirs: Theirs) -> int:
+    """Return how many batches of rollouts TRL's steps are: it counts optimizer steps."""
+    return max(1, round(int(steps) / _updates(theirs)))
 
 
 def _length(value: Any, theirs: Theirs) -> dict[str, Any]:
     if int(value) > 0:
-        return {"train.total_steps": int(value)}
+        return {"train.total_steps": _batches(value, theirs)}
     epochs = float(theirs.get("num_train_epochs"))
     if epochs != int(epochs) or epochs < 1:
         raise ByHandError(f"{epochs:g} epochs are no whole number: set train.total_steps")
@@ -114,7 +125,8 @@ def _save(value: Any, theirs: Theirs) -> dict[str, Any]:
     if value == "epoch":
         every["checkpoint.every_epochs"] = 1
     elif value == "steps":
-        every["checkpoint.every_steps"] = _share_of_steps(theirs.get("save_steps"), theirs, "checkpoint.every_steps")
+        steps = _share_of_steps(theirs.get("save_steps"), theirs, "checkpoint.every_steps")
+        every["checkpoint.every_steps"] = _batches(steps, theirs)
     return every
 
 
@@ -122,7 +134,10 @@ def _eval(value: Any, theirs: Theirs) -> dict[str, Any]:
     if value in (False, "no", None):
         return {}
     steps = theirs.get("eval_steps")
-    every = {"eval.every_epochs": 1} if value == "epoch" or not steps else {"eval.every_steps": int(steps)}
+    if value == "epoch" or not steps:
+        every = {"eval.every_epochs": 1}
+    else:
+        every = {"eval.every_steps": _batches(_share_of_steps(steps, theirs, "eval.every_steps"), theirs)}
     source = {"path": theirs.get("dataset_name"), "split": theirs.get("dataset_test_split", default="test")}
     return {**every, **{f"data.eval.{key}": own for key, own in {**source, **_columns(theirs)}.items()}}
 
@@ -182,9 +197,14 @@ def _scaling(value: Any, theirs: Theirs) -> dict[str, Any]:
 
 
 def _loss(value: Any, theirs: Theirs) -> dict[str, Any]:
-    if theirs.get("importance_sampling_level") == "sequence":
-        return {"loss.name": "gspo"}
-    return dict(choice(_LOSSES, "loss_type")(value, theirs))
+    """Choose the loss; with one ratio for a sequence it is divided as loss_type says."""
+    chosen = dict(choice(_LOSSES, "loss_type")(value, theirs))
+    if theirs.get("importance_sampling_level") != "sequence":
+        return chosen
+    if value not in ("grpo", "dapo"):
+        reason = f"one ratio for a sequence goes with grpo or dapo here, not with {value}"
+        raise RefusedError(reason, loss__name="gspo")
+    return {**chosen, "loss.name": "gspo"}
 
 
 def _clip(value: Any, theirs: Theirs) -> dict[str, Any]:
@@ -263,18 +283,18 @@ ROWS = (
     Row("max_completion_length", "rollout.max_new_tokens", default=512),
     Row("temperature", "rollout.temperature", default=1.0),
     Row("top_p", "rollout.top_p"),
-    Row("top_k", convert=only(0, -1, 50, why="top-k sampling is not here: use top_p")),
+    Row("top_k", convert=only(0, -1, why="top-k sampling is not here: use top_p")),
     Row("min_p", convert=only(0, 0.0, why="min-p sampling is not here: use top_p")),
     Row("repetition_penalty",
         convert=only(1, 1.0, why="sampling has no repetition penalty; the reward repetition is one")),
     Row("mask_truncated_completions", "rollout.mask_truncated"),
-    Row("max_steps", convert=_length, default=-1),
+    Row("max_steps", convert=_length, default=-1, note="optimizer steps there, batches of rollouts here"),
     Row("num_train_epochs", convert=elsewhere, note="train.total_epochs", default=3),
     Row("learning_rate", "train.lr", default=1e-6),
     Row("lr_scheduler_type", "train.schedule", choice({"constant": "constant", "constant_with_warmup": "constant",
         "linear": "linear", "cosine": "cosine", "cosine_with_min_lr": "cosine"}, "learning-rate schedule"),
         default="linear"),
-    Row("lr_scheduler_kwargs*", note="a schedule ends at 0"),
+    Row("lr_scheduler_kwargs*", convert=by_hand("schedules end at 0 and have no settings: train.schedule, train.lr")),
     Row("warmup_steps", "train.warmup_steps", _warmup, default=0),
     Row("warmup_ratio", convert=elsewhere, note="train.warmup_steps", default=0.0),
     Row("weight_decay", "train.weight_decay", default=0.0),
@@ -293,7 +313,7 @@ ROWS = (
     Row("use_bias_correction_kl", "loss.kl_estimator", lambda value, _: "unbiased" if value else "k3"),
     Row("scale_rewards", convert=_scaling, default="group"),
     Row("sync_ref_model", "loss.ref_refresh_steps",
-        lambda value, theirs: theirs.get("ref_model_sync_steps") if value else None),
+        lambda value, theirs: _batches(theirs.get("ref_model_sync_steps"), theirs) if value else None),
     Row("ref_model_sync_steps", convert=elsewhere, note="loss.ref_refresh_steps", default=512),
     Row("ref_model_mixup_alpha", "loss.ref_mixup",
         lambda value, theirs: value if theirs.get("sync_ref_model") else 1.0),

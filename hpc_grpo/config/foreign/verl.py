@@ -71,6 +71,11 @@ def _minibatches(value: Any, theirs: Theirs) -> int:
     return batch // int(value)
 
 
+def _updates(theirs: Theirs) -> int:
+    """Count the optimizer steps of one of verl's steps."""
+    return max(1, int(theirs.get("data.train_batch_size")) // int(theirs.get(f"{_ACTOR}.ppo_mini_batch_size")))
+
+
 def _microbatch(value: Any, theirs: Theirs) -> int:
     """Return the tokens of one GPU's microbatch: its budget where that is dynamic, else all its sequences in full."""
     longest = int(theirs.get("data.max_prompt_length")) + int(theirs.get("data.max_response_length"))
@@ -156,6 +161,7 @@ def _loggers(value: Any, _theirs: Theirs) -> dict[str, Any]:
 
 
 def _warmup(value: Any, theirs: Theirs) -> int:
+    """verl's schedule goes on once a step, ours with each optimizer step."""
     steps, ratio = int(value), theirs.get(f"{_ACTOR}.optim.lr_warmup_steps_ratio")
     if steps <= 0 and ratio:
         whole = theirs.get("trainer.total_training_steps")
@@ -163,8 +169,8 @@ def _warmup(value: Any, theirs: Theirs) -> int:
             raise ByHandError(
                 f"{ratio:g} of the steps of the run, whose number only the data tells: set train.warmup_steps"
             )
-        return round(float(ratio) * int(whole))
-    return max(steps, 0)
+        return round(float(ratio) * int(whole)) * _updates(theirs)
+    return max(steps, 0) * _updates(theirs)
 
 
 def _resampled(value: Any, theirs: Theirs) -> int | None:
@@ -239,7 +245,8 @@ ROWS = (
     Row(f"{_ACTOR}.optim.lr", "train.lr", default=1e-6),
     Row(f"{_ACTOR}.optim.weight_decay", "train.weight_decay", default=0.01),
     Row(f"{_ACTOR}.optim.betas", "train.betas", default=[0.9, 0.999]),
-    Row(f"{_ACTOR}.optim.lr_warmup_steps", "train.warmup_steps", _warmup, default=-1),
+    Row(f"{_ACTOR}.optim.lr_warmup_steps", "train.warmup_steps", _warmup, default=-1,
+        note="steps there, optimizer steps here"),
     Row(f"{_ACTOR}.optim.lr_warmup_steps_ratio", convert=elsewhere, note="train.warmup_steps", default=0.0),
     Row(f"{_ACTOR}.optim.lr_scheduler_type {_ACTOR}.optim.warmup_style", "train.schedule",
         choice({"constant": "constant", "cosine": "cosine"}, "learning-rate schedule"), default="constant"),
