@@ -146,6 +146,7 @@ def hand_over(run: Any, output: Path) -> None:
         except OSError:  # another file system, or one without hard links
             shutil.copyfile(file, staged)
         staged.replace(output / file.name)
+        staged.unlink(missing_ok=True)  # a rename between two links of one file leaves both
 
 
 def _why_no_unsloth() -> str:

@@ -115,6 +115,7 @@ def test_the_final_export_becomes_the_output_folders_model(tmp_path: Path) -> No
         (run.export(step) / "model.safetensors").write_bytes(bytes([step]))
     (tmp_path / "config.json").write_text("an older one")
     hand_over(run, tmp_path)
+    hand_over(run, tmp_path)  # the same command again
     assert json.loads((tmp_path / "config.json").read_text()) == {"step": 2}
     assert (tmp_path / "model.safetensors").read_bytes() == b"\2"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors", "run"]
