@@ -61,7 +61,7 @@ def _run(arguments: argparse.Namespace) -> int:
     layout = BedLayout.from_environment()
     match arguments.command:
         case "install":
-            print(host.install(packages.PACKAGES, packages.COMMANDS))
+            print(host.install(packages.PACKAGES, packages.COMMANDS, packages.folders))
         case "up":
             _up(layout, arguments)
         case "down":

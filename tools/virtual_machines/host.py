@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -64,8 +64,11 @@ def _services_held_back() -> Iterator[None]:
         policy.unlink(missing_ok=True)
 
 
-def install(packages: Sequence[str], commands: Sequence[str]) -> str:
-    """Install Debian packages where one of `commands` is missing; start nothing of them."""
+def install(packages: Sequence[str], commands: Sequence[str], folders: Callable[[], Sequence[str]] = tuple) -> str:
+    """Install Debian packages where one of `commands` is missing; start nothing of them.
+
+    `folders` finds those that packages keep away from the PATH: before the installation there are none.
+    """
     require_root()
     if not missing(commands):
         return "everything is installed"
@@ -78,6 +81,7 @@ def install(packages: Sequence[str], commands: Sequence[str]) -> str:
             done = subprocess.run([*apt, *action], env=environment, timeout=_APT_DEADLINE_S)
             if done.returncode != 0:
                 raise MachineError(f"apt-get {action[0]} ended with {done.returncode}")
+    use_daemon_path(*folders())
     if lacking := missing(commands):
         raise MachineError(f"installed, but {', '.join(lacking)} still not found")
     return f"installed {', '.join(packages)}"
