@@ -6,10 +6,12 @@ and one that is filling. What is read lies in a folder of this node for as long 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import os
 import shutil
+import socket
 import stat
 import tempfile
 from collections import deque
@@ -22,6 +24,7 @@ import ray
 import torch
 from ray.exceptions import RayTaskError
 
+from hpc_grpo.errors import LaunchError
 from hpc_grpo.learner.disk import RunDisk, SeenDisk
 from hpc_grpo.run.checkpoint import MANIFEST, FileEntry
 from hpc_grpo.run.contract import DISKS_VARIABLE
@@ -33,6 +36,7 @@ _UNDERWAY = 2
 
 _OUTLINE_MODE = stat.S_IWUSR
 _FETCHING = ".fetching"
+_FOLDER = "hpc-grpo-disk-"
 
 
 class HeadsDisk:
@@ -89,9 +93,18 @@ class HeadsDisk:
             if not _is_outline(here):  # another learner of the node was faster
                 return
             beside = self._here / ".fetched"
-            with beside.open("wb") as file:
-                for chunk in self._received(self._name(here), here.stat().st_size):
-                    file.write(chunk)
+            try:
+                with beside.open("wb") as file:
+                    for chunk in self._received(self._name(here), here.stat().st_size):
+                        file.write(chunk)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                raise LaunchError(
+                    f"Node {socket.gethostname()} fetches its part of the checkpoint from the head, and {self._here} "
+                    f"has no room for {here.name} ({here.stat().st_size / 2**30:.1f} GiB). Free some there, or name a "
+                    f"folder on a larger disk by launch.local_dir."
+                ) from error
             beside.replace(here)
 
     @contextmanager
@@ -200,9 +213,9 @@ def disk_of(keeper: Any, root: Path) -> RunDisk:
     if keeper is None or os.environ.get(DISKS_VARIABLE) != "private":
         return SeenDisk()
     # Of this driver alone: one before it may have left a checkpoint half fetched, which is another by now.
-    folder = Path(tempfile.gettempdir()) / f"run-{ray.get_runtime_context().get_job_id()}"
+    folder = Path(tempfile.gettempdir()) / f"{_FOLDER}{ray.get_runtime_context().get_job_id()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    for leftover in folder.parent.glob("run-*"):
+    for leftover in folder.parent.glob(f"{_FOLDER}*"):
         if leftover != folder:
             shutil.rmtree(leftover, ignore_errors=True)
     return HeadsDisk(keeper, root, folder)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.errors import HpcGrpoError, LaunchError
 from hpc_grpo.learner import heads_disk
 from hpc_grpo.learner.heads_disk import HeadsDisk
 from hpc_grpo.learner.record import read_batches, save_share
@@ -167,6 +167,15 @@ def test_of_an_opened_checkpoint_only_what_is_loaded_is_fetched(
             assert torch.equal(files.load(str(here / "deepspeed" / "rank_1.pt")), weights + 1)
     assert {Path(name).name for name in head.read_names} == {"manifest.json", ".manifest.json.copy", "rank_1.pt"}
     assert not here.exists()
+
+
+def test_a_node_without_room_for_its_part_of_a_checkpoint_says_where_to_put_it(disk: HeadsDisk, tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints" / "step_2"
+    write_checkpoint(folder, {"model.pt": torch.ones(9000)})
+    with disk.opened(folder) as here:
+        (tmp_path / "here" / ".fetched").symlink_to("/dev/full")
+        with pytest.raises(LaunchError, match=r"has no room for model\.pt .* by launch\.local_dir"):
+            disk.fetch(here / "model.pt")
 
 
 def test_of_one_opened_whole_every_file_is_there(disk: HeadsDisk, tmp_path: Path) -> None:
