@@ -173,13 +173,15 @@ async def announce(url: str, job_ids: Sequence[str]) -> bool:
 
 
 async def connect(url: str) -> Client:
-    """Connect once, without the library's own retries. Raises OSError or nats.errors.Error."""
+    """Connect at once or not at all; the library would try for two minutes. Raises OSError or nats.errors.Error."""
     import nats
 
     async def quiet(_error: Exception) -> None:
         """The exception comes to the caller as well."""
 
-    return await nats.connect(url, connect_timeout=_CONNECT_S, allow_reconnect=False, error_cb=quiet)
+    # `allow_reconnect` is about connections that were made: a server that is away counts as a reconnect.
+    once = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0}
+    return await nats.connect(url, connect_timeout=_CONNECT_S, error_cb=quiet, **once)
 
 
 async def _subscribe(stream: JetStreamContext) -> JetStreamContext.PullSubscription:
