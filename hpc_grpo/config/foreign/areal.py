@@ -60,7 +60,7 @@ def _warmup(value: Any, theirs: Theirs) -> int:
 
 
 def _microbatch(value: Any, theirs: Theirs) -> int:
-    return max(int(value), _max_prompt(None, theirs) + int(theirs.get(*_MAX_NEW, default=0)))
+    return max(int(value or 0), _max_prompt(None, theirs) + int(theirs.get(*_MAX_NEW, default=0)))
 
 
 def _max_prompt(value: Any, theirs: Theirs) -> int:

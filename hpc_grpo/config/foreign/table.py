@@ -157,6 +157,8 @@ def _outcome(row: Row, key: str, value: Any, theirs: Theirs, *, is_given: bool =
         return Outcome(Kind.REFUSED, key, value, refused.instead, str(refused), is_given)
     except ByHandError as by_hand:
         return Outcome(Kind.BY_HAND, key, value, {}, str(by_hand), is_given)
+    except (TypeError, ValueError) as error:  # the file may hold anything: a text where a number is meant, null
+        return Outcome(Kind.REFUSED, key, value, {}, f"the value cannot be read: {error}", is_given)
     if not row.ours and row.convert is None:
         kind = Kind.NO_COUNTERPART
     else:

@@ -80,8 +80,10 @@ def _microbatch(value: Any, theirs: Theirs) -> int:
     """Return the tokens of one GPU's microbatch: its budget where that is dynamic, else all its sequences in full."""
     longest = int(theirs.get("data.max_prompt_length")) + int(theirs.get("data.max_response_length"))
     if theirs.get(f"{_ACTOR}.use_dynamic_bsz"):
-        return max(int(theirs.get(f"{_ACTOR}.ppo_max_token_len_per_gpu")), longest)
-    return int(value or 1) * longest
+        return max(int(theirs.get(f"{_ACTOR}.ppo_max_token_len_per_gpu", default=16384)), longest)
+    if not theirs.given.get(f"{_ACTOR}.ppo_micro_batch_size_per_gpu"):  # the older key is of all GPUs
+        value = int(value or 1) // (int(theirs.get("trainer.nnodes")) * int(theirs.get("trainer.n_gpus_per_node")))
+    return max(1, int(value)) * longest
 
 
 def _kl_loss(value: Any, theirs: Theirs) -> dict[str, Any]:

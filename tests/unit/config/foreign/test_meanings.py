@@ -10,7 +10,8 @@ import pytest
 from hpc_grpo.config.foreign import areal, open_instruct, trl, verl
 from hpc_grpo.config.foreign.table import Kind, Row, translate
 
-_VERL = {"data.train_batch_size": 1024, "actor_rollout_ref.actor.ppo_mini_batch_size": 256}
+_ACTOR = "actor_rollout_ref.actor"
+_VERL = {"data.train_batch_size": 1024, f"{_ACTOR}.ppo_mini_batch_size": 256}
 _TRL = {"per_device_train_batch_size": 8, "num_generations": 8, "generation_batch_size": 32}
 _OPEN_INSTRUCT = {"num_mini_batches": 2, "total_episodes": 6400, "warmup_ratio": 0.1}
 
@@ -22,10 +23,10 @@ def ours(rows: Sequence[Row], given: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("rows", "given", "key", "expected"),
     [
-        (verl.ROWS, {**_VERL, "actor_rollout_ref.actor.optim.lr_warmup_steps": 10}, "train.warmup_steps", 40),
+        (verl.ROWS, {**_VERL, f"{_ACTOR}.optim.lr_warmup_steps": 10}, "train.warmup_steps", 40),
         (
             verl.ROWS,
-            {**_VERL, "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio": 0.1, "trainer.total_training_steps": 50},
+            {**_VERL, f"{_ACTOR}.optim.lr_warmup_steps_ratio": 0.1, "trainer.total_training_steps": 50},
             "train.warmup_steps",
             20,
         ),
@@ -40,6 +41,10 @@ def ours(rows: Sequence[Row], given: dict[str, Any]) -> dict[str, Any]:
             "train.warmup_steps",
             40,
         ),
+        (verl.ROWS, {f"{_ACTOR}.use_dynamic_bsz": True}, "train.max_tokens_per_microbatch", 16384),
+        (verl.ROWS, {f"{_ACTOR}.ppo_micro_batch_size": 32}, "train.max_tokens_per_microbatch", 4 * 1024),
+        (verl.ROWS, {f"{_ACTOR}.ppo_micro_batch_size_per_gpu": 2}, "train.max_tokens_per_microbatch", 2 * 1024),
+        (areal.ROWS, {"actor.mb_spec.max_tokens_per_mb": None}, "train.max_tokens_per_microbatch", 1024 + 16384),
         (trl.ROWS, {**_TRL, "max_steps": 100}, "train.total_steps", 25),
         (trl.ROWS, {**_TRL, "max_steps": 100, "warmup_ratio": 0.1}, "train.warmup_steps", 10),
         (trl.ROWS, {**_TRL, "max_steps": 100, "save_steps": 20}, "checkpoint.every_steps", 5),
@@ -47,7 +52,7 @@ def ours(rows: Sequence[Row], given: dict[str, Any]) -> dict[str, Any]:
         (trl.ROWS, {**_TRL, "sync_ref_model": True, "ref_model_sync_steps": 64}, "loss.ref_refresh_steps", 16),
     ],
 )
-def test_steps_are_counted_in_what_our_key_counts(
+def test_steps_and_sequences_are_counted_in_what_our_key_counts(
     rows: Sequence[Row], given: dict[str, Any], key: str, expected: int
 ) -> None:
     assert ours(rows, given)[key] == expected
@@ -85,6 +90,18 @@ def test_areals_weight_from_the_engine_is_that_of_its_switches(
     assert found["loss.name"] == name
     assert found["loss.importance_correction"] == correction
     assert found.get("loss.importance_cap") == cap
+
+
+@pytest.mark.parametrize(
+    ("rows", "given"),
+    [
+        (trl.ROWS, {"max_steps": "many"}),
+        (verl.ROWS, {"data.train_batch_size": "large"}),
+        (areal.ROWS, {"actor.backend": ["fsdp"]}),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_refused(rows: Sequence[Row], given: dict[str, Any]) -> None:
+    assert any("cannot be read" in outcome.note for outcome in translate(rows, given).of(Kind.REFUSED))
 
 
 def test_areals_group_of_one_is_refused() -> None:
