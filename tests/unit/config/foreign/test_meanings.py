@@ -119,3 +119,5 @@ def test_what_changes_sampling_or_the_schedule_is_told() -> None:
     kinds = {outcome.theirs: outcome.kind for outcome in translation.outcomes}
     assert kinds["top_k"] is Kind.REFUSED
     assert kinds["lr_scheduler_kwargs.min_lr_rate"] is Kind.BY_HAND
+    translation = translate(verl.ROWS, {f"{_ACTOR}.policy_loss.clip_cov_ratio": 0.0002})
+    assert [outcome.theirs for outcome in translation.of(Kind.BY_HAND)] == [f"{_ACTOR}.policy_loss.clip_cov_ratio"]
