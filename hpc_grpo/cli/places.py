@@ -117,16 +117,18 @@ def _lead(request: Request, accepts_changes: bool, driver: str) -> None:
     from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE
 
     os.environ[HEAD_VARIABLE] = "1"
-    start_training(request, accepts_changes=accepts_changes, driver=driver)
+    start_training(request, accepts_changes=accepts_changes, driver=driver, is_restart=True)
 
 
 def _work(request: Request, role: Role) -> None:
+    from hpc_grpo.launch.freeze import is_over
     from hpc_grpo.launch.place.joined.worker import Worker
     from hpc_grpo.run.paths import RunDir
 
     os.environ.update(request.exported)
-    run = RunDir(request.config.run_path)
-    sys.exit(Worker(run, role.head, request.config.launch.port).serve())
+    config = request.config
+    run = RunDir(config.run_path)
+    sys.exit(Worker(run, role.head, config.launch.port, lambda: is_over(run, config)).serve())
 
 
 COMMANDS = (pod, host)

@@ -18,7 +18,7 @@ from hpc_grpo.config import Config, load_config
 from hpc_grpo.config.load import find_config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.environment.rules import is_allowed, is_denied
-from hpc_grpo.launch.place.base import JobQueue
+from hpc_grpo.launch.place.job_queue import JobQueue
 
 SETTINGS: dict[str, str] = {
     "MAX_JOB_CHAINS": "launch.slurm.max_job_chains",

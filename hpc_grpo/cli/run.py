@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -52,8 +53,13 @@ def train(
     start_training(load_request(config_name, [*sets, *overrides]), accepts_changes, driver, is_link=link)
 
 
-def start_training(request: Request, accepts_changes: bool, driver: str, is_link: bool = False) -> NoReturn:
-    """Freeze the run and become its attempt here; `is_link`: this job was submitted for it alone."""
+def start_training(
+    request: Request, accepts_changes: bool, driver: str, is_link: bool = False, is_restart: bool = False
+) -> NoReturn:
+    """Freeze the run and become its attempt here; `is_link`: this job was submitted for it alone.
+
+    `is_restart`: what led the run may have been killed a moment ago, and its last sign of life is no reason to refuse.
+    """
     from hpc_grpo.launch.chain.submit import remove_stop
     from hpc_grpo.launch.chain.successor import LinkOrigin
     from hpc_grpo.launch.freeze import freeze
@@ -64,7 +70,7 @@ def start_training(request: Request, accepts_changes: bool, driver: str, is_link
 
     os.environ.update(request.exported)
     if not is_link:  # a link may wait for the one before it
-        refuse_if_held(RunDir(request.config.run_path))
+        refuse_if_held(RunDir(request.config.run_path), time.sleep if is_restart else None)
     frozen = freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
     echo(f"{'New run' if frozen.is_new else 'Resuming run'} in {frozen.run.path}")
     if not is_link:
@@ -120,7 +126,7 @@ def submit(
     from hpc_grpo.launch.chain.submit import attempt_command, complete_until_queued, submit_run
     from hpc_grpo.launch.freeze import freeze
     from hpc_grpo.launch.place import job_queue
-    from hpc_grpo.launch.place.base import JobRequest
+    from hpc_grpo.launch.place.job_queue import JobRequest
     from hpc_grpo.preflight.inputs import refuse_what_fails
     from hpc_grpo.run.lock import refuse_if_held
     from hpc_grpo.run.paths import RunDir
@@ -188,7 +194,7 @@ def resume(run_name: str, overrides: tuple[str, ...], accepts_changes: bool, dri
     from hpc_grpo.launch.chain.submit import attempt_command, complete_until_queued, next_launch, submit_run
     from hpc_grpo.launch.freeze import freeze, reconfigured
     from hpc_grpo.launch.place import job_queue
-    from hpc_grpo.launch.place.base import JobRequest
+    from hpc_grpo.launch.place.job_queue import JobRequest
     from hpc_grpo.preflight.inputs import refuse_what_fails
     from hpc_grpo.run.lock import refuse_if_held
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,11 @@ def reconfigured(run: RunDir, overrides: Sequence[str]) -> Config:
     return config
 
 
+def is_over(run: RunDir, config: Config) -> bool:
+    """Tell whether a run is complete, and stays so when it is taken up with `config`: that does not extend it."""
+    return run.is_complete() and not _extends(differences(read_config(run), config))
+
+
 def working_dir(run: RunDir) -> Path:
     """Return the folder the run was started in: relative paths of the config are relative to it. Raises ConfigError."""
     folder = read_record(run.source, lambda values: Path(values["working_dir"]))
@@ -153,7 +158,7 @@ def _take_up(run: RunDir, config: Config, command: _Command) -> Frozen:
         write_config(run, config)
     else:
         rewrite_config(run, config, changed)
-    if run.is_complete() and any(key.startswith("train.total_") for key in changed):
+    if run.is_complete() and _extends(changed):
         run.complete_marker.unlink()
     now = _source(command.argv, command.overrides)
     taken_up = {key: value for key, value in now.items() if key != "resumed"}
@@ -179,6 +184,10 @@ def _forbidden(run: RunDir, changed: dict[str, tuple[Any, Any]]) -> str:
     """List the changes that the run may not take, a line each; "" without any."""
     keys = [] if _never_trained(run) else [key for key in changed if not may_change(key)]
     return "\n".join(f"  {key}: {changed[key][0]!r} there, {changed[key][1]!r} now" for key in keys)
+
+
+def _extends(changed: Collection[str]) -> bool:
+    return any(key.startswith("train.total_") for key in changed)
 
 
 def _never_trained(run: RunDir) -> bool:

@@ -15,7 +15,8 @@ from pathlib import Path
 from hpc_grpo.config import to_yaml
 from hpc_grpo.errors import ConfigError, HpcGrpoError, LaunchError
 from hpc_grpo.launch.place import find_place, job_queue
-from hpc_grpo.launch.place.base import Allocation, JobRequest, Place
+from hpc_grpo.launch.place.base import Allocation, Place
+from hpc_grpo.launch.place.job_queue import JobRequest
 from hpc_grpo.launch.place.slurm.partition import ask_partitions
 from hpc_grpo.preflight import login
 from hpc_grpo.preflight.findings import Context, Group, failure, from_json, has_failure, skipped

@@ -89,12 +89,15 @@ def read_lock_owner(run: RunDir) -> LockOwner | None:
     return _read(run.holder)
 
 
-def refuse_if_held(run: RunDir) -> None:
-    """Raise RunHeldError when an attempt seems to train the run. Does not wait: `RunLock.take` is the one to decide."""
-    owner = read_lock_owner(run)
-    if owner is None:
+def refuse_if_held(run: RunDir, sleep: Callable[[float], None] | None = None) -> None:
+    """Raise RunHeldError when an attempt seems to train the run: `RunLock.take` is the one to decide.
+
+    Does not wait, but with `sleep` watches as that does: an owner elsewhere may have been killed a moment ago.
+    """
+    if (owner := read_lock_owner(run)) is None:
         return
-    if owner.has_process if owner.is_on_this_host else time.time() - owner.beat_at < _RECENT_S:
+    seems_alive = owner.has_process if owner.is_on_this_host else time.time() - owner.beat_at < _RECENT_S
+    if seems_alive and (sleep is None or _is_alive(run, owner, lambda _: None, sleep)):
         raise _held(run, owner)
 
 

@@ -1,4 +1,4 @@
-"""A place and a job queue that only remember what they were asked: behind the interfaces of launch/place/base.py."""
+"""A place and a job queue that only remember what they were asked: behind the interfaces of launch/place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Literal
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.place.base import Allocation, JobEnd, JobQueue, JobRequest, NodeResources, Place
+from hpc_grpo.launch.place.base import Allocation, NodeResources, Place
+from hpc_grpo.launch.place.job_queue import JobEnd, JobQueue, JobRequest
 
 
 def allocation(*nodes: str, job_id: str = "17", ends_at: float | None = None) -> Allocation:

@@ -31,7 +31,7 @@ from typing import Literal
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place import queue_of
-from hpc_grpo.launch.place.base import JobEnd
+from hpc_grpo.launch.place.job_queue import JobEnd
 from hpc_grpo.run.attempt import NEAR_THE_LIMIT_S, AttemptRecord, ExitKind
 
 _NOTHING_LEFT: tuple[ExitKind, ...] = ("complete", "config", "stopped")

@@ -26,7 +26,7 @@ from hpc_grpo.launch.chain.decide import (
 )
 from hpc_grpo.launch.chain.notify import notify
 from hpc_grpo.launch.chain.successor import LinkJob, Successor
-from hpc_grpo.launch.place.base import JobEnd, JobQueue
+from hpc_grpo.launch.place.job_queue import JobEnd, JobQueue
 from hpc_grpo.run.attempt import AttemptRecord, read_attempts
 from hpc_grpo.run.chain import before_it_ran, read_chain, stalled, write_chain
 from hpc_grpo.run.checkpoint import newest_step

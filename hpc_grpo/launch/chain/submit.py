@@ -22,7 +22,7 @@ from hpc_grpo.launch.chain.decide import (
     node_hours_used,
     within_node_hours,
 )
-from hpc_grpo.launch.place.base import JobQueue, JobRequest
+from hpc_grpo.launch.place.job_queue import JobQueue, JobRequest
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.chain import read_chain, write_chain
 from hpc_grpo.run.contract import DEFAULT_DRIVER

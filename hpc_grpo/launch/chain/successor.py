@@ -13,7 +13,7 @@ from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.chain.decide import may_queue_successor, node_hours_when_over, within_node_hours
 from hpc_grpo.launch.chain.submit import attempt_command
-from hpc_grpo.launch.place.base import Job, JobQueue, JobRequest
+from hpc_grpo.launch.place.job_queue import Job, JobQueue, JobRequest
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.chain import read_chain, write_chain
 from hpc_grpo.run.paths import RunDir

@@ -11,7 +11,8 @@ import os
 import pkgutil
 from collections.abc import Mapping, Sequence
 
-from hpc_grpo.launch.place.base import KINDS, JobQueue, Place, PlaceKind
+from hpc_grpo.launch.place.base import KINDS, Place, PlaceKind
+from hpc_grpo.launch.place.job_queue import JobQueue
 from hpc_grpo.launch.place.local import LocalPlace
 from hpc_grpo.launch.place.slurm.jobs import SlurmQueue
 

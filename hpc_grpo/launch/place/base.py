@@ -1,7 +1,7 @@
-"""The interfaces between launching and where it happens: a `Place`, and the `JobQueue` that a place may have.
+"""The interface between launching and where it happens: a `Place`.
 
 A place answers what launching must know of the world: which nodes an attempt has and until when, how a process starts
-on one of them, whether a node is gone, and which queue its jobs come from. A queue takes jobs and knows how they ended.
+on one of them, whether a node is gone, and which queue (job_queue.py) its jobs come from.
 A new kind of place is one module beside this one: a class of this form that says @place_kind.
 """
 
@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
+    from hpc_grpo.launch.place.job_queue import JobQueue
     from hpc_grpo.run.attempt import ExitKind
     from hpc_grpo.run.lock import LockOwner
     from hpc_grpo.run.paths import RunDir
@@ -170,97 +171,3 @@ def place_kind(kind: Kind) -> Kind:
     """Decorate a class of places: `find_place` asks it whether it is here."""
     KINDS.append(kind)
     return kind
-
-
-@dataclass(frozen=True)
-class JobRequest:
-    """A job that runs `hpc-grpo COMMAND` with what `launch` asks for; its output goes into `run`.
-
-    `after` is a job that must have ended, however it did, "" for none. `is_held`: it waits until it is released.
-    `keeps_shell`: the traps of the set-up lines run at its end, but the queue's signals do not reach the command.
-    """
-
-    run: RunDir
-    launch: LaunchConfig
-    command: str
-    after: str = ""
-    is_held: bool = False
-    keeps_shell: bool = False
-
-
-@dataclass(frozen=True)
-class JobEnd:
-    """The end of a job; `state` is the queue's word for it, "" where it knows no end.
-
-    `by_user`: cancelled by the user of this process; an administrator's cancel is an interruption. `at_time_limit`:
-    it used up its time. `lost_a_node`: its processes may still live on a node that the queue lost sight of.
-    """
-
-    state: str = ""
-    by_user: bool = False
-    at_time_limit: bool = False
-    lost_a_node: bool = False
-
-
-class Job(Protocol):
-    """A job as its queue described it when it was asked."""
-
-    @property
-    def is_over(self) -> bool:
-        """Tell whether it neither waits nor runs."""
-
-    @property
-    def output(self) -> str:
-        """Return the file that its output goes to; "" where the queue does not say."""
-
-    @property
-    def node_hours(self) -> float | None:
-        """Return the node-hours that it takes if it goes on to its time limit; None where the queue does not say."""
-
-    def asked(self, launch: LaunchConfig, *, by_hand: bool) -> LaunchConfig:
-        """Return what a successor asks for: `launch`, kept off the nodes that this job is kept off.
-
-        `by_hand`: the user handed the job to the queue without us; what they gave it wins over `launch`. What the job
-        has does not count: the queue rounds and renames it. Raises LaunchError.
-        """
-
-    def exclude_nodes(self, nodes: Sequence[str]) -> None:
-        """Keep the pending job off further nodes. Raises LaunchError where too few would be left for it."""
-
-
-class JobQueue(Protocol):
-    """A scheduler's queue. All but `end_of` and `preempted_until` raise LaunchError when it does not answer.
-
-    Each method asks the scheduler once or twice, `Job.exclude_nodes` a few times; `with_own_settings` and `render`
-    never. Sites count that.
-    """
-
-    def with_own_settings(self, launch: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
-        """Return `launch` with what the user's own variables for this queue ask for where it says nothing itself."""
-
-    def render(self, request: JobRequest) -> str:
-        """Return the job script. Raises ConfigError for options that cannot be asked for."""
-
-    def submit(self, request: JobRequest) -> str:
-        """Queue the job and return its id. Raises LaunchError in the scheduler's words, ConfigError as `render`."""
-
-    def start_estimate(self, request: JobRequest, deadline_s: float = 60.0) -> str:
-        """Return when the job would start, in the scheduler's words; queues nothing."""
-
-    def show(self, job_id: str) -> Job | None:
-        """Return the job; None once the queue has forgotten it."""
-
-    def end_of(self, job_id: str) -> JobEnd:
-        """Return how the job ended; with state "" where it has not, or the scheduler does not answer."""
-
-    def preempted_until(self, job_id: str) -> float | None:
-        """Return when (unix seconds) the queue takes the nodes of a running job for another one; None: it does not.
-
-        Waits two seconds at most: SIGKILL may be near. None too where the scheduler does not answer in that time.
-        """
-
-    def cancel(self, job_ids: Sequence[str]) -> None:
-        """End jobs, waiting or running; one that is over is no error."""
-
-    def release(self, job_id: str) -> None:
-        """Let a job go that was submitted held."""

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.place.base import Allocation, JobQueue, NodeResources, Place
+from hpc_grpo.launch.place.base import Allocation, NodeResources, Place
+from hpc_grpo.launch.place.job_queue import JobQueue
 from hpc_grpo.system.commands import run_command
 
 if TYPE_CHECKING:

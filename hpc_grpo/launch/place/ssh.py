@@ -18,7 +18,8 @@ import psutil
 
 from hpc_grpo.errors import ConfigError, NodesUnavailableError
 from hpc_grpo.launch.environment.rules import is_allowed
-from hpc_grpo.launch.place.base import LOST_CODE, Allocation, JobQueue, NodeResources, Place
+from hpc_grpo.launch.place.base import LOST_CODE, Allocation, NodeResources, Place
+from hpc_grpo.launch.place.job_queue import JobQueue
 from hpc_grpo.launch.place.local import LocalPlace
 from hpc_grpo.system.commands import run_command
 

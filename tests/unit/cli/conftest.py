@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.launch.place.base import JobRequest
+from hpc_grpo.launch.place.job_queue import JobRequest
 from hpc_grpo.launch.place.slurm.jobs import SlurmQueue
 from tests.support.places import FakeQueue
 from tests.support.slurm_programs import SlurmPrograms

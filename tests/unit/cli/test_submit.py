@@ -14,7 +14,7 @@ from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.errors import EXIT_CONFIG
 from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.freeze import freeze
-from hpc_grpo.launch.place.base import JobRequest
+from hpc_grpo.launch.place.job_queue import JobRequest
 from hpc_grpo.launch.place.slurm import partition
 from hpc_grpo.launch.place.slurm.sbatch import render
 from hpc_grpo.run.lock import RunLock

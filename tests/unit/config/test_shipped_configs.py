@@ -10,7 +10,7 @@ from hpc_grpo.config import LaunchConfig
 from hpc_grpo.config.load import CONFIGS_DIR
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.chain.submit import attempt_command
-from hpc_grpo.launch.place.base import JobRequest
+from hpc_grpo.launch.place.job_queue import JobRequest
 from hpc_grpo.launch.place.slurm.sbatch import render
 from hpc_grpo.plan.fit import make_plan
 from hpc_grpo.plan.memory import GH200

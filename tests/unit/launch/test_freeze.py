@@ -48,6 +48,14 @@ def test_the_same_config_resumes_the_run(tmp_path: Path) -> None:
     assert json.loads(again.run.source.read_text())["resumed"][0]["argv"] == ["again"]
 
 
+def test_a_complete_run_is_over_unless_its_config_extends_it(tmp_path: Path) -> None:
+    run = freeze(config(tmp_path, "train.total_steps=9"), [], []).run
+    assert not freezing.is_over(run, config(tmp_path, "train.total_steps=9"))
+    run.complete_marker.touch()
+    assert freezing.is_over(run, config(tmp_path, "train.total_steps=9", "launch.num_nodes=2"))
+    assert not freezing.is_over(run, config(tmp_path, "train.total_steps=12"))
+
+
 def leave_a_step(run: RunDir) -> None:
     run.ledger.write_text('{"step": 1, "attempt": 1, "ordinals": [0]}\n')
 

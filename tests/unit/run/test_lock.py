@@ -125,6 +125,20 @@ def test_a_command_is_refused_while_the_owner_gives_signs_of_life(tmp_path: Path
     refuse_if_held(run)
 
 
+def test_who_may_be_the_owner_restarted_watches_for_another_sign_of_life(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    slept: list[float] = []
+    write_json_atomic(run.holder, asdict(owner("nid007", 1, 1, beat_at=time.time())))
+    refuse_if_held(run, slept.append)
+    assert sum(slept) == 20.0
+
+    def beats(_seconds: float) -> None:
+        write_json_atomic(run.holder, asdict(owner("nid007", 1, 1, beat_at=time.time())))
+
+    with pytest.raises(RunHeldError):
+        refuse_if_held(run, beats)
+
+
 def test_of_two_that_find_a_dead_owner_one_gets_the_run(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     write_json_atomic(run.holder, asdict(owner("nid007", 1, 1)))

@@ -27,6 +27,7 @@ from hpc_grpo.launch.place.joined.handshake import (
     notice_cuts,
     proof,
 )
+from hpc_grpo.launch.place.joined.messages import Hello, farewell
 from hpc_grpo.system.say import say
 
 _MOST_UNPROVED = 32
@@ -34,23 +35,6 @@ _MOST_UNPROVED = 32
 _MOST_HELLO_BYTES = 4096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _TURN_S = 0.25
-
-
-@dataclass(frozen=True)
-class Hello:
-    """What a worker says of itself once it has proved the token. `identity` tells it from another of the same name.
-
-    `interface`: that of its connection, None for loopback.
-    """
-
-    name: str
-    identity: str
-    num_cpus: int
-    version: str
-    interface: str | None = None
-
-    def to_line(self) -> bytes:
-        return json.dumps(self.__dict__).encode() + b"\n"
 
 
 @dataclass
@@ -244,11 +228,6 @@ class Gate:
             if caller in self._callers:
                 self._callers.remove(caller)
             caller.connection.close()
-
-
-def farewell(kind: str, code: int, why: str) -> bytes:
-    """Return the line that has a worker end."""
-    return json.dumps({"ended": kind, "code": code, "why": why}).encode() + b"\n"
 
 
 def _listen(port: int) -> socket.socket:

@@ -16,20 +16,13 @@ from typing import IO, TYPE_CHECKING, Literal
 
 from hpc_grpo import __version__
 from hpc_grpo.errors import EndAskedError, NodesUnavailableError
-from hpc_grpo.launch.place.base import (
-    LOST_CODE,
-    Allocation,
-    Ending,
-    JobQueue,
-    NodeConnection,
-    NodeResources,
-    Place,
-    place_kind,
-)
+from hpc_grpo.launch.place.base import LOST_CODE, Allocation, Ending, NodeConnection, NodeResources, Place, place_kind
+from hpc_grpo.launch.place.job_queue import JobQueue
 from hpc_grpo.launch.place.joined.connection import LEFT, JoinedProcess
-from hpc_grpo.launch.place.joined.gate import Gate, farewell
+from hpc_grpo.launch.place.joined.gate import Gate
 from hpc_grpo.launch.place.joined.handshake import TOKEN_VARIABLE, make_token
 from hpc_grpo.launch.place.joined.members import member
+from hpc_grpo.launch.place.joined.messages import farewell
 from hpc_grpo.launch.place.joined.roles import interface_of, node_name
 from hpc_grpo.launch.place.local import LocalPlace
 from hpc_grpo.run.attempt import read_attempts

@@ -14,23 +14,22 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
 
 from hpc_grpo import __version__
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, ConfigError
 from hpc_grpo.launch.place.joined.connection import LEFT
-from hpc_grpo.launch.place.joined.gate import Hello
 from hpc_grpo.launch.place.joined.handshake import (
     TOKEN_VARIABLE,
     NotProvedError,
     find_token,
     notice_cuts,
     prove_to_head,
-    read_exactly,
 )
 from hpc_grpo.launch.place.joined.members import member
+from hpc_grpo.launch.place.joined.messages import Hello, read_order
 from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE
 from hpc_grpo.launch.place.joined.roles import interface_of, node_name
 from hpc_grpo.run.paths import RunDir
@@ -44,7 +43,6 @@ _SAY_AGAIN_S = 30.0
 _DIAL_S = 5.0
 _MOST_REFUSALS = 5
 """Times in a row that a token is not taken: it is not the head that restarts, it is the token."""
-_MOST_LINE_BYTES = 65536
 
 
 class _ToldError(Exception):
@@ -53,11 +51,15 @@ class _ToldError(Exception):
 
 @dataclass
 class Worker:
-    """One node's part in a run that is led elsewhere. `head` is a name or address."""
+    """One node's part in a run that is led elsewhere. `head` is a name or address.
+
+    `is_over` tells that no head will come any more.
+    """
 
     run: RunDir
     head: str
     port: int
+    is_over: Callable[[], bool]
     name: str = field(default_factory=node_name)
     _told: str = ""
     _connection: socket.socket | None = None
@@ -81,7 +83,7 @@ class Worker:
 
     def _serve(self) -> int:
         refusals = 0
-        while not self.run.is_complete():
+        while not self.is_over():
             try:
                 connection = self._dial()
                 refusals = 0
@@ -131,7 +133,7 @@ class Worker:
         """Do what the head says on one connection; return the exit code to end with, None to dial again."""
         self._connection = connection
         try:
-            order = _read_order(connection)
+            order = read_order(connection)
             if order is None:
                 say("The head is gone; dialing again.")
             elif "ended" in order:
@@ -189,14 +191,3 @@ class Worker:
         if text != self._said or time.monotonic() - self._said_at > _SAY_AGAIN_S:
             self._said, self._said_at = text, time.monotonic()
             say(text)
-
-
-def _read_order(connection: socket.socket) -> dict[str, Any] | None:
-    """Return the line that the head sends, and take no byte of what follows; None where it is gone."""
-    line = b""
-    try:
-        while not line.endswith(b"\n") and len(line) < _MOST_LINE_BYTES:
-            line += read_exactly(connection, 1)
-    except (OSError, EOFError):
-        return None
-    return dict(json.loads(line))

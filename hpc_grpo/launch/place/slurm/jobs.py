@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.place.base import JobEnd, JobRequest
+from hpc_grpo.launch.place.job_queue import JobEnd, JobRequest
 from hpc_grpo.launch.place.slurm import given, sbatch, text
 from hpc_grpo.launch.place.slurm.text import WAITING_STATES, Ask, minutes, output_of
 from hpc_grpo.system.say import say

@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Literal
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.place.base import Allocation, JobQueue, NodeResources, Place, place_kind
+from hpc_grpo.launch.place.base import Allocation, NodeResources, Place, place_kind
+from hpc_grpo.launch.place.job_queue import JobQueue
 from hpc_grpo.launch.place.local import visible_gpus
 from hpc_grpo.launch.place.slurm import text
 from hpc_grpo.launch.place.slurm.jobs import SlurmQueue

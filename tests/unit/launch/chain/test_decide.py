@@ -22,7 +22,7 @@ from hpc_grpo.launch.chain.decide import (
     node_hours_used,
     within_node_hours,
 )
-from hpc_grpo.launch.place.base import JobEnd
+from hpc_grpo.launch.place.job_queue import JobEnd
 from hpc_grpo.run.attempt import AttemptRecord, ExitKind
 
 FAILED = JobEnd("FAILED")

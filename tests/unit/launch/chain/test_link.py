@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hpc_grpo.launch.place.base import JobEnd
+from hpc_grpo.launch.place.job_queue import JobEnd
 from hpc_grpo.run.attempt import AttemptRecord, ExitKind
 from hpc_grpo.run.chain import ChainRecord, read_chain, write_chain
 from hpc_grpo.run.lock import EndedJob

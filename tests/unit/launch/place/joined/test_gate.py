@@ -10,7 +10,7 @@ import pytest
 
 from hpc_grpo.errors import NodesUnavailableError
 from hpc_grpo.launch.place.joined import gate as gates
-from hpc_grpo.launch.place.joined.gate import Gate, Hello
+from hpc_grpo.launch.place.joined.gate import Gate
 from hpc_grpo.launch.place.joined.handshake import (
     MAGIC,
     NONCE_BYTES,
@@ -19,6 +19,7 @@ from hpc_grpo.launch.place.joined.handshake import (
     prove_to_head,
     read_exactly,
 )
+from hpc_grpo.launch.place.joined.messages import Hello
 
 TOKEN = b"a token of the run, long enough"
 

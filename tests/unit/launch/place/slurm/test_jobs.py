@@ -9,7 +9,7 @@ import pytest
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.place.base import JobEnd
+from hpc_grpo.launch.place.job_queue import JobEnd
 from hpc_grpo.launch.place.slurm.jobs import SlurmJob, SlurmQueue
 from hpc_grpo.launch.place.slurm.text import fields
 

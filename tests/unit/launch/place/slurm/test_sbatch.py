@@ -11,8 +11,8 @@ from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.place import job_command
-from hpc_grpo.launch.place.base import JobRequest
 from hpc_grpo.launch.place.job_command import setup_lines
+from hpc_grpo.launch.place.job_queue import JobRequest
 from hpc_grpo.launch.place.slurm import sbatch as slurm
 from hpc_grpo.run.chain import before_it_ran
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
