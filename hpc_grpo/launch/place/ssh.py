@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -85,7 +85,7 @@ class SshPlace(Place):
 
     def __init__(self, environ: Mapping[str, str], launch: LaunchConfig) -> None:
         self._here = LocalPlace(environ)
-        self._pass_env = launch.pass_env
+        self._pass_env, self._least = launch.pass_env, launch.least_nodes
         self._hosts = {host.name: host for host in parse_hosts(launch.hosts)}
         self._allocation: Allocation | None = None
 
@@ -118,6 +118,16 @@ class SshPlace(Place):
 
     def is_node_failure(self, said: str) -> bool:
         return f"exit code {LOST_CODE}" in said
+
+    def remaining(self, before: Allocation, answering: Sequence[str], goes_on: Callable[[], bool]) -> Allocation:
+        left, lost = before.only(answering), [node for node in before.nodes if node not in answering]
+        if len(left.nodes) < (self._least or len(before.nodes)):
+            raise NodesUnavailableError(
+                f"{', '.join(lost)} cannot be reached any more; launch.min_nodes goes on with fewer than "
+                f"{len(before.nodes)}.",
+                lost,
+            )
+        return left
 
     def owner_lives(self, owner: LockOwner) -> bool | None:
         """Ask the host of a run's owner for its process; None where it does not answer, or hides it in a container."""

@@ -88,6 +88,15 @@ def test_a_host_that_does_not_answer_is_named(tmp_path: Path, ssh: Path) -> None
     assert place().is_node_failure("its agent ended with exit code 255: Connection timed out")
 
 
+def test_a_host_that_is_lost_is_named_unless_the_others_are_enough(ssh: Path) -> None:
+    before = place().allocation()
+    with pytest.raises(NodesUnavailableError, match=r"node2.example.*min_nodes") as raised:
+        place().remaining(before, ["127.0.0.1"], lambda: True)
+    assert raised.value.nodes == ("node2.example",)
+    assert place(min_nodes=1).remaining(before, ["127.0.0.1"], lambda: True).nodes == ("127.0.0.1",)
+    assert ssh.exists()
+
+
 def test_a_run_is_taken_over_at_once_where_its_owners_host_says_that_it_is_gone(ssh: Path) -> None:
     mine = replace(LockOwner.here("ssh7", 1), host="node2.example")
     found = place()
