@@ -30,7 +30,7 @@ def fleet(ctx: click.Context, folder: Path | None) -> None:
     try:
         import sqlalchemy  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ConfigError("hpc-grpo fleet needs further packages: pip install 'hpc-grpo[fleet]'.") from error
+        raise ConfigError("hpc-grpo fleet needs further packages: pip install -e '.[fleet]' where it lies.") from error
     ctx.obj = folder
 
 

@@ -69,7 +69,8 @@ def paired_differences(
     The metrics are those of `eval_metrics` that have intervals, by its names; where the reward of either failed, a
     prompt counts for neither. Empty where the prompts are not the same.
     """
-    if [group.fields for group in before] != [group.fields for group in after]:
+    # As text: NaN, as columns have it for nothing, is not equal to itself.
+    if [repr(group.fields) for group in before] != [repr(group.fields) for group in after]:
         return {}
     pairs = list(zip(before, after, strict=True))
     sources = sorted({group.source for group in before})

@@ -131,6 +131,8 @@ def test_a_difference_is_that_of_the_same_prompts_with_its_interval() -> None:
     assert found["tokens_mean"] == pytest.approx(-0.5)
     assert found["pass@1_low"] < found["pass@1"] < found["pass@1_high"]
     assert paired_differences(before, [*after[:3], group([1], fields={"answer": "3"})], SETTINGS) == {}
+    gaps = [[group([1, 0], fields={"answer": "3", "level": float("nan")})] for _ in range(2)]
+    assert paired_differences(*gaps, SETTINGS)["pass@1"] == 0.0
 
 
 def test_the_interval_of_matched_proportions_is_agrestis_and_mins() -> None:
