@@ -43,24 +43,24 @@ def _keys_that_nothing_reads(config: Config) -> None:
                 f"loss.{key} has {', '.join(unknown)}, which loss.{chosen} = {name} does not read. It reads: "
                 f"{', '.join(known) or 'none'}. Leave the others out, or choose another loss.{chosen}."
             )
+        given = getattr(config.loss, key)
         for argument, papers in (known or {}).items():
-            value = getattr(config.loss, key)[argument]
+            value = given[argument]
             if isinstance(papers, float) and type(value) not in (int, float):
                 raise ConfigError(
                     f"loss.{key}.{argument} = {value!r} must be a number, such as {papers}; 1e-3 is a text in "
                     f"YAML, and 1.0e-3 a number."
                 )
+            high = argument.removesuffix("_low") + "_high"
+            if argument.endswith("_low") and high in given and value >= given[high]:
+                raise ConfigError(
+                    f"loss.{key}.{argument} = {value:g} must be less than loss.{key}.{high} = {given[high]:g}: nothing "
+                    f"lies between them. Lower it, or raise loss.{key}.{high}."
+                )
     if config.loss.denominator_tokens is not None and config.loss.denominator != "constant":
         raise ConfigError(
             f"loss.denominator_tokens = {config.loss.denominator_tokens} would have no effect: loss.denominator = "
             f"{config.loss.denominator} does not read it. Set it to null, or loss.denominator=constant."
-        )
-    bounds = {name: config.loss.args.get(name) for name in ("cov_low", "cov_high")}
-    low, high = bounds.values()
-    if config.loss.name == "clip_cov" and low is not None and high is not None and low >= high:
-        raise ConfigError(
-            f"loss.args.cov_low = {low:g} must be less than loss.args.cov_high = {high:g}: clip_cov would leave out no "
-            f"token. Lower it, or raise loss.args.cov_high."
         )
 
 

@@ -38,7 +38,9 @@ class Chat:
         self._template = PromptTemplate(config.data, self._source.model_copy(update=whole), self._tokenizer)
         on_gpu = config.model.device != "cpu" and torch.cuda.is_available()
         dtype = getattr(torch, config.engine.dtype or config.model.dtype)
-        model = AutoModelForCausalLM.from_pretrained(model_folder(config.model.path), dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(
+            model_folder(config.model.path), dtype=dtype, trust_remote_code=False
+        )
         self._model = model.to("cuda" if on_gpu else "cpu").eval()
         self._messages: list[dict[str, str]] = []
 

@@ -29,6 +29,7 @@ def test_no_built_in_loss_correction_or_advantage_is_named_outside_of_its_folder
     """What is named elsewhere is a file more that a new one touches; the defaults of the config are."""
     package = Path(hpc_grpo.__file__).parent
     folders = [package / "algorithms" / kind for kind in ("losses", "corrections", "advantages")]
+    folders.append(package / "config" / "foreign")  # the names that other systems' names become
     names = {name for registry in (LOSSES, CORRECTIONS, ADVANTAGES) for name in registry.names()}
     names -= {"grpo", "truncated", "group", "none", "sequence", "pass_k"}  # defaults, and words of other meanings too
     for path in package.rglob("*.py"):

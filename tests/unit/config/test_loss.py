@@ -91,7 +91,7 @@ def test_null_takes_what_the_papers_of_what_is_chosen_have(given: dict[str, Any]
         ),
         (
             {"name": "clip_cov", "args": {"cov_low": 5}},
-            "loss.args.cov_low = 5 must be less than loss.args.cov_high = 5: clip_cov would leave out no token",
+            "loss.args.cov_low = 5 must be less than loss.args.cov_high = 5: nothing lies between them",
         ),
         ({"args": {"a": 1}}, "loss.args has a, which loss.name = grpo does not read. It reads: none"),
         ({"advantage_args": {"a": 1}}, "loss.advantage_args has a, which loss.advantage = group does not read"),
