@@ -97,7 +97,7 @@ def test_a_host_over_ssh_that_is_lost_is_named(hosts: Bed, record: Record) -> No
         command = scene.start_stepping(HEAD, "train", str(scene.config), **SLOWLY)
         scene.strike(lambda: hosts.kill(WORKER, cut_network=True))
         try:
-            assert command.wait() == 1, command.text
+            assert command.wait() == 69, command.text
             assert WORKER in command.text
             record(scene.outcome())
         finally:
