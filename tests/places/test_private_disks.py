@@ -181,21 +181,23 @@ def test_a_worker_that_dies_in_the_middle_of_a_checkpoint_leaves_none_and_the_ru
 
 def test_a_full_disk_at_the_head_has_the_run_wait_for_space(private_pods: Bed, undisturbed: RunDir) -> None:
     with pods_of(private_pods, "full-disk") as pods:
-        pods.run.path.mkdir(parents=True, mode=0o700)
-        disk = private_pods.layout.storage / "work" / "runs" / pods.name / "checkpoints"
-        small = ["sh", "-c", f"mkdir {disk} && mount -t tmpfs -o size=24m tmpfs {disk}"]
-        assert private_pods.run(HEAD, small).returncode == 0
+        # Mounted by the head, and so not seen from here.
+        disk = private_pods.layout.storage / "work" / "runs" / pods.name
 
         def on_head(command: str) -> str:
-            return private_pods.run(HEAD, ["sh", "-c", command]).stdout
+            done = private_pods.run(HEAD, ["sh", "-c", command])
+            return done.stdout + done.stderr
 
+        assert on_head(f"mkdir -p {disk} && mount -t tmpfs -o size=200m,mode=700 tmpfs {disk}") == ""
         pods.start(HEAD, WORKER)
-        pods.wait_for(lambda: "manifest.json" in on_head(f"ls {disk}/step_1"), "it has saved step 1")
-        on_head(f"head -c 30000000 /dev/zero > {disk}/ballast")
+        pods.wait_for(lambda: "manifest.json" in on_head(f"ls {disk}/checkpoints/step_1"), "it has saved step 1")
+        # Small files still find room, a checkpoint does not.
+        on_head(f"head -c $(($(df --output=avail -B1 {disk} | tail -1) - 300000)) /dev/zero > {disk}/ballast")
         pods.wait_for(lambda: "waits for space" in pods.said(), "it waits for space")
         on_head(f"rm {disk}/ballast")
-        pods.wait_until_complete()
-        assert_same(pods.run, undisturbed)
+        pods.wait_for(lambda: "COMPLETE" in on_head(f"ls {disk}"), "it is complete")
+        assert on_head(f"cp -a {disk} {disk}.seen") == ""
+        assert_same(RunDir(pods.run.path.with_name(f"{pods.name}.seen")), undisturbed)
 
 
 def test_disks_that_are_claimed_to_be_shared_are_refused_before_anything_trains(private_pods: Bed) -> None:
