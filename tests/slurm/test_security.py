@@ -96,8 +96,8 @@ def kind_of(ip: str) -> str:
 
 
 def documented() -> set[tuple[str, str]]:
-    """(program, address) of the rows of the table of ports."""
-    text = (REPOSITORY / "docs" / "security.md").read_text().split("## Ports", 1)[1]
+    """(program, address) of the rows of the table of ports, but for those of other places."""
+    text = (REPOSITORY / "docs" / "security.md").read_text().split("## Ports", 1)[1].split("\n### ", 1)[0]
     rows = [[cell.strip(" `") for cell in line.split("|")] for line in text.splitlines() if line.startswith("| `")]
     return {(cells[1], cells[2]) for cells in rows}
 
