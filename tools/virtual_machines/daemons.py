@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -53,12 +54,14 @@ def stop(layout: BedLayout, name: str, service: str, number: signal.Signals = si
 def freeze(layout: BedLayout, name: str, service: str) -> None:
     """Stop a daemon and all that it has started: connections stay open, and nothing answers."""
     for pid in family(require(layout, name, service).pid):
-        os.kill(pid, signal.SIGSTOP)
+        with contextlib.suppress(ProcessLookupError):  # a session that has just ended
+            os.kill(pid, signal.SIGSTOP)
 
 
 def thaw(layout: BedLayout, name: str, service: str) -> None:
     for pid in family(require(layout, name, service).pid):
-        os.kill(pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # a session that has just ended
+            os.kill(pid, signal.SIGCONT)
 
 
 def names(layout: BedLayout, name: str) -> list[str]:
