@@ -19,7 +19,11 @@ _EXIT_DEADLINE_S = 30.0
 
 
 class Terminal:
-    """A command on the login node with a terminal of its own; hung up when left."""
+    """A command on the login node with a terminal of its own; hung up when left.
+
+    Home is `cwd`, so that its shells run none of the startup files of this machine's user: one that is hung up in
+    the midst of them may leave a lock that every later shell waits for.
+    """
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str], repository: Path, cwd: Path) -> None:
         # Found from any folder without PYTHONPATH, which the shell would inherit.
@@ -33,7 +37,7 @@ class Terminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env={**os.environ, "TERM": "dumb", **environment},
+            env={**os.environ, "TERM": "dumb", "HOME": str(cwd), **environment},
             cwd=cwd,
         )
         os.close(slave)
