@@ -44,7 +44,8 @@ class Registry:
     def register(self, name: str, **paper: Any) -> Callable[[Entry], Entry]:
         """Decorate the entry of the built-in module `name`. Raises ConfigError for a name that is taken.
 
-        `paper` has the keys of the config that the entry reads, or wants of others, as its paper has them.
+        `paper` has the keys of the config that the entry reads, or wants of others, as its paper has them; and what is
+        to be known of it, such as a loss's `scales_advantage`: an advantage of 0 gives a token no gradient.
         """
 
         def add(entry: Entry) -> Entry:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from hpc_grpo.run.paths import RunDir
 
 _OF_THE_STEP = (
-    "loss.", "ppo.", "model.", "train.max_tokens_per_microbatch", "train.logprob_chunk_tokens", "train.attention",
+    "loss.", "ppo.", "model.", "train.max_tokens_per_microbatch", "train.skip_zero_advantages",
+    "train.logprob_chunk_tokens", "train.attention",
     "train.gradient_checkpointing", "train.num_threads", "run.root", "run.name", "placement.",
 )  # fmt: skip
 _DECIDED_BEFORE = ("loss.advantage", "loss.advantage_args", "loss.normalize_std", "loss.pass_k")

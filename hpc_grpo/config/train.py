@@ -27,6 +27,11 @@ class TrainConfig(Section):
         "none", description="cpu: optimizer states in host memory, updated there."
     )
     max_tokens_per_microbatch: PositiveInt = Field(8192, description="Token budget of a microbatch.")
+    skip_zero_advantages: bool = Field(
+        True,
+        description="Leave sequences whose advantages are all 0 out of the learner's passes where they have no "
+        "gradient; they count in the loss's denominator, and metrics of the loss are means over the others.",
+    )
     attention: Literal["sdpa", "flash_attention_2"] = Field(
         "sdpa", description="Attention kernel for packed documents; flash_attention_2 needs a GPU."
     )

@@ -16,6 +16,11 @@ class MetricAccumulator:
     def __init__(self) -> None:
         self._sums: dict[tuple[str, str], Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
+        self._still_units = 0
+
+    def leave_out(self, units: int) -> None:
+        """Count what is in the divisor of the loss without having been computed: its terms are 0 there."""
+        self._still_units += units
 
     def add(self, mask: Tensor, output: LossOutput, weights: TokenWeights) -> None:
         """Add a microbatch's per-token quantities, each `[C]`, where `mask` `[C]` is 1.0."""
@@ -37,16 +42,22 @@ class MetricAccumulator:
         self._sums[key] = self._sums[key] + total if key in self._sums else total
 
     def reductions(self) -> dict[str, Reduction]:
+        """Return the means over the tokens that were computed, and the terms of the loss over all.
+
+        A rank without a token has no means: the others' are not to be mixed with zeros.
+        """
         if not self._sums:
             return {}
         values = torch.stack([*self._sums.values(), *self._maxima.values()]).tolist()
         sums = dict(zip(self._sums, values, strict=False))
-        tokens, divisor_share = sums["count", "tokens"], sums["count", "loss"]
+        tokens, divisor_share = sums["count", "tokens"], sums["count", "loss"] + self._still_units
         reduced: dict[str, Reduction] = {}
         for (kind, name), total in sums.items():
-            if kind in ("mean", "term"):
-                reduced[name] = Mean(total, tokens if kind == "mean" else divisor_share)
-            elif kind == "weight":
+            if kind == "term":
+                reduced[name] = Mean(total, divisor_share)
+            elif kind == "mean" and tokens:
+                reduced[name] = Mean(total, tokens)
+            elif kind == "weight" and tokens:
                 reduced[name] = EffectiveSampleSize(total, sums["square", name], tokens)
         maxima = zip(self._maxima, values[len(sums) :], strict=True)
-        return reduced | {name: Max(value) for name, value in maxima}
+        return reduced | {name: Max(value) for name, value in maxima if tokens}

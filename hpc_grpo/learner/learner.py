@@ -20,11 +20,12 @@ from torch import Tensor
 from hpc_grpo.algorithms.base import algorithm_of
 from hpc_grpo.algorithms.losses.base import LossInputs
 from hpc_grpo.algorithms.losses.common import interpolated_proximal
-from hpc_grpo.algorithms.objective import Objective, Preparation, divisor, token_weights
-from hpc_grpo.config import Config, LossConfig
+from hpc_grpo.algorithms.objective import Objective, divisor, token_weights
+from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.accumulator import MetricAccumulator
-from hpc_grpo.learner.group import init_process_group, of_all_ranks
+from hpc_grpo.learner.group import init_process_group
+from hpc_grpo.learner.minibatch import prepared, without_still
 from hpc_grpo.learner.model import PolicyModel, gathered, parameter_specs, score
 from hpc_grpo.learner.optimizer_step import optimizer_step
 from hpc_grpo.learner.packing import PackedBatch, pack, pack_equalised
@@ -74,6 +75,12 @@ class Learner:
         self.config = config
         self._loss = algorithm_of(config).find_loss()
         self._preparations = self._loss.preparations if isinstance(self._loss, Objective) else {}
+        self._leaves_out_still = (
+            config.train.skip_zero_advantages
+            and isinstance(self._loss, Objective)
+            and self._loss.is_still_without(config.loss)
+            and not any(part.is_in_loss for part in self.parts)
+        )
 
     @property
     def model(self) -> PolicyModel:
@@ -99,13 +106,16 @@ class Learner:
             of_parts.update(metrics)
         shares = [minibatch.sequences for minibatch in minibatches]
         self._check_sequences(shares)
+        accumulator = MetricAccumulator()
+        if self._leaves_out_still:
+            shares, left_out = without_still(shares, self.config.loss, accumulator)
+            of_parts.update(left_out)
         packed = pack_equalised(shares, self.config.train.max_tokens_per_microbatch, self.device)
         proximal, proximal_version = self._proximal_logprobs(packed), self.policy_version
-        accumulator = MetricAccumulator()
         learning_rates, grad_norms = [], []
         for minibatch, batches, anchors in zip(minibatches, packed, proximal, strict=True):
             learning_rates.append(self.ds_engine.get_lr()[0])
-            of_minibatch = _prepared(self._preparations, batches, anchors, self.config.loss)
+            of_minibatch = prepared(self._preparations, batches, anchors, self.config.loss)
             context = _StepContext(accumulator, proximal_version, of_minibatch)
             grad_norms.append(self._optimizer_step(minibatch, batches, anchors, context))
         for part in self.parts:
@@ -201,29 +211,6 @@ class Learner:
         output = replace(output, means=output.means | {"policy/entropy": entropy.detach()})
         context.accumulator.add(batch.mask, output, weights)
         return torch.dot(output.per_token, weights.of_tokens)
-
-
-def _prepared(
-    preparations: Mapping[str, Preparation],
-    batches: Sequence[PackedBatch],
-    proximal: Sequence[Tensor | None],
-    settings: LossConfig,
-) -> dict[str, Any]:
-    """Return what the loss and its correction make of all tokens of an optimizer step, over all ranks: a collective."""
-    if not preparations:
-        return {}
-    columns = [
-        torch.stack([anchor, batch.engine_logprobs, batch.advantages, batch.draws, batch.mask])
-        for batch, anchor in zip(batches, proximal, strict=True)
-        if anchor is not None
-    ]
-    rows = of_all_ranks(torch.cat(columns, dim=1))
-    is_trained = rows[-1] > 0.0
-    # A step of nothing but filling still has its passes.
-    anchors, engine, advantages, draws, _ = rows[:, is_trained] if is_trained.any() else torch.zeros_like(rows)
-    one_sequence = torch.zeros_like(anchors, dtype=torch.int64)
-    whole = LossInputs(anchors, anchors, engine, None, advantages, one_sequence, draws=draws)
-    return {name: prepare(whole, settings) for name, prepare in preparations.items()}
 
 
 def _scored(prompt: Sequence[int], completion: Sequence[int]) -> TrainSequence:

@@ -8,7 +8,7 @@ from hpc_grpo.config import LossConfig
 from hpc_grpo.registry import LOSSES
 
 
-@LOSSES.register("bnpo", clip_low=0.2, clip_high=0.2, dual_clip=None, denominator="tokens")
+@LOSSES.register("bnpo", clip_low=0.2, clip_high=0.2, dual_clip=None, denominator="tokens", scales_advantage=True)
 def bnpo_loss(inputs: LossInputs, settings: LossConfig) -> LossOutput:
     """Return the loss per token `[C]` that TRL and Liger call `bnpo`.
 

@@ -8,7 +8,7 @@ from hpc_grpo.config import LossConfig
 from hpc_grpo.registry import LOSSES
 
 
-@LOSSES.register("cispo", clip_low=1.0, clip_high=4.0, denominator="tokens")
+@LOSSES.register("cispo", clip_low=1.0, clip_high=4.0, denominator="tokens", scales_advantage=True)
 def cispo_loss(inputs: LossInputs, settings: LossConfig) -> LossOutput:
     """Return the CISPO loss per token `[C]` (MiniMax-M1, arXiv:2506.13585, eq. 4 and 5).
 

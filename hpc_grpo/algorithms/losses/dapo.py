@@ -8,7 +8,7 @@ from hpc_grpo.config import LossConfig
 from hpc_grpo.registry import LOSSES
 
 
-@LOSSES.register("dapo", clip_low=0.2, clip_high=0.28, dual_clip=None, denominator="tokens")
+@LOSSES.register("dapo", clip_low=0.2, clip_high=0.28, dual_clip=None, denominator="tokens", scales_advantage=True)
 def dapo_loss(inputs: LossInputs, settings: LossConfig) -> LossOutput:
     """Return the DAPO loss per token `[C]` (arXiv:2503.14476, eq. 8).
 

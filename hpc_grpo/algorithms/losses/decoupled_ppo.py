@@ -17,6 +17,7 @@ from hpc_grpo.registry import LOSSES
     importance_correction="icepop",
     importance_low=0.0,
     importance_cap=5.0,
+    scales_advantage=True,
 )
 def decoupled_ppo_loss(inputs: LossInputs, settings: LossConfig) -> LossOutput:
     """Return the surrogate of decoupled PPO per token `[C]` (arXiv:2110.00641; AReaL, arXiv:2505.24298, eq. 5).

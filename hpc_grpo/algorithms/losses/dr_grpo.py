@@ -8,7 +8,15 @@ from hpc_grpo.config import LossConfig
 from hpc_grpo.registry import LOSSES
 
 
-@LOSSES.register("dr_grpo", normalize_std=False, clip_low=0.2, clip_high=0.2, dual_clip=None, denominator="constant")
+@LOSSES.register(
+    "dr_grpo",
+    normalize_std=False,
+    clip_low=0.2,
+    clip_high=0.2,
+    dual_clip=None,
+    denominator="constant",
+    scales_advantage=True,
+)
 def dr_grpo_loss(inputs: LossInputs, settings: LossConfig) -> LossOutput:
     """Return the Dr. GRPO loss per token `[C]` (arXiv:2503.20783).
 

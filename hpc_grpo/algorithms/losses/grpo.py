@@ -8,7 +8,7 @@ from hpc_grpo.config import LossConfig
 from hpc_grpo.registry import LOSSES
 
 
-@LOSSES.register("grpo", clip_low=0.2, clip_high=0.2, dual_clip=None, denominator="tokens")
+@LOSSES.register("grpo", clip_low=0.2, clip_high=0.2, dual_clip=None, denominator="tokens", scales_advantage=True)
 def grpo_loss(inputs: LossInputs, settings: LossConfig) -> LossOutput:
     """Return the GRPO loss per token `[C]` (DeepSeekMath, arXiv:2402.03300).
 

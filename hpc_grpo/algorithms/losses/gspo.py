@@ -8,7 +8,7 @@ from hpc_grpo.config import LossConfig
 from hpc_grpo.registry import LOSSES
 
 
-@LOSSES.register("gspo", clip_low=3e-4, clip_high=4e-4, dual_clip=None, denominator="sequences")
+@LOSSES.register("gspo", clip_low=3e-4, clip_high=4e-4, dual_clip=None, denominator="sequences", scales_advantage=True)
 def gspo_loss(inputs: LossInputs, settings: LossConfig) -> LossOutput:
     """Return the GSPO loss per token `[C]` (arXiv:2507.18071, eq. 5 to 7).
 

@@ -8,7 +8,9 @@ from hpc_grpo.config import LossConfig
 from hpc_grpo.registry import LOSSES
 
 
-@LOSSES.register("gspo_token", clip_low=3e-4, clip_high=4e-4, dual_clip=None, denominator="sequences")
+@LOSSES.register(
+    "gspo_token", clip_low=3e-4, clip_high=4e-4, dual_clip=None, denominator="sequences", scales_advantage=True
+)
 def gspo_token_loss(inputs: LossInputs, settings: LossConfig) -> LossOutput:
     """Return the GSPO-token loss per token `[C]` (arXiv:2507.18071, eq. 13 and 14).
 

@@ -8,7 +8,7 @@ from hpc_grpo.config import LossConfig
 from hpc_grpo.registry import LOSSES
 
 
-@LOSSES.register("sapo", gate_temperatures=(1.0, 1.05), denominator="sequences")
+@LOSSES.register("sapo", gate_temperatures=(1.0, 1.05), denominator="sequences", scales_advantage=True)
 def sapo_loss(inputs: LossInputs, settings: LossConfig) -> LossOutput:
     """Return the SAPO loss per token `[C]` (arXiv:2511.20347, eq. 5 and 6).
 

@@ -49,6 +49,11 @@ class LearnerPart:
         """Return the fields of `LossInputs` that the part knows of a microbatch, each `[C]` without gradient."""
         return {}
 
+    @property
+    def is_in_loss(self) -> bool:
+        """Tell whether the loss of a token depends on this part."""
+        return type(self).loss_inputs is not LearnerPart.loss_inputs
+
     def after_step(self, policy: PolicyModel, num_steps: int) -> None:
         """Take note of the policy that a step has trained; `num_steps` counts those of the run."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,11 +52,20 @@ def train_sequence(index: int, advantages: Any, engine: Any) -> TrainSequence:
 
 
 def step(
-    sequences: Sequence[Trained], settings: LossConfig, num_ranks: int, budget: int, dtype: torch.dtype
+    sequences: Sequence[Trained],
+    settings: LossConfig,
+    num_ranks: int,
+    budget: int,
+    dtype: torch.dtype,
+    counts: tuple[int, int] | None = None,
 ) -> tuple[float, list[Any], dict[str, float]]:
-    """Compute a step as learners do: ranks of unequal shares, microbatches of `budget` tokens, one sum over all."""
+    """Compute a step as learners do: ranks of unequal shares, microbatches of `budget` tokens, one sum over all.
+
+    `counts` are the tokens and sequences of the step where more than these are in its divisor.
+    """
     num_tokens = sum(len(own.learner) for own in sequences)
-    minibatch = Minibatch((), num_tokens, len(sequences))
+    counted = counts or (num_tokens, len(sequences))
+    minibatch = Minibatch((), *counted)
     objective, per_rank, loss = find_objective(settings), [], 0.0
     whole = LossInputs(*(torch.from_numpy(np.concatenate([getattr(own, name) for own in sequences])).to(dtype)
                          for name in ("learner", "proximal", "engine", "reference", "advantages")),
@@ -70,6 +80,9 @@ def step(
             if i % 5 % num_ranks == rank
         ]
         accumulator = MetricAccumulator()
+        accumulator.leave_out(
+            divisor(settings, minibatch) - divisor(settings, Minibatch((), num_tokens, len(sequences)))
+        )
         for microbatch in split_microbatches(own, budget):
             batch, rows = pack(microbatch), [sequences[each.ordinal] for each in microbatch]
 
@@ -167,6 +180,46 @@ def test_on_policy_every_loss_has_the_policy_gradient(name: str) -> None:
     num_tokens = sum(len(own.learner) for own in same)
     for ours, own in zip(gradients, same, strict=True):
         np.testing.assert_allclose(ours, -own.advantages / num_tokens, rtol=1e-6)
+
+
+@pytest.mark.parametrize("variant", [name for name, changes in VARIANTS.items() if "kl_coef" not in changes])
+def test_what_has_no_advantage_has_no_gradient_where_the_objective_says_so(variant: str) -> None:
+    """A third of the sequences; the others' gradients are the same to the last bit without them."""
+    settings = LossConfig(**VARIANTS[variant])
+    is_still_without = find_objective(settings).is_still_without(settings)
+    assert is_still_without == (not settings.compares_minibatch)
+    if not is_still_without:
+        return
+    sequences = [
+        replace(own, advantages=0.0 * own.advantages) if index % 3 == 0 else own
+        for index, own in enumerate(ragged_groups(11))
+    ]
+    moving = [own for own in sequences if own.advantages.any()]
+    num_tokens = sum(len(own.learner) for own in sequences)
+    whole, gradients, metrics = step(sequences, settings, 1, 10_000, torch.float64)
+    saved, own_gradients, own_metrics = step(moving, settings, 1, 10_000, torch.float64, (num_tokens, len(sequences)))
+    assert whole == pytest.approx(saved, rel=1e-12)
+    assert own_metrics["loss/policy"] == pytest.approx(metrics["loss/policy"], rel=1e-12)
+    expected = iter(own_gradients)
+    for own, gradient in zip(sequences, gradients, strict=True):
+        np.testing.assert_array_equal(gradient, next(expected) if own.advantages.any() else 0.0 * gradient)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"entropy_coef": 0.1}, {"name": "m:f"}, {"importance_correction": "m:f"}, {"name": "kl_cov"}]
+)
+def test_what_may_move_the_weights_without_an_advantage_is_not_still(changes: dict[str, Any]) -> None:
+    settings = LossConfig(**changes)
+    named = {"name": "grpo", "importance_correction": "truncated"}
+    objective = find_objective(settings.model_copy(update={k: v for k, v in named.items() if changes.get(k) == "m:f"}))
+    assert not objective.is_still_without(settings)
+
+
+def test_a_loss_around_a_built_in_one_is_not_still() -> None:
+    objective = find_objective(LossConfig())
+    assert objective.is_still_without(LossConfig())
+    wrapped = replace(objective, policy_loss=lambda inputs, settings: objective.policy_loss(inputs, settings))
+    assert not wrapped.is_still_without(LossConfig())
 
 
 def test_a_microbatch_that_only_fills_up_the_count_adds_nothing() -> None:

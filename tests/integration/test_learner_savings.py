@@ -1,0 +1,111 @@
+"""What a learner does not compute does not change a gradient: real DeepSpeed, each ZeRO stage, one rank and two."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpc_grpo.demo.model import ModelSize, write_model
+from hpc_grpo.metrics.reductions import merge
+from hpc_grpo.types import Minibatch, TrainSequence
+from tests.integration.learner_processes import make_config, make_sequences, run_ranks
+from tests.integration.learner_resume import STAGES
+
+pytestmark = pytest.mark.integration
+
+CASES: dict[str, dict[str, Any]] = {
+    "all computed": {"skip_zero_advantages": False},
+    "left out": {"skip_zero_advantages": True},
+}
+"""Settings of the section `train`, each of which must give the gradient of the first."""
+
+
+def make_step() -> list[TrainSequence]:
+    """Three groups; the second has no variance, nor has the second half of the third, which rank 1 gets alone."""
+    return [
+        replace(each, advantages=0.0 * each.advantages) if 4 <= index < 8 or index >= 10 else each
+        for index, each in enumerate(make_sequences(7))
+    ]
+
+
+def gradients_of(rank: int, world_size: int, store: Any, model: Path, root: Path) -> dict[tuple[int, str], Any]:
+    """Each parameter's gradient in a step of two minibatches, and the metrics, by ZeRO stage and case."""
+    from hpc_grpo.learner.learner import Learner
+
+    found: dict[tuple[int, str], Any] = {}
+    sequences = make_step()
+    share = sequences if world_size == 1 else sequences[10:] if rank == 1 else sequences[:10]
+    num_tokens = sum(each.num_trained_tokens for each in sequences)
+    minibatches = [Minibatch(tuple(share), num_tokens, len(sequences))] * 2
+    for stage in STAGES:
+        config = make_config(model, root, zero_stage=stage)
+        config = config.model_copy(update={"loss": config.loss.model_copy(update={"kl_coef": 0.0})})
+        for name, settings in CASES.items():
+            changed = config.model_copy(update={"train": config.train.model_copy(update=settings)})
+            found[stage, name] = _step(Learner(changed, rank, world_size, store), minibatches)
+            store = None  # the group stands
+    return found
+
+
+def _step(learner: Any, minibatches: list[Minibatch]) -> tuple[list[dict[str, Any]], Any]:
+    from deepspeed.utils import safe_get_full_grad
+
+    gradients: list[dict[str, Any]] = []
+    take_step = learner.ds_engine.step
+
+    def step() -> None:
+        parameters = learner.model.hf_named_parameters()
+        gradients.append({name: safe_get_full_grad(each).double().numpy() for name, each in parameters})
+        take_step()
+
+    learner.ds_engine.step = step
+    metrics = learner.train_step(minibatches)
+    return gradients, metrics
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[tuple[int, str], Any]]]:
+    root = tmp_path_factory.mktemp("savings")
+    size = ModelSize(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=96, max_tokens=64)
+    write_model(root / "model", size, seed=0)
+    return {size: run_ranks(size, gradients_of, root / "model", root) for size in (1, 2)}
+
+
+def distance(gradients: dict[str, Any], expected: dict[str, Any]) -> float:
+    """The norm of the difference by the norm of what is expected, over all parameters."""
+    off, whole = (
+        sum(float(np.square(own).sum()) for own in each)
+        for each in ([gradients[name] - expected[name] for name in expected], expected.values())
+    )
+    return float((off / whole) ** 0.5)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("case", list(CASES)[1:])
+def test_what_is_saved_does_not_change_the_gradient(found: Any, case: str, world_size: int, stage: int) -> None:
+    [expected, _] = found[1][0][1, "all computed"]
+    for rank in found[world_size]:
+        gradients, _ = rank[stage, case]
+        # The second minibatch meets weights that the first has moved.
+        for own, theirs, bound in zip(gradients, expected, (1e-6, 1e-5), strict=True):
+            assert distance(own, theirs) < bound
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_metrics_of_a_step_with_sequences_left_out_tell_their_share(found: Any, world_size: int) -> None:
+    """Terms of the loss count them; means are those of the others, also where a rank has none."""
+    whole = merge([rank[2, "all computed"][1] for rank in found[world_size]])
+    saved = merge([rank[2, "left out"][1] for rank in found[world_size]])
+    sequences = make_step()
+    num_still = sum(each.num_trained_tokens for each in sequences if not each.advantages.any())
+    share = num_still / sum(each.num_trained_tokens for each in sequences)
+    assert saved.pop("tokens/left_out_fraction") == pytest.approx(share)
+    assert set(saved) == set(whole)
+    for name in ("loss/policy", "grad_norm", "lr", "skipped_optimizer_steps"):
+        assert saved[name] == pytest.approx(whole[name], rel=1e-5)
+    assert saved["policy/entropy"] == pytest.approx(whole["policy/entropy"], rel=0.05)
