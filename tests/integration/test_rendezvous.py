@@ -12,7 +12,7 @@ import ray
 import torch
 import torch.distributed as dist
 
-from hpc_grpo.learner.group import RendezvousStore
+from hpc_grpo.learner.rendezvous_store import RendezvousStore
 from hpc_grpo.learner.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.integration
