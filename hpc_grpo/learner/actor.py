@@ -80,9 +80,9 @@ class LearnerActor:
 
     def start(self, rendezvous: Any) -> None:
         """Join the other learners, who meet at the actor `rendezvous` (None for a single one), and load the model."""
-        from hpc_grpo.learner.rendezvous_store import RendezvousStore
         from hpc_grpo.learner.heads_disk import disk_of
         from hpc_grpo.learner.learner import Learner
+        from hpc_grpo.learner.rendezvous_store import RendezvousStore
 
         # Held here: torch keeps only the part of it that is not Python.
         self._store = RendezvousStore(rendezvous) if rendezvous is not None else None

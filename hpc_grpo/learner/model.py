@@ -47,7 +47,6 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         # Demonstrations were sampled by nobody.
         self._temperature = config.rollout.temperature if config.needs.rollouts else 1.0
         self._hf_names = frozenset(name for name, _ in language_model.named_parameters())
-        self._uses_packed_sdpa = language_model.config._attn_implementation == PACKED_SDPA
 
     def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies, both `[C]` float32, at the batch's trained tokens.
@@ -70,7 +69,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         yield from (own for own in self.language_model.named_parameters() if own[0] in self._hf_names)
 
     def _attention_kwargs(self, batch: PackedBatch) -> dict[str, Any]:
-        if self._uses_packed_sdpa:
+        if self.language_model.config._attn_implementation == PACKED_SDPA:
             return {"document_layout": document_layout(batch.document_lengths, batch.input_ids.device)}
         borders, longest = batch.cu_seqlens, max(batch.document_lengths)
         names = {"cu_seq_lens_q": borders, "cu_seq_lens_k": borders}

@@ -12,8 +12,8 @@ import ray
 import torch
 import torch.distributed as dist
 
-from hpc_grpo.learner.rendezvous_store import RendezvousStore
 from hpc_grpo.learner.rendezvous import Rendezvous
+from hpc_grpo.learner.rendezvous_store import RendezvousStore
 
 pytestmark = pytest.mark.integration
 
