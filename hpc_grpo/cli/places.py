@@ -101,10 +101,12 @@ def _role_by_hand() -> Role:
 def _request(config_name: str, overrides: list[str], role: Role) -> Request:
     """Resolve the config; what the environment says of nodes and port yields to the command line."""
     from hpc_grpo.cli.request import load_request
+    from hpc_grpo.launch.place.base import refuse_hosts
 
     told = {"launch.num_nodes": role.num_nodes, "launch.port": role.port}
     from_role = [f"{key}={json.dumps(value)}" for key, value in told.items() if value is not None]
     request = load_request(config_name, [*from_role, *overrides])
+    refuse_hosts(request.config.launch, "nodes join by themselves, each by its own command")
     is_given = any(override.startswith("launch.num_nodes=") for override in [*from_role, *overrides])
     if is_given or request.config.launch.num_nodes > 1 or role.default_nodes == 1:
         return request

@@ -35,7 +35,8 @@ _UNDERWAY = 2
 """Chunks of a file that are on their way at once: one is written while the next one travels."""
 
 _OUTLINE_MODE = stat.S_IWUSR
-_FETCHING = ".fetching"
+_OUTLINING = ".outlining"
+_FETCHED = ".fetched-"
 _FOLDER = "hpc-grpo-disk-"
 
 
@@ -75,7 +76,7 @@ class HeadsDisk:
     def opened(self, folder: Path, *, whole: bool = False) -> Iterator[Path]:
         here = self.here(folder)
         here.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(_lock_of(here), fcntl.LOCK_SH) as lock:
+        with _locked(here.with_name(f".{here.name}.lock"), fcntl.LOCK_SH) as lock:
             names = self._outline(folder, here)
             for name in names if whole else {MANIFEST, copy_path(Path(MANIFEST)).name}.intersection(names):
                 self.fetch(here / name)
@@ -87,17 +88,16 @@ class HeadsDisk:
                     shutil.rmtree(here, ignore_errors=True)
 
     def fetch(self, here: Path) -> None:
-        if not _is_outline(here):
-            return
-        with _locked(self._here / _FETCHING, fcntl.LOCK_EX):
-            if not _is_outline(here):  # another learner of the node was faster
+        with _locked(here, fcntl.LOCK_EX):  # this file alone: others fetch theirs side by side
+            if not _is_outline(here):  # fetched before, or by another learner of the node
                 return
-            beside = self._here / ".fetched"
+            beside = self._here / f"{_FETCHED}{self._name(here).replace('/', '--')}"
             try:
                 with beside.open("wb") as file:
                     for chunk in self._received(self._name(here), here.stat().st_size):
                         file.write(chunk)
             except OSError as error:
+                beside.unlink(missing_ok=True)
                 if error.errno != errno.ENOSPC:
                     raise
                 raise LaunchError(
@@ -118,15 +118,15 @@ class HeadsDisk:
 
     @contextmanager
     def _sending(self, name: str, final: str | None = None) -> Iterator[Sending]:
-        file = Sending(self._keeper, name)
-        yield file
-        file.finish()
+        with Sending(self._keeper, name) as file:
+            yield file
+            file.finish()
         _result(self._keeper.commit.remote(file.entry, final or name))
 
     def _outline(self, folder: Path, here: Path) -> list[str]:
         """Make the folder here as it is at the head, its files as outlines; return their names."""
         names = []
-        with _locked(self._here / _FETCHING, fcntl.LOCK_EX):
+        with _locked(self._here / _OUTLINING, fcntl.LOCK_EX):
             for name, size in _result(self._keeper.files.remote(str(folder.relative_to(self._root)))):
                 names.append(name)
                 (here / name).parent.mkdir(parents=True, exist_ok=True)
@@ -182,10 +182,15 @@ class Sending(io.RawIOBase):
     def finish(self) -> None:
         """Send what is left, and wait until the head has written all of it. Raises what the head's disk raised."""
         self._send()  # an empty file has one empty chunk
-        while self._waiting:
-            self._await_oldest()
+        self.close()
         if self._failure is not None:
             raise self._failure
+
+    def close(self) -> None:
+        """Wait for what is on its way: the head would write on while the file is removed there, or sent again."""
+        while self._waiting:
+            self._await_oldest()
+        super().close()
 
     @property
     def entry(self) -> FileEntry:
@@ -225,13 +230,9 @@ def _is_outline(path: Path) -> bool:
     return stat.S_IMODE(path.stat().st_mode) == _OUTLINE_MODE
 
 
-def _lock_of(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.lock")
-
-
 @contextmanager
 def _locked(path: Path, how: int) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)  # an outline may not be read
     try:
         fcntl.flock(descriptor, how)
         yield descriptor

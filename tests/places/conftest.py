@@ -53,7 +53,7 @@ def bed_of(shape: Shape) -> Iterator[Bed]:
     # Beds of several kinds may be up at once, and beside one of a developer's.
     layout = BedLayout(state.with_name(f"{state.name}-test-{shape.kind}{'-private' * shape.private_disks}"))
     try:
-        lifecycle.take_down(layout, layout.remove_host_folders)  # of a session that was killed
+        lifecycle.take_down(layout)  # of a session that was killed
         bed = Bed.bring_up(layout, shape)
     except UnavailableError as error:
         skip_outside_ci(str(error))

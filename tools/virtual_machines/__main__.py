@@ -65,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
         case "up":
             _up(layout, arguments)
         case "down":
-            print("down" if lifecycle.take_down(layout, layout.remove_host_folders) else "nothing was up")
+            print("down" if lifecycle.take_down(layout) else "nothing was up")
         case "rootfs":
             containers.write_rootfs(arguments.folder)
         case _:

@@ -48,9 +48,7 @@ class Bed:
                 raise MachineError(f"already up with {existing}, not {shape}: run `make machines-down` first")
             bed = cls(layout, shape)
             if existing is None:
-                lifecycle.bring_up(
-                    layout, lambda: building.build(layout, shape), shape.to_json(), layout.remove_host_folders
-                )
+                lifecycle.bring_up(layout, lambda: building.build(layout, shape), shape.to_json())
             return bed
 
     @classmethod
@@ -63,7 +61,7 @@ class Bed:
         return cls(layout, shape)
 
     def take_down(self) -> None:
-        lifecycle.take_down(self.layout, self.layout.remove_host_folders)
+        lifecycle.take_down(self.layout)
 
     @property
     def names(self) -> list[str]:

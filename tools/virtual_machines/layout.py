@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ SUBNET_PREFIX = "198.18.0."
 OUTSIDE_PREFIX = "198.19.0."
 PREFIX_LENGTH = 24
 
-# Debian's daemons want these, or machines mount over them; nothing may have made them yet.
+# Debian's daemons want these, or machines mount over them; nothing may have made them yet. Empty, and gone at a reboot.
 _HOST_FOLDERS = (Path("/run/sshd"), Path("/run/crun"))
 
 
@@ -49,7 +48,7 @@ class Mounts:
 
 @dataclass(frozen=True)
 class Layout:
-    """Every path of a set of machines. All lie below `state`; nothing is written elsewhere."""
+    """Every path of a set of machines. All lie below `state`; elsewhere only `make_host_folders` writes."""
 
     state: Path
     marker_name: ClassVar[str] = "made-by-hpc-grpo-virtual-machines"
@@ -98,22 +97,11 @@ class Layout:
         """A mount that keeps the machine's network alive while the machine itself is dead."""
         return self.machine_dir(name) / "net"
 
-    def make_host_folders(self) -> None:
-        """Make folders outside the state folder that machines need, and keep in mind which were not there."""
-        made = [path for path in _HOST_FOLDERS if not path.exists()]
-        self._made.write_text(json.dumps([str(path) for path in made]))
-        for path in made:
-            path.mkdir(mode=0o755)
-
-    def remove_host_folders(self) -> None:
-        made = json.loads(self._made.read_text()) if self._made.exists() else []
-        for path in map(Path, made):
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
-
-    @property
-    def _made(self) -> Path:
-        return self.state / "made-on-the-host.json"
+    @staticmethod
+    def make_host_folders() -> None:
+        """Make folders outside the state folder that machines need. They stay: other machines may be up with them."""
+        for path in _HOST_FOLDERS:
+            path.mkdir(mode=0o755, exist_ok=True)
 
 
 def hosts_file(machines: Sequence[Machine], own: Machine) -> str:

@@ -31,7 +31,11 @@ def alone(layout: Layout) -> Iterator[None]:
             os.close(descriptor)
 
 
-def bring_up(layout: Layout, build: Callable[[], None], shape: str, release: Callable[[], None]) -> None:
+def _nothing() -> None:
+    pass
+
+
+def bring_up(layout: Layout, build: Callable[[], None], shape: str, release: Callable[[], None] = _nothing) -> None:
     """Build from an empty state folder and write `shape` when all is there. What fails leaves nothing behind.
 
     The caller has the lock. `release` takes away what lies outside the state folder, once no process is left.
@@ -50,7 +54,7 @@ def bring_up(layout: Layout, build: Callable[[], None], shape: str, release: Cal
         raise
 
 
-def take_down(layout: Layout, release: Callable[[], None]) -> bool:
+def take_down(layout: Layout, release: Callable[[], None] = _nothing) -> bool:
     """Take the machines away. False where there was nothing."""
     host.require_root()
     if not layout.state.exists():

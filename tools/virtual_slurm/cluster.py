@@ -55,7 +55,7 @@ def up(layout: Layout, shape: Shape) -> bool:
             _boot(layout, shape)
             wait_until(lambda: _ready(layout, shape), _IDLE_DEADLINE_S, "all nodes are idle and sacct answers")
 
-        lifecycle.bring_up(layout, build, shape.to_json(), lambda: _release(layout))
+        lifecycle.bring_up(layout, build, shape.to_json(), lambda: cgroups.remove(layout))
         return True
 
 
@@ -120,13 +120,7 @@ def _ready(layout: Layout, shape: Shape) -> bool:
 
 def down(layout: Layout) -> bool:
     """Take the cluster away. False where there was nothing."""
-    return lifecycle.take_down(layout, lambda: _release(layout))
-
-
-def _release(layout: Layout) -> None:
-    """Take away what lies outside the state folder."""
-    cgroups.remove(layout)
-    layout.remove_host_folders()
+    return lifecycle.take_down(layout, lambda: cgroups.remove(layout))
 
 
 def _require_node(layout: Layout, name: str) -> Shape:

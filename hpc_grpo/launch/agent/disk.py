@@ -26,7 +26,8 @@ def take_run(spec: NodeSpec, own_dir: Path, goes_on: Callable[[], bool], shows_u
     """Return the spec for this node, on whose own disk what the head has sent of the run is put where it has one.
 
     `own_dir` is the agent's own folder; `goes_on` waits a moment, and is False once the supervisor ended the agent.
-    Raises LaunchError where the head's disk must be seen and is not, ConfigError for a folder that others may write.
+    Raises LaunchError where the head's disk must be seen and is not, or the node's own lacks what it must have;
+    ConfigError for a folder that others may write.
     """
     if not spec.token_digest or _sees_head(spec):
         told = {name: value for name, value in spec.contract_env.items() if name != DISKS_VARIABLE}
@@ -58,6 +59,11 @@ def _sees_head(spec: NodeSpec) -> bool:
 
 
 def _with_own_disk(spec: NodeSpec, disk: OwnDisk, own_dir: Path) -> NodeSpec:
+    if missing := [f"{key} = {path}" for key, path in disk.needs.items() if not Path(path).exists()]:
+        raise LaunchError(
+            f"Node {spec.node} has its own disk, without what the head has at: {'; '.join(missing)}. Copy it to "
+            f"the same path on {spec.node}, or put it on a file system that all nodes see."
+        )
     run, attempt_dir = RunDir(Path(disk.run_dir)), attempt_dir_here(own_dir)
     run.create()
     if disk.source:

@@ -42,12 +42,14 @@ class OwnDisk:
     """What a node whose disk is its own is sent of the run at `run_dir`, a path of the head's and of this node's.
 
     `token` is Ray's, a secret. `source` is the run's copy of this package, packed (run/source.py), "" without one.
+    `needs`: files and folders that the node must have itself, by the key of the config that names them.
     """
 
     run_dir: str
     token: str = field(repr=False)
     source: str = field(repr=False)
     source_digest: str
+    needs: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Literal, Protocol, TypeVar
 
+from hpc_grpo.errors import ConfigError
+
 if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
     from hpc_grpo.launch.place.job_queue import JobQueue
@@ -102,7 +104,8 @@ class Place(Protocol):
     awaits_lost_nodes: bool = False
 
     def for_run(self, run: RunDir, launch: LaunchConfig) -> Place:
-        """Return the place as this run asks for it, for an attempt."""
+        """Return the place as this run asks for it, for an attempt. Raises ConfigError for what it cannot have."""
+        refuse_hosts(launch, f"the place is {self.name}, whose nodes are known without them")
         return self
 
     def allocation(self) -> Allocation:
@@ -150,6 +153,15 @@ class Place(Protocol):
     def close(self, end: Ending) -> None:
         """Tell nodes that wait how the attempt ended, and let go of them."""
         return
+
+
+def refuse_hosts(launch: LaunchConfig, why: str) -> None:
+    """Raise ConfigError for `launch.hosts`, which nobody would ask here; `why` is the end of a sentence."""
+    if launch.hosts:
+        raise ConfigError(
+            f"launch.hosts = {', '.join(launch.hosts)} are for `hpc-grpo train` on one of them, in no job: it reaches "
+            f"the others by ssh. Here {why}. Set launch.hosts=[] to take those."
+        )
 
 
 class PlaceKind(Protocol):

@@ -145,9 +145,13 @@ class AgentLink:
         return not self._was_killed
 
     def node_answers(self) -> bool:
-        """After `wait`: whether the node is still there. Its agent may have been killed, for want of memory say."""
-        loss = self.loss()
-        return self._is_torn_down or not (self._was_killed or (loss is not None and loss.is_machine))
+        """After `wait`: whether the node is still there. Its agent may have been killed, for want of memory say.
+
+        One that says itself that it leaves, as a worker does after Ctrl+C, is not, although it tears down in order.
+        """
+        loss, has_left = self.loss(), bool(self._failure) and self._place.is_node_failure(self._failure)
+        is_gone = self._was_killed or (loss is not None and loss.is_machine)
+        return not has_left and (self._is_torn_down or not is_gone)
 
     def _write(self, data: bytes) -> None:
         """Write a few bytes: to a pipe all of them go, or none."""

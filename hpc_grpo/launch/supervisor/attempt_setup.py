@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from hpc_grpo import __version__
-from hpc_grpo.config import LaunchConfig
+from hpc_grpo.config import Config, LaunchConfig
 from hpc_grpo.launch.agent.folders import shm_dir_path
 from hpc_grpo.launch.agent.program import Inside, inside_of
 from hpc_grpo.launch.agent.protocol import NodeSpec, OwnDisk
@@ -25,10 +25,12 @@ from hpc_grpo.run.contract import (
     RAY_ADDRESS_FILE_VARIABLE,
 )
 from hpc_grpo.run.files import digest_of
+from hpc_grpo.run.frozen_config import flat, read_config
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.source import packed_source, sums_digest
 
 _NONCE_BYTES = 6
+_MODELS = ("model.path", "ppo.critic", "distill.teacher")
 
 
 def new_nonce() -> str:
@@ -133,5 +135,16 @@ class AttemptSetup:
         """Return what the agent of a node besides the head is to do, once Ray's token is written at the head."""
         token, own_disk = self.run.secret.read_text(), None
         if self.has_private_disks:
-            own_disk = OwnDisk(str(self.run.path), token, packed_source(self.run), sums_digest(self.run))
+            source, needs = packed_source(self.run), needed_everywhere(read_config(self.run))
+            own_disk = OwnDisk(str(self.run.path), token, source, sums_digest(self.run), needs)
         return replace(self.node_spec(node, head_address), token_digest=digest_of(token), own_disk=own_disk)
+
+
+def needed_everywhere(config: Config) -> dict[str, str]:
+    """Map keys of the config to the files and folders here that actors of every node read.
+
+    They are models, and what rewards are given. Data is read at the head alone; rewards themselves are in `source`.
+    """
+    values = flat(config.model_dump(mode="json", exclude={"run", "launch"}))
+    mentioned = {key: str(value) for key, value in values.items() if key in _MODELS or ".args." in key}
+    return {key: value for key, value in mentioned.items() if value.startswith("/") and Path(value).exists()}

@@ -147,7 +147,7 @@ def _on_signal(state: State, number: int, now: float) -> Reaction:
     name = signal.Signals(number).name
     state = replace(state, signalled=name, kill_at=now + _STOP_GRACE_S if number == signal.SIGTERM else state.kill_at)
     if state.phase == "bring_up":
-        return replace(state, phase="over"), [*actions, Fail(LaunchError(f"{name} while the nodes were coming up."))]
+        return replace(state, phase="over"), [*actions, Fail(EndAskedError(f"Ray is not up yet ({name})", state.step))]
     return state, actions
 
 

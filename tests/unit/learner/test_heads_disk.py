@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -173,7 +174,7 @@ def test_a_node_without_room_for_its_part_of_a_checkpoint_says_where_to_put_it(d
     folder = tmp_path / "run" / "checkpoints" / "step_2"
     write_checkpoint(folder, {"model.pt": torch.ones(9000)})
     with disk.opened(folder) as here:
-        (tmp_path / "here" / ".fetched").symlink_to("/dev/full")
+        (tmp_path / "here" / ".fetched-checkpoints--step_2--model.pt").symlink_to("/dev/full")
         with pytest.raises(LaunchError, match=r"has no room for model\.pt .* by launch\.local_dir"):
             disk.fetch(here / "model.pt")
 
@@ -199,6 +200,47 @@ def test_learners_of_a_node_share_what_they_fetch_and_the_last_removes_it(
     num_chunks = -(-(folder / "model.pt").stat().st_size // CHUNK)
     assert head.read_names.count("checkpoints/step_2/model.pt") == num_chunks  # once, not twice
     assert not here.exists()
+
+
+def test_learners_of_a_node_fetch_their_own_files_side_by_side(
+    head: KeeperActor, disk: HeadsDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, names = tmp_path / "run" / "checkpoints" / "step_2", ["rank_1.pt", "rank_2.pt"]
+    write_checkpoint(folder, {name: torch.ones(9000) for name in names})
+    other, both = HeadsDisk(head, tmp_path / "run", tmp_path / "here"), threading.Barrier(2)
+
+    def read(name: str, offset: int) -> Future[Any]:
+        if offset == 0 and Path(name).name in names:
+            both.wait(30)  # neither goes on before the other has begun
+        return head._call("read", name, offset)
+
+    monkeypatch.setattr(head, "read", SimpleNamespace(remote=read), raising=False)
+    with disk.opened(folder) as here, ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda own, name: own.fetch(here / name), [disk, other], names))
+        assert hash_files(here, names) == hash_files(folder, names)
+    assert not list((tmp_path / "here").glob(".fetched-*"))
+
+
+def test_what_is_on_its_way_has_arrived_before_the_writers_error_is_raised(
+    head: KeeperActor, disk: HeadsDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Future[Any]] = []
+
+    def write(*_args: Any) -> Future[Any]:
+        sent.append(Future())
+        return sent[-1]
+
+    def get(reference: Future[Any]) -> Any:
+        reference.set_result(None)
+        return reference.result()
+
+    monkeypatch.setattr(head, "write", SimpleNamespace(remote=write), raising=False)
+    monkeypatch.setattr(heads_disk.ray, "get", get)
+    with pytest.raises(RuntimeError, match="cannot be saved"), disk.new_file(tmp_path / "run" / "share") as file:
+        file.write(bytes(3 * CHUNK))
+        raise RuntimeError("it cannot be saved")
+    assert len(sent) == 3
+    assert all(each.done() for each in sent)
 
 
 def test_a_share_of_a_steps_batch_is_read_as_one_that_was_written_at_the_head(disk: HeadsDisk, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ class JoinedPlace(Place):
 
     def for_run(self, run: RunDir, launch: LaunchConfig) -> Place:
         self._run, self._launch = run, launch
-        return self
+        return super().for_run(run, launch)
 
     def allocation(self) -> Allocation:
         """Return the head and as many workers as the run asks for, once they have joined.

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.launch.place.base import refuse_hosts
 from hpc_grpo.launch.place.job_command import job_python, path_line, setup_lines
 from hpc_grpo.launch.place.job_queue import JobRequest
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 
 def render(request: JobRequest) -> str:
-    """Return the job script. Raises ConfigError for options that submitit or the schema owns, and without a Ray."""
+    """Return the job script. Raises ConfigError for options that submitit or the schema owns,
+    for hosts, and without a Ray."""
     from submitit.slurm.slurm import _make_sbatch_string
 
     script: str = _make_sbatch_string(command=_last_line(request), folder=request.run.slurm_logs, **parameters(request))
@@ -34,6 +36,7 @@ def render(request: JobRequest) -> str:
 
 def parameters(request: JobRequest) -> dict[str, Any]:
     launch, run = request.launch, request.run
+    refuse_hosts(launch, "Slurm chooses the nodes of the job")
     # submitit would have SIGUSR2 sent to the steps, which kills a node agent's Ray before the end.
     further = {"signal": f"B:USR1@{WARNING_BEFORE_END_S}", "no-requeue": True, **extra_options(launch.slurm)}
     if launch.slurm.min_nodes is not None and launch.slurm.min_nodes < launch.num_nodes:

@@ -77,6 +77,20 @@ def test_a_node_with_its_own_disk_gets_the_runs_code_and_keeps_the_token_to_itse
     assert copy_problems(there, digest) == []
 
 
+def test_a_node_whose_own_disk_lacks_the_model_is_named_with_it_before_anything_is_put_there(tmp_path: Path) -> None:
+    there, model, judge = RunDir(tmp_path / "node" / "run"), tmp_path / "model", tmp_path / "judge"
+    judge.mkdir()
+    needs = {"model.path": str(model), "rewards.0.args.judge": str(judge)}
+    sent = replace(spec_of(there), own_disk=OwnDisk(str(there.path), TOKEN, "", "", needs))
+    assert spec_from_line(sent.to_line()) == sent
+    with pytest.raises(LaunchError, match=rf"Node n2 has its own disk.*at: model\.path = {model}\. Copy it"):
+        take_run(sent, tmp_path / "hg-17", ends)
+    assert not there.path.exists()
+    model.mkdir()
+    (tmp_path / "hg-17").mkdir()
+    assert take_run(sent, tmp_path / "hg-17", ends).working_dir == str(there.path)
+
+
 def test_no_secret_shows_where_a_spec_is_printed(tmp_path: Path) -> None:
     assert TOKEN not in repr(replace(spec_of(RunDir(tmp_path)), own_disk=OwnDisk("/run", TOKEN, "", "")))
 

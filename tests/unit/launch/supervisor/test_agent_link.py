@@ -128,3 +128,17 @@ def test_an_agent_that_is_stopped_is_a_node_that_is_lost_also_before_ray_is_up(
     finally:
         link.process.kill()
         link.process.wait()
+
+
+@pytest.mark.parametrize(("why", "is_there"), [("Ray ended by itself", True), ("node failure: SIGINT ended it", False)])
+def test_a_node_that_says_that_it_leaves_is_gone_although_it_tore_down_in_order(
+    why: str, is_there: bool, tmp_path: Path
+) -> None:
+    agent = tmp_path / "agent"
+    reports = [NodeReport("failed", "nid001", why=why), NodeReport("gone", "nid001")]
+    agent.write_text("#!/bin/bash\n" + "".join(f"echo '{report.to_line().decode().strip()}'\n" for report in reports))
+    agent.chmod(0o755)
+    link = AgentLink(FakePlace(wrap=lambda _node, _command: [str(agent)]), "nid001", tmp_path / "logs")
+    link.release()
+    assert link.wait(time.monotonic() + DEADLINE_S)
+    assert link.node_answers() == is_there

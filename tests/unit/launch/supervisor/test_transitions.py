@@ -240,10 +240,12 @@ def test_every_lost_node_is_named_with_its_reason() -> None:
     assert state.ending.why == "Lost 2 node(s) while training. n2: its agent ended; n3: no heartbeat"
 
 
-def test_a_signal_while_the_nodes_come_up_is_an_error_that_names_it() -> None:
-    _, actions = react(BRING_UP, Signalled(signal.SIGINT), NOW)
+@pytest.mark.parametrize(("state", "step", "code"), [(BRING_UP, 10, 75), (FORMED_AGAIN, 10, 75), (BRING_UP, 0, 1)])
+def test_a_signal_while_the_nodes_come_up_ends_as_the_checkpoint_there_is(state: State, step: int, code: int) -> None:
+    _, actions = react(replace(state, step=step), Signalled(signal.SIGINT), NOW)
     assert isinstance(actions[-1], Fail)
-    assert str(actions[-1].error) == "SIGINT while the nodes were coming up."
+    assert actions[-1].error.exit_code == code
+    assert "Ray is not up yet (SIGINT)" in str(actions[-1].error)
 
 
 @pytest.mark.parametrize(("seconds", "explains"), [(10.0, True), (3600.0, False)])

@@ -50,6 +50,11 @@ def test_the_script_for_sbatch_knows_the_checkout_by_a_file_that_exists() -> Non
     assert (BY_HAND.parents[1] / name).is_file()
 
 
+def test_hosts_to_reach_by_ssh_are_refused_and_not_passed_over() -> None:
+    with pytest.raises(ConfigError, match=r"launch\.hosts = n1 .*Slurm chooses the nodes"):
+        slurm.render(JobRequest(RUN, LaunchConfig(hosts=["n1"]), attempt_command(RUN)))
+
+
 def last_line(launch: LaunchConfig) -> str:
     return slurm.render(JobRequest(RUN, launch, attempt_command(RUN))).splitlines()[-1]
 
