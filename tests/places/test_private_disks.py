@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ class Pods:
 
     def __init__(self, bed: Bed, name: str, **sections: Any) -> None:
         self.bed, self.name = bed, name
-        self._started: dict[str, Any] = {}
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
         sections = {"checkpoint": {"every_steps": 1, "keep_last": 9}, **sections}
         sections["launch"] = {
             "num_nodes": 2,
@@ -57,13 +58,15 @@ class Pods:
     def run(self) -> RunDir:
         return self.run_on(HEAD)
 
-    def start(self, *pods: str) -> None:
+    def start(self, *pods: str) -> subprocess.Popen[bytes]:
+        """Type the command on each; return the process of the first."""
         for pod in pods:
             command = f"cd {self.bed.layout.storage}/work && exec {sys.executable} -m hpc_grpo.cli pod {self.name}.yaml"
             log = (self.bed.storage(pod) / f"{self.name}.log").open("ab")
             environment = {"HPC_GRPO_TOKEN": "a token that both pods were given by their user"}
             options = {"environment": environment, "stdout": log, "stderr": log}
             self._started[pod] = self.bed.popen(pod, ["bash", "-c", command], **options)
+        return self._started[pods[0]]
 
     def wait_for(self, condition: Any, what: str) -> None:
         wait_until(lambda: condition() or self._has_failed(), DEADLINE_S, what)
@@ -198,6 +201,23 @@ def test_a_full_disk_at_the_head_has_the_run_wait_for_space(private_pods: Bed, u
         pods.wait_for(lambda: "COMPLETE" in on_head(f"ls {disk}"), "it is complete")
         assert on_head(f"cp -a {disk} {disk}.seen") == ""
         assert_same(RunDir(pods.run.path.with_name(f"{pods.name}.seen")), undisturbed)
+
+
+def test_a_node_without_the_model_is_named_and_joins_once_it_has_it_without_the_data(private_pods: Bed) -> None:
+    with pods_of(private_pods, "absent-model", train={"total_steps": 1, "lr": 1e-3, "zero_stage": 3}) as pods:
+        there = private_pods.storage(WORKER) / "work"
+        for name in ("tied", "train.jsonl"):
+            (there / name).rename(there / f"{name}.away")
+        try:
+            head = pods.start(HEAD, WORKER)
+            assert head.wait(DEADLINE_S) == 69, pods.said()
+            path = private_pods.layout.storage / "work" / "tied"
+            assert f"Node pod2 has its own disk, without what the head has at: model.path = {path}." in pods.said()
+            (there / "tied.away").rename(there / "tied")
+            pods.start(HEAD)  # the worker waits for it
+            pods.wait_until_complete()
+        finally:
+            (there / "train.jsonl.away").rename(there / "train.jsonl")
 
 
 def test_disks_that_are_claimed_to_be_shared_are_refused_before_anything_trains(private_pods: Bed) -> None:

@@ -121,6 +121,15 @@ def _advantage(value: Any, theirs: Theirs) -> dict[str, Any]:
     return {"loss.advantage": "group", "loss.normalize_std": False}
 
 
+def _reward_scale(value: Any, theirs: Theirs) -> dict[str, Any]:
+    """Weigh the reward where its scale reaches the gradient: advantages that nothing divides, or a KL beside it."""
+    chosen = _advantage(None, theirs)
+    is_divided = chosen["loss.advantage"] != "rloo" and chosen.get("loss.normalize_std", True)
+    if is_divided and not theirs.get("actor.kl_ctl", "ppo.kl_ctl"):
+        return {}
+    return {"rewards": [{"name": "correctness", "weight": float(value)}]}
+
+
 def _kl(value: Any, theirs: Theirs) -> dict[str, Any]:
     if not value:
         return {"loss.kl_coef": 0.0}
@@ -245,8 +254,9 @@ ROWS = (
         note="a norm by group and another over the batch at once is the one by group here"),
     Row("actor.reward_norm.* actor.reward_norm actor.adv_norm* actor.group_adv_norm group_adv_norm ppo.adv_norm",
         convert=elsewhere, note="with the advantage: loss.advantage, loss.normalize_std"),
-    Row("actor.reward_scaling actor.reward_bias ppo.reward_output_scaling ppo.reward_output_bias",
-        note="cancels in advantages that are centred and divided by their deviation, as these are"),
+    Row("actor.reward_scaling ppo.reward_output_scaling", convert=_reward_scale,
+        note="the reward's weight where that matters: it cancels in advantages divided by their deviation, without KL"),
+    Row("actor.reward_bias ppo.reward_output_bias", note="cancels in advantages that are centred, as these are"),
     Row("actor.reward_clip ppo.max_reward_clip", note="rewards here are bounded by their functions"),
     Row("actor.discount actor.gae_lambda ppo.discount ppo.gae_lambda",
         convert=only(1, 1.0, why="without a critic each token has the whole reward of its sequence")),

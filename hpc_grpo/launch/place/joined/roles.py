@@ -61,9 +61,10 @@ def _ranked(rank: str, number: str, addresses: str) -> Callable[[Environ], Role]
 
     def read(environ: Environ) -> Role:
         found = re.split(r"[\s,]+", environ.get(addresses, "").strip())
-        if not found[0]:
+        is_head = _number(environ, rank) == 0
+        if not (found[0] or is_head):
             raise ConfigError(f"{rank} is set and {addresses} is not: where the head is, workers cannot know.")
-        return Role(_number(environ, rank) == 0, found[0], _number(environ, number, default=len(found)))
+        return Role(is_head, found[0], _number(environ, number, default=len(found)))
 
     return read
 

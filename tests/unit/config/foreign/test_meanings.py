@@ -74,6 +74,19 @@ def test_areals_norms_choose_the_advantage(norms: dict[str, Any], expected: tupl
 
 
 @pytest.mark.parametrize(
+    ("given", "weighs"),
+    [
+        ({"actor.kl_ctl": 0.0}, False),
+        ({}, True),  # with the KL that is AReaL's default
+        ({"actor.kl_ctl": 0.0, "actor.adv_norm.mean_level": "group", "actor.adv_norm.std_level": None}, True),
+    ],
+)
+def test_areals_scale_of_rewards_is_kept_where_it_reaches_the_gradient(given: dict[str, Any], weighs: bool) -> None:
+    found = ours(areal.ROWS, {"actor.reward_scaling": 10.0, **given}).get("rewards")
+    assert found == ([{"name": "correctness", "weight": 10.0}] if weighs else None)
+
+
+@pytest.mark.parametrize(
     ("given", "name", "correction", "cap"),
     [
         ({}, "grpo", "none", None),

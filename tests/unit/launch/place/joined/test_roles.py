@@ -22,6 +22,7 @@ CLUSTER = {"PRIMARY_ADDR": "10.65.0.2", "NUM_NODES": "2"}
         ({**SKY, "SKYPILOT_NODE_RANK": "0"}, (True, "10.0.0.1", 2, None)),
         ({**SKY, "SKYPILOT_NODE_RANK": "1"}, (False, "10.0.0.1", 2, None)),
         ({**DSTACK, "DSTACK_NODE_RANK": "2"}, (False, "10.0.0.1", 3, None)),
+        ({"DSTACK_NODE_RANK": "0", "DSTACK_NODES_NUM": "1"}, (True, "", 1, None)),  # of one node no address is told
         ({**CLUSTER, "NODE_RANK": "1"}, (False, "10.65.0.2", 2, None)),
         ({"RAY_HEAD_IP": "127.0.0.1"}, (True, "127.0.0.1", None, 10001)),
         ({"RAY_HEAD_IP": "192.0.2.77", "RAY_HEAD_PORT": "7000"}, (False, "192.0.2.77", None, 7000)),
