@@ -35,7 +35,7 @@ class Pods:
 
     def __init__(self, bed: Bed, name: str, **sections: Any) -> None:
         self.bed, self.name = bed, name
-        self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._started: dict[str, subprocess.Popen[str]] = {}
         sections = {"checkpoint": {"every_steps": 1, "keep_last": 9}, **sections}
         sections["launch"] = {
             "num_nodes": 2,
@@ -58,7 +58,7 @@ class Pods:
     def run(self) -> RunDir:
         return self.run_on(HEAD)
 
-    def start(self, *pods: str) -> subprocess.Popen[bytes]:
+    def start(self, *pods: str) -> subprocess.Popen[str]:
         """Type the command on each; return the process of the first."""
         for pod in pods:
             command = f"cd {self.bed.layout.storage}/work && exec {sys.executable} -m hpc_grpo.cli pod {self.name}.yaml"
