@@ -66,7 +66,7 @@ class Row:
     ready_s: float
     back_s: float | None
     after: str
-    left: str
+    left: set[str]
 
 
 def wait_for(condition: Callable[[], bool], deadline_s: float = _DEADLINE_S) -> float | None:
@@ -90,13 +90,13 @@ def kill_raylet(bed: Bed) -> None:
     os.kill(raylet, signal.SIGKILL)
 
 
-def left_on(bed: Bed) -> str:
-    """What two hosts have after everything was ended."""
+def things_on(bed: Bed) -> set[str]:
+    """What the hosts have that idle ones have not, once processes that end have ended."""
     wait_for(lambda: not any(bed.residue(name).processes for name in bed.names), 10.0)
-    residues = [bed.residue(name) for name in bed.names]
-    processes = sum(len(each.processes) for each in residues)
-    folders = sorted({name for each in residues for name in (*each.shared_memory, *each.tmp)})
-    return f"{processes} processes, {len(folders)} entries of /tmp and /dev/shm"
+    found = {name: bed.residue(name) for name in bed.names}
+    processes = {f"process {pid} of {name}" for name, each in found.items() for pid in each.processes}
+    memory = {f"/dev/shm/{entry} of {name}" for name, each in found.items() for entry in each.shared_memory}
+    return processes | memory | {f"/tmp/{entry} of {name}" for name, each in found.items() for entry in each.tmp}
 
 
 def plain(bed: Bed, folder: Path) -> Row:
@@ -111,7 +111,7 @@ def plain(bed: Bed, folder: Path) -> Row:
     def steps() -> int:
         return driver.text.count("step ")
 
-    begun = time.monotonic()
+    before, begun = things_on(bed), time.monotonic()
     limits = ("--num-cpus=2", "--num-gpus=0", "--disable-usage-stats", "--object-store-memory=100000000")
     on_head = ("--head", f"--port={PORT}", f"--node-ip-address={bed.address(HEAD)}", "--include-dashboard=false")
     for machine, options in ((HEAD, on_head), (WORKER, (f"--address={address}",))):
@@ -126,11 +126,11 @@ def plain(bed: Bed, folder: Path) -> Row:
     ended_s = wait_for(lambda: driver.process.poll() is not None, _WATCH_S)
     is_gone = not any("raylet" in words for words in bed.processes(WORKER).values())
     after = f"the driver ends with {driver.process.poll()} after {ended_s:.1f} s" if ended_s else "the driver hangs"
-    after += ", the worker has no Ray until somebody types its line again" if is_gone else ""
+    after += "; the worker has no Ray until its line is typed again" if is_gone else ""
     driver.end()
     for machine in (HEAD, WORKER):
         typed(machine, ray, "stop").wait()
-    return Row("3, and 2 to end", ready_s, None, after, left_on(bed))
+    return Row("3, and 2 to end", ready_s, None, after, things_on(bed) - before)
 
 
 def ours(bed: Bed, name: str, *, over_ssh: bool) -> Row:
@@ -138,7 +138,7 @@ def ours(bed: Bed, name: str, *, over_ssh: bool) -> Row:
     with Scene(bed, name, launch=launch, train={"total_steps": 400}) as scene:
         told = {**_OURS, "RAY_HEAD_IP": bed.address(HEAD)}
         words, driver = str(scene.config), ("--driver", STEPPING)
-        begun = time.monotonic()
+        before, begun = things_on(bed), time.monotonic()
         if over_ssh:
             commands = [scene.start(HEAD, "train", words, *driver, **_OURS)]
         else:
@@ -153,11 +153,12 @@ def ours(bed: Bed, name: str, *, over_ssh: bool) -> Row:
         step = scene.step
         if back_s is not None:
             back_s += needed(wait_for(lambda: scene.step > step), "stepping again", *commands)
-        after = f"Ray comes up again on both, from step {step - step % 2}" if back_s else "nothing"
+        after = "Ray comes up again on both, and the driver goes on from its checkpoint" if back_s else "nothing"
         scene.start(HEAD, "stop", str(scene.run.path)).wait()
         codes = [command.wait(_ENDS_S) for command in commands]
         assert attempt.nodes == [HEAD, WORKER]
-        return Row(f"{len(commands)}, and 1 to end", ready_s, back_s, f"{after}; {codes[0]} after stop", left_on(bed))
+        assert codes[0] == 75, commands[0].text  # stopped, with a checkpoint
+        return Row(f"{len(commands)}, and 1 to end", ready_s, back_s, after, things_on(bed) - before)
 
 
 @click.command()
@@ -185,7 +186,16 @@ def main(rounds: int) -> None:
             [row.back_s for row in found if row.back_s is not None],
         )
         goes_on = f"{median(back_s):.1f}" if len(back_s) == len(found) else "never"
-        table.append([way, found[0].lines, f"{ready_s:.1f}", goes_on, found[-1].after, found[-1].left])
+        table.append(
+            [
+                way,
+                found[0].lines,
+                f"{ready_s:.1f}",
+                goes_on,
+                found[-1].after,
+                ", ".join(sorted(found[-1].left)) or "nothing",
+            ]
+        )
     header = ["", "lines", "s to Ray ready", "s to go on", "after the worker's raylet is killed", "left at the end"]
     print_table(f"Two hosts, medians of {rounds}; {load_average()}", header, table)
 

@@ -180,6 +180,26 @@ def test_ctrl_c_at_the_head_keeps_a_checkpoint(pods: Bed, record: Record) -> Non
 
 
 @pytest.mark.long
+def test_ctrl_c_while_ray_comes_up_again_ends_with_75_as_there_is_a_checkpoint(pods: Bed, record: Record) -> None:
+    with Scene(pods, "ctrl-c-again") as scene:
+        commands = pod_commands(scene, **SLOWLY)
+
+        def blow() -> None:
+            pods.kill("pod3")
+            pods.start("pod3")
+            commands["pod3"] = scene.start_stepping("pod3", "pod", str(scene.config))
+
+        scene.strike(blow)
+        commands[HEAD].expect("Bringing Ray up again")
+        commands[HEAD].ctrl_c()
+        assert commands[HEAD].wait() == 75, commands[HEAD].text
+        assert "Ray is not up yet (SIGINT); start it again" in commands[HEAD].text
+        commands[HEAD] = scene.start_stepping(HEAD, "pod", str(scene.config))  # the workers wait for it
+        expect_complete(scene, record, commands)
+    assert_nothing_left(pods)
+
+
+@pytest.mark.long
 def test_ctrl_c_at_a_worker_names_the_loss(pods: Bed, record: Record) -> None:
     with Scene(pods, "ctrl-c-worker", launch=TWO_WILL_DO) as scene:
         commands = pod_commands(scene, **SLOWLY)
