@@ -7,7 +7,23 @@ from typing import Any
 import click
 
 from hpc_grpo import __version__
-from hpc_grpo.cli import check, demo, disk, evaluate, fleet, grpo, job, places, ray, replay, reward, run, shell, status
+from hpc_grpo.cli import (
+    check,
+    demo,
+    disk,
+    evaluate,
+    fleet,
+    grpo,
+    job,
+    places,
+    ray,
+    replay,
+    reward,
+    run,
+    shell,
+    simulate,
+    status,
+)
 from hpc_grpo.cli.options import echo
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.run.owner import keep_others_from_writing
@@ -33,6 +49,10 @@ def main() -> None:
     write_no_core_dumps()
 
 
-for _module in (run, places, ray, grpo, evaluate, replay, job, shell, status, disk, check, reward, fleet, demo):
+_MODULES = (
+    *(run, places, ray, grpo, evaluate, replay, job, shell, status),
+    *(disk, check, simulate, reward, fleet, demo),
+)
+for _module in _MODULES:
     for _command in _module.COMMANDS:
         main.add_command(_command)

@@ -25,7 +25,7 @@ FLOORS = (
     ("driver",),
     ("launch.environment", "launch.agent", "launch.place"),
     ("launch.supervisor", "launch.chain", "launch"),
-    ("plan",),
+    ("plan", "simulate"),
     ("preflight", "report"),
     ("demo",),
     ("fleet",),

@@ -1,0 +1,106 @@
+"""Run the driver's own loop, batches and scheduler against simulated engines and learners, and see how long it takes.
+
+Not simulated: the network between nodes (gradients, the publish of another number of nodes), failures, and that one
+process slows another down on the same cores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+from hpc_grpo.config import Config
+from hpc_grpo.data.stream import PromptStream
+from hpc_grpo.driver.batches import Batch, RolloutBatches
+from hpc_grpo.driver.checkpoints import DriverState
+from hpc_grpo.driver.journal import Session
+from hpc_grpo.driver.learners import LearnerGroup
+from hpc_grpo.driver.loop import TrainingLoop
+from hpc_grpo.driver.rollouts import RolloutScheduler
+from hpc_grpo.driver.sampling import RolloutPool
+from hpc_grpo.driver.weights import WeightSync
+from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.simulate.cluster import (
+    Clock,
+    Setting,
+    SimulatedCluster,
+    SimulatedLearners,
+    SimulatedPool,
+    SimulatedStream,
+    SimulatedWeights,
+)
+from hpc_grpo.simulate.measured import Measurements
+from hpc_grpo.simulate.rates import Rates
+
+_MOST_STEPS, _FEWEST_STEPS, _MOST_ROLLOUTS = 300, 30, 300_000
+"""A simulation takes so many steps, fewer where a step has many rollouts."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What becomes of a run there. Idle: the share of the time in which engines sample, learners train nothing."""
+
+    setting: Setting
+    steps_per_h: float
+    engines_idle: float
+    learners_idle: float
+
+    def node_hours(self, num_steps: int) -> float:
+        return num_steps / self.steps_per_h * self.setting.nodes
+
+
+def forecast(config: Config, measured: Measurements, rates: Rates, setting: Setting) -> Forecast:
+    """Simulate a run of `config` at `setting`, from a first step to a last; the same numbers each time."""
+    config = _config_at(config, setting)
+    per_step = config.rollout.prompts_per_step * config.rollout.group_size
+    num_steps = min(_MOST_STEPS, max(_FEWEST_STEPS, _MOST_ROLLOUTS // per_step))
+    cluster = SimulatedCluster(config, measured, rates, setting)
+    pool, learners = SimulatedPool(cluster), SimulatedLearners(cluster)
+    stream, state = cast(PromptStream, SimulatedStream(measured.prompt_tokens)), DriverState()
+    scheduler = RolloutScheduler(config, stream, cast(RolloutPool, pool), state, num_steps)
+    loop = TrainingLoop(
+        cast(Session, _session(config, cluster.clock, num_steps)),
+        RolloutBatches(config, scheduler),
+        cast(LearnerGroup, learners),
+        cast(WeightSync, SimulatedWeights(cluster, pool, learners)),
+    )
+    loop.run(state)
+    elapsed_s = cluster.clock.now
+    for engine in cluster.engines:
+        engine.finish_all(elapsed_s)
+    sampled_s = sum(engine.busy_s for engine in cluster.engines)
+    return Forecast(
+        setting,
+        steps_per_h=3600 * num_steps / elapsed_s,
+        engines_idle=1 - sampled_s / (elapsed_s * len(cluster.engines)),
+        learners_idle=1 - cluster.trained_s / (elapsed_s * setting.nodes * setting.learners),
+    )
+
+
+def _session(config: Config, clock: Clock, num_steps: int) -> Any:
+    """Make what the loop holds of a run, without a folder: it goes on to the last step, and records nothing."""
+
+    def record_step(state: DriverState, metrics: Any, batch: Batch) -> None:
+        timer.finish_step()
+
+    def should_go_on(state: DriverState, *, evaluates: bool) -> bool:
+        return state.step < num_steps
+
+    timer = StepTimer(clock)
+    return SimpleNamespace(
+        config=config,
+        timer=timer,
+        times=SimpleNamespace(steps=SimpleNamespace(p95_s=None)),
+        journal=SimpleNamespace(record_step=record_step),
+        checkpoints=SimpleNamespace(save_if_due=lambda state: None),
+        should_go_on=should_go_on,
+        batch_record=lambda step: None,
+    )
+
+
+def _config_at(config: Config, setting: Setting) -> Config:
+    """Return the config with the setting's lag, without what needs the data itself: curriculum, sources, texts."""
+    rollout = config.rollout.model_copy(update={"max_policy_lag": setting.lag, "logged_fraction": 0.0})
+    data = config.data.model_copy(update={"curriculum": None})
+    return config.model_copy(update={"rollout": rollout, "data": data})

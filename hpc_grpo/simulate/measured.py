@@ -1,0 +1,162 @@
+"""Read what a run has measured of itself: how long its completions are, and what sampling and training them takes.
+
+Consumes metrics.jsonl and the rollouts of the newest attempt. Seconds of sampling are not in them as such: engines
+begin when the lag bound lets them (driver/rollouts.py), and have ended when the driver's wait ends. A step that the
+driver did not wait for took at most as long as there was, and is taken to be like the fastest that it waited for.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hpc_grpo.config import Config
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.run.attempt import read_attempts
+from hpc_grpo.run.files import read_jsonl
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.progress import read_metrics, read_state
+
+_FEWEST_STEPS = 3
+_WAITED_SHARE = 0.01
+"""A wait that is a smaller share of its step was for nothing but the driver's own calls."""
+_MOST_FILES = 20
+_SHORTEST_S = 1e-6
+_WAIT, _TRAIN, _PUBLISH, _STEP = (f"time/{phase}_s" for phase in ("generate_wait", "train", "publish", "step"))
+_LEFT_OUT = "tokens/left_out_fraction"
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """One step's seconds and tokens, `trained_tokens` those that learners computed.
+
+    `sample_s` is the time until the last engine has its share; an estimate where the step is not `is_waited_for`.
+    `between_s` is what is neither waiting, training nor publishing: evals, checkpoints, records.
+    """
+
+    num_tokens: float
+    num_rollouts: int
+    trained_tokens: float
+    sample_s: float
+    is_waited_for: bool
+    train_s: float
+    publish_s: float
+    between_s: float
+    alike_share: float
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """A run's newest attempt. `lengths` are those of its completions, in shares of their mean."""
+
+    steps: tuple[MeasuredStep, ...]
+    lengths: tuple[float, ...]
+    prompt_tokens: int
+    num_nodes: int
+    measured_s: float
+    steps_to_go: int
+    which_steps: str
+    leaves_out: bool
+    """Learners compute nothing of groups that are all alike (train.skip_zero_advantages)."""
+
+    @property
+    def steps_per_h(self) -> float:
+        return 3600 * len(self.steps) / self.measured_s
+
+
+def read_measurements(run: RunDir, config: Config) -> Measurements:
+    """Read a run. Raises ConfigError where it samples nothing, or has taken too few steps."""
+    if not config.needs.rollouts:
+        raise ConfigError(f"task = {config.task} samples nothing: there is nothing to divide between engines.")
+    every = read_metrics(run.metrics)
+    attempt = max((line["attempt"] for line in every.values()), default=0)
+    lines = [line for step, line in every.items() if step > 0 and line["attempt"] == attempt]
+    if len(lines) < _FEWEST_STEPS:
+        raise ConfigError(
+            f"{run.path} has taken {len(lines)} steps in its newest attempt, and {_FEWEST_STEPS} are needed to learn "
+            f"from. Train a little longer, or see what `hpc-grpo plan` expects."
+        )
+    nodes = {record.attempt: len(record.nodes) for record in read_attempts(run)}
+    state = read_state(run)
+    total = state.total_steps if state else max(every)
+    to_go = total - max(every)
+    return Measurements(
+        steps=measured_steps(lines, config),
+        lengths=_relative_lengths(run),
+        prompt_tokens=round(statistics.mean(line.get("tokens/prompt_mean", 0.0) for line in lines)),
+        num_nodes=nodes.get(attempt, config.launch.num_nodes),
+        measured_s=sum(line[_STEP] for line in lines),
+        steps_to_go=to_go or total,
+        which_steps="those to the end" if to_go else "the whole run, which is complete",
+        leaves_out=any(_LEFT_OUT in line for line in lines),
+    )
+
+
+def measured_steps(lines: Sequence[Mapping[str, Any]], config: Config) -> tuple[MeasuredStep, ...]:
+    """Take the lines of one attempt's steps apart, in their order."""
+    steps = [
+        MeasuredStep(
+            num_tokens=line["tokens/completion_total"],
+            num_rollouts=round(_sampled_groups(line, config) * config.rollout.group_size),
+            trained_tokens=line["tokens/completion_total"] * _trained_share(line, config),
+            sample_s=sample_s,
+            is_waited_for=line[_WAIT] > _WAITED_SHARE * line[_STEP],
+            train_s=line[_TRAIN],
+            publish_s=line[_PUBLISH],
+            between_s=max(line[_STEP] - line[_WAIT] - line[_TRAIN] - line[_PUBLISH], 0.0),
+            alike_share=line.get("reward/zero_variance_fraction", 0.0),
+        )
+        for line, sample_s in zip(lines, _sampling_s(lines, config), strict=True)
+    ]
+    token_s = min((step.sample_s / step.num_tokens for step in steps if step.is_waited_for), default=math.inf)
+    return tuple(
+        step if step.is_waited_for else replace(step, sample_s=min(step.sample_s, token_s * step.num_tokens))
+        for step in steps
+    )
+
+
+def _sampling_s(lines: Sequence[Mapping[str, Any]], config: Config) -> list[float]:
+    """Return the seconds that engines had for each step: from where the lag bound let them begin, and were free."""
+    lag, minibatches = config.rollout.max_policy_lag, config.train.num_minibatches
+    begins, ends, seconds = [0.0], list[float](), list[float]()
+    for index, line in enumerate(lines):
+        # The save of the step before comes first in the loop, and counts to this one.
+        ends.append(begins[-1] + line.get("time/checkpoint_s", 0.0) + line[_WAIT])
+        allowed = begins[max(0, math.ceil(index - lag / minibatches))]
+        is_busy_before = index > 0 and lines[index - 1][_WAIT] > _WAITED_SHARE * lines[index - 1][_STEP]
+        begun = max(allowed, ends[index - 1]) if is_busy_before else allowed
+        seconds.append(max(ends[index] - begun, _SHORTEST_S))
+        begins.append(begins[-1] + line[_STEP])
+    return seconds
+
+
+def _sampled_groups(line: Mapping[str, Any], config: Config) -> float:
+    return float(line.get("groups/sampled", config.rollout.prompts_per_step))
+
+
+def _trained_share(line: Mapping[str, Any], config: Config) -> float:
+    """Return the share of the sampled tokens that went through the learners."""
+    alike = line.get("reward/zero_variance_fraction", 0.0)
+    if config.rollout.dynamic_sampling:
+        return float(line["groups/trained"] / line["groups/sampled"])
+    left_out = alike if config.rollout.drop_zero_variance else line.get(_LEFT_OUT, 0.0)
+    return max(1.0 - float(left_out), 0.0)
+
+
+def _relative_lengths(run: RunDir) -> tuple[float, ...]:
+    """Return lengths in shares of their step's mean: tokens where rollouts tell them, else characters.
+
+    Rollouts of training first, else those of evals; without any, an exponential distribution's 99 percentiles.
+    """
+    folder = run.rollouts(0).parent
+    for pattern in ("step_*.jsonl", "eval_step_*.jsonl"):
+        found: list[float] = []
+        for path in sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime)[-_MOST_FILES:]:
+            own = [line.get("tokens") or len(line.get("completion", "")) + 1 for line in read_jsonl(path)]
+            found += [length * len(own) / sum(own) for length in own]
+        if found:
+            return tuple(found)
+    return tuple(-math.log(1 - percent / 100) for percent in range(1, 100))

@@ -1,0 +1,62 @@
+"""The driver's loop against simulated engines: seconds by hand, and the pipeline's bound."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_grpo.config import Config
+from hpc_grpo.simulate.cluster import Setting
+from hpc_grpo.simulate.forecast import forecast
+from hpc_grpo.simulate.measured import Measurements
+from hpc_grpo.simulate.rates import DrawnStep, Rate, Rates
+from tests.support.configs import minimal_config
+
+EVERY = Measurements((), (1.0,), 16, 1, 1.0, 100, "", leaves_out=True)
+
+
+def config_of(**train: int) -> Config:
+    rollout = {"prompts_per_step": 4, "group_size": 2, "max_new_tokens": 100}
+    engine = {"engines_per_node": 2, "max_num_seqs": 4}
+    return minimal_config(rollout=rollout, engine=engine, train={"total_steps": 100, **train})
+
+
+def rates_of(alike_share: float = 0.0, training_s: float = 1e-3) -> Rates:
+    """Completions of 50 tokens at 10 ms each: half a second for an engine with four of them."""
+    draw = DrawnStep(50.0, 1.0, 1.0, publish_s=0.05, between_s=0.02, alike_share=alike_share)
+    return Rates(decoding=Rate(0.01, 0.0), training=Rate(0.0, training_s), draws=(draw,))
+
+
+def test_without_lag_engines_and_learners_take_turns() -> None:
+    found = forecast(config_of(), EVERY, rates_of(), Setting(nodes=1, learners=1, engines=2, lag=0))
+    step_s = 0.5 + 8 * 50 * 1e-3 + 0.05 + 0.02
+    assert found.steps_per_h == pytest.approx(3600 / step_s)
+    assert found.engines_idle == pytest.approx(1 - 0.5 / step_s)
+    assert found.learners_idle == pytest.approx(1 - 0.4 / step_s)
+    assert found.node_hours(10) == pytest.approx(10 * step_s / 3600)
+
+
+def test_more_learners_share_the_tokens_and_more_engines_the_groups() -> None:
+    found = forecast(config_of(), EVERY, rates_of(), Setting(nodes=1, learners=4, engines=1, lag=0))
+    assert 3600 / found.steps_per_h == pytest.approx(1.0 + 0.1 + 0.07), "eight sequences, four at once"
+    found = forecast(config_of(), EVERY, rates_of(), Setting(nodes=8, learners=1, engines=1, lag=0))
+    assert 3600 / found.steps_per_h == pytest.approx(0.5 + 0.1 + 0.07)
+    assert found.engines_idle == pytest.approx(1 - 0.5 / 0.67 / 2), "half of the eight get no group"
+
+
+@pytest.mark.parametrize(("training_s", "bound_s"), [(1e-3, 0.5), (2e-3, 0.87), (4e-3, 1.67)])
+@pytest.mark.parametrize("lag", [1, 2])
+def test_with_lag_the_slower_of_the_two_sets_the_pace(training_s: float, bound_s: float, lag: int) -> None:
+    found = forecast(config_of(), EVERY, rates_of(training_s=training_s), Setting(1, 1, 2, lag))
+    assert 3600 / found.steps_per_h == pytest.approx(bound_s, rel=0.02)
+
+
+def test_lag_counts_optimizer_steps() -> None:
+    setting = Setting(1, 1, 2, lag=1)
+    one = forecast(config_of(num_minibatches=1), EVERY, rates_of(), setting)
+    two = forecast(config_of(num_minibatches=2), EVERY, rates_of(), setting)
+    assert two.steps_per_h < 0.6 * one.steps_per_h, "less than a step ahead is no step ahead"
+
+
+def test_learners_compute_nothing_of_groups_that_are_alike() -> None:
+    found = forecast(config_of(), EVERY, rates_of(alike_share=1.0), Setting(1, 1, 2, 0))
+    assert found.learners_idle == 1.0

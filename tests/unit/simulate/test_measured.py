@@ -1,0 +1,85 @@
+"""What a run's own lines tell of the seconds of its engines and learners, by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_grpo.config import Config
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.run.frozen_config import write_config
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.simulate.measured import measured_steps, read_measurements
+from tests.support.configs import minimal_config
+from tests.unit.simulate.runs import line, write_run
+
+
+def config_of(lag: int = 0, **rollout: Any) -> Config:
+    return minimal_config(rollout={"prompts_per_step": 2, "group_size": 4, "max_policy_lag": lag, **rollout})
+
+
+def test_without_lag_engines_sample_while_the_driver_waits() -> None:
+    lines = [line(step, wait=2.0, train=1.0, publish=0.5, between=0.25, checkpoint=0.25) for step in (1, 2)]
+    for step in measured_steps(lines, config_of()):
+        assert (step.sample_s, step.is_waited_for) == (2.25, True), "from the publish on, over a save"
+        assert (step.train_s, step.publish_s, step.between_s) == (1.0, 0.5, 0.5)
+        assert (step.num_tokens, step.num_rollouts) == (800.0, 8)
+
+
+def test_with_lag_a_step_is_sampled_from_where_it_could_begin() -> None:
+    lines = [line(1, wait=3.0, train=1.0), line(2, wait=2.0, train=1.0), line(3, wait=2.0, train=1.0)]
+    first, second, third = measured_steps(lines, config_of(lag=1))
+    assert first.sample_s == 3.0
+    assert second.sample_s == 3.0, "engines were free for it when the first had ended"
+    assert third.sample_s == 3.0
+
+
+def test_a_step_that_nobody_waited_for_counts_as_the_fastest_that_was() -> None:
+    lines = [line(1, wait=1.0, train=5.0), line(2, wait=0.0, train=5.0), line(3, wait=0.0, train=0.5, tokens=400.0)]
+    first, second, third = measured_steps(lines, config_of(lag=1))
+    assert [step.is_waited_for for step in (first, second, third)] == [True, False, False]
+    assert (first.sample_s, second.sample_s, third.sample_s) == (1.0, 1.0, 0.5)
+
+
+def test_groups_that_learners_leave_out_are_no_tokens_of_theirs() -> None:
+    plain = line(1, wait=1.0, train=1.0, **{"reward/zero_variance_fraction": 0.25})
+    (step,) = measured_steps([plain], config_of())
+    assert step.trained_tokens == 800.0
+    (step,) = measured_steps([plain], config_of(drop_zero_variance=True))
+    assert step.trained_tokens == 600.0
+    (step,) = measured_steps([plain | {"tokens/left_out_fraction": 0.5}], config_of())
+    assert step.trained_tokens == 400.0
+    chosen = plain | {"groups/sampled": 8.0, "groups/trained": 2.0}
+    (step,) = measured_steps([chosen], config_of(dynamic_sampling=4))
+    assert (step.trained_tokens, step.num_rollouts) == (200.0, 32)
+
+
+def test_lengths_are_those_of_the_rollouts_in_shares_of_their_mean(tmp_path: Path) -> None:
+    run, config = write_run(tmp_path, [line(step, wait=1.0, train=1.0) for step in (1, 2, 3)], total_steps=10)
+    assert len(read_measurements(run, config).lengths) == 99, "as an exponential distribution has them"
+    run.rollouts(0).parent.mkdir()
+    run.eval_rollouts(2).write_text('{"completion": "xx"}\n{"completion": ""}\n')
+    assert read_measurements(run, config).lengths == (1.5, 0.5)
+    run.rollouts(3).write_text("".join(json.dumps({"completion": "x", "tokens": n}) + "\n" for n in (10, 30)))
+    measured = read_measurements(run, config)
+    assert measured.lengths == (0.5, 1.5)
+    assert (measured.steps_to_go, measured.num_nodes) == (7, 1)
+    assert measured.steps_per_h == 1800.0
+
+
+def test_a_run_of_two_steps_is_refused(tmp_path: Path) -> None:
+    run, config = write_run(tmp_path, [line(step, wait=1.0, train=1.0) for step in (1, 2)], total_steps=10)
+    with pytest.raises(ConfigError, match="taken 2 steps in its newest attempt, and 3 are needed"):
+        read_measurements(run, config)
+
+
+def test_a_run_that_samples_nothing_is_refused(tmp_path: Path) -> None:
+    config = minimal_config(task="sft")
+    run = RunDir(tmp_path / "run")
+    run.create()
+    write_config(run, config)
+    with pytest.raises(ConfigError, match="task = sft samples nothing"):
+        read_measurements(run, config)
