@@ -175,6 +175,7 @@ def _lines(group: GradedGroup, advantages: Sequence[float] | None) -> list[dict[
             "rewards": {name: parts[index] for name, parts in grades.reward_parts.items()},
             "valid": grades.valid[index],
             "advantage": advantages[index] if advantages is not None else None,
+            "tokens": grades.num_completion_tokens[index],
             "truncated": grades.truncated[index],
             "policy_version": grades.min_policy_versions[index],
         }

@@ -158,6 +158,7 @@ def test_a_line_is_kept_for_each_rollout_with_a_text() -> None:
             "reward": 1.5,
             "rewards": {"correctness": 1.0, "strict_format": 0.5},
             "advantage": 0.5,
+            "tokens": 4,
             "truncated": False,
         },
         {
@@ -167,6 +168,7 @@ def test_a_line_is_kept_for_each_rollout_with_a_text() -> None:
             "reward": 0.5,
             "rewards": {"correctness": 0.0, "strict_format": 0.5},
             "advantage": -0.5,
+            "tokens": 8,
             "truncated": True,
         },
     ]
