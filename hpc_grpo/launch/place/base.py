@@ -85,6 +85,8 @@ class NodeConnection(Protocol):
 
 LOST_CODE = 255
 """The exit code of a start command whose connection broke: ssh's, and that of nodes which have dialed in."""
+AGENT_ENDED = "its agent ended with exit code"
+"""The first words on an agent whose start command ended, before the exit code."""
 
 
 class Place(Protocol):
@@ -136,7 +138,7 @@ class Place(Protocol):
         return None
 
     def is_node_failure(self, said: str) -> bool:
-        """Tell from the last words of a start command whether the node itself is gone."""
+        """Tell from what is said of a loss, by an agent or after AGENT_ENDED, whether the node itself is gone."""
 
     def remaining(self, before: Allocation, answering: Sequence[str], goes_on: Callable[[], bool]) -> Allocation:
         """Return the nodes to go on with after a loss; may wait for others to come back, while `goes_on()`.

@@ -18,7 +18,7 @@ import psutil
 
 from hpc_grpo.errors import ConfigError, NodesUnavailableError
 from hpc_grpo.launch.environment.rules import is_allowed
-from hpc_grpo.launch.place.base import LOST_CODE, Allocation, NodeResources, Place
+from hpc_grpo.launch.place.base import AGENT_ENDED, LOST_CODE, Allocation, NodeResources, Place
 from hpc_grpo.launch.place.job_queue import JobQueue
 from hpc_grpo.launch.place.local import LocalPlace
 from hpc_grpo.system.commands import run_command
@@ -117,7 +117,7 @@ class SshPlace(Place):
         return {name: value for name, value in kept.items() if name not in _OF_THE_MACHINE}
 
     def is_node_failure(self, said: str) -> bool:
-        return f"exit code {LOST_CODE}" in said
+        return said.startswith(f"{AGENT_ENDED} {LOST_CODE}")
 
     def remaining(self, before: Allocation, answering: Sequence[str], goes_on: Callable[[], bool]) -> Allocation:
         left, lost = before.only(answering), [node for node in before.nodes if node not in answering]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hpc_grpo.launch.agent.log_parts import take_part
 from hpc_grpo.launch.agent.protocol import ALIVE, NodeReport, NodeSpec, Order, report_from_line
-from hpc_grpo.launch.place.base import Place
+from hpc_grpo.launch.place.base import AGENT_ENDED, Place
 from hpc_grpo.launch.place.node_process import NodeProcess
 from hpc_grpo.launch.supervisor.events import Loss
 from hpc_grpo.system.waking_clock import WakingClock
@@ -117,7 +117,7 @@ class AgentLink:
                     return None
                 return Loss(f"its agent gave no sign of life for {silent_s:.0f} s", is_machine=True)
             said = self._log.read_text(errors="replace").strip().splitlines()[-3:]
-            why = f"its agent ended with exit code {self.process.returncode}"
+            why = f"{AGENT_ENDED} {self.process.returncode}"
             why += f": {' / '.join(said)}" if said else ""
         return Loss(why, is_machine=self._place.is_node_failure(why))
 

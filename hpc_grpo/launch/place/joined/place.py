@@ -16,7 +16,16 @@ from typing import IO, TYPE_CHECKING, Literal
 
 from hpc_grpo import __version__
 from hpc_grpo.errors import EndAskedError, NodesUnavailableError
-from hpc_grpo.launch.place.base import LOST_CODE, Allocation, Ending, NodeConnection, NodeResources, Place, place_kind
+from hpc_grpo.launch.place.base import (
+    AGENT_ENDED,
+    LOST_CODE,
+    Allocation,
+    Ending,
+    NodeConnection,
+    NodeResources,
+    Place,
+    place_kind,
+)
 from hpc_grpo.launch.place.job_queue import JobQueue
 from hpc_grpo.launch.place.joined.connection import LEFT, JoinedProcess
 from hpc_grpo.launch.place.joined.gate import Gate
@@ -116,7 +125,7 @@ class JoinedPlace(Place):
         return self._interfaces.get(node)
 
     def is_node_failure(self, said: str) -> bool:
-        return f"exit code {LOST_CODE}" in said or said.endswith(LEFT)
+        return said.startswith(f"{AGENT_ENDED} {LOST_CODE}") or said.endswith(LEFT)
 
     def remaining(self, before: Allocation, answering: Sequence[str], goes_on: Callable[[], bool]) -> Allocation:
         wait_s = max(self._asked.rejoin_s, _REDIAL_S)

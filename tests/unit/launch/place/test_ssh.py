@@ -86,6 +86,7 @@ def test_a_host_that_does_not_answer_is_named(tmp_path: Path, ssh: Path) -> None
     assert raised.value.nodes == ("node2.example",)
     assert not ssh.exists()
     assert place().is_node_failure("its agent ended with exit code 255: Connection timed out")
+    assert not place().is_node_failure("Ray ended by itself with exit code 255; see /logs.")
 
 
 def test_a_host_that_is_lost_is_named_unless_the_others_are_enough(ssh: Path) -> None:
