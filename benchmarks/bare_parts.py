@@ -109,8 +109,10 @@ def _packed_step(model: str, encoded: Sequence[list[int]], completions: Any, bud
 
     from hpc_grpo.algorithms.sft import demonstration_sequence
     from hpc_grpo.config import Config
+    from hpc_grpo.config.resources import Budget
     from hpc_grpo.learner.model import load_policy
-    from hpc_grpo.learner.packing import pack, split_microbatches
+    from hpc_grpo.learner.packing import pack
+    from hpc_grpo.learner.split import split_microbatches
     from hpc_grpo.types import Demonstration
 
     settings = {
@@ -124,7 +126,7 @@ def _packed_step(model: str, encoded: Sequence[list[int]], completions: Any, bud
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6, fused=True)
     pairs = enumerate(zip(encoded, completions.tolist(), strict=True))
     sequences = [demonstration_sequence(Demonstration(index, 0, tuple(ids), tuple(row))) for index, (ids, row) in pairs]
-    batches = [pack(group) for group in split_microbatches(sequences, budget)]
+    batches = [pack(group) for group in split_microbatches(sequences, Budget(budget))]
 
     def step() -> None:
         for batch in batches:

@@ -60,15 +60,8 @@ class Objective:
         return LossOutput(per_token, means, maxima, output.terms | terms, {"correction/ess": applied.weights})
 
     def is_still_without(self, settings: LossConfig) -> bool:
-        """Tell whether a sequence without an advantage that is not 0 has no gradient, and changes that of no other.
-
-        So built-in losses say of themselves (`scales_advantage`); one of the user's may pull towards something else,
-        and what looks at all tokens of an optimizer step needs these too.
-        """
-        paper = LOSSES.paper_of(settings.name) or {}
-        is_own = bool(paper.get("scales_advantage")) and self.policy_loss is LOSSES.find(settings.name)
-        is_corrected_by_own = CORRECTIONS.paper_of(settings.importance_correction) is not None
-        return is_own and is_corrected_by_own and not self.preparations and not settings.entropy_coef
+        """Tell whether a sequence whose advantages are all 0 has no gradient: if the loss is the one that is named."""
+        return settings.is_still_without_advantage and self.policy_loss is LOSSES.find(settings.name)
 
 
 def find_objective(settings: LossConfig) -> Objective:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpc_grpo.run.paths import RunDir
 
 _OF_THE_STEP = (
-    "loss.", "ppo.", "model.", "train.max_tokens_per_microbatch", "train.skip_zero_advantages",
+    "loss.", "ppo.", "model.", "train.max_tokens_per_microbatch", "train.skip_zero_advantages", "train.share_prompts",
     "train.logprob_chunk_tokens", "train.attention",
     "train.gradient_checkpointing", "train.num_threads", "run.root", "run.name", "placement.",
 )  # fmt: skip

@@ -149,6 +149,17 @@ class LossConfig(Section):
         papers = LOSSES.paper_of(self.name), CORRECTIONS.paper_of(self.importance_correction)
         return any("prepare" in (paper or {}) for paper in papers)
 
+    @property
+    def is_still_without_advantage(self) -> bool:
+        """Tell whether a token of advantage 0 has no gradient, and changes that of no other.
+
+        So built-in losses say of themselves (`scales_advantage`); one of the user's may pull towards something else,
+        and what looks at all tokens of an optimizer step needs these too.
+        """
+        is_built_in = CORRECTIONS.paper_of(self.importance_correction) is not None
+        scales = bool((LOSSES.paper_of(self.name) or {}).get("scales_advantage"))
+        return scales and is_built_in and not self.compares_minibatch and not self.entropy_coef
+
     @model_validator(mode="before")
     @classmethod
     def _take_from_papers(cls, values: Any) -> Any:

@@ -87,6 +87,25 @@ def expects_gpus(config: Config) -> bool:
     return config.model.device != "cpu" and config.placement.gpus != "none"
 
 
+KEYS_OF_A_TOKEN = 4
+"""Keys that attention may read for each token of a budget: those of a shared prompt are read by each completion."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most tokens of a microbatch; `shares_prompts`: those of a prompt count once for all its completions."""
+
+    max_tokens: int
+    shares_prompts: bool = False
+
+
+def budget_of(config: Config) -> Budget:
+    """Return the budget of `train`; null shares prompts where that was measured, with the kernel `sdpa` on CPU."""
+    train = config.train
+    is_measured = train.attention == "sdpa" and not expects_gpus(config)
+    return Budget(train.max_tokens_per_microbatch, is_measured if train.share_prompts is None else train.share_prompts)
+
+
 def gpus_per_node(config: Config) -> int:
     return node_demand(config, with_gpus=expects_gpus(config)).num_gpus
 

@@ -32,6 +32,11 @@ class TrainConfig(Section):
         description="Leave sequences whose advantages are all 0 out of the learner's passes where they have no "
         "gradient; they count in the loss's denominator, and metrics of the loss are means over the others.",
     )
+    share_prompts: bool | None = Field(
+        None,
+        description="Compute the prompt of a group's completions once, for all of them; needs train.attention = sdpa. "
+        "null: on CPU.",
+    )
     attention: Literal["sdpa", "flash_attention_2"] = Field(
         "sdpa", description="Attention kernel for packed documents; flash_attention_2 needs a GPU."
     )

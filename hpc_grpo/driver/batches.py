@@ -13,12 +13,14 @@ from typing import Any, Protocol
 from hpc_grpo.algorithms.base import algorithm_of
 from hpc_grpo.algorithms.sft import demonstration_sequence
 from hpc_grpo.config import Config
+from hpc_grpo.config.resources import budget_of
 from hpc_grpo.data.curriculum import Known
 from hpc_grpo.data.stream import DemonstrationStream
 from hpc_grpo.driver.rollouts import RolloutScheduler, StepGroups
 from hpc_grpo.driver.sampling import GradedGroup
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.actor import RemoteGroup
+from hpc_grpo.learner.split import cost
 from hpc_grpo.metrics.rollouts import rollout_metrics, selection_metrics
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.types import GroupGrades, TrainSequence
@@ -26,11 +28,11 @@ from hpc_grpo.types import GroupGrades, TrainSequence
 
 @dataclass(frozen=True)
 class TrainItem:
-    """A group or a demonstration, which one learner trains on whole. Their shares are balanced by `size`, in tokens."""
+    """A group or a demonstration, which one learner trains on whole. Their shares are balanced by `cost`, in tokens."""
 
     data: RemoteGroup | TrainSequence
     num_trained_tokens: int
-    size: int
+    cost: float
     num_sequences: int = 1
 
 
@@ -69,6 +71,12 @@ class RolloutBatches:
         self._drops_zero_variance = config.rollout.drop_zero_variance
         self._algorithm = algorithm_of(config)
         self._judged_by = config.eval
+        needs, budget = config.needs, budget_of(config)
+        is_told_by_advantages = not (needs.reference or needs.teacher or needs.critic)
+        self._leaves_out_still = (
+            config.train.skip_zero_advantages and config.loss.is_still_without_advantage and is_told_by_advantages
+        )
+        self._shares_prompts = budget.shares_prompts
         self._has_several_sources = len(config.data.sources(for_eval=False)) > 1
         self._scheduler = scheduler
 
@@ -127,7 +135,13 @@ class RolloutBatches:
         num_trained = self._algorithm.num_trained_tokens(grades)
         num_sequences = self._algorithm.num_sequences(grades)
         remote = RemoteGroup(group.samples, advantages, grades.valid)
-        return TrainItem(remote, num_trained, num_trained, num_sequences)
+        return TrainItem(remote, num_trained, self._cost(group, grades, advantages), num_sequences)
+
+    def _cost(self, group: GradedGroup, grades: GroupGrades, advantages: tuple[float, ...]) -> float:
+        """Return what a learner computes of a group, in tokens: what balances learners, and decides nothing else."""
+        rollouts = zip(grades.num_completion_tokens, grades.valid, advantages, strict=True)
+        computed = [n for n, valid, own in rollouts if valid and (own or not self._leaves_out_still)]
+        return cost(len(group.prompt.token_ids), computed, is_shared=self._shares_prompts)
 
 
 class DemonstrationBatches:
@@ -145,7 +159,10 @@ class DemonstrationBatches:
         ordinals = range(self._next_ordinal, self._next_ordinal + self._batch_size)
         self._next_ordinal = ordinals.stop
         sequences = [demonstration_sequence(self._stream.demonstration(ordinal)) for ordinal in ordinals]
-        items = [TrainItem(each, each.num_trained_tokens, len(each.token_ids)) for each in sequences]
+        items = [
+            TrainItem(each, each.num_trained_tokens, cost(0, [len(each.token_ids)], is_shared=False))
+            for each in sequences
+        ]
         num_tokens = sum(item.num_trained_tokens for item in items)
         metrics = {"tokens/completion_mean": num_tokens / len(items), "tokens/completion_total": float(num_tokens)}
         return Batch([items], ordinals, metrics)

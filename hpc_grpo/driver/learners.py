@@ -1,6 +1,6 @@
 """The driver's handle on all learners together: each call reaches every one of them.
 
-Waits for the slowest learner. The split over learners balances tokens, and does not change the gradient, since the loss
+Waits for the slowest learner. The split over learners balances cost, and does not change the gradient, since the loss
 is normalised by the tokens of all of them.
 """
 
@@ -45,7 +45,7 @@ class LearnerGroup:
         for minibatch in batch.minibatches:
             num_tokens = sum(item.num_trained_tokens for item in minibatch)
             num_sequences = sum(item.num_sequences for item in minibatch)
-            split = balanced(minibatch, [item.size for item in minibatch], len(self._learners))
+            split = balanced(minibatch, [item.cost for item in minibatch], len(self._learners))
             for share, part in zip(shares, split, strict=True):
                 share.append(RemoteMinibatch(tuple(item.data for item in part), num_tokens, num_sequences))
         calls = [learner.train.remote(share, record) for learner, share in zip(self._learners, shares, strict=True)]
@@ -81,14 +81,14 @@ class LearnerGroup:
         get_all([getattr(learner, method).remote(*args) for learner in self._learners], None, waiting_for)
 
 
-def balanced(items: Sequence[T], sizes: Sequence[int], num_parts: int) -> list[list[T]]:
+def balanced(items: Sequence[T], sizes: Sequence[float], num_parts: int) -> list[list[T]]:
     """Split into parts of about equal total size: the largest first, each to the part that has least.
 
     >>> balanced("abcd", [5, 1, 3, 3], 2)
     [['a', 'b'], ['c', 'd']]
     """
     parts: list[list[int]] = [[] for _ in range(num_parts)]
-    totals = [0] * num_parts
+    totals = [0.0] * num_parts
     for index in sorted(range(len(items)), key=lambda i: (-sizes[i], i)):
         smallest = totals.index(min(totals))
         parts[smallest].append(index)

@@ -31,6 +31,7 @@ CHANGEABLE: dict[str, str] = {
     "train.total_epochs": "extends or shortens the run",
     "train.max_tokens_per_microbatch": "how the same sums are cut, not what is summed",
     "train.skip_zero_advantages": "leaves out what has no gradient",
+    "train.share_prompts": "computes once what is the same",
     "train.logprob_chunk_tokens": "how the same logits are cut",
     "train.gradient_checkpointing": "computes again what it does not keep",
     "train.attention": "another kernel of the same attention",

@@ -22,6 +22,7 @@ from hpc_grpo.algorithms.losses.base import LossInputs
 from hpc_grpo.algorithms.losses.common import interpolated_proximal
 from hpc_grpo.algorithms.objective import Objective, divisor, token_weights
 from hpc_grpo.config import Config
+from hpc_grpo.config.resources import budget_of
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.accumulator import MetricAccumulator
 from hpc_grpo.learner.group import init_process_group
@@ -110,7 +111,7 @@ class Learner:
         if self._leaves_out_still:
             shares, left_out = without_still(shares, self.config.loss, accumulator)
             of_parts.update(left_out)
-        packed = pack_equalised(shares, self.config.train.max_tokens_per_microbatch, self.device)
+        packed = [each.batches for each in pack_equalised(shares, budget_of(self.config), self.device)]
         proximal, proximal_version = self._proximal_logprobs(packed), self.policy_version
         learning_rates, grad_norms = [], []
         for minibatch, batches, anchors in zip(minibatches, packed, proximal, strict=True):

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.attention import PACKED_SDPA, document_layout, register_packed_sdpa, require_flash_attention
+from hpc_grpo.learner.attention import PACKED_SDPA, register_packed_sdpa, require_flash_attention
 from hpc_grpo.learner.head import LogprobHead
+from hpc_grpo.learner.layout import document_layout
 from hpc_grpo.learner.packing import PackedBatch
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import ParameterSpec
@@ -46,6 +47,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         )
         # Demonstrations were sampled by nobody.
         self._temperature = config.rollout.temperature if config.needs.rollouts else 1.0
+        self._dtype = getattr(torch, config.model.dtype)
         self._hf_names = frozenset(name for name, _ in language_model.named_parameters())
 
     def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
@@ -70,7 +72,8 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
 
     def _attention_kwargs(self, batch: PackedBatch) -> dict[str, Any]:
         if self.language_model.config._attn_implementation == PACKED_SDPA:
-            return {"document_layout": document_layout(batch.document_lengths, batch.input_ids.device)}
+            lengths, device = batch.document_lengths, batch.input_ids.device
+            return {"document_layout": document_layout(lengths, device, batch.prompts, self._dtype)}
         borders, longest = batch.cu_seqlens, max(batch.document_lengths)
         names = {"cu_seq_lens_q": borders, "cu_seq_lens_k": borders}
         return {**names, "max_length_q": longest, "max_length_k": longest}

@@ -1,5 +1,6 @@
-"""Packs sequences into microbatches: documents laid end to end, without padding, under a token budget.
+"""Packs sequences into microbatches: documents laid end to end, without padding, a shared prompt once.
 
+A document is a sequence; or, of sequences that share a prompt, the prompt, and what each has after it.
 Letters: `T` tokens of the microbatch, `N` documents, `C` trained tokens (where `loss_mask` holds).
 """
 
@@ -14,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpc_grpo.config.resources import Budget
+from hpc_grpo.learner.split import groups_of, shared_length, split_microbatches
 from hpc_grpo.types import TrainSequence
 
 
@@ -28,7 +31,7 @@ class PackedBatch:
     input_ids: Tensor
     """`[T]` int64."""
     position_ids: Tensor
-    """`[T]` int64, from 0 in every document."""
+    """`[T]` int64, from 0 in every sequence."""
     cu_seqlens: Tensor
     """`[N + 1]` int32: where documents start, and T."""
     target_positions: Tensor
@@ -42,13 +45,15 @@ class PackedBatch:
     policy_versions: Tensor
     """`[C]` float32, counts optimizer steps: of the weights that sampled the token; 0.0 where there was no engine."""
     sequence_ids: Tensor
-    """`[C]` int64, each token's document, from 0."""
+    """`[C]` int64, each token's sequence, from 0."""
     draws: Tensor
     """`[C]` float32, uniform in [0, 1): a random number of the token's own, whatever it is packed with."""
     mask: Tensor
     """`[C]` float32."""
     document_lengths: tuple[int, ...]
     """N lengths in tokens; on the host, since kernels are chosen by them."""
+    prompts: tuple[int | None, ...]
+    """Of each of N documents the one that it goes on from, on the host; None: it begins."""
 
     def to(self, device: Any) -> PackedBatch:
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -56,71 +61,69 @@ class PackedBatch:
         return replace(self, **moved)
 
 
-def in_packed_order(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
-    """Order sequences by (ordinal, sample_index)."""
-    return sorted(sequences, key=lambda sequence: (sequence.ordinal, sequence.sample_index))
+@dataclass(frozen=True)
+class Packed:
+    """The microbatches of a minibatch on the device, and its sequences in the order of their trained tokens there.
 
-
-def split_microbatches(sequences: Sequence[TrainSequence], max_tokens: int) -> list[list[TrainSequence]]:
-    """Cut the sequences, `in_packed_order`, where the token budget is full.
-
-    Next-fit in that fixed order, so equal sequences give equal microbatches whatever order they came in, and
-    the sums over a microbatch are bit-identical. A sequence longer than `max_tokens` gets one of its own.
+    Microbatches that only fill up the count come last.
     """
-    microbatches: list[list[TrainSequence]] = []
-    num_tokens = max_tokens
-    for sequence in in_packed_order(sequences):
-        length = len(sequence.token_ids)
-        if num_tokens + length > max_tokens:
-            microbatches.append([])
-            num_tokens = 0
-        microbatches[-1].append(sequence)
-        num_tokens += length
-    return microbatches
+
+    batches: list[PackedBatch]
+    sequences: list[TrainSequence]
 
 
-def pack(sequences: Sequence[TrainSequence]) -> PackedBatch:
-    """Lay sequences end to end.
+def pack(sequences: Sequence[TrainSequence], *, shares_prompts: bool = False) -> PackedBatch:
+    """Lay sequences end to end; where `shares_prompts`, what neighbours of one ordinal have in common lies there once.
 
     Raises ValueError for a sequence that trains no token, trains its first one (nothing predicts it), or has an array
     of another length than its tokens.
     """
     for sequence in sequences:
         _check(sequence)
-    lengths = np.array([len(sequence.token_ids) for sequence in sequences], dtype=np.int64)
-    starts = np.concatenate(([0], np.cumsum(lengths)))
-    token_ids = np.concatenate([sequence.token_ids for sequence in sequences]).astype(np.int64)
-    # A trained token at i is predicted by the state at i - 1, which is of the same document.
+    groups = groups_of(sequences) if shares_prompts else [[sequence] for sequence in sequences]
+    documents, places = _lay_out(groups)
+    lengths = tuple(length for length, _ in documents)
+    cu_seqlens = np.cumsum((0, *lengths))
+    token_ids, position_ids = np.empty((2, cu_seqlens[-1]), np.int64)
+    of_sequences = np.concatenate([sequence.token_ids for sequence in sequences]).astype(np.int64)
+    all_places = np.concatenate(places)
+    token_ids[all_places] = of_sequences
+    position_ids[all_places] = np.concatenate([np.arange(len(own)) for own in places])
+    # A trained token at i is predicted by the state at i - 1, which is of the same sequence.
     targets = np.flatnonzero(np.concatenate([sequence.loss_mask for sequence in sequences]))
-    document_of_token = np.repeat(np.arange(len(sequences)), lengths)
+    sequence_of_token = np.repeat(np.arange(len(sequences)), [len(own) for own in places])
     return PackedBatch(
         input_ids=torch.from_numpy(token_ids),
-        position_ids=torch.from_numpy(np.arange(len(token_ids)) - starts[document_of_token]),
-        cu_seqlens=torch.from_numpy(starts.astype(np.int32)),
-        target_positions=torch.from_numpy(targets - 1),
-        target_ids=torch.from_numpy(token_ids[targets]),
+        position_ids=torch.from_numpy(position_ids),
+        cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
+        target_positions=torch.from_numpy(all_places[targets - 1]),
+        target_ids=torch.from_numpy(of_sequences[targets]),
         advantages=_at(targets, [sequence.advantages for sequence in sequences]),
         engine_logprobs=_at(targets, [sequence.engine_logprobs for sequence in sequences]),
         policy_versions=_at(targets, [_versions(sequence) for sequence in sequences]),
-        sequence_ids=torch.from_numpy(document_of_token[targets]),
+        sequence_ids=torch.from_numpy(sequence_of_token[targets]),
         draws=torch.from_numpy(np.concatenate([_draws(sequence) for sequence in sequences])[targets]),
         mask=torch.ones(len(targets)),
-        document_lengths=tuple(lengths.tolist()),
+        document_lengths=lengths,
+        prompts=tuple(prompt for _, prompt in documents),
     )
 
 
-def pack_equalised(shares: Sequence[Sequence[TrainSequence]], max_tokens: int, device: Any) -> list[list[PackedBatch]]:
-    """Pack each share into microbatches on the device; add weightless ones until all ranks have as many, at least one.
+def pack_equalised(shares: Sequence[Sequence[TrainSequence]], budget: Budget, device: Any) -> list[Packed]:
+    """Pack each share into microbatches on the device, all ranks into as many; weightless ones make up the count.
 
     A collective where there are several ranks.
     """
-    packed = [[pack(group) for group in split_microbatches(share, max_tokens)] for share in shares]
-    counts = torch.tensor([len(batches) for batches in packed], device=device)
+    counts = torch.tensor([len(split_microbatches(share, budget)) for share in shares], device=device)
     if dist.get_world_size() > 1:
         dist.all_reduce(counts, dist.ReduceOp.MAX)
-    for batches, count in zip(packed, counts.tolist(), strict=True):
+    packed = []
+    for share, count in zip(shares, counts.tolist(), strict=True):
+        groups = split_microbatches(share, budget, at_least=count)
+        batches = [pack(group, shares_prompts=budget.shares_prompts) for group in groups]
         batches += [zero_weight_batch()] * (max(count, 1) - len(batches))
-    return [[batch.to(device) for batch in batches] for batches in packed]
+        packed.append(Packed([batch.to(device) for batch in batches], [own for group in groups for own in group]))
+    return packed
 
 
 def zero_weight_batch() -> PackedBatch:
@@ -132,6 +135,25 @@ def zero_weight_batch() -> PackedBatch:
     zeros = np.zeros(2, np.float32)
     batch = pack([TrainSequence(0, 0, np.zeros(2, np.int32), np.array([False, True]), zeros, zeros)])
     return replace(batch, mask=torch.zeros_like(batch.mask))
+
+
+def _lay_out(groups: Sequence[Sequence[TrainSequence]]) -> tuple[list[tuple[int, int | None]], list[Any]]:
+    """Return each document's length and its prompt, and the place in the microbatch of each token of each sequence."""
+    documents: list[tuple[int, int | None]] = []
+    places, start = [], 0
+    for group in groups:
+        shared = shared_length(group)
+        prompt = np.arange(start, start + shared)
+        index = len(documents) if shared else None
+        if shared:
+            documents.append((shared, None))
+            start += shared
+        for sequence in group:
+            length = len(sequence.token_ids) - shared
+            documents.append((length, index))
+            places.append(np.concatenate([prompt, np.arange(start, start + length)]))
+            start += length
+    return documents, places
 
 
 def _draws(sequence: TrainSequence) -> Any:

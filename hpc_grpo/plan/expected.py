@@ -117,8 +117,8 @@ def _training_s(plan: Plan, load: Workload) -> float:
     """
     config, hardware, workers = plan.config, plan.hardware, plan.num_learners
     parameters = trained_parameters(config, plan.model.num_parameters)
-    flops = _flops_per_token(config) * parameters * (load.max_tokens or 0)
-    flops += 2 * plan.model.teacher_parameters * (load.max_tokens or 0)
+    flops = _flops_per_token(config) * parameters * (load.learner_tokens or 0)
+    flops += 2 * plan.model.teacher_parameters * (load.learner_tokens or 0)
     arithmetic_s = flops / (workers * hardware.gpu_flops_per_s * TRAINING_SHARE)
     in_microbatch, in_step = _communicated_bytes(config)
     shard_s = parameters / workers / (hardware.host_link_bytes_per_s * READING_SHARE)

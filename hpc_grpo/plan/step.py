@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config
-from hpc_grpo.config.resources import engines_per_node
+from hpc_grpo.config.resources import KEYS_OF_A_TOKEN, budget_of, engines_per_node
 from hpc_grpo.data.shares import places_per_epoch
 from hpc_grpo.data.sources import read_items
 from hpc_grpo.driver.length import train_length
@@ -31,6 +31,7 @@ _STEP_TIME = "time/step_s"
 class Workload:
     """The sequences and tokens of a step. The two `max_` count a step of longest sequences; None: SFT.
 
+    `learner_tokens` are those of `max_tokens` that learners compute: a shared prompt's once.
     `running_sequences` is what one engine decodes at once then; `num_microbatches` what one learner trains on.
     """
 
@@ -40,6 +41,7 @@ class Workload:
     sequences_per_engine: int
     running_sequences: int
     num_microbatches: int | None
+    learner_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -66,15 +68,32 @@ def workload(plan: Plan) -> Workload:
         return Workload(config.sft.batch_size, None, None, 0, 0, None)
     sequences = config.rollout.prompts_per_step * config.rollout.group_size
     engines = plan.num_nodes * engines_per_node(config)
-    per_microbatch = max(1, config.train.max_tokens_per_microbatch // config.max_model_len)
+    prompts = config.rollout.prompts_per_step if budget_of(config).shares_prompts else sequences
     return Workload(
         num_sequences=sequences,
         max_tokens=sequences * config.max_model_len,
         max_new_tokens=sequences * config.rollout.max_new_tokens,
         sequences_per_engine=ceil(sequences / engines),
         running_sequences=min(config.engine.max_num_seqs, cache.num_sequences),
-        num_microbatches=ceil(ceil(sequences / plan.num_learners) / per_microbatch),
+        num_microbatches=_num_microbatches(config, plan.num_learners),
+        learner_tokens=prompts * config.data.max_prompt_tokens + sequences * config.rollout.max_new_tokens,
     )
+
+
+def _num_microbatches(config: Config, num_learners: int) -> int:
+    """Return the most that one learner trains on in a step of longest sequences."""
+    budget, longest, group = budget_of(config), config.max_model_len, config.rollout.group_size
+    if not budget.shares_prompts:
+        sequences = ceil(config.rollout.prompts_per_step * group / num_learners)
+        return ceil(sequences / max(1, budget.max_tokens // longest))
+    groups, prompt = ceil(config.rollout.prompts_per_step / num_learners), config.data.max_prompt_tokens
+    tokens = max(prompt + group * config.rollout.max_new_tokens, ceil(group * longest / KEYS_OF_A_TOKEN))
+    if tokens <= budget.max_tokens:
+        return ceil(groups / (budget.max_tokens // tokens))
+    fitting = min(
+        (budget.max_tokens - prompt) // config.rollout.max_new_tokens, KEYS_OF_A_TOKEN * budget.max_tokens // longest
+    )
+    return groups * ceil(group / max(1, fitting))
 
 
 def num_steps(plan: Plan) -> int | None:

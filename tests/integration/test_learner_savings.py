@@ -18,17 +18,30 @@ from tests.integration.learner_resume import STAGES
 pytestmark = pytest.mark.integration
 
 CASES: dict[str, dict[str, Any]] = {
-    "all computed": {"skip_zero_advantages": False},
-    "left out": {"skip_zero_advantages": True},
+    "all computed": {"skip_zero_advantages": False, "share_prompts": False},
+    "left out": {"share_prompts": False},
+    "shared prompts": {"skip_zero_advantages": False},
+    "shared prompts, groups cut": {"skip_zero_advantages": False, "max_tokens_per_microbatch": 40},
+    "shared prompts, one microbatch": {"skip_zero_advantages": False, "max_tokens_per_microbatch": 1000},
+    "both": {},
 }
 """Settings of the section `train`, each of which must give the gradient of the first."""
 
 
 def make_step() -> list[TrainSequence]:
-    """Three groups; the second has no variance, nor has the second half of the third, which rank 1 gets alone."""
+    """Three groups; the second has no variance, nor has the second half of the third, which rank 1 gets alone.
+
+    The sequences of a group begin alike, up to the first token that one of them trains.
+    """
+    made = make_sequences(7)
+    for start in range(0, len(made), 4):
+        group = made[start : start + 4]
+        front = min(len(each.token_ids) - each.num_trained_tokens for each in group)
+        for each in group[1:]:
+            each.token_ids[:front] = group[0].token_ids[:front]
     return [
         replace(each, advantages=0.0 * each.advantages) if 4 <= index < 8 or index >= 10 else each
-        for index, each in enumerate(make_sequences(7))
+        for index, each in enumerate(made)
     ]
 
 

@@ -18,9 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpc_grpo.config import Config
+from hpc_grpo.config.resources import budget_of
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.optimizer_step import optimizer_step
-from hpc_grpo.learner.packing import PackedBatch, in_packed_order, pack_equalised
+from hpc_grpo.learner.packing import PackedBatch, pack_equalised
 from hpc_grpo.learner.parts.base import LearnerPart
 from hpc_grpo.learner.setup import deepspeed_config, sharded_loading
 from hpc_grpo.learner.value_model import export_value_model, load_value_model
@@ -53,8 +54,9 @@ class Critic(LearnerPart):
 
     def before_step(self, minibatches: Sequence[Minibatch]) -> tuple[Sequence[Minibatch], Mapping[str, Reduction]]:
         """Value all sequences, train on their returns, and return them with advantages."""
-        ordered = [in_packed_order(minibatch.sequences) for minibatch in minibatches]
-        packed = pack_equalised(ordered, self.config.train.max_tokens_per_microbatch, self.device)
+        shares = [minibatch.sequences for minibatch in minibatches]
+        both = pack_equalised(shares, budget_of(self.config), self.device)
+        ordered, packed = [each.sequences for each in both], [each.batches for each in both]
         values = [self._values(batches) for batches in packed]
         estimates = [self._estimates(*each) for each in zip(ordered, values, strict=True)]
         advantages = self._normalized([own for own, _ in estimates])

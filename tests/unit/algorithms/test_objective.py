@@ -14,8 +14,10 @@ import torch
 from hpc_grpo.algorithms.losses.base import LossInputs
 from hpc_grpo.algorithms.objective import divisor, find_objective, token_weights
 from hpc_grpo.config import LossConfig
+from hpc_grpo.config.resources import Budget
 from hpc_grpo.learner.accumulator import MetricAccumulator
-from hpc_grpo.learner.packing import pack, split_microbatches
+from hpc_grpo.learner.packing import pack
+from hpc_grpo.learner.split import split_microbatches
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.types import Minibatch, TrainSequence
 from tests.support.configs import minimal_config
@@ -83,7 +85,7 @@ def step(
         accumulator.leave_out(
             divisor(settings, minibatch) - divisor(settings, Minibatch((), num_tokens, len(sequences)))
         )
-        for microbatch in split_microbatches(own, budget):
+        for microbatch in split_microbatches(own, Budget(budget)):
             batch, rows = pack(microbatch), [sequences[each.ordinal] for each in microbatch]
 
             def column(name: str, rows: Sequence[Trained] = rows) -> torch.Tensor:

@@ -111,6 +111,10 @@ def test_sft_has_no_rewards_to_check() -> None:
             "train.max_tokens_per_microbatch = 700 must hold the longest sequence",
         ),
         (
+            {"train": {"share_prompts": True, "attention": "flash_attention_2"}},
+            "train.share_prompts = true needs train.attention = sdpa, not flash_attention_2",
+        ),
+        (
             {"rollout": {"min_new_tokens": 30, "max_new_tokens": 20}},
             "rollout.min_new_tokens = 30 exceeds rollout.max_new_tokens = 20",
         ),

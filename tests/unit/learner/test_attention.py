@@ -9,12 +9,8 @@ import torch
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner import attention
-from hpc_grpo.learner.attention import (
-    document_layout,
-    has_grouped_kernel,
-    packed_sdpa,
-    require_flash_attention,
-)
+from hpc_grpo.learner.attention import has_grouped_kernel, packed_sdpa, require_flash_attention
+from hpc_grpo.learner.layout import document_layout
 
 
 def test_kernel_refuses_what_it_does_not_compute() -> None:
@@ -60,7 +56,7 @@ def test_heads_are_repeated_where_no_fused_kernel_takes_them_grouped(monkeypatch
         seen.append(([tensor.shape[1] for tensor in heads], options["enable_gqa"]))
         return plain(*heads, **options)
 
-    monkeypatch.setattr(attention, "has_grouped_kernel", lambda *_: False)
+    monkeypatch.setattr(attention, "has_grouped_kernel", lambda *_, **__: False)
     monkeypatch.setattr(attention.functional, "scaled_dot_product_attention", watched)
     repeated, _ = packed_sdpa(None, query, key, value, None, document_layout=layout)
     assert seen == [([6, 6, 6], False)]

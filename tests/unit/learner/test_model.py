@@ -21,9 +21,11 @@ from transformers import (
 )
 
 from hpc_grpo.config import Config
+from hpc_grpo.config.resources import Budget
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.model import PolicyModel, load_policy
-from hpc_grpo.learner.packing import pack, split_microbatches
+from hpc_grpo.learner.packing import pack
+from hpc_grpo.learner.split import split_microbatches
 from hpc_grpo.types import TrainSequence
 from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
@@ -106,12 +108,66 @@ def test_split_into_microbatches_does_not_change_the_gradient(model_path: Path) 
     gradients = []
     for budget in (33, 64, 1000):
         policy.zero_grad()
-        for group in split_microbatches(sequences, budget):
+        for group in split_microbatches(sequences, Budget(budget)):
             batch = pack(group)
             (torch.dot(policy(batch)[0].exp() * batch.advantages, batch.mask) / 91).backward()
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]))
     for gradient in gradients[1:]:
         torch.testing.assert_close(gradient, gradients[0], rtol=0.0, atol=1e-6)
+
+
+def grouped_sequences() -> list[TrainSequence]:
+    """Two groups of completions of 1 to 30 tokens, their prompts of 9 and 2 tokens, and a prompt of one completion."""
+    random, made = np.random.default_rng(1), []
+    for ordinal, (prompt, completions) in enumerate([(9, (7, 30, 1, 20)), (2, (12, 5, 28)), (6, (8,))]):
+        shared = random.integers(2, VOCABULARY, prompt)
+        for sample, own in enumerate(completions):
+            tokens = np.concatenate([shared, random.integers(2, VOCABULARY, own)])
+            made.append(ordinary_sequence(ordinal, sample, tokens, own, advantage=float(random.normal())))
+    return made
+
+
+def logprobs_and_gradient(policy: PolicyModel, budget: Budget) -> tuple[dict[tuple[int, int], Any], torch.Tensor]:
+    """The logprobs of each sequence, and the gradient of a sum of them over all microbatches, in float64."""
+    policy.zero_grad()
+    logprobs = {}
+    for group in split_microbatches(grouped_sequences(), budget):
+        batch = pack(group, shares_prompts=budget.shares_prompts)
+        own, entropy = policy(batch)
+        torch.dot(own, batch.advantages).backward()
+        assert entropy.shape == own.shape
+        parts = own.detach().split([each.num_trained_tokens for each in group])
+        logprobs |= {(each.ordinal, each.sample_index): part for each, part in zip(group, parts, strict=True)}
+    return logprobs, torch.cat([parameter.grad.double().flatten() for parameter in policy.parameters()])
+
+
+@pytest.mark.parametrize("budget", [40, 64, 1000])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_prompt_that_goes_through_the_model_once_changes_no_number(
+    model_path: Path, budget: int, checkpointing: bool
+) -> None:
+    policy = load_policy(make_config(model_path), use_gradient_checkpointing=checkpointing)
+    expected, gradient = logprobs_and_gradient(policy, Budget(1000))
+    logprobs, own_gradient = logprobs_and_gradient(policy, Budget(budget, shares_prompts=True))
+    assert logprobs.keys() == expected.keys()
+    for place, own in logprobs.items():
+        torch.testing.assert_close(own, expected[place], rtol=1e-5, atol=1e-5)
+    assert float((own_gradient - gradient).norm() / gradient.norm()) < 1e-6
+
+
+def test_a_shared_prompt_is_as_exact_as_an_unshared_one_in_bfloat16(model_path: Path) -> None:
+    """Distances to float32 of the same weights."""
+    small = load_policy(make_config(model_path, model={"dtype": "bfloat16"}), use_gradient_checkpointing=False)
+    whole = load_policy(make_config(model_path), use_gradient_checkpointing=False)
+    with torch.no_grad():
+        for parameter, rounded in zip(whole.parameters(), small.parameters(), strict=True):
+            parameter.copy_(rounded)
+    _, exact = logprobs_and_gradient(whole, Budget(1000))
+    distances = [
+        float((logprobs_and_gradient(small, Budget(1000, shares_prompts))[1] - exact).norm() / exact.norm())
+        for shares_prompts in (False, True)
+    ]
+    assert 0.0 < distances[1] < 1.25 * distances[0] < 0.1
 
 
 def test_parameters_have_the_names_of_hugging_face(model_path: Path) -> None:

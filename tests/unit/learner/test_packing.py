@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from hpc_grpo.learner.packing import pack, split_microbatches, zero_weight_batch
+from hpc_grpo.learner.packing import pack, zero_weight_batch
 from hpc_grpo.types import TrainSequence
 from tests.support.sequences import ordinary_sequence
 
@@ -44,23 +43,27 @@ def test_a_token_draws_the_same_number_whatever_it_is_packed_with() -> None:
     assert abs(float(np.corrcoef(by_position[:, 0], by_position[:, 1])[0, 1])) < 0.3
 
 
-def test_split_keeps_order_and_budget_whatever_order_came_in() -> None:
-    rng = random.Random(0)
-    sequences = [sequence(i // 3, i % 3, [1] * rng.randint(2, 30), 1) for i in range(40)]
-    groups = split_microbatches(sequences, 64)
-    shuffled = sequences[:]
-    rng.shuffle(shuffled)
-    assert split_microbatches(shuffled, 64) == groups
-    assert [s for group in groups for s in group] == sequences
-    totals = [sum(len(s.token_ids) for s in group) for group in groups]
-    assert max(totals) <= 64
-    assert all(a + len(group[0].token_ids) > 64 for a, group in zip(totals[:-1], groups[1:], strict=True))
+def test_what_sequences_of_one_prompt_share_lies_there_once() -> None:
+    """A prompt [1, 2, 3] with the completions [4, 5] and [6], and one of another ordinal that begins alike."""
+    group = [sequence(0, 0, [1, 2, 3, 4, 5], 2, 0.5), sequence(0, 1, [1, 2, 3, 6], 1, -0.5)]
+    batch = pack([*group, sequence(1, 0, [1, 2, 3, 7], 1)], shares_prompts=True)
+    assert batch.input_ids.tolist() == [1, 2, 3, 4, 5, 6, 1, 2, 3, 7]
+    assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 3, 0, 1, 2, 3]
+    assert batch.target_positions.tolist() == [2, 3, 2, 8]
+    assert batch.target_ids.tolist() == [4, 5, 6, 7]
+    assert batch.advantages.tolist() == [0.5, 0.5, -0.5, 1.0]
+    assert batch.sequence_ids.tolist() == [0, 0, 1, 2]
+    assert (batch.document_lengths, batch.prompts) == ((3, 2, 1, 4), (None, 0, 0, None))
+    assert pack(group).prompts == (None, None)
 
 
-def test_a_sequence_beyond_the_budget_is_alone() -> None:
-    long, short = sequence(0, 0, [1] * 50, 1), sequence(0, 1, [1] * 5, 1)
-    assert split_microbatches([short, long], 20) == [[long], [short]]
-    assert split_microbatches([], 20) == []
+def test_a_shared_prompt_ends_before_the_first_trained_token_and_where_sequences_differ() -> None:
+    alike = [sequence(0, 0, [1, 2, 3, 4], 1), sequence(0, 1, [1, 2, 3, 4], 2)]
+    assert pack(alike, shares_prompts=True).document_lengths == (2, 2, 2)
+    other = [sequence(0, 0, [1, 2, 3, 4], 1), sequence(0, 1, [1, 9, 3, 4], 1)]
+    assert pack(other, shares_prompts=True).document_lengths == (1, 3, 3)
+    nothing = [sequence(0, 0, [1, 2], 1), sequence(0, 1, [9, 2], 1)]
+    assert pack(nothing, shares_prompts=True).prompts == (None, None)
 
 
 def test_zero_weight_batch_has_no_weight() -> None:

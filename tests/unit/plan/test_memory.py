@@ -13,9 +13,12 @@ import pytest
 import torch
 
 from hpc_grpo.config import Config
+from hpc_grpo.config.resources import Budget
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.learner.model import PolicyModel, load_policy
-from hpc_grpo.learner.packing import pack
+from hpc_grpo.learner.packing import PackedBatch, pack
+from hpc_grpo.learner.split import split_microbatches
+from hpc_grpo.plan.learner_memory import activation_parts
 from hpc_grpo.plan.memory import (
     STATES,
     activations,
@@ -62,8 +65,8 @@ def tiny(tmp_path: Path) -> tuple[Model, Config]:
     return read_model(str(tmp_path), {}), config
 
 
-def bytes_kept(policy: PolicyModel, num_tokens: int) -> int:
-    """Count what autograd keeps for the backward pass of two documents, parameters aside."""
+def bytes_kept(policy: PolicyModel, batch: PackedBatch) -> int:
+    """Count what autograd keeps for the backward pass, parameters aside."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
     kept: dict[int, Any] = {}
 
@@ -73,10 +76,8 @@ def bytes_kept(policy: PolicyModel, num_tokens: int) -> int:
             kept[storage.data_ptr()] = storage
         return tensor
 
-    tokens = np.arange(num_tokens // 2, dtype=np.int32) % 200 + 2
-    sequences = [ordinary_sequence(index, 0, tokens, 8) for index in range(2)]
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        outputs = policy(pack(sequences))
+        outputs = policy(batch)
     total = sum(storage.nbytes() for storage in kept.values())
     del outputs
     return total
@@ -87,9 +88,29 @@ def test_autograd_keeps_what_the_formula_says(tiny: tuple[Model, Config], dtype:
     model, config = tiny
     config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
     num_tokens = 512
-    measured = bytes_kept(load_policy(config, use_gradient_checkpointing=False), num_tokens)
+    tokens = np.arange(num_tokens // 2, dtype=np.int32) % 200 + 2
+    batch = pack([ordinary_sequence(index, 0, tokens, 8) for index in range(2)])
+    measured = bytes_kept(load_policy(config, use_gradient_checkpointing=False), batch)
     reckoned = activations(model.shape, DTYPE_BYTES[dtype], num_tokens, 1024, is_checkpointed=False)
     assert measured == pytest.approx(reckoned.kept, rel=0.1)
+
+
+def test_keys_of_shared_prompts_stay_below_what_is_reckoned(tiny: tuple[Model, Config]) -> None:
+    """Sixteen short completions of a long prompt, as many as a budget of their tokens takes."""
+    model, config = tiny
+    prompt = np.arange(200, dtype=np.int32) % 200 + 2
+    sequences = [ordinary_sequence(0, sample, [*prompt, *[sample + 2] * 40], 40) for sample in range(16)]
+    [group] = split_microbatches(sequences, Budget(960, shares_prompts=True))
+    policy = load_policy(config, use_gradient_checkpointing=False)
+    shared, unshared = (pack(group, shares_prompts=shares) for shares in (True, False))
+    assert (len(shared.input_ids), len(unshared.input_ids)) == (840, 3840)
+    train = {"max_tokens_per_microbatch": 960, "share_prompts": True, "gradient_checkpointing": False}
+    planned = config.model_copy(update={"train": config.train.model_copy(update=train)})
+    reckoned = {part.name: part.num_bytes for part in activation_parts(model, planned, on_gpu=False)}
+    measured = bytes_kept(policy, shared)
+    without_keys = activations(model.shape, 2, 840, 1024, is_checkpointed=False).kept
+    assert without_keys < measured < reckoned["activations kept"] + reckoned["keys of shared prompts, masks"]
+    assert measured < bytes_kept(policy, unshared)
 
 
 KINDS = [("bfloat16", 2, "none"), ("bfloat16", 3, "cpu")]

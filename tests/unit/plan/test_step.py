@@ -22,6 +22,17 @@ def test_tokens_of_a_step_by_hand() -> None:
     assert load.running_sequences == 256
 
 
+def test_shared_prompts_are_computed_once_a_group() -> None:
+    """Groups of 16 completions of 3072 tokens, prompts of 1024: no budget holds one whole."""
+    config = planned_config(train={"zero_stage": 3, "share_prompts": True})
+    load = workload(make_plan(family_model("7B"), config, 2, GH200))
+    assert load.max_tokens == 1024 * 4096
+    assert load.learner_tokens == 64 * 1024 + 1024 * 3072
+    assert load.num_microbatches == 32 * 8  # two completions after a prompt in each 8192
+    larger = planned_config(train={"zero_stage": 3, "share_prompts": True, "max_tokens_per_microbatch": 110_000})
+    assert workload(make_plan(family_model("7B"), larger, 2, GH200)).num_microbatches == 16  # two groups in each
+
+
 def test_the_steps_of_a_run_of_unknown_length_are_not_counted() -> None:
     assert num_steps(plan_7b_config("7B", 4, "train.total_episodes=null", "train.total_epochs=1")) is None
 
