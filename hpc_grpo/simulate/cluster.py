@@ -133,7 +133,7 @@ class SimulatedLearners:
         tokens = [0.0] * count
         fullest = 0.0
         for minibatch in batch.minibatches:
-            parts = balanced(minibatch, [item.size for item in minibatch], count)
+            parts = balanced(minibatch, [item.cost for item in minibatch], count)
             own = [sum(map(self._computed_tokens, part)) for part in parts]
             tokens = [total + more for total, more in zip(tokens, own, strict=True)]
             fullest += max(own)
@@ -145,7 +145,7 @@ class SimulatedLearners:
 
     def _computed_tokens(self, item: TrainItem) -> int:
         is_alike = isinstance(item.data, RemoteGroup) and not any(item.data.advantages)
-        return 0 if is_alike and self._cluster.measured.leaves_out else item.size
+        return 0 if is_alike and self._cluster.measured.leaves_out else item.num_trained_tokens
 
 
 class SimulatedWeights:
