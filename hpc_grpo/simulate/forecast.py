@@ -6,6 +6,7 @@ process slows another down on the same cores.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,7 +23,6 @@ from hpc_grpo.driver.sampling import RolloutPool
 from hpc_grpo.driver.weights import WeightSync
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.simulate.cluster import (
-    Clock,
     Setting,
     SimulatedCluster,
     SimulatedLearners,
@@ -52,23 +52,11 @@ class Forecast:
 
 def forecast(config: Config, measured: Measurements, rates: Rates, setting: Setting) -> Forecast:
     """Simulate a run of `config` at `setting`, from a first step to a last; the same numbers each time."""
-    config = _config_at(config, setting)
     per_step = config.rollout.prompts_per_step * config.rollout.group_size
     num_steps = min(_MOST_STEPS, max(_FEWEST_STEPS, _MOST_ROLLOUTS // per_step))
-    cluster = SimulatedCluster(config, measured, rates, setting)
-    pool, learners = SimulatedPool(cluster), SimulatedLearners(cluster)
-    stream, state = cast(PromptStream, SimulatedStream(measured.prompt_tokens)), DriverState()
-    scheduler = RolloutScheduler(config, stream, cast(RolloutPool, pool), state, num_steps)
-    loop = TrainingLoop(
-        cast(Session, _session(config, cluster.clock, num_steps)),
-        RolloutBatches(config, scheduler),
-        cast(LearnerGroup, learners),
-        cast(WeightSync, SimulatedWeights(cluster, pool, learners)),
-    )
-    loop.run(state)
+    cluster = SimulatedCluster(_config_at(config, setting), measured, rates, setting)
+    run_steps(cluster, num_steps)
     elapsed_s = cluster.clock.now
-    for engine in cluster.engines:
-        engine.finish_all(elapsed_s)
     sampled_s = sum(engine.busy_s for engine in cluster.engines)
     return Forecast(
         setting,
@@ -78,18 +66,36 @@ def forecast(config: Config, measured: Measurements, rates: Rates, setting: Sett
     )
 
 
-def _session(config: Config, clock: Clock, num_steps: int) -> Any:
+def run_steps(cluster: SimulatedCluster, num_steps: int, on_step: Callable[[], None] = lambda: None) -> None:
+    """Have the driver's loop take so many steps on the cluster; `on_step` is called where one would be recorded."""
+    config, state = cluster.config, DriverState()
+    pool, learners = SimulatedPool(cluster), SimulatedLearners(cluster)
+    stream = cast(PromptStream, SimulatedStream(cluster.measured.prompt_tokens))
+    scheduler = RolloutScheduler(config, stream, cast(RolloutPool, pool), state, num_steps)
+    loop = TrainingLoop(
+        cast(Session, _session(cluster, num_steps, on_step)),
+        RolloutBatches(config, scheduler),
+        cast(LearnerGroup, learners),
+        cast(WeightSync, SimulatedWeights(cluster, pool, learners)),
+    )
+    loop.run(state)
+    for engine in cluster.engines:
+        engine.finish_all(cluster.clock.now)
+
+
+def _session(cluster: SimulatedCluster, num_steps: int, on_step: Callable[[], None]) -> Any:
     """Make what the loop holds of a run, without a folder: it goes on to the last step, and records nothing."""
 
     def record_step(state: DriverState, metrics: Any, batch: Batch) -> None:
         timer.finish_step()
+        on_step()
 
     def should_go_on(state: DriverState, *, evaluates: bool) -> bool:
         return state.step < num_steps
 
-    timer = StepTimer(clock)
+    timer = StepTimer(cluster.clock)
     return SimpleNamespace(
-        config=config,
+        config=cluster.config,
         timer=timer,
         times=SimpleNamespace(steps=SimpleNamespace(p95_s=None)),
         journal=SimpleNamespace(record_step=record_step),
