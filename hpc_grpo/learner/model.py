@@ -192,6 +192,12 @@ def _check_model(language_model: Any, config: Config, source: str) -> None:
             f"{source} attends to a window of {window} tokens, less than the longest sequence "
             f"({config.max_model_len}). Set train.attention: flash_attention_2, or shorten the sequences."
         )
+    if any(isinstance(module, nn.Conv1d) for module in language_model.modules()):
+        raise ConfigError(
+            f"{source}: {type(language_model).__name__} mixes neighbouring tokens by convolutions beside its attention "
+            f"(state-space and short-convolution layers do), across the sequences packed into one row. Take a model of "
+            f"attention layers alone."
+        )
     if "position_ids" not in inspect.signature(language_model.base_model.forward).parameters:
         raise ConfigError(f"{source}: {type(language_model).__name__} takes no position_ids for packing.")
 

@@ -14,6 +14,8 @@ from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
@@ -232,6 +234,13 @@ def test_sliding_window_shorter_than_a_sequence_is_refused(tmp_path: Path) -> No
     settings = Qwen2Config(**SHAPE, **HEADS, **TOKENS, use_sliding_window=True, sliding_window=16, max_window_layers=0)
     Qwen2ForCausalLM(settings).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="window of 16 tokens"):
+        load_policy(make_config(tmp_path), False)
+
+
+def test_a_model_whose_layers_look_across_documents_beside_attention_is_refused(tmp_path: Path) -> None:
+    settings = Lfm2Config(**SHAPE, **HEADS, **TOKENS, block_ff_dim=48, layer_types=["conv", "full_attention"])
+    Lfm2ForCausalLM(settings).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="Lfm2ForCausalLM mixes neighbouring tokens by convolutions"):
         load_policy(make_config(tmp_path), False)
 
 
