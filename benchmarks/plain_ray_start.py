@@ -181,21 +181,11 @@ def main(rounds: int) -> None:
         bed.take_down()
     table = []
     for way, found in rows.items():
-        ready_s, back_s = (
-            median([row.ready_s for row in found]),
-            [row.back_s for row in found if row.back_s is not None],
-        )
+        back_s = [row.back_s for row in found if row.back_s is not None]
         goes_on = f"{median(back_s):.1f}" if len(back_s) == len(found) else "never"
-        table.append(
-            [
-                way,
-                found[0].lines,
-                f"{ready_s:.1f}",
-                goes_on,
-                found[-1].after,
-                ", ".join(sorted(found[-1].left)) or "nothing",
-            ]
-        )
+        left = ", ".join(sorted(set().union(*(row.left for row in found)))) or "nothing"
+        ready = f"{median([row.ready_s for row in found]):.1f}"
+        table.append([way, found[0].lines, ready, goes_on, found[-1].after, left])
     header = ["", "lines", "s to Ray ready", "s to go on", "after the worker's raylet is killed", "left at the end"]
     print_table(f"Two hosts, medians of {rounds}; {load_average()}", header, table)
 

@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 extras=${1:-cpu,dev}
+[ -n "${PIP_EXTRA_INDEX_URL-}" ] || unset PIP_EXTRA_INDEX_URL # empty, as a Dockerfile's ARG, it hides that of pip.conf
 done_marker=.venv/.installed-${extras//,/-}
 [[ $done_marker -nt pyproject.toml && $done_marker -nt constraints.txt ]] && exit 0
 
@@ -39,8 +40,10 @@ install() {
 }
 tested() { install -c constraints.txt -e ".[$extras]" 2>.venv/install.log; }
 untested() {
-    echo "warning: your index does not have the versions of constraints.txt; taking others that pyproject.toml allows" >&2
-    install -e ".[$extras]" 2>.venv/install.log
+    local why
+    why=$(grep -m 1 '^ERROR' .venv/install.log || echo "see .venv/install.log")
+    echo "warning: taking versions that pyproject.toml allows, as those of constraints.txt cannot be installed: $why" >&2
+    install -e ".[$extras]" 2>>.venv/install.log
 }
 if ! tested && ! untested; then
     grep -v '^WARNING: Location' .venv/install.log >&2
