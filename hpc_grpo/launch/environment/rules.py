@@ -47,6 +47,7 @@ ALLOWED: dict[str, str] = {
     "LOCALDIR": "node-local disk of the site, used in launch.env and launch.local_dir",
     "SCRATCHDIR": "used in launch.env, as for HF_HOME, and by reward functions",
     "PROJECTDIR": "used in launch.env, and by reward functions",
+    "DEBUG_RAY": "1: Ray's older debugger, on every node",
     "PYTHONUNBUFFERED": "logs appear when they are written",
     "PYTHONFAULTHANDLER": "stack dumps on a crash",
     "PYTHONDONTWRITEBYTECODE": "no writes into a shared installation",

@@ -71,7 +71,9 @@ def test_words_reach_the_host_as_they_are(ssh: Path) -> None:
 
 def test_the_environment_goes_with_the_spec_and_what_is_true_of_this_machine_stays() -> None:
     environ = {"WANDB_API_KEY": "k", "HOME": "/h", "SLURM_JOB_ID": "7", "MINE": "1", "OTHER": "2", "PATH": "/bin"}
-    assert place(pass_env=["MINE"]).carried_environment(environ) == {"WANDB_API_KEY": "k", "MINE": "1", "PATH": "/bin"}
+    environ["DEBUG_RAY"] = "1"
+    carried = place(pass_env=["MINE"]).carried_environment(environ)
+    assert carried == {"WANDB_API_KEY": "k", "MINE": "1", "PATH": "/bin", "DEBUG_RAY": "1"}
 
 
 def test_a_machine_that_is_none_of_the_hosts_is_told_where_to_start() -> None:
