@@ -49,7 +49,7 @@ class SimulatedCluster:
     measured: Measurements
     rates: Rates
     setting: Setting
-    random: random.Random = field(default_factory=lambda: random.Random(0))
+    drawing: random.Random = field(default_factory=lambda: random.Random(0))
     clock: Clock = field(default_factory=Clock)
     trained_s: float = 0.0
     _draws: list[DrawnStep] = field(default_factory=list)
@@ -61,7 +61,7 @@ class SimulatedCluster:
     def draw(self, step: int) -> DrawnStep:
         """Return the step of the run that this one is like: each of them once, in any order, and so on."""
         while len(self._draws) <= step:
-            self._draws += self.random.sample(self.rates.draws, len(self.rates.draws))
+            self._draws += self.drawing.sample(self.rates.draws, len(self.rates.draws))
         return self._draws[step]
 
 
@@ -106,8 +106,8 @@ class SimulatedPool:
     def _grades(self, ordinal: int, draw: DrawnStep) -> GroupGrades:
         cluster, rollout = self._cluster, self._cluster.config.rollout
         size, longest = rollout.group_size, rollout.max_new_tokens
-        lengths = draw_lengths(cluster.measured, draw.scale, longest, size, cluster.random)
-        is_alike = cluster.random.random() < draw.alike_share
+        lengths = draw_lengths(cluster.measured, draw.scale, longest, size, cluster.drawing)
+        is_alike = cluster.drawing.random() < draw.alike_share
         return GroupGrades(
             ordinal=ordinal,
             rewards=tuple(0.0 if is_alike else float(index % 2) for index in range(size)),

@@ -1,14 +1,16 @@
 """Read what a run has measured of itself: how long its completions are, and what sampling and training them takes.
 
-Consumes metrics.jsonl and the rollouts of the newest attempt. Seconds of sampling are not in them as such: engines
-begin when the lag bound lets them (driver/rollouts.py), and have ended when the driver's wait ends. A step that the
-driver did not wait for took at most as long as there was, and is taken to be like the fastest that it waited for.
+Consumes the rollouts, and the steps of the newest attempt that has some. Seconds of sampling are not in its metrics as
+such: engines begin when the lag bound lets them (driver/rollouts.py), and have ended when the driver's wait ends. A
+step that the driver did not wait for took at most as long as there was, and is taken to be like the fastest that it
+waited for.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +21,7 @@ from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics, read_state
+from hpc_grpo.system.readable import counted
 
 _FEWEST_STEPS = 3
 _WAITED_SHARE = 0.01
@@ -50,7 +53,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True)
 class Measurements:
-    """A run's newest attempt. `lengths` are those of its completions, in shares of their mean."""
+    """What one attempt has measured. `lengths` are those of its completions, in shares of their mean."""
 
     steps: tuple[MeasuredStep, ...]
     lengths: tuple[float, ...]
@@ -72,13 +75,14 @@ def read_measurements(run: RunDir, config: Config) -> Measurements:
     if not config.needs.rollouts:
         raise ConfigError(f"task = {config.task} samples nothing: there is nothing to divide between engines.")
     every = read_metrics(run.metrics)
-    attempt = max((line["attempt"] for line in every.values()), default=0)
-    lines = [line for step, line in every.items() if step > 0 and line["attempt"] == attempt]
-    if len(lines) < _FEWEST_STEPS:
+    attempts = Counter(line["attempt"] for step, line in every.items() if step > 0)
+    attempt = max((number for number, count in attempts.items() if count >= _FEWEST_STEPS), default=None)
+    if attempt is None:
         raise ConfigError(
-            f"{run.path} has taken {len(lines)} steps in its newest attempt, and {_FEWEST_STEPS} are needed to learn "
-            f"from. Train a little longer, or see what `hpc-grpo plan` expects."
+            f"{run.path} has no attempt of {_FEWEST_STEPS} steps or more to learn from: its "
+            f"{counted(len(attempts), 'attempt')} took {sum(attempts.values())}. Train a little longer, or see what `hpc-grpo plan` expects."
         )
+    lines = [line for step, line in every.items() if step > 0 and line["attempt"] == attempt]
     nodes = {record.attempt: len(record.nodes) for record in read_attempts(run)}
     state = read_state(run)
     total = state.total_steps if state else max(every)

@@ -73,7 +73,7 @@ def fit_rates(measured: Measurements, config: Config) -> Rates:
         DrawnStep(
             scale=scale,
             sampling_factor=step.sample_s / (decoding.fixed_s * count + decoding.part_s * own),
-            training_factor=step.train_s / training(of_learner),
+            training_factor=step.train_s / training(of_learner) if training(of_learner) else 1.0,
             publish_s=step.publish_s,
             between_s=step.between_s,
             alike_share=step.alike_share,
@@ -150,7 +150,9 @@ def _constant(counts: Sequence[float], _parts: Sequence[float], seconds: Sequenc
     return Rate(_dot(counts, seconds) / _dot(counts, counts), 0.0)
 
 
-def _proportional(_counts: Sequence[float], parts: Sequence[float], seconds: Sequence[float]) -> Rate:
+def _proportional(counts: Sequence[float], parts: Sequence[float], seconds: Sequence[float]) -> Rate:
+    if not any(parts):  # no step has trained on anything
+        return _constant(counts, parts, seconds)
     return Rate(0.0, _dot(parts, seconds) / _dot(parts, parts))
 
 

@@ -26,12 +26,13 @@ def settings_of(
     own, width = config.placement.learners_per_node, config.engine.tensor_parallel
     shared = config.placement.colocate
     slots = own + config.engine.engines_per_node * width
+    if shared and (any(count != own for count in learners or ()) or any(lags or ())):
+        raise ConfigError(
+            f"placement.colocate has an engine and one of the {counted(own, 'learner')} of a node in turn on each GPU: "
+            f"--learners is {own} and --lag 0. Leave both out."
+        )
     found = []
     for count in learners or (own,):
-        if shared and count != own:
-            raise ConfigError(
-                f"--learners {count}: placement.colocate has an engine with each of the {own} learners. Leave it out."
-            )
         engines = config.engine.engines_per_node if shared else (slots - count) // width
         if engines < 1:
             raise ConfigError(

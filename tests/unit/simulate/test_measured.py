@@ -70,10 +70,17 @@ def test_lengths_are_those_of_the_rollouts_in_shares_of_their_mean(tmp_path: Pat
     assert measured.steps_per_h == 1800.0
 
 
-def test_a_run_of_two_steps_is_refused(tmp_path: Path) -> None:
-    run, config = write_run(tmp_path, [line(step, wait=1.0, train=1.0) for step in (1, 2)], total_steps=10)
-    with pytest.raises(ConfigError, match="taken 2 steps in its newest attempt, and 3 are needed"):
+def test_the_newest_attempt_with_enough_steps_is_taken(tmp_path: Path) -> None:
+    lines = [line(step, wait=1.0, train=1.0) for step in (1, 2)]
+    run, config = write_run(tmp_path / "short", lines, total_steps=10)
+    with pytest.raises(ConfigError, match="no attempt of 3 steps or more to learn from: its 1 attempt took 2"):
         read_measurements(run, config)
+    lines += [line(step, wait=2.0, train=2.0) | {"attempt": 2} for step in (3, 4, 5)]
+    lines += [line(6, wait=1.0, train=1.0) | {"attempt": 3}]
+    run, config = write_run(tmp_path / "long", lines, total_steps=10)
+    measured = read_measurements(run, config)
+    assert measured.steps_per_h == 900.0
+    assert measured.steps_to_go == 4
 
 
 def test_a_run_that_samples_nothing_is_refused(tmp_path: Path) -> None:

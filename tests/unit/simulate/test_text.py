@@ -49,3 +49,10 @@ def test_learners_and_engines_share_the_places_of_a_node() -> None:
     assert settings_of(config, [2], [1, 3], [0]) == [Setting(2, 1, 3, 0), Setting(2, 3, 2, 0)]
     with pytest.raises(ConfigError, match=r"--learners 6: a node has 7 places .* Ask for 1 to 5"):
         settings_of(config, [2], [6], None)
+
+
+def test_where_gpus_are_shared_in_turn_there_is_nothing_to_split() -> None:
+    config = minimal_config(placement={"colocate": True, "learners_per_node": 2}, engine={"engines_per_node": 2})
+    assert settings_of(config, [1, 2], None, None) == [Setting(1, 2, 2, 0), Setting(2, 2, 2, 0)]
+    with pytest.raises(ConfigError, match=r"--learners is 2 and --lag 0\. Leave both out"):
+        settings_of(config, [1], None, [1])
