@@ -80,7 +80,8 @@ def read_measurements(run: RunDir, config: Config) -> Measurements:
     if attempt is None:
         raise ConfigError(
             f"{run.path} has no attempt of {_FEWEST_STEPS} steps or more to learn from: its "
-            f"{counted(len(attempts), 'attempt')} took {sum(attempts.values())}. Train a little longer, or see what `hpc-grpo plan` expects."
+            f"{counted(len(attempts), 'attempt')} took {sum(attempts.values())}. Train a little longer, or see what "
+            f"`hpc-grpo plan` expects."
         )
     lines = [line for step, line in every.items() if step > 0 and line["attempt"] == attempt]
     nodes = {record.attempt: len(record.nodes) for record in read_attempts(run)}
