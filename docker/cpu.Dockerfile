@@ -13,4 +13,5 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY tools/setup.sh tools/setup.sh
 COPY hpc_grpo hpc_grpo
 RUN tools/setup.sh cpu
+COPY configs configs
 ENV PATH=/opt/hpc-grpo/.venv/bin:${PATH}

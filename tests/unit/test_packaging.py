@@ -44,3 +44,12 @@ def test_uv_installs_what_the_tests_need_and_never_cpu_beside_gpu() -> None:
 def test_no_lock_file_names_the_indexes_of_the_machine_that_made_it() -> None:
     assert "/uv.lock" in (REPOSITORY / ".gitignore").read_text().splitlines()
     assert "index" not in PROJECT["tool"]["uv"]
+
+
+@pytest.mark.parametrize("image", ["cpu", "gpu"])
+def test_an_image_is_given_what_it_copies_and_the_shipped_configs_among_it(image: str) -> None:
+    ignored = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    copied = re.findall(r"^COPY (.+) \S+$", (REPOSITORY / "docker" / f"{image}.Dockerfile").read_text(), re.MULTILINE)
+    sources = {source for line in copied for source in line.split()}
+    assert {"hpc_grpo", "configs"} <= sources
+    assert sources <= {line.removeprefix("!") for line in ignored if line.startswith("!")}
