@@ -37,7 +37,7 @@ def test_stdout_is_a_config_and_stderr_tells_of_each_key(areal_file: Path, tmp_p
     assert config.rollout.group_size == 16  # type: ignore[attr-defined]
     assert result.stdout.startswith("# From AReaL: theirs.yaml\nrun:\n")
     assert "rollout.max_policy_lag = 16" in result.stderr
-    assert "Of the keys given: 10 translated, with a difference, 45 translated, 26 no counterpart." in result.stderr
+    assert "Of the keys given: 10 translated, with a difference, 46 translated, 25 no counterpart." in result.stderr
 
 
 def test_their_words_come_after_the_file_and_ours_by_set(areal_file: Path, tmp_path: Path) -> None:
