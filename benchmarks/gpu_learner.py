@@ -37,6 +37,7 @@ CASES = (
     Case("copies of 0.5B", "0.5B", measures="copies"),
     Case("0.5B no checkpointing", "0.5B", is_checkpointed=False),
     Case("0.5B ragged, sdpa", "0.5B", lengths="ragged"),
+    Case("0.5B ragged, shared", "0.5B", lengths="ragged", shares_prompts=True),
     Case("0.5B ragged, varlen", "0.5B", lengths="ragged", attention="varlen"),
     Case("0.5B ragged, padded", "0.5B", lengths="padded"),
     Case("0.5B head bfloat16", "0.5B", head_dtype="bfloat16"),

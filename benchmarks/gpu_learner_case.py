@@ -90,20 +90,19 @@ def measure_copies(case: Case, folder: Path) -> dict[str, Any]:
     result: dict[str, Any] = {"num_bytes": num_bytes, "num_parameters": len(weights)}
     with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
         store = WeightStore(Path(shared), StoreSpec(layout, num_buffers=1, key=1), create=True)
-        pairs = [
-            (weights[name], view) for bucket in layout.buckets for name, view in store.tensors(buffer=0, bucket=bucket)
-        ]
-        synchronise = torch.cuda.synchronize if on_gpu else _do_nothing
-        rates = _rates(pairs, num_bytes, synchronise, is_beside=False)
-        result |= {f"pageable {way}": rate for way, rate in rates.items()}
-        if on_gpu:
-            cudart, address = torch.cuda.cudart(), pairs[0][1].data_ptr()
-            # 0 is cudaSuccess; torch raises nothing by itself.
-            if code := int(cudart.cudaHostRegister(address, layout.num_bytes, 0)):
-                raise RuntimeError(f"cudaHostRegister of the store failed with error {code}")
-            rates = _rates(pairs, num_bytes, synchronise, is_beside=True)
-            result |= {f"registered {way}": rate for way, rate in rates.items()}
-            cudart.cudaHostUnregister(address)
+    # Mapped, it needs its file no longer: a case that is stopped leaves none behind.
+    pairs = [(weights[name], view) for bucket in layout.buckets for name, view in store.tensors(0, bucket)]
+    synchronise = torch.cuda.synchronize if on_gpu else _do_nothing
+    rates = _rates(pairs, num_bytes, synchronise, is_beside=False)
+    result |= {f"pageable {way}": rate for way, rate in rates.items()}
+    if on_gpu:
+        cudart, address = torch.cuda.cudart(), pairs[0][1].data_ptr()
+        # 0 is cudaSuccess; torch raises nothing by itself.
+        if code := int(cudart.cudaHostRegister(address, layout.num_bytes, 0)):
+            raise RuntimeError(f"cudaHostRegister of the store failed with error {code}")
+        rates = _rates(pairs, num_bytes, synchronise, is_beside=True)
+        result |= {f"registered {way}": rate for way, rate in rates.items()}
+        cudart.cudaHostUnregister(address)
     return result
 
 

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from hpc_grpo.plan.model import FAMILY, ModelShape
 
-PROMPT_TOKENS = 256
+PROMPT_TOKENS, GROUP = 256, 8
 SHAPES = {**FAMILY, "toy": ModelShape(64, 2, 2, 1, 32, 128, 256, has_tied_embeddings=True, has_qkv_bias=True)}
 
 
@@ -19,6 +19,7 @@ SHAPES = {**FAMILY, "toy": ModelShape(64, 2, 2, 1, 32, 128, 256, has_tied_embedd
 class Case:
     """What one process measures. `lengths`: `equal`, `ragged` (a long tail), or `padded` (ragged, filled to the longest
     in every layer); of the last the fillings count as no tokens. `attention`: `sdpa`, the learner's own, or `varlen`.
+    With `shares_prompts` the eight sequences of a group have one prompt, which the learner computes once.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Case:
     head_dtype: str = "float32"
     lengths: str = "equal"
     attention: str = "sdpa"
+    shares_prompts: bool = False
     measures: str = "step"
     num_sequences: int = 64
     longest: int = 1024
@@ -55,6 +57,7 @@ def make_config(case: Case, folder: Path) -> Any:
                 "zero_stage": case.zero_stage,
                 "gradient_checkpointing": case.is_checkpointed,
                 "max_tokens_per_microbatch": case.tokens_per_microbatch,
+                "share_prompts": case.shares_prompts,
             },
         }
     )
@@ -110,9 +113,11 @@ def random_sequences(case: Case, lengths: list[int]) -> tuple[Any, ...]:
     for index, length in enumerate(lengths):
         is_trained = np.arange(length) >= case.prompt_tokens
         tokens = random.integers(0, vocab_size, length).astype(np.int32)
+        if case.shares_prompts and index % GROUP:
+            tokens[: case.prompt_tokens] = made[-1].token_ids[: case.prompt_tokens]
         advantages = is_trained * np.float32(random.normal())
         logprobs = -np.log(vocab_size) * is_trained.astype(np.float32)
-        made.append(TrainSequence(index // 8, index % 8, tokens, is_trained, advantages, logprobs))
+        made.append(TrainSequence(index // GROUP, index % GROUP, tokens, is_trained, advantages, logprobs))
     return tuple(made)
 
 

@@ -84,9 +84,10 @@ def test_the_kernel_for_packed_documents_gets_what_it_asks_for(tmp_path: Path) -
     assert packed == pytest.approx(own, abs=0.02), "bfloat16, summed in another order"
 
 
-@pytest.mark.parametrize("zero_stage", [1, 3])
-def test_the_learners_step_is_measured_without_ray(zero_stage: int, tmp_path: Path) -> None:
-    (result,) = run_ranks(1, measure_toy, tmp_path, {"zero_stage": zero_stage, "lengths": "ragged"})
+@pytest.mark.parametrize(("zero_stage", "shares_prompts"), [(1, True), (3, False)])
+def test_the_learners_step_is_measured_without_ray(zero_stage: int, shares_prompts: bool, tmp_path: Path) -> None:
+    changes = {"zero_stage": zero_stage, "lengths": "ragged", "shares_prompts": shares_prompts}
+    (result,) = run_ranks(1, measure_toy, tmp_path, changes)
     assert result["imported"] == set()
     assert len(result["step_s"]) == 3
     step_s = sorted(result["step_s"])[1]
