@@ -7,7 +7,7 @@ attends to that one's tokens, then to its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -119,23 +119,25 @@ def document_layout(
         own = own[np.argsort(-sizes[own], kind="stable")]
         for rows in _cut_by_length(own, sizes[own], before, _CELLS_OF_A_CALL[torch.device(device).type]):
             longest = int(sizes[rows[0]])
-            place = None if prompt is None else used.index(prompt)
-            grids.append(Grid(len(rows), longest, place, None if prompt is None else _mask(longest, before, dtype)))
+            if prompt is None:
+                grids.append(Grid(len(rows), longest))
+            else:
+                grids.append(Grid(len(rows), longest, used.index(prompt), _mask(longest, before, dtype, device)))
             column = np.arange(longest)
             is_real = column[None, :] < sizes[rows][:, None]
             cells.append(np.where(is_real, starts[rows][:, None] + column, 0).reshape(-1))
             real.append(is_real.reshape(-1))
-    to_grids, to_tokens = _gatherings(np.concatenate(cells), np.concatenate(real), int(sizes.sum()))
+    num_tokens = int(sizes.sum())
+    to_grids, to_tokens = _gatherings(np.concatenate(cells), np.concatenate(real), num_tokens, device)
     befores = [0 if each is None else int(sizes[each]) for each in of_documents]
-    layout = DocumentLayout(
+    return DocumentLayout(
         grids=tuple(grids),
         max_length=int((sizes + befores).max()),
         to_grids=to_grids,
         to_tokens=to_tokens,
-        to_prompts=_prompt_gathering(starts[used], sizes[used], int(sizes.sum())) if used else None,
+        to_prompts=_prompt_gathering(starts[used], sizes[used], num_tokens, device) if used else None,
         prompt_lengths=tuple(sizes[used].tolist()) if used else (),
     )
-    return _on_device(layout, device)
 
 
 def _cut_by_length(documents: Any, sizes: Any, before: int, cost_of_a_call: int) -> list[Any]:
@@ -160,46 +162,29 @@ def _cut_by_length(documents: Any, sizes: Any, before: int, cost_of_a_call: int)
     return runs[::-1]
 
 
-def _mask(length: int, before: int, dtype: torch.dtype) -> Tensor:
+def _mask(length: int, before: int, dtype: torch.dtype, device: Any) -> Tensor:
     """Return what causal attention adds to the scores `[length, before + length]`: the last query sees all keys."""
-    return torch.full((length, before + length), -torch.inf, dtype=dtype).triu_(before + 1)
+    return torch.full((length, before + length), -torch.inf, dtype=dtype, device=device).triu_(before + 1)
 
 
-def _gatherings(cells: Any, is_real: Any, num_tokens: int) -> tuple[Gathering | None, Gathering | None]:
+def _gatherings(cells: Any, is_real: Any, num_tokens: int, device: Any) -> tuple[Gathering | None, Gathering | None]:
     """Return the ways to the grids' cells and back; `cells` holds the token of each, any where it is padding."""
     if len(cells) == num_tokens and (cells == np.arange(num_tokens)).all():
         return None, None
     places = np.empty(num_tokens, np.int64)
     places[cells[is_real]] = np.flatnonzero(is_real)
-    index, inverse, missing = (torch.from_numpy(array) for array in (cells, places, ~is_real))
+    index, inverse, missing = (torch.from_numpy(array).to(device) for array in (cells, places, ~is_real))
     # A padding cell comes after every token of its document, so causal attention gives it no gradient.
     return Gathering(index, inverse), Gathering(inverse, index, missing)
 
 
-def _prompt_gathering(starts: Any, sizes: Any, num_tokens: int) -> Gathering:
+def _prompt_gathering(starts: Any, sizes: Any, num_tokens: int, device: Any) -> Gathering:
     index = np.concatenate([start + np.arange(size) for start, size in zip(starts, sizes, strict=True)])
     inverse, missing = np.zeros(num_tokens, np.int64), np.ones(num_tokens, bool)
     inverse[index], missing[index] = np.arange(len(index)), False
-    return Gathering(*(torch.from_numpy(array) for array in (index, inverse, missing)))
+    return Gathering(*(torch.from_numpy(array).to(device) for array in (index, inverse, missing)))
 
 
 def _after(prompt: Tensor, own: Tensor) -> Tensor:
     """Put a prompt `[P, H, D]` before each row of `[rows, length, H, D]`."""
     return torch.cat([prompt.expand(len(own), *prompt.shape), own], dim=1)
-
-
-def _on_device(layout: DocumentLayout, device: Any) -> DocumentLayout:
-    def moved(gathering: Gathering | None) -> Gathering | None:
-        if gathering is None:
-            return None
-        missing = None if gathering.missing is None else gathering.missing.to(device)
-        return Gathering(gathering.index.to(device), gathering.inverse.to(device), missing)
-
-    grids = tuple(grid if grid.mask is None else replace(grid, mask=grid.mask.to(device)) for grid in layout.grids)
-    return replace(
-        layout,
-        grids=grids,
-        to_grids=moved(layout.to_grids),
-        to_tokens=moved(layout.to_tokens),
-        to_prompts=moved(layout.to_prompts),
-    )
