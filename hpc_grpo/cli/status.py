@@ -142,13 +142,20 @@ def explain(run_name: str) -> None:
 
 
 @click.command("report")
-@click.argument("run_dir", type=click.Path(path_type=Path))
-def report(run_dir: Path) -> None:
-    """Plot what a run has learned, in the terminal and as report.png, with completions before and after."""
+@click.argument("run_names", nargs=-1, required=True, metavar="RUN...")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="The page; default: report.html in the first run."
+)
+def report(run_names: tuple[str, ...], out: Path | None) -> None:
+    """Show what runs have learned: in the terminal, as report.png in each, and as one HTML page of all of them."""
     from hpc_grpo.report.curves import print_report
+    from hpc_grpo.report.page import write_page
     from hpc_grpo.run.paths import RunDir
 
-    print_report(RunDir(run_dir))
+    runs = [RunDir(Path(name)) if Path(name).is_dir() else find_run(name) for name in run_names]
+    for run in runs:
+        print_report(run)
+    echo(f"Page: {write_page(runs, out or runs[0].path / 'report.html')}")
 
 
 def _records(runs: Sequence[RunDir]) -> list[RunRecords]:

@@ -36,7 +36,7 @@ _PASS_AT_K = re.compile("(eval/(?:[^/@]+/)?pass@[0-9]+)(?:/.+)?")
 
 @dataclass(frozen=True)
 class Curve:
-    """Hold one metric over the steps that have it; all tuples have the same length, at least 1.
+    """Hold one metric over the steps that have it; all tuples have the same length.
 
     `low` and `high` bound its 95% interval, and are empty where it has none.
     """
@@ -91,10 +91,11 @@ def find_curves(metrics: dict[int, dict[str, Any]]) -> list[Curve]:
     wanted += sorted(others, key=lambda name: (name.count("/"), name))
     if not wanted and "loss/policy" in names:
         wanted = ["loss/policy"]
-    return [curve for curve in (_curve(name, metrics) for name in wanted) if curve.steps]
+    return [curve for curve in (curve_of(name, metrics) for name in wanted) if curve.steps]
 
 
-def _curve(name: str, metrics: dict[int, dict[str, Any]]) -> Curve:
+def curve_of(name: str, metrics: dict[int, dict[str, Any]]) -> Curve:
+    """Return a metric over the steps that have it; its tuples are empty where none has."""
     points = [(step, line[name]) for step, line in metrics.items() if not math.isnan(line.get(name, math.nan))]
     low, high = (
         tuple(metrics[step][bound] for step, _ in points if bound in metrics[step]) for bound in _bounds_of(name)

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from hpc_grpo.metrics.record import StepRecord
+from hpc_grpo.metrics.sinks import JsonlSink
+from hpc_grpo.report.page import phase_seconds, write_page
+from hpc_grpo.report.samples import SHOWN_OF_A_STEP, SHOWN_STEPS, take_samples
+from hpc_grpo.run.paths import RunDir
+from tests.support.command import call
+from tests.support.run_builder import RunBuilder
+
+HOSTILE = "</script></pre><img src=x onerror=alert(1)> {{ 7*7 }} $\\frac$ \x1b[2J"
+VOID = {"meta", "img", "br", "input"}
+
+
+class StrictPage(HTMLParser):
+    """Reads a page and fails where an element is not closed as it was opened."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.texts)
+
+
+def write_steps(run: RunDir, num_steps: int, **more: float) -> None:
+    sink = JsonlSink(run.metrics)
+    for step in range(1, num_steps + 1):
+        metrics = {"reward/mean": step / 10, "time/step_s": 4.0, "time/train_s": 3.0, "lag/mean": 1.0, **more}
+        sink.write(StepRecord(step=step, total_steps=95, metrics=metrics))
+    sink.close()
+
+
+def write_rollouts(run: RunDir, step: int, completion: str, count: int) -> None:
+    path = run.rollouts(step)
+    path.parent.mkdir(exist_ok=True)
+    line = {"ordinal": 3, "source": "sums", "prompt": "1+1?", "completion": completion, "reward": 0.5}
+    more = {"rewards": {"math": 1.0, "format": 0.25}, "advantage": None, "tokens": 7}
+    path.write_text((json.dumps({**line, **more}) + "\n") * count)
+
+
+def page_of(path: Path) -> StrictPage:
+    return StrictPage(path.read_text())
+
+
+def svg_of(image: dict[str, str | None]) -> str:
+    head, _, data = str(image["src"]).partition(",")
+    assert head == "data:image/svg+xml;base64"
+    text = base64.b64decode(data, validate=True).decode()
+    assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+    return text
+
+
+def test_runs_are_drawn_over_each_other_with_what_ended_them_and_their_rollouts(
+    built: RunBuilder, tmp_path: Path
+) -> None:
+    built.attempt(1, "crash", why="torch.OutOfMemoryError: CUDA out of memory")
+    built.attempt(2, "complete")
+    built.chain("11", "12")
+    write_steps(built.run, 5)
+    write_rollouts(built.run, 4, "It is 2.", 3)
+    other = RunBuilder(tmp_path / "other")
+    write_steps(other.run, 3)
+    page = page_of(write_page([built.run, other.run], tmp_path / "report.html"))
+    pictures = {image["alt"]: svg_of(image) for image in page.all("img")}
+    assert ">adder<" in pictures["reward/mean"]
+    assert ">other<" in pictures["reward/mean"]
+    assert {"lag/mean", "adder: seconds of a step by phase", "Length of completions", "adder"} <= pictures.keys()
+    assert "crash: out of GPU memory" in page.text
+    assert "Learner: lower train.max_tokens_per_microbatch" in page.text
+    assert "reward 0.500, math 1.000, format 0.250, advantage -" in page.text
+    assert "It is 2." in page.texts
+    links = {link["href"] for link in page.all("a")}
+    assert all(link and (tmp_path / link).exists() for link in links), links
+
+
+def test_hostile_texts_neither_become_elements_nor_run(tmp_path: Path) -> None:
+    built = RunBuilder(tmp_path / "<img src=y onerror=alert(2)>")
+    built.attempt(1, "crash", why=HOSTILE, lost_nodes={"n2": HOSTILE})
+    write_steps(built.run, 2, **{f"reward/{HOSTILE.replace('/', '')}": 1.0})
+    write_rollouts(built.run, 1, HOSTILE, 1)
+    path = write_page([built.run], tmp_path / "report.html")
+    page = page_of(path)
+    assert all(set(image) == {"src", "alt"} for image in page.all("img"))
+    assert all(svg_of(image) for image in page.all("img"))
+    assert "\x1b" not in path.read_text()
+    assert HOSTILE.replace("\x1b", "\\x1b") in page.texts
+    (script,) = re.findall("<script>(.*?)</script>", path.read_text(), re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = (meta["content"] for meta in page.all("meta") if "http-equiv" in meta)
+    assert policy == f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+
+
+def test_of_many_rollouts_a_few_of_evenly_spread_steps_are_taken(run_dir: RunDir) -> None:
+    for step in range(1, 102):
+        write_rollouts(run_dir, step, "x" * 10_000, SHOWN_OF_A_STEP + 8)
+    samples = take_samples(run_dir)
+    assert samples.steps == (1, 26, 51, 76, 101)
+    assert len(samples.rollouts) == SHOWN_STEPS * SHOWN_OF_A_STEP
+    assert samples.num_steps == 101
+    assert samples.num_bytes == sum(path.stat().st_size for path in run_dir.rollouts(1).parent.iterdir())
+    assert samples.rollouts[0].completion.endswith("x [… 7,000 characters more …] " + "x" * 1500)
+    assert [(step, len(lengths)) for step, lengths in samples.lengths] == [(1, 40), (101, 40)]
+
+
+def test_lengths_are_characters_where_a_run_did_not_record_tokens(run_dir: RunDir) -> None:
+    path = run_dir.rollouts(1)
+    path.parent.mkdir()
+    path.write_text('{"completion": "abc", "reward": null}\n')
+    samples = take_samples(run_dir)
+    assert (samples.unit, samples.lengths) == ("characters", ((1, (3,)),))
+    assert samples.rollouts[0].reward is None
+
+
+def test_time_that_no_phase_covers_is_told() -> None:
+    metrics = {n: {"time/step_s": 4.0, "time/train_s": 3.0, "time/eta_s": 99.0} for n in (1, 2)}
+    assert phase_seconds(metrics) == {"train": 6.0, "other": 2.0}
+
+
+@pytest.mark.parametrize("out", [None, "both.html"])
+def test_the_command_writes_pictures_and_a_page_that_is_the_users_alone(
+    built: RunBuilder, tmp_path: Path, out: str | None
+) -> None:
+    write_steps(built.run, 2)
+    words = ["--out", str(tmp_path / out)] if out else []
+    result = call("report", str(built.run.path), *words)
+    page = tmp_path / out if out else built.run.path / "report.html"
+    assert result.output.endswith(f"Page: {page}\n")
+    assert (built.run.path / "report.png").is_file()
+    assert page.stat().st_mode & 0o077 == 0
