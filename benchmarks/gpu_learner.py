@@ -30,6 +30,8 @@ _BEGUN_WITH_S = 20.0
 """The least that is left of the budget when a case begins."""
 _CASE_S = 90.0
 """A case that takes longer is stopped: it shall not cost the others."""
+_LEARNERS_OWN = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""What a run gives its learners on GPUs (driver/actors.py)."""
 
 CASES = (
     Case("0.5B ZeRO-1", "0.5B"),
@@ -59,15 +61,18 @@ def run_cases(cases: Sequence[Case], folder: Path, ends_at: float) -> Iterator[t
         left_s = ends_at - time.monotonic()
         if left_s < _BEGUN_WITH_S:
             yield case, {"error": "not begun: the budget is spent"}
-            continue
-        try:
-            yield (
-                case,
-                run_script("gpu_learner_case.py", [json.dumps(asdict(case)), str(folder)], {}, min(left_s, _CASE_S)),
-            )
-        except (RuntimeError, TimeoutExpired) as error:
-            last = str(error).strip().splitlines()[-1]
-            yield case, {"error": "stopped: it took too long" if isinstance(error, TimeoutExpired) else last}
+        else:
+            yield case, _measured(case, folder, min(left_s, _CASE_S))
+
+
+def _measured(case: Case, folder: Path, timeout_s: float) -> dict[str, Any]:
+    """Measure a case in a process of its own; of one that fails, tell the last line and the end of what it wrote."""
+    try:
+        return run_script("gpu_learner_case.py", [json.dumps(asdict(case)), str(folder)], _LEARNERS_OWN, timeout_s)
+    except RuntimeError as error:
+        return {"error": str(error).strip().splitlines()[-1], "stderr": str(error)}
+    except TimeoutExpired as error:
+        return {"error": f"stopped after {error.timeout:.0f} s", "stderr": str(error.stderr or "")[-3000:]}
 
 
 def row(case: Case, result: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,24 @@ def test_copies_to_and_from_the_store_are_measured(tmp_path: Path) -> None:
     assert result["num_bytes"] == result["weight_bytes"]
     assert result["pageable to store"] > 0.0 < result["pageable to device"]
     assert "GB/s: pageable to store" in result["row"]
+
+
+def test_a_case_that_fails_or_is_not_begun_costs_the_others_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import gpu_learner
+    from gpu_learner_inputs import Case
+
+    def run_script(script: str, arguments: list[str], env: dict[str, str], timeout_s: float) -> dict[str, Any]:
+        if "broken" in arguments[0]:
+            raise RuntimeError("gpu_learner_case.py failed:\nTraceback\nOutOfMemoryError: CUDA out of memory")
+        raise gpu_learner.TimeoutExpired("python", timeout_s)
+
+    monkeypatch.setattr(gpu_learner, "run_script", run_script)
+    cases = [Case("broken", "toy"), Case("slow", "toy")]
+    rows = [gpu_learner.row(*one) for one in gpu_learner.run_cases(cases, tmp_path, time.monotonic() + 1000)]
+    assert rows[0].split(maxsplit=1) == ["broken", "OutOfMemoryError: CUDA out of memory"]
+    assert rows[1].split(maxsplit=1) == ["slow", "stopped after 90 s"]
+    ((_, late),) = gpu_learner.run_cases(cases[:1], tmp_path, time.monotonic() + 10)
+    assert late == {"error": "not begun: the budget is spent"}
