@@ -75,7 +75,7 @@ def list_runs(root: Path | None, as_json: bool) -> None:
 @click.command()
 @RUN
 def watch(run_name: str) -> None:
-    """Show a run's status and last steps, anew every 2 seconds, until it is over or Ctrl+C."""
+    """Show a run's progress, alerts, last steps and rollouts, anew every 2 seconds, until it is over or Ctrl+C."""
     from hpc_grpo.report.watch import watch_live, watch_plainly
 
     run = find_run(run_name)

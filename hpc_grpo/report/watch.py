@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.metrics.record import REWARD
 from hpc_grpo.report.logs import tail
-from hpc_grpo.report.records import read_records
-from hpc_grpo.report.status import card, is_over, summarize
+from hpc_grpo.report.records import SILENT_S, RunRecords, read_records
+from hpc_grpo.report.status import RunSummary, card, is_over, summarize
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.system.readable import UNKNOWN, decimal, printable, short_number
+from hpc_grpo.run.progress import read_state
+from hpc_grpo.system.readable import UNKNOWN, decimal, duration, one_line, printable, short_number
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
 _REFRESH_S = 2.0
 _SHOWN_STEPS = 8
+_SHOWN_ROLLOUTS = 5
+_NEEDED_LINES = 26
 _READ_BYTES = 1 << 18
+_LIMITS = (
+    ("tokens/truncated_fraction", 0.5, "half of the completions or more are cut off: rollout.max_new_tokens"),
+    (
+        "reward/zero_variance_fraction",
+        0.9,
+        "hardly a group has rewards that differ: nothing is learned from the others",
+    ),
+    ("reward/invalid_fraction", 0.1, "a tenth of the rewards or more failed: hpc-grpo logs RUN"),
+    ("mismatch/logprob_abs_diff_mean", 0.1, "engines and learner disagree by 0.1 nats a token or more"),
+)
+"""A metric, from where on it deserves a look, and what is said."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +43,8 @@ class Snapshot:
     headline: str
     steps: list[str]
     is_over: bool
+    summary: RunSummary
+    alerts: list[str]
 
 
 def snapshot(run: RunDir) -> Snapshot:
@@ -37,14 +53,20 @@ def snapshot(run: RunDir) -> Snapshot:
     summary = summarize(records, now)
     problem = f": {summary.problem}" if summary.problem else ""
     headline = f"{summary.run}: {summary.state}, attempt {summary.attempt or UNKNOWN}{problem}"
-    return Snapshot(card(summary), headline, last_steps(run), is_over(records, now))
+    values = _last_metrics(run, 1)
+    alerts = _alerts(summary, records, values[-1] if values else {})
+    return Snapshot(card(summary), headline, last_steps(run), is_over(records, now), summary, alerts)
 
 
 def last_steps(run: RunDir, count: int = _SHOWN_STEPS) -> list[str]:
     """Return a line of text for each of the last steps; only the end of metrics.jsonl is read."""
+    return [_step_line(values) for values in _last_metrics(run, count)]
+
+
+def _last_metrics(run: RunDir, count: int) -> list[dict[str, Any]]:
     lines = tail(run.metrics, count + 1, _READ_BYTES).splitlines(keepends=True)
     read = (_parsed(line) for line in lines if line.endswith("\n"))
-    return [_step_line(values) for values in read if values is not None][-count:]
+    return [values for values in read if values is not None][-count:]
 
 
 def watch_plainly(run: RunDir, sleep: Callable[[float], None] = time.sleep) -> Iterator[str]:
@@ -64,26 +86,79 @@ def watch_plainly(run: RunDir, sleep: Callable[[float], None] = time.sleep) -> I
 
 
 def watch_live(run: RunDir, console: Console, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Draw the run on a terminal, again and again in place."""
+    """Fill a terminal with the run, again and again in place, and leave the last view behind."""
     from rich.live import Live
-    from rich.text import Text
 
-    with Live(console=console, auto_refresh=False) as live:
+    with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             now = snapshot(run)
-            live.update(Text(printable("\n".join([*now.card, "", *now.steps]))), refresh=True)
+            live.update(view(run, now, console.height), refresh=True)
             if now.is_over:
-                return
+                break
             sleep(_REFRESH_S)
+    console.print(view(run, now, console.height))
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
-    """Return the metrics of a line, or None for a line whose beginning was not read."""
+def view(run: RunDir, now: Snapshot, height: int) -> RenderableType:
+    """Lay out progress, alerts, the last steps and the last rollouts, in at most `height` lines."""
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    summary = now.summary
+    bar = Table.grid(expand=True)  # a bar alone ends no line
+    bar.add_row(ProgressBar(total=summary.total_steps or 1, completed=summary.step or 0))
+    head = [Text(printable(line), overflow="ellipsis", no_wrap=True) for line in [*now.card, *_length(summary)]]
+    alerts = Text("\n".join(f"! {printable(alert)}" for alert in now.alerts), style="bold")
+    shown = [Panel(Group(bar, *head, *([alerts] if now.alerts else [])), title="hpc-grpo watch", title_align="left")]
+    for title, lines in (("last steps", now.steps), ("last rollouts", last_rollouts(run))):
+        text = Text(printable("\n".join(lines)), overflow="ellipsis", no_wrap=True)
+        shown.append(Panel(text, title=title, title_align="left"))
+    return Group(*shown) if height >= _NEEDED_LINES else shown[0]
+
+
+def last_rollouts(run: RunDir, count: int = _SHOWN_ROLLOUTS) -> list[str]:
+    """Return a line for each of the last rollouts on disk: reward, and the completion's beginning."""
+    state = read_state(run)
+    path = run.rollouts(state.step if state else 0)
+    read = (
+        (_parsed(line, "completion") for line in tail(path, count, _READ_BYTES).splitlines()) if path.exists() else ()
+    )
+    return [f"{decimal(line.get('reward'))}  {one_line(str(line['completion']), 200)}" for line in read if line]
+
+
+def _length(summary: RunSummary) -> list[str]:
+    """Say whether the run ends within its allocation, or how many such stretches more it takes."""
+    eta_s, left_s = summary.eta_s, summary.walltime_left_s
+    if eta_s is None or left_s is None:
+        return []
+    if eta_s <= left_s:
+        return ["ends within this job"]
+    return [f"does not end within this job: {duration(eta_s - left_s)} of training are left for the next ones"]
+
+
+def _alerts(summary: RunSummary, records: RunRecords, values: Mapping[str, Any]) -> list[str]:
+    """Say what deserves a look; `values` are the last step's metrics."""
+    alerts = []
+    silent_s = summary.heartbeat_age_s
+    if silent_s is not None and silent_s > SILENT_S / 2:
+        alerts.append(f"no sign of life for {duration(silent_s)}")
+    length = _length(summary)
+    if length and "does not" in length[0] and not records.waiting_job:
+        alerts.append("no further job waits: when this one ends, hpc-grpo resume RUN carries on")
+    alerts += [text for name, limit, text in _LIMITS if (values.get(name) or 0.0) >= limit]
+    return alerts
+
+
+def _parsed(line: str, key: str = "step") -> dict[str, Any] | None:
+    """Return what a line holds, or None for one without `key`, or whose beginning was not read."""
     try:
         values = json.loads(line)
     except ValueError:
         return None
-    return values if isinstance(values, dict) and "step" in values else None
+    return values if isinstance(values, dict) and key in values else None
 
 
 def _step_line(values: dict[str, Any]) -> str:

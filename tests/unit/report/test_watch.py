@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import io
+import json
+import time
 from collections.abc import Callable
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import JsonlSink
-from hpc_grpo.report.watch import last_steps, watch_live, watch_plainly
+from hpc_grpo.report.watch import last_steps, snapshot, view, watch_live, watch_plainly
 from hpc_grpo.run.paths import RunDir
 from tests.support.command import call
 from tests.support.run_builder import RunBuilder
@@ -59,7 +61,7 @@ def test_on_a_terminal_it_draws_until_the_run_is_over(built: RunBuilder) -> None
     built.state(1)
     write_steps(built.run, 1)
     drawn = io.StringIO()
-    console = Console(file=drawn, force_terminal=True, width=120)
+    console = Console(file=drawn, force_terminal=True, width=120, height=40)
     watch_live(built.run, console, sleep=lambda _seconds: complete(built))
     assert "adder: training" in drawn.getvalue()
     assert "adder: complete" in drawn.getvalue()
@@ -71,3 +73,31 @@ def test_the_command_ends_with_a_run_that_is_over(built: RunBuilder) -> None:
     result = call("watch", "adder")
     assert result.exit_code == 0
     assert result.output == "adder: failed, attempt 1: why 1\n"
+
+
+def test_the_view_shows_progress_length_rollouts_and_alerts_and_obeys_no_completion(built: RunBuilder) -> None:
+    built.attempt(1, ends_at=time.time() + 400)
+    built.hold(1, beat_age_s=45.0)
+    built.state(1, step=20, heartbeat=time.time() - 45.0)
+    sink = JsonlSink(built.run.metrics)
+    sink.write(StepRecord(step=20, total_steps=95, metrics={"reward/mean": 0.5, "tokens/truncated_fraction": 0.75}))
+    sink.close()
+    built.run.rollouts(20).parent.mkdir()
+    line = {"completion": "It is [bold]2[/].\x1b[2J\nYes.", "reward": 0.25}
+    built.run.rollouts(20).write_text(json.dumps(line) + "\n")
+    console = Console(record=True, file=io.StringIO(), width=140, height=40)
+    console.print(view(built.run, snapshot(built.run), console.height))
+    shown = console.export_text()
+    assert "20/95" in shown
+    assert "does not end within this job: 1 h 00 min" in shown or "does not end within this job: 59 min" in shown
+    assert "0.250  It is [bold]2[/].\\x1b[2J Yes." in shown
+    assert "! no sign of life for 4" in shown
+    assert "! no further job waits" in shown
+    assert "! half of the completions or more are cut off" in shown
+    assert "last rollouts" not in _lines_of(view(built.run, snapshot(built.run), 20))
+
+
+def _lines_of(shown: RenderableType) -> str:
+    console = Console(record=True, file=io.StringIO(), width=140)
+    console.print(shown)
+    return console.export_text()
