@@ -26,15 +26,15 @@ _CONFIG_FILE = "train_grpo.yaml"
 _RUN_NAME = "run"
 _LOOK_S = 0.2
 _GPUS_OF_A_LEARNER = 4
-"""Of so many GPUs one learns and the others sample: sampling takes most of a step's time."""
+"""How many GPUs share one learner; the others sample, which takes most of a step's time."""
 
 _SHARE_OF_ONE_GPU = 0.4
-"""Of its memory for the engine, where learner and engine take turns: weights, gradients and optimizer stay there."""
+"""The engine's share of a GPU's memory where it takes turns with the learner, whose states stay there."""
 
 
 @dataclass(frozen=True)
 class GrpoOptions:
-    """What `train_grpo.py` was called with. Lengths are in tokens, `batch_size` in prompts of a step."""
+    """The options of `train_grpo.py`. Lengths are in tokens, `batch_size` in prompts of a step."""
 
     model: str
     dataset: str

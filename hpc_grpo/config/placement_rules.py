@@ -7,7 +7,7 @@ from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
 
 MOST_BESIDE_A_LEARNER = 0.7
-"""Of a GPU, for an engine beside a learner's states."""
+"""The largest share of a GPU's memory for an engine beside a learner's states."""
 
 
 def _engine_batch(config: Config) -> None:

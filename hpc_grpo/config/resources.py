@@ -27,7 +27,7 @@ _MIN_OBJECT_STORE_BYTES = 80 * 2**20
 """Ray refuses less than 75 MiB."""
 
 _SHARE = 0.5
-"""Of a GPU, for each of the two that share it. Ray counts; how much memory each takes it does not see."""
+"""The share of a GPU that Ray counts for each of two actors on it; Ray does not see their memory."""
 
 Bundle = dict[str, float]
 """One actor's reservation in Ray, such as {"CPU": 0.5, "GPU": 1}."""

@@ -21,6 +21,8 @@ from tools.virtual_slurm.layout import Layout
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NODES = 2
+ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"}
+"""Of a user whose shell has the project's environment active."""
 
 EX_UNAVAILABLE = 69
 CLUSTER_UP_DEADLINE_S = 300.0

@@ -18,12 +18,12 @@ from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
 from tests.integration.training_runs import LETTERS, tiny_config, write_workspace
+from tests.slurm.conftest import ENVIRONMENT
 from tests.support.outcomes import Outcome
 
 if TYPE_CHECKING:
     from tests.slurm.conftest import SlurmCluster
 
-ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"}
 STAND_IN_CONFIG = ("local/debug", "data.train.path=org/rows", "eval.every_steps=null")
 """For a driver that reads no data: names no file, which `submit` would look for."""
 

@@ -17,7 +17,6 @@ from tests.integration.training_runs import LETTERS, tiny_config
 if TYPE_CHECKING:
     from tests.slurm.conftest import JobEnd, SlurmCluster
 
-ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"}
 _DEADLINE_S = 420.0
 _NODE_STATE = Path(__file__).with_name("node_state.py")
 

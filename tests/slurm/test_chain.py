@@ -14,7 +14,8 @@ from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
 from tests.integration.training_runs import LETTERS, metrics_of, tiny_config, write_workspace
-from tests.slurm.scene import ENVIRONMENT, STAND_IN_CONFIG, chain_is_over
+from tests.slurm.conftest import ENVIRONMENT
+from tests.slurm.scene import STAND_IN_CONFIG, chain_is_over
 
 if TYPE_CHECKING:
     from tests.slurm.conftest import SlurmCluster

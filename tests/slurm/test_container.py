@@ -12,7 +12,8 @@ import pytest
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.ledger import check_ledger
 from tests.integration.training_runs import write_workspace
-from tests.slurm.small_runs import ENVIRONMENT, SmallRun, run_of, two_node_config
+from tests.slurm.conftest import ENVIRONMENT
+from tests.slurm.small_runs import SmallRun, run_of, two_node_config
 from tools.virtual_slurm.layout import Layout
 
 if TYPE_CHECKING:

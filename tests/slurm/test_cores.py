@@ -9,15 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.conftest import CLUSTER_UP_DEADLINE_S, EX_UNAVAILABLE, SlurmCluster, skip_outside_ci, virtual_slurm
+from tests.slurm.conftest import (
+    CLUSTER_UP_DEADLINE_S,
+    ENVIRONMENT,
+    EX_UNAVAILABLE,
+    REPOSITORY,
+    SlurmCluster,
+    skip_outside_ci,
+    virtual_slurm,
+)
 from tests.slurm.terminal import Terminal
-from tools.virtual_slurm.layout import STATE_VARIABLE, Layout
+from tools.virtual_slurm.layout import Layout
 
 pytestmark = pytest.mark.slurm
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 SBATCH = str(REPOSITORY / "sbatch" / "run_on_compute.sbatch")
-ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"}
 CORES = 2
 DEADLINE_S = 60.0
 
@@ -28,7 +34,7 @@ def constrained() -> Iterator[SlurmCluster]:
     if len(os.sched_getaffinity(0)) < CORES:
         skip_outside_ci(f"this machine has fewer than {CORES} cores")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(STATE_VARIABLE, f"{Layout.from_environment().state}-cores")
+        patch.setenv(Layout.state_variable, f"{Layout.from_environment().state}-cores")
         up = ["up", "--nodes", "2", "--cpus-per-node", str(CORES), "--constrain-cores"]
         done = virtual_slurm(up, CLUSTER_UP_DEADLINE_S)
         if done.returncode == EX_UNAVAILABLE:  # this kernel has no cgroups of the first version, or none to write

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.slurm.conftest import ENVIRONMENT
+
 if TYPE_CHECKING:
     from tests.slurm.conftest import SlurmCluster
 
 pytestmark = pytest.mark.slurm
 
-ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"}
 DOCTOR = [sys.executable, "-m", "hpc_grpo.cli", "doctor", "virtual_slurm/debug", "--json"]
 DEADLINE_S = 240.0
 

@@ -18,6 +18,7 @@ from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
 from tests.integration.training_runs import LETTERS, PAUSING, tiny_config, write_workspace
+from tests.slurm.conftest import ENVIRONMENT, REPOSITORY
 from tests.slurm.terminal import CTRL_C, Terminal
 from tests.slurm.test_launch import left_behind
 
@@ -26,10 +27,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slurm
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 SBATCH = str(REPOSITORY / "sbatch" / "run_on_compute.sbatch")
 HPC_GRPO = f"{sys.executable} -m hpc_grpo.cli"
-ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"}
 _SHELL_DEADLINE_S = 60.0
 _RUN_DEADLINE_S = 420.0
 

@@ -15,8 +15,9 @@ import pytest
 
 from hpc_grpo.run.attempt import read_attempts
 from tests.integration.training_runs import write_workspace
+from tests.slurm.conftest import ENVIRONMENT
 from tests.slurm.neighbour import NOBODY
-from tests.slurm.small_runs import ENVIRONMENT, SmallRun, run_of, two_node_config
+from tests.slurm.small_runs import SmallRun, run_of, two_node_config
 
 if TYPE_CHECKING:
     from tests.slurm.conftest import SlurmCluster

@@ -17,7 +17,8 @@ import pytest
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.ledger import check_ledger
 from tests.integration.training_runs import PAUSING, metrics_of, write_workspace
-from tests.slurm.small_runs import ENVIRONMENT, Node, SmallRun, run_of, two_node_config
+from tests.slurm.conftest import ENVIRONMENT
+from tests.slurm.small_runs import Node, SmallRun, run_of, two_node_config
 from tests.stand_ins.pausing import GO
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 from . import containers, controller, host, lifecycle, machine, packages
 from .bed_layout import KINDS, MAX_NODES, BedLayout, Shape
 from .beds import Bed
-from .errors import MachineError
+from .errors import MachineError, exit_code_of
 
 _USAGE = """\
     python3 -m tools.virtual_machines exec NAME -- bash     a shell on a machine; unplug, plug, kill, start NAME
@@ -92,13 +92,7 @@ def _on_bed(bed: Bed, arguments: argparse.Namespace) -> int:
 
 def main() -> int:
     arguments = _parser().parse_args()
-    try:
-        return _run(arguments)
-    except MachineError as error:
-        print(f"virtual_machines: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+    return exit_code_of("virtual_machines", lambda: _run(arguments))
 
 
 if __name__ == "__main__":

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from .layout import OUTSIDE_PREFIX, SUBNET_PREFIX, Layout, Machine
-
-STATE_VARIABLE = "HPC_GRPO_MACHINES_STATE"
-DEFAULT_STATE = "/run/hpc-grpo-machines"
 
 Kind = Literal["pods", "hosts", "vms"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -73,21 +68,10 @@ class Shape:
         disks = "private disks" if self.private_disks else "shared storage"
         return f"{self.nodes} {self.kind} with {disks}, and {self.gpus_per_node} GPUs each by nvidia-smi"
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Shape:
-        return cls(**json.loads(text))
-
 
 @dataclass(frozen=True)
 class BedLayout(Layout):
     """The machines' paths, and those of what a kind of machine has besides."""
-
-    @classmethod
-    def from_environment(cls) -> BedLayout:
-        return cls(Path(os.environ.get(STATE_VARIABLE, DEFAULT_STATE)).absolute())
 
     @property
     def storage(self) -> Path:

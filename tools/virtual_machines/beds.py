@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Bed:
                 raise MachineError(f"already up with {existing}, not {shape}: run `make machines-down` first")
             bed = cls(layout, shape)
             if existing is None:
-                lifecycle.bring_up(layout, lambda: building.build(layout, shape), shape.to_json())
+                lifecycle.bring_up(layout, lambda: building.build(layout, shape), json.dumps(asdict(shape)))
             return bed
 
     @classmethod
@@ -166,6 +167,6 @@ class Bed:
 def read_shape(layout: BedLayout) -> Shape | None:
     """Return the shape of the bed that is up, or None."""
     try:
-        return Shape.from_json(layout.shape.read_text())
+        return Shape(**json.loads(layout.shape.read_text()))
     except FileNotFoundError:
         return None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 # 198.18.0.0/15 is reserved for benchmarking (RFC 2544): no site routes it.
 SUBNET_PREFIX = "198.18.0."
@@ -51,7 +52,14 @@ class Layout:
     """Every path of a set of machines. All lie below `state`; elsewhere only `make_host_folders` writes."""
 
     state: Path
+    state_variable: ClassVar[str] = "HPC_GRPO_MACHINES_STATE"
+    default_state: ClassVar[str] = "/run/hpc-grpo-machines"
     marker_name: ClassVar[str] = "made-by-hpc-grpo-virtual-machines"
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Return the machines whose folder the environment names, or the usual ones."""
+        return cls(Path(os.environ.get(cls.state_variable, cls.default_state)).absolute())
 
     @property
     def marker(self) -> Path:

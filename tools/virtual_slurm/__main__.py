@@ -7,7 +7,7 @@ import sys
 import time
 
 from tools.virtual_machines import host, machine
-from tools.virtual_machines.errors import MachineError
+from tools.virtual_machines.errors import MachineError, exit_code_of
 
 from . import cluster, packages
 from .layout import LOGIN, MAX_NODES, Layout, Shape
@@ -108,13 +108,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def main() -> int:
     arguments = _parser().parse_args()
-    try:
-        return _run(arguments)
-    except MachineError as error:
-        print(f"virtual_slurm: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+    return exit_code_of("virtual_slurm", lambda: _run(arguments))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import stat
+from dataclasses import asdict
 from pathlib import Path
 
 from tools.virtual_machines import containers, host, lifecycle, machine, namespaces, network
@@ -22,7 +24,7 @@ _USABLE_STATES = ("idle", "mixed", "allocated", "completing")
 def read_shape(layout: Layout) -> Shape | None:
     """The shape of the cluster that is up, or None."""
     try:
-        shape = Shape.from_json(layout.shape.read_text())
+        shape = Shape(**json.loads(layout.shape.read_text()))
     except FileNotFoundError:
         return None
     return shape if machine.running(layout, CONTROLLER) and machine.running(layout, LOGIN) else None
@@ -55,7 +57,7 @@ def up(layout: Layout, shape: Shape) -> bool:
             _boot(layout, shape)
             wait_until(lambda: _ready(layout, shape), _IDLE_DEADLINE_S, "all nodes are idle and sacct answers")
 
-        lifecycle.bring_up(layout, build, shape.to_json(), lambda: cgroups.remove(layout))
+        lifecycle.bring_up(layout, build, json.dumps(asdict(shape)), lambda: cgroups.remove(layout))
         return True
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from tools.virtual_machines.layout import SUBNET_PREFIX, Machine
 from tools.virtual_machines.layout import Layout as MachineLayout
-
-STATE_VARIABLE = "HPC_GRPO_SLURM_STATE"
-DEFAULT_STATE = "/run/hpc-grpo-slurm"
 
 FIRST_NODE_HOST = 11
 MAX_NODES = 200
@@ -51,23 +46,14 @@ class Shape:
         each = f"{self.cpus_per_node} CPUs, {self.mem_per_node_mib} MiB and {self.gpus_per_node} fake GPUs"
         return f"{self.nodes} node(s) of {each}, small disk {self.small_disk_mib} MiB"
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Shape:
-        return cls(**json.loads(text))
-
 
 @dataclass(frozen=True)
 class Layout(MachineLayout):
     """The machines' paths, and those of Slurm."""
 
+    state_variable: ClassVar[str] = "HPC_GRPO_SLURM_STATE"
+    default_state: ClassVar[str] = "/run/hpc-grpo-slurm"
     marker_name: ClassVar[str] = "made-by-hpc-grpo-virtual-slurm"
-
-    @classmethod
-    def from_environment(cls) -> Layout:
-        return cls(Path(os.environ.get(STATE_VARIABLE, DEFAULT_STATE)).absolute())
 
     @property
     def etc_slurm(self) -> Path:

@@ -64,7 +64,7 @@ def _microbatch(value: Any, theirs: Theirs) -> int:
 
 
 def _max_prompt(value: Any, theirs: Theirs) -> int:
-    """Where AReaL bounds no prompt, what the engine's longest sequence leaves for one."""
+    """Bound a prompt as AReaL does, or else by what the engine's longest sequence leaves for one."""
     if value is None:
         value = theirs.get("train_dataset.max_length", "dataset.max_prompt_len")
     if value is None:

@@ -18,7 +18,7 @@ NOT_GIVEN: Any = object()
 
 
 class Kind(Enum):
-    """What became of a key, in the order in which they are told."""
+    """The outcome of translating a key, in the order of the printed list."""
 
     REFUSED = "refused"
     BY_HAND = "to be set by hand"
@@ -98,7 +98,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one key of theirs; `is_given` is false for a default of theirs."""
+    """The outcome for one key of theirs; `is_given` is false for a default of theirs."""
 
     kind: Kind
     theirs: str
