@@ -170,7 +170,7 @@ def _draw(curves: Mapping[str, Mapping[str, Mapping[int, Interval]]], path: Path
                 strict=True,
             )
             place.fill_between(list(curve), low, high, color=line.get_color(), alpha=0.1)
-        place.set(title=title, xlabel="step", ylabel="held-out pass@1")
+        place.set(title=title, xlabel="step", ylabel="held-out pass@1", ylim=(0, 1))
         place.grid(alpha=0.3)
         place.legend(fontsize="small")
     figure.savefig(path)
