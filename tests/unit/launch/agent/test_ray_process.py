@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hpc_grpo.launch.agent.ray_command import STARTED_LINE
@@ -24,10 +25,16 @@ def ray(tmp_path: Path) -> Iterator[RayProcess]:
     script = f"{raylet} 60 & echo '{STARTED_LINE}'; wait; exec sleep 60"
     process = RayProcess(["bash", "-c", script], dict(os.environ), tmp_path / "ray_start.log")
     wait_until(process.is_up, "it is up")
+    # The shell goes on to its echo while the forked child is still a shell.
+    wait_until(lambda: _names(process) == ["raylet"], "the raylet runs")
     yield process
     for pid in descendants(process.pid):
         os.kill(pid, signal.SIGKILL)
     process.terminate(lambda: 10.0)
+
+
+def _names(ray: RayProcess) -> list[str]:
+    return [psutil.Process(pid).name() for pid in descendants(ray.pid)]
 
 
 def test_ray_with_its_raylet_goes_on(ray: RayProcess) -> None:
