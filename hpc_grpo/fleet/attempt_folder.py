@@ -13,8 +13,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -30,6 +32,8 @@ MARK = "HPC_GRPO_FLEET_ATTEMPT"
 
 CONFIG_FILE = "config.yaml"
 """Stands in a command for the config that the spec holds, which the runner writes into the attempt's folder."""
+
+_KEPT_S = 7 * 86_400.0
 
 
 class AttemptFolder:
@@ -97,6 +101,14 @@ class AttemptFolder:
 
     def ending(self) -> Ending | None:
         return read_record(self.path / "exit.json", lambda values: Ending(**known_fields(Ending, values)))
+
+
+def prune(over: Path) -> None:
+    """Delete what is left of the attempts that ended a week ago."""
+    for path in over.glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # another visit was first
+            if time.time() - path.stat().st_mtime > _KEPT_S:
+                shutil.rmtree(path)
 
 
 def uptime() -> float:

@@ -69,8 +69,8 @@ class Database:
             return time.time()
         return float(connection.scalar(sa.text("SELECT extract(epoch FROM clock_timestamp())")))
 
-    def migrate(self) -> None:
-        """Make the tables, or bring those of an older version up to date; jobs and VMs stay."""
+    def migrate(self, revision: str = "head") -> None:
+        """Make the tables, or bring those of an older version up to `revision`; jobs and VMs stay."""
         from alembic import command
         from alembic.config import Config
 
@@ -80,7 +80,7 @@ class Database:
             if not self.is_sqlite:  # one controller at a time
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(4862718)"))
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            command.upgrade(config, revision)
 
     def close(self) -> None:
         self._engine.dispose()

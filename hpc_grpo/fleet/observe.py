@@ -17,6 +17,8 @@ from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.states import Ending, JobState, VmState
 from hpc_grpo.system.readable import printable
 
+_NO_VM = "its VM has no row any more: somebody deleted it"
+
 
 def take_due(db: Database, poll_s: float) -> list[Vm]:
     """Return the VMs that are due for a visit, and no other controller's: their next one is set."""
@@ -69,9 +71,32 @@ def lose(db: Database, settings: FleetSettings) -> list[AttemptKey]:
             why = f"{row['name'] or row['ip_address']} was not seen for {settings.lost_s:.0f} s"
             if end_attempt(connection, key, Ending("lost", why=why), settings, now):
                 lost.append(key)
+        lost += _lose_without_vm(connection, settings, now)
         is_lost = sa.and_(vms.c.state == VmState.STALE, is_gone)
         connection.execute(sa.update(vms).where(is_lost).values(state=VmState.LOST, available_gpus=0))
     return lost
+
+
+def _lose_without_vm(connection: sa.Connection, settings: FleetSettings, now: float) -> list[AttemptKey]:
+    """End what ran on VMs whose rows somebody has deleted, `lost_s` after the first look that missed the row.
+
+    Nobody visits such a VM, so its runners have ended by themselves then. The jobs' rows say why they wait until then.
+    """
+    is_running = jobs.c.status == JobState.RUNNING
+    has_vm = sa.exists().where(vms.c.vm_id == jobs.c.vm_id)
+    is_noted = jobs.c.failure_reason == _NO_VM
+    is_back = sa.and_(is_running, is_noted, has_vm)
+    connection.execute(sa.update(jobs).where(is_back).values(failure_reason=""))
+    is_over = sa.and_(is_running, is_noted, jobs.c.changed_at < now - settings.lost_s)
+    rows = connection.execute(sa.select(jobs.c.job_id, jobs.c.attempt).where(is_over)).all()
+    over = [
+        key
+        for row in rows
+        if end_attempt(connection, key := AttemptKey(*row), Ending("lost", why=_NO_VM), settings, now)
+    ]
+    is_new = sa.and_(is_running, ~has_vm, ~is_noted)
+    connection.execute(sa.update(jobs).where(is_new).values(failure_reason=_NO_VM, changed_at=now))
+    return over
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ vms = sa.Table(
     sa.Column("last_seen", sa.Double),
     sa.Column("poll_at", sa.Double, nullable=False, server_default=sa.text("0")),
     _integer("is_drained", 0),
+    sqlite_autoincrement=True,  # a job's row names its VM: the id of one that was deleted is never another's
 )
 
 gpus = sa.Table(

@@ -15,6 +15,7 @@ from hpc_grpo.fleet.settings import FleetSettings
 def make_spec(job: Mapping[str, Any], gpus: tuple[int, ...], settings: FleetSettings) -> dict[str, Any]:
     """Return what the runner is told of an attempt. Raises ConfigError for a row that says nothing to run."""
     key = AttemptKey(job["job_id"], job["attempt"])
+    _expect_one_node(job)
     return {
         **key._asdict(),
         "gpus": list(gpus),
@@ -59,6 +60,22 @@ def run_of(config: str, overrides: list[str]) -> dict[str, str]:
     if "root" not in found and "run.name" not in dict(told):
         found.pop("name", None)
     return found
+
+
+def _expect_one_node(job: Mapping[str, Any]) -> None:
+    """Check that the job asks for one node, as far as its row says. Raises ConfigError: a job's GPUs are of one VM."""
+    values = _yaml(job["config"], "config")
+    launch = values.get("launch") if isinstance(values, dict) else None
+    asked = dict(launch) if isinstance(launch, dict) else {}
+    told = (override.partition("=")[::2] for override in overrides_of(job))
+    asked |= {name.removeprefix("launch."): _yaml(value, name) for name, value in told if name.startswith("launch.")}
+    nodes, hosts = asked.get("num_nodes", 1), asked.get("hosts")
+    if nodes != 1 or hosts:
+        rule = f"launch.hosts = {hosts!r} must be empty" if hosts else f"launch.num_nodes = {nodes!r} must be 1"
+        raise ConfigError(
+            f"{rule} in a job of the fleet, whose GPUs are all of one VM: give launch.num_nodes=1 launch.hosts=[], "
+            f"and ask for more GPUs with --gpus."
+        )
 
 
 def _yaml(text: str, what: str) -> Any:

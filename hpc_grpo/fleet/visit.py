@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from hpc_grpo.fleet.attempt_folder import AttemptFolder, marked_processes, uptime
+from hpc_grpo.fleet.attempt_folder import AttemptFolder, marked_processes, prune, uptime
 from hpc_grpo.fleet.messages import (
     ORDERS_S,
     PROTOCOL,
@@ -82,6 +82,8 @@ def obey(work_dir: Path, orders: Orders, seen_at: float) -> Outcome:
     revoked = tuple(key for key in orders.revoke if _revoke(_folder(work_dir, key), key))
     for key in orders.forget:
         _forget(work_dir, key)
+    if orders.forget:
+        prune(work_dir / "over")
     begun: list[tuple[AttemptKey, subprocess.Popen[bytes]]] = []
     failed: list[tuple[AttemptKey, str]] = []
     for spec in orders.start:

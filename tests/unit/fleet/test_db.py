@@ -11,7 +11,7 @@ from alembic.migration import MigrationContext
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.fleet.db import Database, DatabaseAwayError
-from hpc_grpo.fleet.schema import jobs, metadata, vms
+from hpc_grpo.fleet.schema import gpus, jobs, metadata, vms
 from hpc_grpo.fleet.settings import DATABASE_VARIABLE, Fleet, open_fleet, settings_file, template
 
 
@@ -26,6 +26,22 @@ def test_the_migrations_make_the_tables_that_the_code_uses(migrated: Database) -
     with migrated.read() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     migrated.migrate()  # a second time changes nothing
+
+
+def test_the_id_of_a_deleted_vm_is_never_anothers_and_gpus_outlive_the_migration(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'older.db'}")
+    database.migrate("0001")
+    with database.write() as connection:
+        for address in ("a", "b"):
+            connection.execute(sa.insert(vms).values(ip_address=address))
+        connection.execute(sa.insert(gpus).values(vm_id=2, gpu_index=7, uuid="GPU-x"))
+    database.migrate()
+    with database.write() as connection:
+        assert connection.execute(sa.select(gpus.c.vm_id, gpus.c.gpu_index, gpus.c.uuid)).all() == [(2, 7, "GPU-x")]
+        connection.execute(sa.delete(vms).where(vms.c.vm_id == 2))
+        assert connection.scalars(sa.select(gpus.c.vm_id)).all() == []
+        connection.execute(sa.insert(vms).values(ip_address="c"))
+        assert connection.scalars(sa.select(vms.c.vm_id).order_by(vms.c.vm_id)).all() == [1, 3]
 
 
 def test_a_row_of_somebodys_own_insert_has_a_default_for_whatever_it_left_out(migrated: Database) -> None:

@@ -116,6 +116,29 @@ def test_a_vm_that_is_not_seen_turns_stale_then_lost_and_its_job_runs_elsewhere_
     assert state(db, 1) == VmState.READY
 
 
+def test_a_job_whose_vm_was_deleted_says_so_and_runs_elsewhere_once_its_old_runner_is_over(
+    db: Database, make_controller: Make
+) -> None:
+    controller, machines = make_controller(count=2, settings=EAGER, num_gpus=1)
+    add_jobs(db, 1)
+    asyncio.run(tick(controller))
+    age(db, 86_400)  # it has run for a day
+    old = row_of(db, "job-1")["vm_id"]
+    with db.write() as connection:
+        connection.execute(sa.delete(vms).where(vms.c.vm_id == old))
+    asyncio.run(tick(controller))
+    assert (row_of(db, "job-1")["status"], row_of(db, "job-1")["attempt"]) == (JobState.RUNNING, 1)
+    assert "somebody deleted it" in row_of(db, "job-1")["failure_reason"]
+    age(db, controller.settings.lost_s - 10)
+    asyncio.run(tick(controller))
+    assert row_of(db, "job-1")["attempt"] == 1
+    age(db, 20)
+    for _ in range(2):
+        asyncio.run(tick(controller))
+    assert machines[3 - old].specs.keys() == {("job-1", 2)}
+    assert (row_of(db, "job-1")["retry_count"], row_of(db, "job-1")["failure_reason"]) == (1, "")
+
+
 def test_a_job_that_completed_while_all_controllers_were_away_is_completed(db: Database, make_controller: Make) -> None:
     controller, machines = make_controller(settings=EAGER)
     add_jobs(db, 1)

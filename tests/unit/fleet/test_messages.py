@@ -103,8 +103,16 @@ def test_a_config_goes_along_whole_and_its_own_run_root_is_kept() -> None:
         ({"config_name": "c", "overrides": '["--driver=x"]'}, "JSON list of KEY=VALUE"),
         ({"config_name": "c", "overrides": '["run.name=["]'}, "run.name is no YAML"),
         ({"config": "a: [", "model": "m"}, "no YAML"),
+        ({"config": "launch: {num_nodes: 2}"}, "launch.num_nodes = 2 must be 1"),
+        ({"config_name": "c", "overrides": '["launch.num_nodes=4"]'}, "launch.num_nodes = 4 must be 1"),
+        ({"config": "launch: {hosts: [a, b]}"}, "launch.hosts = .* must be empty"),
     ],
 )
 def test_a_row_that_says_nothing_to_run_is_refused_in_words(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make_spec(row(**values), (0,), FleetSettings())
+
+
+def test_an_override_takes_a_config_of_several_nodes_to_one() -> None:
+    job = row(config="launch: {num_nodes: 2}", overrides='["launch.num_nodes=1"]')
+    assert make_spec(job, (0,), FleetSettings())["words"] == ["train", "config.yaml", "launch.num_nodes=1"]

@@ -112,7 +112,12 @@ def test_a_job_runs_on_its_gpus_by_words_and_leaves_its_log_and_its_code(scene: 
     told = json.loads(scene.seen.read_text())
     assert (told["argv"], told["gpus"]) == (["grpo", f"--output_dir={scene.work_dir}/out", "--model=$(id) ;"], "1,3")
     assert scene.visit(Orders(start=(scene.spec(0.0),)))[1].failed  # its attempt was decided
+    old, recent = (scene.work_dir / "over" / name for name in ("old.1", "recent.1"))
+    for path, days in ((old, 8), (recent, 6)):
+        (path / "below").mkdir(parents=True)
+        os.utime(path, (time.time() - days * 86_400,) * 2)
     scene.visit(Orders(forget=(KEY,)))
+    assert (old.exists(), recent.exists()) == (False, True)
     assert scene.visit()[0].attempts == ()
     assert scene.visit(Orders(start=(scene.spec(0.0),)))[1].failed
 
