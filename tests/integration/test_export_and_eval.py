@@ -41,14 +41,14 @@ def test_transformers_decodes_what_the_engines_decoded(sync_run: RunDir) -> None
     tokenizer = AutoTokenizer.from_pretrained(sync_run.export(SYNC_STEPS))
     lines = list(read_jsonl(sync_run.eval_rollouts(SYNC_STEPS)))
     assert len(lines) == 8
-    completions = set()
+    num_compared = 0
     for line in lines:
         tokens = greedy(model, tokenizer, line["prompt"], max_new_tokens=24)
         # One token a byte: equal text is equal tokens, but for the end token.
         assert line["completion"].isascii()
         assert tokenizer(line["completion"])["input_ids"] == [t for t in tokens if t != tokenizer.eos_token_id]
-        completions.add(line["completion"])
-    assert len(completions) > 1
+        num_compared += len(line["completion"])
+    assert num_compared > 8 * 4, "the completions are too short to show anything"
 
 
 def test_sync_run_is_on_policy(sync_run: RunDir) -> None:
