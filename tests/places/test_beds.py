@@ -62,8 +62,8 @@ class TestPods:
         assert list(left.processes) == [sleeper.pid]
         assert (left.shared_memory, left.tmp) == (["mine"], ["mine"])
         assert not pods.residue("pod2")
-        os.killpg(sleeper.pid, signal.SIGINT)
-        assert sleeper.wait(10) == -signal.SIGINT
+        os.killpg(sleeper.pid, signal.SIGTERM)
+        assert sleeper.wait(10) == -signal.SIGTERM
         output(pods, "pod1", "rm", "/tmp/mine", "/dev/shm/mine", str(pods.layout.storage / "ours"))
         assert residue_of(pods) == {}
 
