@@ -150,9 +150,8 @@ def report(run_names: tuple[str, ...], out: Path | None) -> None:
     """Show what runs have learned: in the terminal, as report.png in each, and as one HTML page of all of them."""
     from hpc_grpo.report.curves import print_report
     from hpc_grpo.report.page import write_page
-    from hpc_grpo.run.paths import RunDir
 
-    runs = [RunDir(Path(name)) if Path(name).is_dir() else find_run(name) for name in run_names]
+    runs = list(dict.fromkeys(find_run(name) for name in run_names))
     for run in runs:
         print_report(run)
     echo(f"Page: {write_page(runs, out or runs[0].path / 'report.html')}")

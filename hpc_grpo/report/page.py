@@ -137,12 +137,13 @@ def _read(run: RunDir, name: str, folder: Path, now: float) -> _Run:
 
 
 def _names(runs: Sequence[RunDir]) -> list[str]:
-    """Return the folders' names, with their parents' where two are the same."""
-    names = [run.path.name for run in runs]
-    return [
-        name if names.count(name) == 1 else f"{run.path.parent.name}/{name}"
-        for run, name in zip(runs, names, strict=True)
-    ]
+    """Return the folders' names, with as many of their parents' as tell all of them apart."""
+    paths = [run.path.absolute().parts for run in runs]
+    for depth in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(parts[-depth:]) for parts in paths]
+        if len(set(names)) == len(names):
+            break
+    return names
 
 
 def _sections(runs: Sequence[_Run]) -> list[tuple[str, list[Picture]]]:
@@ -161,7 +162,7 @@ def _sections(runs: Sequence[_Run]) -> list[tuple[str, list[Picture]]]:
         ("Parts of the reward", _curves(runs, sorted(parts))),
         ("Policy lag and mismatch", _curves(runs, _SYNC)),
         ("Speed and lengths", [*_curves(runs, _SPEED), *_histograms(runs)]),
-        ("Where the time went", [_phases(run) for run in runs if len(run.metrics) > 1]),
+        ("Where the time went", [picture for run in runs for picture in _phases(run)]),
         ("Attempts and jobs", _timeline(runs)),
     ]
     return [(heading, pictures) for heading, pictures in sections if pictures]
@@ -190,11 +191,12 @@ def _histograms(runs: Sequence[_Run]) -> list[Picture]:
     return pictures
 
 
-def _phases(run: _Run) -> Picture:
+def _phases(run: _Run) -> list[Picture]:
+    """Draw the phases of a run's steps; none of a run that has recorded no phase."""
     steps = [step for step in run.metrics if step > 0]  # step 0 holds the start, beside which all others vanish
     names = [name for name, _, _ in run.phases if any(f"time/{name}_s" in run.metrics[step] for step in steps)]
     seconds = {name: [_finite(run.metrics[step].get(f"time/{name}_s")) for step in steps] for name in names[:8]}
-    return draw_phases(f"{run.name}: seconds of a step by phase", steps, seconds)
+    return [draw_phases(f"{run.name}: seconds of a step by phase", steps, seconds)] if seconds else []
 
 
 def _timeline(runs: Sequence[_Run]) -> list[Picture]:

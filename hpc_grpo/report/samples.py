@@ -58,7 +58,8 @@ def take_samples(run: RunDir) -> Samples:
     files = {int(match[1]): path for match, path in found if match}
     steps = evenly(sorted(files), SHOWN_STEPS)
     lines = {step: list(islice(read_jsonl(files[step]), _MEASURED_OF_A_STEP)) for step in steps}
-    unit = "tokens" if all("tokens" in line for of_step in lines.values() for line in of_step) else "characters"
+    has_tokens = all(isinstance(line.get("tokens"), int) for of_step in lines.values() for line in of_step)
+    unit = "tokens" if has_tokens else "characters"
     return Samples(
         rollouts=tuple(_rollout(step, line) for step in steps for line in lines[step][:SHOWN_OF_A_STEP]),
         steps=tuple(steps),

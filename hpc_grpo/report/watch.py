@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _REFRESH_S = 2.0
 _SHOWN_STEPS = 8
 _SHOWN_ROLLOUTS = 5
-_NEEDED_LINES = 26
+_FRAME_LINES = 2
 _READ_BYTES = 1 << 18
 _LIMITS = (
     ("tokens/truncated_fraction", 0.5, "half of the completions or more are cut off: rollout.max_new_tokens"),
@@ -89,14 +89,16 @@ def watch_live(run: RunDir, console: Console, sleep: Callable[[float], None] = t
     """Fill a terminal with the run, again and again in place, and leave the last view behind."""
     from rich.live import Live
 
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            now = snapshot(run)
+    now = snapshot(run)
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
             live.update(view(run, now, console.height), refresh=True)
-            if now.is_over:
-                break
-            sleep(_REFRESH_S)
-    console.print(view(run, now, console.height))
+            while not now.is_over:
+                sleep(_REFRESH_S)
+                now = snapshot(run)
+                live.update(view(run, now, console.height), refresh=True)
+    finally:  # also after Ctrl+C, which is how most stop watching
+        console.print(view(run, now, console.height))
 
 
 def view(run: RunDir, now: Snapshot, height: int) -> RenderableType:
@@ -111,12 +113,18 @@ def view(run: RunDir, now: Snapshot, height: int) -> RenderableType:
     bar = Table.grid(expand=True)  # a bar alone ends no line
     bar.add_row(ProgressBar(total=summary.total_steps or 1, completed=summary.step or 0))
     head = [Text(printable(line), overflow="ellipsis", no_wrap=True) for line in [*now.card, *_length(summary)]]
-    alerts = Text("\n".join(f"! {printable(alert)}" for alert in now.alerts), style="bold")
-    shown = [Panel(Group(bar, *head, *([alerts] if now.alerts else [])), title="hpc-grpo watch", title_align="left")]
+    alerts = [Text(f"! {printable(alert)}", "bold", overflow="ellipsis", no_wrap=True) for alert in now.alerts]
+    lines_of_run: list[RenderableType] = [bar, *head, *alerts]
+    top = lines_of_run[: max(1, height - _FRAME_LINES)]
+    shown: list[RenderableType] = [Panel(Group(*top), title="hpc-grpo watch", title_align="left")]
+    left = height - len(top) - _FRAME_LINES
     for title, lines in (("last steps", now.steps), ("last rollouts", last_rollouts(run))):
+        if left < max(1, len(lines)) + _FRAME_LINES:
+            break
         text = Text(printable("\n".join(lines)), overflow="ellipsis", no_wrap=True)
         shown.append(Panel(text, title=title, title_align="left"))
-    return Group(*shown) if height >= _NEEDED_LINES else shown[0]
+        left -= max(1, len(lines)) + _FRAME_LINES
+    return Group(*shown)
 
 
 def last_rollouts(run: RunDir, count: int = _SHOWN_ROLLOUTS) -> list[str]:

@@ -142,6 +142,34 @@ def test_lengths_are_characters_where_a_run_did_not_record_tokens(run_dir: RunDi
     assert samples.rollouts[0].reward is None
 
 
+def test_a_length_that_is_no_number_is_not_counted_in_tokens(run_dir: RunDir) -> None:
+    path = run_dir.rollouts(1)
+    path.parent.mkdir()
+    path.write_text('{"completion": "abc", "tokens": 2}\n{"completion": "abcd", "tokens": null}\n')
+    samples = take_samples(run_dir)
+    assert (samples.unit, samples.lengths) == ("characters", ((1, (3, 4)),))
+
+
+def test_runs_whose_folders_have_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    built = [RunBuilder(tmp_path / place) for place in ("one/july/adder", "two/july/adder")]
+    for one in built:
+        write_steps(one.run, 2)
+    page = page_of(write_page([one.run for one in built], tmp_path / "report.html"))
+    (reward,) = (svg_of(image) for image in page.all("img") if image["alt"] == "reward/mean")
+    assert ">one/july/adder<" in reward
+    assert ">two/july/adder<" in reward
+
+
+def test_a_run_that_has_recorded_no_phase_has_no_picture_of_them(built: RunBuilder, tmp_path: Path) -> None:
+    sink = JsonlSink(built.run.metrics)
+    for step in (1, 2):
+        sink.write(StepRecord(step=step, total_steps=95, metrics={"reward/mean": 0.5}))
+    sink.close()
+    page = page_of(write_page([built.run], tmp_path / "report.html"))
+    assert "Where the time went" not in page.texts
+    assert "reward/mean" in [image["alt"] for image in page.all("img")]
+
+
 def test_time_that_no_phase_covers_is_told() -> None:
     metrics = {n: {"time/step_s": 4.0, "time/train_s": 3.0, "time/eta_s": 99.0} for n in (1, 2)}
     assert phase_seconds(metrics) == {"train": 6.0, "other": 2.0}
@@ -158,3 +186,14 @@ def test_the_command_writes_pictures_and_a_page_that_is_the_users_alone(
     assert result.output.endswith(f"Page: {page}\n")
     assert (built.run.path / "report.png").is_file()
     assert page.stat().st_mode & 0o077 == 0
+
+
+def test_a_run_given_twice_is_one_and_a_folder_that_is_no_run_hides_none(
+    built: RunBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_steps(built.run, 2)
+    (tmp_path / "elsewhere" / "adder").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    result = call("report", "adder", str(built.run.path))
+    assert result.output.count("Picture: ") == 1
+    assert result.output.endswith(f"Page: {built.run.path / 'report.html'}\n")

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable
 
+import pytest
 from rich.console import Console, RenderableType
 
 from hpc_grpo.metrics.record import StepRecord
@@ -91,13 +92,44 @@ def test_the_view_shows_progress_length_rollouts_and_alerts_and_obeys_no_complet
     assert "20/95" in shown
     assert "does not end within this job: 1 h 00 min" in shown or "does not end within this job: 59 min" in shown
     assert "0.250  It is [bold]2[/].\\x1b[2J Yes." in shown
-    assert "! no sign of life for 4" in shown
+    assert "! no sign of life for " in shown
     assert "! no further job waits" in shown
     assert "! half of the completions or more are cut off" in shown
-    assert "last rollouts" not in _lines_of(view(built.run, snapshot(built.run), 20))
+    low = _lines_of(view(built.run, snapshot(built.run), shown.count("\n") - 1), width=140)
+    assert "last rollouts" not in low
+    assert "last steps" in low
 
 
-def _lines_of(shown: RenderableType) -> str:
-    console = Console(record=True, file=io.StringIO(), width=140)
+def test_the_view_is_never_higher_than_the_terminal(built: RunBuilder) -> None:
+    built.attempt(1, ends_at=time.time() + 400)
+    built.state(1, step=20)
+    sink = JsonlSink(built.run.metrics)
+    metrics = {"tokens/truncated_fraction": 0.9, "reward/invalid_fraction": 0.9, "reward/zero_variance_fraction": 1.0}
+    for step in range(1, 21):
+        sink.write(StepRecord(step=step, total_steps=95, metrics=metrics))
+    sink.close()
+    built.run.rollouts(20).parent.mkdir()
+    built.run.rollouts(20).write_text((json.dumps({"completion": "x" * 500, "reward": 0.5}) + "\n") * 9)
+    for width, height in ((140, 40), (80, 26), (50, 26), (80, 24), (40, 8)):
+        shown = _lines_of(view(built.run, snapshot(built.run), height), width)
+        assert shown.count("\n") <= height, (width, height)
+
+
+def test_ctrl_c_leaves_the_last_view_behind(built: RunBuilder) -> None:
+    write_steps(built.run, 1)
+
+    def interrupted(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    built.attempt(1)
+    built.hold(1)
+    drawn = io.StringIO()
+    with pytest.raises(KeyboardInterrupt):
+        watch_live(built.run, Console(file=drawn, force_terminal=True, width=120, height=40), sleep=interrupted)
+    assert "step 1  reward 0.100" in drawn.getvalue().rpartition("\x1b[?1049l")[2]
+
+
+def _lines_of(shown: RenderableType, width: int) -> str:
+    console = Console(record=True, file=io.StringIO(), width=width)
     console.print(shown)
     return console.export_text()
