@@ -1,4 +1,4 @@
-"""Where the tokens of a microbatch lie while attention is computed: in grids cut by length, a document a row.
+"""Lay a microbatch's tokens out for attention: in grids cut by length, a document a row.
 
 Letters: `T` tokens of the microbatch, `H` heads, `D` a head's width. A document may have another one for its prompt: it
 attends to that one's tokens, then to its own.
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 _CELLS_OF_A_CALL = {"cpu": 64**2, "cuda": 512**2}
-"""What one more call of the kernel costs, in scores that it could compute meanwhile: a guess of the right magnitude."""
+"""The cost of one more kernel call, in scores that it could compute meanwhile: a guess of the right magnitude."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Documents of like lengths, right-padded to `length`.
+    """Hold documents of like lengths, right-padded to `length`.
 
     With `prompt`, its place among `DocumentLayout.prompt_lengths`, all of them go on from that prompt; `mask`
     `[length, prompt + length]` then adds 0 to the scores that a query may see, and -inf to those after it.
@@ -34,7 +34,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Gathering:
-    """Takes rows `index` of a tensor `[rows, H, D]`, in both directions of autograd.
+    """Take rows `index` of a tensor `[rows, H, D]`, in both directions of autograd.
 
     `inverse` is the row of the result that each row went to, for the backward pass; where `missing`, it went nowhere
     that counts and gets no gradient.
@@ -49,7 +49,7 @@ class Gathering:
 
 
 class _Gather(torch.autograd.Function):  # type: ignore[misc]
-    """Has its own backward, since index_add_ works row by row on CPU."""
+    """Gather rows with a backward of its own, since index_add_ works row by row on CPU."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, gathering: Gathering) -> Tensor:

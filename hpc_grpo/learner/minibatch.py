@@ -1,5 +1,5 @@
-"""What concerns all sequences of an optimizer step at once, before its microbatches: which of them are computed at all,
-and what a loss wants to know of all their tokens.
+"""Prepare an optimizer step before its microbatches: which sequences are computed at all, and what a loss wants to
+know of all their tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Packs sequences into microbatches: documents laid end to end, without padding, a shared prompt once.
+"""Pack sequences into microbatches: documents laid end to end, without padding, a shared prompt once.
 
 A document is a sequence; or, of sequences that share a prompt, the prompt, and what each has after it.
 Letters: `T` tokens of the microbatch, `N` documents, `C` trained tokens (where `loss_mask` holds).

@@ -1,4 +1,4 @@
-"""Cuts a learner's sequences into microbatches of about equal cost, and tells what sequences cost. Needs no torch."""
+"""Cut a learner's sequences into microbatches of about equal cost, and tell what sequences cost. Needs no torch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def split_microbatches(
 
 @dataclass(frozen=True)
 class _Bundle:
-    """Sequences that stay together, what they take of a budget, and what they cost."""
+    """Hold sequences that stay together, what they take of a budget, and what they cost."""
 
     sequences: list[TrainSequence]
     num_tokens: int

@@ -1,1 +1,1 @@
-"""What a run would take on other nodes, before they are asked for: its driver's own code on simulated clocks."""
+"""Forecast what a run would take on other nodes, by its driver's own code on simulated clocks."""

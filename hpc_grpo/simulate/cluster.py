@@ -1,4 +1,4 @@
-"""What the driver's loop meets in the place of engines, learners and the weight store: each knows how long it takes.
+"""Stand in for engines, learners and the weight store in the driver's loop: each knows how long it takes.
 
 The clock is the driver's: whatever it waits for moves it.
 """
@@ -33,7 +33,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a run may be trained; learners and engines are those of one node."""
+    """Name nodes and a split that a run may be trained on; learners and engines are those of one node."""
 
     nodes: int
     learners: int

@@ -39,7 +39,7 @@ _MOST_STEPS, _FEWEST_STEPS, _MOST_ROLLOUTS = 300, 30, 300_000
 
 @dataclass(frozen=True)
 class Forecast:
-    """What becomes of a run there. Idle: the share of the time in which engines sample, learners train nothing."""
+    """Hold what becomes of a run there. Idle: the share of time in which engines sample, learners train nothing."""
 
     setting: Setting
     steps_per_h: float

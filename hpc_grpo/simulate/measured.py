@@ -53,7 +53,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What one attempt has measured. `lengths` are those of its completions, in shares of their mean."""
+    """Hold what one attempt has measured. `lengths` are those of its completions, in shares of their mean."""
 
     steps: tuple[MeasuredStep, ...]
     lengths: tuple[float, ...]

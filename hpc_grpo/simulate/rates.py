@@ -13,12 +13,12 @@ from hpc_grpo.simulate.measured import Measurements
 
 _DRAWN_ROLLOUTS = 2000
 _LESS = 0.8
-"""What the second number must leave of the squared errors."""
+"""The share that the second number must leave of the squared errors."""
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Seconds of something with n parts: `fixed_s` + `part_s` n."""
+    """Give the seconds of something with n parts: `fixed_s` + `part_s` n."""
 
     fixed_s: float
     part_s: float
@@ -29,7 +29,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class DrawnStep:
-    """What one step of the run is worth in a simulated one: factors on the rates, and seconds as measured.
+    """Hold what one step of the run is worth in a simulated one: factors on the rates, and seconds as measured.
 
     `scale` is that of its completions' lengths.
     """
