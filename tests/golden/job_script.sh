@@ -17,6 +17,7 @@
 #SBATCH --wckey=''
 
 # setup
+trap '' USR1
 hostname > '/scratch/my runs/demo/slurm/'"$SLURM_JOB_ID"'.began' || true
 module reset
 module load brics/nccl || { echo "error: launch.modules: 'brics/nccl' could not be loaded on $(hostname). Name a module that 'module avail' lists there, or take it out." >&2; exit 78; }

@@ -48,7 +48,7 @@ def parameters(request: JobRequest) -> dict[str, Any]:
     return {
         "job_name": run.path.name,
         **node_options(launch),
-        "setup": [_mark_line(run), *setup_lines(launch), path_line(launch.python)],
+        "setup": [_IGNORE_WARNING, _mark_line(run), *setup_lines(launch), path_line(launch.python)],
         "stderr_to_stdout": True,
         "use_srun": False,
         "wckey": "",  # submitit's default breaks sites that check it
@@ -99,6 +99,10 @@ _OWNED: dict[str, str] = {
     "array": "a run is a chain of jobs, one after the other; the tasks of an array would fight for it",
     "dependency": "links of a chain depend on each other",
 }
+
+
+_IGNORE_WARNING = "trap '' USR1"
+"""A short job is warned at once, and what Slurm signals would die of it until the supervisor has its handlers."""
 
 
 def _mark_line(run: RunDir) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -43,6 +44,31 @@ def test_the_script_is_the_golden_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_both_ways_into_a_job_ask_for_the_same_warning() -> None:
     assert f"--signal=B:USR1@{WARNING_BEFORE_END_S}\n" in BY_HAND.read_text()
+
+
+def test_a_warning_before_the_supervisor_runs_ends_no_job(tmp_path: Path) -> None:
+    job = tmp_path / "python"
+    job.write_text("#!/bin/sh\nkill -USR1 $$\nexit 5\n")
+    job.chmod(0o755)
+    run = RunDir(tmp_path / "run")
+    run.slurm_logs.mkdir(parents=True)
+    launch = LaunchConfig(setup_lines=["kill -USR1 $$"], python=str(job))
+    script = slurm.render(JobRequest(run, launch, "true"))
+    env = {"SLURM_JOB_ID": "42", "PATH": os.defpath}
+    assert subprocess.run(["bash", "-c", script], env=env, check=False).returncode == 5
+
+
+def test_a_warning_before_the_supervisor_runs_ends_no_job_by_hand(tmp_path: Path) -> None:
+    (tmp_path / "hpc_grpo").mkdir()
+    (tmp_path / "hpc_grpo" / "__init__.py").touch()
+    for name, text in {
+        "scontrol": "true",
+        "hpc-grpo": """if [ "$1" = job-setup ]; then echo 'kill -USR1 $$'; else kill -USR1 $$; exit 5; fi""",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"SLURM_JOB_ID": "42", "HPC_GRPO_HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.defpath}"}
+    assert subprocess.run(["bash", str(BY_HAND), "config.yaml"], env=env, check=False).returncode == 5
 
 
 def test_the_script_for_sbatch_knows_the_checkout_by_a_file_that_exists() -> None:
