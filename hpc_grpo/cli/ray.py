@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
-from hpc_grpo.cli.options import RUN, find_run
+from hpc_grpo.cli.options import RUN, echo, find_run
 from hpc_grpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpc_grpo.run.attempt import AttemptRecord
+    from hpc_grpo.run.paths import RunDir
 
 _OF_THE_RUN = {
     "start": "the run brings its Ray up itself: hpc-grpo train, submit, pod or host",
@@ -17,13 +21,18 @@ _OF_THE_RUN = {
     "up": "the run brings its Ray up itself",
     "down": "hpc-grpo stop RUN ends the run",
 }
+_ASK_DASHBOARD = ("job", "list", "get", "summary", "logs")
+"""Ray's commands that its dashboard answers."""
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @RUN
 @click.argument("words", nargs=-1, required=True, metavar="COMMAND...", type=click.UNPROCESSED)
-def ray(run_name: str, words: tuple[str, ...]) -> NoReturn:
-    """Run Ray's own command, such as `status`, on the Ray of a run that trains now: on a node of it."""
+def ray(run_name: str, words: tuple[str, ...]) -> None:
+    """Run Ray's own command, such as `status`, on the Ray of a run that trains now: on a node of it.
+
+    `dashboard` tells where Ray's dashboard is.
+    """
     from hpc_grpo.run.attempt import read_attempts
     from hpc_grpo.run.source import own_command
 
@@ -33,11 +42,46 @@ def ray(run_name: str, words: tuple[str, ...]) -> NoReturn:
     attempts = read_attempts(run)
     if not attempts or attempts[-1].exit_kind != "running" or not attempts[-1].ray_address:
         raise ConfigError(f"No Ray of run {run.path.name} is up. `hpc-grpo status {run.path}` says where it stands.")
-    found = {"RAY_ADDRESS": attempts[-1].ray_address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(run.secret)}
+    attempt = attempts[-1]
+    if words == ("dashboard",):
+        echo(_where_dashboard_is(run, attempt))
+        return
+    found = {"RAY_ADDRESS": attempt.ray_address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(run.secret)}
+    if words[0] in _ASK_DASHBOARD:
+        found["RAY_API_SERVER_ADDRESS"] = _dashboard_here(run, attempt, words[0])
     command = [sys.executable, "-m", "ray.scripts.scripts", *words]
     if words[0] == "status":
-        command = own_command("-m", "hpc_grpo.launch.agent.ray_program", "status", attempts[-1].ray_address)
+        command = own_command("-m", "hpc_grpo.launch.agent.ray_program", "status", attempt.ray_address)
     os.execve(command[0], command, {**os.environ, **found})
+
+
+def _where_dashboard_is(run: RunDir, attempt: AttemptRecord) -> str:
+    """Return lines on how to look at the dashboard. Raises ConfigError where there is none."""
+    address, head = _dashboard_of(run, attempt, "dashboard"), attempt.nodes[0]
+    port = address.rpartition(":")[2]
+    return (
+        f"http://{address} on {head}, which asks for the token in {run.secret}\n"
+        f"From another machine: ssh -L {port}:{address} {head}, and http://127.0.0.1:{port} there."
+    )
+
+
+def _dashboard_here(run: RunDir, attempt: AttemptRecord, word: str) -> str:
+    """Return the dashboard's URL. Raises ConfigError elsewhere than on the head: who listens there is not known."""
+    from hpc_grpo.run.lock import read_lock_owner
+
+    address, owner = _dashboard_of(run, attempt, word), read_lock_owner(run)
+    if owner is None or not owner.is_on_this_host:
+        raise ConfigError(f"`ray {word}` asks Ray's dashboard, which is on the loopback of {attempt.nodes[0]}: there.")
+    return f"http://{address}"
+
+
+def _dashboard_of(run: RunDir, attempt: AttemptRecord, word: str) -> str:
+    if not attempt.ray_dashboard:
+        raise ConfigError(
+            f"`ray {word}` is for Ray's dashboard, which run {run.path.name} goes without: start it with "
+            f"launch.ray_dashboard=true."
+        )
+    return attempt.ray_dashboard
 
 
 COMMANDS = (ray,)

@@ -124,6 +124,10 @@ class LaunchConfig(Section):
     reward_server: RewardServerConfig | None = Field(
         None, description="A server that rewards ask (command, health_url, deadline_s), healthy before training."
     )
+    ray_dashboard: bool = Field(
+        False,
+        description="Ray's dashboard, on the head's loopback and behind Ray's token: `hpc-grpo ray RUN dashboard`.",
+    )
     disks: Literal["shared", "private"] | None = Field(
         None,
         description="shared: every node sees the run directory; private: only the head's disk holds it, and what other "

@@ -24,10 +24,10 @@ NEAR_THE_LIMIT_S = 300.0
 class AttemptRecord:
     """The content of attempt.json. Times are unix seconds; `phases_s` are durations by phase name.
 
-    `first_step` is the step of the checkpoint the attempt started from; `restarts` says why the driver was started
-    again in place, once for each time; `stuck` why it was ended, `late` which other processes were, and why;
-    `signalled` which signal first asked it to end, "" if none did. Of an attempt that was killed, `ended_at` is the
-    last sign of life, if a later job saw it.
+    `first_step` is the step of the checkpoint the attempt started from; `ray_dashboard` an address on the head's
+    loopback, "" without one; `restarts` says why the driver was started again in place, once for each time; `stuck` why
+    it was ended, `late` which other processes were, and why; `signalled` which signal first asked it to end, "" if none
+    did. Of an attempt that was killed, `ended_at` is the last sign of life, if a later job saw it.
     """
 
     attempt: int
@@ -39,6 +39,7 @@ class AttemptRecord:
     supervisor_pid: int
     first_step: int = 0
     ray_address: str = ""
+    ray_dashboard: str = ""
     num_gpus: int = 0
     ended_at: float | None = None
     exit_kind: ExitKind = "running"

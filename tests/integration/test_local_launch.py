@@ -7,12 +7,16 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.integration
@@ -123,3 +127,77 @@ def test_driver_and_workers_import_the_runs_own_copy_and_not_the_checkout_they_a
     copy = str(tmp_path / "debug" / "source" / "hpc_grpo" / "__init__.py")
     found = json.loads((tmp_path / "debug" / "where.json").read_text())
     assert found == {"driver": copy, "worker": copy, "cwd": str(checkout)}
+
+
+def _status(url: str, token: str = "") -> int:
+    """Return the status of a GET; 0 where nothing listens."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except urllib.error.URLError:
+        return 0
+
+
+@pytest.mark.long
+def test_rays_dashboard_answers_on_loopback_and_with_the_token_alone(tmp_path: Path) -> None:
+    run_dir, env = tmp_path / "debug", environment(HPC_GRPO_STAND_IN_SLEEP_S="600")
+    run = subprocess.Popen([*command(tmp_path), "launch.ray_dashboard=true"], stdout=subprocess.DEVNULL, env=env)
+
+    def ask(*words: str) -> str:
+        asked = [sys.executable, "-m", "hpc_grpo.cli", "ray", str(run_dir), *words]
+        done = subprocess.run(asked, capture_output=True, text=True, env=environment(), timeout=120, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    try:
+        wait_until((run_dir / "stand_in.json").exists, "the driver runs")
+        address = record(tmp_path)["ray_dashboard"]
+        host, _, port = address.rpartition(":")
+        assert host == "127.0.0.1"
+        for path in ("/api/jobs/", "/nodes?view=summary", "/api/v0/actors", "/logs/", "/api/version"):
+            url = f"http://{address}{path}"
+            assert (_status(url), _status(url, "0" * 64)) == (401, 403), path
+        token = (run_dir / ".secret" / "ray_token").read_text()
+        assert _status(f"http://{address}/nodes?view=summary", token) == 200
+        elsewhere = ["127.0.0.2", *_addresses()]
+        assert {ip: _status(f"http://{ip}:{port}/") for ip in elsewhere} == dict.fromkeys(elsewhere, 0)
+        assert f"http://{address}" in ask("dashboard")
+        assert "Witness" in ask("list", "actors")
+        program = "import ray; ray.init(); print('nodes:', len(ray.nodes()))"
+        assert "nodes: 1" in ask("job", "submit", "--", sys.executable, "-c", program)
+    finally:
+        run.send_signal(signal.SIGINT)
+        assert run.wait(timeout=60) == 75
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.long
+def test_a_run_starts_as_a_job_of_a_ray_that_is_there(tmp_path: Path) -> None:
+    """`ray job submit -- hpc-grpo train`: it brings up a Ray of its own beside that one, and leaves that one alone."""
+    token, ray = tmp_path / "token", [sys.executable, "-m", "ray.scripts.scripts"]
+    token.write_text("t" * 64)
+    env = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token), RAY_USAGE_STATS_ENABLED="0")
+    ports = ["--port=0", "--dashboard-port=18265", "--dashboard-agent-listen-port=0", "--ray-client-server-port=0"]
+    start = [*ray, "start", "--head", "--block", *ports, "--num-cpus=2", f"--temp-dir={tmp_path}/r"]
+    with (tmp_path / "outer.log").open("w") as log, subprocess.Popen(start, stdout=log, stderr=log, env=env) as outer:
+        url = "http://127.0.0.1:18265"
+        try:
+            wait_until(lambda: _status(f"{url}/api/version", "t" * 64) == 200, "the Ray that is there answers")
+            submit = [*ray, "job", "submit", f"--address={url}", "--", *command(tmp_path)]
+            done = subprocess.run(submit, capture_output=True, text=True, env=env, timeout=_DEADLINE_S, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert "stand-in: 1 nodes" in done.stdout
+            assert record(tmp_path)["exit_kind"] == "complete"
+            assert left_behind(tmp_path) == []
+            assert outer.poll() is None
+        finally:
+            outer.terminate()
+
+
+def _addresses() -> list[str]:
+    """Return this machine's IPv4 addresses but for loopback."""
+    found = [each for addresses in psutil.net_if_addrs().values() for each in addresses]
+    return [each.address for each in found if each.family == socket.AF_INET and not each.address.startswith("127.")]

@@ -6,6 +6,7 @@ The rows marked `long` take a minute or more each; `make places` runs them and p
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,18 @@ HEAD, WORKERS = "pod1", ("pod2", "pod3")
 SLOWLY = {"HPC_GRPO_STAND_IN_STEP_S": "0.5"}
 TWO_WILL_DO = {"min_nodes": 2, "rejoin_s": 20}
 CUT_OFF_S = 20.0
+DASHBOARD_PORT = 8265
+ASK = """
+import http.client, sys
+host, port, token = sys.argv[1:]
+for method, path in [("GET", "/nodes?view=summary"), ("GET", "/api/v0/actors"), ("POST", "/api/jobs/")]:
+    there = http.client.HTTPConnection(host, int(port), timeout=20)
+    try:
+        there.request(method, path, "{}", {"Authorization": f"Bearer {token}"} if token else {})
+        print(there.getresponse().status)
+    except OSError as error:
+        print(type(error).__name__)
+"""
 
 
 def pod_commands(scene: Scene, **environment: str) -> dict[str, Command]:
@@ -41,6 +54,20 @@ def expect_complete(scene: Scene, record: Record, commands: dict[str, Command], 
     assert outcome.state == "complete", outcome
     assert scene.is_complete_to_the_end()
     return outcome
+
+
+def expect_dashboard_behind_token(scene: Scene) -> None:
+    """Ray's dashboard is at the head's loopback alone, where it shows nothing and takes no job without the token."""
+
+    def ask(pod: str, host: str, token: str = "") -> list[str]:
+        done = scene.bed.run(pod, [sys.executable, "-c", ASK, host, str(DASHBOARD_PORT), token], deadline_s=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    assert ask(HEAD, "127.0.0.1") == ["401"] * 3
+    assert ask(HEAD, "127.0.0.1", "f" * 64) == ["403"] * 3
+    assert ask(HEAD, "127.0.0.1", scene.run.secret.read_text())[0] == "200"
+    assert ask("pod2", f"{HEAD}.runpod.internal") == ["ConnectionRefusedError"] * 3
 
 
 def assert_nothing_left(bed: Bed) -> None:
@@ -63,8 +90,11 @@ def test_three_pods_train_whose_workers_came_first(pods: Bed, record: Record) ->
 
 
 def test_a_worker_pod_that_is_killed_and_comes_back_rejoins(pods: Bed, record: Record) -> None:
-    with Scene(pods, "back") as scene:
+    """With Ray's dashboard, which comes up again with Ray."""
+    with Scene(pods, "back", launch={"ray_dashboard": True}) as scene:
         commands = pod_commands(scene, **SLOWLY)
+        scene.wait_for_step(1)
+        expect_dashboard_behind_token(scene)
 
         def blow() -> None:
             pods.kill("pod3")
@@ -76,6 +106,7 @@ def test_a_worker_pod_that_is_killed_and_comes_back_rejoins(pods: Bed, record: R
         scene.await_recovery()
         expect_complete(scene, record, commands)
         assert scene.attempts[-1].nodes.count("pod3") == 1
+        assert commands[HEAD].text.count(f"http://127.0.0.1:{DASHBOARD_PORT} on {HEAD}") == 2
     assert_nothing_left(pods)
 
 

@@ -77,7 +77,7 @@ class Attacked:
 
 @pytest.fixture(scope="module")
 def attacked(pods: Bed) -> Iterator[Attacked]:
-    with Scene(pods, "guarded", train={"total_steps": 2000}) as scene:
+    with Scene(pods, "guarded", train={"total_steps": 2000}, launch={"ray_dashboard": True}) as scene:
         record = pods.storage(STRANGER) / "recorded"
         relay = pods.popen(
             STRANGER,

@@ -108,7 +108,7 @@ class NodeAgent:
         spec = self._spec
         interface, ip = node_address(spec)
         resources = find_place().node_resources()
-        ports = choose_ports(spec.tag, resources.num_cpus, skip_ports)
+        ports = choose_ports(spec.tag, resources.num_cpus, skip_ports, spec.dashboard_port)
         own_dir, shm_dir = self._own_dirs()
         (shm_dir / PULSES_NAME).mkdir(mode=0o700, exist_ok=True)
         temp_dir = own_dir / TEMP_DIR_NAME
@@ -125,7 +125,7 @@ class NodeAgent:
         self._is_up.set()
         address = spec.head_address or f"{ip}:{ports.gcs}"
         up = NodeReport("up", spec.node, ip=ip, interface=interface, address=address, temp_dir=str(temp_dir))
-        self._report(replace(up, num_cpus=resources.num_cpus, num_gpus=resources.num_gpus))
+        self._report(replace(up, num_cpus=resources.num_cpus, num_gpus=resources.num_gpus, dashboard=ports.dashboard))
         return None
 
     def _stay(self) -> str:

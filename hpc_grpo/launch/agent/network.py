@@ -88,12 +88,15 @@ class RayPorts:
 _NUM_FIXED_PORTS = 7
 
 
-def choose_ports(tag: str, num_cpus: int, skip: int = 0) -> RayPorts:
+def choose_ports(tag: str, num_cpus: int, skip: int = 0, dashboard: int | None = None) -> RayPorts:
     """Return a free block of ports, outside the ephemeral range if there is one. Raises LaunchError if none is free.
+
+    `dashboard` is the port to prefer for Ray's dashboard, where it is free; a retry does without.
 
     Where it looks first follows from the attempt's tag, so that two jobs on one node start at different places. `skip`
     passes over so many free blocks, for a retry after losing a race.
     """
+    preferred = dashboard if dashboard and not skip and _is_free(dashboard) else None
     num_workers = 64 + 2 * num_cpus
     stride = _NUM_FIXED_PORTS + num_workers
     for base in block_starts(tag, stride, _ephemeral_ports()):
@@ -102,9 +105,9 @@ def choose_ports(tag: str, num_cpus: int, skip: int = 0) -> RayPorts:
         if skip:
             skip -= 1
             continue
-        gcs, objects, nodes, http, grpc, env, dashboard = range(base, base + _NUM_FIXED_PORTS)
+        gcs, objects, nodes, http, grpc, env, drawn = range(base, base + _NUM_FIXED_PORTS)
         first_worker, last_worker = base + _NUM_FIXED_PORTS, base + stride - 1
-        return RayPorts(gcs, objects, nodes, http, grpc, env, dashboard, first_worker, last_worker)
+        return RayPorts(gcs, objects, nodes, http, grpc, env, preferred or drawn, first_worker, last_worker)
     raise LaunchError(f"No {stride} consecutive free ports from {_LOWEST_PORT} to {_HIGHEST_PORT}.")
 
 

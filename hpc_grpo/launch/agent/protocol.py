@@ -62,7 +62,8 @@ class NodeSpec:
     the fields of a `Container` around them; None: they run on the node itself. `environ` are variables that the agent
     could not inherit: secrets among them, so a spec is never written to disk.
     `token_digest` is that of the token that the head wrote, by which a node knows whether it sees the head's disk; ""
-    on the head. `version` is that of the package at the head.
+    on the head. `version` is that of the package at the head. `dashboard_port`: that of Ray's dashboard, if it is free,
+    on the head's loopback; 0: any free one; None: no dashboard.
     """
 
     node: str
@@ -85,6 +86,7 @@ class NodeSpec:
     token_digest: str = ""
     version: str = ""
     own_disk: OwnDisk | None = None
+    dashboard_port: int | None = None
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -94,6 +96,7 @@ class NodeSpec:
 class NodeReport:
     """An event of a node. "up": Ray runs here; "late": a process was ended, and why; "failed": Ray does not run here,
     and why; "gone": torn down; "told": a SIGTERM told the agent to end, as it does in a moment unless it is to hold.
+    `dashboard`: the port of Ray's dashboard, where the node was to have one.
     """
 
     event: Literal["up", "late", "failed", "gone", "told"]
@@ -103,6 +106,7 @@ class NodeReport:
     interface: str = ""
     address: str = ""
     temp_dir: str = ""
+    dashboard: int = 0
     num_cpus: int = 0
     num_gpus: int = 0
     num_killed: int = 0

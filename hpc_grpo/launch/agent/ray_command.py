@@ -7,11 +7,13 @@ reading how much shared memory there is and which network an interface is in.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
+from importlib.metadata import distributions, requires
 from pathlib import Path
 
 from hpc_grpo.config.resources import object_store_bytes
-from hpc_grpo.errors import LaunchError
+from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.agent.network import RayPorts, network_of
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.environment.rules import check_resolved, expand, filtered
@@ -30,6 +32,9 @@ TEMP_DIR_NAME = "r"
 
 RAY_LOG_NAME = "ray_start.log"
 """In the log folder of the node: what `ray start` prints."""
+
+DASHBOARD_HOST = "127.0.0.1"
+"""Its page asks for Ray's token, but travels unencrypted, so it is reached through ssh alone."""
 
 _MAX_SOCKET_PATH_BYTES = 107
 _SESSION_PATH_BYTES = len("/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
@@ -84,8 +89,8 @@ def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, reso
         command += [
             "--head",
             f"--port={ports.gcs}",
-            "--include-dashboard=false",
-            "--dashboard-host=127.0.0.1",
+            f"--include-dashboard={str(spec.dashboard_port is not None).lower()}",
+            f"--dashboard-host={DASHBOARD_HOST}",
             f"--dashboard-port={ports.dashboard}",
             "--no-monitor",  # the autoscaler: nothing to scale, and it opens a metrics port on 0.0.0.0
         ]
@@ -108,6 +113,19 @@ def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, reso
         "--log-style=record",
         "--log-color=false",
     ]
+
+
+def refuse_without_dashboard() -> None:
+    """Raise ConfigError where packages that the installed Ray's dashboard needs are missing."""
+    from packaging.requirements import Requirement  # comes with Ray, which the light installation is without
+
+    asked = [Requirement(text) for text in requires("ray") or ()]
+    needed = [one.name for one in asked if one.marker and one.marker.evaluate({"extra": "default"})]
+    if missing := [name for name in needed if not any(distributions(name=name))]:
+        raise ConfigError(
+            f"launch.ray_dashboard = true needs {', '.join(missing)}, which {sys.prefix} lacks: install ray[default] "
+            f"there, or set launch.ray_dashboard=false."
+        )
 
 
 def temp_dir_path(spec: NodeSpec, environ: Mapping[str, str]) -> Path:

@@ -95,7 +95,8 @@ class Place(Protocol):
     `name` is the `source` that attempt.json keeps. `queue`: the queue that the allocation is a job of, and that takes
     follow-on jobs; None: it is no job. `is_attended`: a user watches, so a crash is theirs to judge, and the driver is
     not started again. `disks`: whether every node sees the run directory, or it is on the head's disk alone.
-    `awaits_lost_nodes`: `remaining` waits for them. What has a body, or a value, answers for places that inherit this
+    `awaits_lost_nodes`: `remaining` waits for them. `dashboard_port`: where its users look for Ray's dashboard; 0: any
+    free port. What has a body, or a value, answers for places that inherit this
     class and need no answer of their own.
     """
 
@@ -104,6 +105,7 @@ class Place(Protocol):
     is_attended: bool
     disks: Literal["shared", "private"]
     awaits_lost_nodes: bool = False
+    dashboard_port: int = 0
 
     def for_run(self, run: RunDir, launch: LaunchConfig) -> Place:
         """Return the place as this run asks for it, for an attempt. Raises ConfigError for what it cannot have."""

@@ -129,6 +129,7 @@ class AttemptSetup:
             container=asdict(self.container) if self.container else None,
             environ={} if node == nodes[0] else self.place.carried_environment(os.environ),
             version=__version__,
+            dashboard_port=self.place.dashboard_port if launch.ray_dashboard and not head_address else None,
         )
 
     def joining_spec(self, node: str, head_address: str) -> NodeSpec:

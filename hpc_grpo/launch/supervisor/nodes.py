@@ -22,7 +22,7 @@ from hpc_grpo.launch.agent.folders import shm_dir_path
 from hpc_grpo.launch.agent.network import node_address
 from hpc_grpo.launch.agent.program import Inside, Program
 from hpc_grpo.launch.agent.protocol import NodeReport, Order
-from hpc_grpo.launch.agent.ray_command import ray_environment
+from hpc_grpo.launch.agent.ray_command import DASHBOARD_HOST, ray_environment, refuse_without_dashboard
 from hpc_grpo.launch.place.node_process import LineReader
 from hpc_grpo.launch.supervisor.agent_link import AgentLink, Heartbeats
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup, new_nonce
@@ -45,6 +45,7 @@ class Nodes:
         self._heartbeats: Heartbeats | None = None
         self.is_ready = False
         self.ray_address = ""
+        self.ray_dashboard = ""
         self.num_gpus = 0
         self.phases_s: dict[str, float] = {}
 
@@ -53,7 +54,9 @@ class Nodes:
         return self._setup.allocation.nodes
 
     def start(self) -> None:
-        """Start an agent on every node; the head's Ray comes first."""
+        """Start an agent on every node; the head's Ray comes first. Raises ConfigError for a dashboard it has not."""
+        if self._setup.launch.ray_dashboard and self._setup.container is None:
+            refuse_without_dashboard()
         self._begun = time.monotonic()
         _make_token(self._setup.run.secret)
         self._setup.ray_address_file.unlink(missing_ok=True)
@@ -80,6 +83,8 @@ class Nodes:
             if not self.is_ready and not self._watch.missing(self._reports()):
                 self._become_ready()
         elif self._links[0].up is not None:
+            if self._setup.launch.ray_dashboard:
+                self.ray_dashboard = f"{DASHBOARD_HOST}:{self._links[0].up.dashboard}"
             self._join_others(self._links[0].up.address)
 
     def bring_up_error(self) -> NodesUnavailableError | None:

@@ -131,10 +131,14 @@ class Processes:
         nodes, record = self.nodes, self._record
         record.phases_s |= nodes.phases_s
         record.ray_address, record.num_gpus = nodes.ray_address, nodes.num_gpus
+        record.ray_dashboard = nodes.ray_dashboard
         self._save()
         nodes.publish_ray()
         where = f"{counted(len(nodes.names), 'node')}, {counted(nodes.num_gpus, 'GPU')}"
         say(f"Ray ready on {where} ({nodes.phases_s['ray']:.1f} s)")
+        if nodes.ray_dashboard:
+            where = f"http://{nodes.ray_dashboard} on {nodes.names[0]}"
+            say(f"Ray's dashboard: {where}, which asks for the token in {self._setup.run.secret}")
 
     def _form_again(self) -> Event:
         """Replace the nodes by those of them that still answer, if they are enough."""
@@ -147,7 +151,7 @@ class Processes:
             return events.FormedAgain(is_enough=False, error=error, stop_asked=self._setup.run.stop_marker.exists())
         if anew is None:
             return events.FormedAgain(is_enough=False)
-        self._record.ray_address = ""
+        self._record.ray_address = self._record.ray_dashboard = ""
         self.nodes = anew
         self._record.nodes += [node for node in anew.names if node not in self._record.nodes]
         anew.start()

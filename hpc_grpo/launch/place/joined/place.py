@@ -63,6 +63,7 @@ class JoinedPlace(Place):
     disks: Literal["shared", "private"] = "shared"
     is_attended = False
     awaits_lost_nodes = True
+    dashboard_port = 8265
     queue: JobQueue | None = None
 
     @staticmethod

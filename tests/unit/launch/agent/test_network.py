@@ -30,6 +30,20 @@ def test_skip_passes_over_free_blocks() -> None:
     assert network.choose_ports("job-3-0", 4, skip=1) != network.choose_ports("job-3-0", 4)
 
 
+def test_the_dashboard_has_the_port_that_users_look_for_unless_it_is_taken_or_was_lost_before() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        wished = taken.getsockname()[1]
+    drawn = network.choose_ports("job-4-0", 4).dashboard
+    assert network.choose_ports("job-4-0", 4, dashboard=wished).dashboard == wished
+    assert network.choose_ports("job-4-0", 4, skip=1, dashboard=wished).dashboard != wished
+    assert network.choose_ports("job-4-0", 4, dashboard=0).dashboard == drawn
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", wished))
+        taken.listen()
+        assert network.choose_ports("job-4-0", 4, dashboard=wished).dashboard == drawn
+
+
 def test_different_jobs_look_at_different_places() -> None:
     assert len({network.choose_ports(f"{job}-1-0", 4).gcs for job in range(8)}) > 4
 

@@ -6,6 +6,7 @@ import pytest
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.launch.agent import ray_command
 from hpc_grpo.launch.agent.folders import shm_dir_path
 from hpc_grpo.launch.agent.network import RayPorts
 from hpc_grpo.launch.agent.protocol import NodeSpec
@@ -49,6 +50,22 @@ def test_a_worker_joins_the_head_and_starts_no_head_services() -> None:
     argv = command(spec(head_address="10.0.0.1:6000"))
     assert "--address=10.0.0.1:6000" in argv
     assert not [word for word in argv if word.startswith(("--head", "--port", "--ray-client", "--dashboard-port"))]
+
+
+def test_the_dashboard_is_on_the_heads_loopback_where_it_is_asked_for() -> None:
+    assert {"--include-dashboard=false", "--dashboard-host=127.0.0.1"} <= set(command(spec()))
+    assert {"--include-dashboard=true", "--dashboard-host=127.0.0.1", "--dashboard-port=7"} <= set(
+        command(spec(dashboard_port=0))
+    )
+
+
+def test_a_ray_without_the_packages_of_its_dashboard_is_refused_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray_command.refuse_without_dashboard()
+    gone = {"aiohttp_cors", "opencensus"}
+    there = ray_command.distributions
+    monkeypatch.setattr(ray_command, "distributions", lambda name: iter(()) if name in gone else there(name=name))
+    with pytest.raises(ConfigError, match=r"needs aiohttp_cors, opencensus, which .* install ray\[default\]"):
+        ray_command.refuse_without_dashboard()
 
 
 def test_no_secret_is_in_the_command() -> None:
