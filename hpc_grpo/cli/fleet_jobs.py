@@ -38,6 +38,7 @@ def submit(folder: Path | None, /, config_name: str, overrides: tuple[str, ...],
     """
     from hpc_grpo.fleet.doorbell import announce
     from hpc_grpo.fleet.jobs import NewJob, submit_job
+    from hpc_grpo.fleet.spec import config_text
 
     opened, database = open_folder(folder)
     if "=" in config_name and values["model"]:
@@ -45,7 +46,7 @@ def submit(folder: Path | None, /, config_name: str, overrides: tuple[str, ...],
     if bool(config_name) == bool(values["model"]):
         raise click.UsageError("Give a CONFIG, or --model with --dataset and --reward_function: one of the two.")
     path = Path(config_name).expanduser()
-    config = path.read_text() if config_name and path.is_file() else ""
+    config = config_text(path) if config_name and path.is_file() else ""
     if (path.suffix in (".yaml", ".yml")) != bool(config):
         raise ConfigError(
             f"CONFIG = {config_name!r} must be a .yaml file that is there, or the name of a shipped config."

@@ -33,19 +33,14 @@ def load_config(name: str, overrides: Iterable[str] = (), environ: Mapping[str, 
     are written out in paths (`section.LocalPath`). Raises ConfigError.
     """
     path = find_config(name)
-    values = _read_layers(path)
-    for override in overrides:
-        _apply_override(values, override)
-    return _validated(values, str(path), Loading(environ))
+    return _validated(overridden(read_layers(path), overrides), str(path), Loading(environ))
 
 
 def load_launch(
     name: str | None, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ
 ) -> LaunchConfig:
     """Load the `launch` section of a config that may lack all others, such as a site's; its defaults without a name."""
-    values = {} if name is None else _read_layers(find_config(name))
-    for override in overrides:
-        _apply_override(values, override)
+    values = overridden({} if name is None else read_layers(find_config(name)), overrides)
     return _validated_launch(values, name or "This", Loading(environ))
 
 
@@ -69,10 +64,7 @@ def with_overrides(config: Config, overrides: Iterable[str], environ: Mapping[st
 
 def load_values(values: Mapping[str, Any], overrides: Iterable[str], origin: str) -> Config:
     """Apply `overrides` to a config that is in no file and check it. Raises ConfigError, which names `origin`."""
-    changed = copy.deepcopy(dict(values))
-    for override in overrides:
-        _apply_override(changed, override)
-    return _validated(changed, origin, Loading(os.environ))
+    return _validated(overridden(values, overrides), origin, Loading(os.environ))
 
 
 def to_yaml(config: Config | Mapping[str, Any]) -> str:
@@ -81,11 +73,24 @@ def to_yaml(config: Config | Mapping[str, Any]) -> str:
     return write_yaml(values)
 
 
+def overridden(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return a copy of a config's values with `overrides`, unchecked. Raises ConfigError for what is no override."""
+    changed = copy.deepcopy(dict(values))
+    for override in overrides:
+        _apply_override(changed, override)
+    return changed
+
+
+def shipped_config(name: str) -> Path | None:
+    """Return the file behind a name below `configs/`; None where there is none."""
+    candidates = (CONFIGS_DIR / name, CONFIGS_DIR / f"{name}.yaml")
+    return next((path for path in candidates if path.is_file()), None)
+
+
 def find_config(name: str) -> Path:
     """Return the file behind a path or a name below `configs/`. Raises ConfigError with the shipped names."""
-    for candidate in (Path(name), CONFIGS_DIR / name, CONFIGS_DIR / f"{name}.yaml"):
-        if candidate.is_file():
-            return candidate
+    if found := Path(name) if Path(name).is_file() else shipped_config(name):
+        return found
     shipped = sorted(str(p.relative_to(CONFIGS_DIR).with_suffix("")) for p in CONFIGS_DIR.rglob("*.yaml"))
     raise ConfigError(
         f"No config {name!r}: no such file, and none of the shipped names matches{nearest(name, shipped)} "
@@ -93,7 +98,7 @@ def find_config(name: str) -> Path:
     )
 
 
-def _read_layers(path: Path) -> dict[str, Any]:
+def read_layers(path: Path) -> dict[str, Any]:
     """Read a config and merge it over those it builds on, `base: other.yaml` or a list."""
     values = read_yaml(path)
     bases = values.pop("base", [])
@@ -102,7 +107,7 @@ def _read_layers(path: Path) -> dict[str, Any]:
         base_path = path.parent / base
         if not base_path.is_file():
             raise ConfigError(f"{path}: base {base!r} does not exist (looked at {base_path}).")
-        merged = _merge(merged, _read_layers(base_path))
+        merged = _merge(merged, read_layers(base_path))
     return _merge(merged, values)
 
 

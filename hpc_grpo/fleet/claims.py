@@ -37,16 +37,17 @@ class _LostRaceError(Exception):
 
 def claim(db: Database, place: Placement) -> AttemptKey | None:
     """Claim a job together with its GPUs; None if the job or one of the GPUs is no longer free."""
-    key = AttemptKey(place.job_id, place.attempt + 1)
     try:
         with db.write() as connection:
-            _claim(connection, place, key, db.now(connection))
+            return _claim(connection, place, db.now(connection))
     except _LostRaceError:
         return None
-    return key
 
 
-def _claim(connection: sa.Connection, place: Placement, key: AttemptKey, now: float) -> None:
+def _claim(connection: sa.Connection, place: Placement, now: float) -> AttemptKey:
+    # A row that was deleted and added again counts from 0 again, and VMs refuse the attempts that they have had.
+    newest = connection.scalar(sa.select(sa.func.max(attempts.c.attempt)).where(attempts.c.job_id == place.job_id))
+    key = AttemptKey(place.job_id, max(place.attempt, newest or 0) + 1)
     is_ready = sa.and_(vms.c.vm_id == place.vm_id, vms.c.state == VmState.READY, vms.c.is_drained == 0)
     its_gpus = sa.and_(gpus.c.vm_id == place.vm_id, gpus.c.gpu_index.in_(place.gpus))
     is_free = sa.and_(its_gpus, gpus.c.job_id.is_(None), gpus.c.is_busy == 0)
@@ -71,11 +72,9 @@ def _claim(connection: sa.Connection, place: Placement, key: AttemptKey, now: fl
     owner = {"job_id": key.job_id, "attempt": key.attempt}
     if connection.execute(sa.update(gpus).where(is_free).values(owner)).rowcount != len(place.gpus):
         raise _LostRaceError
-    # A row that was deleted and added again counts from 1 again: an entry of the older job's would be in the way.
-    is_it = sa.and_(attempts.c.job_id == key.job_id, attempts.c.attempt == key.attempt)
-    connection.execute(sa.delete(attempts).where(is_it))
     entry = {"vm_id": place.vm_id, "gpus": json.dumps(sorted(place.gpus)), "claimed_at": now}
     connection.execute(sa.insert(attempts).values(**owner, **entry))
+    return key
 
 
 def confirm(
@@ -88,7 +87,7 @@ def confirm(
     """
     with db.write() as connection:
         now = db.now(connection)
-        connection.execute(sa.update(vms).where(vms.c.vm_id == vm_id).values(last_seen=now))
+        is_gone = connection.execute(sa.update(vms).where(vms.c.vm_id == vm_id).values(last_seen=now)).rowcount == 0
         if busy:
             is_one = sa.and_(gpus.c.vm_id == vm_id, gpus.c.gpu_index.in_(busy))
             connection.execute(sa.update(gpus).where(is_one).values(is_busy=1))
@@ -100,8 +99,9 @@ def confirm(
             claimed = _claimed_gpus(connection, key)
             is_late = now - row["changed_at"] > settings.start_s - 2 * ORDERS_S
             is_taken = bool(set(claimed) & set(busy))
-            if is_taken or is_late or row["is_cancelled"]:
+            if is_taken or is_late or is_gone or row["is_cancelled"]:
                 why = "its GPUs were taken by somebody else" if is_taken else "its VM was reached too late"
+                why = "its VM's row was deleted" if is_gone else why
                 why = "it was cancelled" if row["is_cancelled"] else why
                 end_attempt(connection, key, Ending("not_started", why=why), settings, now)
             else:

@@ -117,9 +117,9 @@ def record(
     with db.write() as connection:
         now = db.now(connection)
         is_it = vms.c.vm_id == vm_id
-        connection.execute(
-            sa.update(vms).where(is_it).values(last_seen=now)
-        )  # locks the row: nobody loses it meanwhile
+        # Locks the row: nobody loses it meanwhile. Where it was deleted during the visit, its jobs' leases run out.
+        if connection.execute(sa.update(vms).where(is_it).values(last_seen=now)).rowcount == 0:
+            return Recorded(Orders(), frees_gpus=False)
         had = connection.scalar(sa.select(vms.c.available_gpus).where(is_it)) or 0
         running = sa.select(jobs).where(jobs.c.vm_id == vm_id, jobs.c.status == JobState.RUNNING)
         current = {AttemptKey(row["job_id"], row["attempt"]): row for row in connection.execute(running).mappings()}

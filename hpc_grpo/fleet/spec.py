@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from hpc_grpo.config.load import overridden, read_layers, shipped_config, to_yaml
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.fleet.attempt_folder import CONFIG_FILE
 from hpc_grpo.fleet.messages import AttemptKey, file_name
@@ -28,6 +31,13 @@ def make_spec(job: Mapping[str, Any], gpus: tuple[int, ...], settings: FleetSett
         "lease_s": settings.lease_s,
         "end_s": settings.end_s,
     }
+
+
+def config_text(path: Path) -> str:
+    """Return what a job is given of a config's file: its text, merged over the files that it builds on."""
+    text = path.read_text()
+    values = _yaml(text, "config")
+    return to_yaml(read_layers(path)) if isinstance(values, dict) and "base" in values else text
 
 
 def overrides_of(job: Mapping[str, Any]) -> list[str]:
@@ -63,14 +73,18 @@ def run_of(config: str, overrides: list[str]) -> dict[str, str]:
 
 
 def _expect_one_node(job: Mapping[str, Any]) -> None:
-    """Check that the job asks for one node, as far as its row says. Raises ConfigError: a job's GPUs are of one VM."""
+    """Check that the job asks for one node, as far as is known here. Raises ConfigError: a job's GPUs are of one VM.
+
+    Not known is what a VM's own file says that the job names, or builds on.
+    """
     values = _yaml(job["config"], "config")
-    launch = values.get("launch") if isinstance(values, dict) else None
-    asked = dict(launch) if isinstance(launch, dict) else {}
-    told = (override.partition("=")[::2] for override in overrides_of(job))
-    asked |= {name.removeprefix("launch."): _yaml(value, name) for name, value in told if name.startswith("launch.")}
+    if not job["config"] and (shipped := shipped_config(job["config_name"])) is not None:
+        values = read_layers(shipped)
+    told = [override for override in overrides_of(job) if re.match(r"launch[.=]", override)]
+    launch = overridden(values if isinstance(values, dict) else {}, told).get("launch")
+    asked = launch if isinstance(launch, dict) else {}
     nodes, hosts = asked.get("num_nodes", 1), asked.get("hosts")
-    if nodes != 1 or hosts:
+    if str(nodes) != "1" or hosts:
         rule = f"launch.hosts = {hosts!r} must be empty" if hosts else f"launch.num_nodes = {nodes!r} must be 1"
         raise ConfigError(
             f"{rule} in a job of the fleet, whose GPUs are all of one VM: give launch.num_nodes=1 launch.hosts=[], "

@@ -184,7 +184,12 @@ def _read_log(path: Path, offset: int) -> tuple[bytes, int]:
 
 
 def _revoke(folder: AttemptFolder, key: AttemptKey) -> bool:
-    """Decide that an attempt never starts here; False if it has begun."""
+    """Decide that an attempt never starts here; False if it has begun, or its processes outlive its folder.
+
+    A runner whose folder was deleted ends its job, which may take `end_s`: the attempt is not over before that.
+    """
+    if not folder.path.exists() and marked_processes(folder.path):
+        return False
     if folder.make():
         folder.write_key(key)
         folder.end(Ending("not_started", None, "it was revoked"))

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -181,11 +182,18 @@ def test_a_run_starts_as_a_job_of_a_ray_that_is_there(tmp_path: Path) -> None:
     token.write_text("t" * 64)
     env = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token), RAY_USAGE_STATS_ENABLED="0")
     ports = ["--port=0", "--dashboard-port=18265", "--dashboard-agent-listen-port=0", "--ray-client-server-port=0"]
-    start = [*ray, "start", "--head", "--block", *ports, "--num-cpus=2", f"--temp-dir={tmp_path}/r"]
-    with (tmp_path / "outer.log").open("w") as log, subprocess.Popen(start, stdout=log, stderr=log, env=env) as outer:
-        url = "http://127.0.0.1:18265"
+    start = [*ray, "start", "--head", "--block", *ports, "--num-cpus=2"]
+    url, log_path = "http://127.0.0.1:18265", tmp_path / "outer.log"
+    # A folder of its own: the paths of its sockets would be too long below pytest's.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, log_path.open("w") as log:
+        outer = subprocess.Popen([*start, f"--temp-dir={folder}/r"], stdout=log, stderr=log, env=env)
+
+        def answers() -> bool:
+            assert outer.poll() is None, log_path.read_text()
+            return _status(f"{url}/api/version", "t" * 64) == 200
+
         try:
-            wait_until(lambda: _status(f"{url}/api/version", "t" * 64) == 200, "the Ray that is there answers")
+            wait_until(answers, "the Ray that is there answers")
             submit = [*ray, "job", "submit", f"--address={url}", "--", *command(tmp_path)]
             done = subprocess.run(submit, capture_output=True, text=True, env=env, timeout=_DEADLINE_S, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
@@ -195,6 +203,7 @@ def test_a_run_starts_as_a_job_of_a_ray_that_is_there(tmp_path: Path) -> None:
             assert outer.poll() is None
         finally:
             outer.terminate()
+            outer.wait(timeout=60)
 
 
 def _addresses() -> list[str]:

@@ -62,7 +62,8 @@ def _with_own_disk(spec: NodeSpec, disk: OwnDisk, own_dir: Path) -> NodeSpec:
     if missing := [f"{key} = {path}" for key, path in disk.needs.items() if not Path(path).exists()]:
         raise LaunchError(
             f"Node {spec.node} has its own disk, without what the head has at: {'; '.join(missing)}. Copy it to "
-            f"the same path on {spec.node}, or put it on a file system that all nodes see."
+            f"the same path on {spec.node}, or put it on a file system that all nodes see; a cache that a reward fills "
+            f"may be empty there."
         )
     run, attempt_dir = RunDir(Path(disk.run_dir)), attempt_dir_here(own_dir)
     run.create()

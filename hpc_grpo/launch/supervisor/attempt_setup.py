@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from pathlib import Path
+from typing import Any
 
 from hpc_grpo import __version__
 from hpc_grpo.config import Config, LaunchConfig
@@ -24,7 +27,7 @@ from hpc_grpo.run.contract import (
     NUM_NODES_VARIABLE,
     RAY_ADDRESS_FILE_VARIABLE,
 )
-from hpc_grpo.run.files import digest_of
+from hpc_grpo.run.files import digest_of, read_record
 from hpc_grpo.run.frozen_config import flat, read_config
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.source import packed_source, sums_digest
@@ -136,16 +139,36 @@ class AttemptSetup:
         """Return what the agent of a node besides the head is to do, once Ray's token is written at the head."""
         token, own_disk = self.run.secret.read_text(), None
         if self.has_private_disks:
-            source, needs = packed_source(self.run), needed_everywhere(read_config(self.run))
+            begun_at = read_record(self.run.source, lambda values: float(values["created_at"]))
+            needs = needed_everywhere(read_config(self.run), inf if begun_at is None else begun_at)
+            source = packed_source(self.run)
             own_disk = OwnDisk(str(self.run.path), token, source, sums_digest(self.run), needs)
         return replace(self.node_spec(node, head_address), token_digest=digest_of(token), own_disk=own_disk)
 
 
-def needed_everywhere(config: Config) -> dict[str, str]:
+def needed_everywhere(config: Config, begun_at: float) -> dict[str, str]:
     """Map keys of the config to the files and folders here that actors of every node read.
 
     They are models, and what rewards are given. Data is read at the head alone; rewards themselves are in `source`.
+    What a reward is given and has changed since the run began, in unix seconds, the reward itself writes: a cache.
     """
     values = flat(config.model_dump(mode="json", exclude={"run", "launch"}))
-    mentioned = {key: str(value) for key, value in values.items() if key in _MODELS or ".args." in key}
-    return {key: value for key, value in mentioned.items() if value.startswith("/") and Path(value).exists()}
+    needed = {key: str(value) for key, value in values.items() if key in _MODELS and _is_here(value)}
+    for key, value in values.items():
+        if ".args." in key:
+            paths = [path for path in _texts(value) if _is_here(path) and Path(path).stat().st_mtime < begun_at]
+            needed |= {key if len(paths) == 1 else f"{key}.{index}": path for index, path in enumerate(paths)}
+    return needed
+
+
+def _is_here(value: Any) -> bool:
+    return str(value).startswith("/") and Path(str(value)).exists()
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts in a value and in nested lists of it."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts(part)

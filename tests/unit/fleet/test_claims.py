@@ -89,7 +89,7 @@ def test_gpus_of_a_vm_that_is_stale_drained_or_busy_are_not_claimed(db: Database
     assert claim(db, Placement("job-1", 0, busy, (1,)))
 
 
-def test_a_job_whose_row_was_deleted_and_added_again_is_claimed_as_a_new_one(db: Database) -> None:
+def test_an_attempt_of_a_row_that_was_deleted_and_added_again_is_none_that_vms_have_had(db: Database) -> None:
     (vm,) = add_vms(db, 1)
     see(db, vm, SimulatedVm())
     add_jobs(db, 1)
@@ -99,7 +99,8 @@ def test_a_job_whose_row_was_deleted_and_added_again_is_claimed_as_a_new_one(db:
     with db.write() as connection:
         connection.execute(sa.delete(jobs))
     add_jobs(db, 1)
-    assert claim(db, Placement("job-1", 0, vm, (0,))) == ("job-1", 1)
+    assert claim(db, Placement("job-1", 0, vm, (0,))) == ("job-1", 2)
+    assert row_of(db, "job-1")["attempt"] == 2
 
 
 def test_attempts_of_another_fleet_are_left_alone_and_their_gpus_too(db: Database) -> None:

@@ -13,13 +13,14 @@ from hpc_grpo.fleet.claims import Placement, cancel, claim
 from hpc_grpo.fleet.controller import Controller
 from hpc_grpo.fleet.db import Database
 from hpc_grpo.fleet.dispatch import Dispatcher, FreeGpus
+from hpc_grpo.fleet.messages import AttemptKey, Observation
 from hpc_grpo.fleet.observe import lose, missed
 from hpc_grpo.fleet.poll import Poller
 from hpc_grpo.fleet.requeue import Requeuer, queue_due
 from hpc_grpo.fleet.schema import jobs, vms
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.states import Ending, JobState, VmState
-from tests.support.simulated_vms import SimulatedVm, add_jobs, row_of
+from tests.support.simulated_vms import SimulatedVm, add_jobs, row_of, vm_of
 
 Make = Callable[..., tuple[Controller, dict[int, SimulatedVm]]]
 EAGER = FleetSettings(poll_s=1e-9, retry_s=0.0)
@@ -137,6 +138,30 @@ def test_a_job_whose_vm_was_deleted_says_so_and_runs_elsewhere_once_its_old_runn
         asyncio.run(tick(controller))
     assert machines[3 - old].specs.keys() == {("job-1", 2)}
     assert (row_of(db, "job-1")["retry_count"], row_of(db, "job-1")["failure_reason"]) == (1, "")
+
+
+def test_a_visit_renews_and_starts_nothing_on_a_vm_whose_row_was_deleted_meanwhile(
+    db: Database, make_controller: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller, machines = make_controller(settings=EAGER)
+    add_jobs(db, 1)
+    asyncio.run(tick(controller))
+
+    vm, observe = vm_of(db, 1), machines[1].observe
+
+    def observe_late() -> Observation:
+        with db.write() as connection:
+            connection.execute(sa.delete(vms))
+        return observe()
+
+    monkeypatch.setattr(machines[1], "observe", observe_late)
+    asyncio.run(Poller(controller).round())
+    assert machines[1].renewed == []
+    with db.write() as connection:  # a claim that is to start there
+        connection.execute(sa.update(jobs).values(attempt=2, started_at=None))
+    asyncio.run(Dispatcher(controller).start(vm, [AttemptKey("job-1", 2)]))
+    assert machines[1].specs.keys() == {("job-1", 1)}
+    assert (row_of(db, "job-1")["status"], row_of(db, "job-1")["retry_count"]) == (JobState.QUEUED, 0)
 
 
 def test_a_job_that_completed_while_all_controllers_were_away_is_completed(db: Database, make_controller: Make) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.fleet.messages import (
@@ -22,7 +24,7 @@ from hpc_grpo.fleet.messages import (
     file_name,
 )
 from hpc_grpo.fleet.settings import FleetSettings
-from hpc_grpo.fleet.spec import make_spec
+from hpc_grpo.fleet.spec import config_text, make_spec
 from hpc_grpo.fleet.states import Ending
 
 HOSTILE = (
@@ -105,12 +107,26 @@ def test_a_config_goes_along_whole_and_its_own_run_root_is_kept() -> None:
         ({"config": "a: [", "model": "m"}, "no YAML"),
         ({"config": "launch: {num_nodes: 2}"}, "launch.num_nodes = 2 must be 1"),
         ({"config_name": "c", "overrides": '["launch.num_nodes=4"]'}, "launch.num_nodes = 4 must be 1"),
+        ({"config_name": "c", "overrides": '["launch={num_nodes: 4}"]'}, "launch.num_nodes = 4 must be 1"),
+        ({"config_name": "c", "overrides": '["launch.hosts+=[b]"]'}, "launch.hosts = .* must be empty"),
+        ({"config_name": "isambard/grpo_7b_rlzero_general"}, "launch.num_nodes = [0-9]+ must be 1"),
         ({"config": "launch: {hosts: [a, b]}"}, "launch.hosts = .* must be empty"),
     ],
 )
 def test_a_row_that_says_nothing_to_run_is_refused_in_words(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make_spec(row(**values), (0,), FleetSettings())
+
+
+def test_a_config_goes_along_with_the_files_that_it_builds_on(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text("launch: {num_nodes: 2, interface: hsn0}")
+    (tmp_path / "mine.yaml").write_text("base: site.yaml\nrun: {name: mine}\n")
+    text = config_text(tmp_path / "mine.yaml")
+    assert yaml.safe_load(text) == {"run": {"name": "mine"}, "launch": {"num_nodes": 2, "interface": "hsn0"}}
+    with pytest.raises(ConfigError, match=r"launch.num_nodes = 2 must be 1"):
+        make_spec(row(config=text), (0,), FleetSettings())
+    (tmp_path / "alone.yaml").write_text("# as it is\nrun: {name: mine}\n")
+    assert config_text(tmp_path / "alone.yaml") == "# as it is\nrun: {name: mine}\n"
 
 
 def test_an_override_takes_a_config_of_several_nodes_to_one() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -143,6 +144,18 @@ def test_a_cancelled_job_checkpoints_and_ends_and_a_revoked_attempt_never_starts
     assert scene.folder.ending() == Ending("exit", 75, "it was cancelled")
     late = {**scene.spec(60.0), **other._asdict()}
     assert scene.visit(Orders(start=(late,)))[1].started == ()
+
+
+def test_an_attempt_whose_folder_was_deleted_is_over_once_its_job_has_ended(scene: Scene) -> None:
+    scene.program.write_text(STAND_IN.replace("lambda *_: sys.exit(75)", "lambda *_: None"))
+    scene.visit(Orders(start=(scene.spec(3600.0),)))
+    wait_for(scene.seen.exists)
+    pid = json.loads(scene.seen.read_text())["pid"]
+    shutil.rmtree(scene.work_dir)
+    assert scene.visit(Orders(revoke=(KEY,)))[1].revoked == (), "its job checkpoints"
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: scene.visit(Orders(revoke=(KEY,)))[1].revoked == (KEY,))
+    assert start_time(pid) == 0
 
 
 def test_a_runner_that_is_killed_takes_its_job_along_and_the_next_visit_says_so(scene: Scene) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -34,7 +35,11 @@ def ray(tmp_path: Path) -> Iterator[RayProcess]:
 
 
 def _names(ray: RayProcess) -> list[str]:
-    return [psutil.Process(pid).name() for pid in descendants(ray.pid)]
+    names = []
+    for pid in descendants(ray.pid):
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            names.append(psutil.Process(pid).name())
+    return names
 
 
 def test_ray_with_its_raylet_goes_on(ray: RayProcess) -> None:

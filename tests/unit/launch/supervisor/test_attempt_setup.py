@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -31,7 +33,25 @@ def test_models_and_what_rewards_are_given_are_needed_on_every_node_and_data_is_
         rewards=rewards,
         distill={"teacher": "Qwen/Qwen2.5-7B"},
     )
-    assert needed_everywhere(config) == {
+    assert needed_everywhere(config, time.time() + 60) == {
         "model.path": str(tmp_path / "model"),
         "rewards.0.args.judge": str(tmp_path / "judge"),
+    }
+
+
+def test_of_what_rewards_are_given_a_cache_they_write_is_needed_nowhere_and_lists_are_looked_into(
+    tmp_path: Path,
+) -> None:
+    for name in ("model", "words", "more", "cache"):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (1000.0, 1000.0))
+    (tmp_path / "cache" / "filled").touch()
+    lists = [[str(tmp_path / "words")], str(tmp_path / "more"), "/nowhere", 3]
+    rewards = [{"name": "short", "args": {"cache": str(tmp_path / "cache"), "files": lists}}]
+    config = minimal_config(model={"path": str(tmp_path / "model")}, rewards=rewards)
+    os.utime(tmp_path / "model")  # saved anew since: still what every node reads
+    assert needed_everywhere(config, begun_at=2000.0) == {
+        "model.path": str(tmp_path / "model"),
+        "rewards.0.args.files.0": str(tmp_path / "words"),
+        "rewards.0.args.files.1": str(tmp_path / "more"),
     }
