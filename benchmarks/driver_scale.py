@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from common import load_average, print_table
 
+import hpc_grpo.simulate.cluster as cluster_of
 from hpc_grpo.config import Config
 from hpc_grpo.simulate.cluster import Setting, SimulatedCluster, SimulatedLearners, SimulatedPool
 from hpc_grpo.simulate.engine import SimulatedEngine
@@ -84,6 +85,37 @@ def pipeline(num_steps: int) -> None:
     title = f"seconds of a step, simulated: {nodes} nodes of {engines} engines, {prompts} x {GROUP} rollouts"
     heads = ["sampling:training", "lag", "S", "T", "(L + T)/(k + 1)", "step", "step / bound", "engines idle"]
     print_table(title, heads, rows)
+
+
+def straggler(num_steps: int) -> None:
+    """Compare groups that go to engines in turn and to the one that has fewest, where one of 24 is at half speed.
+
+    The bound is that of engines that are all full: S of 23.5 engines; and of L and T as in `pipeline`.
+    """
+    nodes, engines, per_engine, slots = 8, 3, 16, 16
+    prompts, count = nodes * engines * per_engine, nodes * engines
+    ways = {
+        "in turn": lambda number, loads: [index % len(loads) for index in range(number)],
+        "fewest": cluster_of.spread,
+    }
+    rows = []
+    for sampling, training in ((3, 1), (1, 1)):
+        for lag in (1, 2, 4):
+            row = [f"{sampling}:{training}", str(lag), f"{sampling * count / (count - 0.5):.2f}"]
+            for way in ways.values():
+                cluster_of.spread = way
+                rates = make_rates(sampling / (per_engine * GROUP * mean_tokens() / slots), training)
+                cluster = SimulatedCluster(
+                    make_config(prompts, lag, slots), MEASURED, rates, Setting(nodes, 1, engines, lag)
+                )
+                slow = Rate(2 * rates.decoding.fixed_s, 0.0)
+                cluster.engines[0] = SimulatedEngine(slow, slots)
+                step_s = mean_step_s(cluster, num_steps)
+                idle = 1 - sum(engine.busy_s for engine in cluster.engines) / (cluster.clock.now * count)
+                row += [f"{step_s:.2f}", f"{idle:.1%}"]
+            rows.append(row)
+    heads = ["sampling:training", "lag", "S", "step, in turn", "idle", "step, fewest", "idle"]
+    print_table("seconds of a step where one engine of 24 takes twice as long", heads, rows)
 
 
 def mean_step_s(cluster: SimulatedCluster, num_steps: int) -> float:
@@ -167,6 +199,7 @@ def main() -> None:
     print(load_average())
     if options.steps:
         pipeline(options.steps)
+        straggler(options.steps)
     if options.minutes:
         thousand_engines(options.minutes)
 

@@ -39,8 +39,8 @@ _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _RESERVE_DEADLINE_S = 60.0
 _PIN = 0.001
 """Share of a node's own `node:IP` resource: ties a bundle to that node without using any of it up."""
-_MAX_GROUPS_PER_GRADER = 10_000
-"""Graders only wait; Ray's default of 1000 waiting calls would be one large step's."""
+_MAX_GROUPS = 10_000
+"""Engines and graders have a waiting call for each group; Ray's default of 1000 would be one large step's."""
 
 _KEEPER_THREADS = 8
 """Files that are written or read at once: enough for a fast disk, and one that is slow to sync holds up no other."""
@@ -229,7 +229,8 @@ class Workers:
 
     def _start_engine(self, slot: NodeSlots, index: int) -> Any:
         environment = {"env_vars": engine_environment(self._config, on_gpu=self._on_gpu)}
-        actor = ray.remote(Engine).options(**slot.engine_options(index), runtime_env=environment)
+        options = {**slot.engine_options(index), "max_concurrency": _MAX_GROUPS}
+        actor = ray.remote(Engine).options(**options, runtime_env=environment)
         stop_ids, reads_weights = self._inputs.stop_token_ids, not slot.learner_bundles
         return actor.remote(self._config, stop_ids, on_gpu=self._on_gpu, reads_weights=reads_weights)
 
@@ -241,5 +242,5 @@ class Workers:
 
     def _start_grader(self, slot: NodeSlots, tokenizer: Any) -> Any:
         pinned = {f"node:{slot.address}": _PIN}
-        actor = ray.remote(Grader).options(num_cpus=0, resources=pinned, max_concurrency=_MAX_GROUPS_PER_GRADER)
+        actor = ray.remote(Grader).options(num_cpus=0, resources=pinned, max_concurrency=_MAX_GROUPS)
         return actor.remote(self._config, tokenizer)

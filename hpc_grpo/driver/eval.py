@@ -1,7 +1,8 @@
 """Evals on held-out data sets: their metrics, and the completions themselves.
 
 Produces metrics and, for each set, rollouts/eval_step_N.jsonl. Runs between two steps, on the engines of training, with
-seeds that depend on the prompt alone so that evals of one run compare.
+seeds that depend on the prompt alone so that evals of one run compare. With a policy lag rollouts are under way beside
+it, and its prompts come before theirs.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class EvalSets:
         self._config = config
         self._streams = streams
         self._pool = pool
+        self._is_beside_training = config.rollout.max_policy_lag > 0
         self._own_metrics = {name: EVAL_METRICS.find(name) for name in config.eval.metrics}
 
     def run(self, file_of: Callable[[str], Path]) -> dict[str, float]:
@@ -53,8 +55,9 @@ class EvalSets:
         every = [prompt for of_set in prompts.values() for prompt in of_set]
         requests = [self._request(name, prompt) for name, of_set in prompts.items() for prompt in of_set]
         groups = iter(self._pool.wait(self._pool.start(every, requests, [True] * len(every)), "eval"))
-        # Else training would meet prefixes cached here, which a resumed run, without this eval, does not.
-        self._pool.forget_prefixes()
+        if not self._is_beside_training:
+            # Else training would meet prefixes cached here, which a resumed run, without this eval, does not.
+            self._pool.forget_prefixes()
         return {name: self._checked([next(groups) for _ in of_set]) for name, of_set in prompts.items()}
 
     def measure(self, sampled: Mapping[str, Sequence[EvalGroup]], file_of: Callable[[str], Path]) -> dict[str, float]:
@@ -84,7 +87,7 @@ class EvalSets:
         seed = self._config.run.seed + _EVAL_SEED_OFFSET
         seeds = tuple(sampling_seed(seed, prompt.ordinal, index, 0) for index in range(settings.num_samples))
         sampling = SamplingSpec(rollout.max_new_tokens, rollout.min_new_tokens, settings.temperature)
-        return GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling)
+        return GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling, is_urgent=self._is_beside_training)
 
     def _eval_group(self, group: GradedGroup) -> EvalGroup:
         prompt, grades = group.prompt, group.grades

@@ -34,7 +34,7 @@ class TrainingLoop:
         """Train from `state` until the run is complete or asked to stop; return the state reached."""
         session, timer = self.session, self.session.timer
         policy_version, _ = self._publish(state)
-        if state.step == 0 and (metrics := self._evaluate(state)):
+        if state.step == 0 and (metrics := self._evaluate(state, policy_version)):
             session.journal.record_eval(state.step, metrics)
         self.batches.start(policy_version)
         timer.start_over()
@@ -49,8 +49,7 @@ class TrainingLoop:
             with self._saved_if_it_fails(state, record):
                 policy_version, checked = self._publish(state)
                 metrics |= checked
-                # Before new prompts start: in synchronous mode a resumed run must meet the same batches.
-                metrics |= self._evaluate(state)
+                metrics |= self._evaluate(state, policy_version)
             self.batches.start(policy_version)
             # Before the checkpoint: a run killed between the two must not resume past a step without a record.
             record()
@@ -98,8 +97,14 @@ class TrainingLoop:
     def _evaluates_at(self, step: int, in_s: float | None = None) -> bool:
         return self.evaluation is not None and self.evaluation.is_due(step, in_s or 0.0)
 
-    def _evaluate(self, state: DriverState) -> dict[str, float]:
+    def _evaluate(self, state: DriverState, policy_version: int) -> dict[str, float]:
+        """Evaluate if it is due: before new prompts start where a resumed run must meet the same batches, else beside.
+
+        The eval's prompts come first then (driver/eval.py), and engines sample the others where it leaves room.
+        """
         if self.evaluation is None or not self._evaluates_at(state.step):
             return {}
+        if self.session.config.rollout.max_policy_lag:
+            self.batches.start(policy_version)
         with self.session.timer.phase("eval"):
             return self.evaluation.run(state.step)

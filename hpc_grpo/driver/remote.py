@@ -41,9 +41,20 @@ def get_all(references: Sequence[Any], deadline: Deadline | None, waiting_for: s
         if not done and deadline is not None:
             waited = f"Waited {deadline.seconds:.0f} s ({deadline.key}) for {waiting_for}"
             raise LaunchError(f"{waited}; {len(pending)} did not answer.")
-        _raise_failure(done[0], waiting_for)
-        PULSE.beat()
+        # With all others that are there by now: each wait looks at every reference.
+        more, pending = ray.wait(pending, num_returns=len(pending), timeout=0.0) if pending else ([], [])
+        for reference in (*done, *more):
+            _raise_failure(reference, waiting_for)
+            PULSE.beat()
     return [ray.get(reference) for reference in references]
+
+
+def not_done(references: Sequence[Any]) -> set[Any]:
+    """Return the calls that have not ended, well or badly; fetches nothing."""
+    if not references:
+        return set()
+    _, pending = ray.wait(list(references), num_returns=len(references), timeout=0.0, fetch_local=False)
+    return set(pending)
 
 
 def first_error(references: Sequence[Any], timeout_s: float | None) -> Exception | None:

@@ -1,19 +1,24 @@
 """The rollout pool: groups on their way through an engine and a grader, once more where one of them failed.
 
-Which engine and grader a group meets follows from its position alone, so that a resumed run forms the same batches.
+A group goes to the engine that has fewest to sample, and to its grader as soon as it has ended itself. Where engines
+have nothing to do, as at each step of a synchronous run, its engine follows from its position alone, so that a resumed
+run forms the same batches.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 from ray.exceptions import RayActorError, RayTaskError
 
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, is_engine_failure
-from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, first_error, get_all
+from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, first_error, get_all, not_done
 from hpc_grpo.run.pulse import ASKED_AGAIN, PULSE
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
 
@@ -27,7 +32,7 @@ class GradedGroup:
     grades: GroupGrades
 
 
-@dataclass
+@dataclass(eq=False)
 class StartedGroup:
     """A group under way: references to its samples and grades, and the actors that they are asked of."""
 
@@ -85,14 +90,17 @@ class RolloutPool:
         self._graders = graders
         self._revive = revive
         self._start_deadline = start_deadline
+        self._under_way: list[StartedGroup] = []
 
     def start(
         self, prompts: Sequence[Prompt], requests: Sequence[GroupRequest], with_texts: Sequence[bool]
     ) -> list[StartedGroup]:
-        """Queue all groups, neighbours on different engines."""
+        """Queue all groups, each on the engine that has fewest by then: in turn, where all have as many."""
         asked = zip(prompts, requests, with_texts, strict=True)
-        actors = zip(itertools.cycle(self._engines), itertools.cycle(self._graders), strict=True)
-        groups = [StartedGroup(*of_group, *own) for of_group, own in zip(asked, actors, strict=False)]
+        engines = [self._engines[index] for index in spread(len(prompts), self._loads())]
+        actors = zip(engines, itertools.cycle(self._graders), strict=False)
+        groups = [StartedGroup(*of_group, *own) for of_group, own in zip(asked, actors, strict=True)]
+        self._under_way += groups
         self._send(groups)
         return groups
 
@@ -110,6 +118,8 @@ class RolloutPool:
             else:
                 for grader in self._graders:
                     grader.note_success()
+                taken = set(started)
+                self._under_way = [group for group in self._under_way if group not in taken]
                 pairs = zip(started, grades, strict=True)
                 return [GradedGroup(group.prompt, group.samples, own) for group, own in pairs]
 
@@ -128,17 +138,22 @@ class RolloutPool:
             if error is not None and not is_engine_failure(error):
                 raise error
 
+    def _loads(self) -> list[int]:
+        """Count the groups that each engine has not sampled yet, of those that nobody has waited for."""
+        unsampled = not_done([group.samples for group in self._under_way])
+        counts = Counter(id(group.engine) for group in self._under_way if group.samples in unsampled)
+        return [counts[id(engine)] for engine in self._engines]
+
     def _send(self, groups: Sequence[StartedGroup]) -> None:
-        """Send each engine's share in one call, so that the order it runs in is fixed."""
+        """Queue each engine's share in one call, so that the order it runs in is fixed."""
         for engine in self._engines:
             share = [group for group in groups if group.engine is engine]
             if not share:
                 continue
-            requests = [group.request for group in share]
-            results = engine.actor.generate.options(num_returns=len(share)).remote(requests)
-            references = results if isinstance(results, list) else [results]
-            for group, samples in zip(share, references, strict=True):
-                group.actor, group.samples = engine.actor, samples
+            call = uuid4().hex
+            engine.actor.generate.remote(call, [group.request for group in share])
+            for index, group in enumerate(share):
+                group.actor, group.samples = engine.actor, engine.actor.samples.remote(call, index)
                 group.grade()
 
     def _recover(self, started: Sequence[StartedGroup]) -> bool:
@@ -157,3 +172,19 @@ class RolloutPool:
         for group in ungraded:
             group.grade()
         return bool(unsampled or ungraded)
+
+
+def spread(count: int, loads: Sequence[int]) -> list[int]:
+    """Return the index of the engine for each of `count` groups: the one that has fewest by then, the first of several.
+
+    >>> spread(4, [0, 0, 0]), spread(4, [3, 0, 1])
+    ([0, 1, 2, 0], [1, 1, 2, 1])
+    """
+    fewest = [(load, index) for index, load in enumerate(loads)]
+    heapq.heapify(fewest)
+    chosen = []
+    for _ in range(count):
+        load, index = fewest[0]
+        heapq.heapreplace(fewest, (load + 1, index))
+        chosen.append(index)
+    return chosen

@@ -7,7 +7,9 @@ learner fetch them. A weight update waits for the step in progress, and requests
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 from hpc_grpo.config import Config
@@ -42,6 +44,7 @@ class Engine:
         self._loop = StepLoop(
             lambda: Sampler(start_vllm(config, on_gpu=on_gpu, reads_weights=reads_weights), stop_token_ids)
         )
+        self._groups = defaultdict[tuple[str, int], asyncio.Future[Future[GroupSamples]]](asyncio.Future)
 
     async def ready(self) -> None:
         """Return when vLLM is up; raises what its construction raised."""
@@ -53,12 +56,24 @@ class Engine:
     async def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
         await self._between_steps(lambda sampler: sampler.join_weight_group(membership, store))
 
-    async def generate(self, requests: Sequence[GroupRequest]) -> list[GroupSamples] | GroupSamples:
-        """Sample all groups; they are queued in one go, in the order given."""
-        futures = await self._between_steps(lambda sampler: sampler.add_groups(requests))
-        results = list(await asyncio.gather(*(asyncio.wrap_future(future) for future in futures)))
-        # Called with num_returns = number of groups; Ray wants the bare value where that is one.
-        return results if len(results) > 1 else results[0]
+    async def generate(self, call: str, requests: Sequence[GroupRequest]) -> None:
+        """Queue all groups in one go, in the order given; `samples` has each of them as soon as it has ended."""
+        groups = [self._groups[call, index] for index in range(len(requests))]
+        try:
+            sampling = await self._between_steps(lambda sampler: sampler.add_groups(requests))
+        except Exception as error:  # noqa: BLE001 - raised by whoever waits for the groups
+            for group in groups:
+                group.set_exception(error)
+        else:
+            for group, own in zip(groups, sampling, strict=True):
+                group.set_result(own)
+
+    async def samples(self, call: str, index: int) -> GroupSamples:
+        """Wait for one group of a call of `generate`, which may come after this one: Ray keeps no order."""
+        try:
+            return await asyncio.wrap_future(await self._groups[call, index])
+        finally:
+            del self._groups[call, index]
 
     async def receive_weights(self, version: int, probe: GroupRequest | None = None) -> GroupSamples | None:
         """Load the published version; returns what it then says to the `probe`, before anything else is sampled."""

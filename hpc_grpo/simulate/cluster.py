@@ -13,7 +13,7 @@ from pathlib import Path
 from hpc_grpo.config import Config
 from hpc_grpo.driver.batches import Batch, TrainItem
 from hpc_grpo.driver.learners import balanced
-from hpc_grpo.driver.sampling import GradedGroup
+from hpc_grpo.driver.sampling import GradedGroup, spread
 from hpc_grpo.learner.actor import RemoteGroup
 from hpc_grpo.simulate.engine import Call, SimulatedEngine
 from hpc_grpo.simulate.measured import Measurements
@@ -74,7 +74,7 @@ class _Started:
 
 
 class SimulatedPool:
-    """Stands in for the `RolloutPool`: a step's groups go to engines in turn, each engine's share in one call."""
+    """Stands in for the `RolloutPool`, and chooses engines as it does."""
 
     num_engine_restarts = num_grader_restarts = 0
 
@@ -90,13 +90,15 @@ class SimulatedPool:
         draw = cluster.draw(self._num_calls)
         self._num_calls += 1
         grades = [self._grades(prompt.ordinal, draw) for prompt in prompts]
-        started: dict[int, _Started] = {}
-        for index, engine in enumerate(engines[: len(prompts)]):
-            share = range(index, len(prompts), len(engines))
-            lengths = [length for place in share for length in grades[place].num_completion_tokens]
-            call = engine.submit(lengths, cluster.clock.now, draw.sampling_factor)
-            started |= {place: _Started(prompts[place], call, engine, grades[place]) for place in share}
-        return [started[place] for place in range(len(prompts))]
+        chosen = [
+            engines[index] for index in spread(len(prompts), [engine.load(cluster.clock.now) for engine in engines])
+        ]
+        return [
+            _Started(
+                prompt, engine.submit(own.num_completion_tokens, cluster.clock.now, draw.sampling_factor), engine, own
+            )
+            for prompt, engine, own in zip(prompts, chosen, grades, strict=True)
+        ]
 
     def wait(self, started: Sequence[_Started], waiting_for: str) -> list[GradedGroup]:
         clock = self._cluster.clock

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Call:
-    """One engine's share of a training step: ends with its last completion, as `Engine.generate` does."""
+    """One group: ends with its last completion."""
 
     num_left: int
     ended_at: float = 0.0
@@ -32,13 +32,20 @@ class SimulatedEngine:
         self._order = itertools.count()
         self._running: list[tuple[float, int, Call]] = []
         self._waiting: deque[tuple[int, Call]] = deque()
+        self._num_open = 0
         self.busy_s = 0.0
+
+    def load(self, now: float) -> int:
+        """Count the groups that have not ended by then."""
+        self._advance(now)
+        return self._num_open
 
     def submit(self, lengths: Sequence[int], now: float, factor: float = 1.0) -> Call:
         """Queue completions of so many tokens; `factor` is on the seconds of what is sampled from now on."""
         self._advance(now)
         self._factor = factor
         call = Call(len(lengths), now)
+        self._num_open += 1
         self._waiting.extend((length, call) for length in lengths)
         self._admit()
         return call
@@ -73,6 +80,7 @@ class SimulatedEngine:
         self.busy_s += seconds
         call.num_left -= 1
         call.ended_at = self._time
+        self._num_open -= not call.num_left
         self._admit()
 
     def _admit(self) -> None:

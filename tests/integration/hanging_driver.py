@@ -31,13 +31,13 @@ class HangingEngine(Engine):
         self._config = config
         self._num_calls = 0
 
-    async def generate(self, requests: Sequence[Any]) -> Any:
+    async def generate(self, call: str, requests: Sequence[Any]) -> None:
         self._num_calls += 1
         if self._num_calls == HANGS_AT_CALL:
             sampler = self._loop.wait_ready()
             step = sampler.step
             sampler.step = lambda: (step(), hang_once(self._config, "engine"))  # type: ignore[method-assign]
-        return await super().generate(requests)
+        await super().generate(call, requests)
 
 
 class HangingGrader(Grader):

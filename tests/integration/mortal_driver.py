@@ -22,9 +22,12 @@ class MortalEngine(Engine):
         self._folder = config.run_path
         self._num_calls = 0
 
-    async def generate(self, requests: Sequence[Any]) -> Any:
-        sampling = super().generate(requests)
+    async def generate(self, call: str, requests: Sequence[Any]) -> None:
+        await super().generate(call, requests)
         self._num_calls += 1
+
+    async def samples(self, call: str, index: int) -> Any:
+        sampling = super().samples(call, index)
         if self._num_calls == 2 and self._is_first("raising"):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return await sampling

@@ -17,7 +17,9 @@ class FakeRay:
     def __init__(self) -> None:
         self.fetched: list[Any] = []
 
-    def wait(self, references: Sequence[Reference], num_returns: int, timeout: float | None) -> Any:
+    def wait(
+        self, references: Sequence[Reference], num_returns: int, timeout: float | None, fetch_local: bool = True
+    ) -> Any:
         done = wait(references, timeout, return_when=FIRST_COMPLETED if num_returns == 1 else ALL_COMPLETED).done
         first = [reference for reference in references if reference in done][:num_returns]
         return first, [reference for reference in references if reference not in first]

@@ -78,6 +78,7 @@ class SimulatedRun:
     num_restarts: int = 0
     is_writing: bool = False
     _seeds: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _asked: dict[str, Sequence[GroupRequest]] = field(default_factory=dict)
 
     def run(self, saved: Mapping[str, Any] | None = None) -> SimulatedRun:
         """Train to the end, or until each prompt rests for ever, from a state as JSON brings it back."""
@@ -112,9 +113,11 @@ class SimulatedRun:
     # An engine, and a grader.
     @property
     def generate(self) -> Any:
-        return SimpleNamespace(
-            options=lambda num_returns: _remote(lambda asked: [*map(self._sample, asked)], many=True)
-        )
+        return _remote(lambda call, asked: self._asked.update({call: asked}))
+
+    @property
+    def samples(self) -> Any:
+        return _remote(lambda call, index: self._sample(self._asked[call][index]))
 
     @property
     def grade(self) -> Any:
@@ -198,11 +201,7 @@ def stream_of(config: Config, num_items: int) -> PromptStream:
     return PromptStream(parts, config.run.seed, shuffle=config.data.shuffle)
 
 
-def _remote(call: Any, *, many: bool = False) -> Any:
-    """Stand in for a Ray method: its `remote` gives futures of what `call` returns."""
+def _remote(call: Any) -> Any:
+    """Stand in for a Ray method: its `remote` gives the future of what `call` returns."""
 
-    def remote(*args: Any) -> Any:
-        made = call(*args)
-        return [answered(each) for each in made] if many else answered(made)
-
-    return SimpleNamespace(remote=remote)
+    return SimpleNamespace(remote=lambda *args: answered(call(*args)))

@@ -56,6 +56,7 @@ class FakePool:
     def __init__(self, answers: Sequence[GroupGrades]) -> None:
         self._answers = answers
         self.requests: list[GroupRequest] = []
+        self.num_forgotten = 0
 
     def start(self, prompts: Sequence[Prompt], requests: Sequence[GroupRequest], with_texts: Sequence[bool]) -> Any:
         self.requests += requests
@@ -65,7 +66,7 @@ class FakePool:
         return [GradedGroup(prompt, None, own) for prompt, own in zip(started, self._answers, strict=True)]
 
     def forget_prefixes(self) -> None:
-        pass
+        self.num_forgotten += 1
 
 
 def config_of(**sections: Any) -> Config:
@@ -160,3 +161,14 @@ def test_an_eval_is_due_at_both_ends_and_as_often_as_the_config_says(tmp_path: P
     length = TrainLength(total_steps=12, items_per_step=4, items_per_epoch=10)  # epochs end in steps 3, 5, 8, 10
     evaluation = Evaluation(config, EvalSets(config, {}, FakePool([])), RunDir(tmp_path), length)  # type: ignore[arg-type]
     assert [step for step in range(13) if evaluation.is_due(step)] == [0, 5, 10, 12]
+
+
+@pytest.mark.parametrize(("lag", "forgotten"), [(0, 1), (2, 0)])
+def test_an_eval_beside_rollouts_comes_before_them_and_leaves_their_prefixes_alone(
+    lag: int, forgotten: int, tmp_path: Path
+) -> None:
+    pool = FakePool([grades(0, 1.0, 0.0, 0.0), grades(1, 1.0, 1.0, 1.0)])
+    config = config_of(rollout={"max_policy_lag": lag})
+    evaluation_of(config, {"": FakeStream(2)}, pool, tmp_path).run(STEP)
+    assert [request.is_urgent for request in pool.requests] == [lag > 0] * 2
+    assert pool.num_forgotten == forgotten

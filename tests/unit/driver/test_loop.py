@@ -36,6 +36,7 @@ class FakeRun:
         eval_every: int = 1,
         canary_every: int | None = 1,
         colocate: bool = False,
+        lag: int = 0,
     ) -> None:
         self.done: list[str] = []
         self.checked: list[int] = []
@@ -50,6 +51,7 @@ class FakeRun:
             train={"total_steps": total_steps},
             weights={"canary_every": canary_every},
             placement={"colocate": colocate},
+            rollout={"max_policy_lag": lag},
         )
         self.session = Session(config, RunDir(Path()), length, own, own, own, StepTimes.after(None))
         engines = (own, own) if with_engines else (None, None)
@@ -119,6 +121,22 @@ def test_a_step_goes_from_its_batch_over_weights_and_eval_to_its_record_and_chec
         *["take 1", "train 1", "publish 1", "eval 1", "start 1"],
         *["record 1 eval/pass@1 loss/policy mismatch/canary reward/mean", "save if due 1"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("lag", "first"),
+    [
+        (0, ["publish 0", "eval 0", "record eval 0", "start 0"]),
+        (1, ["publish 0", "start 0", "eval 0", "record eval 0"]),
+    ],
+)
+def test_new_prompts_wait_for_an_eval_only_where_a_resumed_run_must_meet_the_same_batches(
+    lag: int, first: list[str]
+) -> None:
+    run = FakeRun(total_steps=2, eval_every=1, lag=lag)
+    run.loop.run(DriverState())
+    assert run.done[:4] == first
+    assert (run.done.index("start 1") < run.done.index("eval 1")) == (lag > 0)
 
 
 @pytest.mark.parametrize(("every", "checked"), [(1, [0, 1, 2, 3, 4]), (2, [0, 2, 4]), (None, [])])

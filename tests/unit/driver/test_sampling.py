@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,11 +29,9 @@ class FakeEngine:
         self.actor = self._make_actor(outcome)
 
     def _make_actor(self, outcome: Outcome) -> Any:
-        def generate(requests: Sequence[GroupRequest]) -> list[Reference]:
-            return [answered(outcome) for _ in requests]
-
         return SimpleNamespace(
-            generate=SimpleNamespace(options=lambda num_returns: SimpleNamespace(remote=generate)),
+            generate=SimpleNamespace(remote=lambda call, requests: None),
+            samples=SimpleNamespace(remote=lambda call, index: answered(outcome)),
             forget_prefixes=SimpleNamespace(remote=lambda: answered(outcome)),
         )
 
@@ -168,3 +167,85 @@ def test_an_engine_that_failed_is_passed_over_when_prefixes_are_forgotten(error:
 def test_prefixes_that_a_well_engine_refuses_to_forget_are_an_error() -> None:
     with pytest.raises(ConfigError, match="no prefix cache"):
         make_pool([FakeEngine("forgotten"), FakeEngine(ConfigError("no prefix cache"))]).forget_prefixes()
+
+
+class SlowEngine:
+    """A RemoteEngine whose groups end when a test says so, by their number among all that it was given."""
+
+    num_restarts = 0
+
+    def __init__(self) -> None:
+        self.given: list[Reference] = []
+        self.asked: list[int] = []
+        self.actor = SimpleNamespace(
+            generate=SimpleNamespace(remote=self._generate), samples=SimpleNamespace(remote=self._samples)
+        )
+
+    def _generate(self, call: str, requests: Sequence[GroupRequest]) -> None:
+        self.asked += [request.ordinal for request in requests]
+
+    def _samples(self, call: str, index: int) -> Reference:
+        self.given.append(Future())
+        return self.given[-1]
+
+
+class WaitingGrader(FakeGrader):
+    """Grades each group when its samples come, as Ray calls an actor when its argument is there."""
+
+    def _make_actor(self) -> Any:
+        def call(samples: Reference, prompt: Prompt, with_texts: bool) -> Reference:
+            grades: Reference = Future()
+
+            def grade(_: Reference) -> None:
+                self.graded.append(prompt.ordinal)
+                grades.set_result(f"grades {prompt.ordinal}")
+
+            samples.add_done_callback(grade)
+            return grades
+
+        return SimpleNamespace(grade=SimpleNamespace(remote=call))
+
+
+def start(pool: RolloutPool, ordinals: Sequence[int]) -> list[Any]:
+    prompts = [Prompt(ordinal, 0, (1,), "p", {}) for ordinal in ordinals]
+    requests = [GroupRequest(ordinal, (1,), (0,), SamplingSpec(1, 0, 1.0, 1.0)) for ordinal in ordinals]
+    return pool.start(prompts, requests, [False] * len(prompts))
+
+
+def test_a_group_is_graded_as_soon_as_it_has_ended_itself() -> None:
+    engines, grader = [SlowEngine(), SlowEngine()], WaitingGrader(graded)
+    pool = RolloutPool(engines, [grader], lambda engine, error: None, Deadline(60.0, "none"))  # type: ignore[arg-type]
+    started = start(pool, range(4))
+    engines[0].given[1].set_result("samples")
+    assert grader.graded == [2], "its engine has another group of this call to sample, that comes before"
+    for engine in engines:
+        for reference in engine.given:
+            if not reference.done():
+                reference.set_result("samples")
+    assert [group.grades for group in pool.wait(started, "rollouts")] == ALL_GRADES
+
+
+def test_a_slow_engine_is_given_what_it_can_do_while_the_others_go_on() -> None:
+    engines = [SlowEngine(), SlowEngine(), SlowEngine()]
+    pool = RolloutPool(engines, [WaitingGrader(graded)], lambda *_: None, Deadline(60.0, "none"))  # type: ignore[arg-type]
+    start(pool, range(6))
+    assert [engine.asked for engine in engines] == [[0, 3], [1, 4], [2, 5]]
+    for engine in engines[1:]:
+        for reference in engine.given:
+            reference.set_result("samples")
+    start(pool, range(6, 12))
+    assert [engine.asked[2:] for engine in engines] == [[10], [6, 8, 11], [7, 9]], "up to three for each"
+
+
+def test_engines_take_groups_in_turn_wherever_all_before_were_waited_for() -> None:
+    """So an engine's share follows from the position in the step, however long engines took for the step before."""
+    engines = [SlowEngine(), SlowEngine()]
+    pool = RolloutPool(engines, [WaitingGrader(graded)], lambda *_: None, Deadline(60.0, "none"))  # type: ignore[arg-type]
+    for first in (0, 3):
+        started = start(pool, range(first, first + 3))
+        for engine in engines:
+            for reference in engine.given:
+                if not reference.done():
+                    reference.set_result("samples")
+        pool.wait(started, "rollouts")
+    assert [engine.asked for engine in engines] == [[0, 2, 3, 5], [1, 4]]
