@@ -24,7 +24,7 @@ from hpc_grpo.data.tokenizer import (
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.registry import ADVANTAGES, EVAL_METRICS
 from hpc_grpo.system.say import say
-from hpc_grpo.weights.contract import refuse_experts
+from hpc_grpo.weights.contract import refuse_experts, refuse_images
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,9 @@ def _text_inputs(config: Config, *, is_resume: bool = False) -> TextInputs:
     tokenizer = load_tokenizer(config)
     check_context_length(config)
     if config.needs.rollouts:
-        refuse_experts(json.loads((model_folder(config.model.path) / "config.json").read_text()), config.model.path)
+        settings = json.loads((model_folder(config.model.path) / "config.json").read_text())
+        refuse_images(settings, config.model.path)
+        refuse_experts(settings, config.model.path)
     if config.needs.teacher:
         refuse_other_vocabulary(config)
     stop_ids = stop_token_ids(config, tokenizer)

@@ -9,7 +9,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.data.hugging_face import dataset_folders, datasets_cache, find_model, hub_cache, is_offline
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.preflight.findings import Context, Finding, failure, ok, skipped, warning
-from hpc_grpo.preflight.inputs import missing_inputs, refuse_mixture_of_experts
+from hpc_grpo.preflight.inputs import missing_inputs, refuse_unsupported_model
 from hpc_grpo.preflight.prefetch.items import is_generated
 
 _PREFETCH = "hpc-grpo prefetch CONFIG, on a login node"
@@ -31,7 +31,7 @@ def model_finding(context: Context) -> Finding:
     if not has_weights:
         return failure(check, f"{folder} has a config.json but no weights", _PREFETCH)
     try:
-        refuse_mixture_of_experts(config, Path.cwd())
+        refuse_unsupported_model(config, Path.cwd())
     except ConfigError as error:
         return failure(check, str(error), "set model.path to a dense decoder")
     return ok(check, f"{config.model.path} is in {folder}" if str(folder) != config.model.path else f"{folder}")

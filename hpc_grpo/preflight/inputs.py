@@ -30,7 +30,7 @@ from hpc_grpo.preflight.disk import refuse_full_disk
 from hpc_grpo.preflight.prefetch.items import MODEL_KEYS, Item, is_generated, is_there, items_of, source_of
 from hpc_grpo.run.inputs import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.weights.contract import refuse_experts
+from hpc_grpo.weights.contract import refuse_experts, refuse_images
 
 _MAX_CHECKED_ROWS = 200_000
 """A second or two: a login node is everybody's."""
@@ -50,7 +50,7 @@ def refusals(config: Config, *, accepts_changes: bool = False) -> Iterator[Confi
         partial(refuse_missing_python, config.launch),
         partial(refuse_missing_notify, config.launch, start),
         partial(refuse_missing_inputs, config, start),
-        partial(refuse_mixture_of_experts, config, start),
+        partial(refuse_unsupported_model, config, start),
         partial(refuse_other_teacher, config, start),
         partial(refuse_unreadable_data, config, start),
         partial(refuse_changed_inputs, run, config, start, accepts_changes),
@@ -96,8 +96,8 @@ def refuse_missing_inputs(config: Config, working_dir: Path) -> None:
         )
 
 
-def refuse_mixture_of_experts(config: Config, working_dir: Path) -> None:
-    """Raise ConfigError where the model's weights could not be published to engines.
+def refuse_unsupported_model(config: Config, working_dir: Path) -> None:
+    """Raise ConfigError where learners could not load the model, or not publish its weights to engines.
 
     Not judged: a model that is not on this machine, or whose config.json cannot be read.
     """
@@ -108,8 +108,10 @@ def refuse_mixture_of_experts(config: Config, working_dir: Path) -> None:
         settings = json.loads((folder / "config.json").read_text())
     except (ConfigError, OSError, ValueError):
         return
-    if config.needs.rollouts and isinstance(settings, dict):
-        refuse_experts(settings, path)
+    if isinstance(settings, dict):
+        refuse_images(settings, path)
+        if config.needs.rollouts:
+            refuse_experts(settings, path)
 
 
 def refuse_other_teacher(config: Config, working_dir: Path) -> None:

@@ -22,6 +22,35 @@ DENSE_ARCHITECTURES = ("qwen2", "qwen3", "llama", "mistral")
 _NUMBER_OF_EXPERTS = re.compile(r"(moe_)?(num|n)_((local|routed)_)?experts")
 
 
+ALSO_LANGUAGE_MODELS = frozenset(
+    [
+        "gemma3",
+        "gemma3n",
+        "gemma4",
+        "gemma4_unified",
+        "git",
+        "got_ocr2",
+        "llama4",
+        "mllama",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen4_exp",
+    ]
+)
+"""Values of `model_type`: models of images that transformers loads as causal language models, too."""
+
+
+def refuse_images(settings: Mapping[str, Any], path: str) -> None:
+    """Raise ConfigError where a config.json describes a model of images and text, which learners cannot load."""
+    kind = settings.get("model_type")
+    if isinstance(settings.get("vision_config"), Mapping) and kind not in ALSO_LANGUAGE_MODELS:
+        named = settings.get("architectures") or [kind]
+        raise ConfigError(
+            f"model.path = {path}: {named[0]} is a model of images and text, and neither prompts nor learners have "
+            f"images here. Give a language model of text, such as one of {', '.join(DENSE_ARCHITECTURES)}."
+        )
+
+
 def refuse_experts(settings: Mapping[str, Any], path: str) -> None:
     """Raise ConfigError where a config.json describes a mixture of experts, which engines have under other names.
 

@@ -45,6 +45,15 @@ def test_a_mixture_of_experts_is_a_failure_unless_nothing_is_sampled(tmp_path: P
     assert model_finding(context(model={"path": str(tmp_path)}, task="sft")).status == "ok"
 
 
+def test_a_model_of_images_is_a_failure_whatever_it_is_trained_by(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl", "vision_config": {}}')
+    (tmp_path / "model.safetensors").touch()
+    for task in ("grpo", "sft"):
+        found = model_finding(context(model={"path": str(tmp_path)}, task=task))
+        assert found.status == "failure"
+        assert "qwen2_5_vl is a model of images and text" in found.says
+
+
 def test_a_model_by_name_is_found_in_the_cache_that_launch_env_names(tmp_path: Path) -> None:
     snapshot = cached(tmp_path, "models", "some/model")
     (snapshot / "config.json").write_text("{}")

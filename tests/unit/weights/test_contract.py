@@ -7,7 +7,7 @@ import pytest
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import ParameterSpec
-from hpc_grpo.weights.contract import contract_differences, refuse_experts
+from hpc_grpo.weights.contract import ALSO_LANGUAGE_MODELS, contract_differences, refuse_experts, refuse_images
 
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 
@@ -131,3 +131,22 @@ def test_a_mixture_of_experts_is_refused_by_its_architecture(settings: dict[str,
 @pytest.mark.parametrize("settings", [{}, {"model_type": "qwen3", "num_experts": 0, "num_experts_per_tok": 8}])
 def test_a_dense_model_is_not_refused(settings: dict[str, Any]) -> None:
     refuse_experts(settings, "some/model")
+
+
+def test_a_model_of_images_is_refused_by_its_architecture() -> None:
+    settings = {
+        "model_type": "qwen2_5_vl",
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "vision_config": {"depth": 32},
+    }
+    with pytest.raises(ConfigError, match=r"Qwen2_5_VLForConditionalGeneration is a model of images .* qwen2, qwen3"):
+        refuse_images(settings, "Qwen/Qwen2.5-VL-3B-Instruct")
+    refuse_images({"model_type": "gemma3", "vision_config": {}}, "also/a-language-model")
+    refuse_images({"model_type": "qwen2"}, "a/language-model")
+
+
+def test_models_of_images_that_are_language_models_too_are_those_that_transformers_loads_as_such() -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    assert set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) >= ALSO_LANGUAGE_MODELS
+    assert "qwen2_5_vl" not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
