@@ -26,7 +26,7 @@ def packed_sdpa(
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    document_layout: DocumentLayout,
+    document_layout: DocumentLayout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attend causally within each document; the signature is that of transformers' AttentionInterface.
@@ -34,8 +34,14 @@ def packed_sdpa(
     `query` `[1, H, T, D]`, `key` and `value` `[1, Hkv, T, D]`; returns `[1, T, H, D]`. Documents are gathered into
     right-padded grids `[rows, H, length, D]`: with causal attention, padding on the right is seen by no real token, so
     no mask is needed and the fused kernels apply. Those that share a prompt have its keys before their own, and a mask
-    of one document's size. Raises ValueError for what this kernel does not compute.
+    of one document's size. Raises ValueError for what this kernel does not compute, and ConfigError without a layout.
     """
+    if document_layout is None:
+        raise ConfigError(
+            f"model.path names a model whose attention, {type(module).__name__} of transformers, is not told where the "
+            f"sequences packed into one row begin: its layers pass nothing on to their kernel. Take a model of another "
+            f"architecture; Llama's, Qwen's, Mistral's and most others pass it on."
+        )
     _check_supported(attention_mask, dropout, document_layout, kwargs)
     num_sharing = query.shape[1] // key.shape[1]
     is_masked = document_layout.to_prompts is not None

@@ -173,7 +173,7 @@ def _gatherings(cells: Any, is_real: Any, num_tokens: int, device: Any) -> tuple
         return None, None
     places = np.empty(num_tokens, np.int64)
     places[cells[is_real]] = np.flatnonzero(is_real)
-    index, inverse, missing = (torch.from_numpy(array).to(device) for array in (cells, places, ~is_real))
+    index, inverse, missing = (_on(device, array) for array in (cells, places, ~is_real))
     # A padding cell comes after every token of its document, so causal attention gives it no gradient.
     return Gathering(index, inverse), Gathering(inverse, index, missing)
 
@@ -182,7 +182,13 @@ def _prompt_gathering(starts: Any, sizes: Any, num_tokens: int, device: Any) -> 
     index = np.concatenate([start + np.arange(size) for start, size in zip(starts, sizes, strict=True)])
     inverse, missing = np.zeros(num_tokens, np.int64), np.ones(num_tokens, bool)
     inverse[index], missing[index] = np.arange(len(index)), False
-    return Gathering(*(torch.from_numpy(array).to(device) for array in (index, inverse, missing)))
+    return Gathering(*(_on(device, array) for array in (index, inverse, missing)))
+
+
+def _on(device: Any, array: Any) -> Tensor:
+    """Copy an array to the device; from page-locked memory, for other copies wait until a GPU has done its work."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else tensor
 
 
 def _after(prompt: Tensor, own: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from hpc_grpo.config.resources import budget_of
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.accumulator import MetricAccumulator
 from hpc_grpo.learner.group import init_process_group
+from hpc_grpo.learner.loading import check_packing
 from hpc_grpo.learner.minibatch import prepared, without_still
 from hpc_grpo.learner.model import PolicyModel, gathered, parameter_specs, score
 from hpc_grpo.learner.optimizer_step import optimizer_step
@@ -66,6 +67,7 @@ class Learner:
         seed_everything(config.run.seed + rank)
         self.parts = wanted_parts(config, world_size, self.device)
         self.ds_engine = build_engine(config, world_size, self.device, total_optimizer_steps, self.parts)
+        check_packing(self.model, f"model.path = {config.model.path}", self.device)
         self.files = StagedFiles(config.placement.learners_per_node)
         for ds_engine in (self.ds_engine, *(own for part in self.parts for own in part.ds_engines)):
             ds_engine.checkpoint_engine = self.files

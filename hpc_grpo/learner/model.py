@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hpc_grpo.config import Config
-from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.attention import PACKED_SDPA, register_packed_sdpa, require_flash_attention
+from hpc_grpo.learner.attention import PACKED_SDPA
 from hpc_grpo.learner.head import LogprobHead
 from hpc_grpo.learner.layout import document_layout
 from hpc_grpo.learner.packing import PackedBatch
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import ParameterSpec
-
-_UNSUPPORTED_LOGIT_SCALING = {
-    "final_logit_softcapping": None,
-    "attn_logit_softcapping": None,
-    "logits_scaling": 1.0,
-    "logit_scale": 1.0,
-}
-"""Settings of a model that change its logits or scores outside the layers used here, and their neutral values."""
 
 
 class PolicyModel(nn.Module):  # type: ignore[misc]
@@ -128,84 +117,3 @@ def _merging_module(model: PolicyModel, name: str) -> Any:
     path, _, attribute = name.rpartition(".")
     module = model.language_model.get_submodule(path)
     return module if attribute == "weight" and hasattr(module, "merged_weight") else None
-
-
-def load_policy(
-    config: Config, use_gradient_checkpointing: bool, path: str | None = None, key: str = "model.path"
-) -> PolicyModel:
-    """Load `model.path`, or the model at `path` that `key` names, for training.
-
-    Raises ConfigError for a model that the packed forward pass cannot compute.
-    """
-    source = f"{key} = {path or config.model.path}"
-    attention = _attention_kernel(config)
-    dtype = getattr(torch, config.model.dtype)
-    language_model = _from_pretrained(path or config.model.path, source, dtype=dtype, attn_implementation=attention)
-    _check_model(language_model, config, source)
-    _disable_dropout(language_model)
-    if use_gradient_checkpointing:
-        language_model.gradient_checkpointing_enable({"use_reentrant": False})
-    # Gradient checkpointing acts in training mode only; with dropout at zero the mode changes nothing else.
-    language_model.train()
-    return PolicyModel(language_model, config)
-
-
-def _attention_kernel(config: Config) -> str:
-    """Return the name under which transformers has the kernel of `train.attention`. Raises ConfigError without it."""
-    if config.train.attention == "flash_attention_2":
-        require_flash_attention()
-        return "flash_attention_2"
-    register_packed_sdpa()
-    return PACKED_SDPA
-
-
-def _from_pretrained(path: str, source: str, **kwargs: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    looks_local = path.startswith((".", "/", "~"))
-    if looks_local and not Path(path).is_dir():
-        raise ConfigError(f"{source}: no such folder. Give a Hugging Face model folder, or a name.")
-    try:
-        return AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, **kwargs)
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(
-            f"{source} cannot be loaded as a causal language model: {error}\n"
-            f"It must be a folder with config.json and weights, or a name in the local Hugging Face cache."
-        ) from error
-
-
-def _check_model(language_model: Any, config: Config, source: str) -> None:
-    settings = language_model.config
-    context = getattr(settings, "max_position_embeddings", None)
-    if config.needs.rollouts and context is not None and context < config.max_model_len:
-        raise ConfigError(
-            f"{source} has a context of {context} tokens, less than data.max_prompt_tokens + "
-            f"rollout.max_new_tokens = {config.max_model_len}. Lower one of the two or take another model."
-        )
-    for name, neutral in _UNSUPPORTED_LOGIT_SCALING.items():
-        if getattr(settings, name, neutral) not in (neutral, None):
-            raise ConfigError(f"{source}: its {name} = {getattr(settings, name)} is not supported.")
-    window = getattr(settings, "sliding_window", None)
-    is_sliding = "sliding_attention" in (getattr(settings, "layer_types", None) or ["sliding_attention"])
-    if config.train.attention == "sdpa" and window and is_sliding and window < config.max_model_len:
-        raise ConfigError(
-            f"{source} attends to a window of {window} tokens, less than the longest sequence "
-            f"({config.max_model_len}). Set train.attention: flash_attention_2, or shorten the sequences."
-        )
-    if any(isinstance(module, nn.Conv1d) for module in language_model.modules()):
-        raise ConfigError(
-            f"{source}: {type(language_model).__name__} mixes neighbouring tokens by convolutions beside its attention "
-            f"(state-space and short-convolution layers do), across the sequences packed into one row. Take a model of "
-            f"attention layers alone."
-        )
-    if "position_ids" not in inspect.signature(language_model.base_model.forward).parameters:
-        raise ConfigError(f"{source}: {type(language_model).__name__} takes no position_ids for packing.")
-
-
-def _disable_dropout(language_model: Any) -> None:
-    """Set dropout to zero: ratios compare two passes over one sequence, which it would make differ by chance."""
-    for module in language_model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0

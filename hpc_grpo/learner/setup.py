@@ -15,7 +15,8 @@ import torch
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.model import PolicyModel, full_shape, load_policy
+from hpc_grpo.learner.loading import check_packing, load_policy
+from hpc_grpo.learner.model import PolicyModel, full_shape
 from hpc_grpo.learner.parts.base import LearnerPart
 
 _FLOAT32_BUFFERS = ("inv_freq",)
@@ -76,13 +77,15 @@ def build_frozen(config: Config, world_size: int, device: Any, path: str, key: s
 
     _quieten(deepspeed)
     load = partial(load_policy, config, use_gradient_checkpointing=False, path=path, key=key)
-    if config.train.zero_stage != 3:
-        return load().requires_grad_(False).eval().to(device)  # type: ignore[no-any-return]
-    settings = frozen_config(config, world_size)
-    with sharded_loading(settings):
-        model = load().requires_grad_(False)
-    engine, *_ = deepspeed.initialize(model=model, config=settings, dist_init_required=False)
-    return engine.module.eval()  # type: ignore[no-any-return]
+    if config.train.zero_stage == 3:
+        settings = frozen_config(config, world_size)
+        with sharded_loading(settings):
+            model: PolicyModel = load().requires_grad_(False)
+        deepspeed.initialize(model=model, config=settings, dist_init_required=False)
+    else:
+        model = load().requires_grad_(False).to(device)
+    check_packing(model.eval(), f"{key} = {path}", device)
+    return model
 
 
 def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:

@@ -14,8 +14,6 @@ from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
-    Lfm2Config,
-    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
@@ -24,8 +22,8 @@ from transformers import (
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import Budget
-from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.model import PolicyModel, load_policy
+from hpc_grpo.learner.loading import load_policy
+from hpc_grpo.learner.model import PolicyModel
 from hpc_grpo.learner.packing import pack
 from hpc_grpo.learner.split import split_microbatches
 from hpc_grpo.types import TrainSequence
@@ -215,53 +213,3 @@ def test_sft_uses_the_plain_distribution(model_path: Path) -> None:
     sequences = make_sequences([(4, 9)])
     expected = plain_logprobs(plain, sequences[0], 1.0)
     torch.testing.assert_close(policy(pack(sequences))[0], expected, rtol=0.0, atol=1e-5)
-
-
-def test_a_folder_that_is_missing_or_holds_no_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such folder"):
-        load_policy(make_config(tmp_path / "absent"), False)
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="cannot be loaded as a causal language model"):
-        load_policy(make_config(tmp_path), False)
-
-
-def test_a_context_shorter_than_prompt_and_completion_is_refused(model_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"context of 64 tokens.*= 65"):
-        load_policy(make_config(model_path, data={"max_prompt_tokens": 33}), False)
-
-
-def test_sliding_window_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
-    settings = Qwen2Config(**SHAPE, **HEADS, **TOKENS, use_sliding_window=True, sliding_window=16, max_window_layers=0)
-    Qwen2ForCausalLM(settings).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="window of 16 tokens"):
-        load_policy(make_config(tmp_path), False)
-
-
-def test_a_model_whose_layers_look_across_documents_beside_attention_is_refused(tmp_path: Path) -> None:
-    settings = Lfm2Config(**SHAPE, **HEADS, **TOKENS, block_ff_dim=48, layer_types=["conv", "full_attention"])
-    Lfm2ForCausalLM(settings).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="Lfm2ForCausalLM mixes neighbouring tokens by convolutions"):
-        load_policy(make_config(tmp_path), False)
-
-
-def test_a_model_with_dropout_is_loaded_without_it(model_path: Path) -> None:
-    policy: PolicyModel = load_policy(make_config(model_path), use_gradient_checkpointing=False)
-    assert policy.training
-    batch = pack(make_sequences(UNEQUAL))
-    torch.testing.assert_close(policy(batch)[0], policy(batch)[0], rtol=0.0, atol=0.0)
-
-
-def test_no_attention_kernel_is_fetched_from_a_hub(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the package `kernels`, and without flash-attn, transformers asks the hub for one."""
-    fetched: list[str] = []
-
-    def fetch(name: str, **_: Any) -> None:
-        fetched.append(name)
-        raise OSError("no network")
-
-    monkeypatch.setattr("transformers.modeling_utils.is_kernels_available", lambda: True)
-    monkeypatch.setattr("transformers.modeling_utils.lazy_import_flash_attention", fetch)
-    with pytest.raises(ConfigError) as caught:
-        load_policy(make_config(model_path, train={"attention": "flash_attention_2"}, model={"device": "auto"}), False)
-    assert fetched == []
-    assert "set train.attention: sdpa" in str(caught.value)

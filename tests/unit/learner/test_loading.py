@@ -1,0 +1,146 @@
+"""What is loaded for the packed forward pass, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    FalconConfig,
+    FalconForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
+)
+
+from hpc_grpo.config import Config
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.learner.loading import check_packing, load_policy
+from hpc_grpo.learner.packing import pack
+from tests.support.configs import minimal_config
+from tests.support.sequences import ordinary_sequence
+
+VOCABULARY = 50
+SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+TOKENS = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.2}
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    LlamaForCausalLM(LlamaConfig(**SHAPE, **HEADS, **TOKENS)).save_pretrained(path)
+    return path
+
+
+def make_config(path: Path, **changes: Any) -> Config:
+    tiny = {
+        "model": {"path": str(path), "dtype": "float32", "device": "cpu"},
+        "data": {"max_prompt_tokens": 32},
+        "rollout": {"max_new_tokens": 32},
+    }
+    return minimal_config(tiny, **changes)
+
+
+def test_a_folder_that_is_missing_or_holds_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such folder"):
+        load_policy(make_config(tmp_path / "absent"), False)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="cannot be loaded as a causal language model"):
+        load_policy(make_config(tmp_path), False)
+
+
+def test_a_context_shorter_than_prompt_and_completion_is_refused(model_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"context of 64 tokens.*= 65"):
+        load_policy(make_config(model_path, data={"max_prompt_tokens": 33}), False)
+
+
+def test_sliding_window_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
+    settings = Qwen2Config(**SHAPE, **HEADS, **TOKENS, use_sliding_window=True, sliding_window=16, max_window_layers=0)
+    Qwen2ForCausalLM(settings).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="window of 16 tokens"):
+        load_policy(make_config(tmp_path), False)
+
+
+def test_a_model_whose_layers_look_across_documents_beside_attention_is_refused(tmp_path: Path) -> None:
+    settings = Lfm2Config(**SHAPE, **HEADS, **TOKENS, block_ff_dim=48, layer_types=["conv", "full_attention"])
+    Lfm2ForCausalLM(settings).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="Lfm2ForCausalLM mixes neighbouring tokens by convolutions"):
+        load_policy(make_config(tmp_path), False)
+
+
+def gpt2_with_dropout_modules() -> Any:
+    sizes = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5, **TOKENS))
+
+
+def opt_with_numbers_of_dropout() -> Any:
+    sizes = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48, "num_hidden_layers": 2}
+    settings = OPTConfig(vocab_size=VOCABULARY, num_attention_heads=4, max_position_embeddings=64, **sizes, **TOKENS)
+    settings.dropout = settings.attention_dropout = settings.layerdrop = 0.5
+    return OPTForCausalLM(settings)
+
+
+@pytest.mark.parametrize("make_model", [gpt2_with_dropout_modules, opt_with_numbers_of_dropout])
+def test_a_model_with_dropout_is_loaded_without_it(make_model: Callable[[], Any], tmp_path: Path) -> None:
+    make_model().save_pretrained(tmp_path)
+    policy = load_policy(make_config(tmp_path), use_gradient_checkpointing=False)
+    assert policy.training
+    batch = pack([ordinary_sequence(0, 0, np.arange(20) % VOCABULARY, 12)])
+    torch.testing.assert_close(policy(batch)[0], policy(batch)[0], rtol=0.0, atol=0.0)
+
+
+def test_a_model_that_keeps_documents_apart_is_taken(model_path: Path) -> None:
+    check_packing(load_policy(make_config(model_path), use_gradient_checkpointing=False), "model.path", "cpu")
+
+
+def test_a_model_that_lets_a_document_see_the_one_before_it_is_refused(model_path: Path) -> None:
+    policy = load_policy(make_config(model_path), use_gradient_checkpointing=False)
+    policy.language_model.get_input_embeddings().register_forward_hook(lambda _module, _ids, states: states.cumsum(1))
+    with pytest.raises(ConfigError, match="computes a sequence otherwise where another one comes before it"):
+        check_packing(policy, "model.path", "cpu")
+
+
+def test_an_attention_that_is_not_told_where_documents_begin_is_refused(tmp_path: Path) -> None:
+    StableLmForCausalLM(StableLmConfig(**SHAPE, **HEADS, **TOKENS)).save_pretrained(tmp_path)
+    policy = load_policy(make_config(tmp_path), use_gradient_checkpointing=False)
+    with pytest.raises(ConfigError, match="StableLmAttention of transformers, is not told"):
+        check_packing(policy, "model.path", "cpu")
+
+
+def test_a_model_without_a_choice_of_attention_kernels_is_refused(tmp_path: Path) -> None:
+    settings = FalconConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, alibi=False, **TOKENS
+    )
+    FalconForCausalLM(settings).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be loaded as a causal language model: 'packed_sdpa'"):
+        load_policy(make_config(tmp_path), use_gradient_checkpointing=False)
+
+
+def test_no_attention_kernel_is_fetched_from_a_hub(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the package `kernels`, and without flash-attn, transformers asks the hub for one."""
+    fetched: list[str] = []
+
+    def fetch(name: str, **_: Any) -> None:
+        fetched.append(name)
+        raise OSError("no network")
+
+    monkeypatch.setattr("transformers.modeling_utils.is_kernels_available", lambda: True)
+    monkeypatch.setattr("transformers.modeling_utils.lazy_import_flash_attention", fetch)
+    with pytest.raises(ConfigError) as caught:
+        load_policy(make_config(model_path, train={"attention": "flash_attention_2"}, model={"device": "auto"}), False)
+    assert fetched == []
+    assert "set train.attention: sdpa" in str(caught.value)
