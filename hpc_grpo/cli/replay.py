@@ -130,7 +130,7 @@ def _prepare_process(run: RunDir, config: Config) -> None:
 
     Relative paths of the config are relative to the folder that the run was started in, while that is there.
     """
-    from hpc_grpo.driver.actors import learner_environment, uses_cuda
+    from hpc_grpo.driver.processes import learner_environment, uses_cuda
     from hpc_grpo.launch.freeze import working_dir
 
     if (started_in := working_dir(run)).is_dir():

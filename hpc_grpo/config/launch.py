@@ -147,6 +147,11 @@ class LaunchConfig(Section):
     local_dir: str | None = Field(
         None, description="Node-local folder for Ray's temp-dir and caches; null: /tmp. Variables are expanded."
     )
+    templates: bool = Field(
+        True,
+        description="Nodes import what engines and learners need while Ray comes up, once for all of them; false: each "
+        "imports for itself when it is started, also when a driver is started again.",
+    )
     object_store_gib: PositiveFloat = Field(1.0, description="Ray's object store on each node.")
     max_stalled_attempts: PositiveInt = Field(
         3, description="Jobs in a row without a new checkpoint after which a chain gives up."

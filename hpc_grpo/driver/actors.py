@@ -11,7 +11,6 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -24,18 +23,17 @@ from hpc_grpo.driver.canary import Canary
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader
 from hpc_grpo.driver.inputs import TextInputs
 from hpc_grpo.driver.learners import LearnerGroup
+from hpc_grpo.driver.processes import runtime_env, uses_cuda
 from hpc_grpo.driver.remote import Deadline, get_all
 from hpc_grpo.driver.sampling import RolloutPool
 from hpc_grpo.driver.weights import NodeMembers, WeightSync
 from hpc_grpo.engine.actor import Engine
-from hpc_grpo.engine.vllm import engine_environment
 from hpc_grpo.errors import ConfigError, LaunchError, NodesUnavailableError
 from hpc_grpo.grading.grader import Grader
 from hpc_grpo.learner.actor import WRITING, LearnerActor
 from hpc_grpo.run.contract import DISKS_VARIABLE, NUM_NODES_VARIABLE
 from hpc_grpo.run.keeper import Keeper
 
-_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _RESERVE_DEADLINE_S = 60.0
 _PIN = 0.001
 """Share of a node's own `node:IP` resource: ties a bundle to that node without using any of it up."""
@@ -44,11 +42,6 @@ _MAX_GROUPS = 10_000
 
 _KEEPER_THREADS = 8
 """Files that are written or read at once: enough for a fast disk, and one that is slow to sync holds up no other."""
-
-_GPU_LEARNER_THREADS = 16
-
-_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""torch reads the first that is set, and no second."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +66,6 @@ class NodeSlots:
     def _options(self, bundle: Bundle, index: int) -> dict[str, Any]:
         strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
         return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "scheduling_strategy": strategy}
-
-
-def uses_cuda(config: Config) -> bool:
-    """Say whether the models compute on GPUs; `auto` looks for the NVIDIA driver, without importing torch."""
-    if config.model.device == "auto":
-        return _NVIDIA_DRIVER.exists()
-    return config.model.device == "cuda"
 
 
 def reserve_nodes(config: Config, *, trains: bool = True) -> list[NodeSlots]:
@@ -129,24 +115,6 @@ def _no_gpus(config: Config, address: str) -> str:
         f"allocation of your own, ask Slurm for GPUs; on a machine, see CUDA_VISIBLE_DEVICES. To train on CPUs, set "
         f"model.device=cpu."
     )
-
-
-def learner_environment(config: Config, environ: Mapping[str, str], *, on_gpu: bool) -> dict[str, str]:
-    """Return the variables that a learner's process needs on top of `environ`, before torch is imported."""
-    # On a GPU node they run the optimizer of an offloading learner, whose cores nobody else wants.
-    threads = str(config.train.num_threads or (_GPU_LEARNER_THREADS if on_gpu else 1))
-    variables = {
-        "OMP_NUM_THREADS": threads,
-        # Threads that spin for long take the cores that engines need; ones that never do train half as fast.
-        "GOMP_SPINCOUNT": "10000",
-        "DS_ACCELERATOR": "cuda" if on_gpu else "cpu",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
-    if on_gpu and not any(environ.get(name) for name in _ALLOCATOR_VARIABLES):
-        # No two microbatches are equally long, and blocks of fixed sizes leave gaps between them. Engines, which take
-        # their memory once, stay without: vLLM refuses it where a KV cache is registered with a network.
-        variables[_ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
-    return variables
 
 
 class Workers:
@@ -205,7 +173,7 @@ class Workers:
 
     def _learners(self, slot: NodeSlots, ranks: Iterator[int]) -> list[Any]:
         actor = ray.remote(concurrency_groups={WRITING: 1})(LearnerActor)
-        environment = {"env_vars": learner_environment(self._config, os.environ, on_gpu=self._on_gpu)}
+        environment = runtime_env("learner", self._config, on_gpu=self._on_gpu)
         keeper = None if slot.address == self._head else self._keeper
         return [
             actor.options(**slot.learner_options(index), runtime_env=environment).remote(
@@ -228,8 +196,8 @@ class Workers:
         ]
 
     def _start_engine(self, slot: NodeSlots, index: int) -> Any:
-        environment = {"env_vars": engine_environment(self._config, on_gpu=self._on_gpu)}
         options = {**slot.engine_options(index), "max_concurrency": _MAX_GROUPS}
+        environment = runtime_env("engine", self._config, on_gpu=self._on_gpu)
         actor = ray.remote(Engine).options(**options, runtime_env=environment)
         stop_ids, reads_weights = self._inputs.stop_token_ids, not slot.learner_bundles
         return actor.remote(self._config, stop_ids, on_gpu=self._on_gpu, reads_weights=reads_weights)

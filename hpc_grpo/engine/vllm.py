@@ -23,6 +23,8 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
+    # numpy's own threads: nobody uses them, and a process that has threads is no template (launch/agent/template.py).
+    "OPENBLAS_NUM_THREADS": "1",
     # An engine's workers share a node: vLLM's Gloo groups, which know no password, need no other network.
     "GLOO_SOCKET_IFNAME": "lo",
     # So are NCCL's, whose bootstrap listens; the data goes over NVLink or PCIe all the same.

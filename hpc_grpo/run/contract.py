@@ -30,3 +30,10 @@ SHM_DIR_VARIABLE = "HPC_GRPO_SHM_DIR"
 
 PULSE_VARIABLE = "HPC_GRPO_PULSE"
 """The file in which the driver's pulse is kept (run/pulse.py), given by the supervisor, which reads it."""
+
+PYTHON_VARIABLES = {"engine": "HPC_GRPO_ENGINE_PYTHON", "learner": "HPC_GRPO_LEARNER_PYTHON"}
+"""By kind of actor: the command with which Ray starts its process on this node; absent where that is Python itself."""
+
+
+TEMPLATE_MODULE = "hpc_grpo.driver.template"
+"""The program that such an actor is forked from: the agent runs it with parent, socket, kind and run directory."""

@@ -64,6 +64,7 @@ class NodeSpec:
     `token_digest` is that of the token that the head wrote, by which a node knows whether it sees the head's disk; ""
     on the head. `version` is that of the package at the head. `dashboard_port`: that of Ray's dashboard, if it is free,
     on the head's loopback; 0: any free one; None: no dashboard.
+    `templates_of`: the run whose templates of actors are started beside Ray; "": none.
     """
 
     node: str
@@ -87,6 +88,7 @@ class NodeSpec:
     version: str = ""
     own_disk: OwnDisk | None = None
     dashboard_port: int | None = None
+    templates_of: str = ""
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"

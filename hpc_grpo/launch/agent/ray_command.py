@@ -6,7 +6,9 @@ reading how much shared memory there is and which network an interface is in.
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from importlib.metadata import distributions, requires
@@ -14,11 +16,13 @@ from pathlib import Path
 
 from hpc_grpo.config.resources import object_store_bytes
 from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.launch.agent.folders import shm_dir_path
 from hpc_grpo.launch.agent.network import RayPorts, network_of
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.environment.rules import check_resolved, expand, filtered
 from hpc_grpo.launch.place.base import NodeResources
-from hpc_grpo.run.contract import SHM_DIR_VARIABLE
+from hpc_grpo.run import template_client
+from hpc_grpo.run.contract import PYTHON_VARIABLES, SHM_DIR_VARIABLE, TEMPLATE_MODULE
 from hpc_grpo.run.source import own_command
 
 STARTED_LINE = "Ray runtime started."
@@ -70,6 +74,7 @@ def ray_environment(
     kept[SHM_DIR_VARIABLE] = shm_dir
     kept["TMPDIR"] = str(temp_dir_path(spec, environ))  # vLLM leaves files in it; this one goes with the attempt
     kept.update(spec.contract_env)
+    kept |= {PYTHON_VARIABLES[kind]: command for kind, command in template_clients(spec).items()}
     return kept
 
 
@@ -82,7 +87,7 @@ def collective_interfaces(interface: str, given: Mapping[str, str]) -> dict[str,
 def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, resources: NodeResources) -> list[str]:
     """Return the argv of `ray start` in the foreground, as head or joining `spec.head_address`."""
     program = own_command("-m", "hpc_grpo.launch.agent.ray_program")
-    command = [*program, "start", "--block", "--disable-usage-stats"]
+    command = [*program, "start", *template_options(spec), "--block", "--disable-usage-stats"]
     if spec.head_address:
         command += [f"--address={spec.head_address}"]
     else:
@@ -126,6 +131,33 @@ def refuse_without_dashboard() -> None:
             f"launch.ray_dashboard = true needs {', '.join(missing)}, which {sys.prefix} lacks: install ray[default] "
             f"there, or set launch.ray_dashboard=false."
         )
+
+
+def template_clients(spec: NodeSpec) -> dict[str, str]:
+    """Map kinds of actors that have a template on this node to the command by which Ray starts their processes.
+
+    None in a container, whose Python is another, and none where bash would change a word of the command.
+    """
+    if spec.container or not spec.templates_of:
+        return {}
+    client = [sys.executable, "-I", "-S", template_client.__file__]
+    commands = {kind: [*client, _template_socket(spec, kind)] for kind in PYTHON_VARIABLES}
+    return {kind: " ".join(words) for kind, words in commands.items() if shlex.join(words) == " ".join(words)}
+
+
+def template_options(spec: NodeSpec) -> list[str]:
+    """Return the words that have `ray_program` start the templates of this node."""
+    options = []
+    for kind in template_clients(spec):
+        program = own_command("-m", TEMPLATE_MODULE)
+        words = [_template_socket(spec, kind), kind, spec.templates_of]
+        log = str(Path(spec.log_dir) / f"{kind}_template.log")
+        options.append(f"--template={json.dumps({'program': program, 'words': words, 'log': log})}")
+    return options
+
+
+def _template_socket(spec: NodeSpec, kind: str) -> str:
+    return str(shm_dir_path(spec.tag) / f"{kind}.socket")
 
 
 def temp_dir_path(spec: NodeSpec, environ: Mapping[str, str]) -> Path:

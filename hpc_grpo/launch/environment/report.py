@@ -35,6 +35,8 @@ NODE_VALUES: dict[str, str] = {
     "VLLM_HOST_IP": "the node's address on the interface between nodes",
     "GLOO_SOCKET_IFNAME": "the interface between nodes: launch.interface, else that of the default route",
     "HPC_GRPO_SHM_DIR": "the run's own folder in shared memory",
+    "HPC_GRPO_ENGINE_PYTHON": "how Ray starts an engine: as a fork of the node's template (launch.templates)",
+    "HPC_GRPO_LEARNER_PYTHON": "how Ray starts a learner: in the same way",
     "TMPDIR": "the node's temp-dir, which goes with the attempt",
 }
 """Variable -> what ray_environment sets it to on every node, whatever the environment says."""

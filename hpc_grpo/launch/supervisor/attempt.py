@@ -29,6 +29,7 @@ from hpc_grpo.launch.supervisor.events import End
 from hpc_grpo.launch.supervisor.nodes import Nodes
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
 from hpc_grpo.run.attempt import read_attempts
+from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.lock import LockOwner, RunLock, abandoned_by, remove_abandoned
 from hpc_grpo.run.owner import refuse_shared
@@ -86,7 +87,9 @@ def run_attempt(
         container = container_of(config.launch, config, [run.path, folder, config.cache_path])
         if container is not None:
             container.refuse_absent()
-        setup = AttemptSetup(run, config.launch, place, allocation, run.next_attempt_number(), folder, container)
+        number = run.next_attempt_number()
+        has_templates = config.launch.templates and driver == DEFAULT_DRIVER
+        setup = AttemptSetup(run, config.launch, place, allocation, number, folder, container, has_templates)
         program = [driver] if driver.endswith(".py") else ["-m", driver]
         supervisor = Supervisor(setup, Nodes(setup), own_command(*program, str(run.path)))
     except HpcGrpoError as error:  # nothing runs yet, and nodes may wait

@@ -45,8 +45,8 @@ def new_nonce() -> str:
 class AttemptSetup:
     """All that every part of an attempt must know.
 
-    `container` is around all of training, None for nothing. `nonce` makes the names of its folders on nodes
-    unguessable; a Ray brought up anew has another.
+    `container` is around all of training, None for nothing. `has_templates`: actors of its driver are forked.
+    `nonce` makes the names of its folders on nodes unguessable; a Ray brought up anew has another.
     """
 
     run: RunDir
@@ -56,6 +56,7 @@ class AttemptSetup:
     number: int
     working_dir: Path
     container: Container | None = None
+    has_templates: bool = False
     nonce: str = field(default_factory=new_nonce)
 
     @property
@@ -133,6 +134,7 @@ class AttemptSetup:
             environ={} if node == nodes[0] else self.place.carried_environment(os.environ),
             version=__version__,
             dashboard_port=self.place.dashboard_port if launch.ray_dashboard and not head_address else None,
+            templates_of=str(self.run.path) if self.has_templates else "",
         )
 
     def joining_spec(self, node: str, head_address: str) -> NodeSpec:

@@ -8,8 +8,8 @@ from unittest.mock import Mock
 import pytest
 
 from hpc_grpo.config import Config
-from hpc_grpo.driver import actors
-from hpc_grpo.driver.actors import NodeSlots, learner_environment, reserve_nodes
+from hpc_grpo.driver import actors, processes
+from hpc_grpo.driver.actors import NodeSlots, reserve_nodes
 from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
 
@@ -25,7 +25,7 @@ def reserve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., li
         driver.unlink(missing_ok=True)
         if has_driver:
             driver.touch()
-        monkeypatch.setattr(actors, "_NVIDIA_DRIVER", driver)
+        monkeypatch.setattr(processes, "_NVIDIA_DRIVER", driver)
         monkeypatch.setattr(actors.ray, "nodes", lambda: [node])
         monkeypatch.setattr(actors.ray, "wait", lambda waiting, **_: (waiting, []))
         monkeypatch.setattr(actors, "placement_group", lambda _bundles, **_: Mock())
@@ -67,23 +67,3 @@ def test_a_cpu_run_may_reserve_gpus_that_have_no_device_behind_them(
     """As on a cluster to try things on: GRES of name only, no driver."""
     (slots,) = reserve(on_device(device), 4, False)
     assert slots.learner_options(0)["num_gpus"] == 1
-
-
-SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-
-
-@pytest.mark.parametrize(
-    ("environ", "on_gpu", "expected"),
-    [
-        ({}, True, SEGMENTS),
-        ({}, False, {}),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}, True, {}),
-        ({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}, True, {}),
-    ],
-    ids=["GPU", "CPU", "a user's own", "a user's own by its new name"],
-)
-def test_a_learner_on_a_gpu_allocates_in_segments_that_grow_unless_the_user_chose(
-    environ: dict[str, str], on_gpu: bool, expected: dict[str, str]
-) -> None:
-    variables = learner_environment(minimal_config(), environ, on_gpu=on_gpu)
-    assert {name: value for name, value in variables.items() if name.endswith("ALLOC_CONF")} == expected

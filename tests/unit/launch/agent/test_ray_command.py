@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,23 @@ def test_a_ray_without_the_packages_of_its_dashboard_is_refused_by_their_names(m
     monkeypatch.setattr(ray_command, "distributions", lambda name: iter(()) if name in gone else there(name=name))
     with pytest.raises(ConfigError, match=r"needs aiohttp_cors, opencensus, which .* install ray\[default\]"):
         ray_command.refuse_without_dashboard()
+
+
+def test_templates_are_started_beside_ray_which_starts_such_actors_by_their_client() -> None:
+    node = spec(templates_of="/runs/r")
+    options = [word.removeprefix("--template=") for word in command(node) if word.startswith("--template=")]
+    learner, engine = sorted((json.loads(option) for option in options), key=lambda told: -len(told["words"][1]))
+    assert engine["words"] == ["/dev/shm/hg-17-1-0/engine.socket", "engine", "/runs/r"]
+    assert learner["log"] == "/logs/learner_template.log"
+    client = ray_environment({}, node, "10.0.0.1", "lo", "/dev/shm/hg-17-1-0")["HPC_GRPO_ENGINE_PYTHON"]
+    assert client.startswith(f"{sys.executable} -I -S ")
+    assert client.endswith("template_client.py /dev/shm/hg-17-1-0/engine.socket")
+
+
+def test_in_a_container_there_are_no_templates() -> None:
+    node = spec(templates_of="/runs/r", container={"image": "i"})
+    assert not [word for word in command(node) if word.startswith("--template=")]
+    assert "HPC_GRPO_ENGINE_PYTHON" not in ray_environment({}, node, "10.0.0.1", "lo", "/dev/shm/hg")
 
 
 def test_no_secret_is_in_the_command() -> None:

@@ -82,7 +82,9 @@ def test_a_variable_of_two_prefixes_has_the_reason_of_the_longer() -> None:
 
 def test_the_report_agrees_with_what_ray_gets() -> None:
     environ = {**ENVIRON, "OMP_PROC_BIND": "close", "GLOO_SOCKET_IFNAME": "eth9", "NOT_HERE": "/on/nodes"}
-    spec = NodeSpec("n", "t", "", "/token", "/log", "/w", None, True, None, 1.0, LAUNCH.env, LAUNCH.pass_env)
+    spec = NodeSpec(
+        "n", "t", "", "/token", "/log", "/w", None, True, None, 1.0, LAUNCH.env, LAUNCH.pass_env, templates_of="/run"
+    )
     real = ray_environment(environ, spec, "10.0.0.1", "hsn0", "/dev/shm/x")
     listed = report(environ)
     assert {name for name, variable in listed.items() if variable.outcome != "dropped"} == set(real)

@@ -1,0 +1,103 @@
+"""The processes of learners and engines before they are actors: their environment, imports, and how Ray starts them.
+
+Imports neither torch nor Ray: templates (template.py) are such processes before Ray is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpc_grpo.config import Config
+from hpc_grpo.data.tokenizer import model_folder
+from hpc_grpo.engine.vllm import engine_environment
+from hpc_grpo.run.contract import PYTHON_VARIABLES
+
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+_GPU_LEARNER_THREADS = 16
+
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""torch reads the first that is set, and no second."""
+
+_MODULES = {
+    "learner": (
+        "hpc_grpo.learner.learner",
+        "hpc_grpo.learner.publish",
+        "hpc_grpo.learner.checkpoint",
+        "deepspeed",
+        "transformers.models.auto.modeling_auto",
+        "transformers.models.{model_type}.modeling_{model_type}",
+    ),
+    "engine": (
+        "hpc_grpo.engine.actor",
+        "vllm.v1.engine.llm_engine",
+        "hpc_grpo.engine.receive",
+        "vllm.v1.worker.{device}_worker",
+        "vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors",
+        "vllm.model_executor.models.{model_type}",
+    ),
+}
+"""By kind of actor: what takes long to import of all that it needs before it is ready."""
+
+
+def uses_cuda(config: Config) -> bool:
+    """Say whether the models compute on GPUs; `auto` looks for the NVIDIA driver, without importing torch."""
+    if config.model.device == "auto":
+        return _NVIDIA_DRIVER.exists()
+    return config.model.device == "cuda"
+
+
+def learner_environment(config: Config, environ: Mapping[str, str], *, on_gpu: bool) -> dict[str, str]:
+    """Return the variables that a learner's process needs on top of `environ`, before torch is imported."""
+    # On a GPU node they run the optimizer of an offloading learner, whose cores nobody else wants.
+    threads = str(config.train.num_threads or (_GPU_LEARNER_THREADS if on_gpu else 1))
+    variables = {
+        "OMP_NUM_THREADS": threads,
+        # Threads that spin for long take the cores that engines need; ones that never do train half as fast.
+        "GOMP_SPINCOUNT": "10000",
+        "DS_ACCELERATOR": "cuda" if on_gpu else "cpu",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        # numpy's own threads: nobody uses them, and a process that has threads is no template.
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    if on_gpu and not any(environ.get(name) for name in _ALLOCATOR_VARIABLES):
+        # No two microbatches are equally long, and blocks of fixed sizes leave gaps between them. Engines, which take
+        # their memory once, stay without: vLLM refuses it where a KV cache is registered with a network.
+        variables[_ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
+    return variables
+
+
+def actor_environment(kind: str, config: Config, environ: Mapping[str, str], *, on_gpu: bool) -> dict[str, str]:
+    """Return the variables that a process of this kind has on top of `environ`."""
+    if kind == "learner":
+        return learner_environment(config, environ, on_gpu=on_gpu)
+    return engine_environment(config, on_gpu=on_gpu)
+
+
+def runtime_env(kind: str, config: Config, *, on_gpu: bool) -> dict[str, Any]:
+    """Return Ray's runtime environment of such an actor. Its Python is what its node's agent says: bash expands it."""
+    python = f"${{{PYTHON_VARIABLES[kind]}:-{shlex.quote(sys.executable)}}}"
+    return {"env_vars": actor_environment(kind, config, os.environ, on_gpu=on_gpu), "py_executable": python}
+
+
+def prepare(kind: str, config: Config) -> list[str]:
+    """Give this process the environment of such an actor; return the modules that it is to import, the slow ones."""
+    on_gpu = uses_cuda(config)
+    os.environ.update(actor_environment(kind, config, os.environ, on_gpu=on_gpu))
+    names = {"model_type": _model_type(config), "device": "gpu" if on_gpu else "cpu"}
+    return [module.format(**names) for module in _MODULES[kind]]
+
+
+def _model_type(config: Config) -> str:
+    """Return the name of the model's architecture; "auto" where the driver will refuse its folder."""
+    try:
+        described = json.loads((model_folder(config.model.path) / "config.json").read_text())
+        return str(described["model_type"])
+    except (OSError, ValueError, KeyError):
+        return "auto"

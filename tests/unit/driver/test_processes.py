@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.driver.processes import learner_environment, prepare, runtime_env
+from tests.support.configs import minimal_config
+
+SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "on_gpu", "expected"),
+    [
+        ({}, True, SEGMENTS),
+        ({}, False, {}),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}, True, {}),
+        ({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}, True, {}),
+    ],
+    ids=["GPU", "CPU", "a user's own", "a user's own by its new name"],
+)
+def test_a_learner_on_a_gpu_allocates_in_segments_that_grow_unless_the_user_chose(
+    environ: dict[str, str], on_gpu: bool, expected: dict[str, str]
+) -> None:
+    variables = learner_environment(minimal_config(), environ, on_gpu=on_gpu)
+    assert {name: value for name, value in variables.items() if name.endswith("ALLOC_CONF")} == expected
+
+
+@pytest.mark.parametrize("kind", ["learner", "engine"])
+def test_a_template_has_the_environment_of_its_actors_and_the_models_own_modules(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    config = minimal_config(model={"path": str(tmp_path), "device": "cpu"})
+    given = runtime_env(kind, config, on_gpu=False)
+    assert given["py_executable"].startswith(f"${{HPC_GRPO_{kind.upper()}_PYTHON:-/")
+    monkeypatch.setattr(os, "environ", environ := {"PATH": "/bin"})
+    modules = prepare(kind, config)
+    assert environ == {"PATH": "/bin", **given["env_vars"]}
+    assert (
+        modules[-1]
+        == {
+            "learner": "transformers.models.qwen2.modeling_qwen2",
+            "engine": "vllm.model_executor.models.qwen2",
+        }[kind]
+    )
+
+
+def test_the_template_of_a_model_that_is_not_there_imports_what_is_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    assert "deepspeed" in prepare("learner", minimal_config(model={"path": str(tmp_path / "away")}))

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_grpo.driver.template import why_not_forked
+from hpc_grpo.run import template_client
+
+PROGRAM = """
+import json, os, sys
+import ray
+print(json.dumps({
+    "parent": os.getppid(), "words": sys.argv[1:], "cwd": os.getcwd(), "given": os.environ["GIVEN"],
+    "by_import": os.environ.get("BY_IMPORT"), "is_imported": "slow_module" in sys.modules, "ray": ray.__name__,
+}))
+sys.exit(3)
+"""
+SLOW_MODULE = """
+import os
+os.environ["BY_IMPORT"] = "1"
+try:
+    import ray
+except ImportError:
+    pass
+else:
+    raise SystemExit("Ray has taken the template's settings for those of all workers")
+"""
+ENVIRON = {**os.environ, "GIVEN": "by Ray"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "slow_module.py").write_text(SLOW_MODULE)
+    (tmp_path / "ray.py").write_text("")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+@pytest.fixture
+def start_template(folder: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    started = []
+
+    def start() -> subprocess.Popen[bytes]:
+        code = "import sys; from pathlib import Path; from hpc_grpo.driver.template import main\n"
+        code += "main(Path(sys.argv[1]), sys.argv[2:])"
+        command = [sys.executable, "-c", code, str(folder / "socket"), "slow_module", "no_module"]
+        environ = {**ENVIRON, "PYTHONPATH": str(folder)}
+        with (folder / "log").open("wb") as log:
+            started.append(subprocess.Popen(command, env=environ, stdout=log, stderr=log))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def run_worker(folder: Path, **environ: str) -> tuple[int, dict[str, Any]]:
+    """Start a worker as Ray does; returns the exit code of the command, and what the worker says of itself."""
+    with (folder / "output").open("w+b") as output:
+        command = [sys.executable, "-I", "-S", template_client.__file__, str(folder / "socket")]
+        done = subprocess.run(
+            [*command, str(folder / "program.py"), "a", "b"],
+            env={**ENVIRON, "PYTHONPATH": str(folder), **environ},
+            cwd=folder,
+            stdout=output,
+            timeout=60,
+            check=False,
+        )
+    deadline = time.monotonic() + 60.0
+    while not (text := (folder / "output").read_text()).endswith("\n"):
+        assert time.monotonic() < deadline, (folder / "log").read_text()
+        time.sleep(0.01)
+    return done.returncode, json.loads(text)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60.0
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_worker_is_a_fork_that_has_imported_and_is_otherwise_as_ray_started_it(
+    folder: Path, start_template: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    template = start_template()
+    wait_for(folder / "socket")
+    for number in range(2):
+        code, worker = run_worker(folder, RAY_JOB_ID=str(number))
+        assert code == 0
+        assert (worker["parent"], worker["is_imported"], worker["by_import"]) == (template.pid, True, "1")
+        assert (worker["words"], worker["cwd"], worker["given"]) == (["a", "b"], str(folder), "by Ray")
+        assert worker["ray"] == "ray"
+    assert "no_module is not imported: No module named 'no_module'" in (folder / "log").read_text()
+
+
+@pytest.mark.parametrize("has_template", [True, False])
+def test_a_worker_of_another_environment_or_without_a_template_imports_for_itself(
+    folder: Path, start_template: Callable[..., subprocess.Popen[bytes]], has_template: bool
+) -> None:
+    if has_template:
+        start_template()
+        wait_for(folder / "socket")
+    code, worker = run_worker(folder, OMP_NUM_THREADS="5")
+    assert (code, worker["is_imported"], worker["words"]) == (3, False, ["a", "b"])
+    if has_template:
+        assert "A worker has another OMP_NUM_THREADS than this template" in (folder / "log").read_text()
+
+
+def test_a_template_whose_parent_is_gone_ends(tmp_path: Path) -> None:
+    words = ["-m", "hpc_grpo.driver.template", "1", str(tmp_path / "socket"), "engine", str(tmp_path)]
+    assert subprocess.run([sys.executable, *words], timeout=60, check=False).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("num_tasks", "opened", "why"),
+    [
+        (1, "/dev/null", ""),
+        (2, "/dev/null", "an import has started threads"),
+        (1, "/dev/nvidia0", "an import has opened /dev/nvidia0"),
+    ],
+)
+def test_a_process_with_threads_or_an_open_gpu_is_not_forked(
+    tmp_path: Path, num_tasks: int, opened: str, why: str
+) -> None:
+    for number in range(num_tasks):
+        (tmp_path / "task" / str(number)).mkdir(parents=True)
+    (tmp_path / "fd").mkdir()
+    (tmp_path / "fd" / "3").symlink_to(opened)
+    assert why_not_forked(tmp_path) == why
