@@ -35,6 +35,7 @@ class FakeNodes:
     def __init__(self, *names: str, is_ready: bool, gone: tuple[str, ...] = ()) -> None:
         self.names, self.is_ready, self._gone = names, is_ready, gone
         self.ray_address, self.num_gpus, self.phases_s = "10.0.0.1:6379", 0, {"ray": 0.0}
+        self.ray_dashboard = ""
         self.done: list[str] = []
         self.late: list[str] = []
         self.told_by_now: tuple[str, ...] = ()
