@@ -5,6 +5,8 @@
 ARG BASE=nvidia/cuda:13.0.1-devel-ubuntu24.04
 FROM ${BASE}
 ARG PIP_EXTRA_INDEX_URL=""
+# Python's packages bring tzdata along, which else asks where on earth it is.
+ARG DEBIAN_FRONTEND=noninteractive
 # librdmacm and ibverbs: NCCL over InfiniBand, whose devices a run hands in.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends \

@@ -38,7 +38,12 @@ install() {
     fi
     pip install --quiet --no-compile "$@"
 }
-tested() { install -c constraints.txt -e ".[$extras]" 2>.venv/install.log; }
+constraints=constraints.txt
+if [[ ,$extras, == *,gpu,* ]]; then # vLLM and torch for GPUs name other versions of these than those for CPUs
+    constraints=.venv/constraints-gpu.txt
+    grep -vE '^(apache-tvm-ffi|triton)==' constraints.txt >"$constraints"
+fi
+tested() { install -c "$constraints" -e ".[$extras]" 2>.venv/install.log; }
 untested() {
     local why
     why=$(grep -m 1 '^ERROR' .venv/install.log || echo "see .venv/install.log")

@@ -14,6 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -181,9 +182,10 @@ def test_a_run_starts_as_a_job_of_a_ray_that_is_there(tmp_path: Path) -> None:
     token, ray = tmp_path / "token", [sys.executable, "-m", "ray.scripts.scripts"]
     token.write_text("t" * 64)
     env = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token), RAY_USAGE_STATS_ENABLED="0")
-    ports = ["--port=0", "--dashboard-port=18265", "--dashboard-agent-listen-port=0", "--ray-client-server-port=0"]
-    start = [*ray, "start", "--head", "--block", *ports, "--num-cpus=2"]
-    url, log_path = "http://127.0.0.1:18265", tmp_path / "outer.log"
+    names = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")
+    ports = dict(zip(names, _free_ports(len(names)), strict=True))
+    start = [*ray, "start", "--head", "--block", "--num-cpus=2", *(f"--{name}={port}" for name, port in ports.items())]
+    url, log_path = f"http://127.0.0.1:{ports['dashboard-port']}", tmp_path / "outer.log"
     # A folder of its own: the paths of its sockets would be too long below pytest's.
     with tempfile.TemporaryDirectory(dir="/tmp") as folder, log_path.open("w") as log:
         outer = subprocess.Popen([*start, f"--temp-dir={folder}/r"], stdout=log, stderr=log, env=env)
@@ -204,6 +206,14 @@ def test_a_run_starts_as_a_job_of_a_ray_that_is_there(tmp_path: Path) -> None:
         finally:
             outer.terminate()
             outer.wait(timeout=60)
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 def _addresses() -> list[str]:

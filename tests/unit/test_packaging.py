@@ -35,6 +35,12 @@ def test_what_is_required_has_a_tested_version(text: str) -> None:
         assert requirement.specifier.contains(tested[canonicalize_name(requirement.name)])
 
 
+def test_what_is_left_out_where_gpus_are_installed_for_is_among_the_tested_versions() -> None:
+    left_out = re.search(r"grep -vE '\^\((.+)\)==' constraints.txt", (REPOSITORY / "tools" / "setup.sh").read_text())
+    assert left_out is not None
+    assert set(left_out[1].split("|")) <= {line.split("==")[0] for line in TESTED}
+
+
 def test_uv_installs_what_the_tests_need_and_never_cpu_beside_gpu() -> None:
     assert PROJECT["dependency-groups"]["dev"] == ["hpc-grpo[cpu,dev]"]
     conflicts = [[next(iter(one.values())) for one in pair] for pair in PROJECT["tool"]["uv"]["conflicts"]]
