@@ -23,6 +23,7 @@ from hpc_grpo.driver.canary import Canary
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader
 from hpc_grpo.driver.inputs import TextInputs
 from hpc_grpo.driver.learners import LearnerGroup
+from hpc_grpo.driver.meters import Meters
 from hpc_grpo.driver.processes import runtime_env, uses_cuda
 from hpc_grpo.driver.remote import Deadline, get_all
 from hpc_grpo.driver.sampling import RolloutPool
@@ -66,6 +67,13 @@ class NodeSlots:
     def _options(self, bundle: Bundle, index: int) -> dict[str, Any]:
         strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
         return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "scheduling_strategy": strategy}
+
+
+def _names(slots: Sequence[NodeSlots]) -> list[str]:
+    """Return the nodes' host names; their addresses where several have one name."""
+    known = {node["NodeManagerAddress"]: node["NodeManagerHostname"] for node in ray.nodes()}
+    names = [known[slot.address] for slot in slots]
+    return names if len(set(names)) == len(names) else [slot.address for slot in slots]
 
 
 def reserve_nodes(config: Config, *, trains: bool = True) -> list[NodeSlots]:
@@ -137,6 +145,7 @@ class Workers:
             NodeMembers(self._learners(slot, ranks), self._engines(slot), self._grader(slot, tokenizer))
             for slot in slots
         ]
+        self.meters = Meters(dict(zip(_names(slots), self._nodes, strict=True)))
         self.learners = LearnerGroup([learner for node in self._nodes for learner in node.learners])
 
     def start(self) -> None:

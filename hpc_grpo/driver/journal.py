@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,16 @@ from hpc_grpo.driver.stop import StopRequest
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import make_sinks
 from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.metrics.usage import slowest_node
 from hpc_grpo.run.contract import ATTEMPT_VARIABLE
 from hpc_grpo.run.files import when_there_is_space, write_atomic
 from hpc_grpo.run.ledger import Ledger
 from hpc_grpo.run.paths import RunDir, step_dirs
 from hpc_grpo.run.progress import Phase, RunState, write_state
 from hpc_grpo.run.pulse import PULSE
+
+_RECENT_STEPS = 20
+"""Those over which the slowest node is looked for."""
 
 
 class Journal:
@@ -38,6 +43,7 @@ class Journal:
         self._length = length
         self._step_times = times
         self._metrics: Mapping[str, float] = {}
+        self._recent: deque[Mapping[str, float]] = deque(maxlen=_RECENT_STEPS)
         self._attempt = int(os.environ.get(ATTEMPT_VARIABLE, "1"))
         self._sinks = make_sinks(config, run_dir)
         self._ledger = Ledger(run_dir, self._attempt)
@@ -65,10 +71,12 @@ class Journal:
             "time/eta_s": eta_s or 0.0,
         }
         self._metrics = {**metrics, **times, **derived}
+        self._recent.append(self._metrics)
         self._write(step, self._metrics)
         self.publish_state(step, "training")
 
     def publish_state(self, step: int, phase: Phase) -> None:
+        slowest = slowest_node(self._recent)
         state = RunState(
             step=step,
             total_steps=self._length.total_steps,
@@ -81,6 +89,7 @@ class Journal:
             eval_p95_s=self._step_times.evals.p95_s,
             save_p95_s=self._step_times.saves.p95_s,
             longest_s=PULSE.longest_s,
+            slow_node=str(slowest) if slowest is not None and slowest.is_notable else "",
         )
         write_state(self._run_dir, state)
 

@@ -18,6 +18,7 @@ from hpc_grpo.driver.checkpoints import DriverState
 from hpc_grpo.driver.eval import Evaluation
 from hpc_grpo.driver.journal import Session
 from hpc_grpo.driver.learners import LearnerGroup
+from hpc_grpo.driver.meters import Meters
 from hpc_grpo.driver.weights import WeightSync
 from hpc_grpo.errors import EngineLostError, GraderLostError, HpcGrpoError, PromptError, RewardError
 
@@ -29,6 +30,7 @@ class TrainingLoop:
     learners: LearnerGroup
     weights: WeightSync | None = None
     evaluation: Evaluation | None = None
+    meters: Meters | None = None
 
     def run(self, state: DriverState) -> DriverState:
         """Train from `state` until the run is complete or asked to stop; return the state reached."""
@@ -44,6 +46,8 @@ class TrainingLoop:
             self._clear_gpus(state)
             with timer.phase("train"):
                 metrics = {**batch.metrics, **self.learners.train(batch, session.batch_record(state.step + 1))}
+            if self.meters is not None:
+                self.meters.ask()
             state = DriverState(state.step + 1, batch.ordinals[-1] + 1, batch.curriculum, batch.ahead)
             record = functools.partial(session.journal.record_step, state, metrics, batch)
             with self._saved_if_it_fails(state, record):
@@ -51,6 +55,8 @@ class TrainingLoop:
                 metrics |= checked
                 metrics |= self._evaluate(state, policy_version)
             self.batches.start(policy_version)
+            if self.meters is not None:
+                metrics |= self.meters.metrics()
             # Before the checkpoint: a run killed between the two must not resume past a step without a record.
             record()
             with timer.phase("checkpoint"):

@@ -107,7 +107,7 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
         print(f"Resuming after step {state.step} of {session.length.total_steps}.", flush=True)
     if isinstance(inputs.stream, DemonstrationStream):
         demonstrations = DemonstrationBatches(inputs.stream, config.sft.batch_size, state.next_ordinal)
-        return TrainingLoop(session, demonstrations, workers.learners).run(state)
+        return TrainingLoop(session, demonstrations, workers.learners, meters=workers.meters).run(state)
     with timer.phase("weights"):
         weights = workers.connect_weights(Canary(config, inputs.stream.prompt(0)))
     pool = workers.rollout_pool(weights)
@@ -117,7 +117,7 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
         sets = EvalSets(config, inputs.eval_streams, pool)
         evaluation = Evaluation(config, sets, session.run_dir, session.length)
     batches = RolloutBatches(config, scheduler)
-    return TrainingLoop(session, batches, workers.learners, weights, evaluation).run(state)
+    return TrainingLoop(session, batches, workers.learners, weights, evaluation, workers.meters).run(state)
 
 
 def main() -> int:

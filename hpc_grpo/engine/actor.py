@@ -19,6 +19,7 @@ from hpc_grpo.engine.vllm import start_vllm
 from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.system.affinity import keep_near_gpus
+from hpc_grpo.system.usage import METER, Usage
 from hpc_grpo.types import GroupRequest, GroupSamples
 
 if TYPE_CHECKING:
@@ -90,6 +91,10 @@ class Engine:
     async def wake_up(self) -> None:
         """Take the GPU back, without weights: the next publish brings them."""
         await self._between_steps(lambda sampler: sampler.wake_up())
+
+    async def usage(self) -> Usage:
+        """Return what it used since the call before; busy while it samples."""
+        return METER.read()
 
     async def forget_prefixes(self) -> None:
         await self._between_steps(lambda sampler: sampler.forget_prefixes())

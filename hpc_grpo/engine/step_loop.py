@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any, Generic, Protocol, TypeVar
 
 from hpc_grpo.run.pulse import PULSE
+from hpc_grpo.system.usage import METER
 
 _SAMPLING = "sampling"
 
@@ -65,7 +66,8 @@ class StepLoop(Generic[S]):
             if PULSE.work != _SAMPLING:
                 PULSE.turn_to(_SAMPLING)
             try:
-                engine.step()
+                with METER.busy():
+                    engine.step()
                 PULSE.beat()
             except BaseException as error:  # noqa: BLE001 - raised by every caller that waits
                 traceback.print_exception(error)  # callers see the cause alone

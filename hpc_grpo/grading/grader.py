@@ -19,6 +19,7 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
 from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
+from hpc_grpo.system.usage import METER, Usage
 from hpc_grpo.types import GroupGrades, GroupSamples, Prompt
 
 
@@ -51,6 +52,10 @@ class Grader:
             raise ValueError(f"samples of prompt {samples.ordinal} were given with prompt {prompt.ordinal}.")
         with self._pulse():
             return await self._grades(samples, prompt, with_texts)
+
+    async def usage(self) -> tuple[Usage, list[Usage | None]]:
+        """Return what it used itself since the call before, and what each of its reward workers did."""
+        return METER.read(with_children=False), self._pool.usage()
 
     def close(self) -> None:
         self._pool.close()

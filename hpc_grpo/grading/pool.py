@@ -22,6 +22,7 @@ from hpc_grpo.config.rollout import REWARD_LOAD_S
 from hpc_grpo.errors import ConfigError, HpcGrpoError, RewardAwayError, RewardError
 from hpc_grpo.grading.slot import QueuedCall, WorkerSlot
 from hpc_grpo.grading.worker import Call, CallResult, Preparation
+from hpc_grpo.system.usage import Usage
 
 _RESUME_S = 600.0
 """More patience with a reward's `prepare` at a resume, which may wait for a server to come back (rewards/http.py).
@@ -90,6 +91,10 @@ class RewardPool:
         if not rewards:
             group.complete()
         return group.outcome
+
+    def usage(self) -> list[Usage | None]:
+        """Return what each worker has used since the call before; None in the place of one that does not live."""
+        return [slot.usage() for slot in self._slots]
 
     def close(self) -> None:
         """Kill the workers, whatever they do. Calls not yet over raise HpcGrpoError."""

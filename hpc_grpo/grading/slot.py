@@ -25,9 +25,12 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
+import psutil
+
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.grading.worker import HEADER, Call, CallResult, Preparation, framed
 from hpc_grpo.system.processes import hold_on
+from hpc_grpo.system.usage import Meter, Usage
 
 _MAX_TRIES = 2
 """A worker that is lost to something else than the call is no fault of the call; a second one probably is."""
@@ -91,6 +94,11 @@ class WorkerSlot(threading.Thread):
             self._closed = True
             if self._worker is not None:
                 self._worker.kill()
+
+    def usage(self) -> Usage | None:
+        """Return what the worker has used since the call before; None where there is none."""
+        with self._lock:
+            return None if self._worker is None else self._worker.usage()
 
     def _serve(self, queued: QueuedCall) -> CallResult:
         """Run the call in the worker. Raises HpcGrpoError when the slot is closed meanwhile."""
@@ -179,6 +187,7 @@ class _WorkerProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+        self._meter = Meter(self._process.pid)
 
     def ask(self, message: Any, deadline: float) -> Any:
         """Return the answer to a message; `deadline` is of the monotonic clock.
@@ -198,6 +207,12 @@ class _WorkerProcess:
 
     def is_stopped(self) -> bool:
         return hold_on(self._process.pid) == "stopped"
+
+    def usage(self) -> Usage | None:
+        try:
+            return self._meter.read()
+        except psutil.NoSuchProcess:  # it has died, and its thread is about to see it
+            return None
 
     def kill(self) -> None:
         """Kill the worker with all that its rewards have started."""

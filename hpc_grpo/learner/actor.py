@@ -25,6 +25,7 @@ from hpc_grpo.run.files import when_there_is_space
 from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.system.affinity import keep_near_gpus
+from hpc_grpo.system.usage import METER, Usage
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
 from hpc_grpo.weights.node_group import RENDEZVOUS, GroupMembership, NodeGroup
 from hpc_grpo.weights.store import StoreSpec
@@ -103,6 +104,10 @@ class LearnerActor:
                 )
                 when_there_is_space(save, "the step's batch")
             return self._learner.train_step(fetched)
+
+    def usage(self) -> Usage:
+        """Return what it used since the call before; busy while it computes without waiting for other learners."""
+        return METER.read()
 
     def free_cached_memory(self) -> None:
         """Give back what torch keeps of a GPU for the next step, to the engine that shares it."""

@@ -69,6 +69,23 @@ def draw_phases(title: str, steps: Sequence[int], phases: Mapping[str, Sequence[
     return done[0]
 
 
+def draw_shares(title: str, rows: Mapping[str, Mapping[str, float]]) -> Picture:
+    """Draw the seconds that each row spent in each phase as a bar, one phase after the other."""
+    colors = dict(zip(dict.fromkeys(phase for phases in rows.values() for phase in phases), PALETTE, strict=False))
+    with _drawn(title, size=(5.4, 0.9 + 0.3 * len(rows))) as (axes, done):
+        for index, phases in enumerate(rows.values()):
+            begin = 0.0
+            for phase, seconds in phases.items():
+                label = _label(phase) if index == 0 else None
+                axes.barh(index, seconds, left=begin, height=0.7, color=colors[phase], label=label)
+                begin += seconds
+        axes.set_yticks(range(len(rows)), [_label(row) for row in rows])
+        axes.invert_yaxis()
+        axes.set_xlabel("s")
+        _legend(axes, len(colors))
+    return done[0]
+
+
 def draw_histogram(title: str, unit: str, values: Mapping[str, Sequence[int]]) -> Picture:
     """Draw how often lengths occur, each series as an outline over the others."""
     with _drawn(title) as (axes, done):

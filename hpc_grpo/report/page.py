@@ -14,10 +14,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
 from hpc_grpo.metrics.record import REWARD
+from hpc_grpo.metrics.usage import SlowestNode, node_seconds, slowest_node
 from hpc_grpo.report.curves import Curve, curve_of, find_curves
 from hpc_grpo.report.drawings import (
     Bar,
@@ -25,6 +27,7 @@ from hpc_grpo.report.drawings import (
     draw_curves,
     draw_histogram,
     draw_phases,
+    draw_shares,
     draw_timeline,
 )
 from hpc_grpo.report.explain import Explanation, explain_attempts
@@ -40,6 +43,7 @@ Metrics = dict[int, dict[str, Any]]
 
 _HERE = Path(__file__).parent
 _MAX_EVALS = 6
+_MAX_NODES = 16
 _LINKED = ("metrics.jsonl", "config.yaml", "rollouts", "attempts", "state.json")
 _SYNC = (
     "lag/mean",
@@ -67,6 +71,7 @@ class _Run:
     attempts: list[Explanation]
     links: list[tuple[str, str]]
     phases: list[tuple[str, float, float]]
+    slowest: SlowestNode | None
 
 
 def write_page(runs: Sequence[RunDir], path: Path) -> Path:
@@ -133,6 +138,7 @@ def _read(run: RunDir, name: str, folder: Path, now: float) -> _Run:
             (file, quote(os.path.relpath(run.path / file, folder))) for file in _LINKED if (run.path / file).exists()
         ],
         phases=[(phase, spent, spent / whole) for phase, spent in seconds.items()],
+        slowest=slowest_node(metrics.values()),
     )
 
 
@@ -162,7 +168,7 @@ def _sections(runs: Sequence[_Run]) -> list[tuple[str, list[Picture]]]:
         ("Parts of the reward", _curves(runs, sorted(parts))),
         ("Policy lag and mismatch", _curves(runs, _SYNC)),
         ("Speed and lengths", [*_curves(runs, _SPEED), *_histograms(runs)]),
-        ("Where the time went", [picture for run in runs for picture in _phases(run)]),
+        ("Where the time went", [picture for run in runs for picture in (*_phases(run), *_nodes(run))]),
         ("Attempts and jobs", _timeline(runs)),
     ]
     return [(heading, pictures) for heading, pictures in sections if pictures]
@@ -197,6 +203,18 @@ def _phases(run: _Run) -> list[Picture]:
     names = [name for name, _, _ in run.phases if any(f"time/{name}_s" in run.metrics[step] for step in steps)]
     seconds = {name: [_finite(run.metrics[step].get(f"time/{name}_s")) for step in steps] for name in names[:8]}
     return [draw_phases(f"{run.name}: seconds of a step by phase", steps, seconds)] if seconds else []
+
+
+def _nodes(run: _Run) -> list[Picture]:
+    """Draw the mean seconds of a step that nodes took, the slowest first; none of a run that has recorded none."""
+    totals: dict[str, dict[str, list[float]]] = {}
+    for line in run.metrics.values():
+        for node, seconds in node_seconds(line).items():
+            for phase, spent in seconds.items():
+                totals.setdefault(node, {}).setdefault(phase, []).append(spent)
+    means = {node: {phase: fmean(own) for phase, own in phases.items()} for node, phases in totals.items()}
+    slowest = sorted(means, key=lambda node: -sum(means[node].values()))[:_MAX_NODES]
+    return [draw_shares(f"{run.name}: seconds of a step by node", {n: means[n] for n in slowest})] if slowest else []
 
 
 def _timeline(runs: Sequence[_Run]) -> list[Picture]:

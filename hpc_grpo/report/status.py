@@ -55,7 +55,7 @@ class RunSummary:
 
     A field ending in `_s` is in seconds, `_at` in unix seconds. `step` of `total_steps` have ended. `walltime_left_s`
     is that of the running attempt's allocation, `heartbeat_age_s` the time since its supervisor's last sign of life.
-    `problem` is a sentence about what last went wrong.
+    `problem` is a sentence about what last went wrong, `slow_node` about a node that holds up a run that trains.
     """
 
     run: str
@@ -72,6 +72,7 @@ class RunSummary:
     walltime_left_s: float | None = None
     heartbeat_age_s: float | None = None
     problem: str | None = None
+    slow_node: str | None = None
 
 
 def run_status(records: RunRecords, now: float) -> RunStatus:
@@ -120,6 +121,7 @@ def summarize(records: RunRecords, now: float) -> RunSummary:
         walltime_left_s=None if ends_at is None else max(0.0, ends_at - now),
         heartbeat_age_s=None if sign is None else max(0.0, now - sign),
         problem=_problem(records, status, now),
+        slow_node=(state.slow_node or None) if state and status in ("training", "stopping") else None,
     )
 
 
@@ -175,7 +177,7 @@ def _cells(summary: RunSummary) -> list[str]:
         duration(summary.eta_s),
         duration(summary.walltime_left_s),
         duration(summary.heartbeat_age_s),
-        one_line(summary.problem),
+        one_line(summary.problem or summary.slow_node),
     ]
 
 

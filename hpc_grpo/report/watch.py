@@ -156,6 +156,8 @@ def _alerts(summary: RunSummary, records: RunRecords, values: Mapping[str, Any])
     length = _length(summary)
     if length and "does not" in length[0] and not records.waiting_job:
         alerts.append("no further job waits: when this one ends, hpc-grpo resume RUN carries on")
+    if summary.slow_node is not None:
+        alerts.append(summary.slow_node)
     alerts += [text for name, limit, text in _LIMITS if (values.get(name) or 0.0) >= limit]
     return alerts
 

@@ -24,7 +24,7 @@ class RunState:
 
     `step_p95_s`, `eval_p95_s` and `save_p95_s` are the 95th percentiles of what a step, without what follows, an eval
     and a checkpoint take (see driver/length.py). `longest_s`: the longest that the driver was in each phase, over all
-    attempts (see run/pulse.py).
+    attempts (see run/pulse.py). `slow_node` says which node takes notably longer than the others, "" for none.
     """
 
     step: int
@@ -38,6 +38,7 @@ class RunState:
     eval_p95_s: float | None = None
     save_p95_s: float | None = None
     longest_s: dict[str, float] = field(default_factory=dict)
+    slow_node: str = ""
     heartbeat: float = field(default_factory=time.time)
 
 

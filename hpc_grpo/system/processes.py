@@ -78,6 +78,11 @@ def catches(pid: int, sig: int) -> bool:
     return any(int(mask, 16) >> (sig - 1) & 1 for mask in masks)
 
 
+def children(pid: int) -> list[int]:
+    """Return the living children of a process, those of all its threads; none where the kernel does not list them."""
+    return [int(child) for own in Path(f"/proc/{pid}/task").glob("*/children") for child in _read(own).split()]
+
+
 def hold_on(pid: int) -> Literal["", "stopped", "traced"]:
     """Tell what keeps a process from running: a stop signal, or a debugger; "" if nothing does, or it is gone."""
     fields = dict(line.split(b":\t", 1) for line in _read(Path(f"/proc/{pid}/status")).splitlines() if b":\t" in line)

@@ -103,3 +103,18 @@ def test_the_batches_of_the_newest_steps_are_kept_and_a_resume_replaces_those_of
         assert sorted(step_dirs(folder.parent)) == kept
     silent = Session(minimal_config(), run_dir, unused, unused, unused, unused, unused)
     assert silent.batch_record(5) is None
+
+
+@pytest.mark.parametrize(("seconds", "named"), [(2.0, "node n2 takes 2.00 times as long as the others do"), (1.1, "")])
+def test_a_node_that_takes_notably_longer_is_in_the_state(
+    make_journal: Callable[[StepTimes], Journal], run_dir: RunDir, clock: list[float], seconds: float, named: str
+) -> None:
+    journal = make_journal(StepTimes.after(None))
+    nodes = {"node/sample_s/n1": 1.0, "node/sample_s/n2": seconds, "node/median_s": 1.0}
+    for step in range(1, 6):
+        clock[0] += 3.0
+        journal.record_step(DriverState(step, step), METRICS | nodes, Batch([], [step], {}))
+        state = read_state(run_dir)
+        assert state is not None
+        assert state.slow_node == (named if step == 5 else "")
+    journal.close()

@@ -15,6 +15,7 @@ class FakeEngine:
     """Steps as DeepSpeed does: AdamW, then the schedule, then the count."""
 
     def __init__(self) -> None:
+        self.device = torch.device("cpu")
         self.weight = torch.nn.Parameter(torch.ones(1))
         self.optimizer = torch.optim.AdamW([self.weight], lr=0.1, weight_decay=0.1)
         self.num_scheduled = 0

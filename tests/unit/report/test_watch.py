@@ -133,3 +133,14 @@ def _lines_of(shown: RenderableType, width: int) -> str:
     console = Console(record=True, file=io.StringIO(), width=width)
     console.print(shown)
     return console.export_text()
+
+
+def test_a_node_that_holds_up_the_others_is_an_alert_while_the_run_trains(built: RunBuilder) -> None:
+    said = "node n2 takes 1.42 times as long as the others do"
+    built.attempt(1)
+    built.hold(1)
+    built.state(1, slow_node=said)
+    now = snapshot(built.run)
+    assert now.alerts[-1] == said
+    complete(built)
+    assert said not in snapshot(built.run).alerts

@@ -1,0 +1,123 @@
+"""Metrics of what the run's processes use and of the time that nodes take, and which node is slowest."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpc_grpo.system.usage import Usage
+from hpc_grpo.types import GIB
+
+NODE_PHASES = {"learner": "train", "engine": "sample"}
+"""Kind of process -> what it is busy with in a step."""
+
+NOTABLE_RATIO = 1.2
+"""A node that takes so many times as long as the median is named."""
+
+_FEWEST_STEPS = 5
+_MAX_NAMED = 32
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A process's usage since the step before; `index` counts those of its kind over all nodes."""
+
+    kind: str
+    index: int
+    node: str
+    usage: Usage
+
+
+@dataclass(frozen=True)
+class SlowestNode:
+    """The node whose learners and engines take longest: `ratio` times the median of all nodes."""
+
+    name: str
+    ratio: float
+
+    @property
+    def is_notable(self) -> bool:
+        return self.ratio >= NOTABLE_RATIO
+
+    def __str__(self) -> str:
+        return f"node {self.name} takes {self.ratio:.2f} times as long as the others do"
+
+
+def usage_metrics(readings: Sequence[Reading]) -> dict[str, float]:
+    """Return CPU cores in use, memory and GPU memory of every process, and the seconds that nodes took.
+
+    A line must not be as long as the run is large: of a kind with more than 32 processes it has all cores together and
+    the most memory, of more than 32 nodes the slowest ones.
+    """
+    by_kind: dict[str, list[Reading]] = defaultdict(list)
+    for reading in readings:
+        by_kind[reading.kind].append(reading)
+    metrics: dict[str, float] = {}
+    for kind, own in by_kind.items():
+        if len(own) > _MAX_NAMED:
+            metrics |= _metrics_of(f"{kind}s", [each.usage for each in own])
+        else:
+            for each in own:
+                metrics |= _metrics_of(f"{kind}-{each.index}", [each.usage])
+    return metrics | _node_metrics(readings)
+
+
+def _metrics_of(name: str, usages: Sequence[Usage]) -> dict[str, float]:
+    metrics = {
+        f"process/cpu_cores/{name}": sum(each.cpu_s / each.wall_s for each in usages if each.wall_s),
+        f"process/memory_gib/{name}": max(each.memory for each in usages) / GIB,
+    }
+    if on_gpu := [each.gpu_memory for each in usages if each.gpu_memory is not None]:
+        metrics[f"process/gpu_memory_gib/{name}"] = max(on_gpu) / GIB
+    return metrics
+
+
+def _node_metrics(readings: Sequence[Reading]) -> dict[str, float]:
+    by_node: dict[str, dict[str, float]] = defaultdict(dict)
+    for reading in readings:
+        if phase := NODE_PHASES.get(reading.kind):
+            seconds = by_node[reading.node]
+            seconds[phase] = max(seconds.get(phase, 0.0), reading.usage.busy_s)
+    if not by_node:
+        return {}
+    totals = {node: sum(seconds.values()) for node, seconds in by_node.items()}
+    slowest = sorted(totals, key=totals.__getitem__, reverse=True)[:_MAX_NAMED]
+    named = {f"node/{phase}_s/{node}": s for node in slowest for phase, s in by_node[node].items()}
+    return {**named, "node/median_s": statistics.median_low(totals.values())}
+
+
+def node_seconds(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Return the seconds of a step by node and phase: of each, what its slowest learner or engine took.
+
+    >>> node_seconds({"node/train_s/a": 2.0, "node/sample_s/a": 5.0, "time/train_s": 3.0})
+    {'a': {'train': 2.0, 'sample': 5.0}}
+    """
+    by_node: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        room, _, rest = name.partition("/")
+        phase, _, node = rest.partition("_s/")
+        if room == "node" and phase in NODE_PHASES.values() and node and math.isfinite(value):
+            by_node.setdefault(node, {})[phase] = value
+    return by_node
+
+
+def slowest_node(steps: Iterable[Mapping[str, float]]) -> SlowestNode | None:
+    """Return the node that took longest over all steps; None of a single node, or of fewer than five steps that tell.
+
+    In the median's place of two nodes stands the faster one.
+    """
+    totals: dict[str, float] = defaultdict(float)
+    median_s, num_told = 0.0, 0
+    for metrics in steps:
+        seconds = node_seconds(metrics)
+        num_told += bool(seconds)
+        median_s += metrics.get("node/median_s", 0.0)
+        for node, phases in seconds.items():
+            totals[node] += sum(phases.values())
+    if num_told < _FEWEST_STEPS or len(totals) < 2 or not median_s > 0:
+        return None
+    name = max(totals, key=totals.__getitem__)
+    return SlowestNode(name, totals[name] / median_s)
