@@ -124,7 +124,7 @@ def test_partitions_differ_in_their_default_memory(slurm_cluster: SlurmCluster, 
 def test_a_job_that_outgrows_its_memory_is_killed(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     grow = "import time; hoard = bytearray(600 << 20); time.sleep(60)"
     job_id = slurm_cluster.submit(f"#!/bin/bash\nsrun python3 -c '{grow}'\n", tmp_path, "--mem=200")
-    end = slurm_cluster.wait_for_job(job_id, 40)
+    end = slurm_cluster.wait_for_job(job_id, 90)
     printed = (tmp_path / f"{job_id}.out").read_text()
     # OUT_OF_MEMORY needs cgroups; Slurm's own accounting kills just as surely and calls it FAILED.
     assert end.state == "FAILED", printed

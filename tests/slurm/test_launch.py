@@ -157,7 +157,7 @@ def test_a_lost_supervisor_leaves_no_process_and_the_next_job_removes_its_folder
 def test_a_wrong_config_fails_at_once_and_in_words(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     argv = ["sbatch", "--parsable", "--time=1", SBATCH, "local/debug", "train.lrr=1"]
     done = slurm_cluster.run(argv, environment=ENVIRONMENT, cwd=tmp_path)
-    end = slurm_cluster.wait_for_job(int(done.stdout), 60.0)
+    end = slurm_cluster.wait_for_job(int(done.stdout), _DEADLINE_S)
     assert (end.state, end.exit_code) == ("FAILED", "78:0")
     (output,) = tmp_path.glob("*.out")
     assert "did you mean 'lr'?" in output.read_text()

@@ -177,4 +177,4 @@ def test_status_of_fifty_runs_is_fast_and_loads_nothing_heavy(root: Path) -> Non
     assert done.stdout.count("training") == 50
     assert done.stdout.splitlines()[-1] == "[]"
     cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
-    assert cpu_s < 0.4  # CPU seconds: independent of the machine's load
+    assert cpu_s < 2.0  # CPU seconds, independent of the machine's load; a fast one needs a tenth

@@ -66,12 +66,13 @@ def test_a_strangers_process_with_a_name_cut_in_mid_character_is_no_error() -> N
 
 def test_orphans_are_adopted_and_reaped_but_for_those_that_a_popen_waits_for() -> None:
     program = (
-        "import os, subprocess, time\n"
+        "import os, signal, subprocess, time\n"
         "from hpc_grpo.system.process_tree import descendants, reap_adopted\n"
         "from hpc_grpo.system.processes import adopt_orphans\n"
         "adopt_orphans()\n"
-        "subprocess.run(['sh', '-c', 'sleep 0.1 &'])\n"
+        "subprocess.run(['sh', '-c', 'sleep 60 &'])\n"
         "orphans = descendants(os.getpid())\n"
+        "os.kill(orphans[0], signal.SIGKILL)\n"
         "while descendants(os.getpid()): time.sleep(0.02)\n"
         "zombie = os.path.exists(f'/proc/{orphans[0]}')\n"
         "reap_adopted(keep=[])\n"

@@ -32,7 +32,8 @@ def test_the_time_in_which_a_process_is_stopped_does_not_count(stopped_s: float)
     program = (
         "import time; from hpc_grpo.system.waking_clock import WakingClock\n"
         "begun, clock = time.monotonic(), WakingClock(most_s=0.25); clock.keep_looking(every_s=0.05)\n"
-        "print('up', flush=True); input(); time.sleep(0.2); print(time.monotonic() - begun, clock.read())"
+        "print('up', flush=True); input()\n"
+        "time.sleep(0.2); counted_s = clock.read(); print(time.monotonic() - begun, counted_s)"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
