@@ -82,9 +82,9 @@ def overridden(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str,
 
 
 def shipped_config(name: str) -> Path | None:
-    """Return the file behind a name below `configs/`; None where there is none."""
-    candidates = (CONFIGS_DIR / name, CONFIGS_DIR / f"{name}.yaml")
-    return next((path for path in candidates if path.is_file()), None)
+    """Return the file behind a name below `configs/`; None where there is none, or the name is a path elsewhere."""
+    paths = [Path(os.path.normpath(CONFIGS_DIR / text)) for text in (name, f"{name}.yaml")]
+    return next((path for path in paths if path.is_file() and path.is_relative_to(CONFIGS_DIR)), None)
 
 
 def find_config(name: str) -> Path:

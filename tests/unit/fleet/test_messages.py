@@ -129,6 +129,12 @@ def test_a_config_goes_along_with_the_files_that_it_builds_on(tmp_path: Path) ->
     assert config_text(tmp_path / "alone.yaml") == "# as it is\nrun: {name: mine}\n"
 
 
+def test_a_path_of_a_vm_is_no_file_of_the_controllers(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text("launch: {num_nodes: 2}")
+    job = row(config_name=str(tmp_path / "site.yaml"))
+    assert make_spec(job, (0,), FleetSettings())["words"] == ["train", str(tmp_path / "site.yaml")]
+
+
 def test_an_override_takes_a_config_of_several_nodes_to_one() -> None:
     job = row(config="launch: {num_nodes: 2}", overrides='["launch.num_nodes=1"]')
     assert make_spec(job, (0,), FleetSettings())["words"] == ["train", "config.yaml", "launch.num_nodes=1"]
