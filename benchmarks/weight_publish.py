@@ -1,41 +1,40 @@
-"""How fast one learner's weights reach three engine processes of its node.
+"""How fast learners' weights reach the engines of their nodes, beside memcpy of the same bytes.
 
-`python benchmarks/weight_publish.py`: bf16 tensors in the shapes of Qwen2.5-0.5B (290 tensors, 0.92 GiB), once
-per round by each method, in turn, so that a busy moment hits all of them. Every engine ends with the weights in
-tensors of its own. Times run from the learner's start until the last engine has answered.
+`python benchmarks/weight_publish.py`: bf16 tensors in the shapes of Qwen2.5-0.5B (290 tensors, 0.92 GiB), once per
+round by each method, in turn, so that a busy moment hits all of them. Times run from the learner's start until the last
+engine has answered. Every engine ends with the weights in tensors of its own. `--nodes 1,2,4` is as many nodes at once,
+each with processes, store and groups of its own, on the cores of this machine: what counts is the ratio to memcpy,
+which the same processes do at the same time.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import torch
 import torch.distributed as dist
 from common import load_average, median, print_table
 
 from hpc_grpo.learner.publish import WeightPublisher
 from hpc_grpo.types import ParameterSpec
-from hpc_grpo.weights.buckets import Bucket, BucketLayout, bucket_layout
+from hpc_grpo.weights.buckets import bucket_layout
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership, NodeGroup
-from hpc_grpo.weights.store import StoreSpec, WeightStore
+from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore, views
 
-_KEY = 7
 _DEADLINE_S = 120.0
-_NUM_BUFFERS = 2
 _BUCKET_BYTES = 256 * 2**20
-_DTYPE = torch.bfloat16
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 def qwen2_specs(num_layers: int, vocabulary: int) -> list[ParameterSpec]:
@@ -62,67 +61,93 @@ def qwen2_specs(num_layers: int, vocabulary: int) -> list[ParameterSpec]:
     return [ParameterSpec(name, shape, "bfloat16") for name, shape in shapes.items()]
 
 
-class UncheckedStore(WeightStore):
-    """Without checksums, to say what they cost."""
+class Member:
+    """A learner (rank 0) or an engine of one node: its weights, and the node's store."""
 
-    def checksum(self, version: int, bucket: Bucket) -> int:
-        return 0
+    def __init__(self, folder: Path, specs: Sequence[ParameterSpec], rank: int, size: int) -> None:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", store=dist.FileStore(str(folder / "gloo"), size), rank=rank, world_size=size)
+        self.rank, self.size = rank, size
+        self.layout = bucket_layout(specs, _BUCKET_BYTES)
+        self.flat = torch.zeros(self.layout.num_bytes, dtype=torch.uint8)
+        self.tensors = {name: tensor for bucket in self.layout.buckets for name, tensor in views(self.flat, bucket)}
+        spec = StoreSpec(self.layout, 1, key=7)
+        if rank == PUBLISHER_RANK:
+            self.store = WeightStore(folder, spec, create=True)
+        dist.barrier()
+        if rank != PUBLISHER_RANK:
+            self.store = WeightStore(folder, spec, create=False)
+        self.group = NodeGroup(GroupMembership(folder, rank, size, _DEADLINE_S))
 
 
 class Method(ABC):
-    """One way to bring the weights over; rank 0 publishes, the others receive into `tensors`."""
+    """One way to bring the weights over; the learner publishes, engines receive into their tensors."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
 
     @abstractmethod
     def publish(self, version: int) -> None: ...
 
     @abstractmethod
-    def receive(self, version: int) -> float:
+    def receive(self) -> float:
         """Returns the seconds the engine could not generate."""
+
+
+class Memcpy(Method):
+    """The limit: the learner's bytes into shared memory by one thread a core, and one copy an engine."""
+
+    def publish(self, version: int) -> None:
+        source, target = self.member.flat.numpy(), self.member.store.buffers[0].numpy()
+        num_threads = len(os.sched_getaffinity(0))
+        with ThreadPoolExecutor(num_threads) as threads:
+            parts = zip(np.array_split(target, num_threads), np.array_split(source, num_threads), strict=True)
+            list(threads.map(lambda part: np.copyto(*part), parts))
+        dist.barrier()
+        dist.barrier()
+
+    def receive(self) -> float:
+        dist.barrier()
+        started = time.perf_counter()
+        np.copyto(self.member.flat.numpy(), self.member.store.buffers[0].numpy())
+        paused_s = time.perf_counter() - started
+        dist.barrier()
+        return paused_s
 
 
 class BroadcastEach(Method):
     """One Gloo broadcast per parameter."""
 
-    def __init__(self, tensors: Tensors) -> None:
-        self._tensors = tensors
-
     def publish(self, version: int) -> None:
-        self._broadcast_all()
-        dist.barrier()
-
-    def receive(self, version: int) -> float:
-        started = time.perf_counter()
-        self._broadcast_all()
-        dist.barrier()
-        return time.perf_counter() - started
-
-    def _broadcast_all(self) -> None:
-        for tensor in self._tensors.values():
+        for tensor in self.member.tensors.values():
             dist.broadcast(tensor, PUBLISHER_RANK)
+        dist.barrier()
+
+    def receive(self) -> float:
+        started = time.perf_counter()
+        self.publish(0)
+        return time.perf_counter() - started
 
 
 class BroadcastBuckets(Method):
     """Gloo broadcasts of flat buckets, packed by the learner and unpacked by the engines."""
 
-    def __init__(self, tensors: Tensors, layout: BucketLayout) -> None:
-        self._tensors = tensors
-        self._buckets = layout.buckets
-        longest = max(sum(prod(slot.spec.shape) for slot in bucket.slots) for bucket in layout.buckets)
-        self._flat = torch.zeros(longest, dtype=_DTYPE)
+    def __init__(self, member: Member) -> None:
+        super().__init__(member)
+        buckets = [[member.tensors[name].view(-1) for name in bucket.names] for bucket in member.layout.buckets]
+        lengths = [sum(map(len, own)) for own in buckets]
+        longest = torch.zeros(max(lengths), dtype=torch.bfloat16)
+        self._buckets = [(own, longest[:length]) for own, length in zip(buckets, lengths, strict=True)]
 
     def publish(self, version: int) -> None:
-        for bucket in self._buckets:
-            parts = [self._tensors[name].view(-1) for name in bucket.names]
-            flat = self._flat[: sum(len(part) for part in parts)]
-            torch.cat(parts, out=flat)
+        for own, flat in self._buckets:
+            torch.cat(own, out=flat)
             dist.broadcast(flat, PUBLISHER_RANK)
         dist.barrier()
 
-    def receive(self, version: int) -> float:
+    def receive(self) -> float:
         started = time.perf_counter()
-        for bucket in self._buckets:
-            own = [self._tensors[name].view(-1) for name in bucket.names]
-            flat = self._flat[: sum(len(tensor) for tensor in own)]
+        for own, flat in self._buckets:
             dist.broadcast(flat, PUBLISHER_RANK)
             for tensor, part in zip(own, flat.split([len(tensor) for tensor in own]), strict=True):
                 tensor.copy_(part)
@@ -131,156 +156,129 @@ class BroadcastBuckets(Method):
 
 
 class Store(Method):
-    """hpc_grpo's transport: the store in shared memory, announced and acknowledged over the node's group."""
+    """hpc_grpo's transport; a broadcast and a barrier stand for the driver's calls between its three stages."""
 
-    def __init__(self, tensors: Tensors, layout: BucketLayout, member: GroupMembership, store_class: type[WeightStore]):
-        self._tensors = tensors
-        self._layout = layout
-        is_learner = member.rank == PUBLISHER_RANK
-        if is_learner:
-            self._store = store_class(member.folder, StoreSpec(layout, _NUM_BUFFERS, _KEY), create=True)
-        dist.barrier()
-        if not is_learner:
-            self._store = store_class(member.folder, StoreSpec(layout, _NUM_BUFFERS, _KEY), create=False)
-        self._group = NodeGroup(member)
-        self._publisher = WeightPublisher(layout, lambda names: nullcontext(self._tensors), self._store)
-        self._publisher.join(self._group)
+    def __init__(self, member: Member) -> None:
+        super().__init__(member)
+        self._publisher = WeightPublisher(member.layout, lambda names: nullcontext(member.tensors), member.store)
+        self._publisher.join(member.group)
 
     def publish(self, version: int) -> None:
-        self._publisher.stage(version)
+        dist.broadcast_object_list([self._publisher.stage(version)], PUBLISHER_RANK)
+        dist.barrier()
         self._publisher.announce()
 
-    def receive(self, version: int) -> float:
-        stored = self._group.receive_announcement(len(self._layout.buckets))
-        # The driver stops the engines only when the version has been staged.
+    def receive(self) -> float:
+        staged: list[Any] = [None]
+        dist.broadcast_object_list(staged, PUBLISHER_RANK)
+        member, verified = self.member, staged[0]
+        member.store.verify(verified, member.rank - 1, member.size - 1)
+        dist.barrier()
         paused = time.perf_counter()
-        self._store.verify(stored)
-        for bucket in self._layout.buckets:
-            for name, tensor in self._store.tensors(stored.buffer, bucket):
-                self._tensors[name].copy_(tensor)
-        self._group.acknowledge(stored.version)
+        stored: StoredVersion = member.group.receive_announcement(len(member.layout.blocks))
+        if stored != verified:
+            raise RuntimeError(f"announced was {stored}, verified {verified}")
+        for bucket in member.layout.buckets:
+            for name, tensor in member.store.tensors(stored.buffer, bucket):
+                member.tensors[name].copy_(tensor)
+        member.group.acknowledge(stored.version)
         return time.perf_counter() - paused
 
 
-STORE, UNCHECKED = "hpc_grpo", "hpc_grpo, no checksums"
-METHODS = ("Gloo, one broadcast a parameter", "Gloo, 256 MiB flat buckets", STORE, UNCHECKED)
+METHODS: dict[str, type[Method]] = {
+    "memcpy": Memcpy,
+    "hpc_grpo": Store,
+    "Gloo, 256 MiB flat buckets": BroadcastBuckets,
+    "Gloo, one broadcast a parameter": BroadcastEach,
+}
 
 
 @dataclass(frozen=True)
 class Setting:
-    folder: Path
     specs: Sequence[ParameterSpec]
+    num_nodes: int
     num_engines: int
     num_rounds: int
 
 
-def methods(setting: Setting, tensors: Tensors, rank: int) -> dict[str, Method]:
-    layout = bucket_layout(setting.specs, _BUCKET_BYTES)
-    size = setting.num_engines + 1
-    made: list[Method] = [BroadcastEach(tensors), BroadcastBuckets(tensors, layout)]
-    for folder, store_class in (("checked", WeightStore), ("unchecked", UncheckedStore)):
-        member = GroupMembership(setting.folder / folder, rank, size, _DEADLINE_S)
-        made.append(Store(tensors, layout, member, store_class))
-    return dict(zip(METHODS, made, strict=True))
-
-
-def join(setting: Setting, rank: int) -> None:
-    torch.set_num_threads(1)
-    rendezvous = dist.FileStore(str(setting.folder / "gloo"), setting.num_engines + 1)
-    dist.init_process_group("gloo", store=rendezvous, rank=rank, world_size=setting.num_engines + 1)
-
-
-def engine(setting: Setting, rank: int, pauses: Any) -> None:
-    """An engine process: receives every version by every method, checks what arrived, and reports its pauses."""
-    join(setting, rank)
-    tensors = {spec.name: torch.zeros(spec.shape, dtype=_DTYPE) for spec in setting.specs}
-    last = setting.specs[-1].name
-    by_name = methods(setting, tensors, rank)
-    for version in range(setting.num_rounds + 1):
-        for name, method in by_name.items():
-            dist.barrier()
-            pauses.put((name, version, method.receive(version)))
-            if tensors[last][0].item() != version + 1:
-                raise RuntimeError(f"{name}: version {version} did not arrive")
-    dist.barrier()
-
-
-def learner(setting: Setting) -> tuple[dict[str, list[float]], list[float]]:
-    """Publish every version by every method; gives the seconds by method, without the first round, and memcpy's."""
-    join(setting, PUBLISHER_RANK)
-    tensors = {spec.name: torch.ones(spec.shape, dtype=_DTYPE) for spec in setting.specs}
-    copies = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    by_name = methods(setting, tensors, PUBLISHER_RANK)
-    published: dict[str, list[float]] = {name: [] for name in METHODS}
-    memcpy = []
-    for version in range(setting.num_rounds + 1):
-        for tensor in tensors.values():
-            tensor.fill_(version + 1)
-        started = time.perf_counter()
-        for name, tensor in tensors.items():
-            copies[name].copy_(tensor)
-        memcpy.append(time.perf_counter() - started)
-        for name, method in by_name.items():
-            dist.barrier()
+def work(folder: Path, setting: Setting, rank: int, everybody: Any, results: Any) -> None:
+    """Take part in every method, round by round; report seconds: of the learner all, of an engine its pause."""
+    member = Member(folder, setting.specs, rank, setting.num_engines + 1)
+    methods = {name: method(member) for name, method in METHODS.items()}
+    last = member.tensors[setting.specs[-1].name]
+    version = 0
+    for counted in range(setting.num_rounds + 1):
+        for name, method in methods.items():
+            version += 1
+            if rank == PUBLISHER_RANK:
+                for tensor in member.tensors.values():
+                    tensor.fill_(version)
+            everybody.wait()
             started = time.perf_counter()
-            method.publish(version)
-            published[name].append(time.perf_counter() - started)
-    dist.barrier()
-    return {name: seconds[1:] for name, seconds in published.items()}, memcpy[1:]
+            if rank == PUBLISHER_RANK:
+                method.publish(version)
+                seconds = time.perf_counter() - started
+            else:
+                seconds = method.receive()
+            if last[-1].item() != version:
+                raise RuntimeError(f"{name}: version {version} did not arrive")
+            results.put((name, rank == PUBLISHER_RANK, counted, seconds))
+    everybody.wait()
 
 
-def report(setting: Setting, published: Mapping[str, list[float]], pauses: Mapping[str, float], copy_s: float) -> None:
-    gigabytes = sum(prod(spec.shape) for spec in setting.specs) * 2 / 1e9
+def measure(setting: Setting) -> dict[tuple[str, bool], float]:
+    """Return the median over the rounds, after one that is not counted, of the longest (learner: whole; or pause)."""
+    context = multiprocessing.get_context("spawn")
+    num_members = setting.num_nodes * (setting.num_engines + 1)
+    everybody, results = context.Barrier(num_members, timeout=_DEADLINE_S), context.Queue()
+    longest: dict[tuple[str, bool, int], float] = {}
+    with tempfile.TemporaryDirectory(prefix="hpc-grpo-bench-", dir="/dev/shm") as shared:
+        folders = [Path(shared, f"node-{node}") for node in range(setting.num_nodes)]
+        for folder in folders:
+            folder.mkdir()
+        members = [
+            context.Process(target=work, args=(folder, setting, rank, everybody, results), daemon=True)
+            for folder in folders
+            for rank in range(setting.num_engines + 1)
+        ]
+        for process in members:
+            process.start()
+        for _ in range(num_members * (setting.num_rounds + 1) * len(METHODS)):
+            name, is_whole, counted, seconds = results.get(timeout=_DEADLINE_S)
+            longest[name, is_whole, counted] = max(seconds, longest.get((name, is_whole, counted), 0.0))
+        for process in members:
+            process.join()
+    rounds = range(1, setting.num_rounds + 1)
+    return {
+        (name, whole): median([longest[name, whole, n] for n in rounds]) for name in METHODS for whole in (True, False)
+    }
 
-    def row(label: str, seconds: float) -> list[str]:
-        return [label, f"{seconds * 1e3:.0f}", f"{gigabytes / seconds:.2f}"]
 
-    rows = [row(name, median(seconds)) for name, seconds in published.items()]
-    rows += [row(f"{name}: the engines' pause alone", pauses[name]) for name in (STORE, UNCHECKED)]
-    rows.append(row("memcpy by one thread, nothing else running", copy_s))
+def report(setting: Setting, medians: dict[tuple[str, bool], float]) -> None:
+    gib = bucket_layout(setting.specs, _BUCKET_BYTES).num_bytes / 2**30
+    rows = []
+    for name in METHODS:
+        whole, pause = medians[name, True], medians[name, False]
+        ratios = [f"{whole / medians['memcpy', True]:.2f}", f"{pause / medians['memcpy', False]:.2f}"]
+        rows.append([name, f"{whole * 1e3:.0f}", f"{pause * 1e3:.0f}", *ratios])
     print_table(
-        f"{gigabytes / 1.073741824:.2f} GiB in {len(setting.specs)} tensors to {setting.num_engines} engines, "
-        f"medians of {setting.num_rounds} ({load_average()})",
-        ["until every engine has acknowledged", "ms", "GB/s per engine"],
+        f"{gib:.2f} GiB in {len(setting.specs)} tensors, {setting.num_engines} engines on each of {setting.num_nodes} "
+        f"nodes, medians of {setting.num_rounds} ({load_average()})",
+        ["", "whole, ms", "pause, ms", "whole / memcpy", "pause / memcpy"],
         rows,
     )
-    total, unchecked = median(published[STORE]), median(published[UNCHECKED])
-    print(
-        f"Checksums cost {(total - unchecked) * 1e3:.0f} ms of {total * 1e3:.0f} ms, "
-        f"and {(pauses[STORE] - pauses[UNCHECKED]) * 1e3:.0f} ms of the pause of {pauses[STORE] * 1e3:.0f} ms."
-    )
-    for name in METHODS[:2]:
-        print(f"hpc_grpo is {median(published[name]) / total:.1f} x as fast as: {name}")
 
 
 @click.command()
 @click.option("--engines", default=3, show_default=True)
-@click.option("--rounds", default=7, show_default=True, help="After one that is not counted.")
-@click.option("--quick", is_flag=True, help="Two layers, a small vocabulary and two rounds.")
-def main(engines: int, rounds: int, quick: bool) -> None:
-    specs = qwen2_specs(2, 4096) if quick else qwen2_specs(24, 151936)
-    with tempfile.TemporaryDirectory(prefix="hpc-grpo-bench-", dir="/dev/shm") as folder:
-        setting = Setting(Path(folder), specs, engines, 2 if quick else rounds)
-        for name in ("checked", "unchecked"):
-            (setting.folder / name).mkdir()
-        context = multiprocessing.get_context("spawn")
-        pauses = context.SimpleQueue()
-        processes = [
-            context.Process(target=engine, args=(setting, rank, pauses), daemon=True) for rank in range(1, engines + 1)
-        ]
-        for process in processes:
-            process.start()
-        published, memcpy = learner(setting)
-        reported = [pauses.get() for _ in range(engines * (setting.num_rounds + 1) * len(METHODS))]
-        for process in processes:
-            process.join()
-    # Of a round the longest: that engine decides when generation is whole again.
-    longest: dict[tuple[str, int], float] = {}
-    for name, version, seconds in reported:
-        longest[name, version] = max(seconds, longest.get((name, version), 0.0))
-    counted = range(1, setting.num_rounds + 1)
-    pause_by_method = {name: median([longest[name, version] for version in counted]) for name in METHODS}
-    report(setting, published, pause_by_method, median(memcpy))
+@click.option("--nodes", default="1", show_default=True, help="Numbers of nodes, one after the other: 1,2,4.")
+@click.option("--rounds", default=3, show_default=True, help="After one that is not counted.")
+@click.option("--quick", is_flag=True, help="Four layers and a small vocabulary: 0.14 GiB.")
+def main(engines: int, nodes: str, rounds: int, quick: bool) -> None:
+    specs = qwen2_specs(4, 16384) if quick else qwen2_specs(24, 151936)
+    for num_nodes in map(int, nodes.split(",")):
+        setting = Setting(specs, num_nodes, engines, rounds)
+        report(setting, measure(setting))
 
 
 if __name__ == "__main__":

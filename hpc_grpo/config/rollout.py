@@ -87,6 +87,7 @@ class WeightsConfig(Section):
     num_buffers: Literal[1, 2] = Field(
         1, description="Versions the store holds; 2 keeps the current one readable while the next is staged."
     )
+    page_lock: bool = Field(True, description="Register the weight store with CUDA, on nodes with GPUs.")
     deadline_s: PositiveFloat = Field(120.0, description="A publish that takes longer fails.")
     canary_every: PositiveInt | None = Field(
         1, description="Steps between checks that engines sample from the weights just published; null: none."

@@ -27,7 +27,7 @@ from hpc_grpo.driver.meters import Meters
 from hpc_grpo.driver.processes import runtime_env, uses_cuda
 from hpc_grpo.driver.remote import Deadline, get_all
 from hpc_grpo.driver.sampling import RolloutPool
-from hpc_grpo.driver.weights import NodeMembers, WeightSync
+from hpc_grpo.driver.weights import NodeMembers, WeightStores, WeightSync
 from hpc_grpo.engine.actor import Engine
 from hpc_grpo.errors import ConfigError, LaunchError, NodesUnavailableError
 from hpc_grpo.grading.grader import Grader
@@ -149,18 +149,23 @@ class Workers:
         self.learners = LearnerGroup([learner for node in self._nodes for learner in node.learners])
 
     def start(self) -> None:
-        """Wait until every actor is up; raises the first one's error. Engines that share their GPU sleep then."""
+        """Wait until every actor is up; raises the first one's error. Engines that share their GPU sleep then.
+
+        Learners are up first, and allocate the weight stores while engines start.
+        """
         engines = [engine.actor for node in self._nodes for engine in node.engines]
         ready = [engine.ready.remote() for engine in engines]
         if self._config.placement.colocate and self._num_learners:
             get_all(ready, None, "the engines")  # first: vLLM measures what is free of the GPU
             get_all([engine.sleep.remote() for engine in engines], None, "the engines to sleep")
         self.learners.start()
+        if self._num_learners and engines:
+            self._stores = WeightStores(self._config, self._nodes)
         get_all(ready, None, "the engines")
 
     def connect_weights(self, canary: Canary) -> WeightSync:
         """Form the groups that publish. Raises ConfigError when learners and engines mean different parameters."""
-        return WeightSync(self._config, self._nodes, canary)
+        return WeightSync(self._config, self._nodes, canary, self._stores)
 
     def rollout_pool(self, weights: WeightSync | None = None) -> RolloutPool:
         """Put the engines and graders to work; `weights` bring an engine that takes a dead one's place up to date."""

@@ -23,7 +23,7 @@ from hpc_grpo.errors import ConfigError, HpcGrpoError, PromptError, WeightSyncEr
 from hpc_grpo.types import GroupRequest
 from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership
-from hpc_grpo.weights.store import StoreSpec
+from hpc_grpo.weights.store import StoredVersion, StoreSpec
 
 _ENGINE_ERROR_GRACE_S = 5.0
 
@@ -37,11 +37,34 @@ class NodeMembers:
     grader: RemoteGrader | None = None
 
 
+class WeightStores:
+    """The stores of all nodes, which their first learners begin to allocate at once, at some seconds a GiB."""
+
+    def __init__(self, config: Config, nodes: Sequence[NodeMembers]) -> None:
+        """Have them opened. Waits for the learners' parameters alone, so that engines can start meanwhile."""
+        self._start_deadline = Deadline(config.deadlines.start_s, "deadlines.start_s")
+        specs = get_all([nodes[0].learners[0].parameter_specs.remote()], None, "the learner's parameters")[0]
+        published = [replace(spec, dtype=config.engine_dtype) for spec in specs]
+        layout = bucket_layout(published, config.weights.bucket_mib * 2**20)
+        # 63 bits: the checksums keyed with it travel in signed integers.
+        self.spec = StoreSpec(layout, config.weights.num_buffers, secrets.randbits(63), config.weights.page_lock)
+        self._opening = [
+            learner.open_weight_store.remote(self.spec, writes=index == 0)
+            for node in nodes
+            for index, learner in enumerate(node.learners)
+        ]
+
+    def folders(self) -> list[Path]:
+        """Return each node's folder, once its store is there."""
+        folders = get_all(self._opening, self._start_deadline, "the weight stores")
+        return [folder for folder in folders if folder is not None]
+
+
 class WeightSync:
     """Publishes the learners' weights to the engines of all nodes. An engine that fails is replaced."""
 
-    def __init__(self, config: Config, nodes: Sequence[NodeMembers], canary: Canary) -> None:
-        """Check the contract, create the stores, join the groups. Raises ConfigError where the parameters differ."""
+    def __init__(self, config: Config, nodes: Sequence[NodeMembers], canary: Canary, stores: WeightStores) -> None:
+        """Check the contract, wait for the stores, join the groups. Raises ConfigError where the parameters differ."""
         self._config = config
         self._canary = canary
         self._deadline = Deadline(config.weights.deadline_s, "weights.deadline_s")
@@ -49,24 +72,21 @@ class WeightSync:
         self._nodes = nodes
         self._learners = [learner for node in nodes for learner in node.learners]
         self._engines = [engine for node in nodes for engine in node.engines]
-        specs = get_all([self._learners[0].parameter_specs.remote()], None, "the learner's parameters")[0]
-        published = [replace(spec, dtype=config.engine_dtype) for spec in specs]
-        layout = bucket_layout(published, config.weights.bucket_mib * 2**20)
-        self._check_contract(layout)
-        # 63 bits: the checksums keyed with it travel in signed integers.
-        self._store = StoreSpec(layout, config.weights.num_buffers, secrets.randbits(63))
-        self._folders = self._open_stores()
+        self._store = stores.spec
+        _check_contract(self._engines[0], self._store.layout)
+        self._folders = stores.folders()
         self._generations = itertools.count()
         self._replace(self._join(nodes))
 
     def publish(self, version: int, *, is_checked: bool) -> dict[str, float]:
-        """Stage on the learners while engines generate, then have every engine load the version.
+        """Stage on the learners and verify on the engines while these generate, then have all load the version.
 
         `is_checked`: the canary proves that engines sample from it; returns `mismatch/canary`, the nats a token by
         which the farthest engine is off. Raises WeightSyncError for one that does not sample from these weights.
         """
         staging = [learner.stage_weights.remote(version) for learner in self._learners]
-        get_all(staging, self._deadline, "staging weights")
+        staged = [each for each in get_all(staging, self._deadline, "staging weights") if each is not None]
+        self._verify(version, staged)
         if self._config.placement.colocate:
             freeing = [learner.free_cached_memory.remote() for learner in self._learners]
             get_all(freeing, self._deadline, "the learners' memory")
@@ -77,6 +97,23 @@ class WeightSync:
             self._replace(failures)
             failures, loading = self._announce(version, probe)
         return self._judge(version, loading) if is_checked else {}
+
+    def _verify(self, version: int, staged: Sequence[StoredVersion]) -> None:
+        """Have the engines compare what was staged with its checksums, each its share, beside what they sample.
+
+        One that fails is replaced, and compares everything as it loads.
+        """
+        verifying = {
+            engine: engine.actor.verify_weights.remote(of_node)
+            for node, of_node in zip(self._nodes, staged, strict=True)
+            for engine in node.engines
+        }
+        try:
+            failures = self._failures(verifying, [], f"the checksums of weight version {version}")
+        except WeightSyncError as error:
+            raise WeightSyncError(f"Publishing weight version {version} failed: {error}") from error
+        if failures:
+            self._replace(failures)
 
     def put_engines_to_sleep(self) -> None:
         """Have the engines give their GPUs to the learners, until the next publish; each has nothing to sample."""
@@ -153,16 +190,6 @@ class WeightSync:
             return failures
         return {}
 
-    def _open_stores(self) -> list[Path]:
-        """Have each node's first learner create the node's store, at some seconds a GiB; return the folders."""
-        opening = [
-            learner.open_weight_store.remote(self._store, writes=index == 0)
-            for node in self._nodes
-            for index, learner in enumerate(node.learners)
-        ]
-        folders = get_all(opening, self._start_deadline, "the weight stores")
-        return [folder for folder in folders if folder is not None]
-
     def _join(self, nodes: Sequence[NodeMembers]) -> dict[RemoteEngine, Exception]:
         """Form the groups of `nodes`; return the engines that failed over it."""
         generation, deadline_s = next(self._generations), self._config.weights.deadline_s
@@ -179,11 +206,11 @@ class WeightSync:
                     joining[engine] = engine.actor.join_weight_group.remote(own, self._store)
         return self._failures(joining, publishers, "the weight groups")
 
-    def _check_contract(self, layout: BucketLayout) -> None:
-        comparing = [self._engines[0].actor.contract_differences.remote(layout)]
-        (differences,) = get_all(comparing, None, "the weight contract")
-        if differences:
-            raise ConfigError(
-                "Learner and engine disagree on the model's parameters, so weights cannot be published:\n  "
-                + "\n  ".join(differences)
-            )
+
+def _check_contract(engine: RemoteEngine, layout: BucketLayout) -> None:
+    (differences,) = get_all([engine.actor.contract_differences.remote(layout)], None, "the weight contract")
+    if differences:
+        raise ConfigError(
+            "Learner and engine disagree on the model's parameters, so weights cannot be published:\n  "
+            + "\n  ".join(differences)
+        )

@@ -25,7 +25,7 @@ from hpc_grpo.types import GroupRequest, GroupSamples
 if TYPE_CHECKING:
     from hpc_grpo.weights.buckets import BucketLayout
     from hpc_grpo.weights.node_group import GroupMembership
-    from hpc_grpo.weights.store import StoreSpec
+    from hpc_grpo.weights.store import StoredVersion, StoreSpec
 
 T = TypeVar("T")
 
@@ -42,6 +42,9 @@ class Engine:
         # Before vLLM is imported, whose threads inherit the cores.
         if config.placement.bind_cores and (said := keep_near_gpus()):
             print(said, flush=True)
+        self._on_gpu = on_gpu
+        self._num_workers = config.engine.tensor_parallel
+        self._verified: StoredVersion | None = None
         self._loop = StepLoop(
             lambda: Sampler(start_vllm(config, on_gpu=on_gpu, reads_weights=reads_weights), stop_token_ids)
         )
@@ -55,7 +58,25 @@ class Engine:
         return await self._between_steps(lambda sampler: sampler.contract_differences(layout))
 
     async def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
+        """Join the node's group with all workers; a share of the node's checksums for each worker is this engine's."""
+        from hpc_grpo.weights.store import WeightStore
+
+        self._store = await asyncio.to_thread(WeightStore, membership.folder, store, create=False)
+        first = membership.rank - 1
+        self._shares, self._num_shares = range(first, first + self._num_workers), membership.size - 1
         await self._between_steps(lambda sampler: sampler.join_weight_group(membership, store))
+
+    async def verify_weights(self, staged: StoredVersion) -> None:
+        """Compare this engine's shares of what was staged with their checksums while it samples, on threads beside.
+
+        The node's engines read the same memory, so all of them together verify it once, for each other: the driver has
+        them load it when all have. Raises WeightSyncError when a share differs.
+        """
+        self._verified = None
+        copying = [self._between_steps(lambda sampler: sampler.copy_to_gpu(staged))] if self._on_gpu else []
+        shares = [asyncio.to_thread(self._store.verify, staged, share, self._num_shares) for share in self._shares]
+        await asyncio.gather(*copying, *shares)
+        self._verified = staged
 
     async def generate(self, call: str, requests: Sequence[GroupRequest]) -> None:
         """Queue all groups in one go, in the order given; `samples` has each of them as soon as it has ended."""
@@ -78,7 +99,7 @@ class Engine:
 
     async def receive_weights(self, version: int, probe: GroupRequest | None = None) -> GroupSamples | None:
         """Load the published version; returns what it then says to the `probe`, before anything else is sampled."""
-        return await self._between_steps(lambda sampler: sampler.receive_weights(version, probe))
+        return await self._between_steps(lambda sampler: sampler.receive_weights(version, probe, self._verified))
 
     async def load_stored_weights(self) -> None:
         """Load the version that the node's other engines hold: for an engine that takes a dead one's place."""

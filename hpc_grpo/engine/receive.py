@@ -1,7 +1,8 @@
 """The engine's side of a publish: methods that vLLM mixes into its worker class.
 
 Runs in each vLLM worker of an engine, between two steps. Waits for the publisher's announcement and the other workers'
-acknowledgements, each with the group's deadline.
+acknowledgements, each with the group's deadline. What the node's engines verified while they sampled
+(`engine/actor.py`) is loaded as it is.
 
 vLLM refuses an extension whose names are the worker's own already, so every name here starts with `hpc_grpo_`.
 """
@@ -9,11 +10,13 @@ vLLM refuses an extension whose names are the worker's own already, so every nam
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import torch
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
@@ -22,8 +25,9 @@ from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import ParameterSpec
 from hpc_grpo.weights.buckets import BucketLayout
 from hpc_grpo.weights.contract import contract_differences
+from hpc_grpo.weights.cuda import StagedOnGpu, open_store
 from hpc_grpo.weights.node_group import LOAD_FAILED, GroupMembership, NodeGroup
-from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore
+from hpc_grpo.weights.store import StoredVersion, StoreSpec
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class WeightReceiver:
 
     model_runner: Any
     vllm_config: Any
+    _hpc_grpo_opened: tuple[Path, StoreSpec] | None = None
+    _hpc_grpo_on_gpu: StagedOnGpu | None = None
 
     def hpc_grpo_contract_differences(self, layout: BucketLayout) -> list[str]:
         """List the names, shapes and dtypes in which the layout and this worker's model differ."""
@@ -73,18 +79,32 @@ class WeightReceiver:
     @catching
     def hpc_grpo_join(self, engine: GroupMembership, spec: StoreSpec) -> None:
         """Open the node's store and join its group, as the engine's rank plus the tensor-parallel rank."""
-        self._hpc_grpo_store = WeightStore(engine.folder, spec, create=False)
+        if self._hpc_grpo_opened != (engine.folder, spec):  # groups form anew around the same store
+            self._hpc_grpo_store = open_store(engine.folder, spec, create=False)
+            self._hpc_grpo_opened = engine.folder, spec
+            may_copy = spec.page_lock and torch.cuda.is_available()
+            # One that sleeps gives all of its GPU's memory to a learner.
+            if may_copy and not self.vllm_config.model_config.enable_sleep_mode:
+                self._hpc_grpo_on_gpu = StagedOnGpu(spec.layout)
         self._hpc_grpo_group = NodeGroup(replace(engine, rank=engine.rank + self.vllm_config.parallel_config.rank))
 
+    def hpc_grpo_copy_to_gpu(self, staged: StoredVersion) -> None:
+        """Begin to copy what was staged, beside the sampling, where the GPU has memory for it."""
+        if self._hpc_grpo_on_gpu is not None:
+            self._hpc_grpo_on_gpu.begin(self._hpc_grpo_store, staged)
+
     @catching
-    def hpc_grpo_receive(self, version: int) -> None:
-        """Load the announced version. Raises WeightSyncError on a checksum mismatch, a dead member or the deadline."""
+    def hpc_grpo_receive(self, version: int, verified: StoredVersion | None) -> None:
+        """Load the announced version, after its checksums are compared unless it is the one `verified` already.
+
+        Raises WeightSyncError on a checksum mismatch, a dead member or the deadline.
+        """
         store, group = self._hpc_grpo_store, self._hpc_grpo_group
-        stored = group.receive_announcement(len(store.layout.buckets))
+        stored = group.receive_announcement(len(store.layout.blocks))
         try:
             if stored.version != version:
                 raise WeightSyncError(f"weight version {stored.version} was announced where {version} was due")
-            self._hpc_grpo_load(stored)
+            self._hpc_grpo_load(stored, is_verified=stored == verified)
         except BaseException:
             # The members that wait must hear of any failure. When the group is broken too, nobody is left to tell,
             # and the first error is the one the driver needs.
@@ -97,14 +117,19 @@ class WeightReceiver:
     def hpc_grpo_load_stored(self) -> int:
         """Load the version that the node's engines hold, without its announcement; returns its number."""
         stored = self._hpc_grpo_store.current()
-        self._hpc_grpo_load(stored)
+        self._hpc_grpo_load(stored, is_verified=False)
         return stored.version
 
-    def _hpc_grpo_load(self, stored: StoredVersion) -> None:
+    def _hpc_grpo_load(self, stored: StoredVersion, *, is_verified: bool) -> None:
         """Load a stored version into the model; raises WeightSyncError when its checksums do not match."""
         store, model = self._hpc_grpo_store, self.model_runner.get_model()
-        store.verify(stored)
-        pairs = (pair for bucket in store.layout.buckets for pair in store.tensors(stored.buffer, bucket))
+        if not is_verified:
+            store.verify(stored)
+        pairs: Iterable[tuple[str, torch.Tensor]] = (
+            pair for bucket in store.layout.buckets for pair in store.tensors(stored.buffer, bucket)
+        )
+        if is_verified and self._hpc_grpo_on_gpu is not None:
+            pairs = self._hpc_grpo_on_gpu.tensors(stored) or pairs
         # As vLLM's own workers reload: layers ask for the current config while they process what was loaded.
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(model)

@@ -28,7 +28,7 @@ from hpc_grpo.types import Completion, GroupRequest, GroupSamples, SamplingSpec
 if TYPE_CHECKING:
     from hpc_grpo.weights.buckets import BucketLayout
     from hpc_grpo.weights.node_group import GroupMembership
-    from hpc_grpo.weights.store import StoreSpec
+    from hpc_grpo.weights.store import StoredVersion, StoreSpec
 
 
 @dataclass
@@ -89,13 +89,20 @@ class Sampler:
     def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
         self._on_workers("hpc_grpo_join", membership, store)
 
-    def receive_weights(self, version: int, probe: GroupRequest | None = None) -> GroupSamples | None:
+    def copy_to_gpu(self, staged: StoredVersion) -> None:
+        """Have the workers copy what was staged beside the sampling."""
+        self._check_well()
+        self._on_workers("hpc_grpo_copy_to_gpu", staged)
+
+    def receive_weights(
+        self, version: int, probe: GroupRequest | None = None, verified: StoredVersion | None = None
+    ) -> GroupSamples | None:
         """Take part in the publish of `version`; requests in flight go on with it, after the answer to the `probe`.
 
-        Raises what a step raised.
+        `verified`: what the node's engines have compared with its checksums. Raises what a step raised.
         """
         self._check_well()
-        self._on_workers("hpc_grpo_receive", version)
+        self._on_workers("hpc_grpo_receive", version, verified)
         self._switch_to(version)
         return None if probe is None else self._answer(probe)
 

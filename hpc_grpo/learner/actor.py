@@ -28,7 +28,7 @@ from hpc_grpo.system.affinity import keep_near_gpus
 from hpc_grpo.system.usage import METER, Usage
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
 from hpc_grpo.weights.node_group import RENDEZVOUS, GroupMembership, NodeGroup
-from hpc_grpo.weights.store import StoreSpec
+from hpc_grpo.weights.store import StoredVersion, StoreSpec
 
 if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
@@ -150,7 +150,7 @@ class LearnerActor:
     def open_weight_store(self, spec: StoreSpec, *, writes: bool) -> Path | None:
         """Create the node's store if this learner writes it, and return its folder."""
         from hpc_grpo.learner.publish import WeightPublisher
-        from hpc_grpo.weights.store import WeightStore
+        from hpc_grpo.weights.cuda import open_store
 
         if not writes:
             self._publisher = WeightPublisher(spec.layout, self._learner.gathered, None)
@@ -158,15 +158,15 @@ class LearnerActor:
         folder = Path(os.environ.get(SHM_DIR_VARIABLE) or tempfile.mkdtemp(prefix="hpc-grpo-", dir="/dev/shm"))
         # One left by a driver before this one: its group's addresses would be taken for this one's.
         (folder / RENDEZVOUS).unlink(missing_ok=True)
-        store = WeightStore(folder, spec, create=True)
+        store = open_store(folder, spec, create=True)
         self._publisher = WeightPublisher(spec.layout, self._learner.gathered, store)
         return folder
 
     def join_weight_group(self, membership: GroupMembership) -> None:
         self._require_publisher().join(NodeGroup(membership))
 
-    def stage_weights(self, version: int) -> None:
-        self._require_publisher().stage(version)
+    def stage_weights(self, version: int) -> StoredVersion | None:
+        return self._require_publisher().stage(version)
 
     def announce_weights(self) -> None:
         self._require_publisher().announce()

@@ -1,22 +1,30 @@
 """The learner's side of a publish; the engine's is `engine/receive.py`, what both share is in `weights/`.
 
 Waits for the node's engine workers, which acknowledge that they hold a version, up to the group's deadline. `stage`
-overlaps generation, since engines hold their own copy; only `announce` needs them to pause.
+overlaps generation, since engines hold their own copy, and so do the engines' checksums of what was staged; only
+`announce` needs them to pause.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 
 import torch
 
 from hpc_grpo.errors import WeightSyncError
-from hpc_grpo.weights.buckets import BucketLayout
+from hpc_grpo.weights.buckets import Bucket, BucketLayout
+from hpc_grpo.weights.cuda import SideStream
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, NodeGroup
 from hpc_grpo.weights.store import StoredVersion, WeightStore
 
 Gather = Callable[[Sequence[str]], AbstractContextManager[Mapping[str, torch.Tensor]]]
+
+_MAX_THREADS = 8
+"""More fill no memory's bandwidth, and engines may be sampling on the other cores."""
 
 
 class WeightPublisher:
@@ -33,18 +41,42 @@ class WeightPublisher:
     def join(self, group: NodeGroup) -> None:
         self._group = group
 
-    def stage(self, version: int) -> None:
-        """Gather the parameters and write them as `version`; engines go on with the version they hold."""
+    def stage(self, version: int) -> StoredVersion | None:
+        """Gather the parameters and write them as `version`; engines go on with the version they hold.
+
+        Returns what engines are to find in the store; None where another learner of the node writes it.
+        """
         # Buffers alternate by publish, not by version: versions count optimizer steps, and may advance by two.
         buffer = (self._current_buffer + 1) % (self._store.num_buffers if self._store else 1)
-        checksums = []
-        for bucket in self._layout.buckets:
-            with self._gather(bucket.names) as parameters:
-                if self._store is not None:
-                    for name, view in self._store.tensors(buffer, bucket):
-                        view.copy_(parameters[name])
-                    checksums.append(self._store.checksum(buffer, bucket))
-        self._staged = StoredVersion(version, buffer, tuple(checksums))
+        checksums: list[Future[int]] = []
+        with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0))), "stage-weights") as threads:
+            for bucket in self._layout.buckets:
+                with self._gather(bucket.names) as parameters:
+                    if self._store is not None:
+                        checksums += self._write(self._store, buffer, bucket, parameters, threads)
+        if self._store is not None:
+            self._staged = StoredVersion(version, buffer, tuple(each.result() for each in checksums))
+        return self._staged
+
+    @functools.cached_property
+    def _stream(self) -> SideStream:
+        return SideStream()
+
+    def _write(
+        self,
+        store: WeightStore,
+        buffer: int,
+        bucket: Bucket,
+        parameters: Mapping[str, torch.Tensor],
+        threads: Executor,
+    ) -> list[Future[int]]:
+        """Write a bucket, and return its blocks' checksums to come; `parameters` are needed no longer then."""
+        if any(parameters[name].is_cuda for name in bucket.names):
+            self._stream.copy((view, parameters[name]) for name, view in store.tensors(buffer, bucket))
+            return [threads.submit(store.checksum, buffer, block) for block in bucket.blocks]
+        written = [threads.submit(store.write, buffer, block, parameters) for block in bucket.blocks]
+        wait(written)
+        return written
 
     def announce(self) -> None:
         """Have the node's engines load what was staged. Raises WeightSyncError when one fails, dies or is too late."""

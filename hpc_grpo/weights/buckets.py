@@ -6,6 +6,7 @@ and one copy, without a message for each parameter.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -14,6 +15,9 @@ from hpc_grpo.types import DTYPE_BYTES, ParameterSpec
 
 _ALIGNMENT_BYTES = 64
 """Cache-line alignment, so that every parameter can be viewed in any dtype without a copy."""
+
+_BLOCK_BYTES = 16 * 2**20
+"""Enough blocks to share the work evenly, too few for their checksums to weigh."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parameters that are gathered, written and checksummed together; `[start, end)` in bytes."""
+    """Parameters that are gathered together; `[start, end)` in bytes."""
 
     slots: tuple[Slot, ...]
     start: int
@@ -36,6 +40,27 @@ class Bucket:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(slot.spec.name for slot in self.slots)
+
+    @functools.cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        ends = [*range(self.start + _BLOCK_BYTES, self.end, _BLOCK_BYTES), self.end]
+        spans = zip([self.start, *ends], ends, strict=False)
+        return tuple(Block(self._slots_between(start, end), start, end) for start, end in spans)
+
+    def _slots_between(self, start: int, end: int) -> tuple[Slot, ...]:
+        return tuple(slot for slot in self.slots if slot.offset < end and slot.offset + slot.num_bytes > start)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A stretch of a bucket with a checksum of its own: what one thread writes or verifies; `[start, end)` in bytes.
+
+    `slots` are those that reach into it; a parameter may reach over several blocks.
+    """
+
+    slots: tuple[Slot, ...]
+    start: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -47,6 +72,10 @@ class BucketLayout:
     @property
     def num_bytes(self) -> int:
         return self.buckets[-1].end if self.buckets else 0
+
+    @functools.cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        return tuple(block for bucket in self.buckets for block in bucket.blocks)
 
     @property
     def specs(self) -> Sequence[ParameterSpec]:

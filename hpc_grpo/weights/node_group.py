@@ -59,8 +59,8 @@ class NodeGroup:
         """Tell every worker which version is in the store, and where. Called by the publisher alone."""
         self._broadcast(torch.tensor([stored.version, stored.buffer, *stored.checksums], dtype=torch.int64))
 
-    def receive_announcement(self, num_buckets: int) -> StoredVersion:
-        message = torch.empty(2 + num_buckets, dtype=torch.int64)
+    def receive_announcement(self, num_blocks: int) -> StoredVersion:
+        message = torch.empty(2 + num_blocks, dtype=torch.int64)
         self._broadcast(message)
         version, buffer, *checksums = message.tolist()
         return StoredVersion(version, buffer, tuple(checksums))

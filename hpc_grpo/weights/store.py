@@ -1,8 +1,8 @@
 """The weight store: one node's copy of the published weights, in shared memory.
 
-The publishing learner writes a version; the node's engine workers read it in place. The store is created once
-and reused: its pages are allocated up front, because the first touch of shared memory costs seconds a GiB and
-a full /dev/shm must fail here with a message, not later with SIGBUS.
+The publishing learner writes a version; the node's engine workers read it in place. The store is created once, while
+engines start, and reused: its pages are allocated up front, because the first touch of shared memory costs seconds a
+GiB and a full /dev/shm must fail here with a message, not later with SIGBUS.
 """
 
 from __future__ import annotations
@@ -10,21 +10,26 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import xxhash
 
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.run.files import write_json_atomic
-from hpc_grpo.weights.buckets import Bucket, BucketLayout
+from hpc_grpo.types import DTYPE_BYTES
+from hpc_grpo.weights.buckets import Block, Bucket, BucketLayout, Slot
+
+_PIECE_BYTES = 512 * 1024
+"""What is copied and then read for its checksum while it is still in a core's cache."""
 
 
 @dataclass(frozen=True)
 class StoredVersion:
-    """A version in the store: which of its buffers holds it, and a checksum for each bucket.
+    """A version in the store: which of its buffers holds it, and a checksum for each block.
 
     Checksums are xxh3 keyed by the run, cut to 63 bits: signed 64-bit tensors carry them.
     """
@@ -36,11 +41,15 @@ class StoredVersion:
 
 @dataclass(frozen=True)
 class StoreSpec:
-    """The layout that all members agree on. `key` seeds the checksums, so that only the run's own bytes pass."""
+    """The layout that all members agree on. `key` seeds the checksums, so that only the run's own bytes pass.
+
+    `page_lock`: processes with a GPU register the store with CUDA.
+    """
 
     layout: BucketLayout
     num_buffers: int
     key: int
+    page_lock: bool = False
 
 
 class WeightStore:
@@ -51,26 +60,44 @@ class WeightStore:
         self.num_buffers = spec.num_buffers
         self._folder = folder
         self._key = spec.key
-        self._buffers = [self._map(index, create) for index in range(spec.num_buffers)]
+        self.buffers = [self._map(index, create) for index in range(spec.num_buffers)]
 
     def tensors(self, buffer: int, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield each parameter of a bucket by name, as a view of shared memory in its shape and dtype."""
-        for slot in bucket.slots:
-            raw = self._buffers[buffer][slot.offset : slot.offset + slot.num_bytes]
-            yield slot.spec.name, raw.view(getattr(torch, slot.spec.dtype)).view(slot.spec.shape)
+        return views(self.buffers[buffer], bucket)
 
-    def checksum(self, buffer: int, bucket: Bucket) -> int:
-        raw = self._buffers[buffer][bucket.start : bucket.end].numpy()
+    def write(self, buffer: int, block: Block, parameters: Mapping[str, torch.Tensor]) -> int:
+        """Copy what lies in a block from `parameters` in host memory; return its checksum."""
+        raw, digest = self.buffers[buffer], xxhash.xxh3_64(seed=self._key)
+        sources = [(slot, parameters[slot.spec.name].reshape(-1)) for slot in block.slots]
+        for start in range(block.start, block.end, _PIECE_BYTES):
+            end = min(start + _PIECE_BYTES, block.end)
+            for slot, source in sources:
+                first, last = max(start, slot.offset), min(end, slot.offset + slot.num_bytes)
+                if first < last:
+                    _copy(raw[first:last], source, slot, first - slot.offset)
+            digest.update(memoryview(raw[start:end].numpy()))
+        return digest.intdigest() >> 1
+
+    def checksum(self, buffer: int, block: Block) -> int:
+        raw = self.buffers[buffer][block.start : block.end].numpy()
         return xxhash.xxh3_64_intdigest(memoryview(raw), seed=self._key) >> 1
 
-    def verify(self, stored: StoredVersion) -> None:
-        """Raise a WeightSyncError that names the first bucket whose bytes are not those announced."""
-        for index, (bucket, announced) in enumerate(zip(self.layout.buckets, stored.checksums, strict=True)):
-            found = self.checksum(stored.buffer, bucket)
+    def verify(self, stored: StoredVersion, share: int = 0, num_shares: int = 1) -> None:
+        """Compare one of `num_shares` equal shares of the blocks with what was announced.
+
+        Raises a WeightSyncError that names the first bucket whose bytes differ.
+        """
+        announced_blocks = list(zip(self.layout.blocks, stored.checksums, strict=True))
+        for block, announced in announced_blocks[share::num_shares]:
+            found = self.checksum(stored.buffer, block)
             if found != announced:
+                within = (bucket.start <= block.start < bucket.end for bucket in self.layout.buckets)
+                index = list(within).index(True)
+                names = self.layout.buckets[index].names
                 raise WeightSyncError(
                     f"checksum mismatch in bucket {index} of weight version {stored.version} "
-                    f"({bucket.names[0]} … {bucket.names[-1]}): announced {announced:#x}, found {found:#x}"
+                    f"({names[0]} … {names[-1]}): announced {announced:#x}, found {found:#x}"
                 )
 
     def publish_header(self, stored: StoredVersion) -> None:
@@ -101,3 +128,21 @@ class WeightStore:
         finally:
             os.close(descriptor)
         return torch.frombuffer(view, dtype=torch.uint8)
+
+
+def views(raw: torch.Tensor, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each parameter of a bucket by name, as a view of `raw`, which holds a buffer's bytes."""
+    for slot in bucket.slots:
+        own = raw[slot.offset : slot.offset + slot.num_bytes]
+        yield slot.spec.name, own.view(getattr(torch, slot.spec.dtype)).view(slot.spec.shape)
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor, slot: Slot, offset: int) -> None:
+    """Copy a part of a flat parameter, `offset` bytes into its slot, to the bytes of `target`."""
+    dtype = getattr(torch, slot.spec.dtype)
+    if source.dtype == dtype:
+        part = source.view(torch.uint8)[offset : offset + len(target)]
+        np.copyto(target.numpy(), part.numpy())  # torch's copy would start threads of its own in every thread
+    else:
+        first, size = offset // DTYPE_BYTES[slot.spec.dtype], DTYPE_BYTES[slot.spec.dtype]
+        target.view(dtype).copy_(source[first : first + len(target) // size])

@@ -9,6 +9,7 @@ from typing import Any
 from hpc_grpo.driver import actors as workers
 from hpc_grpo.driver import main as train
 from hpc_grpo.learner.actor import LearnerActor
+from hpc_grpo.weights.store import StoredVersion
 
 CORRUPTED_VERSION = 2
 """After the first step: the engines hold a version and have sampled with it."""
@@ -19,15 +20,16 @@ class CorruptingLearner(LearnerActor):
         self._folder = super().open_weight_store(*args, **kwargs)
         return self._folder
 
-    def stage_weights(self, version: int) -> None:
-        super().stage_weights(version)
+    def stage_weights(self, version: int) -> StoredVersion | None:
+        staged = super().stage_weights(version)
         if version != CORRUPTED_VERSION or self._folder is None:
-            return
+            return staged
         with (self._folder / "weights-0.bin").open("r+b") as file:
             file.seek(1000)
             (byte,) = file.read(1)
             file.seek(1000)
             file.write(bytes([byte ^ 1]))
+        return staged
 
 
 if __name__ == "__main__":

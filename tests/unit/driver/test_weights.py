@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from ray.exceptions import ActorDiedError
 
+from hpc_grpo.config import Config
 from hpc_grpo.driver import weights as sync
 from hpc_grpo.driver.canary import Canary
 from hpc_grpo.driver.remote import Deadline, get_all
-from hpc_grpo.driver.weights import NodeMembers, WeightSync
+from hpc_grpo.driver.weights import NodeMembers, WeightStores, WeightSync
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import Completion, GroupSamples, ParameterSpec, Prompt
+from hpc_grpo.weights.store import StoredVersion
 from tests.support.configs import minimal_config
 from tests.support.ray_futures import answered
 
@@ -38,9 +40,18 @@ class FakeActor:
         )
 
 
+STAGED = StoredVersion(4, 0, (17,))
+
+
 def make_learner(**answers: Any) -> FakeActor:
     specs = [ParameterSpec("a", (4,), "float32")]
-    return FakeActor(parameter_specs=specs, open_weight_store=Path("/dev/shm/x"), **answers)
+    defaults = {"parameter_specs": specs, "open_weight_store": Path("/dev/shm/x"), "stage_weights": STAGED}
+    return FakeActor(**(defaults | answers))
+
+
+def make_sync(nodes: Sequence[tuple[Sequence[FakeActor], Sequence[Any]]], config: Config = CONFIG) -> WeightSync:
+    members = [NodeMembers(learners, engines) for learners, engines in nodes]
+    return WeightSync(config, members, CANARY, WeightStores(config, members))
 
 
 def test_weight_stores_have_the_deadline_of_the_start_and_a_publish_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +72,8 @@ def test_weight_stores_have_the_deadline_of_the_start_and_a_publish_its_own(monk
 class FakeEngine:
     """A RemoteEngine that answers a publish with `outcome` until it is replaced.
 
-    `joins` and `loads` are its answers to the calls to join a group and to load the store, in order; None after those.
+    `joins`, `loads` and `verifies` are its answers to the calls to join a group, to load the store and to verify what
+    was staged, in order; None after those.
     """
 
     def __init__(
@@ -69,12 +81,15 @@ class FakeEngine:
         outcome: Exception | GroupSamples | None = None,
         joins: Sequence[Exception | None] = (),
         loads: Sequence[Exception | None] = (),
+        verifies: Sequence[Exception | None] = (),
     ) -> None:
         self.failures: list[Exception] = []
         self.joined = 0
         self.loaded = 0
         self._joins = iter(joins)
         self._loads = iter(loads)
+        self._verifies = iter(verifies)
+        self.verified: list[StoredVersion] = []
         self.actor = self._make_actor(outcome)
 
     def replace(self, deadline: Deadline, error: Exception) -> None:
@@ -87,7 +102,12 @@ class FakeEngine:
             receive_weights=outcome,
             join_weight_group=self._join,
             load_stored_weights=self._load,
+            verify_weights=self._verify,
         )
+
+    def _verify(self, staged: StoredVersion) -> Exception | None:
+        self.verified.append(staged)
+        return next(self._verifies, None)
 
     def _join(self, *_: Any) -> Exception | None:
         self.joined += 1
@@ -104,22 +124,46 @@ def test_an_engine_that_raises_over_a_publish_is_replaced_and_its_node_joins_ane
     # The learner hears of it as well, and only that a worker failed.
     failed = iter([WeightSyncError("engine workers [2] did not load weight version 0"), None])
     learner = make_learner(announce_weights=lambda: next(failed))
-    nodes = [NodeMembers([learner], engines[:2]), NodeMembers([make_learner()], engines[2:])]  # type: ignore[arg-type]
-    WeightSync(CONFIG, nodes, CANARY).publish(0, is_checked=False)
+    make_sync([([learner], engines[:2]), ([make_learner()], engines[2:])]).publish(0, is_checked=False)
     assert [engine.failures for engine in engines] == [[], [error], []]
     assert [engine.joined for engine in engines] == [2, 2, 1]
 
 
 def test_damaged_weights_end_the_publish_with_the_engines_own_error() -> None:
     engines = [FakeEngine(), FakeEngine(WeightSyncError("checksum mismatch in bucket 0"))]
-    weights = WeightSync(CONFIG, [NodeMembers([make_learner()], engines)], CANARY)  # type: ignore[arg-type]
+    weights = make_weights(engines)
     with pytest.raises(WeightSyncError, match="Publishing weight version 4 failed: checksum mismatch in bucket 0"):
         weights.publish(4, is_checked=False)
     assert [engine.failures for engine in engines] == [[], []]
 
 
+def test_each_nodes_engines_verify_what_their_own_learner_staged() -> None:
+    theirs = StoredVersion(4, 1, (18,))
+    silent = make_learner(open_weight_store=None, stage_weights=None)
+    learners = [make_learner(), silent, make_learner(stage_weights=theirs)]
+    engines = [FakeEngine(), FakeEngine(), FakeEngine()]
+    make_sync([(learners[:2], engines[:2]), (learners[2:], engines[2:])]).publish(4, is_checked=False)
+    assert [engine.verified for engine in engines] == [[STAGED], [STAGED], [theirs]]
+
+
+def test_damage_found_beside_the_sampling_ends_the_publish_before_any_engine_pauses() -> None:
+    paused: list[int] = []
+    engine = FakeEngine(verifies=[WeightSyncError("checksum mismatch in bucket 0")])
+    learner = make_learner(announce_weights=lambda: paused.append(1))
+    with pytest.raises(WeightSyncError, match="Publishing weight version 4 failed: checksum mismatch in bucket 0"):
+        make_sync([([learner], [engine])]).publish(4, is_checked=False)
+    assert (engine.failures, paused) == ([], [])
+
+
+def test_an_engine_that_dies_as_it_verifies_is_replaced_and_the_publish_goes_on() -> None:
+    engines = [FakeEngine(), FakeEngine(verifies=[DEAD])]
+    make_weights(engines).publish(4, is_checked=False)
+    assert [engine.failures for engine in engines] == [[], [DEAD]]
+    assert [engine.joined for engine in engines] == [2, 2]
+
+
 def make_weights(engines: Sequence[FakeEngine]) -> WeightSync:
-    return WeightSync(CONFIG, [NodeMembers([make_learner()], engines)], CANARY)  # type: ignore[arg-type]
+    return make_sync([([make_learner()], engines)])
 
 
 OUT_OF_MEMORY = RuntimeError("CUDA out of memory")
@@ -172,8 +216,7 @@ def test_every_learner_scores_each_answer_to_the_probe_once_and_the_farthest_eng
         return [np.full(len(each), -1.0 - 0.01 * index, dtype=np.float32) for index, each in enumerate(completions)]
 
     engines = [FakeEngine(answer(5, 6)), FakeEngine(answer(7)), FakeEngine(answer(5, 6))]
-    members = [([make_learner(score=score)], engines[:2]), ([make_learner(score=score)], engines[2:])]
-    weights = WeightSync(CONFIG, [NodeMembers(*each) for each in members], CANARY)  # type: ignore[arg-type]
+    weights = make_sync([([make_learner(score=score)], engines[:2]), ([make_learner(score=score)], engines[2:])])
     assert weights.publish(4, is_checked=True) == {"mismatch/canary": pytest.approx(0.01, rel=1e-4)}
     assert asked == [((1, 2), [(5, 6), (7,)])] * 2
 
@@ -184,17 +227,23 @@ def test_engines_that_share_gpus_wake_once_the_learners_have_freed_them_and_befo
     def noted(what: str) -> Callable[..., None]:
         return lambda *_args, **_options: asked.append(what)
 
-    calls = ("stage_weights", "free_cached_memory", "announce_weights")
-    learner = make_learner(**{call: noted(call) for call in calls})
+    def stage(_version: int) -> StoredVersion:
+        asked.append("stage_weights")
+        return STAGED
+
+    calls = {call: noted(call) for call in ("free_cached_memory", "announce_weights")}
+    learner = make_learner(stage_weights=stage, **calls)
     engine = FakeEngine()
     engine.actor = FakeActor(
-        contract_differences=[], **{call: noted(call) for call in ("sleep", "wake_up", "receive_weights")}
+        contract_differences=[],
+        **{call: noted(call) for call in ("sleep", "verify_weights", "wake_up", "receive_weights")},
     )
     config = CONFIG.model_copy(update={"placement": CONFIG.placement.model_copy(update={"colocate": True})})
-    weights = WeightSync(config, [NodeMembers([learner], [engine])], CANARY)  # type: ignore[list-item]
+    weights = make_sync([([learner], [engine])], config)
     weights.put_engines_to_sleep()
     weights.publish(1, is_checked=False)
-    assert asked == ["sleep", "stage_weights", "free_cached_memory", "wake_up", "receive_weights", "announce_weights"]
+    staging = ["stage_weights", "verify_weights", "free_cached_memory"]
+    assert asked == ["sleep", *staging, "wake_up", "receive_weights", "announce_weights"]
 
 
 def test_an_engine_that_does_not_fall_asleep_is_replaced_and_the_next_one_sleeps() -> None:

@@ -79,12 +79,15 @@ class AskingModel(torch.nn.Module):
 
 
 class NodesStore:
-    """A node's weight store with one bucket of one tensor."""
+    """A node's weight store with one bucket of one tensor; it keeps which versions were verified."""
 
     layout = bucket_layout([ParameterSpec("weight", (1,), "float32")], 64)
 
+    def __init__(self) -> None:
+        self.verified: list[int] = []
+
     def verify(self, stored: StoredVersion) -> None:
-        pass
+        self.verified.append(stored.version)
 
     def tensors(self, buffer: int, bucket: Any) -> Iterable[tuple[str, torch.Tensor]]:
         yield "weight", torch.ones(1)
@@ -94,6 +97,43 @@ def test_weights_are_loaded_under_the_config_that_vllm_loads_them_under() -> Non
     receiver, model, config = WeightReceiver(), AskingModel(), VllmConfig()
     receiver.model_runner, receiver.vllm_config = Module(get_model=lambda: model), config
     receiver._hpc_grpo_store = NodesStore()
-    receiver._hpc_grpo_load(StoredVersion(1, 0, ()))
+    receiver._hpc_grpo_load(StoredVersion(1, 0, ()), is_verified=True)
     assert model.config is config
     assert [name for name, _ in model.loaded] == ["weight"]
+
+
+class Announcing:
+    """A node's group in which the publisher announces one version."""
+
+    def __init__(self, announced: StoredVersion) -> None:
+        self.announced = announced
+        self.acknowledged: list[int] = []
+
+    def receive_announcement(self, num_blocks: int) -> StoredVersion:
+        assert num_blocks == 1
+        return self.announced
+
+    def acknowledge(self, loaded_version: int) -> None:
+        self.acknowledged.append(loaded_version)
+
+
+@pytest.mark.parametrize(
+    ("verified", "in_the_pause"),
+    [
+        (StoredVersion(4, 0, (7,)), []),
+        (StoredVersion(4, 0, (8,)), [4]),
+        (StoredVersion(2, 0, (7,)), [4]),
+        (StoredVersion(4, 1, (7,)), [4]),
+        (None, [4]),
+    ],
+    ids=["the same", "other bytes", "another version", "another buffer", "nothing"],
+)
+def test_only_the_very_version_that_was_verified_is_loaded_as_it_is(
+    verified: StoredVersion | None, in_the_pause: list[int]
+) -> None:
+    receiver, store, group = WeightReceiver(), NodesStore(), Announcing(StoredVersion(4, 0, (7,)))
+    receiver.model_runner, receiver.vllm_config = Module(get_model=AskingModel), VllmConfig()
+    receiver._hpc_grpo_store, receiver._hpc_grpo_group = store, group
+    receiver.hpc_grpo_receive(4, verified)
+    assert store.verified == in_the_pause
+    assert group.acknowledged == [4]

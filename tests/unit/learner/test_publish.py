@@ -84,11 +84,11 @@ def work(folder: Path, rank: int) -> dict[int, list[float]]:
             os._exit(9)
         if version == FATAL:
             with suppress(WeightSyncError):
-                group.receive_announcement(len(LAYOUT.buckets))
+                group.receive_announcement(len(LAYOUT.blocks))
                 group.acknowledge(version)
             group = NodeGroup(GroupMembership(folder, rank, SIZE - 1, DEADLINE_S, generation=1))
             continue
-        stored = group.receive_announcement(len(LAYOUT.buckets))
+        stored = group.receive_announcement(len(LAYOUT.blocks))
         assert stored.version == version
         store.verify(stored)
         if version == REFUSED and rank == 1:

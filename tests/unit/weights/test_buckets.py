@@ -25,5 +25,17 @@ def test_larger_parameter_has_a_bucket_of_its_own() -> None:
     assert [bucket.names for bucket in bucket_layout(specs, 256).buckets] == [("a",), ("b",), ("c", "d")]
 
 
+def test_blocks_cover_their_buckets_without_gaps_and_name_what_reaches_into_them() -> None:
+    sizes = {"a": 10, "b": 9 * 2**20, "c": 3 * 2**20}
+    layout = bucket_layout([ParameterSpec(name, (size,), "float32") for name, size in sizes.items()], 24 * 2**20)
+    assert [bucket.names for bucket in layout.buckets] == [("a",), ("b",), ("c",)]
+    assert [len(bucket.blocks) for bucket in layout.buckets] == [1, 3, 1]
+    assert [slot.spec.name for block in layout.blocks for slot in block.slots] == ["a", "b", "b", "b", "c"]
+    ends = [0, *(block.end for block in layout.blocks)]
+    assert [block.start for block in layout.blocks] == ends[:-1]
+    assert ends[-1] == layout.num_bytes
+
+
 def test_a_layout_of_no_parameters_is_empty() -> None:
-    assert bucket_layout([], 256).num_bytes == 0
+    empty = bucket_layout([], 256)
+    assert (empty.num_bytes, empty.blocks) == (0, ())

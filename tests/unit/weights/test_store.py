@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from hpc_grpo.errors import WeightSyncError
-from hpc_grpo.weights.buckets import BucketLayout
+from hpc_grpo.types import ParameterSpec
+from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
 from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore
 from tests.support.parameters import SPECS
 
@@ -21,10 +22,9 @@ def random_parameters(seed: int) -> dict[str, torch.Tensor]:
 
 
 def fill(store: WeightStore, version: int, buffer: int, parameters: dict[str, torch.Tensor]) -> StoredVersion:
-    for bucket in store.layout.buckets:
-        for name, view in store.tensors(buffer, bucket):
-            view.copy_(parameters[name])
-    return StoredVersion(version, buffer, tuple(store.checksum(buffer, bucket) for bucket in store.layout.buckets))
+    return StoredVersion(
+        version, buffer, tuple(store.write(buffer, block, parameters) for block in store.layout.blocks)
+    )
 
 
 def read(store: WeightStore, buffer: int) -> dict[str, torch.Tensor]:
@@ -40,6 +40,54 @@ def test_what_was_written_is_read_by_another_process_bit_for_bit(layout: BucketL
     for name, tensor in read(reader, 1).items():
         assert torch.equal(tensor, parameters[name])
         assert tensor.dtype == parameters[name].dtype
+
+
+LARGE = bucket_layout(
+    [
+        ParameterSpec("small", (7,), "bfloat16"),
+        ParameterSpec("large", (9_000_001,), "bfloat16"),
+        ParameterSpec("same", (5_000_001,), "float32"),
+    ],
+    bucket_bytes=24 * 2**20,
+)
+"""Parameters that reach over several blocks, whose ends are no block's, in two buckets of two blocks each."""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[WeightStore, StoredVersion, dict[str, torch.Tensor]]:
+    store = WeightStore(tmp_path_factory.mktemp("shm"), StoreSpec(LARGE, 1, KEY), create=True)
+    generator = torch.Generator().manual_seed(0)
+    parameters = {spec.name: torch.randn(spec.shape, generator=generator) for spec in LARGE.specs}
+    return store, fill(store, 1, 0, parameters), parameters
+
+
+def test_blocks_of_large_parameters_are_written_in_the_stores_precision(
+    large: tuple[WeightStore, StoredVersion, dict[str, torch.Tensor]],
+) -> None:
+    store, _, parameters = large
+    assert [len(bucket.blocks) for bucket in LARGE.buckets] == [2, 2]
+    for name, view in read(store, 0).items():
+        assert torch.equal(view, parameters[name].to(view.dtype))
+
+
+@pytest.mark.parametrize("num_shares", [1, 3, 4, 9])
+def test_shares_together_verify_every_byte_once(
+    large: tuple[WeightStore, StoredVersion, dict[str, torch.Tensor]], num_shares: int
+) -> None:
+    store, stored, _ = large
+    for number, block in enumerate(LARGE.blocks):
+        store.buffers[0][block.end - 1] ^= 1
+        found = []
+        for share in range(num_shares):
+            try:
+                store.verify(stored, share, num_shares)
+            except WeightSyncError as error:
+                found.append((share, str(error)))
+        store.buffers[0][block.end - 1] ^= 1
+        ((share, words),) = found
+        assert share == number % num_shares
+        assert f"in bucket {number // 2} of weight version 1" in words
+        store.verify(stored, share, num_shares)
 
 
 def test_staging_a_version_leaves_the_one_before_readable(layout: BucketLayout, tmp_path: Path) -> None:
