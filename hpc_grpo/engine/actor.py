@@ -10,6 +10,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from hpc_grpo.config import Config
@@ -44,6 +45,7 @@ class Engine:
             print(said, flush=True)
         self._on_gpu = on_gpu
         self._num_workers = config.engine.tensor_parallel
+        self._opened: tuple[Path, StoreSpec] | None = None
         self._verified: StoredVersion | None = None
         self._loop = StepLoop(
             lambda: Sampler(start_vllm(config, on_gpu=on_gpu, reads_weights=reads_weights), stop_token_ids)
@@ -61,7 +63,9 @@ class Engine:
         """Join the node's group with all workers; a share of the node's checksums for each worker is this engine's."""
         from hpc_grpo.weights.store import WeightStore
 
-        self._store = await asyncio.to_thread(WeightStore, membership.folder, store, create=False)
+        if self._opened != (membership.folder, store):  # groups form anew around the same store
+            self._store = await asyncio.to_thread(WeightStore, membership.folder, store, create=False)
+            self._opened = membership.folder, store
         first = membership.rank - 1
         self._shares, self._num_shares = range(first, first + self._num_workers), membership.size - 1
         await self._between_steps(lambda sampler: sampler.join_weight_group(membership, store))

@@ -23,7 +23,7 @@ class StaleEngine(Engine):
             self._mark.touch()
             from hpc_grpo.engine.receive import WeightReceiver
 
-            WeightReceiver._hpc_grpo_load = lambda *_: None  # type: ignore[method-assign]
+            WeightReceiver._hpc_grpo_load = lambda *_, **__: None  # type: ignore[method-assign]
         return await super().receive_weights(version, *args)
 
 

@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hpc_grpo.engine import actor
 from hpc_grpo.engine.actor import Engine
-from hpc_grpo.types import GroupRequest, SamplingSpec
+from hpc_grpo.errors import WeightSyncError
+from hpc_grpo.types import GroupRequest, ParameterSpec, SamplingSpec
+from hpc_grpo.weights.buckets import bucket_layout
+from hpc_grpo.weights.node_group import GroupMembership
+from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore
 from tests.support.configs import minimal_config
 
 REQUESTS = [GroupRequest(ordinal, (1,), (0,), SamplingSpec(1)) for ordinal in range(3)]
+LAYOUT = bucket_layout([ParameterSpec(name, (16,), "float32") for name in "abcd"], bucket_bytes=64)
+SPEC = StoreSpec(LAYOUT, 1, key=5)
 
 
 class FakeSampler:
@@ -25,6 +33,7 @@ class FakeSampler:
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
         self.groups: dict[int, Future[Any]] = {}
+        self.received: list[tuple[int, StoredVersion | None]] = []
 
     def has_work(self) -> bool:
         return False
@@ -37,6 +46,12 @@ class FakeSampler:
         self.groups |= futures
         return list(futures.values())
 
+    def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
+        pass
+
+    def receive_weights(self, version: int, _probe: Any, verified: StoredVersion | None) -> None:
+        self.received.append((version, verified))
+
 
 @pytest.fixture
 def sampler(monkeypatch: pytest.MonkeyPatch) -> FakeSampler:
@@ -47,8 +62,9 @@ def sampler(monkeypatch: pytest.MonkeyPatch) -> FakeSampler:
     return own
 
 
-def make_engine() -> Engine:
-    return Engine(minimal_config(placement={"bind_cores": False}), (), on_gpu=False)
+def make_engine(tensor_parallel: int = 1) -> Engine:
+    config = minimal_config(placement={"bind_cores": False}, engine={"tensor_parallel": tensor_parallel})
+    return Engine(config, (), on_gpu=False)
 
 
 def test_groups_are_queued_in_one_go_and_had_one_by_one_as_they_end(sampler: FakeSampler) -> None:
@@ -79,3 +95,69 @@ def test_groups_that_could_not_be_queued_raise_why(sampler: FakeSampler) -> None
                 await engine.samples("a", index)
 
     asyncio.run(use())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> WeightStore:
+    return WeightStore(tmp_path, SPEC, create=True)
+
+
+async def second_of_two(store_folder: Path) -> Engine:
+    """Return the second of two engines with two workers each: its shares are the blocks of c and d."""
+    engine = make_engine(tensor_parallel=2)
+    await engine.join_weight_group(GroupMembership(store_folder, 3, 5, 20.0), SPEC)
+    return engine
+
+
+def stage(store: WeightStore, version: int) -> StoredVersion:
+    parameters = {spec.name: torch.full(spec.shape, float(version)) for spec in LAYOUT.specs}
+    return StoredVersion(version, 0, tuple(store.write(0, block, parameters) for block in LAYOUT.blocks))
+
+
+def damage(store: WeightStore, name: str) -> None:
+    (block,) = [block for block in LAYOUT.blocks if block.slots[0].spec.name == name]
+    store.buffers[0][block.start] ^= 1
+
+
+def test_workers_are_told_what_the_engine_verified_beside_its_sampling(
+    sampler: FakeSampler, store: WeightStore, tmp_path: Path
+) -> None:
+    staged = stage(store, 2)
+
+    async def publish() -> None:
+        engine = await second_of_two(tmp_path)
+        await engine.verify_weights(staged)
+        await engine.receive_weights(2)
+
+    asyncio.run(publish())
+    assert sampler.received == [(2, staged)]
+
+
+@pytest.mark.parametrize("name", ["c", "d"])
+def test_damage_in_a_share_of_the_engines_own_is_raised_and_nothing_counts_as_verified(
+    sampler: FakeSampler, store: WeightStore, tmp_path: Path, name: str
+) -> None:
+    async def publish() -> None:
+        engine = await second_of_two(tmp_path)
+        await engine.verify_weights(stage(store, 2))
+        staged = stage(store, 4)
+        damage(store, name)
+        with pytest.raises(WeightSyncError, match=f"weight version 4 \\({name} "):
+            await engine.verify_weights(staged)
+        await engine.receive_weights(4)
+
+    asyncio.run(publish())
+    assert sampler.received == [(4, None)]
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_damage_in_another_engines_share_is_left_to_that_one(
+    sampler: FakeSampler, store: WeightStore, tmp_path: Path, name: str
+) -> None:
+    staged = stage(store, 2)
+    damage(store, name)
+
+    async def verify() -> None:
+        await (await second_of_two(tmp_path)).verify_weights(staged)
+
+    asyncio.run(verify())
