@@ -149,10 +149,7 @@ class Workers:
         self.learners = LearnerGroup([learner for node in self._nodes for learner in node.learners])
 
     def start(self) -> None:
-        """Wait until every actor is up; raises the first one's error. Engines that share their GPU sleep then.
-
-        Learners are up first, and allocate the weight stores while engines start.
-        """
+        """Wait until every actor is up; raises the first one's error. Engines that share their GPU sleep then."""
         engines = [engine.actor for node in self._nodes for engine in node.engines]
         ready = [engine.ready.remote() for engine in engines]
         if self._config.placement.colocate and self._num_learners:
@@ -160,7 +157,7 @@ class Workers:
             get_all([engine.sleep.remote() for engine in engines], None, "the engines to sleep")
         self.learners.start()
         if self._num_learners and engines:
-            self._stores = WeightStores(self._config, self._nodes)
+            self._stores = WeightStores(self._config, self._nodes)  # allocated while engines still start
         get_all(ready, None, "the engines")
 
     def connect_weights(self, canary: Canary) -> WeightSync:
