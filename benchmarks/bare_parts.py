@@ -34,7 +34,7 @@ def timed(step: Callable[[], object], num_steps: int) -> float:
 
 
 def generate(model: str, shape: dict[str, Any]) -> dict[str, float]:
-    """Seconds for one engine's share: all tokens of its prompts, with their logprobs, in one batch."""
+    """Return the seconds for one engine's share: all tokens of its prompts, with their logprobs, in one batch."""
     from vllm import LLM, SamplingParams
 
     # Logprobs of the tokens sampled are part of the job; bookkeeping, seeds and end tokens are not.
@@ -63,7 +63,7 @@ def _meet(folder: Path, index: int, count: int) -> None:
 
 
 def train(model: str, shape: dict[str, Any]) -> dict[str, float]:
-    """Seconds for forward, backward and AdamW over all sequences, in microbatches of the kind and size asked for."""
+    """Return the seconds for forward, backward and AdamW over all sequences, in microbatches as asked for."""
     import torch
     from transformers import AutoTokenizer
 
@@ -76,7 +76,7 @@ def train(model: str, shape: dict[str, Any]) -> dict[str, float]:
 
 
 def _padded_step(model: str, encoded: Sequence[list[int]], completions: Any, rows: int) -> Callable[[], None]:
-    """The model as transformers has it, over prompts padded to one length."""
+    """Compute the model as transformers has it, over prompts padded to one length."""
     import torch
     from torch.nn import functional
     from transformers import AutoModelForCausalLM, AutoTokenizer

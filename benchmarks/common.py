@@ -18,7 +18,7 @@ BENCHMARKS = Path(__file__).resolve().parent
 
 
 def letter_share(prompts: Sequence[str], completions: Sequence[str], **fields: Any) -> list[float]:
-    """The reward of both sides: the share of lower-case letters, so that advantages are not all zero."""
+    """Return the reward of both sides: the share of lower-case letters, so that advantages are not all zero."""
     return [sum(c.islower() for c in completion) / max(len(completion), 1) for completion in completions]
 
 
@@ -36,7 +36,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def load_average() -> str:
-    """How busy the machine was: figures of a busy one are worth little."""
+    """Tell how busy the machine was: figures of a busy one are worth little."""
     return f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
 
 

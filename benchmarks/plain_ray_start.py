@@ -91,7 +91,7 @@ def kill_raylet(bed: Bed) -> None:
 
 
 def things_on(bed: Bed) -> set[str]:
-    """What the hosts have that idle ones have not, once processes that end have ended."""
+    """Return what the hosts have that idle ones have not, once processes that end have ended."""
     wait_for(lambda: not any(bed.residue(name).processes for name in bed.names), 10.0)
     found = {name: bed.residue(name) for name in bed.names}
     processes = {f"process {pid} of {name}" for name, each in found.items() for pid in each.processes}

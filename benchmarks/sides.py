@@ -120,7 +120,7 @@ def training_seconds(work: Work, bare: BareTraining) -> float:
 
 
 def generation_seconds(work: Work, engines: Engines) -> float:
-    """Seconds until all engines, started together, have generated their shares."""
+    """Return the seconds until all engines, started together, have generated their shares."""
     settings = _config(work, Layout(engines, learner_threads=1), budget=8192)
     env = engine_environment(settings, on_gpu=False)
 
@@ -161,7 +161,7 @@ def hpc_grpo_times(work: Work, layout: Layout, budget: int) -> StepTimes:
 
 
 def median_times(times: list[StepTimes]) -> StepTimes:
-    """The median of each figure by itself, so that phases need not add up to the step."""
+    """Return the median of each figure by itself, so that phases need not add up to the step."""
     rows = [asdict(one) for one in times]
     return StepTimes(**{name: median([row[name] for row in rows]) for name in rows[0]})
 

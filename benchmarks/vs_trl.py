@@ -204,7 +204,7 @@ def _print_phases(rounds: Sequence[Round]) -> None:
 
 
 def _several(name: str, **settings: Any) -> Callable[..., Any]:
-    """A repeatable option for a field of Plan, which shows the default."""
+    """Make a repeatable option for a field of Plan, which shows the default."""
     field = settings.pop("field")
     default = ", ".join(map(str, getattr(_FULL, field)))
     return click.option(name, field, multiple=True, show_default=default, **settings)

@@ -19,10 +19,11 @@ from hpc_grpo.cli import (
     ray,
     replay,
     reward,
-    run,
     shell,
     simulate,
     status,
+    submit,
+    train,
 )
 from hpc_grpo.cli.options import echo
 from hpc_grpo.errors import HpcGrpoError
@@ -50,7 +51,7 @@ def main() -> None:
 
 
 _MODULES = (
-    *(run, places, ray, grpo, evaluate, replay, job, shell, status),
+    *(train, submit, places, ray, grpo, evaluate, replay, job, shell, status),
     *(disk, check, simulate, reward, fleet, demo),
 )
 for _module in _MODULES:

@@ -115,7 +115,7 @@ def _request(config_name: str, overrides: list[str], role: Role) -> Request:
 
 def _lead(request: Request, accepts_changes: bool, driver: str) -> None:
     """Freeze the run and become its attempt, as `train` does."""
-    from hpc_grpo.cli.run import start_training
+    from hpc_grpo.cli.train import start_training
     from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE
 
     os.environ[HEAD_VARIABLE] = "1"

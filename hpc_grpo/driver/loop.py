@@ -84,7 +84,7 @@ class TrainingLoop:
             raise
 
     def _clear_gpus(self, state: DriverState) -> None:
-        """Where engines and learners share GPUs, have the engines leave them until the next publish."""
+        """Have the engines leave GPUs that they share with learners, until the next publish."""
         if self.weights is not None and self.session.config.placement.colocate:
             with self._saved_if_it_fails(state):
                 self.weights.put_engines_to_sleep()

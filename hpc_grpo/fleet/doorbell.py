@@ -40,7 +40,7 @@ class Doorbell(Protocol):
         """Return the jobs that were announced, after `timeout_s` at the latest."""
 
     async def answered(self) -> None:
-        """What `wait` returned last has been seen to, and committed."""
+        """Note that what `wait` returned last has been seen to, and committed."""
 
 
 class Bell:
@@ -177,7 +177,7 @@ async def connect(url: str) -> Client:
     import nats
 
     async def quiet(_error: Exception) -> None:
-        """The exception comes to the caller as well."""
+        """Pass over an exception: it comes to the caller as well."""
 
     # `allow_reconnect` is about connections that were made: a server that is away counts as a reconnect.
     once = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0}

@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 
 from hpc_grpo.fleet.attempt_folder import AttemptFolder, marked_processes, prune, uptime
+from hpc_grpo.fleet.gpus import NoGpusError, read_gpus
 from hpc_grpo.fleet.messages import (
     ORDERS_S,
     PROTOCOL,
     AttemptKey,
     AttemptSeen,
-    GpuSeen,
     Observation,
     Orders,
     Outcome,
@@ -31,13 +31,9 @@ from hpc_grpo.fleet.messages import (
     encode,
 )
 from hpc_grpo.fleet.states import Ending
-from hpc_grpo.system.commands import run_command
 
 _LOG_BYTES = 1 << 20
 _BEGIN_S = 10.0
-_NVIDIA_SMI_S = 7.0
-"""Twice that is less than `visit_s`: the jobs of a VM whose nvidia-smi hangs must not end for want of visits."""
-_GPU_FIELDS = "index,uuid,memory.total,memory.used"
 
 
 def main() -> None:
@@ -63,8 +59,8 @@ def observe(work_dir: Path, request: Request) -> Observation:
     """Return the GPUs and the attempts of this machine."""
     work_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        gpus = _gpus(request.nvidia_smi)
-    except _NoGpusError as error:
+        gpus = read_gpus(request.nvidia_smi)
+    except NoGpusError as error:
         return Observation(attempts=_attempts(work_dir, request), problem=str(error))
     return Observation(gpus, _attempts(work_dir, request))
 
@@ -96,31 +92,6 @@ def obey(work_dir: Path, orders: Orders, seen_at: float) -> Outcome:
     failed += [(key, why) for key, one in begun if (why := _why_not_begun(_folder(work_dir, key), one, deadline))]
     started = {key for key, _ in begun} - {key for key, _ in failed}
     return Outcome(tuple(sorted(started)), revoked, tuple(failed))
-
-
-class _NoGpusError(Exception):
-    """nvidia-smi does not tell."""
-
-
-def _gpus(command: str) -> tuple[GpuSeen, ...]:
-    listed = _ask(command, f"--query-gpu={_GPU_FIELDS}")
-    used = _ask(command, "--query-compute-apps=gpu_uuid,pid")
-    owners = [line.split(",")[0].strip() for line in used.splitlines() if line.strip()]
-    rows = [[cell.strip() for cell in line.split(",")] for line in listed.splitlines() if line.strip()]
-    try:
-        return tuple(
-            GpuSeen(int(index), uuid, int(total), int(in_use), owners.count(uuid))
-            for index, uuid, total, in_use in rows
-        )
-    except ValueError:
-        raise _NoGpusError(f"{command} answered what is no list of GPUs: {listed[:200]!r}") from None
-
-
-def _ask(command: str, query: str) -> str:
-    answer = run_command([command, query, "--format=csv,noheader,nounits"], _NVIDIA_SMI_S)
-    if answer.error:
-        raise _NoGpusError(answer.error)
-    return answer.text
 
 
 def _attempts(work_dir: Path, request: Request) -> tuple[AttemptSeen, ...]:

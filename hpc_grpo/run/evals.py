@@ -67,7 +67,7 @@ def answer_file(folder: RunDir) -> Path:
 
 
 def completions_file(folder: RunDir, model: str, eval_set: str) -> Path:
-    """The graded completions of a model; of the set "" those of `data.eval` or `data.held_out`."""
+    """Return the graded completions of a model; of the set "" those of `data.eval` or `data.held_out`."""
     name = f"eval_{eval_set}.jsonl" if eval_set else "eval.jsonl"
     return folder.path / "completions" / model.replace("/", "_") / name
 

@@ -53,18 +53,18 @@ class RunDir:
     slurm_logs = _Inside("slurm")  # job scripts and outputs of submitted jobs
 
     def slurm_log(self, job_id: str) -> Path:
-        """The output of a job that `hpc-grpo` submitted."""
+        """Return the output of a job that `hpc-grpo` submitted."""
         return self.slurm_logs / f"{job_id}_0_log.out"
 
     def job_mark(self, job_id: str) -> Path:
-        """The file that the first line of a job's script makes, whatever becomes of the lines after it."""
+        """Return the file that the first line of a job's script makes, whatever becomes of the lines after it."""
         return self.slurm_logs / f"{job_id}.began"
 
     def rollouts(self, step: int) -> Path:
         return self.path / "rollouts" / f"step_{step}.jsonl"
 
     def eval_rollouts(self, step: int, eval_set: str = "") -> Path:
-        """The graded completions of an eval; those of a named set lie in a folder of its name."""
+        """Return the graded completions of an eval; those of a named set lie in a folder of its name."""
         return self.path / "rollouts" / eval_set / f"eval_step_{step}.jsonl"
 
     def batches(self, step: int) -> Path:

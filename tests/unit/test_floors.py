@@ -61,7 +61,7 @@ USES_SLURM = {
 NAMES_SLURM = {
     "launch.environment.rules": "the deny list holds in every place: it is one table, to be read as a whole",
     "cli.options": "the option --sbatch",
-    "cli.run": "the option --sbatch",
+    "cli.submit": "the option --sbatch",
     "cli.shell": "the option --sbatch",
 }
 """Modules outside Slurm's room with words of Slurm's in their code -> why."""

@@ -57,7 +57,7 @@ class Shape:
         )
 
     def environment(self, name: str) -> dict[str, str]:
-        """What the platform, and whoever rents pods, put into the environment of a machine."""
+        """Return what the platform, and whoever rents pods, put into the environment of a machine."""
         if self.kind != "pods":
             return {}
         head = self.node_names[0]
@@ -103,9 +103,9 @@ class BedLayout(Layout):
         return self.machine_dir(name) / "tmp"
 
     def gpus(self, name: str) -> Path:
-        """What the machine's nvidia-smi shows, to be rewritten by tests; `local/gpus.json` to the machine itself."""
+        """Return the file of what nvidia-smi shows, to be rewritten by tests; `local/gpus.json` to the machine."""
         return self.machine_local(name) / "gpus.json"
 
     def daemon(self, name: str, service: str) -> Path:
-        """The record of a daemon's process."""
+        """Return the record of a daemon's process."""
         return self.machine_dir(name) / "daemons" / f"{service}.json"

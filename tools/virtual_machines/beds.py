@@ -79,7 +79,7 @@ class Bed:
         return found[name]
 
     def environment(self, name: str, **changes: str) -> dict[str, str]:
-        """What a process on the machine starts with: nothing of this process's, the kind's own, and `changes`."""
+        """Return what a process on the machine starts with: nothing of this process, the kind's own, `changes`."""
         return {**building.environment(self.layout, self.shape, name), **changes}
 
     def popen(
@@ -131,7 +131,7 @@ class Bed:
         network.set_cable(self.layout, SWITCH, name, plugged=True)
 
     def processes(self, name: str) -> dict[int, str]:
-        """The command lines of what runs on a machine, without its init: host's pid -> words with blanks between."""
+        """Return what runs on a machine besides its init: host's pid -> words of the command with blanks between."""
         init = machine.running(self.layout, name)
         return {} if init is None else daemons.in_pid_space_of(init.pid)
 
@@ -140,7 +140,7 @@ class Bed:
         return self.layout.machine_storage(name) if self.shape.private_disks else self.layout.storage
 
     def residue(self, name: str) -> Residue:
-        """What is left on a machine that ought to be idle."""
+        """Return what is left on a machine that ought to be idle."""
         init = machine.running(self.layout, name)
         if init is None:
             raise MachineError(f"{name} is not running")

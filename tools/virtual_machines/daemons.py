@@ -65,13 +65,13 @@ def thaw(layout: BedLayout, name: str, service: str) -> None:
 
 
 def names(layout: BedLayout, name: str) -> list[str]:
-    """The daemons that run on a machine."""
+    """Return the daemons that run on a machine."""
     found = sorted(path.stem for path in layout.daemon(name, "").parent.glob("*.json"))
     return [service for service in found if running(layout, name, service)]
 
 
 def pids(layout: BedLayout, name: str) -> set[int]:
-    """The processes of a machine's daemons: of sshd itself alone, since what it lets in is its users'."""
+    """Return the processes of a machine's daemons: of sshd itself alone, since what it lets in is its users'."""
     found = set()
     for service in names(layout, name):
         record = require(layout, name, service)
@@ -80,7 +80,7 @@ def pids(layout: BedLayout, name: str) -> set[int]:
 
 
 def family(pid: int) -> list[int]:
-    """A process and its descendants, the oldest first."""
+    """Return a process and its descendants, the oldest first."""
     parents: dict[int, list[int]] = {}
     for child, parent in _parents().items():
         parents.setdefault(parent, []).append(child)
@@ -91,7 +91,7 @@ def family(pid: int) -> list[int]:
 
 
 def in_pid_space_of(init: int) -> dict[int, str]:
-    """The processes that share the PID space of `init`, without itself: pid -> command line."""
+    """Return the processes that share the PID space of `init`, without itself: pid -> command line."""
     own = os.stat(f"/proc/{init}/ns/pid").st_ino  # noqa: PTH116
     found = {}
     for pid in _parents():

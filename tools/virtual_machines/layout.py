@@ -102,7 +102,7 @@ class Layout:
         return self.machine_dir(name) / "init.json"
 
     def network_namespace(self, name: str) -> Path:
-        """A mount that keeps the machine's network alive while the machine itself is dead."""
+        """Return a mount that keeps the machine's network alive while the machine itself is dead."""
         return self.machine_dir(name) / "net"
 
     @staticmethod

@@ -17,7 +17,7 @@ _LOG_TAIL_LINES = 8
 
 @contextmanager
 def alone(layout: Layout) -> Iterator[None]:
-    """One command at a time changes the machines. The lock is the state folder, so it leaves no file."""
+    """Let one command at a time change the machines. The lock is the state folder, so it leaves no file."""
     while True:
         layout.state.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(layout.state, os.O_RDONLY)
@@ -31,11 +31,7 @@ def alone(layout: Layout) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _nothing() -> None:
-    pass
-
-
-def bring_up(layout: Layout, build: Callable[[], None], shape: str, release: Callable[[], None] = _nothing) -> None:
+def bring_up(layout: Layout, build: Callable[[], None], shape: str, release: Callable[[], None] = lambda: None) -> None:
     """Build from an empty state folder and write `shape` when all is there. What fails leaves nothing behind.
 
     The caller has the lock. `release` takes away what lies outside the state folder, once no process is left.
@@ -54,7 +50,7 @@ def bring_up(layout: Layout, build: Callable[[], None], shape: str, release: Cal
         raise
 
 
-def take_down(layout: Layout, release: Callable[[], None] = _nothing) -> bool:
+def take_down(layout: Layout, release: Callable[[], None] = lambda: None) -> bool:
     """Take the machines away. False where there was nothing."""
     host.require_root()
     if not layout.state.exists():

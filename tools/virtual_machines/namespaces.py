@@ -67,7 +67,7 @@ def mount_proc() -> None:
 
 
 def mounts_below(folder: Path) -> list[Path]:
-    """The mount points inside `folder`, the newest first: the order in which they can be taken away."""
+    """Return the mount points inside `folder`, the newest first: the order in which they can be taken away."""
     found = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         # Field 5 is the mount point, with blanks written in octal.

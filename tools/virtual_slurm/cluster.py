@@ -22,7 +22,7 @@ _USABLE_STATES = ("idle", "mixed", "allocated", "completing")
 
 
 def read_shape(layout: Layout) -> Shape | None:
-    """The shape of the cluster that is up, or None."""
+    """Return the shape of the cluster that is up, or None."""
     try:
         shape = Shape(**json.loads(layout.shape.read_text()))
     except FileNotFoundError:

@@ -23,7 +23,7 @@ def start_munge(layout: Layout, name: str) -> None:
 
 
 def begin_creating_database(layout: Layout) -> subprocess.Popen[str]:
-    """The slowest part of coming up, so the rest is started meanwhile."""
+    """Begin what is the slowest part of coming up: the rest is started meanwhile."""
     command = ["mariadb-install-db", "--no-defaults", "--user=root", "--skip-test-db"]
     with (layout.logs / "mariadb-install.log").open("w") as log:
         return machine.popen(

@@ -43,7 +43,7 @@ def _lag(value: Any, theirs: Theirs) -> int:
 
 
 def _length(value: Any, theirs: Theirs) -> dict[str, Any]:
-    """The number of steps wins over that of epochs; each run here has one length."""
+    """Take the number of steps rather than that of epochs: each run here has one length."""
     steps = theirs.get("total_train_steps", "exp_ctrl.total_train_steps")
     return {"train.total_steps": int(steps)} if steps else {"train.total_epochs": int(value)}
 

@@ -144,7 +144,7 @@ class NodeAgent:
             self._write(ALIVE)
 
     def _look(self, ray: RayProcess) -> None:
-        """Every few seconds show that this loop turns, and end who is late."""
+        """Show every few seconds that this loop turns, and end who is late."""
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_S
             self._write(ALIVE)

@@ -1,0 +1,83 @@
+"""The command that trains here, on this machine or in the allocation of a shell."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from hpc_grpo.cli.options import ACCEPT_CHANGES, CONFIG, DRIVER, OVERRIDES, SET, echo
+
+if TYPE_CHECKING:
+    from hpc_grpo.cli.request import Request
+
+
+@click.command()
+@CONFIG
+@OVERRIDES
+@SET
+@click.option("--link", is_flag=True, hidden=True, help="This Slurm job was submitted for the run alone.")
+@ACCEPT_CHANGES
+@DRIVER
+def train(
+    config_name: str,
+    overrides: tuple[str, ...],
+    sets: tuple[str, ...],
+    link: bool,
+    accepts_changes: bool,
+    driver: str,
+) -> None:
+    """Train here: on this machine, or on all nodes of the Slurm allocation this shell is in.
+
+    CONFIG is a .yaml file, a .sh file that sets TRAINING_ARGS, or the name of a shipped config. The same
+    command resumes a run that was interrupted.
+    """
+    from hpc_grpo.cli.request import load_request
+
+    start_training(load_request(config_name, [*sets, *overrides]), accepts_changes, driver, is_link=link)
+
+
+def start_training(
+    request: Request, accepts_changes: bool, driver: str, is_link: bool = False, is_restart: bool = False
+) -> NoReturn:
+    """Freeze the run and become its attempt here; `is_link`: this job was submitted for it alone.
+
+    `is_restart`: what led the run may have been killed a moment ago, and its last sign of life is no reason to refuse.
+    """
+    from hpc_grpo.launch.chain.submit import remove_stop
+    from hpc_grpo.launch.chain.successor import LinkOrigin
+    from hpc_grpo.launch.freeze import freeze
+    from hpc_grpo.launch.supervisor.attempt import run_attempt
+    from hpc_grpo.run.lock import refuse_if_held
+    from hpc_grpo.run.paths import RunDir
+    from hpc_grpo.run.source import become_copy
+
+    os.environ.update(request.exported)
+    if not is_link:  # a link may wait for the one before it
+        refuse_if_held(RunDir(request.config.run_path), time.sleep if is_restart else None)
+    frozen = freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
+    echo(f"{'New run' if frozen.is_new else 'Resuming run'} in {frozen.run.path}")
+    if not is_link:
+        remove_stop(frozen.run)
+        _warn_of_missing_modules(frozen.config.launch.modules)
+    words = ["--link", "--by-hand"] if is_link else ["--no-link"]
+    become_copy(frozen.run, ["attempt", str(frozen.run.path), *words, "--driver", driver])
+    sys.exit(run_attempt(frozen.run, driver, LinkOrigin(by_hand=True) if is_link else None))
+
+
+def _warn_of_missing_modules(modules: Sequence[str]) -> None:
+    """Name the modules that a job would load and this shell has not."""
+    loaded = os.environ.get("LOADEDMODULES", "").split(":")
+    if missing := [name for name in modules if not any(f"{one}/".startswith(f"{name}/") for one in loaded)]:
+        echo(
+            f"Not loaded in this shell, of launch.modules: {', '.join(missing)}. "
+            f"`module load {' '.join(missing)}` does, and so does a shell of `hpc-grpo shell --config CONFIG`.",
+            err=True,
+        )
+
+
+COMMANDS = (train,)
