@@ -1,4 +1,4 @@
-"""What the benchmarks share: medians, tables, processes with a deadline, and a reward that costs nothing.
+"""What the benchmarks share: medians, tables, processes with a deadline, and rewards that cost nothing.
 
 Imports nothing heavy: the reward workers of a run import this file.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -18,8 +19,23 @@ BENCHMARKS = Path(__file__).resolve().parent
 
 
 def letter_share(prompts: Sequence[str], completions: Sequence[str], **fields: Any) -> list[float]:
-    """Return the reward of both sides: the share of lower-case letters, so that advantages are not all zero."""
+    """Return the share of lower-case letters, so that advantages are not all zero."""
     return [sum(c.islower() for c in completion) / max(len(completion), 1) for completion in completions]
+
+
+def last_number(
+    prompts: Sequence[str], completions: Sequence[str], answer: Sequence[str], **fields: Any
+) -> list[float]:
+    """Return 1.0 where the last number of a completion is the answer, else 0.0."""
+    found = [re.findall(r"-?\d+", completion) for completion in completions]
+    return [float(bool(numbers) and numbers[-1] == wanted) for numbers, wanted in zip(found, answer, strict=True)]
+
+
+REWARDS = {"letter_share": letter_share, "last_number": last_number}
+
+
+def read_rows(path: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
 def median(values: Sequence[float]) -> float:

@@ -1,4 +1,5 @@
-"""The sides that vs_trl.py compares, each measured in processes of its own: bare halves, TRL, and hpc_grpo."""
+"""The sides that vs_trl.py and vs_trl_lengths.py compare, each measured in processes of its own: bare halves, TRL,
+and hpc_grpo."""
 
 from __future__ import annotations
 
@@ -6,13 +7,13 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from bare_parts import prompts
 from common import BENCHMARKS, median, run_script
 
 from hpc_grpo.config import Config
@@ -26,12 +27,16 @@ _PHASES = ("generate_wait", "train", "publish")
 
 @dataclass(frozen=True)
 class Shape:
-    """One step's work, and how many steps a measurement takes the median of."""
+    """One step's work, and how many steps a measurement takes the median of.
+
+    `tokens` a completion, or at most so many where its length is not `is_fixed`.
+    """
 
     prompts: int
     group: int
     tokens: int
     steps: int
+    is_fixed: bool = True
 
     @property
     def num_tokens(self) -> int:
@@ -40,11 +45,19 @@ class Shape:
 
 @dataclass(frozen=True)
 class Work:
-    """The model that every side starts from, a folder for what they write, and their step."""
+    """The model and the rows that every side starts from, their reward, a folder for what they write, their step."""
 
     model: Path
     folder: Path
     shape: Shape
+    data: Path
+    reward: str = "letter_share"
+    max_prompt_tokens: int = 32
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, str]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 @dataclass(frozen=True)
@@ -102,6 +115,23 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Rate:
+    """The tokens sampled in the steps that count, and the seconds that those took."""
+
+    tokens: float
+    seconds: float
+    shape: Shape
+
+    @property
+    def tokens_a_second(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def mean_length(self) -> float:
+        return self.tokens / (self.shape.steps * self.shape.prompts * self.shape.group)
+
+
+@dataclass(frozen=True)
 class StepTimes:
     """Seconds of a step of hpc_grpo and of its phases; `rest` is what no phase accounts for."""
 
@@ -144,20 +174,40 @@ def generation_seconds(work: Work, engines: Engines) -> float:
 
 
 def trl_seconds(work: Work, trl: Trl) -> float:
-    arguments = {**asdict(work.shape), **asdict(trl)}
+    return median(_trl_steps(work, trl)["seconds"])
+
+
+def trl_rate(work: Work, trl: Trl) -> Rate:
+    steps = _trl_steps(work, trl)
+    return Rate(sum(steps["tokens"]), sum(steps["seconds"]), work.shape)
+
+
+def _trl_steps(work: Work, trl: Trl) -> dict[str, Any]:
+    arguments = {**asdict(work.shape), **asdict(trl), "data": str(work.data), "reward": work.reward}
     env = {"OMP_NUM_THREADS": str(trl.threads), "TOKENIZERS_PARALLELISM": "false"}
-    return median(run_script("trl_steps.py", [str(work.model), json.dumps(arguments)], env, _TIMEOUT_S)["seconds"])
+    return run_script("trl_steps.py", [str(work.model), json.dumps(arguments)], env, _TIMEOUT_S)
 
 
 def hpc_grpo_times(work: Work, layout: Layout, budget: int) -> StepTimes:
     """Train for a few steps as a user would, with microbatches of `budget` tokens; gives medians over the steps."""
+    return median_times([_step_times(line) for line in _hpc_grpo_steps(work, layout, budget, {})])
+
+
+def hpc_grpo_rate(work: Work, layout: Layout, budget: int, train: Mapping[str, Any]) -> tuple[Rate, StepTimes]:
+    """Train as `hpc_grpo_times` does, with further keys of `train`; gives the rate over all steps, medians of parts."""
+    steps = _hpc_grpo_steps(work, layout, budget, train)
+    tokens = sum(line["tokens/completion_total"] for line in steps)
+    rate = Rate(tokens, sum(line["time/step_s"] for line in steps), work.shape)
+    return rate, median_times([_step_times(line) for line in steps])
+
+
+def _hpc_grpo_steps(work: Work, layout: Layout, budget: int, train: Mapping[str, Any]) -> list[dict[str, Any]]:
     # A folder of its own: in that of an earlier round, the run would be found complete.
     with tempfile.TemporaryDirectory(prefix="run-", dir=work.folder) as folder:
-        settings = _config(replace(work, folder=Path(folder)), layout, budget)
+        settings = _config(replace(work, folder=Path(folder)), layout, budget, train)
         _train(settings)
         metrics = read_metrics(settings.run_path / "metrics.jsonl")
-    steps = [_step_times(line) for step, line in metrics.items() if step > _WARM_UP_STEPS]
-    return median_times(steps)
+    return [line for step, line in metrics.items() if step > _WARM_UP_STEPS]
 
 
 def median_times(times: list[StepTimes]) -> StepTimes:
@@ -191,23 +241,22 @@ def _train(settings: Config) -> None:
         raise RuntimeError(f"hpc-grpo train ended with {code}:\n{log_path.read_text()[-3000:]}")
 
 
-def _config(work: Work, layout: Layout, budget: int) -> Config:
-    shape, data = work.shape, work.folder / "prompts.jsonl"
-    data.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts(shape.prompts)))
+def _config(work: Work, layout: Layout, budget: int, train: Mapping[str, Any] | None = None) -> Config:
+    shape = work.shape
     settings: dict[str, Any] = {
         "run": {"name": "bench", "root": str(work.folder)},
         "model": {"path": str(work.model), "dtype": "float32", "device": "cpu"},
         "data": {
-            "train": {"path": str(data), "prompt_field": "prompt", "answer_field": None},
+            "train": {"path": str(work.data), "prompt_field": "prompt", "answer_field": "answer"},
             "template": "plain",
-            "max_prompt_tokens": 32,
+            "max_prompt_tokens": work.max_prompt_tokens,
         },
-        "rewards": [{"name": f"{BENCHMARKS / 'common.py'}:letter_share"}],
+        "rewards": [{"name": f"{BENCHMARKS / 'common.py'}:{work.reward}"}],
         "rollout": {
             "prompts_per_step": shape.prompts,
             "group_size": shape.group,
             "max_new_tokens": shape.tokens,
-            "min_new_tokens": shape.tokens,
+            "min_new_tokens": shape.tokens if shape.is_fixed else 0,
             "max_policy_lag": layout.max_policy_lag,
         },
         "engine": {
@@ -221,6 +270,7 @@ def _config(work: Work, layout: Layout, budget: int) -> Config:
             "zero_stage": 1,
             "num_threads": layout.learner_threads,
             "max_tokens_per_microbatch": budget,
+            **(train or {}),
         },
         "checkpoint": {"every_steps": None},
         "metrics": {"wandb_mode": "disabled"},

@@ -1,4 +1,4 @@
-"""A GRPO step of hpc_grpo next to TRL's, and next to the sum of its bare halves, on the CPUs of this machine.
+"""Compare a GRPO step of hpc_grpo with TRL's, and with the sum of its bare halves, on the CPUs of this machine.
 
 `python benchmarks/vs_trl.py`: 16 prompts x 8 completions x 128 tokens in float32, completions of fixed length, the
 same trivial reward, no reference model. hpc_grpo runs as users run it (`hpc-grpo train`: supervisor, Ray, vLLM,
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from bare_parts import PACKED, PADDED
+from bare_parts import PACKED, PADDED, prompts
 from common import load_average, median, print_table
 from sides import (
     BareTraining,
@@ -33,6 +33,7 @@ from sides import (
     median_times,
     training_seconds,
     trl_seconds,
+    write_rows,
 )
 
 from hpc_grpo.demo.model import ModelSize, write_model
@@ -231,7 +232,8 @@ def main(quick: bool, **given: Any) -> None:
             num_parameters = write_model(folder / "model", SIZES[name], seed=0)
             batch = " x ".join(map(str, plan.batch))
             click.echo(f"\n{name}: {num_parameters:,} parameters, float32, {batch} tokens a step")
-            compare(Work(folder / "model", folder, plan.shape), plan)
+            data = write_rows(folder / "rows.jsonl", [{"prompt": it, "answer": ""} for it in prompts(plan.batch[0])])
+            compare(Work(folder / "model", folder, plan.shape, data), plan)
 
 
 if __name__ == "__main__":
