@@ -31,6 +31,7 @@ _DIGEST = "digest"
 _NOT_THIS_RECORD = (ValueError, TypeError, KeyError, AttributeError)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _HEADROOM = 1.1
+_BLOCK_BYTES = 1 << 16
 
 
 def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
@@ -112,13 +113,21 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cut off a last line that a crash left unfinished: the next append would glue a record to it."""
+    """Cut off a last line that a crash left unfinished: the next append would glue a record to it.
+
+    Only the file's end is read: a long run has written much.
+    """
     if not path.exists():
         return
     with path.open("rb+") as file:
-        content = file.read()
-        end = content.rfind(b"\n") + 1
-        if end < len(content):
+        begin = size = file.seek(0, os.SEEK_END)
+        end = 0
+        while begin and not end:
+            begin = max(0, begin - _BLOCK_BYTES)
+            file.seek(begin)
+            newline = file.read(_BLOCK_BYTES).rfind(b"\n")
+            end = begin + newline + 1 if newline >= 0 else 0
+        if end < size:
             file.truncate(end)
             os.fsync(file.fileno())
 

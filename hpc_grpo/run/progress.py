@@ -7,6 +7,7 @@ every step and is only appended to (by `JsonlSink` in metrics/sinks.py); any com
 from __future__ import annotations
 
 import math
+import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -59,13 +60,13 @@ def read_metrics(path: Path) -> dict[int, dict[str, Any]]:
     lines: dict[int, dict[str, Any]] = {}
     attempt = None
     for line in read_jsonl(path):
-        if not (isinstance(line.get("step"), int) and isinstance(line.get("attempt"), int)):
+        step = line.get("step")
+        if not (isinstance(step, int) and isinstance(line.get("attempt"), int)):
             continue  # a name that the disk changed
         if line["attempt"] != attempt:
             attempt = line["attempt"]
-            lines = {step: kept for step, kept in lines.items() if step < line["step"]}
-        lines[line["step"]] = line
-    return {
-        step: {name: math.nan if value is None else value for name, value in lines[step].items()}
-        for step in sorted(lines)
-    }
+            while lines and next(reversed(lines)) >= step:
+                lines.popitem()
+        # Interned: of a hundred thousand lines each name is held once.
+        lines[step] = {sys.intern(name): math.nan if value is None else value for name, value in line.items()}
+    return {step: lines[step] for step in sorted(lines)}

@@ -111,7 +111,9 @@ def test_dropping_a_torn_line_keeps_whole_ones(tmp_path: Path, content: str) -> 
     assert path.read_text() == content
 
 
-@pytest.mark.parametrize(("content", "left"), [("a\nb", "a\n"), ("b", "")])
+@pytest.mark.parametrize(
+    ("content", "left"), [("a\nb", "a\n"), ("b", ""), ("b" * 200_000, ""), ("a\n" + "b" * 200_000, "a\n")]
+)
 def test_a_torn_last_line_is_cut_off(tmp_path: Path, content: str, left: str) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text(content)
