@@ -24,9 +24,8 @@ from hpc_grpo.run.frozen_config import read_config  # noqa: E402
 from hpc_grpo.run.paths import RunDir  # noqa: E402
 from hpc_grpo.run.progress import read_metrics  # noqa: E402
 from hpc_grpo.simulate.cluster import Setting  # noqa: E402
-from hpc_grpo.simulate.forecast import forecast  # noqa: E402
+from hpc_grpo.simulate.forecast import forecast, measured_rates  # noqa: E402
 from hpc_grpo.simulate.measured import read_measurements  # noqa: E402
-from hpc_grpo.simulate.rates import fit_rates  # noqa: E402
 from tests.slurm.conftest import SlurmCluster  # noqa: E402
 
 CASES = [(nodes, lag) for nodes in (1, 2) for lag in (0, 2)]
@@ -82,7 +81,7 @@ def measured_steps_per_h(run: RunDir) -> float:
 def foretold(run: RunDir, config: Config) -> list[float]:
     """Return the steps/h of all cases, by what one run has measured."""
     measured = read_measurements(run, config)
-    rates = fit_rates(measured, config)
+    rates = measured_rates(measured, config)
     print(f"{run.path.name}: {rates.decoding}, {rates.training}")
     return [forecast(config, measured, rates, Setting(nodes, 1, 2, lag)).steps_per_h for nodes, lag in CASES]
 

@@ -156,11 +156,15 @@ def kv_cache_gib(config: Config, *, on_gpu: bool) -> float | None:
 
 
 def max_batched_tokens(config: Config, *, on_gpu: bool) -> int:
-    """Return the most tokens that one step of an engine takes; vLLM wants one for each request that may decode."""
+    """Return the most tokens that one step of an engine takes.
+
+    vLLM wants one for each request that may decode, and one for each token that is guessed of it.
+    """
     engine = config.engine
+    decoded = engine.max_num_seqs * (1 + (engine.ngram_tokens or 0))
     if on_gpu:
         most = engine.max_num_seqs * config.max_model_len
-        return engine.max_num_batched_tokens or min(max(_GPU_BATCHED_TOKENS, engine.max_num_seqs), most)
+        return engine.max_num_batched_tokens or min(max(_GPU_BATCHED_TOKENS, decoded), most)
     # A prompt is never cut on CPU (engine/sampler.py), so the longest sequence must fit into one step.
     wanted = engine.max_num_batched_tokens or _CPU_BATCHED_TOKENS
-    return max(wanted, config.max_model_len, engine.max_num_seqs)
+    return max(wanted, config.max_model_len, decoded)

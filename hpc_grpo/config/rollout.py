@@ -76,6 +76,11 @@ class EngineConfig(Section):
     )
     enforce_eager: bool = Field(False, description="No CUDA graphs. Always so on CPU.")
     prefix_caching: bool = Field(True, description="Share the prefill of a group's common prompt.")
+    ngram_tokens: PositiveInt | None = Field(
+        None,
+        description="Tokens that an engine guesses from what prompt and completion have said before, and checks in one "
+        "step (n-gram speculative decoding); samples keep their distribution. null: none.",
+    )
     num_threads: PositiveInt = Field(1, description="OpenMP threads of one engine on CPU.")
     max_restarts: NonNegativeInt = Field(
         3, description="Times that an engine which died or failed is started anew before the driver ends."

@@ -13,6 +13,10 @@ from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ADVANTAGES, ALGORITHMS, CORRECTIONS, LOSSES, REWARDS
 
+NO_GUESSES_ON_CPU = (
+    "engine.ngram_tokens = {tokens} needs engines on GPUs: on CPU, vLLM 0.32 samples what it has guessed at a "
+    "temperature that it never sets (expand_kernel fills a copy): completions and logprobs are wrong. Set it to null."
+)
 _EVAL_SET = re.compile("[A-Za-z][A-Za-z0-9_-]*")
 
 
@@ -179,6 +183,11 @@ def _curriculum(config: Config) -> None:
         )
 
 
+def _guesses(config: Config) -> None:
+    if config.engine.ngram_tokens is not None and config.model.device == "cpu":
+        raise ConfigError(NO_GUESSES_ON_CPU.format(tokens=config.engine.ngram_tokens))
+
+
 def _sequence_lengths(config: Config) -> None:
     if config.needs.rollouts and config.train.max_tokens_per_microbatch < config.max_model_len:
         raise ConfigError(
@@ -208,6 +217,7 @@ _RULES = (
     _eval_data,
     _eval,
     _curriculum,
+    _guesses,
     _sequence_lengths,
     *PLACEMENT_RULES,
     *LOSS_RULES,

@@ -9,6 +9,8 @@ from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import kv_cache_gib, max_batched_tokens
+from hpc_grpo.config.rules import NO_GUESSES_ON_CPU
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import GIB
 
 _CPU_ENVIRONMENT = {
@@ -17,6 +19,9 @@ _CPU_ENVIRONMENT = {
     # Engines of one node share its cores; each bound to the same ones would wait for the others.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
+
+_SHORTEST_MATCH, _LONGEST_MATCH = 2, 4
+"""Tokens at the end of a sequence that must have come before for what followed them to be guessed again."""
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -62,7 +67,8 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
         "tensor_parallel_size": engine.tensor_parallel,
         "enable_prefix_caching": engine.prefix_caching,
         "enforce_eager": engine.enforce_eager or not on_gpu,
-        # A step must have ended when `step` returns, or an update would race the one in flight.
+        # A step must have ended when `step` returns, or an update would race the one in flight, and what the old
+        # weights sampled would count as the new ones'. On CPU vLLM has no other way.
         "async_scheduling": False,
         # In the order they came, but for the probe after a publish.
         "scheduling_policy": "priority",
@@ -75,12 +81,22 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
     }
     if config.placement.colocate and on_gpu:  # a CPU's build refuses the option, not the calls
         options["enable_sleep_mode"] = True
+    if engine.ngram_tokens is not None:
+        if not on_gpu:
+            raise ConfigError(NO_GUESSES_ON_CPU.format(tokens=engine.ngram_tokens))
+        options["speculative_config"] = guessing(engine.ngram_tokens)
     kv_gib = kv_cache_gib(config, on_gpu=on_gpu)
     if kv_gib is None:
         options["gpu_memory_utilization"] = engine.gpu_memory_utilization
     else:
         options["kv_cache_memory_bytes"] = int(kv_gib * GIB)
     return options
+
+
+def guessing(num_tokens: int) -> dict[str, Any]:
+    """Return vLLM's speculative_config for guesses from what a sequence has said before."""
+    lookup = {"prompt_lookup_min": _SHORTEST_MATCH, "prompt_lookup_max": _LONGEST_MATCH}
+    return {"method": "ngram", "num_speculative_tokens": num_tokens, **lookup}
 
 
 def put_to_sleep(engine: Any) -> None:

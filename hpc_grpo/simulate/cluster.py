@@ -52,6 +52,7 @@ class SimulatedCluster:
     drawing: random.Random = field(default_factory=lambda: random.Random(0))
     clock: Clock = field(default_factory=Clock)
     trained_s: float = 0.0
+    waited_s: float = 0.0
     _draws: list[DrawnStep] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -102,7 +103,8 @@ class SimulatedPool:
 
     def wait(self, started: Sequence[_Started], waiting_for: str) -> list[GradedGroup]:
         clock = self._cluster.clock
-        clock.now = max(clock.now, *(group.engine.end_of(group.call) for group in started))
+        begun, clock.now = clock.now, max(clock.now, *(group.engine.end_of(group.call) for group in started))
+        self._cluster.waited_s += clock.now - begun
         return [GradedGroup(group.prompt, None, group.grades) for group in started]
 
     def _grades(self, ordinal: int, draw: DrawnStep) -> GroupGrades:

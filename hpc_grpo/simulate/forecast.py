@@ -6,8 +6,10 @@ process slows another down on the same cores.
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -31,10 +33,13 @@ from hpc_grpo.simulate.cluster import (
     SimulatedWeights,
 )
 from hpc_grpo.simulate.measured import Measurements
-from hpc_grpo.simulate.rates import Rates
+from hpc_grpo.simulate.rates import Rate, Rates, fit_rates
 
 _MOST_STEPS, _FEWEST_STEPS, _MOST_ROLLOUTS = 300, 30, 300_000
 """A simulation takes so many steps, fewer where a step has many rollouts."""
+_CALIBRATED_ROLLOUTS, _CALIBRATIONS = 20_000, 3
+"""The rates of a run with a lag are found over so many of its rollouts, drawn so many times."""
+_SHORTEST_S = 1e-6
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,40 @@ def forecast(config: Config, measured: Measurements, rates: Rates, setting: Sett
         engines_idle=1 - sampled_s / (elapsed_s * len(cluster.engines)),
         learners_idle=1 - cluster.trained_s / (elapsed_s * setting.nodes * setting.learners),
     )
+
+
+def measured_rates(measured: Measurements, config: Config) -> Rates:
+    """Fit the rates of a run. With a lag, a decode step takes as long as makes the simulated run wait as the run did.
+
+    Its engines sample while learners train, several steps at a time, so no line tells what they take.
+    """
+    rates, rollout = fit_rates(measured, config), config.rollout
+    if not rollout.max_policy_lag:
+        return rates
+    learners, engines = config.placement.learners_per_node, config.engine.engines_per_node
+    setting = Setting(measured.num_nodes, learners, engines, rollout.max_policy_lag)
+    most = max(_FEWEST_STEPS, _CALIBRATED_ROLLOUTS // (rollout.prompts_per_step * rollout.group_size))
+    waited_s = max(sum(step.wait_s for step in measured.steps[:most]), _SHORTEST_S)
+    rates = replace(rates, draws=rates.draws[:most])
+
+    def waits_longer(decode_s: float) -> bool:
+        tried = replace(rates, decoding=Rate(decode_s, 0.0))
+        simulated_s = 0.0
+        for seed in range(_CALIBRATIONS):
+            cluster = SimulatedCluster(_config_at(config, setting), measured, tried, setting, random.Random(seed))
+            run_steps(cluster, len(rates.draws))
+            simulated_s += cluster.waited_s / _CALIBRATIONS
+        return simulated_s > waited_s
+
+    low = high = max(rates.decoding.fixed_s, _SHORTEST_S)
+    while waits_longer(low):
+        low /= 2
+    while not waits_longer(high):
+        high *= 2
+    while high > 1.005 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if waits_longer(middle) else (middle, high)
+    return replace(rates, decoding=Rate(low, 0.0))
 
 
 def run_steps(cluster: SimulatedCluster, num_steps: int, on_step: Callable[[], None] = lambda: None) -> None:

@@ -1,9 +1,8 @@
 """Read what a run has measured of itself: how long its completions are, and what sampling and training them takes.
 
 Consumes the rollouts, and the steps of the newest attempt that has some. Seconds of sampling are not in its metrics as
-such: engines begin when the lag bound lets them (driver/rollouts.py), and have ended when the driver's wait ends. A
-step that the driver did not wait for took at most as long as there was, and is taken to be like the fastest that it
-waited for.
+such. Without a policy lag they are those that the driver waited; with one, engines sample while learners train, and
+`forecast.measured_rates` finds what they take.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from hpc_grpo.config import Config
@@ -24,10 +23,7 @@ from hpc_grpo.run.progress import read_metrics, read_state
 from hpc_grpo.system.readable import counted
 
 _FEWEST_STEPS = 3
-_WAITED_SHARE = 0.01
-"""A wait that is a smaller share of its step was for nothing but the driver's own calls."""
 _MOST_FILES = 20
-_SHORTEST_S = 1e-6
 _WAIT, _TRAIN, _PUBLISH, _STEP = (f"time/{phase}_s" for phase in ("generate_wait", "train", "publish", "step"))
 _LEFT_OUT = "tokens/left_out_fraction"
 
@@ -36,15 +32,14 @@ _LEFT_OUT = "tokens/left_out_fraction"
 class MeasuredStep:
     """One step's seconds and tokens, `trained_tokens` those that learners computed.
 
-    `sample_s` is the time until the last engine has its share; an estimate where the step is not `is_waited_for`.
-    `between_s` is what is neither waiting, training nor publishing: evals, checkpoints, records.
+    `wait_s` is what the driver waited for rollouts; without a lag also over the save of the step before, as engines
+    sample then. `between_s` is the rest beside training and publishing: evals, records, saves that learners wait for.
     """
 
     num_tokens: float
     num_rollouts: int
     trained_tokens: float
-    sample_s: float
-    is_waited_for: bool
+    wait_s: float
     train_s: float
     publish_s: float
     between_s: float
@@ -102,40 +97,20 @@ def read_measurements(run: RunDir, config: Config) -> Measurements:
 
 def measured_steps(lines: Sequence[Mapping[str, Any]], config: Config) -> tuple[MeasuredStep, ...]:
     """Take the lines of one attempt's steps apart, in their order."""
-    steps = [
+    return tuple(
         MeasuredStep(
             num_tokens=line["tokens/completion_total"],
             num_rollouts=round(_sampled_groups(line, config) * config.rollout.group_size),
             trained_tokens=line["tokens/completion_total"] * _trained_share(line, config),
-            sample_s=sample_s,
-            is_waited_for=line[_WAIT] > _WAITED_SHARE * line[_STEP],
+            wait_s=wait_s,
             train_s=line[_TRAIN],
             publish_s=line[_PUBLISH],
-            between_s=max(line[_STEP] - line[_WAIT] - line[_TRAIN] - line[_PUBLISH], 0.0),
+            between_s=max(line[_STEP] - wait_s - line[_TRAIN] - line[_PUBLISH], 0.0),
             alike_share=line.get("reward/zero_variance_fraction", 0.0),
         )
-        for line, sample_s in zip(lines, _sampling_s(lines, config), strict=True)
-    ]
-    token_s = min((step.sample_s / step.num_tokens for step in steps if step.is_waited_for), default=math.inf)
-    return tuple(
-        step if step.is_waited_for else replace(step, sample_s=min(step.sample_s, token_s * step.num_tokens))
-        for step in steps
+        for line in lines
+        for wait_s in [line[_WAIT] + (0.0 if config.rollout.max_policy_lag else line.get("time/checkpoint_s", 0.0))]
     )
-
-
-def _sampling_s(lines: Sequence[Mapping[str, Any]], config: Config) -> list[float]:
-    """Return the seconds that engines had for each step: from where the lag bound let them begin, and were free."""
-    lag, minibatches = config.rollout.max_policy_lag, config.train.num_minibatches
-    begins, ends, seconds = [0.0], list[float](), list[float]()
-    for index, line in enumerate(lines):
-        # The save of the step before comes first in the loop, and counts to this one.
-        ends.append(begins[-1] + line.get("time/checkpoint_s", 0.0) + line[_WAIT])
-        allowed = begins[max(0, math.ceil(index - lag / minibatches))]
-        is_busy_before = index > 0 and lines[index - 1][_WAIT] > _WAITED_SHARE * lines[index - 1][_STEP]
-        begun = max(allowed, ends[index - 1]) if is_busy_before else allowed
-        seconds.append(max(ends[index] - begun, _SHORTEST_S))
-        begins.append(begins[-1] + line[_STEP])
-    return seconds
 
 
 def _sampled_groups(line: Mapping[str, Any], config: Config) -> float:

@@ -55,7 +55,7 @@ class Rates:
 
 
 def fit_rates(measured: Measurements, config: Config) -> Rates:
-    """Fit both rates to a run's steps.
+    """Fit both rates to a run's steps. With a lag `decoding` is but a beginning: that of the first step's wait.
 
     Where the steps are too alike to tell, a decode step costs the same whatever is in it (it reads the weights), and
     training costs by the token (it computes), as `plan` assumes.
@@ -65,14 +65,18 @@ def fit_rates(measured: Measurements, config: Config) -> Rates:
     scales = [_scale(measured, config, step.num_tokens / step.num_rollouts) for step in measured.steps]
     decode_steps = [_decode_steps(measured, config, scale, engines) for scale in scales]
     tokens = [step.num_tokens / engines for step in measured.steps]
-    sampled_s = [step.sample_s for step in measured.steps]
-    decoding = fit(decode_steps, tokens, sampled_s, otherwise=_constant)
+    waits_s = [step.wait_s for step in measured.steps]
+    is_alone = config.rollout.max_policy_lag == 0
+    if is_alone:
+        decoding = fit(decode_steps, tokens, waits_s, otherwise=_constant)
+    else:
+        decoding = Rate(waits_s[0] / decode_steps[0], 0.0)
     trained = [step.trained_tokens / learners for step in measured.steps]
     training = fit([1.0] * len(trained), trained, [step.train_s for step in measured.steps], otherwise=_proportional)
     draws = [
         DrawnStep(
             scale=scale,
-            sampling_factor=step.sample_s / (decoding.fixed_s * count + decoding.part_s * own),
+            sampling_factor=step.wait_s / (decoding.fixed_s * count + decoding.part_s * own) if is_alone else 1.0,
             training_factor=step.train_s / training(of_learner) if training(of_learner) else 1.0,
             publish_s=step.publish_s,
             between_s=step.between_s,

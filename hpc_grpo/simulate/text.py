@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.simulate.cluster import Setting
-from hpc_grpo.simulate.forecast import Forecast, forecast
+from hpc_grpo.simulate.forecast import Forecast, forecast, measured_rates
 from hpc_grpo.simulate.measured import Measurements
-from hpc_grpo.simulate.rates import Rates, fit_rates
+from hpc_grpo.simulate.rates import Rates
 from hpc_grpo.system.readable import counted
 
 _AS_GOOD = 0.99
@@ -47,7 +47,7 @@ def settings_of(
 
 def simulation_text(config: Config, measured: Measurements, settings: Sequence[Setting]) -> str:
     """Simulate the run as it was, to compare, and at each of the settings."""
-    rates = fit_rates(measured, config)
+    rates = measured_rates(measured, config)
     (as_it_was,) = settings_of(config, [measured.num_nodes], None, None)
     again = forecast(config, measured, rates, as_it_was)
     forecasts = [forecast(config, measured, rates, setting) for setting in settings]
@@ -70,9 +70,8 @@ def _head(measured: Measurements, rates: Rates, again: Forecast) -> Iterator[str
     decoding, training = rates.decoding, rates.training
     yield f"decode step of n sequences: {decoding.fixed_s * 1e3:.3g} ms + {decoding.part_s * 1e3:.3g} ms n"
     yield f"training on n tokens, in one learner: {training.fixed_s:.3g} s + {training.part_s * 1e6:.3g} µs n"
-    if not all(step.is_waited_for for step in measured.steps):
-        unknown = sum(not step.is_waited_for for step in measured.steps)
-        yield f"{unknown} of them sampled unseen behind training, and count as the fastest that was waited for"
+    if again.setting.lag:
+        yield "engines sampled behind training: a decode step takes what makes the simulated run wait as long as it did"
 
 
 def _table(forecasts: Sequence[Forecast], num_steps: int) -> Iterator[str]:

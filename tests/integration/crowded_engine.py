@@ -43,12 +43,12 @@ def group_requests(config: Config, vocabulary: int) -> list[GroupRequest]:
     ]
 
 
-def start_engine(config: Config) -> Any:
+def start_engine(config: Config, **more: Any) -> Any:
     """The engine of a run, with the model's own weights instead of a learner's."""
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    options = {**engine_options(config, on_gpu=False), "load_format": "auto"}
+    options = {**engine_options(config, on_gpu=False), "load_format": "auto", **more}
     return LLMEngine.from_engine_args(EngineArgs(**options), enable_multiprocessing=False)
 
 

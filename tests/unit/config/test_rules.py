@@ -56,6 +56,10 @@ def test_sft_has_no_rewards_to_check() -> None:
             {"task": "ppo", "launch": {"num_nodes": 4, "slurm": {"min_nodes": 3}}},
             "launch.slurm.min_nodes = 3 would have a run with a critic go on with fewer nodes than launch.num_nodes",
         ),
+        (
+            {"engine": {"ngram_tokens": 4}, "model": {"device": "cpu"}},
+            "engine.ngram_tokens = 4 needs engines on GPUs",
+        ),
         ({"task": "stf"}, "Algorithm 'stf' does not exist; did you mean 'sft'? Built in: "),
         (
             {"data": {"train": EVAL, "curriculum": {"hard_to": 1.0}}},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpc_grpo.engine.vllm import engine_options
+from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
 
 
@@ -39,3 +40,14 @@ def test_memory_that_can_be_given_back_is_asked_for_on_gpus_that_are_shared_alon
     assert engine_options(shared, on_gpu=True)["enable_sleep_mode"] is True
     assert "enable_sleep_mode" not in engine_options(shared, on_gpu=False)  # vLLM's build for CPUs refuses it
     assert "enable_sleep_mode" not in engine_options(own, on_gpu=True)
+
+
+def test_tokens_are_guessed_where_the_config_says_so_and_on_gpus_alone() -> None:
+    config = minimal_config(engine={"ngram_tokens": 4, "max_num_seqs": 4096})
+    options = engine_options(config, on_gpu=True)
+    assert options["speculative_config"]["method"] == "ngram"
+    assert options["speculative_config"]["num_speculative_tokens"] == 4
+    assert options["max_num_batched_tokens"] == 4096 * 5, "a step takes what is guessed of every request"
+    assert "speculative_config" not in engine_options(minimal_config(), on_gpu=True)
+    with pytest.raises(ConfigError, match="Set it to null"):
+        engine_options(config, on_gpu=False)

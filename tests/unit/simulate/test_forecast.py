@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from hpc_grpo.config import Config
-from hpc_grpo.simulate.cluster import Setting
-from hpc_grpo.simulate.forecast import forecast
-from hpc_grpo.simulate.measured import Measurements
+from hpc_grpo.simulate.cluster import Setting, SimulatedCluster
+from hpc_grpo.simulate.forecast import forecast, measured_rates, run_steps
+from hpc_grpo.simulate.measured import MeasuredStep, Measurements
 from hpc_grpo.simulate.rates import DrawnStep, Rate, Rates
 from tests.support.configs import minimal_config
 
@@ -60,3 +62,18 @@ def test_lag_counts_optimizer_steps() -> None:
 def test_learners_compute_nothing_of_groups_that_are_alike() -> None:
     found = forecast(config_of(), EVERY, rates_of(alike_share=1.0), Setting(1, 1, 2, 0))
     assert found.learners_idle == 1.0
+
+
+@pytest.mark.parametrize("training_s", [5e-4, 1e-3, 3e-3], ids=["engines set the pace", "neither", "learners do"])
+def test_what_engines_take_behind_training_is_found_from_the_waits(training_s: float) -> None:
+    """A run that was simulated is the one measured: a decode step took 10 ms."""
+    config = config_of().model_copy(update={"rollout": config_of().rollout.model_copy(update={"max_policy_lag": 2})})
+    cluster = SimulatedCluster(config, EVERY, rates_of(training_s=training_s), Setting(1, 1, 2, lag=2))
+    marks = [0.0]
+    run_steps(cluster, 20, lambda: marks.append(cluster.waited_s))
+    steps = tuple(
+        MeasuredStep(400.0, 8, 400.0, after - before, 400 * training_s, 0.05, 0.02, 0.0)
+        for before, after in itertools.pairwise(marks)
+    )
+    measured = Measurements(steps, (1.0,), 16, 1, 20.0, 100, "", leaves_out=True)
+    assert measured_rates(measured, config).decoding(4.0) == pytest.approx(0.01, rel=0.02)

@@ -24,24 +24,15 @@ def config_of(lag: int = 0, **rollout: Any) -> Config:
 def test_without_lag_engines_sample_while_the_driver_waits() -> None:
     lines = [line(step, wait=2.0, train=1.0, publish=0.5, between=0.25, checkpoint=0.25) for step in (1, 2)]
     for step in measured_steps(lines, config_of()):
-        assert (step.sample_s, step.is_waited_for) == (2.25, True), "from the publish on, over a save"
-        assert (step.train_s, step.publish_s, step.between_s) == (1.0, 0.5, 0.5)
+        assert step.wait_s == 2.25, "from the publish on, over a save"
+        assert (step.train_s, step.publish_s, step.between_s) == (1.0, 0.5, 0.25)
         assert (step.num_tokens, step.num_rollouts) == (800.0, 8)
 
 
-def test_with_lag_a_step_is_sampled_from_where_it_could_begin() -> None:
-    lines = [line(1, wait=3.0, train=1.0), line(2, wait=2.0, train=1.0), line(3, wait=2.0, train=1.0)]
-    first, second, third = measured_steps(lines, config_of(lag=1))
-    assert first.sample_s == 3.0
-    assert second.sample_s == 3.0, "engines were free for it when the first had ended"
-    assert third.sample_s == 3.0
-
-
-def test_a_step_that_nobody_waited_for_counts_as_the_fastest_that_was() -> None:
-    lines = [line(1, wait=1.0, train=5.0), line(2, wait=0.0, train=5.0), line(3, wait=0.0, train=0.5, tokens=400.0)]
-    first, second, third = measured_steps(lines, config_of(lag=1))
-    assert [step.is_waited_for for step in (first, second, third)] == [True, False, False]
-    assert (first.sample_s, second.sample_s, third.sample_s) == (1.0, 1.0, 0.5)
+def test_with_lag_a_save_is_the_learners_and_no_wait() -> None:
+    lines = [line(step, wait=2.0, train=1.0, between=0.25, checkpoint=0.5) for step in (1, 2)]
+    for step in measured_steps(lines, config_of(lag=1)):
+        assert (step.wait_s, step.between_s) == (2.0, 0.75)
 
 
 def test_groups_that_learners_leave_out_are_no_tokens_of_theirs() -> None:
