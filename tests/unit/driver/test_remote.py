@@ -11,7 +11,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from hpc_grpo.driver.remote import Deadline, first_error, get_all
 from hpc_grpo.errors import LaunchError, RewardError, WeightSyncError
-from tests.support.ray_futures import Reference, answered
+from tests.support.ray_futures import FakeRay, Reference, answered
 
 pytestmark = pytest.mark.usefixtures("fake_ray")
 TEN_SECONDS = Deadline(10.0, "weights.deadline_s")
@@ -27,6 +27,14 @@ def test_values_come_in_the_order_of_the_calls() -> None:
     threading.Timer(0.05, slow.set_result, ["slow"]).start()
     assert get_all([slow, answered("fast")], TEN_SECONDS, "both") == ["slow", "fast"]
     assert get_all([], TEN_SECONDS, "nothing") == []
+
+
+def test_all_calls_that_have_ended_are_taken_in_one_wait(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wait looks at every reference: one for each of a step's groups would be the square of their number."""
+    wait, waits = fake_ray.wait, []
+    monkeypatch.setattr(fake_ray, "wait", lambda *args, **options: waits.append(1) or wait(*args, **options))
+    assert get_all([answered(number) for number in range(100)], None, "rollouts") == [*range(100)]
+    assert len(waits) == 2
 
 
 def test_a_failure_ends_the_wait_while_others_hang() -> None:

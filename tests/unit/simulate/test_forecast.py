@@ -8,6 +8,7 @@ import pytest
 
 from hpc_grpo.config import Config
 from hpc_grpo.simulate.cluster import Setting, SimulatedCluster
+from hpc_grpo.simulate.engine import SimulatedEngine
 from hpc_grpo.simulate.forecast import forecast, measured_rates, run_steps
 from hpc_grpo.simulate.measured import MeasuredStep, Measurements
 from hpc_grpo.simulate.rates import DrawnStep, Rate, Rates
@@ -77,3 +78,14 @@ def test_what_engines_take_behind_training_is_found_from_the_waits(training_s: f
     )
     measured = Measurements(steps, (1.0,), 16, 1, 20.0, 100, "", leaves_out=True)
     assert measured_rates(measured, config).decoding(4.0) == pytest.approx(0.01, rel=0.02)
+
+
+def test_an_engine_at_half_speed_is_given_less_and_holds_up_no_other() -> None:
+    """Four engines do 16 groups in a second; with 3.5 of them that is 1.14 s, and dealt out in turn it would be 2."""
+    rollout = {"prompts_per_step": 16, "group_size": 2, "max_new_tokens": 100, "max_policy_lag": 4}
+    config = minimal_config(rollout=rollout, engine={"engines_per_node": 4, "max_num_seqs": 4})
+    cluster = SimulatedCluster(config, EVERY, rates_of(training_s=1e-4), Setting(1, 1, 4, lag=4))
+    cluster.engines[0] = SimulatedEngine(Rate(0.02, 0.0), max_num_seqs=4)
+    ends: list[float] = []
+    run_steps(cluster, 30, lambda: ends.append(cluster.clock.now))
+    assert (ends[-1] - ends[9]) / 20 < 1.25
