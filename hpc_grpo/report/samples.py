@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +11,14 @@ from typing import Any
 
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.readable import number_or_none
 
 SHOWN_STEPS = 5
 SHOWN_OF_A_STEP = 32
 _SHOWN_CHARACTERS = 3000
 _MEASURED_OF_A_STEP = 2000
+_LONGEST = 1 << 31
+"""No completion has more tokens: what a file says beyond is no length."""
 _STEP_FILE = re.compile(r"step_(\d+)\.jsonl")
 
 
@@ -59,7 +61,7 @@ def take_samples(run: RunDir) -> Samples:
     files = {int(match[1]): path for match, path in found if match}
     steps = evenly(sorted(files), SHOWN_STEPS)
     lines = {step: list(islice(read_jsonl(files[step]), _MEASURED_OF_A_STEP)) for step in steps}
-    has_tokens = all(isinstance(line.get("tokens"), int) for of_step in lines.values() for line in of_step)
+    has_tokens = all(_is_length(line.get("tokens")) for of_step in lines.values() for line in of_step)
     unit = "tokens" if has_tokens else "characters"
     return Samples(
         rollouts=tuple(_rollout(step, line) for step in steps for line in lines[step][:SHOWN_OF_A_STEP]),
@@ -92,9 +94,9 @@ def _rollout(step: int, line: dict[str, Any]) -> Rollout:
         source=str(line.get("source", "")),
         prompt=_cut(str(line.get("prompt", ""))),
         completion=_cut(str(line.get("completion", ""))),
-        reward=_number(line.get("reward")),
-        parts={str(name): _number(value) for name, value in parts.items()} if isinstance(parts, dict) else {},
-        advantage=_number(line.get("advantage")),
+        reward=number_or_none(line.get("reward")),
+        parts={str(name): number_or_none(value) for name, value in parts.items()} if isinstance(parts, dict) else {},
+        advantage=number_or_none(line.get("advantage")),
     )
 
 
@@ -104,14 +106,8 @@ def _cut(text: str) -> str:
     return text if left_out <= 0 else f"{text[:half]} [… {left_out:,} characters more …] {text[-half:]}"
 
 
-def _number(value: Any) -> float | None:
-    """Return a number as a float, infinite where it is beyond all floats: JSON has whole numbers of any length."""
-    if not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
+def _is_length(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value <= _LONGEST
 
 
 def _length(line: dict[str, Any], unit: str) -> int:

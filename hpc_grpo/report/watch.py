@@ -14,7 +14,7 @@ from hpc_grpo.report.records import SILENT_S, RunRecords, read_records
 from hpc_grpo.report.status import RunSummary, card, is_over, summarize
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
-from hpc_grpo.system.readable import UNKNOWN, decimal, duration, one_line, printable, short_number
+from hpc_grpo.system.readable import UNKNOWN, decimal, duration, number_or_none, one_line, printable, short_number
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -131,10 +131,10 @@ def last_rollouts(run: RunDir, count: int = _SHOWN_ROLLOUTS) -> list[str]:
     """Return a line for each of the last rollouts on disk: reward, and the completion's beginning."""
     state = read_state(run)
     path = run.rollouts(state.step if state else 0)
-    read = (
-        (_parsed(line, "completion") for line in tail(path, count, _READ_BYTES).splitlines()) if path.exists() else ()
-    )
-    return [f"{decimal(line.get('reward'))}  {one_line(str(line['completion']), 200)}" for line in read if line]
+    lines = tail(path, count, _READ_BYTES).splitlines() if path.exists() else []
+    read = [values for line in lines if (values := _parsed(line, "completion"))]
+    rewards = [decimal(number_or_none(values.get("reward"))) for values in read]
+    return [f"{reward}  {one_line(str(own['completion']), 200)}" for reward, own in zip(rewards, read, strict=True)]
 
 
 def _length(summary: RunSummary) -> list[str]:

@@ -5,9 +5,11 @@ The table is ours: rich takes 40 ms to import, a third of what `hpc-grpo status`
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Sequence
+from typing import Any
 
 UNKNOWN = "-"
 
@@ -91,6 +93,20 @@ def counted(number: int, noun: str) -> str:
     ('1 node', '1,200 steps')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def number_or_none(value: Any) -> float | None:
+    """Return what a file has where a number belongs; None for what is none. JSON's integers know no bounds, floats do.
+
+    >>> number_or_none(-(10**400)), number_or_none("1"), number_or_none(2)
+    (-inf, None, 2.0)
+    """
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def decimal(value: float | None) -> str:

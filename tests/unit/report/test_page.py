@@ -3,7 +3,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -151,14 +150,14 @@ def test_a_length_that_is_no_number_is_not_counted_in_tokens(run_dir: RunDir) ->
     assert (samples.unit, samples.lengths) == ("characters", ((1, (3, 4)),))
 
 
-def test_a_reward_beyond_all_floats_is_shown_as_infinite(tmp_path: Path) -> None:
-    built = RunBuilder(tmp_path / "run")
+def test_numbers_that_no_float_holds_are_shown_as_infinite(built: RunBuilder, tmp_path: Path) -> None:
     path = built.run.rollouts(1)
     path.parent.mkdir()
-    path.write_text(f'{{"completion": "abc", "reward": {10**400}, "advantage": -{10**400}}}\n')
-    (rollout,) = take_samples(built.run).rollouts
-    assert (rollout.reward, rollout.advantage) == (math.inf, -math.inf)
-    assert "inf" in page_of(write_page([built.run], tmp_path / "report.html")).text
+    line = {"completion": "2", "reward": 10**400, "rewards": {"math": -(10**400)}, "tokens": 10**400}
+    path.write_text(json.dumps(line) + "\n")
+    samples = take_samples(built.run)
+    assert (samples.unit, samples.lengths) == ("characters", ((1, (1,)),))
+    assert "reward inf, math -inf, advantage -" in page_of(write_page([built.run], tmp_path / "page.html")).text
 
 
 def test_runs_whose_folders_have_the_same_name_are_told_apart(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import JsonlSink
-from hpc_grpo.report.watch import last_steps, snapshot, view, watch_live, watch_plainly
+from hpc_grpo.report.watch import last_rollouts, last_steps, snapshot, view, watch_live, watch_plainly
 from hpc_grpo.run.paths import RunDir
 from tests.support.command import call
 from tests.support.run_builder import RunBuilder
@@ -98,6 +98,14 @@ def test_the_view_shows_progress_length_rollouts_and_alerts_and_obeys_no_complet
     low = _lines_of(view(built.run, snapshot(built.run), shown.count("\n") - 1), width=140)
     assert "last rollouts" not in low
     assert "last steps" in low
+
+
+@pytest.mark.parametrize(("reward", "shown"), [(10**400, "inf"), ("much", "-"), (1, "1.000")])
+def test_a_reward_that_is_no_usual_number_is_shown(built: RunBuilder, reward: object, shown: str) -> None:
+    built.state(1, step=20)
+    built.run.rollouts(20).parent.mkdir()
+    built.run.rollouts(20).write_text(json.dumps({"completion": "Yes.", "reward": reward}) + "\n")
+    assert last_rollouts(built.run) == [f"{shown}  Yes."]
 
 
 def test_the_view_is_never_higher_than_the_terminal(built: RunBuilder) -> None:
