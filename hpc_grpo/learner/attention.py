@@ -34,7 +34,7 @@ def packed_sdpa(
     `query` `[1, H, T, D]`, `key` and `value` `[1, Hkv, T, D]`; returns `[1, T, H, D]`. Documents are gathered into
     right-padded grids `[rows, H, length, D]`: with causal attention, padding on the right is seen by no real token, so
     no mask is needed and the fused kernels apply. Those that share a prompt have its keys before their own, and a mask
-    of one document's size. Raises ValueError for what this kernel does not compute, and ConfigError without a layout.
+    of one document's size. Raises ConfigError without a layout, and for what this kernel does not compute.
     """
     if document_layout is None:
         raise ConfigError(
@@ -98,7 +98,10 @@ def _check_supported(
     refused |= {name: options.get(name) is not None for name in ("softcap", "s_aux", "position_bias")}
     for what, present in refused.items():
         if present:
-            raise ValueError(f"attention kernel {PACKED_SDPA} does not support {what}")
+            raise ConfigError(
+                f"train.attention = sdpa does not compute {what}, which the attention of model.path asks for. Set "
+                f"train.attention: flash_attention_2, or take another model."
+            )
 
 
 def register_packed_sdpa() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.run.paths import RunDir
 from tests.support.configs import minimal_config
 from tests.support.run_builder import RunBuilder
+from tests.support.stand_in_server import Serve, serving
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
@@ -33,6 +34,13 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def make_tokenizer() -> Callable[..., Any]:
     """A maker of character-level tokenizers: one token per ASCII character, no download."""
     return character_tokenizer
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """A starter of servers whose answers a test gives."""
+    with serving() as start:
+        yield start
 
 
 @pytest.fixture

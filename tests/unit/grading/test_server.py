@@ -1,12 +1,10 @@
-"""The reward server, and `remote` and `llm_judge` that ask it and servers like it, on loopback."""
+"""The reward server, and `remote` that asks it and servers like it, on loopback."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,60 +15,13 @@ from hpc_grpo.config import RewardConfig
 from hpc_grpo.errors import ConfigError, RewardError
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.grading.server import RewardServer
-from hpc_grpo.rewards.builtin import llm_judge as judging
-from hpc_grpo.rewards.builtin.llm_judge import llm_judge
 from hpc_grpo.rewards.builtin.remote import remote
 from hpc_grpo.rewards.http import AnswerError
 from tests.support.command import call
+from tests.support.stand_in_server import Reply, Serve
 
 TOKEN = "t0ken-1b7"
 KEY = "REWARD_TEST_KEY"
-Reply = tuple[int, Any]
-
-
-class StandIn(ThreadingHTTPServer):
-    """A server whose answers a function of the test's gives; `requests` has what it was asked."""
-
-    daemon_threads = True
-
-    def __init__(self, answer: Callable[[str, Any], Reply]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.answer = answer
-        self.requests: list[tuple[str, Any, str | None]] = []
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: StandIn
-
-    def do_GET(self) -> None:
-        size = int(self.headers.get("Content-Length", "0"))
-        body = json.loads(self.rfile.read(size)) if size else None
-        self.server.requests.append((self.path, body, self.headers.get("Authorization")))
-        status, content = self.server.answer(self.path, body)
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(json.dumps(content).encode())
-
-    do_POST = do_GET  # noqa: N815
-
-    def log_message(self, *arguments: Any) -> None:
-        """Write no line for each request."""
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[[Callable[[str, Any], Reply]], StandIn]]:
-    servers: list[StandIn] = []
-
-    def start(answer: Callable[[str, Any], Reply]) -> StandIn:
-        servers.append(StandIn(answer))
-        threading.Thread(target=servers[-1].serve_forever, args=(0.02,), daemon=True).start()
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 @pytest.fixture
@@ -123,9 +74,7 @@ def test_what_is_no_group_is_refused(reward_server: str, body: Any) -> None:
     assert response.status_code == 400
 
 
-def test_a_server_that_is_away_is_waited_for_through_the_pool(
-    reward_server: str, serve: Callable[[Callable[[str, Any], Reply]], StandIn]
-) -> None:
+def test_a_server_that_is_away_is_waited_for_through_the_pool(reward_server: str, serve: Serve) -> None:
     """Three tries fail, as those at a server that restarts; the fourth is answered."""
     statuses = iter([503, 429, 500])
 
@@ -170,7 +119,7 @@ def test_a_server_that_stays_away_masks_the_group_and_says_why() -> None:
     ],
 )
 def test_what_no_later_try_could_mend_is_an_error_at_once(
-    serve: Callable[[Callable[[str, Any], Reply]], StandIn], reply: Reply, error: type[Exception], words: str
+    serve: Serve, reply: Reply, error: type[Exception], words: str
 ) -> None:
     stand_in = serve(lambda path, body: reply)
     with pytest.raises(error, match=words):
@@ -192,57 +141,6 @@ def test_an_address_or_key_that_is_none_is_refused_before_a_run(args: dict[str, 
             pool.check()
     finally:
         pool.close()
-
-
-def chat(text: str) -> Any:
-    return {"choices": [{"message": {"role": "assistant", "content": text}}]}
-
-
-def test_the_judge_is_asked_once_for_each_completion_and_its_last_score_counts(
-    serve: Callable[[Callable[[str, Any], Reply]], StandIn], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(KEY, TOKEN)
-
-    def answer(path: str, body: Any) -> Reply:
-        question = body["messages"][0]["content"]
-        return 200, chat("A score: 3 at first.\nScore: 12" if "{answer}" in question else "**Score:** 7.5")
-
-    stand_in = serve(answer)
-    scores = asyncio.run(
-        llm_judge(["2+2?"] * 2, ["4", "{answer}"], url=f"{stand_in.url}/v1", model="m", api_key_env=KEY, answer=[4, 4])
-    )
-    assert scores == [0.75, 1.0]
-    path, body, authorization = stand_in.requests[0]
-    assert (path, authorization) == ("/v1/chat/completions", f"Bearer {TOKEN}")
-    assert (body["model"], body["temperature"]) == ("m", 0.0)
-    assert "<request>\n2+2?\n</request>\n<reference>\n4\n</reference>\n<response>" in body["messages"][0]["content"]
-
-
-def test_a_judge_without_a_score_is_asked_again_and_then_fails(
-    serve: Callable[[Callable[[str, Any], Reply]], StandIn],
-) -> None:
-    replies = iter(["no idea", "Score: 5"])
-    stand_in = serve(lambda path, body: (200, chat(next(replies, "no idea"))))
-    url = f"{stand_in.url}/v1"
-    assert asyncio.run(llm_judge(["q"], ["c"], url=url, model="m")) == [0.5]
-    assert [body["temperature"] for _, body, _ in stand_in.requests] == [0.0, 0.7]
-    with pytest.raises(AnswerError, match="no score for 1 of 1"):
-        asyncio.run(llm_judge(["q"], ["c"], url=url, model="m"))
-
-
-def test_a_judge_that_lacks_the_model_is_refused_before_a_run(
-    serve: Callable[[Callable[[str, Any], Reply]], StandIn],
-) -> None:
-    stand_in = serve(lambda path, body: (200, {"data": [{"id": "other"}]}))
-    with pytest.raises(ConfigError, match=r"no model 'm'\. It has: other"):
-        asyncio.run(judging.prepare(url=f"{stand_in.url}/v1", model="m"))
-    assert "other at" in asyncio.run(judging.prepare(url=f"{stand_in.url}/v1", model="other"))
-
-
-@pytest.mark.parametrize("args", [{"concurrency": 0}, {"attempt_s": 0.0}, {"scale": 0}])
-def test_settings_of_a_judge_that_could_not_work_are_refused_before_a_run(args: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"rewards\.N\.args"):
-        asyncio.run(judging.prepare(url="http://127.0.0.1:9/v1", model="m", **args))
 
 
 def test_the_command_refuses_to_serve_without_a_token_or_a_port() -> None:

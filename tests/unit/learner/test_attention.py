@@ -23,7 +23,7 @@ def test_kernel_refuses_what_it_does_not_compute() -> None:
         ({"softcap": 30.0}, "softcap"),
     ):
         arguments = {"attention_mask": None, "document_layout": layout, **options}
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ConfigError, match=message):
             packed_sdpa(None, heads, heads, heads, **arguments)
     packed_sdpa(None, heads, heads, heads, None, sliding_window=4, document_layout=layout)
 

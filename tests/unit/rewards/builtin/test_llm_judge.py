@@ -1,0 +1,68 @@
+"""`llm_judge` asks a server that stands in for a model."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.rewards.builtin import llm_judge as judging
+from hpc_grpo.rewards.builtin.llm_judge import llm_judge
+from hpc_grpo.rewards.http import AnswerError
+from tests.support.stand_in_server import Reply, Serve
+
+TOKEN = "t0ken-1b7"
+KEY = "REWARD_TEST_KEY"
+
+
+def chat(text: str) -> Any:
+    return {"choices": [{"message": {"role": "assistant", "content": text}}]}
+
+
+def test_the_judge_is_asked_once_for_each_completion_and_its_last_score_counts(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY, TOKEN)
+
+    def answer(path: str, body: Any) -> Reply:
+        question = body["messages"][0]["content"]
+        return 200, chat("A score: 3 at first.\nScore: 12" if "{answer}" in question else "**Score:** 7.5")
+
+    stand_in = serve(answer)
+    scores = asyncio.run(
+        llm_judge(["2+2?"] * 2, ["4", "{answer}"], url=f"{stand_in.url}/v1", model="m", api_key_env=KEY, answer=[4, 4])
+    )
+    assert scores == [0.75, 1.0]
+    path, body, authorization = stand_in.requests[0]
+    assert (path, authorization) == ("/v1/chat/completions", f"Bearer {TOKEN}")
+    assert (body["model"], body["temperature"]) == ("m", 0.0)
+    assert "<request>\n2+2?\n</request>\n<reference>\n4\n</reference>\n<response>" in body["messages"][0]["content"]
+
+
+def test_a_judge_without_a_score_is_asked_again_and_then_fails(
+    serve: Serve,
+) -> None:
+    replies = iter(["no idea", "Score: 5"])
+    stand_in = serve(lambda path, body: (200, chat(next(replies, "no idea"))))
+    url = f"{stand_in.url}/v1"
+    assert asyncio.run(llm_judge(["q"], ["c"], url=url, model="m")) == [0.5]
+    assert [body["temperature"] for _, body, _ in stand_in.requests] == [0.0, 0.7]
+    with pytest.raises(AnswerError, match="no score for 1 of 1"):
+        asyncio.run(llm_judge(["q"], ["c"], url=url, model="m"))
+
+
+def test_a_judge_that_lacks_the_model_is_refused_before_a_run(
+    serve: Serve,
+) -> None:
+    stand_in = serve(lambda path, body: (200, {"data": [{"id": "other"}]}))
+    with pytest.raises(ConfigError, match=r"no model 'm'\. It has: other"):
+        asyncio.run(judging.prepare(url=f"{stand_in.url}/v1", model="m"))
+    assert "other at" in asyncio.run(judging.prepare(url=f"{stand_in.url}/v1", model="other"))
+
+
+@pytest.mark.parametrize("args", [{"concurrency": 0}, {"attempt_s": 0.0}, {"scale": 0}])
+def test_settings_of_a_judge_that_could_not_work_are_refused_before_a_run(args: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"rewards\.N\.args"):
+        asyncio.run(judging.prepare(url="http://127.0.0.1:9/v1", model="m", **args))
