@@ -166,6 +166,7 @@ def test_rays_dashboard_answers_on_loopback_and_with_the_token_alone(tmp_path: P
         assert _status(f"http://{address}/nodes?view=summary", token) == 200
         elsewhere = ["127.0.0.2", *_addresses()]
         assert {ip: _status(f"http://{ip}:{port}/") for ip in elsewhere} == dict.fromkeys(elsewhere, 0)
+        assert ask("status").startswith("alive  127.0.0.2 ")
         assert f"http://{address}" in ask("dashboard")
         assert "Witness" in ask("list", "actors")
         program = "import ray; ray.init(); print('nodes:', len(ray.nodes()))"
@@ -196,11 +197,17 @@ def test_a_run_starts_as_a_job_of_a_ray_that_is_there(tmp_path: Path) -> None:
 
         try:
             wait_until(answers, "the Ray that is there answers")
-            submit = [*ray, "job", "submit", f"--address={url}", "--", *command(tmp_path)]
+            (tmp_path / "files").mkdir()
+            (tmp_path / "files" / "mine.txt").touch()
+            options = [f"--address={url}", f"--working-dir={tmp_path / 'files'}"]
+            submit = [*ray, "job", "submit", *options, "--", *command(tmp_path)]
             done = subprocess.run(submit, capture_output=True, text=True, env=env, timeout=_DEADLINE_S, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
             assert "stand-in: 1 nodes" in done.stdout
             assert record(tmp_path)["exit_kind"] == "complete"
+            told = json.loads((tmp_path / "debug" / "stand_in.json").read_text())["witnesses"][0]["env"]
+            assert "RAY_AUTH_TOKEN_PATH" in told
+            assert [name for name in told if name.startswith(("RAY_JOB_CONFIG", "RAY_EXPERIMENTAL_NOSET"))] == []
             assert left_behind(tmp_path) == []
             assert outer.poll() is None
         finally:

@@ -94,6 +94,8 @@ DENIED: dict[str, str] = {
     "RAY_JOB_ID": "of the Ray job that started us, if any",
     "RAY_RAYLET_PID": "of the Ray job that started us, if any",
     "RAY_LD_PRELOAD_ON_WORKERS": "of the Ray job that started us, if any",
+    "RAY_JOB_CONFIG_JSON_ENV_VAR": "of the Ray job that started us, if any: its files are in that Ray",
+    "RAY_RUNTIME_ENV_CREATE_WORKING_DIR": "of the Ray job that started us, if any",
     "HPC_GRPO_TOKEN": "nodes prove themselves to the head by it; training has no use for it",
     "LD_PRELOAD": "wrappers of the login shell break Ray's processes",
     "PYTHONPATH": "a module's Python 3.x packages shadow the environment's",
@@ -119,6 +121,7 @@ DENIED_PREFIXES: dict[str, str] = {
     "PMI": "MPI start-up of the srun step",
     "PMIX_": "MPI start-up of the srun step",
     "OMPI_": "MPI start-up of the srun step",
+    "RAY_EXPERIMENTAL_NOSET_": "`ray job submit` sets it: Ray would give every actor all of the node's GPUs",
 }
 """These win over everything but an explicit `launch.env`."""
 

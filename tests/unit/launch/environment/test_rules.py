@@ -49,6 +49,8 @@ def test_a_variable_that_training_needs_gets_through(name: str) -> None:
         "LD_PRELOAD",
         "RANK",
         "MASTER_ADDR",
+        "RAY_JOB_CONFIG_JSON_ENV_VAR",
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
         "RAY_ADDRESS",
         "ROCR_VISIBLE_DEVICES",
         "GPU_DEVICE_ORDINAL",
