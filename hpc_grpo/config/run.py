@@ -135,3 +135,13 @@ class MetricsConfig(Section):
     names: Literal["ours", "areal", "areal-0.3"] = Field(
         "ours", description="Whose names W&B, TensorBoard and the log give the metrics; metrics.jsonl has ours."
     )
+    profile_steps: tuple[PositiveInt, PositiveInt] | None = Field(
+        None, description="[a, b]: torch traces and Python stacks of steps a to b, counted from 1, in profiles."
+    )
+
+    @field_validator("profile_steps")
+    @classmethod
+    def _in_order(cls, steps: tuple[int, int] | None) -> tuple[int, int] | None:
+        if steps is not None and steps[0] > steps[1]:
+            raise ValueError(f"the first step comes before the last: [{steps[1]}, {steps[0]}]")
+        return steps

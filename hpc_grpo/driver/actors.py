@@ -25,6 +25,7 @@ from hpc_grpo.driver.inputs import TextInputs
 from hpc_grpo.driver.learners import LearnerGroup
 from hpc_grpo.driver.meters import Meters
 from hpc_grpo.driver.processes import runtime_env, uses_cuda
+from hpc_grpo.driver.profiles import Profiles
 from hpc_grpo.driver.remote import Deadline, get_all
 from hpc_grpo.driver.sampling import RolloutPool
 from hpc_grpo.driver.weights import NodeMembers, WeightStores, WeightSync
@@ -34,6 +35,7 @@ from hpc_grpo.grading.grader import Grader
 from hpc_grpo.learner.actor import WRITING, LearnerActor
 from hpc_grpo.run.contract import DISKS_VARIABLE, NUM_NODES_VARIABLE
 from hpc_grpo.run.keeper import Keeper
+from hpc_grpo.run.paths import RunDir
 
 _RESERVE_DEADLINE_S = 60.0
 _PIN = 0.001
@@ -175,6 +177,13 @@ class Workers:
             engine.replace(start_deadline, error)
 
         return RolloutPool(engines, graders, restart if weights is None else weights.revive, start_deadline)
+
+    def profiles(self, run_dir: RunDir) -> Profiles | None:
+        """Return the profiles that the config asks for, of the first learner and the first engine."""
+        if (steps := self._config.metrics.profile_steps) is None:
+            return None
+        first = self._nodes[0]
+        return Profiles(run_dir, steps, first.learners[0], first.engines[0] if first.engines else None)
 
     def stop(self) -> None:
         """End the engines and graders, for others in their places."""

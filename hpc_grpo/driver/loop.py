@@ -19,6 +19,7 @@ from hpc_grpo.driver.eval import Evaluation
 from hpc_grpo.driver.journal import Session
 from hpc_grpo.driver.learners import LearnerGroup
 from hpc_grpo.driver.meters import Meters
+from hpc_grpo.driver.profiles import Profiles
 from hpc_grpo.driver.weights import WeightSync
 from hpc_grpo.errors import EngineLostError, GraderLostError, HpcGrpoError, PromptError, RewardError
 
@@ -31,6 +32,7 @@ class TrainingLoop:
     weights: WeightSync | None = None
     evaluation: Evaluation | None = None
     meters: Meters | None = None
+    profiles: Profiles | None = None
 
     def run(self, state: DriverState) -> DriverState:
         """Train from `state` until the run is complete or asked to stop; return the state reached."""
@@ -41,6 +43,8 @@ class TrainingLoop:
         self.batches.start(policy_version)
         timer.start_over()
         while session.should_go_on(state, evaluates=self._evaluates_at(state.step + 1, session.times.steps.p95_s)):
+            if self.profiles is not None:
+                self.profiles.before(state.step + 1)
             with self._saved_if_it_fails(state):
                 batch = self.batches.take_step(policy_version, timer)
             self._clear_gpus(state)
@@ -61,6 +65,10 @@ class TrainingLoop:
             record()
             with timer.phase("checkpoint"):
                 session.checkpoints.save_if_due(state)
+            if self.profiles is not None:
+                self.profiles.after(state.step)
+        if self.profiles is not None:
+            self.profiles.close()
         return state
 
     @contextmanager

@@ -105,9 +105,11 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
     session.journal.publish_state(state.step, "starting")
     if state.step:
         print(f"Resuming after step {state.step} of {session.length.total_steps}.", flush=True)
+    profiles = workers.profiles(session.run_dir)
     if isinstance(inputs.stream, DemonstrationStream):
         demonstrations = DemonstrationBatches(inputs.stream, config.sft.batch_size, state.next_ordinal)
-        return TrainingLoop(session, demonstrations, workers.learners, meters=workers.meters).run(state)
+        loop = TrainingLoop(session, demonstrations, workers.learners, meters=workers.meters, profiles=profiles)
+        return loop.run(state)
     with timer.phase("weights"):
         weights = workers.connect_weights(Canary(config, inputs.stream.prompt(0)))
     pool = workers.rollout_pool(weights)
@@ -117,7 +119,7 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
         sets = EvalSets(config, inputs.eval_streams, pool)
         evaluation = Evaluation(config, sets, session.run_dir, session.length)
     batches = RolloutBatches(config, scheduler)
-    return TrainingLoop(session, batches, workers.learners, weights, evaluation, workers.meters).run(state)
+    return TrainingLoop(session, batches, workers.learners, weights, evaluation, workers.meters, profiles).run(state)
 
 
 def main() -> int:

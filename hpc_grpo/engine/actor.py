@@ -121,6 +121,13 @@ class Engine:
         """Return what it used since the call before; busy while it samples."""
         return METER.read()
 
+    async def start_profile(self) -> None:
+        await self._between_steps(lambda sampler: sampler.start_profile())
+
+    async def stop_profile(self) -> dict[str, bytes]:
+        """Return the contents of the profile's files, by the ends of their names."""
+        return await self._between_steps(lambda sampler: sampler.stop_profile())
+
     async def forget_prefixes(self) -> None:
         await self._between_steps(lambda sampler: sampler.forget_prefixes())
 

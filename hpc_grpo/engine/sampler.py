@@ -16,13 +16,16 @@ as vLLM itself has it there for models with latent attention.
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.engine.vllm import put_to_sleep
 from hpc_grpo.errors import PromptError
+from hpc_grpo.metrics.profiling import StackProfile
 from hpc_grpo.types import Completion, GroupRequest, GroupSamples, SamplingSpec
 
 if TYPE_CHECKING:
@@ -124,6 +127,19 @@ class Sampler:
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; requests in flight start over from their tokens."""
         self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    def start_profile(self) -> None:
+        """Begin to record what this thread and vLLM's workers do; `metrics.profile_steps` has told vLLM where to."""
+        self._engine.start_profile()
+        self._stacks = StackProfile()
+
+    def stop_profile(self) -> dict[str, bytes]:
+        files = {"stacks.html": self._stacks.stop()}
+        self._engine.stop_profile()
+        folder = Path(self._engine.vllm_config.profiler_config.torch_profiler_dir)
+        files |= {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+        shutil.rmtree(folder)
+        return files
 
     def _answer(self, probe: GroupRequest) -> GroupSamples:
         """Sample the probe alone: in a batch with others its last bits would hang on them, and its time on theirs."""

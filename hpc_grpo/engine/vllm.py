@@ -5,6 +5,7 @@ Runs in the engine's process. `hpc-grpo env` imports it too: without vLLM.
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 from hpc_grpo.config import Config
@@ -79,6 +80,12 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+    if config.metrics.profile_steps is not None:
+        options["profiler_config"] = {
+            "profiler": "torch",
+            "torch_profiler_dir": tempfile.mkdtemp(prefix="hpc-grpo-profile-"),
+            "torch_profiler_with_stack": False,  # pyinstrument's part, which costs less
+        }
     if config.placement.colocate and on_gpu:  # a CPU's build refuses the option, not the calls
         options["enable_sleep_mode"] = True
     if engine.ngram_tokens is not None:

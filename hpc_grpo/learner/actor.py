@@ -19,6 +19,7 @@ import ray
 
 from hpc_grpo.algorithms.base import algorithm_of
 from hpc_grpo.config import Config
+from hpc_grpo.metrics.profiling import StackProfile, TorchTrace
 from hpc_grpo.run.checkpoint import FileEntry
 from hpc_grpo.run.contract import SHM_DIR_VARIABLE
 from hpc_grpo.run.files import when_there_is_space
@@ -108,6 +109,16 @@ class LearnerActor:
     def usage(self) -> Usage:
         """Return what it used since the call before; busy while it computes without waiting for other learners."""
         return METER.read()
+
+    def start_profile(self) -> None:
+        self._profiles: dict[str, StackProfile | TorchTrace] = {
+            "stacks.html": StackProfile(),
+            "trace.json.gz": TorchTrace(),
+        }
+
+    def stop_profile(self) -> dict[str, bytes]:
+        """Return the contents of the profile's files, by the ends of their names."""
+        return {suffix: profile.stop() for suffix, profile in self._profiles.items()}
 
     def free_cached_memory(self) -> None:
         """Give back what torch keeps of a GPU for the next step, to the engine that shares it."""

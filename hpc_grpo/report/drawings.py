@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
-"""Okabe and Ito's colours, which people with any colour vision can tell apart; the yellow, weak on white, last.
+"""Okabe and Ito's colours, which people with any colour vision can tell apart, as a test computes; the yellow, weak on
+white, last.
 
 Okabe and Ito 2008, Color Universal Design: https://jfly.uni-koeln.de/color/."""
 
@@ -47,7 +48,7 @@ class Bar:
 def draw_curves(title: str, curves: Mapping[str, Curve]) -> Picture:
     """Draw one metric of several runs, by their names; an interval is a band."""
     with _drawn(title) as (axes, done):
-        for (name, curve), (color, line) in zip(curves.items(), _styles(), strict=False):
+        for (name, curve), (color, line) in zip(curves.items(), curve_styles(), strict=False):
             steps, values, low, high = (thinned(row) for row in (curve.steps, curve.values, curve.low, curve.high))
             mark = "o" if curve.is_eval or len(steps) == 1 else None
             axes.plot(steps, values, color=color, linestyle=line, marker=mark, markersize=3, label=_label(name))
@@ -90,7 +91,7 @@ def draw_histogram(title: str, unit: str, values: Mapping[str, Sequence[int]]) -
     """Draw how often lengths occur, each series as an outline over the others."""
     with _drawn(title) as (axes, done):
         longest = max((length for of_one in values.values() for length in of_one), default=1)
-        for (name, of_one), (color, line) in zip(values.items(), _styles(), strict=False):
+        for (name, of_one), (color, line) in zip(values.items(), curve_styles(), strict=False):
             axes.hist(
                 of_one,
                 bins=40,
@@ -156,7 +157,7 @@ def _drawn(title: str, size: tuple[float, float] = (5.4, 3.2)) -> Iterator[tuple
     done.append(Picture(title, f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"))
 
 
-def _styles() -> Iterator[tuple[str, str]]:
+def curve_styles() -> Iterator[tuple[str, str]]:
     """Yield colours, then the same ones with other lines."""
     yield from ((color, line) for line in cycle(_LINES) for color in PALETTE[:7])
 

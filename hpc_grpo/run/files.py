@@ -34,8 +34,8 @@ _HEADROOM = 1.1
 _BLOCK_BYTES = 1 << 16
 
 
-def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
-    """Publish `text` at `path`; its folders are made where they are missing.
+def write_atomic(path: Path, content: str | bytes, mode: int = 0o644) -> None:
+    """Publish `content` at `path`; its folders are made where they are missing.
 
     It is written to a file that is always new, under a name that cannot be guessed: whoever else may write the folder
     could otherwise have it go through a link, or into a file that is theirs to read.
@@ -44,9 +44,9 @@ def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_STAGED}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:  # whatever the locale: it is read on other nodes
+        with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, os.fstat(descriptor).st_mode & mode)  # a folder's default ACL may have added rights
-            file.write(text)
+            file.write(content if isinstance(content, bytes) else content.encode())
             file.flush()
             os.fsync(descriptor)
         beside.replace(path)

@@ -67,6 +67,10 @@ class RunDir:
         """Return the graded completions of an eval; those of a named set lie in a folder of its name."""
         return self.path / "rollouts" / eval_set / f"eval_step_{step}.jsonl"
 
+    def profiles(self, first: int, last: int) -> Path:
+        """The profiles of steps `first` to `last`."""
+        return self.path / "profiles" / f"steps_{first}_{last}"
+
     def batches(self, step: int) -> Path:
         return self.path / "batches" / f"step_{step}"
 

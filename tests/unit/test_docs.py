@@ -188,7 +188,7 @@ def run_dir_paths() -> set[str]:
     run = RunDir(Path())
     paths = {str(value) for name in vars(RunDir) if isinstance(value := getattr(run, name), Path)}
     per_step = {str(make("N")) for make in (run.rollouts, run.eval_rollouts, run.batches, run.checkpoint, run.export)}  # type: ignore[arg-type]
-    return paths | per_step | {str(run.attempt("K", "JOB"))}  # type: ignore[arg-type]
+    return paths | per_step | {str(run.attempt("K", "JOB")), str(run.profiles("A", "B"))}  # type: ignore[arg-type]
 
 
 def test_run_directory_tables_match_the_code() -> None:

@@ -97,3 +97,9 @@ def test_a_run_directory_that_has_a_dollar_in_its_name_is_found_again(least: Pat
 def test_overrides_of_a_resolved_config_are_replaced(least: Path) -> None:
     changed = with_overrides(load(least), ["launch.python=$SCRATCH/python"], ENVIRON)
     assert changed.launch.python == "/scratch/me/python"
+
+
+def test_steps_to_profile_are_given_in_their_order(least: Path) -> None:
+    assert load(least, "metrics.profile_steps=[3, 4]").metrics.profile_steps == (3, 4)
+    with pytest.raises(ConfigError, match=r"metrics\.profile_steps.*\[3, 4\]"):
+        load(least, "metrics.profile_steps=[4, 3]")

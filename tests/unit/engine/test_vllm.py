@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hpc_grpo.engine.vllm import engine_options
@@ -51,3 +53,12 @@ def test_tokens_are_guessed_where_the_config_says_so_and_on_gpus_alone() -> None
     assert "speculative_config" not in engine_options(minimal_config(), on_gpu=True)
     with pytest.raises(ConfigError, match="Set it to null"):
         engine_options(config, on_gpu=False)
+
+
+def test_vllm_writes_traces_only_where_steps_are_to_be_profiled() -> None:
+    assert "profiler_config" not in engine_options(minimal_config(), on_gpu=False)
+    asked = engine_options(minimal_config(metrics={"profile_steps": [2, 3]}), on_gpu=False)["profiler_config"]
+    assert asked["profiler"] == "torch"
+    folder = Path(asked["torch_profiler_dir"])
+    assert list(folder.iterdir()) == []
+    folder.rmdir()

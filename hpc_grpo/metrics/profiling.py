@@ -1,0 +1,49 @@
+"""Profile a process over some steps: a trace of what torch ran, and where its Python thread spent its time.
+
+Both see the thread that starts them, which must be the one that works and that stops them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+_SAMPLE_EVERY_S = 0.001
+_NO_NETWORK = (
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'unsafe-inline' 'unsafe-eval' data:\">"
+)
+
+
+class StackProfile:
+    """Samples the Python stack of the thread that makes it, by pyinstrument."""
+
+    def __init__(self) -> None:
+        from pyinstrument import Profiler
+
+        self._profiler = Profiler(interval=_SAMPLE_EVERY_S, async_mode="disabled")
+        self._profiler.start()
+
+    def stop(self) -> bytes:
+        """End it; return a page of HTML that needs nothing else."""
+        self._profiler.stop()
+        # The page would ask the network for a font.
+        return str(self._profiler.output_html()).replace("<head>", f"<head>{_NO_NETWORK}", 1).encode()
+
+
+class TorchTrace:
+    """Records every operation of torch in this thread and in the backward passes that it asks for; on a GPU kernels."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._profile: Any = torch.profiler.profile()  # by default all that this machine has: CPU, CUDA
+        self._profile.start()
+
+    def stop(self) -> bytes:
+        """End it; return the trace as Chrome's JSON, compressed by gzip, as Perfetto reads it."""
+        self._profile.stop()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json.gz"
+            self._profile.export_chrome_trace(str(path))
+            return path.read_bytes()
