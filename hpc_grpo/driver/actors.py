@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hpc_grpo.config import Config
@@ -22,6 +22,7 @@ from hpc_grpo.config.resources import Bundle, check_fits, node_demand
 from hpc_grpo.driver.canary import Canary
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader
 from hpc_grpo.driver.inputs import TextInputs
+from hpc_grpo.driver.kept import KeptEngines, reserved
 from hpc_grpo.driver.learners import LearnerGroup
 from hpc_grpo.driver.meters import Meters
 from hpc_grpo.driver.processes import runtime_env, uses_cuda
@@ -110,7 +111,7 @@ def _reserve(config: Config, address: str, resources: Mapping[str, float], train
     num_gpus, num_cpus = resources.get("GPU", 0), resources.get("CPU", 0)
     check_fits(config, f"Node {address}", demand, num_gpus=num_gpus, num_cpus=num_cpus)
     pinned = [{**bundle, f"node:{address}": _PIN} for bundle in demand.bundles]
-    group = placement_group(pinned, strategy="STRICT_PACK")
+    group = reserved(config, address, pinned)
     return NodeSlots(address, group, demand.learners, demand.engines, demand.shares)
 
 
@@ -142,6 +143,7 @@ class Workers:
         tokenizer = ray.put(inputs.tokenizer)
         self._head = slots[0].address
         self._keeper = self._start_keeper() if os.environ.get(DISKS_VARIABLE) == "private" else None
+        self._kept = KeptEngines(config)
         ranks = itertools.count()
         self._nodes = [
             NodeMembers(self._learners(slot, ranks), self._engines(slot), self._grader(slot, tokenizer))
@@ -216,7 +218,10 @@ class Workers:
         ]
 
     def _start_engine(self, slot: NodeSlots, index: int) -> Any:
+        if slot.learner_bundles and (kept := self._kept.take(slot.address, index)) is not None:
+            return kept
         options = {**slot.engine_options(index), "max_concurrency": _MAX_GROUPS}
+        options |= self._kept.options(slot.address, index)
         environment = runtime_env("engine", self._config, on_gpu=self._on_gpu)
         actor = ray.remote(Engine).options(**options, runtime_env=environment)
         stop_ids, reads_weights = self._inputs.stop_token_ids, not slot.learner_bundles

@@ -28,7 +28,7 @@ from hpc_grpo.driver.length import StepTimes, train_length
 from hpc_grpo.driver.loop import TrainingLoop
 from hpc_grpo.driver.rollouts import RolloutScheduler
 from hpc_grpo.driver.stop import StopRequest, wait_for_ray
-from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, HpcGrpoError
+from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, EngineLostError, HpcGrpoError, WeightSyncError
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.frozen_config import read_config
@@ -71,7 +71,9 @@ def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
         session = Session(config, run_dir, length, journal, checkpoints, stop, times)
         try:
             state = _run_loop(session, workers, inputs)
-        except (HpcGrpoError, RayTaskError, RayActorError):
+        except (HpcGrpoError, RayTaskError, RayActorError) as error:
+            if isinstance(error, WeightSyncError | EngineLostError):
+                workers.stop()  # the next driver is not to go on with engines that this one blames
             with timer.phase("checkpoint"):
                 checkpoints.close()
             raise

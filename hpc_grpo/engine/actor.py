@@ -47,6 +47,7 @@ class Engine:
         self._num_workers = config.engine.tensor_parallel
         self._opened: tuple[Path, StoreSpec] | None = None
         self._verified: StoredVersion | None = None
+        self._config = config
         self._loop = StepLoop(
             lambda: Sampler(start_vllm(config, on_gpu=on_gpu, reads_weights=reads_weights), stop_token_ids)
         )
@@ -55,6 +56,16 @@ class Engine:
     async def ready(self) -> None:
         """Return when vLLM is up; raises what its construction raised."""
         await asyncio.to_thread(self._loop.wait_ready)
+
+    async def serve_next(self, config: Config) -> None:
+        """Forget what the driver before asked for, and serve the next. Raises ValueError where its config is another.
+
+        Raises what a step raised, too: an engine that failed is to be replaced.
+        """
+        if config != self._config:
+            raise ValueError("this engine was started with another config")
+        await self._between_steps(lambda sampler: sampler.forget_requests())
+        self._verified = None
 
     async def contract_differences(self, layout: BucketLayout) -> list[str]:
         return await self._between_steps(lambda sampler: sampler.contract_differences(layout))

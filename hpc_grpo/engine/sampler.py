@@ -86,6 +86,16 @@ class Sampler:
         for group in waiting.values():
             group.future.set_exception(error)
 
+    def forget_requests(self) -> None:
+        """End all that is under way, which nobody waits for any more. Raises what a step raised."""
+        self._check_well()
+        self._engine.abort_request(list(self._samples))
+        waiting = {id(sample.group): sample.group for sample in self._samples.values()}
+        self._samples.clear()
+        for group in waiting.values():
+            group.future.set_exception(RuntimeError("the driver that asked for it is gone"))
+        self.forget_prefixes()
+
     def contract_differences(self, layout: BucketLayout) -> list[str]:
         return [line for lines in self._on_workers("hpc_grpo_contract_differences", layout) for line in lines]
 

@@ -31,6 +31,9 @@ SHM_DIR_VARIABLE = "HPC_GRPO_SHM_DIR"
 PULSE_VARIABLE = "HPC_GRPO_PULSE"
 """The file in which the driver's pulse is kept (run/pulse.py), given by the supervisor, which reads it."""
 
+KEEPS_ENGINES_VARIABLE = "HPC_GRPO_KEEPS_ENGINES"
+"""Set where a driver that crashes is started again in the same Ray, which the supervisor ends with the attempt."""
+
 PYTHON_VARIABLES = {"engine": "HPC_GRPO_ENGINE_PYTHON", "learner": "HPC_GRPO_LEARNER_PYTHON"}
 """By kind of actor: the command with which Ray starts its process on this node; absent where that is Python itself."""
 

@@ -24,6 +24,7 @@ from hpc_grpo.run.contract import (
     ATTEMPT_VARIABLE,
     DISKS_VARIABLE,
     ENDS_AT_VARIABLE,
+    KEEPS_ENGINES_VARIABLE,
     NUM_NODES_VARIABLE,
     RAY_ADDRESS_FILE_VARIABLE,
 )
@@ -105,6 +106,8 @@ class AttemptSetup:
             RAY_ADDRESS_FILE_VARIABLE: str(self.ray_address_file),
             NUM_NODES_VARIABLE: str(len(self.allocation.nodes)),
         }
+        if self.max_stalled_restarts > 0:
+            told[KEEPS_ENGINES_VARIABLE] = "1"
         if self.has_private_disks:
             told[DISKS_VARIABLE] = "private"
         if self.allocation.ends_at is not None:

@@ -17,8 +17,8 @@ file or starts a process: `supervisor.py` observes the events and performs the a
     training  asked to end again  Forward, SAVE_RECORD; KILL_DRIVER now                 training
     training  NodesLost           SAVE_RECORD, Say; KILL_DRIVER in 10 s                 training
     bring_up  DriverEnded         as the driver ended (below)                           see below
-    training  DriverEnded         the same; of a crash NAME_STOPPED, and that after 3 s:  settling
-                                  a node may be lost, a process stopped
+    training  DriverEnded         the same; of an error NAME_STOPPED, and that after    settling
+                                  3 s: a node may be lost, a process stopped
     settling  3 s, NodesLost      as the driver ended (below)                           see below
     any       SIGUSR1             Forward: walltime ends, the driver checkpoints        the same
     any       DriverStuck         WRITE_STACKS; KILL_DRIVER in 5 s                      the same
@@ -197,8 +197,10 @@ def _on_driver_end(state: State, ended: events.DriverEnded, now: float) -> React
     state = replace(state, ended=ended, late=state.late if explains else "")
     if state.phase == "settling":
         return state, []  # what the run directory says by the end of it counts
+    # One that somebody else killed has met no error for which a node or a process could be to blame.
+    was_killed = ended.returncode < 0 and not (state.stuck or state.late)
     is_plain = state.signalled or state.told or ended.returncode in (EXIT_COMPLETE, EXIT_RESUMABLE)
-    if is_plain or state.lost or state.phase == "bring_up":
+    if is_plain or was_killed or state.lost or state.phase == "bring_up":
         return _settle(state)
     return replace(state, phase="settling", settled_at=now + _SETTLE_S), [Do.NAME_STOPPED]
 

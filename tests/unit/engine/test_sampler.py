@@ -51,6 +51,10 @@ class FakeVllm:
     def get_vocab_size(self) -> int:
         return VOCABULARY_SIZE
 
+    def abort_request(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            del self.request_states[request_id]
+
     def step(self) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -86,6 +90,18 @@ def test_sampler_that_is_well_takes_part_in_a_publish_and_keeps_its_requests() -
     sampler.receive_weights(1)
     assert (sampler.policy_version, vllm.asked_of_workers) == (1, ["hpc_grpo_receive"])
     assert sampler.has_work()
+
+
+def test_an_engine_forgets_what_the_driver_before_asked_for_unless_it_has_failed() -> None:
+    vllm = FakeVllm()
+    sampler = Sampler(vllm, [])
+    (waiting,) = sampler.add_groups([REQUEST])
+    sampler.forget_requests()
+    assert isinstance(waiting.exception(), RuntimeError)
+    assert (sampler.has_work(), vllm.request_states) == (False, {})
+    sampler.fail(RuntimeError("illegal memory access"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        sampler.forget_requests()
 
 
 class AnsweringVllm(FakeVllm):

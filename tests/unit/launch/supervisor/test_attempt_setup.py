@@ -8,6 +8,7 @@ import pytest
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup, needed_everywhere
+from hpc_grpo.run.contract import KEEPS_ENGINES_VARIABLE
 from hpc_grpo.run.paths import RunDir
 from tests.support.configs import minimal_config
 from tests.support.places import FakePlace, allocation
@@ -21,6 +22,15 @@ def test_only_the_head_is_to_have_a_dashboard_at_the_port_of_its_place(asks: boo
     setup = AttemptSetup(RunDir(Path("/run")), launch, place, place.nodes, 1, Path("/w"))
     assert setup.node_spec("n1", "").dashboard_port == port
     assert setup.node_spec("n2", "10.0.0.1:6379").dashboard_port is None
+
+
+@pytest.mark.parametrize(("max_restarts", "keeps"), [(1, "1"), (0, None)])
+def test_engines_are_kept_where_a_crashed_driver_is_started_again(max_restarts: int, keeps: str | None) -> None:
+    place = FakePlace(allocation("n1"))
+    place.is_attended = False
+    launch = LaunchConfig(max_stalled_restarts=max_restarts)
+    setup = AttemptSetup(RunDir(Path("/run")), launch, place, place.nodes, 1, Path("/w"))
+    assert setup.contract_environment().get(KEEPS_ENGINES_VARIABLE) == keeps
 
 
 def test_models_and_what_rewards_are_given_are_needed_on_every_node_and_data_is_not(tmp_path: Path) -> None:

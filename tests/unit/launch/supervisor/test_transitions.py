@@ -104,6 +104,7 @@ def named(actions: list[Action]) -> list[str]:
         pytest.param(TRAINING, ended(0, is_complete=True), "End complete", "over", id="complete"),
         pytest.param(TRAINING, ended(0), "StartDriver", "training", id="ended without COMPLETE"),
         pytest.param(TRAINING, ended(3), "NAME_STOPPED", "settling", id="crash waits for the word of a node"),
+        pytest.param(TRAINING, ended(-9), "StartDriver", "training", id="a driver that was killed blames nobody"),
         pytest.param(SETTLING, Tick(), "", "settling", id="not settled yet"),
         pytest.param(replace(SETTLING, settled_at=NOW), Tick(), "StartDriver", "training", id="crash, settled"),
         pytest.param(SETTLING, losses(), "SAVE_RECORD Say FORM_AGAIN", "forming", id="a lost node explains the crash"),
