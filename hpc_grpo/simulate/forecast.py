@@ -37,7 +37,7 @@ from hpc_grpo.simulate.rates import Rate, Rates, fit_rates
 
 _MOST_STEPS, _FEWEST_STEPS, _MOST_ROLLOUTS = 300, 30, 300_000
 """A simulation takes so many steps, fewer where a step has many rollouts."""
-_CALIBRATED_ROLLOUTS, _CALIBRATIONS = 20_000, 3
+_CALIBRATED_ROLLOUTS, _CALIBRATIONS = 10_000, 3
 """The rates of a run with a lag are found over so many of its rollouts, drawn so many times."""
 _SHORTEST_S = 1e-6
 
@@ -83,14 +83,13 @@ def measured_rates(measured: Measurements, config: Config) -> Rates:
     setting = Setting(measured.num_nodes, learners, engines, rollout.max_policy_lag)
     most = max(_FEWEST_STEPS, _CALIBRATED_ROLLOUTS // (rollout.prompts_per_step * rollout.group_size))
     waited_s = max(sum(step.wait_s for step in measured.steps[:most]), _SHORTEST_S)
-    rates = replace(rates, draws=rates.draws[:most])
 
     def waits_longer(decode_s: float) -> bool:
-        tried = replace(rates, decoding=Rate(decode_s, 0.0))
+        tried = replace(rates, decoding=Rate(decode_s, 0.0), draws=rates.draws[:most])
         simulated_s = 0.0
         for seed in range(_CALIBRATIONS):
             cluster = SimulatedCluster(_config_at(config, setting), measured, tried, setting, random.Random(seed))
-            run_steps(cluster, len(rates.draws))
+            run_steps(cluster, len(tried.draws))
             simulated_s += cluster.waited_s / _CALIBRATIONS
         return simulated_s > waited_s
 
@@ -99,7 +98,7 @@ def measured_rates(measured: Measurements, config: Config) -> Rates:
         low /= 2
     while not waits_longer(high):
         high *= 2
-    while high > 1.005 * low:
+    while high > 1.01 * low:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if waits_longer(middle) else (middle, high)
     return replace(rates, decoding=Rate(low, 0.0))
