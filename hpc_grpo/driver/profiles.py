@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.profiling import StackProfile
 from hpc_grpo.run.files import when_there_is_space, write_atomic
 from hpc_grpo.run.paths import RunDir
@@ -17,7 +19,12 @@ class Profiles:
     """Starts profiles before the first of the steps and writes them after the last one, or when the driver ends."""
 
     def __init__(self, run_dir: RunDir, steps: tuple[int, int], learner: Any, engine: Any = None) -> None:
-        """`learner` is an actor, `engine` a RemoteEngine; SFT has none."""
+        """`learner` is an actor, `engine` a RemoteEngine; SFT has none. Raises ConfigError without pyinstrument."""
+        if find_spec("pyinstrument") is None:
+            raise ConfigError(
+                "metrics.profile_steps needs pyinstrument, which is not installed. Install hpc-grpo[train] anew, or "
+                "set metrics.profile_steps=null."
+            )
         self._folder = run_dir.profiles(*steps)
         self._steps = steps
         self._learner, self._engine = learner, engine

@@ -11,6 +11,7 @@ from ray.exceptions import ActorDiedError
 
 from hpc_grpo.driver import profiles
 from hpc_grpo.driver.profiles import Profiles
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.paths import RunDir
 from tests.support.ray_futures import FakeRay, answered
 
@@ -78,6 +79,14 @@ def test_a_run_that_resumes_or_ends_between_the_steps_profiles_those_that_it_tak
     assert "profiles/steps_3_9/learner-0.trace.json.gz" in written(run_dir)
     take(asked, 10)
     assert learner.calls == ["start_profile", "stop_profile"]
+
+
+def test_an_environment_without_the_sampler_is_a_configuration_error(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiles, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"metrics\.profile_steps needs pyinstrument"):
+        Profiles(run_dir, (1, 2), FakeActor({}))
 
 
 def test_an_engine_that_died_meanwhile_costs_its_own_profile_alone(
