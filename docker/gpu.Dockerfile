@@ -5,7 +5,7 @@
 ARG BASE=nvidia/cuda:13.0.1-devel-ubuntu24.04
 FROM ${BASE}
 ARG PIP_EXTRA_INDEX_URL=""
-# Python's packages bring tzdata along, which else asks where on earth it is.
+# tzdata, which Python's packages bring along, would else ask for a time zone.
 ARG DEBIAN_FRONTEND=noninteractive
 # librdmacm and ibverbs: NCCL over InfiniBand, whose devices a run hands in.
 RUN apt-get update \
