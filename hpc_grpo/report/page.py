@@ -14,12 +14,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
 from hpc_grpo.metrics.record import REWARD
-from hpc_grpo.metrics.usage import SlowestNode, node_seconds, slowest_node
+from hpc_grpo.metrics.usage import SlowestNode, slowest_node
 from hpc_grpo.report.curves import Curve, curve_of, find_curves
 from hpc_grpo.report.drawings import (
     Bar,
@@ -27,13 +26,13 @@ from hpc_grpo.report.drawings import (
     draw_curves,
     draw_histogram,
     draw_phases,
-    draw_shares,
     draw_timeline,
 )
 from hpc_grpo.report.explain import Explanation, explain_attempts
 from hpc_grpo.report.records import RunRecords, read_records
 from hpc_grpo.report.samples import Samples, take_samples
 from hpc_grpo.report.status import RunSummary, summarize
+from hpc_grpo.report.usage import draw_nodes, draw_processes
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
@@ -43,7 +42,6 @@ Metrics = dict[int, dict[str, Any]]
 
 _HERE = Path(__file__).parent
 _MAX_EVALS = 6
-_MAX_NODES = 16
 _LINKED = ("metrics.jsonl", "config.yaml", "rollouts", "attempts", "state.json")
 _SYNC = (
     "lag/mean",
@@ -168,7 +166,8 @@ def _sections(runs: Sequence[_Run]) -> list[tuple[str, list[Picture]]]:
         ("Parts of the reward", _curves(runs, sorted(parts))),
         ("Policy lag and mismatch", _curves(runs, _SYNC)),
         ("Speed and lengths", [*_curves(runs, _SPEED), *_histograms(runs)]),
-        ("Where the time went", [picture for run in runs for picture in (*_phases(run), *_nodes(run))]),
+        ("Where the time went", [picture for run in runs for picture in _time(run)]),
+        ("CPU and memory", [picture for run in runs for picture in draw_processes(run.name, run.metrics)]),
         ("Attempts and jobs", _timeline(runs)),
     ]
     return [(heading, pictures) for heading, pictures in sections if pictures]
@@ -197,24 +196,16 @@ def _histograms(runs: Sequence[_Run]) -> list[Picture]:
     return pictures
 
 
+def _time(run: _Run) -> list[Picture]:
+    return [*_phases(run), *draw_nodes(run.name, run.metrics)]
+
+
 def _phases(run: _Run) -> list[Picture]:
     """Draw the phases of a run's steps; none of a run that has recorded no phase."""
     steps = [step for step in run.metrics if step > 0]  # step 0 holds the start, beside which all others vanish
     names = [name for name, _, _ in run.phases if any(f"time/{name}_s" in run.metrics[step] for step in steps)]
     seconds = {name: [_finite(run.metrics[step].get(f"time/{name}_s")) for step in steps] for name in names[:8]}
     return [draw_phases(f"{run.name}: seconds of a step by phase", steps, seconds)] if seconds else []
-
-
-def _nodes(run: _Run) -> list[Picture]:
-    """Draw the mean seconds of a step that nodes took, the slowest first; none of a run that has recorded none."""
-    totals: dict[str, dict[str, list[float]]] = {}
-    for line in run.metrics.values():
-        for node, seconds in node_seconds(line).items():
-            for phase, spent in seconds.items():
-                totals.setdefault(node, {}).setdefault(phase, []).append(spent)
-    means = {node: {phase: fmean(own) for phase, own in phases.items()} for node, phases in totals.items()}
-    slowest = sorted(means, key=lambda node: -sum(means[node].values()))[:_MAX_NODES]
-    return [draw_shares(f"{run.name}: seconds of a step by node", {n: means[n] for n in slowest})] if slowest else []
 
 
 def _timeline(runs: Sequence[_Run]) -> list[Picture]:

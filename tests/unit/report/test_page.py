@@ -207,12 +207,3 @@ def test_a_run_given_twice_is_one_and_a_folder_that_is_no_run_hides_none(
     result = call("report", "adder", str(built.run.path))
     assert result.output.count("Picture: ") == 1
     assert result.output.endswith(f"Page: {built.run.path / 'report.html'}\n")
-
-
-def test_the_time_of_steps_is_drawn_by_node_and_the_slowest_one_is_named(built: RunBuilder, tmp_path: Path) -> None:
-    times = {"node/sample_s/n1": 2.0, "node/sample_s/n2": 3.0, "node/train_s/n1": 1.0, "node/train_s/n2": 1.5}
-    write_steps(built.run, 6, **times, **{"node/median_s": 3.0})
-    page = page_of(write_page([built.run], tmp_path / "page.html"))
-    (drawn,) = [image for image in page.all("img") if str(image["alt"]).endswith("seconds of a step by node")]
-    assert all(f">{text}<" in svg_of(drawn) for text in ("n1", "n2", "sample", "train"))
-    assert "the slowest node n2 takes 1.50 times as long as the others do" in page.text
