@@ -80,4 +80,5 @@ def _with_own_disk(spec: NodeSpec, disk: OwnDisk, own_dir: Path) -> NodeSpec:
         log_dir=str(log_dir),
         working_dir=spec.working_dir if has_folder else str(run.path),
         contract_env={**spec.contract_env, ATTEMPT_DIR_VARIABLE: str(attempt_dir)},
+        templates_of="",  # they read the run's config, which is at the head
     )

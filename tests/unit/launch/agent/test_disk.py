@@ -62,7 +62,7 @@ def test_a_node_with_its_own_disk_gets_the_runs_code_and_keeps_the_token_to_itse
     digest = copy_source(head, {"reward.py": reward}, "")
     own_dir.mkdir()
     disk = OwnDisk(str(there.path), TOKEN, packed_source(head), sums_digest(head))
-    sent = replace(spec_of(there), own_disk=disk)
+    sent = replace(spec_of(there), own_disk=disk, templates_of=str(there.path))
     assert spec_from_line(sent.to_line()) == sent
     spec = take_run(sent, own_dir, ends)
     assert copy_problems(there, digest) == []
@@ -71,7 +71,7 @@ def test_a_node_with_its_own_disk_gets_the_runs_code_and_keeps_the_token_to_itse
     assert not there.secret.exists()
     assert Path(spec.log_dir) == attempt_dir_here(own_dir) / "nodes" / "n2"
     assert spec.contract_env[ATTEMPT_DIR_VARIABLE] == str(attempt_dir_here(own_dir))
-    assert spec.working_dir == str(there.path)
+    assert (spec.working_dir, spec.templates_of) == (str(there.path), "")
     (there.source_dir / "hpc_grpo" / "types.py").write_text("# another\n")
     take_run(replace(sent, node="n3"), own_dir, ends)
     assert copy_problems(there, digest) == []

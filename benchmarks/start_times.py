@@ -1,0 +1,118 @@
+"""How long a two-node Slurm job takes to its first trained step, and a killed driver to its next.
+
+On a login node: `python benchmarks/start_times.py FOLDER [--rounds N] [sbatch options]`, where FOLDER is shared by the
+nodes. Two ways in turn, in one job: actors forked from templates, and each importing for itself
+(`launch.templates: false`). In each a tiny run takes its first steps; then its driver is killed twice: alone, so that
+the next one goes on with its engines, and together with the engines of the head, which are then made anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import click
+import psutil
+from common import median, print_table
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+ATTEMPT_DIR_VARIABLE = "HPC_GRPO_ATTEMPT_DIR"
+_DEADLINE_S = 300.0
+_WAYS = {"templates": True, "each imports for itself": False}
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--rounds", default=3, show_default=True)
+@click.argument("sbatch_options", nargs=-1, type=click.UNPROCESSED)
+def main(folder: Path, rounds: int, sbatch_options: tuple[str, ...]) -> None:
+    if "SLURM_JOB_ID" in os.environ:
+        _measure(folder, rounds)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    again = shlex.join([sys.executable, __file__, str(folder.absolute()), "--rounds", str(rounds)])
+    command = ["sbatch", "--wait", "--nodes=2", "--ntasks-per-node=1", f"--output={folder}/start_times.out"]
+    subprocess.run([*command, *sbatch_options, f"--wrap={again}"], check=False)
+    print((folder / "start_times.out").read_text())
+
+
+def _measure(folder: Path, rounds: int) -> None:
+    sys.path.insert(0, str(REPOSITORY))
+    seconds: dict[str, list[tuple[float, float, float]]] = {way: [] for way in _WAYS}
+    for number in range(rounds):
+        for way, has_templates in _WAYS.items():
+            times = _run(folder / f"{number}-{has_templates}", has_templates)
+            seconds[way].append(times)
+            shown = ", ".join(f"{each:.1f}" for each in times)
+            print(f"round {number}, {way}: {shown} s (load {os.getloadavg()[0]:.0f})", flush=True)
+    rows = [
+        [way, *(f"{median(list(each)):.1f}" for each in zip(*times, strict=True))] for way, times in seconds.items()
+    ]
+    columns = ["", "start to first step", "driver killed to next step", "driver and head's engines killed"]
+    print_table(f"Seconds on two nodes, medians of {rounds}", columns, rows)
+
+
+def _run(folder: Path, has_templates: bool) -> tuple[float, float, float]:
+    from hpc_grpo.run.attempt import read_attempts
+    from hpc_grpo.run.paths import RunDir
+    from tests.integration.training_runs import tiny_config, write_workspace
+
+    folder.mkdir()
+    launch = {"object_store_gib": 0.1, "templates": has_templates}
+    every = {"train": {"total_steps": 2000}, "checkpoint": {"every_steps": 2}, "launch": launch}
+    config = tiny_config(write_workspace(folder), "run", **every)
+    run = RunDir(folder / "runs" / "run")
+    with (folder / "log").open("wb") as log:
+        command = [sys.executable, "-m", "hpc_grpo.cli", "train", str(config)]
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+    try:
+        _wait(lambda: len(_steps(run.metrics)) >= 4)
+        (attempt,) = read_attempts(run)
+        first_s = _steps(run.metrics)[0] - attempt.started_at
+        return (
+            first_s,
+            _killed(run.path, run.metrics, "driver.main"),
+            _killed(run.path, run.metrics, "driver.main", "ray::Engine"),
+        )
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(_DEADLINE_S)
+
+
+def _killed(run: Path, metrics: Path, *names: str) -> float:
+    """Kill the run's processes on this node whose command has one of the names; return seconds to a trained step."""
+    for found in psutil.process_iter():
+        with suppress(psutil.Error):
+            is_own = found.environ().get(ATTEMPT_DIR_VARIABLE, "").startswith(str(run))
+            if is_own and any(name in " ".join(found.cmdline()) for name in names):
+                found.kill()
+    killed_at, num_steps = time.time(), len(_steps(metrics))
+    time.sleep(0.5)
+    before = max(num_steps, len(_steps(metrics)))
+    _wait(lambda: len(_steps(metrics)) >= before + 4)
+    return _steps(metrics)[before] - killed_at
+
+
+def _steps(metrics: Path) -> list[float]:
+    """Return when each step ended, also those that were trained again, as Unix time."""
+    return [json.loads(line)["time"] for line in metrics.read_text().splitlines()] if metrics.exists() else []
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _DEADLINE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"not within {_DEADLINE_S:.0f} s")
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main()
