@@ -16,6 +16,7 @@ from typing import Any
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.evals import HIGH, LOW
 from hpc_grpo.metrics.record import PASS_AT_1, REWARD
+from hpc_grpo.report.drawings import curve_styles, thinned
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
@@ -126,9 +127,9 @@ def plot(curves: Sequence[Curve], num_columns: int = 80, num_rows: int = 18) -> 
     plotext.plotsize(num_columns, num_rows)
     legend = []
     for curve in curves:
-        plotext.plot(curve.steps, curve.values, marker="braille")
+        plotext.plot(thinned(curve.steps), thinned(curve.values), marker="braille")
     for mark, curve in zip(_MARKS, (curve for curve in curves if curve.is_eval), strict=False):
-        plotext.scatter(curve.steps, curve.values, marker=mark)
+        plotext.scatter(thinned(curve.steps), thinned(curve.values), marker=mark)
         legend.append(f"{mark} {curve.name}")
     legend += [f"{_LINE} {curve.name}" for curve in curves if not curve.is_eval]
     first, last = min(curve.steps[0] for curve in curves), max(curve.steps[-1] for curve in curves)
@@ -146,10 +147,12 @@ def write_picture(curves: list[Curve], path: Path, title: str) -> None:
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for curve in curves:
-        (line,) = axes.plot(curve.steps, curve.values, label=curve.name, marker="o" if curve.is_eval else None)
-        if curve.low:
-            axes.fill_between(curve.steps, curve.low, curve.high, color=line.get_color(), alpha=0.12, linewidth=0)
+    for curve, (color, line) in zip(curves, curve_styles(), strict=False):
+        steps, values, low, high = (thinned(row) for row in (curve.steps, curve.values, curve.low, curve.high))
+        mark = "o" if curve.is_eval else None
+        axes.plot(steps, values, color=color, linestyle=line, marker=mark, label=curve.name)
+        if low:
+            axes.fill_between(steps, low, high, color=color, alpha=0.12, linewidth=0)
     axes.set_xlabel("step")
     axes.set_title(title)
     axes.grid(alpha=0.3)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Any
 
-from hpc_grpo.report.curves import Curve
 from hpc_grpo.system.readable import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from hpc_grpo.report.curves import Curve
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
 """Okabe and Ito's colours, which people with any colour vision can tell apart, as a test computes; the yellow, weak on

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageColor
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import JsonlSink
-from hpc_grpo.report.curves import Curve, plot, print_report
+from hpc_grpo.report.curves import Curve, plot, print_report, write_picture
+from hpc_grpo.report.drawings import PALETTE
 from hpc_grpo.run.paths import RunDir
 
 
@@ -154,3 +155,16 @@ def test_one_point_and_a_constant_can_be_drawn() -> None:
     assert plot([Curve("eval/pass@1", (0,), (0.5,))]).count("●") == 2  # the point and the legend
     constant = plot([Curve("reward/mean", (1, 2, 3), (0.5, 0.5, 0.5))])
     assert sum("⠀" < char <= "⣿" for char in constant) > 50
+
+
+def test_of_a_long_curve_the_means_of_neighbours_are_drawn() -> None:
+    flat = plot([Curve("reward/mean", tuple(range(8000)), (0.0, 1.0) * 4000)])
+    assert sum(any("⠀" < char <= "⣿" for char in line) for line in flat.splitlines() if "│" in line) == 1
+
+
+def test_the_picture_has_the_colours_that_all_can_tell_apart(tmp_path: Path) -> None:
+    curves = [Curve(name, (1, 2), (float(n), float(n))) for n, name in enumerate(("reward/mean", "eval/pass@1"))]
+    write_picture(curves, tmp_path / "p.png", "run")
+    with Image.open(tmp_path / "p.png") as picture:
+        drawn = {color for _, color in picture.convert("RGB").getcolors(maxcolors=1 << 20)}
+    assert {ImageColor.getrgb(color) for color in PALETTE[:2]} <= drawn
