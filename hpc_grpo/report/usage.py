@@ -36,6 +36,7 @@ def draw_processes(run: str, metrics: dict[int, dict[str, Any]]) -> list[Picture
         found = [curve for name in sorted(names) if (curve := curve_of(name, metrics)).steps]
         largest = sorted(found, key=lambda curve: -fmean(curve.values))[:_MAX_PROCESSES]
         if largest:
-            curves = {curve.name.removeprefix(start): curve for curve in largest}
+            # By name, so that a process has the same colour in all pictures.
+            curves = {curve.name.removeprefix(start): curve for curve in sorted(largest, key=lambda curve: curve.name)}
             pictures.append(draw_curves(f"{run}: {title} by process", curves))
     return pictures
