@@ -1,0 +1,70 @@
+"""Rows that submit refuses before it queues a job, by their line or their number."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from hpc_grpo.errors import EXIT_CONFIG
+from tests.support.command import call
+from tests.support.places import FakeQueue
+
+ROW = '{"question": "What is 1+1?", "answer": "2"}\n'
+
+
+def submit(*words: str) -> Result:
+    """Submit a run on rows.jsonl of this folder, which names nothing else on this machine."""
+    named = ("model.path=org/m", "data.train.path=rows.jsonl", "eval.every_steps=null")
+    return call("submit", "local/debug", *named, *words)
+
+
+BAD_FIRST_ROWS = {
+    "broken": ('\n{"question": "q"\n' + ROW, [], "rows.jsonl, line 2, byte 18: not valid JSON"),
+    "no object": ("[1]\n", [], "rows.jsonl, line 1, byte 0: must be a JSON object"),
+    "no prompt": (
+        '{"qustion": "q", "answer": "a"}\n',
+        [],
+        "there is no field 'question' (prompt_field). Fields: qustion",
+    ),
+    "no answer": (ROW, ["data.train.answer_field=gold"], "there is no field 'gold' (answer_field)"),
+    "no completion": (ROW, ["task=sft", "sft.completion_field=reply"], "'reply' (sft.completion_field)"),
+    "empty": ("\n", [], "rows.jsonl is empty"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FIRST_ROWS)
+def test_data_that_begins_with_a_bad_row_is_refused(case: str, queue: FakeQueue, tmp_path: Path) -> None:
+    text, words, message = BAD_FIRST_ROWS[case]
+    (tmp_path / "rows.jsonl").write_text(text)
+    result = submit(*words)
+    assert (result.exit_code, queue.requests) == (EXIT_CONFIG, [])
+    assert message in result.stderr
+    assert result.stderr.count("error: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{broken", "rows.jsonl, line 4, byte"),
+        ('{"question": "q", "answer": null}', "Item 2 of {path} (counted from 0): 'answer' (answer_field) is null"),
+        ('{"question": " ", "answer": "a"}', "Item 2 of {path} (counted from 0) has an empty prompt"),
+        ('{"question": "a\\ud83d", "answer": "a"}', "Item 2 of {path} (counted from 0) holds '\\ud83d'"),
+        ('{"question": "q", "answer": "\\ud83d"}', "Item 2 of {path} (counted from 0) holds '\\ud83d'"),
+    ],
+)
+def test_a_bad_row_anywhere_is_refused_by_its_number(row: str, message: str, queue: FakeQueue, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(f"\n{ROW}{ROW}{row}\n{ROW}")
+    result = submit()
+    assert (result.exit_code, queue.requests) == (EXIT_CONFIG, [])
+    assert message.format(path=tmp_path / "rows.jsonl") in result.stderr
+
+
+def test_data_is_judged_without_packages_that_a_light_installation_lacks() -> None:
+    program = "import sys, hpc_grpo.preflight.inputs, hpc_grpo.config\n"
+    program += "print(sorted(set(sys.modules) & {'numpy', 'torch', 'ray', 'datasets', 'transformers'}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
