@@ -56,7 +56,7 @@ def check_packing(model: PolicyModel, source: str, device: Any) -> None:
     So are found, whatever the architecture: layers that mix tokens beside attention, an attention that is not told
     where documents begin, and what is left to chance. Under ZeRO-3 every rank must call it.
     """
-    tokens = np.arange(_PROBED_TOKENS, dtype=np.int32) % model.language_model.config.vocab_size
+    tokens = np.arange(_PROBED_TOKENS, dtype=np.int32) % model.language_model.get_input_embeddings().num_embeddings
     zeros = np.zeros(len(tokens), np.float32)
     probe = TrainSequence(0, 0, tokens, np.arange(len(tokens)) > 0, zeros, zeros)
     first, second = score(model, pack([probe, probe]).to(device)).chunk(2)
