@@ -81,14 +81,18 @@ def activation_parts(model: Model, config: Config, *, on_gpu: bool) -> list[Part
     )
     one_layer = config.train.max_tokens_per_microbatch * DTYPE_BYTES[config.model.dtype]
     num_layers = 1 if is_checkpointed(config, on_gpu=on_gpu) else model.shape.num_layers
-    repeated = one_layer * 2 * (KEYS_OF_A_TOKEN - 1) * model.shape.kv_size * num_layers
+    # On a GPU a kernel with a mask takes as many heads of keys as of queries: own ones are repeated, too.
+    copies, size = (
+        (KEYS_OF_A_TOKEN, model.shape.attention_size) if on_gpu else (KEYS_OF_A_TOKEN - 1, model.shape.kv_size)
+    )
+    repeated = one_layer * 2 * copies * size * num_layers
     masks = one_layer * config.max_model_len
     shared = repeated + masks if budget_of(config).shares_prompts else 0
     larger = "one layer" if peak.one_layer > peak.head else "one chunk of logits"
     return [
         Part("activations kept", peak.kept, peak.kept_formula),
         Part(f"working set: {larger}", peak.working, "max(one layer, 20 c V + 2 b V d)"),
-        *nonzero(Part("keys of shared prompts, masks", shared, "6 b k L T + b S T")),
+        *nonzero(Part("keys of shared prompts, masks", shared, f"{2 * copies} b {'a' if on_gpu else 'k'} L T + b S T")),
     ]
 
 

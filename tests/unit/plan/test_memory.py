@@ -114,6 +114,16 @@ def test_keys_of_shared_prompts_stay_below_what_is_reckoned(tiny: tuple[Model, C
     assert measured < bytes_kept(policy, unshared)
 
 
+def test_on_a_gpu_keys_of_shared_prompts_are_those_of_all_heads(tiny: tuple[Model, Config]) -> None:
+    """Its kernel with a mask takes no grouped heads, so that the tokens' own keys are repeated beside the prompts'."""
+    model, config = tiny
+    planned = config.model_copy(update={"train": config.train.model_copy(update={"share_prompts": True})})
+    tokens, bytes_of_one = planned.train.max_tokens_per_microbatch, DTYPE_BYTES[planned.model.dtype]
+    masks = bytes_of_one * tokens * planned.max_model_len
+    (part,) = [each for each in activation_parts(model, planned, on_gpu=True) if each.name.startswith("keys of")]
+    assert part.num_bytes == 8 * bytes_of_one * model.shape.attention_size * tokens + masks  # checkpointed: one layer
+
+
 KINDS = [("bfloat16", 2, "none"), ("bfloat16", 3, "cpu")]
 PROGRAM = """
 import gc, json, sys
