@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -146,14 +146,14 @@ class RolloutPool:
 
     def _send(self, groups: Sequence[StartedGroup]) -> None:
         """Queue each engine's share in one call, so that the order it runs in is fixed."""
-        for engine in self._engines:
-            share = [group for group in groups if group.engine is engine]
-            if not share:
-                continue
-            call = uuid4().hex
-            engine.actor.generate.remote(call, [group.request for group in share])
+        shares = defaultdict[int, list[StartedGroup]](list)
+        for group in groups:
+            shares[id(group.engine)].append(group)
+        for share in shares.values():
+            call, actor = uuid4().hex, share[0].engine.actor
+            actor.generate.remote(call, [group.request for group in share])
             for index, group in enumerate(share):
-                group.actor, group.samples = engine.actor, engine.actor.samples.remote(call, index)
+                group.actor, group.samples = actor, actor.samples.remote(call, index)
                 group.grade()
 
     def _recover(self, started: Sequence[StartedGroup]) -> bool:
