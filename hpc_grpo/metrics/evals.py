@@ -14,6 +14,7 @@ from typing import Any
 
 from hpc_grpo.config import EvalConfig
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.system.readable import number_or_none
 
 LOW, HIGH = "_low", "_high"
 """After a metric's name: the bounds of its interval."""
@@ -203,6 +204,7 @@ def _checked(name: str, values: Any, taken: Mapping[str, float]) -> dict[str, fl
     if not isinstance(values, Mapping):
         raise ConfigError(f"{rule}, not {values!r}.")
     for key, value in values.items():
-        if not isinstance(key, str) or key in taken or not isinstance(value, int | float) or not math.isfinite(value):
+        number = number_or_none(value)
+        if not isinstance(key, str) or key in taken or number is None or not math.isfinite(number):
             raise ConfigError(f"{rule}; {key!r} is {'taken' if key in taken else repr(value)}.")
     return {key: float(value) for key, value in values.items()}

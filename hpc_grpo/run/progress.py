@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from hpc_grpo.run.files import known_fields, read_jsonl, read_record, when_there_is_space, write_record
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.readable import number_or_none
 
 Phase = Literal["starting", "training", "stopped", "complete"]
 
@@ -53,9 +54,10 @@ def read_state(run_dir: RunDir) -> RunState | None:
 
 
 def read_metrics(path: Path) -> dict[int, dict[str, Any]]:
-    """Return the surviving line of every step, in ascending order; null reads as NaN. Empty without a file.
+    """Return the surviving line of every step, in ascending order; empty without a file.
 
-    An attempt's first line undoes the same and later steps of the attempts before it.
+    What is no finite number, null above all, reads as NaN. An attempt's first line undoes the same and later steps of
+    the attempts before it.
     """
     lines: dict[int, dict[str, Any]] = {}
     attempt = None
@@ -68,5 +70,10 @@ def read_metrics(path: Path) -> dict[int, dict[str, Any]]:
             while lines and next(reversed(lines)) >= step:
                 lines.popitem()
         # Interned: of a hundred thousand lines each name is held once.
-        lines[step] = {sys.intern(name): math.nan if value is None else value for name, value in line.items()}
+        lines[step] = {sys.intern(name): value if _is_finite(value) else math.nan for name, value in line.items()}
     return {step: lines[step] for step in sorted(lines)}
+
+
+def _is_finite(value: Any) -> bool:
+    number = value if type(value) is float else number_or_none(value)
+    return number is not None and math.isfinite(number)

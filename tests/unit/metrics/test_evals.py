@@ -113,7 +113,13 @@ def test_a_metric_of_ones_own_sees_what_was_graded_of_the_set_and_of_each_source
 
 @pytest.mark.parametrize(
     ("returned", "named"),
-    [(0.5, "not 0.5"), ({"pass@1": 1.0}, "'pass@1' is taken"), ({"m": math.nan}, "'m' is nan"), ({"m": "1"}, "is '1'")],
+    [
+        (0.5, "not 0.5"),
+        ({"pass@1": 1.0}, "'pass@1' is taken"),
+        ({"m": math.nan}, "'m' is nan"),
+        ({"m": "1"}, "is '1'"),
+        ({"m": 10**400}, "'m' is 1"),
+    ],
 )
 def test_a_metric_of_ones_own_that_breaks_its_contract_is_refused(returned: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=r"eval.metrics: mine:wrong must return") as error:

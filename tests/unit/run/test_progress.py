@@ -6,6 +6,8 @@ import dataclasses
 import json
 import math
 
+import pytest
+
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import JsonlSink
 from hpc_grpo.run.files import write_record
@@ -61,6 +63,14 @@ def test_a_value_that_is_not_finite_is_null_in_json_and_nan_for_readers(run_dir:
     line = json.loads(run_dir.metrics.read_text(), parse_constant=lambda name: 1 / 0)
     assert line["loss/policy"] is None
     assert math.isnan(read_metrics(run_dir.metrics)[6]["policy/grad_norm"])
+
+
+@pytest.mark.parametrize("value", ["1e400", str(10**400), "null", '"much"'])
+def test_what_is_no_finite_number_in_a_line_reads_as_nan(run_dir: RunDir, value: str) -> None:
+    run_dir.metrics.write_text(f'{{"step": 6, "attempt": 1, "reward/mean": {value}, "lr": 1}}\n')
+    line = read_metrics(run_dir.metrics)[6]
+    assert math.isnan(line["reward/mean"])
+    assert (line["step"], line["lr"]) == (6, 1)
 
 
 def test_a_run_without_metrics_file_has_no_metrics(run_dir: RunDir) -> None:
