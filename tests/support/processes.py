@@ -32,7 +32,7 @@ def gone(pid: int) -> bool:
     """Tell whether the process has ended, whoever still has to reap it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # before it is opened, and before it is read
         return True
 
 

@@ -189,7 +189,8 @@ def _others() -> list[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal() and int(folder.name) != os.getpid():
             with contextlib.suppress(OSError):
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                # Bytes: a program may give itself a name that is no text.
+                parents[int(folder.name)] = int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
     if os.getpid() == 1:
         return list(parents)
     found = {os.getpid()}

@@ -62,6 +62,12 @@ def test_a_case_finds_nothing_of_the_case_before() -> None:
 
 
 @needs_isolation
+def test_a_program_whose_name_is_no_text_is_scored_as_any_other() -> None:
+    program = "import os\nopen('/proc/self/comm', 'wb').write(b'\\xff')\nos.fork() or __import__('time').sleep(60)\n"
+    assert code(["q"] * 2, [f"{program}right = True", "right = True"], tests=["assert right"] * 2) == [1.0, 1.0]
+
+
+@needs_isolation
 def test_what_a_program_leaves_in_the_way_costs_itself_alone() -> None:
     """A folder that cannot be removed, where the next case wants its file: no failure, which would mask the group."""
     program = (
