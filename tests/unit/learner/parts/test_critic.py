@@ -51,7 +51,7 @@ class FakeEngine:
     def __init__(self, grad_norm: float) -> None:
         self.grad_norm, self.value = grad_norm, torch.zeros(1, requires_grad=True)
         self.module, self.dp_world_size, self.global_steps, self.skipped_steps = self, 1, 7, 0
-        self.lr_scheduler = None
+        self.lr_scheduler, self.device = None, torch.device("cpu")
 
     def __call__(self, batch: Any) -> torch.Tensor:
         return self.value.expand(len(batch.mask))
