@@ -50,7 +50,8 @@ _COMMANDS = {
 _PEAK = """
 import resource, subprocess, sys
 subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(used.ru_utime + used.ru_stime, used.ru_maxrss)
 """
 
 
@@ -106,16 +107,17 @@ def _open(run: RunDir) -> None:
     _journal(config, run, TrainLength(1, 1, 1)).close()
 
 
-def measure(run: RunDir) -> dict[str, tuple[float, float]]:
-    """Return wall seconds and peak MiB of every command."""
+def measure(run: RunDir) -> dict[str, tuple[float, float, float]]:
+    """Return wall seconds, CPU seconds and peak MiB of every command."""
     return {name: _run([sys.executable, *command, str(run.path)]) for name, command in _COMMANDS.items()}
 
 
-def _run(command: Sequence[str]) -> tuple[float, float]:
+def _run(command: Sequence[str]) -> tuple[float, float, float]:
     """From a small process: a child's peak is never below that of the one which started it."""
     begun = time.monotonic()
     done = subprocess.run([sys.executable, "-S", "-c", _PEAK, *command], capture_output=True, text=True, check=True)
-    return time.monotonic() - begun, int(done.stdout) / 1024
+    cpu_s, peak_kib = map(float, done.stdout.split())
+    return time.monotonic() - begun, cpu_s, peak_kib / 1024
 
 
 def _size(run: RunDir) -> str:
@@ -136,11 +138,11 @@ def main(run: Path, numbers: tuple[int, ...], opens: bool) -> None:
         for number in numbers:
             made = make_run(RunDir(run), Path(folder), number)
             columns.append({"run directory": _size(made)})
-            for name, (seconds, mib) in measure(made).items():
-                columns[-1][name] = f"{seconds:.1f} s, {mib:,.0f} MiB"
+            for name, (wall_s, cpu_s, mib) in measure(made).items():
+                columns[-1][name] = f"{wall_s:.1f} s ({cpu_s:.1f}), {mib:,.0f} MiB"
             click.echo(f"{number:,} steps: {columns[-1]}", err=True)
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
-    print_table(f"Seconds and peak memory; {load_average()}", ["steps", *(f"{it:,}" for it in numbers)], rows)
+    print_table(f"Seconds (of CPU) and peak memory; {load_average()}", ["steps", *(f"{it:,}" for it in numbers)], rows)
 
 
 if __name__ == "__main__":
