@@ -226,8 +226,8 @@ def work(folder: Path, setting: Setting, rank: int, everybody: Any, results: Any
     everybody.wait()
 
 
-def measure(setting: Setting) -> dict[tuple[str, bool], float]:
-    """Return the median over the rounds, after one that is not counted, of the longest (learner: whole; or pause)."""
+def measure(setting: Setting) -> dict[tuple[str, bool, int], float]:
+    """Return the longest publish (True) or pause of each round, after one that is not counted."""
     context = multiprocessing.get_context("spawn")
     num_members = setting.num_nodes * (setting.num_engines + 1)
     everybody, results = context.Barrier(num_members, timeout=_DEADLINE_S), context.Queue()
@@ -248,19 +248,21 @@ def measure(setting: Setting) -> dict[tuple[str, bool], float]:
             longest[name, is_whole, counted] = max(seconds, longest.get((name, is_whole, counted), 0.0))
         for process in members:
             process.join()
-    rounds = range(1, setting.num_rounds + 1)
-    return {
-        (name, whole): median([longest[name, whole, n] for n in rounds]) for name in METHODS for whole in (True, False)
-    }
+    return {key: seconds for key, seconds in longest.items() if key[2] > 0}
 
 
-def report(setting: Setting, medians: dict[tuple[str, bool], float]) -> None:
+def report(setting: Setting, longest: dict[tuple[str, bool, int], float]) -> None:
+    """Print medians; a ratio is that of neighbours in one round, so that a busy moment hits both sides of it."""
     gib = bucket_layout(setting.specs, _BUCKET_BYTES).num_bytes / 2**30
+    rounds = range(1, setting.num_rounds + 1)
     rows = []
     for name in METHODS:
-        whole, pause = medians[name, True], medians[name, False]
-        ratios = [f"{whole / medians['memcpy', True]:.2f}", f"{pause / medians['memcpy', False]:.2f}"]
-        rows.append([name, f"{whole * 1e3:.0f}", f"{pause * 1e3:.0f}", *ratios])
+        seconds = [median([longest[name, is_whole, n] for n in rounds]) for is_whole in (True, False)]
+        ratios = [
+            median([longest[name, is_whole, n] / longest["memcpy", is_whole, n] for n in rounds])
+            for is_whole in (True, False)
+        ]
+        rows.append([name, *(f"{each * 1e3:.0f}" for each in seconds), *(f"{each:.2f}" for each in ratios)])
     print_table(
         f"{gib:.2f} GiB in {len(setting.specs)} tensors, {setting.num_engines} engines on each of {setting.num_nodes} "
         f"nodes, medians of {setting.num_rounds} ({load_average()})",
