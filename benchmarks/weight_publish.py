@@ -9,17 +9,15 @@ which the same processes do at the same time.
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
-import os
 import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -40,13 +38,10 @@ _BUCKET_BYTES = 256 * 2**20
 def qwen2_specs(num_layers: int, vocabulary: int) -> list[ParameterSpec]:
     """The parameters of Qwen2.5-0.5B, which has 24 layers and a vocabulary of 151936."""
     hidden, inner, heads_kv = 896, 4864, 128
-    layer = {
-        "self_attn.q_proj.weight": (hidden, hidden),
-        "self_attn.q_proj.bias": (hidden,),
-        "self_attn.k_proj.weight": (heads_kv, hidden),
-        "self_attn.k_proj.bias": (heads_kv,),
-        "self_attn.v_proj.weight": (heads_kv, hidden),
-        "self_attn.v_proj.bias": (heads_kv,),
+    layer: dict[str, tuple[int, ...]] = {}
+    for name, rows in (("q", hidden), ("k", heads_kv), ("v", heads_kv)):
+        layer |= {f"self_attn.{name}_proj.weight": (rows, hidden), f"self_attn.{name}_proj.bias": (rows,)}
+    layer |= {
         "self_attn.o_proj.weight": (hidden, hidden),
         "mlp.gate_proj.weight": (inner, hidden),
         "mlp.up_proj.weight": (inner, hidden),
@@ -95,24 +90,39 @@ class Method(ABC):
 
 
 class Memcpy(Method):
-    """The limit: the learner's bytes into shared memory by one thread a core, and one copy an engine."""
+    """The limit: the learner's parameters into shared memory, and one copy an engine, all engines at once."""
+
+    def __init__(self, member: Member) -> None:
+        super().__init__(member)
+        shared = (pair for bucket in member.layout.buckets for pair in member.store.tensors(0, bucket))
+        self.pairs = [(bytes_of(view), bytes_of(member.tensors[name])) for name, view in shared]
 
     def publish(self, version: int) -> None:
-        source, target = self.member.flat.numpy(), self.member.store.buffers[0].numpy()
-        num_threads = len(os.sched_getaffinity(0))
-        with ThreadPoolExecutor(num_threads) as threads:
-            parts = zip(np.array_split(target, num_threads), np.array_split(source, num_threads), strict=True)
-            list(threads.map(lambda part: np.copyto(*part), parts))
+        for shared, own in self.pairs:
+            np.copyto(shared, own)
         dist.barrier()
         dist.barrier()
 
     def receive(self) -> float:
         dist.barrier()
         started = time.perf_counter()
-        np.copyto(self.member.flat.numpy(), self.member.store.buffers[0].numpy())
+        for shared, own in self.pairs:
+            np.copyto(own, shared)
         paused_s = time.perf_counter() - started
         dist.barrier()
         return paused_s
+
+
+class FlatMemcpy(Memcpy):
+    """As if the model were one tensor: stores of so many bytes at once bypass the caches."""
+
+    def __init__(self, member: Member) -> None:
+        super().__init__(member)
+        self.pairs = [(bytes_of(member.store.buffers[0]), bytes_of(member.flat))]
+
+
+def bytes_of(tensor: torch.Tensor) -> Any:
+    return tensor.view(-1).view(torch.uint8).numpy()
 
 
 class BroadcastEach(Method):
@@ -187,14 +197,14 @@ class Store(Method):
 
 METHODS: dict[str, type[Method]] = {
     "memcpy": Memcpy,
+    "memcpy of one flat tensor": FlatMemcpy,
     "hpc_grpo": Store,
     "Gloo, 256 MiB flat buckets": BroadcastBuckets,
     "Gloo, one broadcast a parameter": BroadcastEach,
 }
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     specs: Sequence[ParameterSpec]
     num_nodes: int
     num_engines: int
@@ -206,62 +216,51 @@ def work(folder: Path, setting: Setting, rank: int, everybody: Any, results: Any
     member = Member(folder, setting.specs, rank, setting.num_engines + 1)
     methods = {name: method(member) for name, method in METHODS.items()}
     last = member.tensors[setting.specs[-1].name]
-    version = 0
-    for counted in range(setting.num_rounds + 1):
-        for name, method in methods.items():
-            version += 1
-            if rank == PUBLISHER_RANK:
-                for tensor in member.tensors.values():
-                    tensor.fill_(version)
-            everybody.wait()
-            started = time.perf_counter()
-            if rank == PUBLISHER_RANK:
-                method.publish(version)
-                seconds = time.perf_counter() - started
-            else:
-                seconds = method.receive()
-            if last[-1].item() != version:
-                raise RuntimeError(f"{name}: version {version} did not arrive")
-            results.put((name, rank == PUBLISHER_RANK, counted, seconds))
+    turns = itertools.product(range(setting.num_rounds + 1), methods.items())
+    for version, (counted, (name, method)) in enumerate(turns, start=1):
+        if rank == PUBLISHER_RANK:
+            member.flat.view(torch.bfloat16).fill_(version)
+        everybody.wait()
+        started = time.perf_counter()
+        if rank == PUBLISHER_RANK:
+            method.publish(version)
+            seconds = time.perf_counter() - started
+        else:
+            seconds = method.receive()
+        if last[-1].item() != version:
+            raise RuntimeError(f"{name}: version {version} did not arrive")
+        results.put((name, rank == PUBLISHER_RANK, counted, seconds))
     everybody.wait()
 
 
 def measure(setting: Setting) -> dict[tuple[str, bool, int], float]:
-    """Return the longest publish (True) or pause of each round, after one that is not counted."""
+    """Return the longest publish (True) and the longest pause of each round; round 0 is for warming up."""
     context = multiprocessing.get_context("spawn")
     num_members = setting.num_nodes * (setting.num_engines + 1)
     everybody, results = context.Barrier(num_members, timeout=_DEADLINE_S), context.Queue()
     longest: dict[tuple[str, bool, int], float] = {}
     with tempfile.TemporaryDirectory(prefix="hpc-grpo-bench-", dir="/dev/shm") as shared:
         folders = [Path(shared, f"node-{node}") for node in range(setting.num_nodes)]
-        for folder in folders:
-            folder.mkdir()
-        members = [
-            context.Process(target=work, args=(folder, setting, rank, everybody, results), daemon=True)
-            for folder in folders
-            for rank in range(setting.num_engines + 1)
-        ]
-        for process in members:
-            process.start()
+        members = []
+        for folder, rank in itertools.product(folders, range(setting.num_engines + 1)):
+            folder.mkdir(exist_ok=True)
+            members.append(context.Process(target=work, args=(folder, setting, rank, everybody, results), daemon=True))
+            members[-1].start()
         for _ in range(num_members * (setting.num_rounds + 1) * len(METHODS)):
             name, is_whole, counted, seconds = results.get(timeout=_DEADLINE_S)
             longest[name, is_whole, counted] = max(seconds, longest.get((name, is_whole, counted), 0.0))
         for process in members:
             process.join()
-    return {key: seconds for key, seconds in longest.items() if key[2] > 0}
+    return longest
 
 
 def report(setting: Setting, longest: dict[tuple[str, bool, int], float]) -> None:
     """Print medians; a ratio is that of neighbours in one round, so that a busy moment hits both sides of it."""
-    gib = bucket_layout(setting.specs, _BUCKET_BYTES).num_bytes / 2**30
-    rounds = range(1, setting.num_rounds + 1)
+    gib, rounds = bucket_layout(setting.specs, _BUCKET_BYTES).num_bytes / 2**30, range(1, setting.num_rounds + 1)
     rows = []
     for name in METHODS:
-        seconds = [median([longest[name, is_whole, n] for n in rounds]) for is_whole in (True, False)]
-        ratios = [
-            median([longest[name, is_whole, n] / longest["memcpy", is_whole, n] for n in rounds])
-            for is_whole in (True, False)
-        ]
+        seconds = [median([longest[name, w, n] for n in rounds]) for w in (True, False)]
+        ratios = [median([longest[name, w, n] / longest["memcpy", w, n] for n in rounds]) for w in (True, False)]
         rows.append([name, *(f"{each * 1e3:.0f}" for each in seconds), *(f"{each:.2f}" for each in ratios)])
     print_table(
         f"{gib:.2f} GiB in {len(setting.specs)} tensors, {setting.num_engines} engines on each of {setting.num_nodes} "
