@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -73,3 +74,16 @@ def run_script(script: str, arguments: Sequence[str], env: Mapping[str, str], ti
         raise RuntimeError(f"{script} {' '.join(arguments)} failed:\n{done.stderr[-3000:]}")
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
+
+
+def in_own_job(script: str, folder: Path, rounds: int, sbatch_options: Sequence[str]) -> bool:
+    """Say whether this is a Slurm job; if not, run the script anew in one of two nodes and print what it said."""
+    if "SLURM_JOB_ID" in os.environ:
+        return True
+    folder.mkdir(parents=True, exist_ok=True)
+    output = folder / f"{Path(script).stem}.out"
+    again = shlex.join([sys.executable, script, str(folder.absolute()), "--rounds", str(rounds)])
+    command = ["sbatch", "--wait", "--nodes=2", "--ntasks-per-node=1", f"--output={output}"]
+    subprocess.run([*command, *sbatch_options, f"--wrap={again}"], check=False)
+    print(output.read_text())
+    return False

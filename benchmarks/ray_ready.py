@@ -9,7 +9,6 @@ leases, an environment of its own and bind-tested ports; its driver, of a tiny r
 from __future__ import annotations
 
 import os
-import shlex
 import socket
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import time
 from pathlib import Path
 
 import click
-from common import median, print_table
+from common import in_own_job, median, print_table
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _BARE_PORT = 21379
@@ -38,14 +37,8 @@ while sum(node["Alive"] for node in ray.nodes()) < 2:
 @click.option("--rounds", default=3, show_default=True)
 @click.argument("sbatch_options", nargs=-1, type=click.UNPROCESSED)
 def main(folder: Path, rounds: int, sbatch_options: tuple[str, ...]) -> None:
-    if "SLURM_JOB_ID" in os.environ:
+    if in_own_job(__file__, folder, rounds, sbatch_options):
         _measure(folder, rounds)
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    again = shlex.join([sys.executable, __file__, str(folder.absolute()), "--rounds", str(rounds)])
-    command = ["sbatch", "--wait", "--nodes=2", "--ntasks-per-node=1", f"--output={folder}/ray_ready.out"]
-    subprocess.run([*command, *sbatch_options, f"--wrap={again}"], check=False)
-    print((folder / "ray_ready.out").read_text())
 
 
 def _measure(folder: Path, rounds: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import click
 import psutil
-from common import median, print_table
+from common import in_own_job, median, print_table
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ATTEMPT_DIR_VARIABLE = "HPC_GRPO_ATTEMPT_DIR"
@@ -34,14 +33,8 @@ _WAYS = {"templates": True, "each imports for itself": False}
 @click.option("--rounds", default=3, show_default=True)
 @click.argument("sbatch_options", nargs=-1, type=click.UNPROCESSED)
 def main(folder: Path, rounds: int, sbatch_options: tuple[str, ...]) -> None:
-    if "SLURM_JOB_ID" in os.environ:
+    if in_own_job(__file__, folder, rounds, sbatch_options):
         _measure(folder, rounds)
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    again = shlex.join([sys.executable, __file__, str(folder.absolute()), "--rounds", str(rounds)])
-    command = ["sbatch", "--wait", "--nodes=2", "--ntasks-per-node=1", f"--output={folder}/start_times.out"]
-    subprocess.run([*command, *sbatch_options, f"--wrap={again}"], check=False)
-    print((folder / "start_times.out").read_text())
 
 
 def _measure(folder: Path, rounds: int) -> None:
