@@ -1,4 +1,4 @@
-"""The driver's side of weight sync: one call per process, whatever the number of parameters.
+"""The driver's side of weight sync: two calls per process, whatever the number of parameters.
 
 `publish` returns when every engine of every node holds the new version, and raises the first engine's own error
 otherwise.
