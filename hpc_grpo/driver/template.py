@@ -18,6 +18,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
@@ -108,7 +109,9 @@ def serve(listener: socket.socket, own: Mapping[str, str]) -> tuple[Asked, list[
         with connection:
             try:
                 asked, descriptors = _receive(connection)
-                if names := differing(own, asked.environ):
+                if _has_ended(connection):
+                    say("A worker was not forked: Ray gave it up while this template imported.")
+                elif names := differing(own, asked.environ):
                     say(f"A worker has another {', '.join(names)} than this template: it imports for itself.")
                 elif os.fork() == 0:
                     listener.close()
@@ -148,6 +151,13 @@ def _receive(connection: socket.socket) -> tuple[Asked, list[int]]:
             raise ValueError("it ended before it had said what it is to be")
         text += part
     return Asked(**json.loads(text)), descriptors
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    """Say whether the process at the other end is gone."""
+    poll = select.poll()
+    poll.register(connection, 0)  # of that the kernel tells unasked
+    return bool(poll.poll(0))
 
 
 def main(path: Path, modules: Sequence[str]) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -114,6 +115,27 @@ def test_a_worker_of_another_environment_or_without_a_template_imports_for_itsel
     assert (code, worker["is_imported"], worker["words"]) == (3, False, ["a", "b"])
     if has_template:
         assert "A worker has another OMP_NUM_THREADS than this template" in (folder / "log").read_text()
+
+
+def test_a_worker_that_ray_gives_up_while_the_template_imports_is_not_forked(
+    folder: Path, start_template: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    may_go_on = folder / "may_go_on"
+    waiting = f"import time, pathlib\nwhile not pathlib.Path({str(may_go_on)!r}).exists():\n    time.sleep(0.01)"
+    (folder / "slow_module.py").write_text(waiting)
+    template = start_template()
+    wait_for(folder / "socket")
+    given_up = folder / "given_up.py"
+    given_up.write_text("raise SystemExit")
+    asked = json.dumps({"words": [str(given_up)], "environ": ENVIRON, "cwd": str(folder)}).encode()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(folder / "socket"))
+        socket.send_fds(client, [template_client.SIZE.pack(len(asked))], [0, 1, 2])
+        client.sendall(asked)
+    may_go_on.touch()
+    _, worker = run_worker(folder)
+    assert worker["parent"] == template.pid
+    assert "A worker was not forked: Ray gave it up" in (folder / "log").read_text()
 
 
 def test_a_template_whose_parent_is_gone_ends(tmp_path: Path) -> None:
