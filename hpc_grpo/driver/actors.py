@@ -41,8 +41,9 @@ from hpc_grpo.run.paths import RunDir
 _RESERVE_DEADLINE_S = 60.0
 _PIN = 0.001
 """Share of a node's own `node:IP` resource: ties a bundle to that node without using any of it up."""
-_MAX_GROUPS = 10_000
-"""Engines and graders have a waiting call for each group; Ray's default of 1000 would be one large step's."""
+_MAX_CALLS = 1_000_000
+"""More than an engine or a grader ever has: each group is a call that waits, as large as an eval is, and a publish that
+must wait for one of them to end would be late. Ray's default is 1000, and it allocates nothing before they come."""
 
 _KEEPER_THREADS = 8
 """Files that are written or read at once: enough for a fast disk, and one that is slow to sync holds up no other."""
@@ -143,7 +144,7 @@ class Workers:
         tokenizer = ray.put(inputs.tokenizer)
         self._head = slots[0].address
         self._keeper = self._start_keeper() if os.environ.get(DISKS_VARIABLE) == "private" else None
-        self._kept = KeptEngines(config)
+        self._kept = KeptEngines(config, trains=self._num_learners > 0)
         ranks = itertools.count()
         self._nodes = [
             NodeMembers(self._learners(slot, ranks), self._engines(slot), self._grader(slot, tokenizer))
@@ -218,9 +219,9 @@ class Workers:
         ]
 
     def _start_engine(self, slot: NodeSlots, index: int) -> Any:
-        if slot.learner_bundles and (kept := self._kept.take(slot.address, index)) is not None:
+        if (kept := self._kept.take(slot.address, index)) is not None:
             return kept
-        options = {**slot.engine_options(index), "max_concurrency": _MAX_GROUPS}
+        options = {**slot.engine_options(index), "max_concurrency": _MAX_CALLS}
         options |= self._kept.options(slot.address, index)
         environment = runtime_env("engine", self._config, on_gpu=self._on_gpu)
         actor = ray.remote(Engine).options(**options, runtime_env=environment)
@@ -235,5 +236,5 @@ class Workers:
 
     def _start_grader(self, slot: NodeSlots, tokenizer: Any) -> Any:
         pinned = {f"node:{slot.address}": _PIN}
-        actor = ray.remote(Grader).options(num_cpus=0, resources=pinned, max_concurrency=_MAX_GROUPS)
+        actor = ray.remote(Grader).options(num_cpus=0, resources=pinned, max_concurrency=_MAX_CALLS)
         return actor.remote(self._config, tokenizer)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -22,7 +23,6 @@ from hpc_grpo.config import Config
 from hpc_grpo.config.resources import Bundle
 from hpc_grpo.driver.remote import first_error
 from hpc_grpo.run.contract import KEEPS_ENGINES_VARIABLE
-from hpc_grpo.run.pulse import PULSE
 
 _ANSWER_S = 10.0
 """Longer than a step of vLLM: an engine that takes more time may hang, in a publish whose learner is dead say."""
@@ -48,9 +48,9 @@ def reserved(config: Config, address: str, bundles: Sequence[Bundle]) -> Placeme
 class KeptEngines:
     """The engines that the driver before has left, by their place: node and index."""
 
-    def __init__(self, config: Config) -> None:
-        """Take those that can go on, and end the others."""
-        self._is_on = keeps_engines(config)
+    def __init__(self, config: Config, *, trains: bool = True) -> None:
+        """Take those that can go on, and end the others. An eval `trains` nothing: its engines are none of another."""
+        self._is_on = trains and keeps_engines(config)
         self._engines = _taken(config) if self._is_on else {}
 
     def __len__(self) -> int:
@@ -72,12 +72,11 @@ def _place(address: str, index: int) -> str:
 
 def _taken(config: Config) -> dict[str, Any]:
     """Ask every engine to go on for this driver; return those that do, by place."""
-    found = {name: ray.get_actor(name) for name in list_named_actors() if name.startswith("engine ")}
+    found = _left_engines()
     asked = {name: engine.serve_next.remote(config) for name, engine in found.items()}
     answered = set[Any]()
     if asked:
-        with PULSE.working("start"):
-            answered = set(ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ANSWER_S)[0])
+        answered = set(ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ANSWER_S)[0])
     taken: dict[str, Any] = {}
     for name, engine in found.items():
         place = name.rpartition(" ")[0]
@@ -88,3 +87,13 @@ def _taken(config: Config) -> dict[str, Any]:
     if found:
         print(f"Going on with {len(taken)} of the {len(found)} engines of the driver before.", flush=True)
     return taken
+
+
+def _left_engines() -> dict[str, Any]:
+    """Return by name the engines that are there; one may die after it was listed."""
+    found: dict[str, Any] = {}
+    for name in list_named_actors():
+        if name.startswith("engine "):
+            with suppress(ValueError):
+                found[name] = ray.get_actor(name)
+    return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -15,6 +17,9 @@ from hpc_grpo.system.usage import METER
 _PATIENCE_S = 0.2
 """They answer in a millisecond; one that does not is left out of the step."""
 
+_Process = tuple[str, int, str]
+"""Its kind, its number among those of its kind, and its node."""
+
 
 class Meters:
     """What all processes used from one step to the next."""
@@ -22,46 +27,45 @@ class Meters:
     def __init__(self, nodes: Mapping[str, NodeMembers]) -> None:
         """Read the members of nodes, by the nodes' names."""
         self._nodes = nodes
-        self._asked: list[tuple[Any, str, int, str]] = []
+        self._asked: dict[_Process, Any] = {}
 
     def ask(self) -> None:
-        """Ask all of them, who answer while the driver does other things."""
-        learners = engines = 0
-        self._asked = []
-        for number, (node, members) in enumerate(self._nodes.items()):
-            for learner in members.learners:
-                self._asked.append((learner.usage.remote(), "learner", learners, node))
-                learners += 1
-            for engine in members.engines:
-                self._asked.append((engine.actor.usage.remote(), "engine", engines, node))
-                engines += 1
-            if members.grader is not None:
-                self._asked.append((members.grader.actor.usage.remote(), "grader", number, node))
+        """Ask all of them, who answer while the driver does other things.
+
+        One that still owes an answer is not asked anew: the late one counts in a later step, and nothing is lost of a
+        node that is slow.
+        """
+        for process, actor in self._actors():
+            if process not in self._asked:
+                self._asked[process] = actor.usage.remote()
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of those that have answered; one that died is others' to find and replace."""
-        driver = next(iter(self._nodes))
-        readings = [Reading("driver", 0, driver, METER.read())]
-        if self._asked:
-            ray.wait([asked for asked, *_ in self._asked], num_returns=len(self._asked), timeout=_PATIENCE_S)
-        for answer, kind, index, node in self._asked:
-            usage = _answer(answer)
-            if kind == "grader" and usage is not None:
-                usage, workers = usage
-                first = index * len(workers)
-                own = ((first + n, each) for n, each in enumerate(workers) if each is not None)
-                readings += [Reading("reward_worker", n, node, each) for n, each in own]
-            if usage is not None:
-                readings.append(Reading(kind, index, node, usage))
-        self._asked = []
+        readings = [Reading("driver", 0, next(iter(self._nodes)), METER.read())]
+        for (kind, index, node), usage in self._answers():
+            own = usage
+            if kind == "grader":
+                own, workers = usage
+                numbered = enumerate(workers, start=index * len(workers))
+                readings += [Reading("reward_worker", number, node, each) for number, each in numbered if each]
+            readings.append(Reading(kind, index, node, own))
         return usage_metrics(readings)
 
+    def _actors(self) -> Iterator[tuple[_Process, Any]]:
+        learners, engines = itertools.count(), itertools.count()
+        for number, (node, members) in enumerate(self._nodes.items()):
+            yield from ((("learner", next(learners), node), learner) for learner in members.learners)
+            yield from ((("engine", next(engines), node), engine.actor) for engine in members.engines)
+            if members.grader is not None:
+                yield ("grader", number, node), members.grader.actor
 
-def _answer(asked: Any) -> Any:
-    """Return what a process answered; None where it has not yet, or died."""
-    if not ray.wait([asked], num_returns=1, timeout=0)[0]:
-        return None
-    try:
-        return ray.get(asked)
-    except (RayActorError, RayTaskError):
-        return None
+    def _answers(self) -> Iterator[tuple[_Process, Any]]:
+        if not self._asked:
+            return
+        asked = list(self._asked.values())
+        answered = set(ray.wait(asked, num_returns=len(asked), timeout=_PATIENCE_S)[0])
+        for process, call in list(self._asked.items()):
+            if call in answered:
+                del self._asked[process]
+                with suppress(RayActorError, RayTaskError):
+                    yield process, ray.get(call)

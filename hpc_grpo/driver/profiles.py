@@ -39,7 +39,7 @@ class Profiles:
         self._profiled = {"learner-0": self._learner}
         if self._engine is not None:
             self._profiled["engine-0"] = self._engine.actor
-        self._call("start_profile")
+        self._profiled = {name: self._profiled[name] for name in self._call("start_profile")}
         self._own = StackProfile()
 
     def after(self, step: int) -> None:

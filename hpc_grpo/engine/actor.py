@@ -65,7 +65,9 @@ class Engine:
         if config != self._config:
             raise ValueError("this engine was started with another config")
         await self._between_steps(lambda sampler: sampler.forget_requests())
+        self._groups.clear()
         self._verified = None
+        METER.read()  # what it used for the driver before is not to count as the next one's
 
     async def contract_differences(self, layout: BucketLayout) -> list[str]:
         return await self._between_steps(lambda sampler: sampler.contract_differences(layout))
@@ -110,7 +112,7 @@ class Engine:
         try:
             return await asyncio.wrap_future(await self._groups[call, index])
         finally:
-            del self._groups[call, index]
+            self._groups.pop((call, index), None)  # `serve_next` may have forgotten all
 
     async def receive_weights(self, version: int, probe: GroupRequest | None = None) -> GroupSamples | None:
         """Load the published version; returns what it then says to the `probe`, before anything else is sampled."""

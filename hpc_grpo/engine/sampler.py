@@ -16,17 +16,15 @@ as vLLM itself has it there for models with latent attention.
 from __future__ import annotations
 
 import itertools
-import shutil
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_grpo.engine.vllm import put_to_sleep
-from hpc_grpo.errors import PromptError
+from hpc_grpo.engine.vllm import end_profile, put_to_sleep, sampling_params
+from hpc_grpo.errors import PromptError, WeightSyncError
 from hpc_grpo.metrics.profiling import StackProfile
-from hpc_grpo.types import Completion, GroupRequest, GroupSamples, SamplingSpec
+from hpc_grpo.types import Completion, GroupRequest, GroupSamples
 
 if TYPE_CHECKING:
     from hpc_grpo.weights.buckets import BucketLayout
@@ -63,10 +61,13 @@ class Sampler:
         self._samples: dict[str, _PendingSample] = {}
         self._request_ids = itertools.count()
         self._failure: BaseException | None = None
+        self._is_loading = False
+        self._stacks: StackProfile | None = None
         self.policy_version = 0
 
     def has_work(self) -> bool:
-        return bool(self._samples)
+        """Tell whether there is anything to sample now: what is under way waits while weights are not whole."""
+        return bool(self._samples) and not self._is_loading
 
     def add_groups(self, requests: Sequence[GroupRequest]) -> list[Future[GroupSamples]]:
         """Queue groups in the order given; the order decides the batches and so the last bits of the numbers."""
@@ -87,8 +88,10 @@ class Sampler:
             group.future.set_exception(error)
 
     def forget_requests(self) -> None:
-        """End all that is under way, which nobody waits for any more. Raises what a step raised."""
+        """End all that is under way, a profile too: nobody waits for it any more. Raises what a step raised."""
         self._check_well()
+        if self._stacks is not None:
+            self.stop_profile()
         self._engine.abort_request(list(self._samples))
         waiting = {id(sample.group): sample.group for sample in self._samples.values()}
         self._samples.clear()
@@ -115,17 +118,17 @@ class Sampler:
         `verified`: what the node's engines have compared with its checksums. Raises what a step raised.
         """
         self._check_well()
-        self._on_workers("hpc_grpo_receive", version, verified)
+        self._load("hpc_grpo_receive", version, verified)
         self._switch_to(version)
         return None if probe is None else self._answer(probe)
 
     def load_stored_weights(self) -> None:
-        self._switch_to(self._on_workers("hpc_grpo_load_stored")[0])
+        self._switch_to(self._load("hpc_grpo_load_stored")[0])
 
     def sleep(self) -> None:
         """Give the GPU to a learner; nothing may be in flight. What the weights are is open until the next publish."""
         self._check_well()
-        if self.has_work():
+        if self._samples:
             raise RuntimeError(f"{len(self._samples)} completions are under way: an engine that sleeps would lose them")
         put_to_sleep(self._engine)
 
@@ -144,12 +147,10 @@ class Sampler:
         self._stacks = StackProfile()
 
     def stop_profile(self) -> dict[str, bytes]:
+        assert self._stacks is not None, "no profile has begun"
         files = {"stacks.html": self._stacks.stop()}
-        self._engine.stop_profile()
-        folder = Path(self._engine.vllm_config.profiler_config.torch_profiler_dir)
-        files |= {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-        shutil.rmtree(folder)
-        return files
+        self._stacks = None
+        return files | end_profile(self._engine)
 
     def _answer(self, probe: GroupRequest) -> GroupSamples:
         """Sample the probe alone: in a batch with others its last bits would hang on them, and its time on theirs."""
@@ -175,6 +176,20 @@ class Sampler:
 
         return raise_caught(self._engine.collective_rpc(method, args=args))
 
+    def _load(self, method: str, *args: Any) -> list[Any]:
+        """Have the workers load weights. Where that fails, nothing is sampled until they have loaded others.
+
+        A WeightSyncError leaves open what they hold: a member of the group may have died when this one had loaded, and
+        the tokens after that would count as the old version's. Any other error may have stopped them in the middle.
+        """
+        self._is_loading = True
+        try:
+            return self._on_workers(method, *args)
+        except BaseException as error:
+            if not isinstance(error, WeightSyncError):
+                self.fail(error)
+            raise
+
     def _switch_to(self, version: int) -> None:
         running = self._engine.output_processor.request_states
         for state in running.values():
@@ -183,6 +198,7 @@ class Sampler:
         # Cached keys and values are those of the old weights.
         self.forget_prefixes()
         self.policy_version = version
+        self._is_loading = False
 
     def _add_group(self, request: GroupRequest) -> Future[GroupSamples]:
         """Queue the requests of a group; where its prompt is refused, the future raises PromptError."""
@@ -205,7 +221,7 @@ class Sampler:
             if token_ids and max(token_ids) >= vocabulary_size:
                 # vLLM checks this with its tokenizer, which it does not have here. Unchecked, it ends a GPU's process.
                 raise ValueError(f"token {max(token_ids)} is not among the model's {vocabulary_size}")
-            params = self._sampling_params(request.sampling, seed)
+            params = sampling_params(request.sampling, seed, self._stop_token_ids)
             # In place of the time: requests of one moment would be ordered by the text of their numbers.
             arrival, priority = float(request_id), -1 if request.is_urgent else 0
             self._engine.add_request(
@@ -216,23 +232,6 @@ class Sampler:
                 f"An engine refuses the prompt of ordinal {request.ordinal}: {error}. Mend or remove that item of the "
                 f"data set, or its tokenizer."
             ) from error
-
-    def _sampling_params(self, spec: SamplingSpec, seed: int) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        return SamplingParams(
-            max_tokens=spec.max_new_tokens,
-            min_tokens=spec.min_new_tokens,
-            temperature=spec.temperature,
-            top_p=spec.top_p,
-            seed=seed,
-            stop_token_ids=self._stop_token_ids,
-            logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
 
     def _finish(self, output: Any) -> None:
         import numpy as np

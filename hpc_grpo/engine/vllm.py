@@ -5,14 +5,16 @@ Runs in the engine's process. `hpc-grpo env` imports it too: without vLLM.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import kv_cache_gib, max_batched_tokens
 from hpc_grpo.config.rules import NO_GUESSES_ON_CPU
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.types import GIB
+from hpc_grpo.types import GIB, SamplingSpec
 
 _CPU_ENVIRONMENT = {
     # The first generate would compile a logprob kernel for ten seconds.
@@ -29,7 +31,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    # numpy's own threads: nobody uses them, and a process that has threads is no template (launch/agent/template.py).
+    # numpy's own threads: nobody uses them, and a process that has threads is no template (driver/template.py).
     "OPENBLAS_NUM_THREADS": "1",
     # An engine's workers share a node: vLLM's Gloo groups, which know no password, need no other network.
     "GLOO_SOCKET_IFNAME": "lo",
@@ -112,6 +114,34 @@ def put_to_sleep(engine: Any) -> None:
     On CPU it pauses and empties its prefix cache just so, and keeps the memory: its build for CPUs has no such pool.
     """
     engine.sleep(level=2)
+
+
+def sampling_params(spec: SamplingSpec, seed: int, stop_token_ids: list[int]) -> Any:
+    """Return vLLM's parameters of one completion, which has a seed of its own."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=spec.max_new_tokens,
+        min_tokens=spec.min_new_tokens,
+        temperature=spec.temperature,
+        top_p=spec.top_p,
+        seed=seed,
+        stop_token_ids=stop_token_ids,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def end_profile(engine: Any) -> dict[str, bytes]:
+    """End vLLM's profile (`metrics.profile_steps`); return its files by name, which are removed where they were."""
+    engine.stop_profile()
+    folder = Path(engine.vllm_config.profiler_config.torch_profiler_dir)
+    files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    shutil.rmtree(folder)
+    return files
 
 
 def start_vllm(config: Config, *, on_gpu: bool, reads_weights: bool = False) -> Any:

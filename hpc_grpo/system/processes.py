@@ -19,6 +19,8 @@ from typing import Literal
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""What /proc answers for a process that is gone, or that a site's hidepid hides."""
 
 
 def die_with_parent(sig: int = signal.SIGTERM) -> Callable[[], None]:
@@ -80,7 +82,11 @@ def catches(pid: int, sig: int) -> bool:
 
 def children(pid: int) -> list[int]:
     """Return the living children of a process, those of all its threads; none where the kernel does not list them."""
-    return [int(child) for own in Path(f"/proc/{pid}/task").glob("*/children") for child in _read(own).split()]
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    except _GONE:
+        return []
+    return [int(child) for task in tasks for child in _read(task / "children").split()]
 
 
 def hold_on(pid: int) -> Literal["", "stopped", "traced"]:
@@ -95,5 +101,5 @@ def _read(path: Path) -> bytes:
     """Read a file of /proc; empty for a process that is gone, or that a site's hidepid hides."""
     try:
         return path.read_bytes()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
+    except _GONE:
         return b""

@@ -6,6 +6,7 @@ Every process of a run has one METER, as it has one PULSE (run/pulse.py). A read
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,8 @@ class Meter:
         self._read_at: float | None = None
         self._cpu_s = 0.0
         self._busy_s = 0.0
+        self._lock = threading.Lock()
+        """The thread that works adds to `busy_s`, another one reads."""
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -53,7 +56,8 @@ class Meter:
             self.add_busy(time.monotonic() - began)
 
     def add_busy(self, seconds: float) -> None:
-        self._busy_s += seconds
+        with self._lock:
+            self._busy_s += seconds
 
     def read(self, *, with_children: bool = True) -> Usage:
         """Return what was used since the reading before. Raises psutil.NoSuchProcess for a process that is gone."""
@@ -61,14 +65,16 @@ class Meter:
         if self._read_at is None:
             self._read_at = now - (time.time() - process.create_time())
         cpu_s, memory = _measured(process, with_children=with_children)
+        with self._lock:
+            busy_s, self._busy_s = self._busy_s, 0.0
         usage = Usage(
             wall_s=max(now - self._read_at, 0.0),
             cpu_s=max(cpu_s - self._cpu_s, 0.0),  # a child that nobody waited for has taken its seconds with it
             memory=memory,
-            busy_s=self._busy_s,
+            busy_s=busy_s,
             gpu_memory=_gpu_memory() if self._pid is None else None,
         )
-        self._read_at, self._cpu_s, self._busy_s = now, cpu_s, 0.0
+        self._read_at, self._cpu_s = now, cpu_s
         return usage
 
 
@@ -83,7 +89,7 @@ def _measured(process: psutil.Process, *, with_children: bool) -> tuple[float, i
     for pid in children(process.pid):
         try:
             own_cpu_s, own_memory = _measured(psutil.Process(pid), with_children=True)
-        except psutil.NoSuchProcess:
+        except psutil.Error:  # it has ended, or is another user's on a site that hides those
             continue
         cpu_s, memory = cpu_s + own_cpu_s, memory + own_memory
     return cpu_s, memory

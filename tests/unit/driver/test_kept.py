@@ -14,6 +14,7 @@ from tests.support.configs import minimal_config
 from tests.support.ray_futures import FakeRay, answered
 
 NODE, OTHER = "10.0.0.1", "10.0.0.2"
+GONE = "died after it was listed"
 
 
 class LeftByDriver(FakeRay):
@@ -29,6 +30,8 @@ class LeftByDriver(FakeRay):
 
     def get_actor(self, name: str) -> Any:
         answer = self.answers[name]
+        if answer is GONE:
+            raise ValueError(f"Failed to look up actor with name '{name}'")
         return SimpleNamespace(
             name=name,
             serve_next=SimpleNamespace(
@@ -64,10 +67,11 @@ def test_engines_that_answer_are_taken_by_their_place_and_the_others_end(after_a
             f"engine {OTHER} 0 c3": Future(),
             f"engine {OTHER} 1 d4": ActorDiedError(),
             f"engine {NODE} 0 e5": None,
+            f"engine {OTHER} 2 f6": GONE,
         }
     )
     engines = KeptEngines(minimal_config())
-    assert left.killed == list(left.answers)[1:]
+    assert left.killed == list(left.answers)[1:-1]
     assert (engines.take(OTHER, 0), engines.take(NODE, 1)) == (None, None)
     assert engines.take(NODE, 0).name == f"engine {NODE} 0 a1"
     assert engines.take(NODE, 0) is None  # its replacement is another
@@ -80,6 +84,13 @@ def test_an_engine_is_detached_under_a_name_of_its_place_and_no_two_have_one(aft
     assert first["lifetime"] == "detached"
     assert first["name"].startswith(f"engine {NODE} 1 ")
     assert first["name"] != second["name"]
+
+
+def test_an_eval_apart_from_training_neither_takes_engines_nor_leaves_any(after_a_driver: Any) -> None:
+    """They have the weights of one model's folder, and the model after it has its engines in the same places."""
+    left = after_a_driver({f"engine {NODE} 0 a1": None})
+    engines = KeptEngines(minimal_config(), trains=False)
+    assert (len(engines), left.killed, engines.options(NODE, 0)) == (0, [], {})
 
 
 @pytest.mark.parametrize("is_shared", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,3 +57,17 @@ def test_those_that_died_or_do_not_answer_are_left_out_and_others_find_them() ->
     asked.ask()
     assert cores(asked.metrics()) == {"driver-0", "learner-0"}
     assert cores(asked.metrics()) == {"driver-0"}, "what was not asked anew is no news"
+
+
+def test_an_answer_that_came_late_counts_in_a_later_step_and_nothing_of_a_slow_node_is_lost() -> None:
+    late: Future[Usage] = Future()
+    answers = iter([late, answered(USAGE)])
+    slow: Any = SimpleNamespace(actor=SimpleNamespace(usage=SimpleNamespace(remote=lambda: next(answers))))
+    asked = Meters({"n1": NodeMembers([], [slow])})
+    asked.ask()
+    assert node_seconds(asked.metrics()) == {}
+    asked.ask()
+    late.set_result(replace(USAGE, busy_s=7.0))
+    assert node_seconds(asked.metrics()) == {"n1": {"sample": 7.0}}
+    asked.ask()
+    assert node_seconds(asked.metrics()) == {"n1": {"sample": 1.0}}

@@ -24,14 +24,14 @@ class FakeStackProfile:
 class FakeActor:
     """An actor whose calls are noted, and answered with its files or with its death."""
 
-    def __init__(self, files: dict[str, bytes] | Exception) -> None:
+    def __init__(self, files: dict[str, bytes] | Exception, started: Exception | None = None) -> None:
         self.calls: list[str] = []
-        self._files = files
+        self._files, self._started = files, started
 
     def __getattr__(self, method: str) -> Any:
         def remote() -> Any:
             self.calls.append(method)
-            return answered(None if method == "start_profile" else self._files)
+            return answered(self._started if method == "start_profile" else self._files)
 
         return SimpleNamespace(remote=remote)
 
@@ -96,3 +96,14 @@ def test_an_engine_that_died_meanwhile_costs_its_own_profile_alone(
     take(Profiles(run_dir, (1, 1), FakeActor({"trace.json.gz": b"L"}), engine), 1)
     assert {Path(path).name for path in written(run_dir)} == {"driver-0.stacks.html", "learner-0.trace.json.gz"}
     assert "engine-0 could not be profiled" in capsys.readouterr().out
+
+
+def test_one_that_could_not_begin_is_not_asked_for_what_it_has_not(
+    run_dir: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learner = FakeActor({"trace.json.gz": b"L"})
+    engine = FakeActor({"stacks.html": b"E"}, started=RuntimeError("Profiler is already active"))
+    take(Profiles(run_dir, (1, 1), learner, SimpleNamespace(actor=engine)), 1)
+    assert (learner.calls, engine.calls) == (["start_profile", "stop_profile"], ["start_profile"])
+    assert {Path(path).name for path in written(run_dir)} == {"driver-0.stacks.html", "learner-0.trace.json.gz"}
+    assert capsys.readouterr().out.count("engine-0 could not be profiled") == 1

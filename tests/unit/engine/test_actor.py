@@ -46,6 +46,11 @@ class FakeSampler:
         self.groups |= futures
         return list(futures.values())
 
+    def forget_requests(self) -> None:
+        for group in self.groups.values():
+            if not group.done():
+                group.set_exception(RuntimeError("the driver that asked for it is gone"))
+
     def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
         pass
 
@@ -93,6 +98,20 @@ def test_groups_that_could_not_be_queued_raise_why(sampler: FakeSampler) -> None
         for index in range(3):
             with pytest.raises(RuntimeError, match="CUDA error"):
                 await engine.samples("a", index)
+
+    asyncio.run(use())
+
+
+def test_groups_of_a_driver_that_is_gone_are_kept_for_nobody(sampler: FakeSampler) -> None:
+    async def use() -> None:
+        engine = make_engine()
+        waited_for = asyncio.ensure_future(engine.samples("a", 0))
+        await engine.generate("a", REQUESTS)
+        sampler.groups[1].set_result("sampled, and not asked for when the driver died")
+        await engine.serve_next(engine._config)
+        with pytest.raises(RuntimeError, match="is gone"):
+            await waited_for
+        assert not engine._groups
 
     asyncio.run(use())
 

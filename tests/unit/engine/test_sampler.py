@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hpc_grpo.errors import EXIT_CONFIG, PromptError
+from hpc_grpo.errors import EXIT_CONFIG, PromptError, WeightSyncError
 from hpc_grpo.types import GroupRequest, SamplingSpec
 
 pytest.importorskip("vllm")
 
 from vllm.exceptions import VLLMValidationError
 
+from hpc_grpo.engine import sampler as sampler_module
 from hpc_grpo.engine.sampler import Sampler
 
 VOCABULARY_SIZE = 100
@@ -101,6 +103,79 @@ def test_an_engine_forgets_what_the_driver_before_asked_for_unless_it_has_failed
     assert (sampler.has_work(), vllm.request_states) == (False, {})
     sampler.fail(RuntimeError("illegal memory access"))
     with pytest.raises(RuntimeError, match="illegal memory access"):
+        sampler.forget_requests()
+
+
+def test_the_profile_of_a_driver_that_is_gone_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next driver's would begin where that one's did."""
+    vllm = ProfiledVllm(tmp_path)
+    monkeypatch.setattr(sampler_module, "StackProfile", FakeStacks)
+    sampler = Sampler(vllm, [])
+    for driver in range(2):
+        sampler.start_profile()
+        assert vllm.profiles == driver + 1
+        sampler.forget_requests()
+        assert not vllm.is_profiling
+
+
+class FakeStacks:
+    def stop(self) -> bytes:
+        return b"<html>"
+
+
+class ProfiledVllm(FakeVllm):
+    """Refuses a second profile beside the first one, as vLLM does, and writes them to a folder that it makes."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.vllm_config = self.profiler_config = self
+        self.torch_profiler_dir = str(folder / "traces")
+        self.is_profiling, self.profiles = False, 0
+
+    def start_profile(self) -> None:
+        assert not self.is_profiling
+        self.is_profiling = True
+        self.profiles += 1
+
+    def stop_profile(self) -> None:
+        self.is_profiling = False
+        Path(self.torch_profiler_dir).mkdir()
+
+
+class FailingVllm(FakeVllm):
+    """Raises `failure` from the next call of its workers."""
+
+    failure: Exception | None
+
+    def collective_rpc(self, method: str, args: Any) -> list[Any]:
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+        return super().collective_rpc(method, args)
+
+
+def test_nothing_is_sampled_between_a_publish_that_failed_and_the_next() -> None:
+    """A peer may have died when this engine had loaded: its tokens would count as the old version's."""
+    vllm = FailingVllm()
+    sampler = Sampler(vllm, [])
+    (waiting,) = sampler.add_groups([REQUEST])
+    vllm.failure = WeightSyncError("the node's weight group broke at rank 2")
+    with pytest.raises(WeightSyncError):
+        sampler.receive_weights(4)
+    assert (sampler.has_work(), sampler.policy_version, waiting.done()) == (False, 0, False)
+    sampler.receive_weights(4)
+    assert (sampler.has_work(), sampler.policy_version) == (True, 4)
+
+
+def test_weights_that_stopped_in_the_middle_of_a_load_are_never_sampled_from() -> None:
+    vllm = FailingVllm()
+    sampler = Sampler(vllm, [])
+    (waiting,) = sampler.add_groups([REQUEST])
+    vllm.failure = MemoryError("no room for lm_head")
+    with pytest.raises(MemoryError):
+        sampler.receive_weights(4)
+    assert isinstance(waiting.exception(timeout=0), MemoryError)
+    with pytest.raises(MemoryError):  # nor by the next driver, whose load would begin where this one stopped
         sampler.forget_requests()
 
 

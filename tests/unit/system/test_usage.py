@@ -6,6 +6,7 @@ import time
 import psutil
 import pytest
 
+from hpc_grpo.system import usage
 from hpc_grpo.system.processes import children
 from hpc_grpo.system.usage import Meter
 from tests.support.processes import start
@@ -25,6 +26,13 @@ def test_a_reading_counts_since_the_one_before() -> None:
     assert 1.02 <= second.busy_s < 2.0 + second.wall_s
     assert 0.02 <= second.wall_s < first.wall_s + 60.0
     assert meter.read().busy_s == 0.0
+
+
+def test_what_another_thread_adds_during_a_reading_counts_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = Meter()
+    meter.add_busy(1.0)
+    monkeypatch.setattr(usage, "_gpu_memory", lambda: meter.add_busy(2.0))
+    assert [meter.read().busy_s for _ in range(2)] == [1.0, 2.0]
 
 
 def test_what_a_process_has_started_counts_as_its_own_also_after_its_end() -> None:
