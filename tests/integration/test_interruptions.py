@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 
 from hpc_grpo.errors import EXIT_CRASH, EXIT_RESUMABLE
 from hpc_grpo.run.checkpoint import valid_checkpoints
+from hpc_grpo.run.contract import KEEPS_ENGINES_VARIABLE
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
@@ -43,15 +47,32 @@ def test_stop_file_ends_a_run_that_can_be_taken_up_again(stopped_sft: tuple[Atte
     assert (verdict.steps, verdict.undone) == (SFT_STEPS, 0)
 
 
+@pytest.fixture
+def keeping(cluster: dict[str, str]) -> Iterator[dict[str, str]]:
+    """The environment of drivers that leave their engines to the next one."""
+    yield {**cluster, KEEPS_ENGINES_VARIABLE: "1"}
+    end_engines(cluster, "all")
+
+
+def end_engines(cluster: dict[str, str], which: str) -> None:
+    command = [sys.executable, "-m", "tests.integration.left_engines", which]
+    done = subprocess.run(command, env=cluster, cwd=HERE.parents[1], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_killed_synchronous_run_ends_with_the_same_bits(
-    workspace: Path, cluster: dict[str, str], sync_run: RunDir, sync_settings: dict[str, Any]
+    workspace: Path, keeping: dict[str, str], sync_run: RunDir, sync_settings: dict[str, Any]
 ) -> None:
+    """The driver dies with one of its two engines; the next one goes on with the other."""
     config = tiny_config(workspace, "killed", **sync_settings)
-    with Attempt.in_cluster(cluster, config, PAUSING) as killed:
+    with Attempt.in_cluster(keeping, config, PAUSING) as killed:
         killed.wait_for_step(SYNC_STEPS // 2 + 1)
         killed.process.kill()
         assert killed.wait() == -signal.SIGKILL
-    run_dir = complete_in_cluster(cluster, config)
+    end_engines(keeping, "one")
+    with Attempt.in_cluster(keeping, config) as resumed:
+        run_dir = resumed.wait_to_end()
+    assert "Going on with 1 of the 1 engines of the driver before." in resumed.text
     assert differing_weights(run_dir, sync_run) == []
     verdict = check_ledger(run_dir)
     assert verdict.is_sound, verdict
