@@ -21,7 +21,7 @@ from hpc_grpo.engine.vllm import engine_environment, engine_options
 from hpc_grpo.run.progress import read_metrics
 
 _TIMEOUT_S = 1500.0
-_WARM_UP_STEPS = 2
+WARM_UP_STEPS = 2
 _PHASES = ("generate_wait", "train", "publish")
 
 
@@ -207,7 +207,7 @@ def _hpc_grpo_steps(work: Work, layout: Layout, budget: int, train: Mapping[str,
         settings = _config(replace(work, folder=Path(folder)), layout, budget, train)
         _train(settings)
         metrics = read_metrics(settings.run_path / "metrics.jsonl")
-    return [line for step, line in metrics.items() if step > _WARM_UP_STEPS]
+    return [line for step, line in metrics.items() if step > WARM_UP_STEPS]
 
 
 def median_times(times: list[StepTimes]) -> StepTimes:
@@ -265,7 +265,7 @@ def _config(work: Work, layout: Layout, budget: int, train: Mapping[str, Any] | 
             "kv_cache_gib": 0.5,
         },
         "train": {
-            "total_steps": _WARM_UP_STEPS + shape.steps,
+            "total_steps": WARM_UP_STEPS + shape.steps,
             "lr": 1e-6,
             "zero_stage": 1,
             "num_threads": layout.learner_threads,
