@@ -96,9 +96,13 @@ class WorkerSlot(threading.Thread):
                 self._worker.kill()
 
     def usage(self) -> Usage | None:
-        """Return what the worker has used since the call before; None where there is none."""
-        with self._lock:
+        """Return what the worker has used since the call before; None where none is, or one just starts or ends."""
+        if not self._lock.acquire(blocking=False):  # a killed worker may take long to end, and all grading would wait
+            return None
+        try:
             return None if self._worker is None else self._worker.usage()
+        finally:
+            self._lock.release()
 
     def _serve(self, queued: QueuedCall) -> CallResult:
         """Run the call in the worker. Raises HpcGrpoError when the slot is closed meanwhile."""

@@ -167,7 +167,8 @@ def needed_everywhere(config: Config, begun_at: float) -> dict[str, str]:
 
 
 def _is_here(value: Any) -> bool:
-    return str(value).startswith("/") and Path(str(value)).exists()
+    # Not Path.exists, which raises for a text that is too long for a path: an instruction such as "/no_think ...".
+    return str(value).startswith("/") and os.path.exists(str(value))  # noqa: PTH110
 
 
 def _texts(value: Any) -> Iterator[str]:

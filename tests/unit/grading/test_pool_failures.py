@@ -6,13 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.grading import slot
 from hpc_grpo.grading.pool import RewardPool
 
 
@@ -52,6 +55,28 @@ def test_failed_call_masks_its_group_and_the_pool_goes_on(
     if act == "raise":
         assert "pool_rewards.py:" in error.rpartition("(")[2]
     assert pool.submit("p", ["fine", "b"], {}).result().rewards == (5.0, 2.0)
+
+
+def test_a_worker_that_does_not_end_when_it_is_killed_holds_up_nobody_who_asks_what_it_used(
+    open_pool: Callable[..., RewardPool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that hangs in a dead file system: the grader asks in its event loop, in which it grades, too."""
+    is_ending, may_end, end = threading.Event(), threading.Event(), slot._WorkerProcess.end
+
+    def end_late(worker: slot._WorkerProcess) -> int:
+        is_ending.set()
+        may_end.wait(60)
+        return end(worker)
+
+    monkeypatch.setattr(slot._WorkerProcess, "end", end_late)
+    pool = open_pool("act")
+    outcome = pool.submit("p", ["crash"], {})
+    try:
+        assert is_ending.wait(60)
+        assert ThreadPoolExecutor(1).submit(pool.usage).result(timeout=20) == [None]
+    finally:
+        may_end.set()
+    assert outcome.result(timeout=60).valid == (False,)
 
 
 @pytest.mark.parametrize("act", ["stopped once", "killed once"])

@@ -56,7 +56,7 @@ def test_of_what_rewards_are_given_a_cache_they_write_is_needed_nowhere_and_list
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (1000.0, 1000.0))
     (tmp_path / "cache" / "filled").touch()
-    lists = [[str(tmp_path / "words")], str(tmp_path / "more"), "/nowhere", 3]
+    lists = [[str(tmp_path / "words")], str(tmp_path / "more"), "/nowhere", "/no_think " + "Think less. " * 50, 3]
     rewards = [{"name": "short", "args": {"cache": str(tmp_path / "cache"), "files": lists}}]
     config = minimal_config(model={"path": str(tmp_path / "model")}, rewards=rewards)
     os.utime(tmp_path / "model")  # saved anew since: still what every node reads
