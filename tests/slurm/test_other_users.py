@@ -47,7 +47,7 @@ def beside(slurm_cluster: SlurmCluster) -> Iterator[Beside]:
     program = workspace / "neighbour.py"
     shutil.copy(NEIGHBOUR, program)
     python = ["/usr/bin/python3", str(program)]
-    probe = slurm_cluster.output(["sbatch", "--parsable", "--wrap", "true"], environment=ENVIRONMENT)
+    probe = slurm_cluster.output(["sbatch", "--parsable", "--output=/dev/null", "--wrap=true"], environment=ENVIRONMENT)
     try:
         take = [*python, "take", probe.strip()]
         planted = {node: int(slurm_cluster.output(take, on=node)) for node in slurm_cluster.node_names}
