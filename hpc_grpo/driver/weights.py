@@ -86,10 +86,12 @@ class WeightSync:
         """
         staging = [learner.stage_weights.remote(version) for learner in self._learners]
         staged = [each for each in get_all(staging, self._deadline, "staging weights") if each is not None]
-        self._verify(version, staged)
-        if self._config.placement.colocate:
+        shares_gpus = self._config.placement.colocate
+        if shares_gpus:  # before engines are asked anything: one that takes a dead one's place needs the memory
             freeing = [learner.free_cached_memory.remote() for learner in self._learners]
             get_all(freeing, self._deadline, "the learners' memory")
+        self._verify(version, staged)
+        if shares_gpus:
             self._have_all("wake_up", "the engines to wake up")
         probe = self._canary.request if is_checked else None
         failures, loading = self._announce(version, probe)

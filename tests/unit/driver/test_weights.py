@@ -242,8 +242,18 @@ def test_engines_that_share_gpus_wake_once_the_learners_have_freed_them_and_befo
     weights = make_sync([([learner], [engine])], config)
     weights.put_engines_to_sleep()
     weights.publish(1, is_checked=False)
-    staging = ["stage_weights", "verify_weights", "free_cached_memory"]
+    staging = ["stage_weights", "free_cached_memory", "verify_weights"]
     assert asked == ["sleep", *staging, "wake_up", "receive_weights", "announce_weights"]
+
+
+def test_the_place_of_an_engine_that_died_asleep_is_filled_once_learners_have_freed_its_gpu() -> None:
+    asked: list[str] = []
+    learner = make_learner(free_cached_memory=lambda: asked.append("freed"))
+    engine = FakeEngine(verifies=[DEAD])
+    engine.replace = lambda deadline, error: asked.append("replaced")  # type: ignore[method-assign]
+    config = CONFIG.model_copy(update={"placement": CONFIG.placement.model_copy(update={"colocate": True})})
+    make_sync([([learner], [engine])], config).publish(1, is_checked=False)
+    assert asked == ["freed", "replaced"]
 
 
 def test_an_engine_that_does_not_fall_asleep_is_replaced_and_the_next_one_sleeps() -> None:
