@@ -12,9 +12,11 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import click
 
 BENCHMARKS = Path(__file__).resolve().parent
 
@@ -76,14 +78,26 @@ def run_script(script: str, arguments: Sequence[str], env: Mapping[str, str], ti
     return result
 
 
-def in_own_job(script: str, folder: Path, rounds: int, sbatch_options: Sequence[str]) -> bool:
-    """Say whether this is a Slurm job; if not, run the script anew in one of two nodes and print what it said."""
-    if "SLURM_JOB_ID" in os.environ:
-        return True
-    folder.mkdir(parents=True, exist_ok=True)
-    output = folder / f"{Path(script).stem}.out"
-    again = shlex.join([sys.executable, script, str(folder.absolute()), "--rounds", str(rounds)])
-    command = ["sbatch", "--wait", "--nodes=2", "--ntasks-per-node=1", f"--output={output}"]
-    subprocess.run([*command, *sbatch_options, f"--wrap={again}"], check=False)
-    print(output.read_text())
-    return False
+def two_node_benchmark(script: str, measure: Callable[[Path, int], None]) -> click.Command:
+    """Make the command `script FOLDER [--rounds N] [sbatch options]`, which measures in a job of two nodes.
+
+    In a Slurm job it calls `measure` with both; elsewhere it submits itself and prints what the job has said.
+    """
+
+    @click.command(context_settings={"ignore_unknown_options": True})
+    @click.argument("folder", type=click.Path(path_type=Path))
+    @click.option("--rounds", default=3, show_default=True)
+    @click.argument("sbatch_options", nargs=-1, type=click.UNPROCESSED)
+    def main(folder: Path, rounds: int, sbatch_options: tuple[str, ...]) -> None:
+        if "SLURM_JOB_ID" in os.environ:
+            sys.path.insert(0, str(BENCHMARKS.parent))
+            measure(folder, rounds)
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        output = folder / f"{Path(script).stem}.out"
+        again = shlex.join([sys.executable, script, str(folder.absolute()), "--rounds", str(rounds)])
+        command = ["sbatch", "--wait", "--nodes=2", "--ntasks-per-node=1", f"--output={output}"]
+        subprocess.run([*command, *sbatch_options, f"--wrap={again}"], check=False)
+        print(output.read_text())
+
+    return main

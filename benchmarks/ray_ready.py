@@ -15,10 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-import click
-from common import in_own_job, median, print_table
+from common import median, print_table, two_node_benchmark
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 _BARE_PORT = 21379
 _DEADLINE_S = 180.0
 _ASK = """
@@ -32,17 +30,7 @@ while sum(node["Alive"] for node in ray.nodes()) < 2:
 """
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--rounds", default=3, show_default=True)
-@click.argument("sbatch_options", nargs=-1, type=click.UNPROCESSED)
-def main(folder: Path, rounds: int, sbatch_options: tuple[str, ...]) -> None:
-    if in_own_job(__file__, folder, rounds, sbatch_options):
-        _measure(folder, rounds)
-
-
 def _measure(folder: Path, rounds: int) -> None:
-    sys.path.insert(0, str(REPOSITORY))
     hosts = subprocess.run(["scontrol", "show", "hostnames"], capture_output=True, text=True, check=True)
     bare, ours, first_step = [], [], []
     for number in range(rounds):
@@ -110,4 +98,4 @@ def _ours(folder: Path, name: str) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    main()
+    two_node_benchmark(__file__, _measure)()

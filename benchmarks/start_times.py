@@ -18,27 +18,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import click
 import psutil
-from common import in_own_job, median, print_table
+from common import median, print_table, two_node_benchmark
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 ATTEMPT_DIR_VARIABLE = "HPC_GRPO_ATTEMPT_DIR"
 _DEADLINE_S = 300.0
 _WAYS = {"templates": True, "each imports for itself": False}
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--rounds", default=3, show_default=True)
-@click.argument("sbatch_options", nargs=-1, type=click.UNPROCESSED)
-def main(folder: Path, rounds: int, sbatch_options: tuple[str, ...]) -> None:
-    if in_own_job(__file__, folder, rounds, sbatch_options):
-        _measure(folder, rounds)
-
-
 def _measure(folder: Path, rounds: int) -> None:
-    sys.path.insert(0, str(REPOSITORY))
     seconds: dict[str, list[tuple[float, float, float]]] = {way: [] for way in _WAYS}
     for number in range(rounds):
         for way, has_templates in _WAYS.items():
@@ -108,4 +96,4 @@ def _wait(condition: Callable[[], bool]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    two_node_benchmark(__file__, _measure)()

@@ -144,12 +144,10 @@ def become(asked: Asked, descriptors: Sequence[int], added: Mapping[str, str]) -
 def _receive(connection: socket.socket) -> tuple[Asked, list[int]]:
     head, descriptors, _, _ = socket.recv_fds(connection, SIZE.size, _NUM_DESCRIPTORS)
     (size,) = SIZE.unpack(head)
-    text = b""
-    while len(text) < size:
-        part = connection.recv(size - len(text))
-        if not part:
-            raise ValueError("it ended before it had said what it is to be")
-        text += part
+    with connection.makefile("rb") as stream:
+        text = stream.read(size)
+    if len(text) < size:
+        raise ValueError("it ended before it had said what it is to be")
     return Asked(**json.loads(text)), descriptors
 
 

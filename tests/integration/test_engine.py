@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpc_grpo.config import load_config
 from hpc_grpo.demo.model import ModelSize, write_model
-from hpc_grpo.engine.vllm import engine_environment
 from tests.integration.crowded_engine import NUM_PROMPTS
 from tests.integration.mismatch import TOLERANCE
-from tests.integration.training_runs import tiny_config
+from tests.integration.training_runs import engine_report, tiny_config
 
 pytestmark = pytest.mark.integration
 
@@ -37,17 +30,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         rollout={"max_new_tokens": NEW_TOKENS, "group_size": GROUP_SIZE},
         engine={"max_num_seqs": 64, "max_num_batched_tokens": 512, "kv_cache_gib": 0.002},
     )
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.integration.crowded_engine", str(config)],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, **engine_environment(load_config(str(config)), on_gpu=False)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    report: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    return report
+    return engine_report("crowded_engine", config)
 
 
 def test_more_prompt_tokens_than_a_step_takes_are_all_sampled(crowded: dict[str, Any]) -> None:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpc_grpo.config import load_config
 from hpc_grpo.demo.model import ModelSize, write_model
-from hpc_grpo.engine.vllm import engine_environment
 from tests.integration.guessing_engine import NUM_DRAWS
 from tests.integration.mismatch import TOLERANCE
-from tests.integration.training_runs import tiny_config
+from tests.integration.training_runs import engine_report, tiny_config
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
@@ -38,21 +32,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any
         rollout={"max_new_tokens": 64},
         engine={"max_num_seqs": 64},
     )
-    return {num_tokens: report_of(config, num_tokens) for num_tokens in (0, 4)}
-
-
-def report_of(config: Path, num_tokens: int) -> dict[str, Any]:
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.integration.guessing_engine", str(config), str(num_tokens), TEMPERATURE],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, **engine_environment(load_config(str(config)), on_gpu=False)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    report: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    return report
+    return {tokens: engine_report("guessing_engine", config, str(tokens), TEMPERATURE) for tokens in (0, 4)}
 
 
 def test_greedy_completions_are_the_same_in_fewer_steps(reports: dict[int, dict[str, Any]]) -> None:

@@ -1,8 +1,9 @@
-"""Whole runs for the tests beside this file: `hpc-grpo train` in a process of its own, watched from outside."""
+"""Whole runs, and engines alone, for the tests beside this file: in processes of their own, watched from outside."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import yaml
 from hpc_grpo.config import load_config
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.demo.tasks import TaskSizes, write_tasks
+from hpc_grpo.engine.vllm import engine_environment
 from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir
@@ -26,6 +28,7 @@ PAUSING = str(HERE.parent / "stand_ins" / "pausing.py")
 LETTERS = f"{HERE / 'letters_reward.py'}:share_of_letters"
 RUN_DEADLINE_S = 240.0
 """For a whole tiny run on a machine that does other things too; alone it takes a tenth of it."""
+ENGINE_DEADLINE_S = 900.0
 
 _POLL_S = 0.02
 _TINY = ModelSize(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=96, max_tokens=64)
@@ -170,6 +173,21 @@ class Attempt:
         (folder,) = self.run_dir.attempts.glob(f"{self.number}-*")
         values: dict[str, Any] = json.loads((folder / "attempt.json").read_text())
         return values
+
+
+def engine_report(program: str, config: Path, *words: str) -> dict[str, Any]:
+    """Run a program beside this file in the environment of an engine; return the JSON object on its last line."""
+    run = subprocess.run(
+        [sys.executable, "-m", f"{__package__}.{program}", str(config), *words],
+        cwd=HERE.parents[1],
+        env={**os.environ, **engine_environment(load_config(str(config)), on_gpu=False)},
+        capture_output=True,
+        text=True,
+        timeout=ENGINE_DEADLINE_S,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    report: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return report
 
 
 def run_to_end(config: Path) -> Attempt:

@@ -32,11 +32,7 @@ from hpc_grpo.learner.loading import check_packing, load_policy
 from hpc_grpo.learner.packing import pack
 from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
-
-VOCABULARY = 50
-SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-TOKENS = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.2}
+from tests.support.tiny_models import HEADS, SHAPE, TOKENS, VOCABULARY
 
 
 @pytest.fixture(scope="module")

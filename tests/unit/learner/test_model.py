@@ -29,11 +29,8 @@ from hpc_grpo.learner.split import split_microbatches
 from hpc_grpo.types import TrainSequence
 from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
+from tests.support.tiny_models import HEADS, SHAPE, TOKENS, VOCABULARY
 
-VOCABULARY = 50
-SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-TOKENS = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.2}
 MODELS: dict[str, Callable[[], Any]] = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, **HEADS, **TOKENS, tie_word_embeddings=True)),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, **HEADS, **TOKENS, tie_word_embeddings=False)),
