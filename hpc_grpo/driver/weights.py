@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from hpc_grpo.config import Config
 from hpc_grpo.driver.canary import Canary
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, is_engine_failure
-from hpc_grpo.driver.remote import Deadline, all_errors, first_error, get_all
+from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, first_error, get_all
 from hpc_grpo.errors import ConfigError, HpcGrpoError, PromptError, WeightSyncError
 from hpc_grpo.types import GroupRequest
 from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
@@ -145,6 +145,9 @@ class WeightSync:
         try:
             return self._failures(loading, announcing, f"the publish of weight version {version}"), loading
         except (HpcGrpoError, RayTaskError) as error:
+            ends = all_errors(announcing, _ENGINE_ERROR_GRACE_S)
+            if any(isinstance(end, RayActorError) for end in ends):  # engines only see that the group broke
+                raise ActorLostError(f"A learner died over the publish of weight version {version}.") from error
             # A publisher only sees that a worker failed, and often answers first: the engine knows why.
             cause = first_error(list(loading.values()), _ENGINE_ERROR_GRACE_S) or error
             if isinstance(cause, PromptError):

@@ -14,7 +14,7 @@ from ray.exceptions import ActorDiedError
 from hpc_grpo.config import Config
 from hpc_grpo.driver import weights as sync
 from hpc_grpo.driver.canary import Canary
-from hpc_grpo.driver.remote import Deadline, get_all
+from hpc_grpo.driver.remote import ActorLostError, Deadline, get_all
 from hpc_grpo.driver.weights import NodeMembers, WeightStores, WeightSync
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import Completion, GroupSamples, ParameterSpec, Prompt
@@ -169,6 +169,14 @@ def make_weights(engines: Sequence[FakeEngine]) -> WeightSync:
 OUT_OF_MEMORY = RuntimeError("CUDA out of memory")
 DEAD = ActorDiedError()
 GROUP_BROKE = WeightSyncError("the node's weight group did not form at rank 2")
+
+
+def test_a_learner_that_dies_over_a_publish_is_named_and_no_engine_is_blamed() -> None:
+    """Engines are to go on under the next driver, which a WeightSyncError would keep them from."""
+    engine = FakeEngine(WeightSyncError("the node's weight group broke at rank 1"))
+    with pytest.raises(ActorLostError, match="A learner died over the publish of weight version 4"):
+        make_sync([([make_learner(announce_weights=DEAD)], [engine])]).publish(4, is_checked=False)
+    assert engine.failures == []
 
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, DEAD], ids=type)
