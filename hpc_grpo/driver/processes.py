@@ -99,5 +99,5 @@ def _model_type(config: Config) -> str:
     try:
         described = json.loads((model_folder(config.model.path) / "config.json").read_text())
         return str(described["model_type"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return "auto"

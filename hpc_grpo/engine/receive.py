@@ -83,8 +83,8 @@ class WeightReceiver:
             self._hpc_grpo_store = open_store(engine.folder, spec, create=False)
             self._hpc_grpo_opened = engine.folder, spec
             may_copy = spec.page_lock and torch.cuda.is_available()
-            # One that sleeps gives all of its GPU's memory to a learner.
-            if may_copy and not self.vllm_config.model_config.enable_sleep_mode:
+            # One that sleeps gives all of its GPU's memory to a learner; the next driver's store is laid out the same.
+            if may_copy and not self.vllm_config.model_config.enable_sleep_mode and self._hpc_grpo_on_gpu is None:
                 self._hpc_grpo_on_gpu = StagedOnGpu(spec.layout)
         self._hpc_grpo_group = NodeGroup(replace(engine, rank=engine.rank + self.vllm_config.parallel_config.rank))
 

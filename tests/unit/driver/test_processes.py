@@ -54,3 +54,5 @@ def test_the_template_of_a_model_that_is_not_there_imports_what_is_known(
 ) -> None:
     monkeypatch.setattr(os, "environ", {})
     assert "deepspeed" in prepare("learner", minimal_config(model={"path": str(tmp_path / "away")}))
+    (tmp_path / "config.json").write_text("[]")
+    assert "deepspeed" in prepare("learner", minimal_config(model={"path": str(tmp_path)}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +11,15 @@ import pytest
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import ParameterSpec
 from hpc_grpo.weights.buckets import bucket_layout
-from hpc_grpo.weights.store import StoredVersion
+from hpc_grpo.weights.node_group import GroupMembership
+from hpc_grpo.weights.store import StoredVersion, StoreSpec
 
 pytest.importorskip("vllm")
 
 import torch
 from vllm.config import VllmConfig, get_current_vllm_config
 
+from hpc_grpo.engine import receive
 from hpc_grpo.engine.receive import WeightReceiver, catching, raise_caught, unsharded_shape
 
 
@@ -137,3 +140,21 @@ def test_only_the_very_version_that_was_verified_is_loaded_as_it_is(
     receiver.hpc_grpo_receive(4, verified)
     assert store.verified == in_the_pause
     assert group.acknowledged == [4]
+
+
+def test_the_next_drivers_store_meets_the_buffer_on_the_gpu_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps the memory of an old one for itself, so that a new one would seem not to fit."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    opened: list[int] = []
+    monkeypatch.setattr(receive, "open_store", lambda folder, spec, create: opened.append(spec.key))
+    for name in ("StagedOnGpu", "NodeGroup"):
+        monkeypatch.setattr(receive, name, lambda _: object())
+    receiver = WeightReceiver()
+    parallel, model = Module(rank=0), Module(enable_sleep_mode=False)
+    receiver.vllm_config = Module(parallel_config=parallel, model_config=model)
+    on_gpu = set()
+    for key in (1, 1, 2):
+        spec = StoreSpec(NodesStore.layout, 1, key, page_lock=True)
+        receiver.hpc_grpo_join(GroupMembership(Path("/dev/shm/x"), 1, 2, 20.0), spec)
+        on_gpu.add(id(receiver._hpc_grpo_on_gpu))
+    assert (opened, len(on_gpu)) == ([1, 2], 1)
