@@ -38,8 +38,6 @@ def measure_step(case: Case, folder: Path) -> dict[str, Any]:
 
     begun = time.monotonic()
     learner = Learner(make_config(case, folder))
-    if case.attention == "varlen":
-        use_varlen_attention(learner)
     on_gpu = learner.device.type == "cuda"
     lengths = sequence_lengths(case)
     trained = [max(lengths) if case.lengths == "padded" else length for length in lengths]
@@ -132,35 +130,6 @@ def _copy_s(copies: Iterable[tuple[Any, Any]], synchronise: Callable[[], None], 
 
 def _do_nothing() -> None:
     """Stand in for the wait for a GPU where there is none."""
-
-
-def use_varlen_attention(learner: Any) -> None:
-    """Have the learner's model attend with torch's own kernel for packed documents, without a grid.
-
-    torch 2.10 had `is_causal`, later ones have a window whose right side is 0, and grouped heads of keys by a flag.
-    """
-    import inspect
-
-    from torch.nn.attention.varlen import varlen_attn
-    from transformers import AttentionInterface
-
-    takes = inspect.signature(varlen_attn).parameters
-
-    def attend(
-        module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: float | None = None, **given: Any
-    ) -> tuple[Any, None]:
-        """Attend causally; `query` `[1, H, T, D]`, `key` and `value` `[1, Hkv, T, D]`, returns `[1, T, H, D]`."""
-        tokens = [heads[0].transpose(0, 1) for heads in (query, key, value)]
-        if "enable_gqa" not in takes:
-            shared = query.shape[1] // key.shape[1]
-            tokens[1:] = [heads.repeat_interleave(shared, dim=1) for heads in tokens[1:]]
-        how: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in takes else {"is_causal": True}
-        how |= {"enable_gqa": True} if "enable_gqa" in takes else {}
-        borders = (given["cu_seq_lens_q"], given["cu_seq_lens_k"], given["max_length_q"], given["max_length_k"])
-        return varlen_attn(*tokens, *borders, scale=scaling, **how).unsqueeze(0), None
-
-    AttentionInterface.register("varlen", attend)
-    learner.model.language_model.set_attn_implementation("varlen")
 
 
 def gpu_memory(torch: Any) -> dict[str, int]:

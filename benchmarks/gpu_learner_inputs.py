@@ -18,7 +18,7 @@ SHAPES = {**FAMILY, "toy": ModelShape(64, 2, 2, 1, 32, 128, 256, has_tied_embedd
 @dataclass(frozen=True)
 class Case:
     """What one process measures. `lengths`: `equal`, `ragged` (a long tail), or `padded` (ragged, filled to the longest
-    in every layer); of the last the fillings count as no tokens. `attention`: `sdpa`, the learner's own, or `varlen`.
+    in every layer); of the last the fillings count as no tokens. `attention` is `train.attention`.
     With `shares_prompts` the eight sequences of a group have one prompt, which the learner computes once.
     """
 
@@ -58,6 +58,7 @@ def make_config(case: Case, folder: Path) -> Any:
                 "gradient_checkpointing": case.is_checkpointed,
                 "max_tokens_per_microbatch": case.tokens_per_microbatch,
                 "share_prompts": case.shares_prompts,
+                "attention": case.attention,
             },
         }
     )

@@ -20,13 +20,14 @@ def _engine_batch(config: Config) -> None:
 
 
 def _attention(config: Config) -> None:
-    if config.train.attention != "flash_attention_2":
+    kernel = config.train.attention
+    if kernel == "sdpa":
         return
     if config.model.device == "cpu":
-        raise ConfigError("train.attention = flash_attention_2 needs a GPU; with model.device = cpu choose sdpa.")
+        raise ConfigError(f"train.attention = {kernel} needs a GPU; with model.device = cpu choose sdpa.")
     if config.model.dtype == "float32":
         raise ConfigError(
-            "train.attention = flash_attention_2 computes in 16 bits alone; with model.dtype = float32 choose sdpa."
+            f"train.attention = {kernel} computes in 16 bits alone; with model.dtype = float32 choose sdpa."
         )
 
 

@@ -195,10 +195,10 @@ def _sequence_lengths(config: Config) -> None:
             f"sequence: data.max_prompt_tokens + rollout.max_new_tokens = {config.max_model_len}. "
             f"Raise it, or lower one of those two."
         )
-    if config.train.share_prompts and config.train.attention != "sdpa":
+    if config.train.share_prompts and config.train.attention == "flash_attention_2":
         raise ConfigError(
-            f"train.share_prompts = true needs train.attention = sdpa, not {config.train.attention}: that kernel reads "
-            f"each document's own keys alone. Set train.attention=sdpa, or train.share_prompts=false."
+            "train.share_prompts = true needs train.attention = sdpa or varlen: flash_attention_2 is given each "
+            "document's own keys alone. Set train.attention=sdpa, or train.share_prompts=false."
         )
     if config.rollout.min_new_tokens > config.rollout.max_new_tokens:
         raise ConfigError(

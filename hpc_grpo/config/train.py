@@ -34,11 +34,13 @@ class TrainConfig(Section):
     )
     share_prompts: bool | None = Field(
         None,
-        description="Compute the prompt of a group's completions once, for all of them; needs train.attention = sdpa. "
+        description="Compute the prompt of a group's completions once, for all of them; not with flash_attention_2. "
         "null: on CPU.",
     )
-    attention: Literal["sdpa", "flash_attention_2"] = Field(
-        "sdpa", description="Attention kernel for packed documents; flash_attention_2 needs a GPU."
+    attention: Literal["sdpa", "varlen", "flash_attention_2"] = Field(
+        "sdpa",
+        description="Attention kernel for packed documents. varlen is torch's own, without padding and with sliding "
+        "windows; it and flash_attention_2, of the package flash-attn, need a GPU.",
     )
     gradient_checkpointing: bool | None = Field(None, description="null: on with a GPU, off on CPU.")
     logprob_chunk_tokens: PositiveInt = Field(1024, description="Logits are computed for so many tokens at once.")

@@ -12,9 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.layout import DocumentLayout
+from hpc_grpo.learner.layout import DocumentLayout, VarlenLayout
 
-PACKED_SDPA = "packed_sdpa"
+PACKED_SDPA, PACKED_VARLEN = "packed_sdpa", "packed_varlen"
+
+_OLDEST_CAPABILITY = (8, 0)
+_WIDEST_HEAD, _HEAD_STEP = 256, 8
 
 
 def packed_sdpa(
@@ -37,12 +40,10 @@ def packed_sdpa(
     of one document's size. Raises ConfigError without a layout, and for what this kernel does not compute.
     """
     if document_layout is None:
-        raise ConfigError(
-            f"model.path names a model whose attention, {type(module).__name__} of transformers, is not told where the "
-            f"sequences packed into one row begin: its layers pass nothing on to their kernel. Take a model of another "
-            f"architecture; Llama's, Qwen's, Mistral's and most others pass it on."
-        )
-    _check_supported(attention_mask, dropout, document_layout, kwargs)
+        raise _not_told(module)
+    window = kwargs.get("sliding_window")
+    is_within = window is None or window >= document_layout.max_length
+    _check_supported("sdpa", attention_mask, dropout, kwargs, window=None if is_within else window)
     num_sharing = query.shape[1] // key.shape[1]
     is_masked = document_layout.to_prompts is not None
     if num_sharing > 1 and not has_grouped_kernel(query.device.type, query.dtype, query.shape[-1], is_masked=is_masked):
@@ -62,6 +63,47 @@ def packed_sdpa(
         for grid, own_queries, own_keys, own_values in zip(document_layout.grids, queries, keys, values, strict=True)
     ]
     return document_layout.tokens(outputs), None
+
+
+def packed_varlen(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    *,
+    varlen_layout: VarlenLayout | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend as `packed_sdpa` does, by torch's kernel for documents of any length, also within a sliding window.
+
+    It is flash attention (`torch.nn.attention.varlen`), whose causal mask is aligned to the last query and the last
+    key: a document that goes on from a prompt sees all of the prompt. Of a window of w tokens the first is w - 1 back.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    if varlen_layout is None:
+        raise _not_told(module)
+    _check_supported("varlen", attention_mask, dropout, kwargs)
+    queries, keys, values = (heads[0].transpose(0, 1) for heads in (query, key, value))
+    if varlen_layout.keys is not None:
+        keys, values = (heads.index_select(0, varlen_layout.keys) for heads in (keys, values))
+    output = varlen_attn(
+        queries,
+        keys,
+        values,
+        varlen_layout.query_borders,
+        varlen_layout.key_borders,
+        varlen_layout.most_queries,
+        varlen_layout.most_keys,
+        scale=scaling,
+        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return output.unsqueeze(0), None
 
 
 def has_grouped_kernel(device_type: str, dtype: torch.dtype, head_size: int, *, is_masked: bool = False) -> bool:
@@ -86,26 +128,53 @@ def require_flash_attention() -> None:
         )
 
 
+def require_varlen_attention() -> None:
+    """Raise ConfigError where torch's kernel for documents of any length does not run."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < _OLDEST_CAPABILITY:
+        raise ConfigError(
+            f"train.attention = varlen needs a GPU that torch sees, of compute capability {_OLDEST_CAPABILITY[0]}.0 "
+            f"(A100) or later. Set train.attention: sdpa."
+        )
+
+
+def takes_varlen(head_size: int) -> bool:
+    """Say whether torch's kernel for documents of any length takes heads of so many channels."""
+    return head_size <= _WIDEST_HEAD and head_size % _HEAD_STEP == 0
+
+
+def _not_told(module: Any) -> ConfigError:
+    return ConfigError(
+        f"model.path names a model whose attention, {type(module).__name__} of transformers, is not told where the "
+        f"sequences packed into one row begin: its layers pass nothing on to their kernel. Take a model of another "
+        f"architecture; Llama's, Qwen's, Mistral's and most others pass it on."
+    )
+
+
 def _check_supported(
-    attention_mask: Tensor | None, dropout: float, layout: DocumentLayout, options: dict[str, Any]
+    kernel: str,
+    attention_mask: Tensor | None,
+    dropout: float,
+    options: dict[str, Any],
+    *,
+    window: int | None = None,
 ) -> None:
-    window = options.get("sliding_window")
+    """Raise ConfigError for what a kernel is asked for and does not compute; `window`: one that it does not."""
     refused = {
         "an attention mask": attention_mask is not None,
         f"dropout {dropout}": dropout > 0.0,
-        f"a sliding window of {window} tokens": window is not None and window < layout.max_length,
+        f"a sliding window of {window} tokens": window is not None,
     }
     refused |= {name: options.get(name) is not None for name in ("softcap", "s_aux", "position_bias")}
     for what, present in refused.items():
         if present:
             raise ConfigError(
-                f"train.attention = sdpa does not compute {what}, which the attention of model.path asks for. Set "
+                f"train.attention = {kernel} does not compute {what}, which the attention of model.path asks for. Set "
                 f"train.attention: flash_attention_2, or take another model."
             )
 
 
-def register_packed_sdpa() -> None:
-    """Make the kernel known to transformers by name.
+def register_kernels() -> None:
+    """Make both kernels known to transformers by name.
 
     transformers builds masks only for kernels it knows a mask function for; none is registered here, so models
     pass `attention_mask=None` and nothing of size T x T exists.
@@ -113,3 +182,4 @@ def register_packed_sdpa() -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(PACKED_SDPA, packed_sdpa)
+    AttentionInterface.register(PACKED_VARLEN, packed_varlen)

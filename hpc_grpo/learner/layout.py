@@ -1,4 +1,4 @@
-"""Lay a microbatch's tokens out for attention: in grids cut by length, a document a row.
+"""Lay a microbatch's tokens out for attention: in grids cut by length, a document a row, or as they lie.
 
 Letters: `T` tokens of the microbatch, `H` heads, `D` a head's width. A document may have another one for its prompt: it
 attends to that one's tokens, then to its own.
@@ -137,6 +137,45 @@ def document_layout(
         to_tokens=to_tokens,
         to_prompts=_prompt_gathering(starts[used], sizes[used], num_tokens, device) if used else None,
         prompt_lengths=tuple(sizes[used].tolist()) if used else (),
+    )
+
+
+@dataclass(frozen=True)
+class VarlenLayout:
+    """The borders of documents for a kernel that takes their tokens as they lie, without padding.
+
+    `query_borders` and `key_borders` `[N + 1]` int32 say where each document's queries and keys start, and where the
+    last ones end; `most_queries` and `most_keys` are those of the longest. `keys` has the places of all keys, each
+    document's prompt before its own; None where keys lie as queries do.
+    """
+
+    query_borders: Tensor
+    key_borders: Tensor
+    most_queries: int
+    most_keys: int
+    keys: Tensor | None = None
+
+
+def varlen_layout(lengths: Sequence[int], device: Any, prompts: Sequence[int | None] | None = None) -> VarlenLayout:
+    """Lay out documents of `lengths` as `document_layout` does, for a kernel without a grid."""
+    sizes, of_documents = np.asarray(lengths, dtype=np.int64), prompts or [None] * len(lengths)
+    borders = np.append(0, np.cumsum(sizes))
+    queries = _on(device, borders.astype(np.int32))
+    if not any(each is not None for each in of_documents):
+        return VarlenLayout(queries, queries, int(sizes.max()), int(sizes.max()))
+    places = [np.arange(start, start + size) for start, size in zip(borders, sizes, strict=False)]
+    keys = [
+        own if prompt is None else np.concatenate([places[prompt], own])
+        for own, prompt in zip(places, of_documents, strict=True)
+    ]
+    num_keys = np.array([len(own) for own in keys])
+    key_borders = np.append(0, np.cumsum(num_keys)).astype(np.int32)
+    return VarlenLayout(
+        query_borders=queries,
+        key_borders=_on(device, key_borders),
+        most_queries=int(sizes.max()),
+        most_keys=int(num_keys.max()),
+        keys=_on(device, np.concatenate(keys)),
     )
 
 

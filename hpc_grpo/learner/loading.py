@@ -12,7 +12,14 @@ from torch import nn
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.attention import PACKED_SDPA, register_packed_sdpa, require_flash_attention
+from hpc_grpo.learner.attention import (
+    PACKED_SDPA,
+    PACKED_VARLEN,
+    register_kernels,
+    require_flash_attention,
+    require_varlen_attention,
+    takes_varlen,
+)
 from hpc_grpo.learner.model import PolicyModel, score
 from hpc_grpo.learner.packing import pack
 from hpc_grpo.types import TrainSequence
@@ -74,7 +81,10 @@ def _attention_kernel(config: Config) -> str:
     if config.train.attention == "flash_attention_2":
         require_flash_attention()
         return "flash_attention_2"
-    register_packed_sdpa()
+    register_kernels()
+    if config.train.attention == "varlen":
+        require_varlen_attention()
+        return PACKED_VARLEN
     return PACKED_SDPA
 
 
@@ -110,7 +120,13 @@ def _check_model(language_model: Any, config: Config, source: str) -> None:
     if config.train.attention == "sdpa" and window and is_sliding and window < config.max_model_len:
         raise ConfigError(
             f"{source} attends to a window of {window} tokens, less than the longest sequence "
-            f"({config.max_model_len}). Set train.attention: flash_attention_2, or shorten the sequences."
+            f"({config.max_model_len}). On a GPU set train.attention: varlen, or shorten the sequences."
+        )
+    head_size = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
+    if config.train.attention == "varlen" and not takes_varlen(head_size):
+        raise ConfigError(
+            f"{source} has heads of {head_size} channels; train.attention = varlen takes multiples of 8, up to 256. "
+            f"Set train.attention: sdpa."
         )
     if any(isinstance(module, nn.Conv1d) for module in language_model.modules()):
         raise ConfigError(

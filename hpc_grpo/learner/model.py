@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from hpc_grpo.config import Config
-from hpc_grpo.learner.attention import PACKED_SDPA
+from hpc_grpo.learner.attention import PACKED_SDPA, PACKED_VARLEN
 from hpc_grpo.learner.head import LogprobHead
-from hpc_grpo.learner.layout import document_layout
+from hpc_grpo.learner.layout import document_layout, varlen_layout
 from hpc_grpo.learner.packing import PackedBatch
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import ParameterSpec
@@ -60,9 +60,12 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         yield from (own for own in self.language_model.named_parameters() if own[0] in self._hf_names)
 
     def _attention_kwargs(self, batch: PackedBatch) -> dict[str, Any]:
-        if self.language_model.config._attn_implementation == PACKED_SDPA:
-            lengths, device = batch.document_lengths, batch.input_ids.device
+        kernel = self.language_model.config._attn_implementation
+        lengths, device = batch.document_lengths, batch.input_ids.device
+        if kernel == PACKED_SDPA:
             return {"document_layout": document_layout(lengths, device, batch.prompts, self._dtype)}
+        if kernel == PACKED_VARLEN:
+            return {"varlen_layout": varlen_layout(lengths, device, batch.prompts)}
         borders, longest = batch.cu_seqlens, max(batch.document_lengths)
         names = {"cu_seq_lens_q": borders, "cu_seq_lens_k": borders}
         return {**names, "max_length_q": longest, "max_length_k": longest}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,53 +30,28 @@ def measure_toy(rank: int, world_size: int, store: Any, folder: Path, changes: d
     return {**result, "row": gpu_learner.row(case, result), "imported": {"ray", "vllm"} & set(sys.modules)}
 
 
-def attend_by_documents(
-    query: Any,
-    key: Any,
-    value: Any,
-    cu_seq_q: Any,
-    cu_seq_k: Any,
-    max_q: int,
-    max_k: int,
-    *,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    enable_gqa: bool = False,
-) -> Any:
-    """Stand in for torch's kernel, which needs a GPU: the same arguments, one document after the other."""
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
-    assert (window_size, enable_gqa) == ((-1, 0), True), "causal, and with fewer heads of keys"
-    borders = cu_seq_q.tolist()
-    assert max(end - start for start, end in itertools.pairwise(borders)) == max_q == max_k
-    documents = []
-    for start, end in itertools.pairwise(borders):
-        heads = (tokens[start:end].transpose(0, 1).unsqueeze(0) for tokens in (query, key, value))
-        attended = scaled_dot_product_attention(*heads, is_causal=True, scale=scale, enable_gqa=True)
-        documents.append(attended[0].transpose(0, 1))
-    return torch.cat(documents)
-
-
 def score_both_ways(rank: int, world_size: int, store: Any, folder: Path) -> tuple[Any, Any]:
     """Score two completions with the learner's own attention, then through the kernel for packed documents."""
     sys.path.insert(0, str(BENCHMARKS))
     import gpu_learner
-    import torch.nn.attention.varlen as varlen
-    from gpu_learner_case import use_varlen_attention
+    import torch.nn.attention.varlen
     from gpu_learner_inputs import Case, make_config, random_sequences
 
+    from hpc_grpo.learner import loading
     from hpc_grpo.learner.learner import Learner
     from hpc_grpo.learner.model import score
     from hpc_grpo.learner.packing import pack
+    from tests.support.varlen import attend_by_documents
 
+    torch.nn.attention.varlen.varlen_attn = attend_by_documents
+    loading.require_varlen_attention = lambda: None
     case = gpu_learner.toy(Case("a case", "0.5B"))
-    learner = Learner(make_config(case, folder))
     batch = pack(random_sequences(case, [12, 30]))
-    own = score(learner.model, batch).numpy()
-    varlen.varlen_attn = attend_by_documents
-    use_varlen_attention(learner)
-    return own, score(learner.model, batch).numpy()
+    own, packed = (
+        score(Learner(make_config(replace(case, attention=kernel), folder)).model, batch).numpy()
+        for kernel in ("sdpa", "varlen")
+    )
+    return own, packed
 
 
 def test_the_kernel_for_packed_documents_gets_what_it_asks_for(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_sft_has_no_rewards_to_check() -> None:
         ),
         (
             {"train": {"share_prompts": True, "attention": "flash_attention_2"}},
-            "train.share_prompts = true needs train.attention = sdpa, not flash_attention_2",
+            "train.share_prompts = true needs train.attention = sdpa or varlen",
         ),
         (
             {"rollout": {"min_new_tokens": 30, "max_new_tokens": 20}},
@@ -127,8 +127,8 @@ def test_sft_has_no_rewards_to_check() -> None:
             "engine.max_num_batched_tokens = 255 must be at least engine.max_num_seqs = 256",
         ),
         (
-            {"train": {"attention": "flash_attention_2"}, "model": {"device": "cpu"}},
-            "flash_attention_2 needs a GPU",
+            {"train": {"attention": "varlen"}, "model": {"device": "cpu"}},
+            "train.attention = varlen needs a GPU",
         ),
         (
             {"train": {"attention": "flash_attention_2"}, "model": {"dtype": "float32"}},

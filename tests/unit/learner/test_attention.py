@@ -9,8 +9,9 @@ import torch
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner import attention
-from hpc_grpo.learner.attention import has_grouped_kernel, packed_sdpa, require_flash_attention
-from hpc_grpo.learner.layout import document_layout
+from hpc_grpo.learner.attention import has_grouped_kernel, packed_sdpa, packed_varlen, require_flash_attention
+from hpc_grpo.learner.layout import document_layout, varlen_layout
+from tests.support.varlen import attend_by_documents
 
 
 def test_kernel_refuses_what_it_does_not_compute() -> None:
@@ -68,3 +69,49 @@ def test_a_missing_flash_attention_is_an_error_that_names_the_choice(monkeypatch
     monkeypatch.setattr("transformers.utils.is_flash_attn_2_available", lambda: False)
     with pytest.raises(ConfigError, match=r"needs .* flash-attn.*set train\.attention: sdpa"):
         require_flash_attention()
+
+
+LENGTHS, PROMPTS = (3, 5, 2, 7, 4), (None, 0, 0, None, 3)
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, None])
+def test_torchs_kernel_for_documents_sees_what_the_grids_see(
+    monkeypatch: pytest.MonkeyPatch, prompts: tuple[int | None, ...] | None
+) -> None:
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend_by_documents)
+    torch.manual_seed(0)
+    heads = [torch.randn(1, number, sum(LENGTHS), 8, requires_grad=True) for number in (4, 2, 2)]
+    upstream = torch.randn(1, sum(LENGTHS), 4, 8)
+    results = []
+    for output, _ in (
+        packed_sdpa(None, *heads, None, document_layout=document_layout(LENGTHS, "cpu", prompts)),
+        packed_varlen(None, *heads, None, varlen_layout=varlen_layout(LENGTHS, "cpu", prompts)),
+    ):
+        results.append([output.detach(), *torch.autograd.grad(output, heads, upstream)])
+    for own, expected in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_token_sees_so_many_as_a_sliding_window_has_also_of_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend_by_documents)
+    query, key = torch.zeros(1, 1, 5, 2), torch.zeros(1, 1, 5, 2)
+    value = torch.eye(5)[None, None, :, :]
+    layout = varlen_layout((3, 2), "cpu", (None, 0))
+    weights, _ = packed_varlen(None, query, key, value, None, varlen_layout=layout, sliding_window=3)
+    third = 1 / 3
+    expected = [
+        [1.0, 0.0, 0.0, 0.0, 0.0],
+        [0.5, 0.5, 0.0, 0.0, 0.0],
+        [third, third, third, 0.0, 0.0],
+        [0.0, third, third, third, 0.0],
+        [0.0, 0.0, third, third, third],
+    ]
+    torch.testing.assert_close(weights[0, :, 0], torch.tensor(expected))
+
+
+def test_torchs_kernel_is_asked_for_nothing_that_it_does_not_compute() -> None:
+    heads = torch.randn(1, 2, 6, 8)
+    with pytest.raises(ConfigError, match=r"train.attention = varlen does not compute softcap"):
+        packed_varlen(None, heads, heads, heads, None, varlen_layout=varlen_layout((2, 4), "cpu"), softcap=30.0)
+    with pytest.raises(ConfigError, match="is not told where the sequences packed into one row begin"):
+        packed_varlen(None, heads, heads, heads, None)

@@ -28,11 +28,13 @@ from transformers import (
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.learner import loading
 from hpc_grpo.learner.loading import check_packing, load_policy
 from hpc_grpo.learner.packing import pack
 from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
 from tests.support.tiny_models import HEADS, SHAPE, TOKENS, VOCABULARY
+from tests.support.varlen import attend_by_documents
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +71,46 @@ def test_sliding_window_shorter_than_a_sequence_is_refused(tmp_path: Path) -> No
     Qwen2ForCausalLM(settings).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="window of 16 tokens"):
         load_policy(make_config(tmp_path), False)
+
+
+@pytest.fixture
+def has_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "require_varlen_attention", lambda: None)
+
+
+@pytest.mark.usefixtures("has_varlen")
+def test_torchs_kernel_for_documents_takes_a_model_with_a_sliding_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend_by_documents)
+    settings = Qwen2Config(**SHAPE, **HEADS, **TOKENS, use_sliding_window=True, sliding_window=16, max_window_layers=0)
+    model = Qwen2ForCausalLM(settings).eval()
+    model.save_pretrained(tmp_path)
+    policy = load_policy(make_config(tmp_path, train={"attention": "varlen"}, rollout={"temperature": 1.0}), False)
+    tokens = np.random.default_rng(0).integers(2, VOCABULARY, 40).astype(np.int32)
+    with torch.no_grad():
+        packed, _ = policy(pack([ordinary_sequence(0, 0, tokens[:9], 5), ordinary_sequence(1, 0, tokens, 30)]))
+        logprobs = model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0].log_softmax(-1)
+    expected = logprobs[9:-1].gather(-1, torch.from_numpy(tokens[10:].astype(np.int64))[:, None])[:, 0]
+    torch.testing.assert_close(packed[5:], expected, rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.usefixtures("has_varlen")
+def test_heads_that_torchs_kernel_for_documents_does_not_take_are_refused(tmp_path: Path) -> None:
+    heads = {**HEADS, "head_dim": 12}
+    LlamaForCausalLM(LlamaConfig(**SHAPE, **heads, **TOKENS)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"heads of 12 channels; .* multiples of 8, up to 256"):
+        load_policy(make_config(tmp_path, train={"attention": "varlen"}), False)
+
+
+@pytest.mark.parametrize("capability", [None, (7, 5)], ids=["no GPU", "an older GPU"])
+def test_torchs_kernel_for_documents_is_refused_where_it_does_not_run(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: capability is not None)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
+    with pytest.raises(ConfigError, match=r"varlen needs a GPU .* of compute capability 8.0"):
+        load_policy(make_config(model_path, train={"attention": "varlen"}), False)
 
 
 def test_a_model_whose_layers_look_across_documents_beside_attention_is_refused(tmp_path: Path) -> None:

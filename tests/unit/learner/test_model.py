@@ -22,6 +22,7 @@ from transformers import (
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import Budget
+from hpc_grpo.learner import loading
 from hpc_grpo.learner.loading import load_policy
 from hpc_grpo.learner.model import PolicyModel
 from hpc_grpo.learner.packing import pack
@@ -30,6 +31,7 @@ from hpc_grpo.types import TrainSequence
 from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
 from tests.support.tiny_models import HEADS, SHAPE, TOKENS, VOCABULARY
+from tests.support.varlen import attend_by_documents
 
 MODELS: dict[str, Callable[[], Any]] = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, **HEADS, **TOKENS, tie_word_embeddings=True)),
@@ -147,6 +149,20 @@ def test_a_prompt_that_goes_through_the_model_once_changes_no_number(
     expected, gradient = logprobs_and_gradient(policy, Budget(1000))
     logprobs, own_gradient = logprobs_and_gradient(policy, Budget(budget, shares_prompts=True))
     assert logprobs.keys() == expected.keys()
+    for place, own in logprobs.items():
+        torch.testing.assert_close(own, expected[place], rtol=1e-5, atol=1e-5)
+    assert float((own_gradient - gradient).norm() / gradient.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("shares_prompts", [False, True])
+def test_torchs_kernel_for_documents_changes_no_number(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, shares_prompts: bool
+) -> None:
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend_by_documents)
+    monkeypatch.setattr(loading, "require_varlen_attention", lambda: None)
+    expected, gradient = logprobs_and_gradient(load_policy(make_config(model_path), False), Budget(1000))
+    policy = load_policy(make_config(model_path, train={"attention": "varlen"}), use_gradient_checkpointing=True)
+    logprobs, own_gradient = logprobs_and_gradient(policy, Budget(64, shares_prompts))
     for place, own in logprobs.items():
         torch.testing.assert_close(own, expected[place], rtol=1e-5, atol=1e-5)
     assert float((own_gradient - gradient).norm() / gradient.norm()) < 1e-6
