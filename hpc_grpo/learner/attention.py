@@ -5,6 +5,7 @@ Letters: `T` tokens of the microbatch, `H` heads, `D` a head's width.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ PACKED_SDPA, PACKED_VARLEN = "packed_sdpa", "packed_varlen"
 
 _OLDEST_CAPABILITY = (8, 0)
 _WIDEST_HEAD, _HEAD_STEP = 256, 8
+_NEEDED_OF_VARLEN = {"window_size", "enable_gqa"}
 
 
 def packed_sdpa(
@@ -88,9 +90,15 @@ def packed_varlen(
     if varlen_layout is None:
         raise _not_told(module)
     _check_supported("varlen", attention_mask, dropout, kwargs)
+    if value.shape[-1] != query.shape[-1]:
+        raise ConfigError(
+            f"train.attention = varlen takes values as wide as queries; those of model.path have {value.shape[-1]} and "
+            f"{query.shape[-1]} channels a head. Set train.attention: sdpa."
+        )
     queries, keys, values = (heads[0].transpose(0, 1) for heads in (query, key, value))
     if varlen_layout.keys is not None:
-        keys, values = (heads.index_select(0, varlen_layout.keys) for heads in (keys, values))
+        # In float32: backward adds up what all completions want of their prompt, and would round each sum to 16 bits.
+        keys, values = (own.float().index_select(0, varlen_layout.keys).to(query.dtype) for own in (keys, values))
     output = varlen_attn(
         queries,
         keys,
@@ -135,6 +143,22 @@ def require_varlen_attention() -> None:
             f"train.attention = varlen needs a GPU that torch sees, of compute capability {_OLDEST_CAPABILITY[0]}.0 "
             f"(A100) or later. Set train.attention: sdpa."
         )
+    takes = _arguments_of_varlen()
+    if not takes >= _NEEDED_OF_VARLEN:
+        raise ConfigError(
+            f"train.attention = varlen needs a torch whose torch.nn.attention.varlen.varlen_attn takes "
+            f"{' and '.join(sorted(_NEEDED_OF_VARLEN))}; torch {torch.__version__} is older. Install a later one, or "
+            f"set train.attention: sdpa."
+        )
+
+
+def _arguments_of_varlen() -> set[str]:
+    """Return the names of the arguments of torch's kernel for documents of any length; none where torch lacks it."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return set()
+    return set(inspect.signature(varlen_attn).parameters)
 
 
 def takes_varlen(head_size: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ def test_torchs_kernel_for_documents_sees_what_the_grids_see(
 
 def test_a_token_sees_so_many_as_a_sliding_window_has_also_of_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend_by_documents)
-    query, key = torch.zeros(1, 1, 5, 2), torch.zeros(1, 1, 5, 2)
+    query, key = torch.zeros(1, 1, 5, 5), torch.zeros(1, 1, 5, 5)
     value = torch.eye(5)[None, None, :, :]
     layout = varlen_layout((3, 2), "cpu", (None, 0))
     weights, _ = packed_varlen(None, query, key, value, None, varlen_layout=layout, sliding_window=3)
@@ -115,3 +116,28 @@ def test_torchs_kernel_is_asked_for_nothing_that_it_does_not_compute() -> None:
         packed_varlen(None, heads, heads, heads, None, varlen_layout=varlen_layout((2, 4), "cpu"), softcap=30.0)
     with pytest.raises(ConfigError, match="is not told where the sequences packed into one row begin"):
         packed_varlen(None, heads, heads, heads, None)
+
+
+def test_torchs_kernel_is_not_given_values_of_another_width_than_queries() -> None:
+    heads, values = torch.randn(1, 2, 6, 16), torch.randn(1, 2, 6, 8)
+    with pytest.raises(ConfigError, match=r"model\.path have 8 and 16 channels a head\. Set train\.attention: sdpa"):
+        packed_varlen(None, heads, heads, values, None, varlen_layout=varlen_layout((2, 4), "cpu"))
+
+
+def _older_varlen_attn(query: Any, key: Any, value: Any, *, is_causal: bool = False) -> None:
+    """Stand for the kernel of torch 2.10, which had neither windows nor grouped heads."""
+
+
+@pytest.mark.parametrize("has_kernel", [True, False], ids=["one without windows", "none"])
+def test_a_torch_with_an_older_kernel_for_documents_is_refused(
+    monkeypatch: pytest.MonkeyPatch, has_kernel: bool
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (8, 0))
+    attention.require_varlen_attention()
+    if has_kernel:
+        monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", _older_varlen_attn)
+    else:
+        monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
+    with pytest.raises(ConfigError, match=r"takes enable_gqa and window_size; torch .* is older"):
+        attention.require_varlen_attention()
