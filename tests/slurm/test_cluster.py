@@ -50,11 +50,11 @@ def test_a_job_gets_its_gpus_by_environment(slurm_cluster: SlurmCluster, tmp_pat
     assert printed.split() == ["0,1,2,3"] * 3
 
 
-def test_two_jobs_get_different_gpus_of_a_node(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_two_steps_at_once_get_different_gpus_of_a_node(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     script = (
         "#!/bin/bash\n"
-        "srun --exact --ntasks=1 --gpus=2 --mem=100 printenv CUDA_VISIBLE_DEVICES > a &\n"
-        "srun --exact --ntasks=1 --gpus=2 --mem=100 printenv CUDA_VISIBLE_DEVICES > b &\n"
+        "both='printenv CUDA_VISIBLE_DEVICES > $0; until [ -s a ] && [ -s b ]; do sleep 0.1; done'\n"
+        'for name in a b; do srun --exact --ntasks=1 --gpus=2 --mem=100 timeout 60 bash -c "$both" $name & done\n'
         "wait; cat a b\n"
     )
     printed = slurm_cluster.run_job(script, tmp_path, "--nodes=1", "--ntasks=2", "--gpus=4")
