@@ -32,7 +32,8 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _ANSWER_FD_ENVIRONMENT = "VERDICT_FD"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """OpenBLAS and MKL take it too: with a thread for each core of a large node, NumPy's import would pass the limits."""
-_MAX_KILL_ROUNDS = 200
+_KILL_S, _KILL_POLL_S = 5.0, 0.0005
+"""On a busy node a killed process takes a while to go."""
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 
 
@@ -201,7 +202,8 @@ def _others() -> list[int]:
 
 def _kill_all() -> bool:
     """Kill and reap what is left; False where it multiplies faster, which the end of this process then ends."""
-    for _ in range(_MAX_KILL_ROUNDS):
+    deadline = time.monotonic() + _KILL_S
+    while time.monotonic() < deadline:
         others = _others()
         for pid in [-1] if os.getpid() == 1 and others else others:  # -1: all of the namespace at once, forks included
             with contextlib.suppress(OSError):
@@ -211,6 +213,7 @@ def _kill_all() -> bool:
                 pass
         if not others:
             return True
+        time.sleep(_KILL_POLL_S)
     return False
 
 

@@ -56,7 +56,12 @@ def test_a_list_of_cases_may_be_text() -> None:
 
 @needs_isolation
 def test_a_case_finds_nothing_of_the_case_before() -> None:
-    program = "import os\nprint(os.path.exists('left'))\nopen('left', 'w')\nos.fork() or __import__('time').sleep(60)"
+    """Not its files, nor a child that it left, whose memory takes the kernel a while to free."""
+    program = (
+        "import os, time\nread, write = os.pipe()\nif not os.fork():\n    held = b'x' * 300_000_000\n"
+        "    os.write(write, b'x')\n    time.sleep(60)\nos.read(read, 1)\n"
+        "print(os.path.exists('left'))\nopen('left', 'w')\n"
+    )
     cases = [{"input": "", "output": "False"}] * 2
     assert code(["q"], [program], tests=[cases]) == [1.0]
 
