@@ -101,7 +101,7 @@ def _find_run(target: str) -> RunDir:
 
 
 def _is_model(target: str) -> bool:
-    from hpc_grpo.data.hugging_face import find_model
+    from hpc_grpo.system.hugging_face import find_model
 
     if (Path(target) / "config.json").is_file():
         return True

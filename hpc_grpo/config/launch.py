@@ -101,6 +101,17 @@ class RewardServerConfig(Section):
         return url
 
 
+class StageConfig(Section):
+    """Copies to each node's own disk, below launch.local_dir, made once a node before Ray starts there."""
+
+    environment: PathText | None = Field(
+        None,
+        description="Virtual environment, or a squashfs image of one, whose copy runs Ray and training; null: "
+        "launch.python, from where it is.",
+    )
+    model: bool = Field(False, description="Learners read the weights of model.path from a copy.")
+
+
 class LaunchConfig(Section):
     num_nodes: PositiveInt = Field(1, description="Nodes of the run: those that submit asks for.")
     slurm: SlurmConfig = SlurmConfig()
@@ -151,6 +162,12 @@ class LaunchConfig(Section):
         True,
         description="Nodes import what engines and learners need while Ray comes up, once for all of them; false: each "
         "imports for itself when it is started, also when a driver is started again.",
+    )
+    stage: StageConfig = StageConfig()
+    keep_compiled: bool = Field(
+        True,
+        description="What engines compile is kept beside the runs, and later jobs begin with a copy on each node's own "
+        "disk; false: vLLM, Triton and torch have it where they like, often in the home folder.",
     )
     object_store_gib: PositiveFloat = Field(1.0, description="Ray's object store on each node.")
     max_stalled_attempts: PositiveInt = Field(

@@ -57,4 +57,13 @@ def _colocation(config: Config) -> None:
         )
 
 
-PLACEMENT_RULES = (_engine_batch, _attention, _colocation)
+def _staged_environment(config: Config) -> None:
+    launch = config.launch
+    if launch.container is not None and launch.stage.environment is not None:
+        raise ConfigError(
+            f"launch.stage.environment = {launch.stage.environment}, but Ray and training run in "
+            f"launch.container.image = {launch.container.image} with its own Python. Set one of the two to null."
+        )
+
+
+PLACEMENT_RULES = (_engine_batch, _attention, _colocation, _staged_environment)

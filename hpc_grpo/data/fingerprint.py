@@ -14,9 +14,9 @@ from pathlib import Path
 
 from hpc_grpo.config import Config, SourceConfig
 from hpc_grpo.data.contents import of_file, of_files
-from hpc_grpo.data.hugging_face import find_model, weight_files
 from hpc_grpo.data.sources import open_source
 from hpc_grpo.run.source import functions_of, imported_files, used_file
+from hpc_grpo.system.hugging_face import find_model, weight_files
 
 _TOKENIZER_FILES = (
     "config.json",

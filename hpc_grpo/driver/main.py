@@ -8,6 +8,7 @@ Its exit code says how it ended (see errors.py). It knows nothing of Slurm.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from hpc_grpo.driver.rollouts import RolloutScheduler
 from hpc_grpo.driver.stop import StopRequest, wait_for_ray
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, EngineLostError, HpcGrpoError, WeightSyncError
 from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.run.compiled import save_behind
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.inputs import take_inputs
@@ -67,6 +69,7 @@ def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
         with timer.phase("start"):
             workers = Workers(config, reserve_nodes(config), inputs, length.total_steps * config.train.num_minibatches)
             workers.start()
+        save_behind(os.environ)
         checkpoints = Checkpoints(config, run_dir, workers.learners, times.saves, length)
         session = Session(config, run_dir, length, journal, checkpoints, stop, times)
         try:
@@ -77,6 +80,7 @@ def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
             with timer.phase("checkpoint"):
                 checkpoints.close()
             raise
+        save_behind(os.environ)
         with timer.phase("checkpoint"):
             checkpoints.save(state)
         if not session.is_complete(state):

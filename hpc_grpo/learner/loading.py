@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from hpc_grpo.learner.attention import (
 )
 from hpc_grpo.learner.model import PolicyModel, score
 from hpc_grpo.learner.packing import pack
+from hpc_grpo.run.contract import WEIGHTS_DIR_VARIABLE
 from hpc_grpo.types import TrainSequence
 
 _UNSUPPORTED_LOGIT_SCALING = {
@@ -47,7 +49,8 @@ def load_policy(
     source = f"{key} = {path or config.model.path}"
     attention = _attention_kernel(config)
     dtype = getattr(torch, config.model.dtype)
-    language_model = _from_pretrained(path or config.model.path, source, dtype=dtype, attn_implementation=attention)
+    folder = path or os.environ.get(WEIGHTS_DIR_VARIABLE, config.model.path)
+    language_model = _from_pretrained(folder, source, dtype=dtype, attn_implementation=attention)
     _check_model(language_model, config, source)
     _disable_dropout(language_model)
     if use_gradient_checkpointing:

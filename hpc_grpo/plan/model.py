@@ -13,8 +13,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from hpc_grpo.data.hugging_face import find_model, read_header, weight_files
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.system.hugging_face import find_model, read_header, weight_files
 from hpc_grpo.weights.contract import DENSE_ARCHITECTURES
 
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")

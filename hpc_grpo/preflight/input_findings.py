@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpc_grpo.config import Config
-from hpc_grpo.data.hugging_face import dataset_folders, datasets_cache, find_model, hub_cache, is_offline
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.preflight.findings import Context, Finding, failure, ok, skipped, warning
 from hpc_grpo.preflight.inputs import missing_inputs, refuse_unsupported_model
 from hpc_grpo.preflight.prefetch.items import is_generated
+from hpc_grpo.system.hugging_face import dataset_folders, datasets_cache, find_model, hub_cache, is_offline
 
 _PREFETCH = "hpc-grpo prefetch CONFIG, on a login node"
 

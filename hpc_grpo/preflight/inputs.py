@@ -18,7 +18,6 @@ from hpc_grpo.config import Config, LaunchConfig, SlurmConfig
 from hpc_grpo.config.resources import check_fits, node_demand
 from hpc_grpo.data.checks import check_item, completion_text
 from hpc_grpo.data.fingerprint import local_fingerprints
-from hpc_grpo.data.hugging_face import find_model
 from hpc_grpo.data.sources import read_items
 from hpc_grpo.data.tokenizer import compare_vocabularies, read_vocabulary
 from hpc_grpo.errors import ConfigError
@@ -30,6 +29,7 @@ from hpc_grpo.preflight.disk import refuse_full_disk
 from hpc_grpo.preflight.prefetch.items import MODEL_KEYS, Item, is_generated, is_there, items_of, source_of
 from hpc_grpo.run.inputs import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.hugging_face import find_model
 from hpc_grpo.weights.contract import refuse_experts, refuse_images
 
 _MAX_CHECKED_ROWS = 200_000
@@ -48,6 +48,7 @@ def refusals(config: Config, *, accepts_changes: bool = False) -> Iterator[Confi
     for check in (
         partial(refuse_secrets, config),
         partial(refuse_missing_python, config.launch),
+        partial(refuse_missing_environment, config.launch, start),
         partial(refuse_missing_notify, config.launch, start),
         partial(refuse_missing_inputs, config, start),
         partial(refuse_unsupported_model, config, start),
@@ -70,6 +71,18 @@ def refuse_missing_python(launch: LaunchConfig) -> None:
         raise ConfigError(
             f"launch.python = {launch.python}: must be a file that can be executed, and here it is none. "
             f"Give the Python of an installation on a file system that this machine and the nodes see."
+        )
+
+
+def refuse_missing_environment(launch: LaunchConfig, working_dir: Path) -> None:
+    """Raise ConfigError where nodes could not copy `launch.stage.environment`."""
+    if (named := launch.stage.environment) is None:
+        return
+    path = working_dir / named
+    if not path.is_file() and not (path / "bin" / "python").exists():
+        raise ConfigError(
+            f"launch.stage.environment = {named}: {path} must be the folder of a virtual environment, with bin/python, "
+            f"or an image of one (mksquashfs ENVIRONMENT FILE.squashfs). Give one that this machine and the nodes see."
         )
 
 

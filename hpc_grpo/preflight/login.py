@@ -6,7 +6,6 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from hpc_grpo.data import hugging_face
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.environment.report import environment_report
@@ -22,6 +21,7 @@ from hpc_grpo.preflight.folders import run_folder_finding
 from hpc_grpo.preflight.input_findings import data_finding, model_finding
 from hpc_grpo.preflight.inputs import refuse_missing_python
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system import hugging_face
 from hpc_grpo.system.commands import Answer
 
 NAME = "login"

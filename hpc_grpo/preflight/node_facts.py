@@ -19,7 +19,8 @@ from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.agent.folders import SHM
 from hpc_grpo.launch.agent.network import choose_ports, node_address
 from hpc_grpo.launch.agent.protocol import NodeSpec
-from hpc_grpo.launch.agent.ray_command import temp_dir_path
+from hpc_grpo.launch.agent.ray_command import local_dir, temp_dir_path
+from hpc_grpo.launch.agent.stage import staged_environment
 from hpc_grpo.launch.environment.rules import check_resolved, expand, filtered
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.preflight.folders import file_system, free_gib, write_error
@@ -121,7 +122,7 @@ def gather(spec: NodeSpec) -> NodeFacts:
         driver_cuda="" if listed.error else parse_driver_cuda(run_command(["nvidia-smi"]).text),
         wheel_cuda=_wheel_cuda(),
         env_error=_env_error(spec),
-        caches=_caches(environ),
+        caches=_caches({**environ, **staged_environment(spec.stage, local_dir(spec, os.environ), environ)}),
         has_slingshot=Path("/sys/class/cxi").is_dir(),
         match_mode=environ.get("FI_CXI_RX_MATCH_MODE", ""),
         has_vni="SLINGSHOT_VNIS" in os.environ,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.errors import HpcGrpoError
-from hpc_grpo.launch.agent.protocol import NodeSpec
+from hpc_grpo.launch.agent.protocol import NodeSpec, Stage
 from hpc_grpo.launch.agent.ray_command import collective_interfaces
 from hpc_grpo.launch.environment.rules import filtered
 from hpc_grpo.preflight.folders import remove_own_folder
@@ -34,7 +34,7 @@ def clock() -> float:
 
 
 def facts(spec: dict[str, Any]) -> dict[str, Any]:
-    return asdict(gather(NodeSpec(**spec)))
+    return asdict(gather(NodeSpec(**{**spec, "stage": Stage(**spec["stage"])})))
 
 
 def write_canary(path: str, text: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.config.resources import engines_per_node, expects_gpus, node_demand, weight_store_bytes
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.agent.protocol import NodeSpec
+from hpc_grpo.launch.agent.protocol import NodeSpec, Stage
 from hpc_grpo.launch.place.base import Place
 from hpc_grpo.launch.place.container import container_of
 from hpc_grpo.plan.model import read_model
@@ -144,6 +144,7 @@ class _Examination:
             object_store_gib=launch.object_store_gib,
             env=launch.env,
             pass_env=launch.pass_env,
+            stage=Stage(compiled=str(self._context.root)) if launch.keep_compiled else Stage(),
         )
         return {"ask": "facts", "spec": asdict(spec)}
 

@@ -31,6 +31,15 @@ SHM_DIR_VARIABLE = "HPC_GRPO_SHM_DIR"
 PULSE_VARIABLE = "HPC_GRPO_PULSE"
 """The file in which the driver's pulse is kept (run/pulse.py), given by the supervisor, which reads it."""
 
+COMPILED_DIR_VARIABLE = "HPC_GRPO_COMPILED_DIR"
+"""The node's own folder of what engines compile (run/compiled.py); absent where they are not given one."""
+
+COMPILED_ARCHIVE_VARIABLE = "HPC_GRPO_COMPILED_ARCHIVE"
+"""The file beside the runs that keeps it for later jobs."""
+
+WEIGHTS_DIR_VARIABLE = "HPC_GRPO_WEIGHTS_DIR"
+"""The node's own copy of `model.path` (launch.stage.model); absent where there is none."""
+
 KEEPS_ENGINES_VARIABLE = "HPC_GRPO_KEEPS_ENGINES"
 """Set where a driver that crashes is started again in the same Ray, which the supervisor ends with the attempt."""
 

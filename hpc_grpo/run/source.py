@@ -41,9 +41,9 @@ os.execv(sys.executable, [sys.executable, "-E", *found, *words])"""
 _ENTRY = PACKAGE / "run" / "copied_main.py"
 
 
-def own_command(*words: str, flags: Sequence[str] = ()) -> list[str]:
+def own_command(*words: str, flags: Sequence[str] = (), python: str = sys.executable) -> list[str]:
     """Return the command that starts `-m MODULE` or a .py file with this package: the run's copy, where this is it."""
-    return [sys.executable, *flags, *([str(PACKAGE.parent)] if runs_from_copy() else []), *words]
+    return [python, *flags, *([str(PACKAGE.parent)] if runs_from_copy() else []), *words]
 
 
 def command_anywhere(*words: str) -> list[str]:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -70,6 +71,20 @@ def tiny_config(workspace: Path, name: str, model: Path | str = "tied", **sectio
     path = workspace / f"{name}.yaml"
     path.write_text(yaml.safe_dump(values))
     return path
+
+
+def small_environment(folder: Path, traces: Path) -> Path:
+    """Make a virtual environment of a few files with the packages of this one.
+
+    Each Python that starts from it, or from a copy, appends its place to the file of its host below `traces`.
+    """
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    traces.mkdir()
+    [packages] = folder.glob("lib/python*/site-packages")
+    ours = sysconfig.get_path("purelib")
+    trace = f"open(f'{traces}/{{socket.gethostname()}}', 'a').write(sys.prefix + chr(10))"
+    (packages / "ours.pth").write_text(f"import site, socket, sys; site.addsitedir({ours!r}); {trace}\n")
+    return folder
 
 
 class Attempt:

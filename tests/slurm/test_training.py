@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from hpc_grpo.launch.agent.protocol import Stage
+from hpc_grpo.launch.agent.stage import staged
 from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
 from tests.integration.training_runs import (
     exported_weights,
     metrics_of,
     run_to_end,
+    small_environment,
     tiny_config,
     write_workspace,
 )
@@ -44,14 +48,14 @@ def one_learner(workspace: Path) -> RunDir:
     return run_to_end(config_of(workspace, "one-learner", zero_stage=2, engines_per_node=2)).run_dir
 
 
-def config_of(workspace: Path, name: str, zero_stage: int, engines_per_node: int) -> Path:
+def config_of(workspace: Path, name: str, zero_stage: int, engines_per_node: int, **launch: Any) -> Path:
     return tiny_config(
         workspace,
         name,
         train={"total_steps": NUM_STEPS, "lr": 1e-3, "zero_stage": zero_stage},
         engine={"engines_per_node": engines_per_node},
         checkpoint={"every_steps": None},
-        launch={"slurm": {"gpus_per_node": 4, "cpus_per_node": 4, "time_min": 10}},
+        launch={"slurm": {"gpus_per_node": 4, "cpus_per_node": 4, "time_min": 10}, **launch},
     )
 
 
@@ -78,10 +82,14 @@ def output_of(folder: Path, pattern: str) -> str:
     return path.read_text()
 
 
-def test_sbatch_of_a_shell_config_with_zero_2(
+def test_sbatch_of_a_shell_config_with_zero_2_from_copies_on_the_nodes(
     slurm_cluster: SlurmCluster, workspace: Path, one_learner: RunDir, tmp_path: Path
 ) -> None:
-    config_of(workspace, "zero2", zero_stage=2, engines_per_node=1)
+    environment = small_environment(tmp_path / "environment", tmp_path / "traces")
+    image = tmp_path / "environment.squashfs"
+    subprocess.run(["mksquashfs", str(environment), str(image), "-quiet"], check=True)
+    stage = {"environment": str(image), "model": True}
+    config_of(workspace, "zero2", zero_stage=2, engines_per_node=1, stage=stage)
     shell_config = workspace / "zero2.sh"
     shell_config.write_text("TRAINING_ARGS=(zero2.yaml)\n")
     argv: list[str] = ["sbatch", "--parsable", "--nodes=2", "--time=10", SBATCH, str(shell_config)]
@@ -92,6 +100,9 @@ def test_sbatch_of_a_shell_config_with_zero_2(
     assert (end.state, end.exit_code) == ("COMPLETED", "0:0"), log
     assert "Ray ready on 2 nodes, 8 GPUs" in log
     assert_same_training(RunDir(workspace / "runs" / "zero2"), one_learner)
+    copies = staged(Stage(environment=str(image)), Path("/tmp"))
+    traces = [set(path.read_text().split()) for path in (tmp_path / "traces").iterdir()]
+    assert traces == [{str(copies.environment)}] * 2, "on each node, and from nowhere else"
 
 
 @pytest.mark.long

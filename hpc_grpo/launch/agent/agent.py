@@ -21,13 +21,21 @@ from typing import IO
 from hpc_grpo.errors import HpcGrpoError, LaunchError
 from hpc_grpo.launch.agent.disk import attempt_dir_here, take_run
 from hpc_grpo.launch.agent.end_notice import EndNotice
-from hpc_grpo.launch.agent.folders import OwnedDir, keep_ray_logs, shm_dir_path, sweep
+from hpc_grpo.launch.agent.folders import OwnedDir, SharedDir, keep_ray_logs, shm_dir_path, sweep
 from hpc_grpo.launch.agent.log_parts import hand_over
 from hpc_grpo.launch.agent.network import choose_ports, node_address
 from hpc_grpo.launch.agent.program import end_containers, inside_of
 from hpc_grpo.launch.agent.protocol import ALIVE, Lease, NodeReport, NodeSpec, Order
-from hpc_grpo.launch.agent.ray_command import RAY_LOG_NAME, TEMP_DIR_NAME, ray_environment, start_command, temp_dir_path
+from hpc_grpo.launch.agent.ray_command import (
+    RAY_LOG_NAME,
+    TEMP_DIR_NAME,
+    local_dir,
+    ray_environment,
+    start_command,
+    temp_dir_path,
+)
 from hpc_grpo.launch.agent.ray_process import RayProcess
+from hpc_grpo.launch.agent.stage import make_copies
 from hpc_grpo.launch.agent.watch import Late, Watch, ask_for_stacks, kill, watched_on_node
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.run.pulse import PULSES_NAME
@@ -59,6 +67,7 @@ class NodeAgent:
         self._notice = EndNotice()
         self._ray: RayProcess | None = None
         self._dirs: list[OwnedDir] = []
+        self._copies: list[SharedDir] = []
         self._watch = Watch()
         self._next_look = 0.0
         self._is_up = threading.Event()
@@ -91,6 +100,13 @@ class NodeAgent:
         """Start Ray and stay; returns why it failed, or "" when the supervisor ended it."""
         self._spec = take_run(self._spec, self._own_dirs()[0], self._goes_on)
         os.chdir(self._spec.working_dir)
+        parent = local_dir(self._spec, os.environ)
+        self._spec, self._copies = make_copies(self._spec, parent, os.environ, self._goes_on)
+        while self._goes_on() and self._spec.head_address is None:
+            if told := self._lease.head_address:
+                self._spec = replace(self._spec, head_address=told)
+        if self._spec.head_address is None:
+            return ""
         for tries in range(_MAX_RAY_STARTS):
             ended = self._start_ray(skip_ports=tries)
             if ended is None:
@@ -205,6 +221,9 @@ class NodeAgent:
                 hand_over(logs, self._reports, kept, is_urgent=self._notice.is_final)
             with not_worth_the_run(f"{owned.path} was not removed", sys.stderr):
                 owned.remove()
+        for copy in self._copies:
+            with not_worth_the_run(f"{copy.path} was not removed", sys.stderr):
+                copy.leave()
         if self._lease.ended_by or self._notice.is_final:
             end_containers(self._spec)
         return num_killed

@@ -1,9 +1,10 @@
-"""The folders an attempt owns on a node: Ray's temp-dir and the weight store's shared memory.
+"""The folders an attempt has on a node: its own, Ray's temp-dir and the weight store's shared memory, and shared ones.
 
-Both lie where every user may make folders, so the attempt's tag in their names is one that nobody can guess: a folder
-whose name is known beforehand can be made by somebody else first, and then this node has no run.
+All lie where every user may make folders, so the attempt's tag in the names of its own is one that nobody can guess: a
+folder whose name is known beforehand can be made by somebody else first, and then this node has no run. Shared ones
+hold copies (stage.py), whose paths must be the same in every job; with such a name taken, there is no copy.
 
-Each holds a file that its agent keeps locked. The kernel drops the lock with the process, however it died, so
+Each holds a file that its agents keep locked. The kernel drops the lock with the process, however it died, so
 an unlocked folder is a leftover: the next agent on the node removes it (a store can hold 100 GB of memory). Whose it is
 and whether it is locked is asked of the opened folder, never of its name, which may come to mean another meanwhile.
 """
@@ -12,17 +13,20 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
+import secrets
 import shutil
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from hpc_grpo.errors import LaunchError
 
 SHM = Path("/dev/shm")
 _PREFIX = "hg-"
-_LOCK_NAME = ".agent"
+_LOCK_NAME, _FILLED_NAME = ".agent", ".filled"
 _MAX_LOG_BYTES = 32 * 2**20
 """A larger log of Ray is copied from its end only."""
 
@@ -34,14 +38,7 @@ class OwnedDir:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        mode = path.parent.stat().st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            elsewhere = "" if path.parent == SHM else ", or set launch.local_dir to another folder, such as /tmp"
-            raise LaunchError(
-                f"{path.parent} may be written by everybody and has no sticky bit (mode {stat.S_IMODE(mode):o}): "
-                f"any user could replace a run's folders in it. Have chmod +t {path.parent} done{elsewhere}."
-            )
+        _prepare_parent(path.parent)
         path.mkdir(mode=0o700)
         self.path = path
         try:
@@ -55,6 +52,117 @@ class OwnedDir:
     def remove(self) -> None:
         shutil.rmtree(self.path)
         os.close(self._lock)
+
+
+class SharedDir:
+    """A folder with mode 0700 for all agents of this user on the node: the first one fills it, it goes with the last.
+
+    They hold its lock together; who fills or removes it holds it alone. Made by `shared_dir`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the folder, and make it where it is missing. Raises LaunchError where it is another user's."""
+        self.path = path
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        with contextlib.ExitStack() as opened:
+            folder = _opened(opened, path, os.O_RDONLY | os.O_DIRECTORY)
+            if os.fstat(folder).st_uid != os.getuid():
+                raise LaunchError(
+                    f"{path} is another user's. Set launch.local_dir to a folder of your own on the node."
+                )
+            self._lock = os.open(_LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+
+    def is_filled(self) -> bool:
+        """Take part in a folder that is filled; False where it is not, or somebody is about to change that."""
+        return self._takes(fcntl.LOCK_SH) and (self.path / _FILLED_NAME).exists()
+
+    def fill(self, fill: Callable[[Path], bool]) -> bool:
+        """Have `fill` put everything into the folder, where nobody else does; remove it where that fails.
+
+        Returns False where others are at work, and where `fill` does.
+        """
+        if not self._takes(fcntl.LOCK_EX):
+            return False
+        os.pwrite(self._lock, socket.gethostname().encode(), 0)
+        is_filled = False
+        try:
+            for left in self.path.iterdir():  # by an agent that was killed
+                if left.name != _LOCK_NAME:
+                    shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+            is_filled = fill(self.path)
+            if is_filled:
+                (self.path / _FILLED_NAME).touch()
+        finally:
+            if not is_filled:
+                _take_away(self.path)
+        return is_filled
+
+    def leave(self) -> None:
+        """Remove the folder, unless others are in it."""
+        try:
+            if self._takes(fcntl.LOCK_EX):
+                _take_away(self.path)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    def _takes(self, kind: int) -> bool:
+        """Take the lock, and say whether the folder is still at its path."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._lock, kind | fcntl.LOCK_NB)
+            return os.path.samestat(os.fstat(self._lock), (self.path / _LOCK_NAME).lstat())
+        return False
+
+
+def shared_dir(path: Path, fill: Callable[[Path], bool], goes_on: Callable[[], bool]) -> SharedDir | None:
+    """Return the folder at `path` once it is filled, by `fill` where no other agent does it; None where it was ended.
+
+    `fill` and `goes_on`, which waits a moment, are False then. Raises LaunchError for a name that another user has or
+    may take, and what `fill` raises.
+    """
+    _prepare_parent(path.parent)
+    while True:
+        folder = SharedDir(path)
+        try:
+            if folder.is_filled() or (folder.fill(fill) and folder.is_filled()):
+                return folder
+        except BaseException:
+            folder.close()
+            raise
+        folder.close()
+        if not goes_on():
+            return None
+
+
+def shared_dir_path(parent: Path, contents: str) -> Path:
+    """Return the path, below `parent`, of this user's folder with such contents.
+
+    >>> shared_dir_path(Path("/tmp"), "env") == shared_dir_path(Path("/tmp"), "env")
+    True
+    """
+    return parent / f"{_PREFIX}{os.getuid()}-{hashlib.sha256(contents.encode()).hexdigest()[:12]}"
+
+
+def _prepare_parent(parent: Path) -> None:
+    """Make the folder of an agent's folders. Raises LaunchError where others could replace what is in it."""
+    parent.mkdir(parents=True, exist_ok=True)
+    mode = parent.stat().st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        elsewhere = "" if parent == SHM else ", or set launch.local_dir to another folder, such as /tmp"
+        raise LaunchError(
+            f"{parent} may be written by everybody and has no sticky bit (mode {stat.S_IMODE(mode):o}): "
+            f"any user could replace a run's folders in it. Have chmod +t {parent} done{elsewhere}."
+        )
+
+
+def _take_away(path: Path) -> None:
+    """Remove a folder whose lock is held; from its name at once, so that who makes it anew finds nothing."""
+    gone = path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")
+    path.rename(gone)
+    shutil.rmtree(gone)
 
 
 def shm_dir_path(tag: str) -> Path:
@@ -86,7 +194,7 @@ def _sweep_one(path: Path, opened: contextlib.ExitStack) -> bool:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # kept while removing: no two sweeps do it
     except BlockingIOError:
         return False
-    shutil.rmtree(path)
+    _take_away(path)
     return True
 
 

@@ -1,9 +1,9 @@
 """The protocol between the supervisor and a node agent: JSON lines over the agent's stdin and stdout.
 
-The first line the agent reads is its `NodeSpec`; every later line is a heartbeat or an `Order`, which `Lease` takes
-in. The end of stdin, or no line for `lease_s`, means that the supervisor is gone. The agent writes one
-`NodeReport` per event, and `ALIVE` every few seconds. Pipes, not files: srun forwards them, and a
-shared file system may show a file a minute late.
+The first line the agent reads is its `NodeSpec`; every later line is a heartbeat, an `Order` or the head's address,
+which `Lease` takes in. The end of stdin, or no line for `lease_s`, means that the supervisor is gone. The agent writes
+one `NodeReport` per event, and `ALIVE` every few seconds. Pipes, not files: srun forwards them, and a shared file
+system may show a file a minute late.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from typing import Any, Literal
 
 from hpc_grpo import __version__
 from hpc_grpo.errors import LaunchError
+
+HEAD = b"head "
+"""Begins the line that tells a joining node the head's address."""
 
 ALIVE = b"alive\n"
 """Shows the supervisor that the agent is not stopped and, once Ray runs, that its loop turns."""
@@ -53,13 +56,27 @@ class OwnDisk:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """What a node copies to its own disk before Ray starts there (launch/agent/stage.py); "": nothing of that kind.
+
+    `environment` is a virtual environment or a squashfs image of one, `weights` the folder of a model, `compiled` the
+    archive of what engines have compiled, which need not exist.
+    """
+
+    environment: str = ""
+    weights: str = ""
+    compiled: str = ""
+
+
+@dataclass(frozen=True)
 class NodeSpec:
     """The task of one node agent. Ray's token is read from `token_path`.
 
-    `tag` names the attempt on this node ("<job id>-<node index>-<random>"). `head_address` is "ip:port", empty on the
-    head itself. `nodes` are the names of all nodes of the attempt. `env` and `pass_env` are those of the
-    `launch` section, `contract_env` the variables that training is told; both reach Ray and the actors. `container` has
-    the fields of a `Container` around them; None: they run on the node itself. `environ` are variables that the agent
+    `tag` names the attempt on this node ("<job id>-<node index>-<random>"). `head_address` is "ip:port", "" on the
+    head itself, and None until the head has one: it then comes in a line of its own. `nodes` are the names of all nodes
+    of the attempt. `env` and `pass_env` are those of the `launch` section, `contract_env` the variables that training
+    is told; both reach Ray and the actors. `container` has the fields of a `Container` around them; None: they run on
+    the node itself. `environ` are variables that the agent
     could not inherit: secrets among them, so a spec is never written to disk.
     `token_digest` is that of the token that the head wrote, by which a node knows whether it sees the head's disk; ""
     on the head. `version` is that of the package at the head. `dashboard_port`: that of Ray's dashboard, if it is free,
@@ -69,7 +86,7 @@ class NodeSpec:
 
     node: str
     tag: str
-    head_address: str
+    head_address: str | None
     token_path: str
     log_dir: str
     working_dir: str
@@ -89,6 +106,7 @@ class NodeSpec:
     own_disk: OwnDisk | None = None
     dashboard_port: int | None = None
     templates_of: str = ""
+    stage: Stage = Stage()
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -127,6 +145,7 @@ def spec_from_line(line: bytes) -> NodeSpec:
         )
     if values.get("own_disk") is not None:
         values["own_disk"] = OwnDisk(**values["own_disk"])
+    values["stage"] = Stage(**values.get("stage", {}))
     return NodeSpec(**values)
 
 
@@ -140,13 +159,17 @@ def report_from_line(line: bytes) -> NodeReport | None:
 
 
 class Lease:
-    """The agent's end of the pipe: its spec, then signs that the supervisor lives. `ended_by` says why it is over."""
+    """The agent's end of the pipe: its spec, then signs that the supervisor lives. `ended_by` says why it is over.
+
+    `head_address` is what a line of its own has told, "" so far.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._heard = time.monotonic()
         self._buffer = b""
         self.ended_by = ""
+        self.head_address = ""
 
     def wait_for_spec(self) -> NodeSpec | None:
         """Block until the spec, past heartbeats sent before it; None if stdin ends first."""
@@ -174,10 +197,14 @@ class Lease:
         return True
 
     def take_orders(self) -> list[Order]:
-        """Return the orders that came since the last call."""
-        lines, newline, self._buffer = self._buffer.rpartition(b"\n")
+        """Return the orders that came since the last call, and take in the head's address."""
+        whole, newline, self._buffer = self._buffer.rpartition(b"\n")
+        lines = (whole + newline).splitlines(keepends=True)
+        for line in lines:
+            if line.startswith(HEAD):
+                self.head_address = line.removeprefix(HEAD).decode().strip()
         known = {order.value: order for order in Order}
-        return [known[line] for line in (lines + newline).splitlines(keepends=True) if line in known]
+        return [known[line] for line in lines if line in known]
 
     def _read(self) -> bool:
         try:

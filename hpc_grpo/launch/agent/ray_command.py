@@ -19,6 +19,7 @@ from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.agent.folders import shm_dir_path
 from hpc_grpo.launch.agent.network import RayPorts, network_of
 from hpc_grpo.launch.agent.protocol import NodeSpec
+from hpc_grpo.launch.agent.stage import staged, staged_environment
 from hpc_grpo.launch.environment.rules import check_resolved, expand, filtered
 from hpc_grpo.launch.place.base import NodeResources
 from hpc_grpo.run import template_client
@@ -61,7 +62,7 @@ def ray_environment(
     """Return the variables of Ray, the actors and (on the head) the driver. Raises ConfigError as `check_resolved`."""
     check_resolved(spec.env, environ)
     # The others' addresses are not known yet: their names, and for who calls them by address the network they are in.
-    nodes = [ip, spec.head_address.partition(":")[0], network_of(interface), *spec.nodes]
+    nodes = [ip, (spec.head_address or "").partition(":")[0], network_of(interface), *spec.nodes]
     kept = filtered(environ, spec.pass_env, spec.env, filter(None, nodes))
     kept.setdefault("OMP_NUM_THREADS", "1")  # Ray copies it to actors; many processes share a node
     for name, (value, _reason) in RAY_SETTINGS.items():
@@ -74,8 +75,14 @@ def ray_environment(
     kept[SHM_DIR_VARIABLE] = shm_dir
     kept["TMPDIR"] = str(temp_dir_path(spec, environ))  # vLLM leaves files in it; this one goes with the attempt
     kept.update(spec.contract_env)
-    kept |= {PYTHON_VARIABLES[kind]: command for kind, command in template_clients(spec).items()}
+    kept |= staged_environment(spec.stage, local_dir(spec, environ), kept)
+    kept |= {PYTHON_VARIABLES[kind]: command for kind, command in actor_pythons(spec, environ).items()}
     return kept
+
+
+def python_of(spec: NodeSpec, environ: Mapping[str, str]) -> str:
+    """Return the Python that Ray and training run on this node: this one, or its copy (launch.stage.environment)."""
+    return staged(spec.stage, local_dir(spec, environ)).python
 
 
 def collective_interfaces(interface: str, given: Mapping[str, str]) -> dict[str, str]:
@@ -86,8 +93,9 @@ def collective_interfaces(interface: str, given: Mapping[str, str]) -> dict[str,
 
 def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, resources: NodeResources) -> list[str]:
     """Return the argv of `ray start` in the foreground, as head or joining `spec.head_address`."""
-    program = own_command("-m", "hpc_grpo.launch.agent.ray_program")
-    command = [*program, "start", *template_options(spec), "--block", "--disable-usage-stats"]
+    python = python_of(spec, os.environ)
+    program = own_command("-m", "hpc_grpo.launch.agent.ray_program", python=python)
+    command = [*program, "start", *template_options(spec, python), "--block", "--disable-usage-stats"]
     if spec.head_address:
         command += [f"--address={spec.head_address}"]
     else:
@@ -133,23 +141,30 @@ def refuse_without_dashboard() -> None:
         )
 
 
-def template_clients(spec: NodeSpec) -> dict[str, str]:
+def actor_pythons(spec: NodeSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """Map kinds of actors to the command by which Ray starts their processes here: a template's client, or a copy."""
+    python = python_of(spec, environ)
+    copied = {} if python == sys.executable else dict.fromkeys(PYTHON_VARIABLES, shlex.quote(python))
+    return copied | template_clients(spec, python)
+
+
+def template_clients(spec: NodeSpec, python: str) -> dict[str, str]:
     """Map kinds of actors that have a template on this node to the command by which Ray starts their processes.
 
     None in a container, whose Python is another, and none where bash would change a word of the command.
     """
     if spec.container or not spec.templates_of:
         return {}
-    client = [sys.executable, "-I", "-S", template_client.__file__]
+    client = [python, "-I", "-S", template_client.__file__]
     commands = {kind: [*client, _template_socket(spec, kind)] for kind in PYTHON_VARIABLES}
     return {kind: " ".join(words) for kind, words in commands.items() if shlex.join(words) == " ".join(words)}
 
 
-def template_options(spec: NodeSpec) -> list[str]:
+def template_options(spec: NodeSpec, python: str) -> list[str]:
     """Return the words that have `ray_program` start the templates of this node."""
     options = []
-    for kind in template_clients(spec):
-        program = own_command("-m", TEMPLATE_MODULE)
+    for kind in template_clients(spec, python):
+        program = own_command("-m", TEMPLATE_MODULE, python=python)
         words = [_template_socket(spec, kind), kind, spec.templates_of]
         log = str(Path(spec.log_dir) / f"{kind}_template.log")
         options.append(f"--template={json.dumps({'program': program, 'words': words, 'log': log})}")
@@ -160,13 +175,18 @@ def _template_socket(spec: NodeSpec, kind: str) -> str:
     return str(shm_dir_path(spec.tag) / f"{kind}.socket")
 
 
-def temp_dir_path(spec: NodeSpec, environ: Mapping[str, str]) -> Path:
-    """Return the folder around Ray's temp-dir: node-local and short. Raises LaunchError when sockets would not fit.
+def local_dir(spec: NodeSpec, environ: Mapping[str, str]) -> Path:
+    """Return the node-local folder that a run's own are made in: launch.local_dir, else /tmp.
 
-    `launch.local_dir` with a variable this node does not have falls back to /tmp.
+    So it is where launch.local_dir has a variable that this node does not have.
     """
     parent = expand(spec.local_dir, environ) if spec.local_dir else "/tmp"
-    path = Path("/tmp" if "$" in parent else parent) / f"hg-{spec.tag}"
+    return Path("/tmp" if "$" in parent else parent)
+
+
+def temp_dir_path(spec: NodeSpec, environ: Mapping[str, str]) -> Path:
+    """Return the folder around Ray's temp-dir: node-local and short. Raises LaunchError when sockets would not fit."""
+    path = local_dir(spec, environ) / f"hg-{spec.tag}"
     if len(str(path).encode()) + _SESSION_PATH_BYTES > _MAX_SOCKET_PATH_BYTES:
         raise LaunchError(
             f"launch.local_dir = {spec.local_dir}: Ray's sockets below {path} would exceed the "

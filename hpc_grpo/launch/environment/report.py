@@ -23,6 +23,7 @@ from hpc_grpo.launch.environment.rules import (
     is_denied,
     is_named,
 )
+from hpc_grpo.run.compiled import CACHES
 from hpc_grpo.system.secret import MASK, is_secret, without_secrets
 
 Outcome = Literal["passed", "set", "dropped"]
@@ -37,12 +38,16 @@ NODE_VALUES: dict[str, str] = {
     "HPC_GRPO_SHM_DIR": "the run's own folder in shared memory",
     "HPC_GRPO_ENGINE_PYTHON": "how Ray starts an engine: as a fork of the node's template (launch.templates)",
     "HPC_GRPO_LEARNER_PYTHON": "how Ray starts a learner: in the same way",
+    "HPC_GRPO_COMPILED_DIR": "the node's own folder of what engines compile (launch.keep_compiled)",
+    "HPC_GRPO_COMPILED_ARCHIVE": "where that is kept for later jobs",
+    "HPC_GRPO_WEIGHTS_DIR": "the node's own copy of model.path (launch.stage.model)",
     "TMPDIR": "the node's temp-dir, which goes with the attempt",
 }
 """Variable -> what ray_environment sets it to on every node, whatever the environment says."""
 
 DEFAULTS: dict[str, tuple[str, str]] = {
     "OMP_NUM_THREADS": ("1", "many processes share a node"),
+    **dict.fromkeys(CACHES, (ON_NODE, "compile caches are node-local (launch.keep_compiled)")),
     "NCCL_SOCKET_IFNAME": (ON_NODE, "the interface between nodes, as for Gloo: else NCCL may start on another"),
 }
 """Variable -> (value, reason): set by ray_environment unless the environment or launch.env has it."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_grpo.launch.agent.log_parts import take_part
-from hpc_grpo.launch.agent.protocol import ALIVE, NodeReport, NodeSpec, Order, report_from_line
+from hpc_grpo.launch.agent.protocol import ALIVE, HEAD, NodeReport, NodeSpec, Order, report_from_line
 from hpc_grpo.launch.place.base import AGENT_ENDED, Place
 from hpc_grpo.launch.place.node_process import NodeProcess
 from hpc_grpo.launch.supervisor.events import Loss
@@ -68,6 +68,11 @@ class AgentLink:
                     self._failure = f"its agent took nothing for {SILENT_AGENT_S:.0f} s of what it is told"
                     return
                 rest = rest[os.write(stdin, rest) :]
+
+    def send_head(self, address: str) -> None:
+        """Tell a node that is to join where the head's Ray is."""
+        with self._writing:
+            self._write(HEAD + address.encode() + b"\n")
 
     def heartbeat(self) -> None:
         """Send a sign of life. Never waits, and never falls into a spec: that is a sign of life too."""

@@ -23,7 +23,7 @@ from hpc_grpo.launch.place import find_place
 from hpc_grpo.launch.place.base import Allocation, Ending, Place
 from hpc_grpo.launch.place.container import container_of
 from hpc_grpo.launch.place.job_command import job_python
-from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
+from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup, stage_of
 from hpc_grpo.launch.supervisor.endings import end_by_error
 from hpc_grpo.launch.supervisor.events import End
 from hpc_grpo.launch.supervisor.nodes import Nodes
@@ -88,8 +88,17 @@ def run_attempt(
         if container is not None:
             container.refuse_absent()
         number = run.next_attempt_number()
-        has_templates = config.launch.templates and driver == DEFAULT_DRIVER
-        setup = AttemptSetup(run, config.launch, place, allocation, number, folder, container, has_templates)
+        setup = AttemptSetup(
+            run,
+            config.launch,
+            place,
+            allocation,
+            number,
+            folder,
+            container,
+            has_templates=config.launch.templates and driver == DEFAULT_DRIVER,
+            stage=stage_of(config, folder, os.environ),
+        )
         program = [driver] if driver.endswith(".py") else ["-m", driver]
         supervisor = Supervisor(setup, Nodes(setup), own_command(*program, str(run.path)))
     except HpcGrpoError as error:  # nothing runs yet, and nodes may wait

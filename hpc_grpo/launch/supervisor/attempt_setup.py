@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -15,10 +15,12 @@ from hpc_grpo import __version__
 from hpc_grpo.config import Config, LaunchConfig
 from hpc_grpo.launch.agent.folders import shm_dir_path
 from hpc_grpo.launch.agent.program import Inside, inside_of
-from hpc_grpo.launch.agent.protocol import NodeSpec, OwnDisk
+from hpc_grpo.launch.agent.protocol import NodeSpec, OwnDisk, Stage
+from hpc_grpo.launch.environment.rules import job_environ
 from hpc_grpo.launch.place.base import Allocation, Place
 from hpc_grpo.launch.place.container import Container
 from hpc_grpo.run.attempt import AttemptRecord
+from hpc_grpo.run.compiled import archive_of
 from hpc_grpo.run.contract import (
     ATTEMPT_DIR_VARIABLE,
     ATTEMPT_VARIABLE,
@@ -32,6 +34,7 @@ from hpc_grpo.run.files import digest_of, read_record
 from hpc_grpo.run.frozen_config import flat, read_config
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.source import packed_source, sums_digest
+from hpc_grpo.system.hugging_face import find_model
 
 _NONCE_BYTES = 6
 _MODELS = ("model.path", "ppo.critic", "distill.teacher")
@@ -47,6 +50,7 @@ class AttemptSetup:
     """All that every part of an attempt must know.
 
     `container` is around all of training, None for nothing. `has_templates`: actors of its driver are forked.
+    `stage`: what nodes copy to their own disks.
     `nonce` makes the names of its folders on nodes unguessable; a Ray brought up anew has another.
     """
 
@@ -58,6 +62,7 @@ class AttemptSetup:
     working_dir: Path
     container: Container | None = None
     has_templates: bool = False
+    stage: Stage = field(default_factory=Stage)
     nonce: str = field(default_factory=new_nonce)
 
     @property
@@ -114,8 +119,8 @@ class AttemptSetup:
             told[ENDS_AT_VARIABLE] = f"{self.allocation.ends_at:.0f}"
         return told
 
-    def node_spec(self, node: str, head_address: str) -> NodeSpec:
-        """Return what the agent of `node` is to do; `head_address` is "" for the head itself."""
+    def node_spec(self, node: str, head_address: str | None) -> NodeSpec:
+        """Return what the agent of `node` is to do; `head_address` is "" for the head itself, None until it has one."""
         launch, nodes = self.launch, self.allocation.nodes
         return NodeSpec(
             node=node,
@@ -136,11 +141,12 @@ class AttemptSetup:
             container=asdict(self.container) if self.container else None,
             environ={} if node == nodes[0] else self.place.carried_environment(os.environ),
             version=__version__,
-            dashboard_port=self.place.dashboard_port if launch.ray_dashboard and not head_address else None,
+            dashboard_port=self.place.dashboard_port if launch.ray_dashboard and head_address == "" else None,
             templates_of=str(self.run.path) if self.has_templates else "",
+            stage=self.stage,
         )
 
-    def joining_spec(self, node: str, head_address: str) -> NodeSpec:
+    def joining_spec(self, node: str) -> NodeSpec:
         """Return what the agent of a node besides the head is to do, once Ray's token is written at the head."""
         token, own_disk = self.run.secret.read_text(), None
         if self.has_private_disks:
@@ -148,7 +154,21 @@ class AttemptSetup:
             needs = needed_everywhere(read_config(self.run), inf if begun_at is None else begun_at)
             source = packed_source(self.run)
             own_disk = OwnDisk(str(self.run.path), token, source, sums_digest(self.run), needs)
-        return replace(self.node_spec(node, head_address), token_digest=digest_of(token), own_disk=own_disk)
+        return replace(self.node_spec(node, None), token_digest=digest_of(token), own_disk=own_disk)
+
+
+def stage_of(config: Config, working_dir: Path, environ: Mapping[str, str]) -> Stage:
+    """Return what the nodes of a run copy to their own disks. Raises ConfigError for a model that is not here."""
+    asked, weights, compiled = config.launch.stage, "", ""
+    if asked.model:
+        beside = working_dir / config.model.path
+        found = find_model(
+            str(beside) if beside.is_dir() else config.model.path, job_environ(environ, config.launch.env)
+        )
+        weights = str(found.absolute())
+    if config.launch.keep_compiled and config.needs.rollouts:
+        compiled = str(archive_of(config))
+    return Stage(str(working_dir / asked.environment) if asked.environment else "", weights, compiled)
 
 
 def needed_everywhere(config: Config, begun_at: float) -> dict[str, str]:

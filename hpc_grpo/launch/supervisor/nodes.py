@@ -65,6 +65,8 @@ class Nodes:
             log_dir = self._setup.dir / "nodes" / node
             self._links.append(AgentLink(self._setup.place, node, log_dir, has_own_disk=is_away))
         self._links[0].send_spec(self._setup.node_spec(self.names[0], ""))
+        for link in self._links[1:]:  # they make their copies while the head comes up
+            link.send_spec(self._setup.joining_spec(link.node))
         self._heartbeats = Heartbeats(self._links)
 
     def sources(self) -> list[int]:
@@ -168,7 +170,7 @@ class Nodes:
     def _join_others(self, head_address: str) -> None:
         self.phases_s["head"] = self._since_start()
         for link in self._links[1:]:
-            link.send_spec(self._setup.joining_spec(link.node, head_address))
+            link.send_head(head_address)
         env = {**self.head_environment(), "RAY_ADDRESS": head_address}
         inside = self._setup.inside("probe", self._setup.head_tag)
         self._watch = RayWatch(head_address, env, self._setup.dir / "probe.log", inside)

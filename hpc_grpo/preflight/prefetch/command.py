@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config, LaunchConfig, to_yaml
-from hpc_grpo.data import hugging_face
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.environment.rules import expand
 from hpc_grpo.preflight.prefetch.items import Item, items_of
+from hpc_grpo.system import hugging_face
 
 _PACKAGES = ("huggingface_hub", "transformers", "datasets")
 _OFFLINE = dict.fromkeys(hugging_face.OFFLINE_VARIABLES, "1")

@@ -12,7 +12,6 @@ from hpc_grpo.config import Config
 from hpc_grpo.data.cache import RowCache
 from hpc_grpo.data.encoder import Encoder
 from hpc_grpo.data.fingerprint import tokenizer_identity
-from hpc_grpo.data.hugging_face import WEIGHT_FORMS, read_header, weight_files
 from hpc_grpo.data.loading import load_rows
 from hpc_grpo.data.sources import open_source
 from hpc_grpo.data.tokenizer import (
@@ -24,6 +23,7 @@ from hpc_grpo.data.tokenizer import (
 )
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.preflight.prefetch.items import MODEL_KEYS, Item, source_of
+from hpc_grpo.system.hugging_face import WEIGHT_FORMS, read_header, weight_files
 
 _NETWORK_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
 

@@ -19,9 +19,9 @@ from typing import Any
 import yaml
 
 from hpc_grpo.config import Config
-from hpc_grpo.data.hugging_face import WEIGHT_FORMS
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.preflight.prefetch.items import MODEL_KEYS, Item, items_of, source_of
+from hpc_grpo.system.hugging_face import WEIGHT_FORMS
 
 _WEIGHTS = tuple(
     patterns

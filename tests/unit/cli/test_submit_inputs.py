@@ -137,6 +137,18 @@ def test_a_program_that_the_job_could_not_start_is_refused(
     assert len(queue.requests) == 1
 
 
+def test_an_environment_that_nodes_could_not_copy_is_refused(queue: FakeQueue, tmp_path: Path) -> None:
+    words = ["model.path=org/m", f"run.root={tmp_path}/runs"]
+    (tmp_path / "env").mkdir()
+    for environment in (tmp_path / "env", tmp_path / "env.squashfs"):
+        result = submit(*words, f"launch.stage.environment={environment}")
+        assert result.exit_code == EXIT_CONFIG
+        assert f"{environment} must be the folder of a virtual environment, with bin/python" in result.stderr
+    (tmp_path / "env.squashfs").touch()
+    assert submit(*words, f"launch.stage.environment={tmp_path / 'env.squashfs'}").exit_code == 0
+    assert len(queue.requests) == 1
+
+
 TOO_FEW_GPUS = [
     (["model.device=cuda"], "model.device = cuda, but launch.slurm.gpus_per_node = 0 asks Slurm for no GPUs"),
     (["model.device=cuda", "engine.tensor_parallel=2"], "need 5: set launch.slurm.gpus_per_node to that"),

@@ -42,3 +42,9 @@ def test_what_cannot_share_a_gpu_is_refused_with_what_can(sections: dict[str, An
 )
 def test_learners_and_engines_in_pairs_may_share(sections: dict[str, Any]) -> None:
     check_rules(minimal_config(SHARED, **sections))
+
+
+def test_an_environment_to_copy_beside_a_container_is_refused() -> None:
+    launch = {"stage": {"environment": "/env.squashfs"}, "container": {"image": "ours:1"}}
+    with pytest.raises(ConfigError, match=r"/env.squashfs, but .* launch.container.image = ours:1 .* one of the two"):
+        check_rules(minimal_config(launch=launch))

@@ -61,6 +61,15 @@ def test_a_folder_that_is_missing_or_holds_no_model_is_refused(tmp_path: Path) -
         load_policy(make_config(tmp_path), False)
 
 
+def test_weights_are_read_from_the_nodes_copy_and_a_teachers_are_not(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HPC_GRPO_WEIGHTS_DIR", str(model_path))
+    assert load_policy(make_config(tmp_path / "slow"), False).language_model.name_or_path == str(model_path)
+    with pytest.raises(ConfigError, match=r"distill\.teacher = .*/slow: no such folder"):
+        load_policy(make_config(model_path), False, str(tmp_path / "slow"), "distill.teacher")
+
+
 def test_a_context_shorter_than_prompt_and_completion_is_refused(model_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"context of 64 tokens.*= 65"):
         load_policy(make_config(model_path, data={"max_prompt_tokens": 33}), False)

@@ -60,6 +60,19 @@ def test_an_agent_that_cannot_write_its_logs_says_so_and_leaves_nothing_behind(t
         assert not shm_dir_path(tag).exists()
 
 
+def test_a_node_whose_head_never_comes_up_leaves_nothing(tmp_path: Path) -> None:
+    with TemporaryDirectory(dir="/tmp", prefix="hgt") as short:
+        tag = f"j{os.getpid()}-1-0"
+        spec = replace(
+            SPEC, tag=tag, head_address=None, local_dir=short, working_dir=str(tmp_path), log_dir=str(tmp_path)
+        )
+        command = [sys.executable, "-m", "hpc_grpo.launch.agent.agent"]
+        done = subprocess.run(command, input=spec.to_line(), capture_output=True, timeout=60, check=False)
+        reports = [report for line in done.stdout.splitlines() if (report := report_from_line(line))]
+        assert ([report.event for report in reports], done.returncode) == (["gone"], 0), done.stderr.decode()
+        assert list(Path(short).iterdir()) == []
+
+
 def test_a_ray_that_ended_is_told_before_the_teardown_which_may_take_its_time(
     agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:

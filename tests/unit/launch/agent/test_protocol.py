@@ -3,9 +3,11 @@ from __future__ import annotations
 import os
 import time
 
-from hpc_grpo.launch.agent.protocol import Lease, NodeReport, NodeSpec, Order, report_from_line
+from hpc_grpo.launch.agent.protocol import HEAD, Lease, NodeReport, NodeSpec, Order, Stage, report_from_line
 
-SPEC = NodeSpec("n1", "17-1-0", "", "/token", "/logs", "/work", None, True, None, 1.0, env={"A": "b"})
+SPEC = NodeSpec(
+    "n1", "17-1-0", "", "/token", "/logs", "/work", None, True, None, 1.0, env={"A": "b"}, stage=Stage("/env")
+)
 
 
 def test_the_spec_is_read_past_heartbeats_and_in_pieces() -> None:
@@ -16,6 +18,19 @@ def test_the_spec_is_read_past_heartbeats_and_in_pieces() -> None:
     os.close(writer)
     assert Lease(reader).wait_for_spec() is None
     os.close(reader)
+
+
+def test_a_joining_node_is_told_the_heads_address_between_orders() -> None:
+    reader, writer = os.pipe()
+    lease = Lease(reader)
+    os.write(writer, b"\n" + Order.HOLD.value + HEAD + b"10.0.0.1:63")
+    assert lease.check(60.0, 1.0)
+    assert (lease.take_orders(), lease.head_address) == ([Order.HOLD], "")
+    os.write(writer, b"79\n" + Order.LET_GO.value)
+    assert lease.check(60.0, 1.0)
+    assert (lease.take_orders(), lease.head_address) == ([Order.LET_GO], "10.0.0.1:6379")
+    os.close(reader)
+    os.close(writer)
 
 
 def test_the_lease_ends_with_stdin() -> None:

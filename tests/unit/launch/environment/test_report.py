@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.launch.agent.protocol import NodeSpec
+from hpc_grpo.launch.agent.protocol import NodeSpec, Stage
 from hpc_grpo.launch.agent.ray_command import RAY_SETTINGS, ray_environment
 from hpc_grpo.launch.environment.report import (
     MASK,
@@ -83,7 +83,20 @@ def test_a_variable_of_two_prefixes_has_the_reason_of_the_longer() -> None:
 def test_the_report_agrees_with_what_ray_gets() -> None:
     environ = {**ENVIRON, "OMP_PROC_BIND": "close", "GLOO_SOCKET_IFNAME": "eth9", "NOT_HERE": "/on/nodes"}
     spec = NodeSpec(
-        "n", "t", "", "/token", "/log", "/w", None, True, None, 1.0, LAUNCH.env, LAUNCH.pass_env, templates_of="/run"
+        "n",
+        "t",
+        "",
+        "/token",
+        "/log",
+        "/w",
+        None,
+        True,
+        None,
+        1.0,
+        LAUNCH.env,
+        LAUNCH.pass_env,
+        templates_of="/run",
+        stage=Stage(weights="/model", compiled="/runs/.compiled/x.tar"),
     )
     real = ray_environment(environ, spec, "10.0.0.1", "hsn0", "/dev/shm/x")
     listed = report(environ)

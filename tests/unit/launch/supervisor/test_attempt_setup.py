@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup, needed_everywhere
+from hpc_grpo.launch.agent.protocol import Stage
+from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup, needed_everywhere, stage_of
+from hpc_grpo.run.compiled import archive_of
 from hpc_grpo.run.contract import KEEPS_ENGINES_VARIABLE
 from hpc_grpo.run.paths import RunDir
 from tests.support.configs import minimal_config
@@ -65,3 +67,13 @@ def test_of_what_rewards_are_given_a_cache_they_write_is_needed_nowhere_and_list
         "rewards.0.args.files.0": str(tmp_path / "words"),
         "rewards.0.args.files.1": str(tmp_path / "more"),
     }
+
+
+def test_a_run_stages_what_its_config_names_from_where_it_was_submitted(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").touch()
+    staging = {"environment": "env.squashfs", "model": True}
+    config = minimal_config(run={"root": str(tmp_path)}, model={"path": "m"}, launch={"stage": staging})
+    stage = stage_of(config, tmp_path, {})
+    assert stage == Stage(str(tmp_path / "env.squashfs"), str(tmp_path / "m"), str(archive_of(config)))
+    assert stage_of(minimal_config(launch={"keep_compiled": False}), tmp_path, {}) == Stage()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.data.hugging_face import datasets_cache, find_model, hub_cache, read_header, weight_files
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.system.hugging_face import datasets_cache, find_model, hub_cache, read_header, weight_files
 
 
 def write_snapshot(repository: Path, revision: str) -> Path:

