@@ -43,6 +43,8 @@ class Engine:
         # Before vLLM is imported, whose threads inherit the cores.
         if config.placement.bind_cores and (said := keep_near_gpus()):
             print(said, flush=True)
+        if on_gpu:
+            METER.watch_gpus()
         self._on_gpu = on_gpu
         self._num_workers = config.engine.tensor_parallel
         self._opened: tuple[Path, StoreSpec] | None = None

@@ -91,6 +91,8 @@ class LearnerActor:
         self._learner: Learner = Learner(
             self._config, self._rank, self._world_size, self._store, self._total_optimizer_steps
         )
+        if self._learner.device.type == "cuda":
+            METER.watch_gpus()
         self._learner.files.disk = disk_of(self._keeper, self._config.run_path)
 
     def train(self, minibatches: Sequence[RemoteMinibatch], record: Path | None) -> dict[str, Reduction]:

@@ -47,10 +47,10 @@ class SlowestNode:
 
 
 def usage_metrics(readings: Sequence[Reading]) -> dict[str, float]:
-    """Return CPU cores in use, memory and GPU memory of every process, and the seconds that nodes took.
+    """Return CPU cores in use, memory and use of GPUs of every process, and the seconds that nodes took.
 
-    A line must not be as long as the run is large: of a kind with more than 32 processes it has all cores together and
-    the most memory, of more than 32 nodes the slowest ones.
+    A line must not be as long as the run is large: of a kind with more than 32 processes it has all cores together,
+    the most memory and the mean utilization of GPUs, of more than 32 nodes the slowest ones.
     """
     by_kind: dict[str, list[Reading]] = defaultdict(list)
     for reading in readings:
@@ -72,6 +72,8 @@ def _metrics_of(name: str, usages: Sequence[Usage]) -> dict[str, float]:
     }
     if on_gpu := [each.gpu_memory for each in usages if each.gpu_memory is not None]:
         metrics[f"process/gpu_memory_gib/{name}"] = max(on_gpu) / GIB
+    if sampled := [each.gpu_utilization for each in usages if each.gpu_utilization is not None]:
+        metrics[f"process/gpu_utilization/{name}"] = statistics.fmean(sampled)
     return metrics
 
 

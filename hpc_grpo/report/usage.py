@@ -1,4 +1,4 @@
-"""Draw what nodes and processes of a run took: the seconds of a step by node, cores and memory by process."""
+"""Draw what nodes and processes of a run took: the seconds of a step by node, cores, memory and GPUs by process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from hpc_grpo.report.drawings import Picture, draw_curves, draw_shares
 
 _MAX_NODES = 16
 _MAX_PROCESSES = 14
-_UNITS = {"cpu_cores": "CPU cores", "memory_gib": "memory in GiB", "gpu_memory_gib": "GPU memory in GiB"}
+_UNITS = {
+    "cpu_cores": "CPU cores",
+    "memory_gib": "memory in GiB",
+    "gpu_memory_gib": "GPU memory in GiB",
+    "gpu_utilization": "GPU utilization",
+}
 
 
 def draw_nodes(run: str, metrics: Mapping[int, dict[str, Any]]) -> list[Picture]:
@@ -28,7 +33,7 @@ def draw_nodes(run: str, metrics: Mapping[int, dict[str, Any]]) -> list[Picture]
 
 
 def draw_processes(run: str, metrics: dict[int, dict[str, Any]]) -> list[Picture]:
-    """Draw the cores and the memory of a run's processes, of those that use most."""
+    """Draw the cores, the memory and the GPUs that a run's processes use, of those that use most."""
     pictures = []
     for unit, title in _UNITS.items():
         start = f"process/{unit}/"

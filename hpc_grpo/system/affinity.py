@@ -38,7 +38,7 @@ def keep_near_gpus(
     Stays within the cores that the process has, those of its cgroup's cpuset. Leaves it alone where these are too few
     for its OMP_NUM_THREADS: slow memory costs less than threads that wait for each other.
     """
-    visible = [word.strip() for word in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    visible = visible_gpus(environ)
     if not visible or len(parse_cpulist(_read(sysfs / "devices/system/node/has_cpu"))) < 2:
         return ""
     answer = list_gpus()
@@ -62,6 +62,11 @@ def keep_near_gpus(
     except OSError as error:  # a container may forbid it
         return f"Cores are not bound: {error.strerror}."
     return f"Bound to {len(cores)} of {len(allowed)} cores: {where}."
+
+
+def visible_gpus(environ: Mapping[str, str]) -> list[str]:
+    """Return the numbers or UUIDs of CUDA_VISIBLE_DEVICES, in which Ray tells an actor its GPUs."""
+    return [word.strip() for word in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
 
 
 def parse_gpus(text: str) -> list[ListedGpu]:

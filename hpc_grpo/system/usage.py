@@ -1,4 +1,4 @@
-"""Measure what a process uses: CPU seconds, memory, GPU memory, and how long it was busy with its part of a step.
+"""Measure what a process uses: CPU seconds, memory, its GPUs, and how long it was busy with its part of a step.
 
 Every process of a run has one METER, as it has one PULSE (run/pulse.py). A reading opens a few files of /proc.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from hpc_grpo.system.gpu_usage import GpuMeter
 from hpc_grpo.system.processes import children
 
 
@@ -22,6 +23,7 @@ class Usage:
     """Hold what a process used since the reading before, over `wall_s` seconds; memory as it is now, in bytes.
 
     `busy_s`: of these seconds, those in its own part of a step. `gpu_memory` is torch's most, None without a GPU.
+    `gpu_utilization`, from 0 to 1, is the mean of its GPUs, None where nobody samples them.
     """
 
     wall_s: float
@@ -29,6 +31,7 @@ class Usage:
     memory: int
     busy_s: float = 0.0
     gpu_memory: int | None = None
+    gpu_utilization: float | None = None
 
 
 class Meter:
@@ -43,8 +46,13 @@ class Meter:
         self._read_at: float | None = None
         self._cpu_s = 0.0
         self._busy_s = 0.0
+        self._gpus = GpuMeter()
         self._lock = threading.Lock()
         """The thread that works adds to `busy_s`, another one reads."""
+
+    def watch_gpus(self) -> None:
+        """Measure from here on how busy the GPUs are that this process was given."""
+        self._gpus.keep_fetching()
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -73,6 +81,7 @@ class Meter:
             memory=memory,
             busy_s=busy_s,
             gpu_memory=_gpu_memory() if self._pid is None else None,
+            gpu_utilization=self._gpus.read(),
         )
         self._read_at, self._cpu_s = now, cpu_s
         return usage

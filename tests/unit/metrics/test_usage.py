@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -9,8 +10,8 @@ from hpc_grpo.system.usage import Usage
 from hpc_grpo.types import GIB
 
 
-def reading(kind: str, index: int, node: str = "n1", busy_s: float = 0.0, gpu_memory: int | None = None) -> Reading:
-    return Reading(kind, index, node, Usage(4.0, 6.0, 2 * GIB, busy_s, gpu_memory))
+def reading(kind: str, index: int, node: str = "n1", busy_s: float = 0.0, **of_gpus: Any) -> Reading:
+    return Reading(kind, index, node, Usage(4.0, 6.0, 2 * GIB, busy_s, **of_gpus))
 
 
 def step(**seconds: float) -> dict[str, float]:
@@ -19,21 +20,23 @@ def step(**seconds: float) -> dict[str, float]:
 
 
 def test_every_process_has_its_cores_and_its_memory() -> None:
-    metrics = usage_metrics([reading("driver", 0), reading("learner", 1, gpu_memory=5 * GIB)])
+    metrics = usage_metrics([reading("driver", 0), reading("learner", 1, gpu_memory=5 * GIB, gpu_utilization=0.5)])
     assert {name: value for name, value in metrics.items() if name.startswith("process/")} == {
         "process/cpu_cores/driver-0": 1.5,
         "process/memory_gib/driver-0": 2.0,
         "process/cpu_cores/learner-1": 1.5,
         "process/memory_gib/learner-1": 2.0,
         "process/gpu_memory_gib/learner-1": 5.0,
+        "process/gpu_utilization/learner-1": 0.5,
     }
 
 
 def test_a_line_of_a_large_run_is_no_longer_than_one_of_a_small_run() -> None:
-    readings = [reading("engine", n, f"n{n}", float(n)) for n in range(1000)]
+    readings = [reading("engine", n, f"n{n}", float(n), gpu_utilization=n % 2) for n in range(1000)]
     metrics = usage_metrics(readings)
     assert metrics["process/cpu_cores/engines"] == 1500.0
     assert metrics["process/memory_gib/engines"] == 2.0
+    assert metrics["process/gpu_utilization/engines"] == 0.5
     assert len(metrics) < 40
     assert set(node_seconds(metrics)) == {f"n{n}" for n in range(968, 1000)}, "the slowest are named"
 

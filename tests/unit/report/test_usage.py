@@ -30,6 +30,15 @@ def test_cores_and_memory_are_drawn_by_process(built: RunBuilder, tmp_path: Path
     assert not any("GPU" in title for title in images)
 
 
+def test_gpus_are_drawn_by_process_of_a_run_that_has_some() -> None:
+    used = {"process/gpu_memory_gib/learner-0": 5.0, "process/gpu_utilization/learner-0": 0.5}
+    pictures = draw_processes("run", {1: used, 2: used})
+    assert [picture.title for picture in pictures] == [
+        "run: GPU memory in GiB by process",
+        "run: GPU utilization by process",
+    ]
+
+
 def test_a_run_without_such_metrics_has_no_such_pictures() -> None:
     metrics = {1: {"time/step_s": 3.0}}
     assert draw_nodes("run", metrics) == draw_processes("run", metrics) == []
