@@ -8,7 +8,6 @@ loop, batches, scheduler and metrics are the driver's own (`hpc_grpo/simulate`);
 from __future__ import annotations
 
 import argparse
-import math
 import random
 import statistics
 import sys
@@ -29,13 +28,11 @@ from hpc_grpo.config import Config
 from hpc_grpo.simulate.cluster import Setting, SimulatedCluster, SimulatedLearners, SimulatedPool
 from hpc_grpo.simulate.engine import SimulatedEngine
 from hpc_grpo.simulate.forecast import run_steps
-from hpc_grpo.simulate.measured import Measurements
-from hpc_grpo.simulate.rates import DrawnStep, Rate, Rates, draw_lengths
+from hpc_grpo.simulate.lengths import LOGNORMAL, Sequences, cut_lengths, draw_lengths
+from hpc_grpo.simulate.rates import DrawnStep, Rate, Rates
 
 MEAN_TOKENS, LONGEST, GROUP = 400.0, 2000, 16
-_LENGTHS = tuple(math.exp(1.0 * statistics.NormalDist().inv_cdf((n + 0.5) / 400) - 0.5) for n in range(400))
-"""A lognormal distribution: half of the completions have less than 0.6 of the mean, two in a hundred five times it."""
-MEASURED = Measurements((), _LENGTHS, 16, 1, 1.0, 1, "", leaves_out=False)
+SEQUENCES = Sequences(LOGNORMAL, 16, leaves_out=False)
 
 
 def make_config(prompts: int, lag: int, slots: int) -> Config:
@@ -75,12 +72,12 @@ def pipeline(num_steps: int) -> None:
         for lag in (0, 1, 2, 4):
             config = make_config(prompts, lag, slots)
             rates = make_rates(sampling / (per_engine * GROUP * mean_tokens() / slots), training)
-            cluster = SimulatedCluster(config, MEASURED, rates, Setting(nodes, 1, engines, lag))
+            cluster = SimulatedCluster(config, SEQUENCES, rates, Setting(nodes, 1, engines, lag))
             step_s = mean_step_s(cluster, num_steps)
             bounds = (sampling, training, (last_completion_s(cluster, prompts) + training) / (lag + 1))
             bound = bounds[2] if lag == 0 else max(bounds)
             rows.append([f"{sampling}:{training}", str(lag), *(f"{own:.2f}" for own in bounds)])
-            idle = 1 - sum(engine.busy_s for engine in cluster.engines) / (cluster.clock.now * len(cluster.engines))
+            idle = engines_idle(cluster)
             rows[-1] += [f"{step_s:.2f}", f"{step_s / bound:.3f}", f"{idle:.1%}"]
     title = f"seconds of a step, simulated: {nodes} nodes of {engines} engines, {prompts} x {GROUP} rollouts"
     heads = ["sampling:training", "lag", "S", "T", "(L + T)/(k + 1)", "step", "step / bound", "engines idle"]
@@ -106,12 +103,12 @@ def straggler(num_steps: int) -> None:
                 cluster_of.spread = way
                 rates = make_rates(sampling / (per_engine * GROUP * mean_tokens() / slots), training)
                 cluster = SimulatedCluster(
-                    make_config(prompts, lag, slots), MEASURED, rates, Setting(nodes, 1, engines, lag)
+                    make_config(prompts, lag, slots), SEQUENCES, rates, Setting(nodes, 1, engines, lag)
                 )
                 slow = Rate(2 * rates.decoding.fixed_s, 0.0)
                 cluster.engines[0] = SimulatedEngine(slow, slots)
                 step_s = mean_step_s(cluster, num_steps)
-                idle = 1 - sum(engine.busy_s for engine in cluster.engines) / (cluster.clock.now * count)
+                idle = engines_idle(cluster)
                 row += [f"{step_s:.2f}", f"{idle:.1%}"]
             rows.append(row)
     heads = ["sampling:training", "lag", "S", "step, in turn", "idle", "step, fewest", "idle"]
@@ -126,9 +123,15 @@ def mean_step_s(cluster: SimulatedCluster, num_steps: int) -> float:
     return (ends[-1] - ends[warm]) / (num_steps - 1 - warm)
 
 
+def engines_idle(cluster: SimulatedCluster) -> float:
+    """Return the share of the time so far in which engines sampled nothing."""
+    elapsed_s, sampled_s, _ = cluster.spent()
+    return 1 - sampled_s / (elapsed_s * len(cluster.engines))
+
+
 def mean_tokens() -> float:
     """Return the mean of the lengths, which are cut at LONGEST."""
-    return statistics.fmean(min(round(share * MEAN_TOKENS), LONGEST) for share in _LENGTHS)
+    return statistics.fmean(cut_lengths(LOGNORMAL, MEAN_TOKENS, LONGEST))
 
 
 def last_completion_s(cluster: SimulatedCluster, prompts: int) -> float:
@@ -139,7 +142,7 @@ def last_completion_s(cluster: SimulatedCluster, prompts: int) -> float:
         last = 0.0
         for _ in range(count):
             engine = SimulatedEngine(cluster.rates.decoding, slots)
-            lengths = draw_lengths(MEASURED, MEAN_TOKENS, LONGEST, prompts // count * GROUP, drawing)
+            lengths = draw_lengths(LOGNORMAL, MEAN_TOKENS, LONGEST, prompts // count * GROUP, drawing)
             last = max(last, engine.end_of(engine.submit(lengths, 0.0)))
         seconds.append(last)
     return statistics.fmean(seconds)
@@ -150,7 +153,7 @@ def thousand_engines(minutes: float) -> None:
     nodes, engines, prompts, lag = 250, 4, 2048, 4
     step_s = prompts * GROUP / 5000
     rates = make_rates(decode_s=0.008, train_s=step_s)
-    cluster = SimulatedCluster(make_config(prompts, lag, 64), MEASURED, rates, Setting(nodes, 1, engines, lag))
+    cluster = SimulatedCluster(make_config(prompts, lag, 64), SEQUENCES, rates, Setting(nodes, 1, engines, lag))
     spent = {"stand-ins": 0.0}
     for owner, names in ((SimulatedPool, ("start", "wait")), (SimulatedLearners, ("train",))):
         for name in names:
@@ -172,7 +175,7 @@ def thousand_engines(minutes: float) -> None:
             print("  ".join(rows[-1]), flush=True)
 
     run_steps(cluster, num_steps, on_step)
-    idle = 1 - sum(engine.busy_s for engine in cluster.engines) / (cluster.clock.now * len(cluster.engines))
+    idle = engines_idle(cluster)
     done = num_steps * prompts * GROUP / cluster.clock.now
     title = f"{nodes * engines} engines on {nodes} nodes, {done:,.0f} completions/s, engines idle {idle:.0%}"
     print_table(title, ["simulated minutes", "steps", "memory", "driver's CPU of one core"], rows)

@@ -83,7 +83,7 @@ def foretold(run: RunDir, config: Config) -> list[float]:
     measured = read_measurements(run, config)
     rates = measured_rates(measured, config)
     print(f"{run.path.name}: {rates.decoding}, {rates.training}")
-    return [forecast(config, measured, rates, Setting(nodes, 1, 2, lag)).steps_per_h for nodes, lag in CASES]
+    return [forecast(config, measured.sequences, rates, Setting(nodes, 1, 2, lag)).steps_per_h for nodes, lag in CASES]
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ray.exceptions import RayActorError, RayTaskError
 
@@ -18,10 +19,12 @@ from hpc_grpo.driver.checkpoints import DriverState
 from hpc_grpo.driver.eval import Evaluation
 from hpc_grpo.driver.journal import Session
 from hpc_grpo.driver.learners import LearnerGroup
-from hpc_grpo.driver.meters import Meters
 from hpc_grpo.driver.profiles import Profiles
-from hpc_grpo.driver.weights import WeightSync
 from hpc_grpo.errors import EngineLostError, GraderLostError, HpcGrpoError, PromptError, RewardError
+
+if TYPE_CHECKING:
+    from hpc_grpo.driver.meters import Meters
+    from hpc_grpo.driver.weights import WeightSync
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,14 @@ from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.system.affinity import keep_near_gpus
 from hpc_grpo.system.usage import METER, Usage
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
-from hpc_grpo.weights.node_group import RENDEZVOUS, GroupMembership, NodeGroup
-from hpc_grpo.weights.store import StoredVersion, StoreSpec
 
 if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
     from hpc_grpo.learner.publish import WeightPublisher
     from hpc_grpo.metrics.reductions import Reduction
     from hpc_grpo.types import Float32Array
+    from hpc_grpo.weights.node_group import GroupMembership
+    from hpc_grpo.weights.store import StoredVersion, StoreSpec
 
 
 @dataclass(frozen=True)
@@ -164,6 +164,7 @@ class LearnerActor:
         """Create the node's store if this learner writes it, and return its folder."""
         from hpc_grpo.learner.publish import WeightPublisher
         from hpc_grpo.weights.cuda import open_store
+        from hpc_grpo.weights.node_group import RENDEZVOUS
 
         if not writes:
             self._publisher = WeightPublisher(spec.layout, self._learner.gathered, None)
@@ -176,6 +177,8 @@ class LearnerActor:
         return folder
 
     def join_weight_group(self, membership: GroupMembership) -> None:
+        from hpc_grpo.weights.node_group import NodeGroup
+
         self._require_publisher().join(NodeGroup(membership))
 
     def stage_weights(self, version: int) -> StoredVersion | None:

@@ -16,8 +16,8 @@ from hpc_grpo.driver.learners import balanced
 from hpc_grpo.driver.sampling import GradedGroup, spread
 from hpc_grpo.learner.actor import RemoteGroup
 from hpc_grpo.simulate.engine import Call, SimulatedEngine
-from hpc_grpo.simulate.measured import Measurements
-from hpc_grpo.simulate.rates import DrawnStep, Rates, draw_lengths
+from hpc_grpo.simulate.lengths import Sequences, draw_lengths
+from hpc_grpo.simulate.rates import DrawnStep, Rates
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
 
 
@@ -46,7 +46,7 @@ class SimulatedCluster:
     """The simulated run: a clock, what stands on the nodes, and which of the run's own steps each step is like."""
 
     config: Config
-    measured: Measurements
+    sequences: Sequences
     rates: Rates
     setting: Setting
     drawing: random.Random = field(default_factory=lambda: random.Random(0))
@@ -64,6 +64,12 @@ class SimulatedCluster:
         while len(self._draws) <= step:
             self._draws += self.drawing.sample(self.rates.draws, len(self.rates.draws))
         return self._draws[step]
+
+    def spent(self) -> tuple[float, float, float]:
+        """Return the time, and the seconds that all engines have sampled and all learners trained until then."""
+        for engine in self.engines:
+            engine.finish_all(self.clock.now)
+        return self.clock.now, sum(engine.busy_s for engine in self.engines), self.trained_s
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ class SimulatedPool:
     def _grades(self, ordinal: int, draw: DrawnStep) -> GroupGrades:
         cluster, rollout = self._cluster, self._cluster.config.rollout
         size, longest = rollout.group_size, rollout.max_new_tokens
-        lengths = draw_lengths(cluster.measured, draw.scale, longest, size, cluster.drawing)
+        lengths = draw_lengths(cluster.sequences.lengths, draw.scale, longest, size, cluster.drawing)
         is_alike = cluster.drawing.random() < draw.alike_share
         return GroupGrades(
             ordinal=ordinal,
@@ -149,7 +155,7 @@ class SimulatedLearners:
 
     def _computed_tokens(self, item: TrainItem) -> int:
         is_alike = isinstance(item.data, RemoteGroup) and not any(item.data.advantages)
-        return 0 if is_alike and self._cluster.measured.leaves_out else item.num_trained_tokens
+        return 0 if is_alike and self._cluster.sequences.leaves_out else item.num_trained_tokens
 
 
 class SimulatedWeights:

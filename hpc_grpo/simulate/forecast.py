@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hpc_grpo.config import Config
 from hpc_grpo.data.stream import PromptStream
@@ -22,7 +22,6 @@ from hpc_grpo.driver.learners import LearnerGroup
 from hpc_grpo.driver.loop import TrainingLoop
 from hpc_grpo.driver.rollouts import RolloutScheduler
 from hpc_grpo.driver.sampling import RolloutPool
-from hpc_grpo.driver.weights import WeightSync
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.simulate.cluster import (
     Setting,
@@ -32,8 +31,12 @@ from hpc_grpo.simulate.cluster import (
     SimulatedStream,
     SimulatedWeights,
 )
+from hpc_grpo.simulate.lengths import Sequences
 from hpc_grpo.simulate.measured import Measurements
 from hpc_grpo.simulate.rates import Rate, Rates, fit_rates
+
+if TYPE_CHECKING:
+    from hpc_grpo.driver.weights import WeightSync
 
 _MOST_STEPS, _FEWEST_STEPS, _MOST_ROLLOUTS = 300, 30, 300_000
 """A simulation takes so many steps, fewer where a step has many rollouts."""
@@ -51,23 +54,38 @@ class Forecast:
     engines_idle: float
     learners_idle: float
 
+    @property
+    def step_s(self) -> float:
+        return 3600 / self.steps_per_h
+
     def node_hours(self, num_steps: int) -> float:
         return num_steps / self.steps_per_h * self.setting.nodes
 
 
-def forecast(config: Config, measured: Measurements, rates: Rates, setting: Setting) -> Forecast:
+def forecast(config: Config, sequences: Sequences, rates: Rates, setting: Setting) -> Forecast:
     """Simulate a run of `config` at `setting`, from a first step to a last; the same numbers each time."""
     per_step = config.rollout.prompts_per_step * config.rollout.group_size
     num_steps = min(_MOST_STEPS, max(_FEWEST_STEPS, _MOST_ROLLOUTS // per_step))
-    cluster = SimulatedCluster(_config_at(config, setting), measured, rates, setting)
-    run_steps(cluster, num_steps)
-    elapsed_s = cluster.clock.now
-    sampled_s = sum(engine.busy_s for engine in cluster.engines)
+    return forecast_amid(config, sequences, rates, setting, num_steps, edge=0)
+
+
+def forecast_amid(
+    config: Config, sequences: Sequences, rates: Rates, setting: Setting, num_steps: int, edge: int
+) -> Forecast:
+    """Do the same, but count only `num_steps` amid the run: not the `edge` before, nor as many after them.
+
+    With a lag the first steps of a run fill the pipeline, and its last ones have nothing to sample ahead.
+    """
+    cluster = SimulatedCluster(_config_at(config, setting), sequences, rates, setting)
+    spent = [cluster.spent()]
+    run_steps(cluster, num_steps + 2 * edge, lambda: spent.append(cluster.spent()))
+    pairs = zip(spent[edge], spent[edge + num_steps], strict=True)
+    elapsed_s, sampled_s, trained_s = (end - begin for begin, end in pairs)
     return Forecast(
         setting,
         steps_per_h=3600 * num_steps / elapsed_s,
         engines_idle=1 - sampled_s / (elapsed_s * len(cluster.engines)),
-        learners_idle=1 - cluster.trained_s / (elapsed_s * setting.nodes * setting.learners),
+        learners_idle=1 - trained_s / (elapsed_s * setting.nodes * setting.learners),
     )
 
 
@@ -81,6 +99,7 @@ def measured_rates(measured: Measurements, config: Config) -> Rates:
         return rates
     learners, engines = config.placement.learners_per_node, config.engine.engines_per_node
     setting = Setting(measured.num_nodes, learners, engines, rollout.max_policy_lag)
+    own = _config_at(config, setting)
     most = max(_FEWEST_STEPS, _CALIBRATED_ROLLOUTS // (rollout.prompts_per_step * rollout.group_size))
     waited_s = max(sum(step.wait_s for step in measured.steps[:most]), _SHORTEST_S)
 
@@ -88,7 +107,7 @@ def measured_rates(measured: Measurements, config: Config) -> Rates:
         tried = replace(rates, decoding=Rate(decode_s, 0.0), draws=rates.draws[:most])
         simulated_s = 0.0
         for seed in range(_CALIBRATIONS):
-            cluster = SimulatedCluster(_config_at(config, setting), measured, tried, setting, random.Random(seed))
+            cluster = SimulatedCluster(own, measured.sequences, tried, setting, random.Random(seed))
             run_steps(cluster, len(tried.draws))
             simulated_s += cluster.waited_s / _CALIBRATIONS
         return simulated_s > waited_s
@@ -108,17 +127,15 @@ def run_steps(cluster: SimulatedCluster, num_steps: int, on_step: Callable[[], N
     """Have the driver's loop take so many steps on the cluster; `on_step` is called where one would be recorded."""
     config, state = cluster.config, DriverState()
     pool, learners = SimulatedPool(cluster), SimulatedLearners(cluster)
-    stream = cast(PromptStream, SimulatedStream(cluster.measured.prompt_tokens))
+    stream = cast(PromptStream, SimulatedStream(cluster.sequences.prompt_tokens))
     scheduler = RolloutScheduler(config, stream, cast(RolloutPool, pool), state, num_steps)
     loop = TrainingLoop(
         cast(Session, _session(cluster, num_steps, on_step)),
         RolloutBatches(config, scheduler),
         cast(LearnerGroup, learners),
-        cast(WeightSync, SimulatedWeights(cluster, pool, learners)),
+        cast("WeightSync", SimulatedWeights(cluster, pool, learners)),
     )
     loop.run(state)
-    for engine in cluster.engines:
-        engine.finish_all(cluster.clock.now)
 
 
 def _session(cluster: SimulatedCluster, num_steps: int, on_step: Callable[[], None]) -> Any:

@@ -7,7 +7,6 @@ such. Without a policy lag they are those that the driver waited; with one, engi
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics, read_state
+from hpc_grpo.simulate.lengths import EXPONENTIAL, Sequences
 from hpc_grpo.system.readable import counted
 
 _FEWEST_STEPS = 3
@@ -48,17 +48,14 @@ class MeasuredStep:
 
 @dataclass(frozen=True)
 class Measurements:
-    """Hold what one attempt has measured. `lengths` are those of its completions, in shares of their mean."""
+    """Hold what one attempt has measured."""
 
     steps: tuple[MeasuredStep, ...]
-    lengths: tuple[float, ...]
-    prompt_tokens: int
+    sequences: Sequences
     num_nodes: int
     measured_s: float
     steps_to_go: int
     which_steps: str
-    leaves_out: bool
-    """Learners compute nothing of groups that are all alike (train.skip_zero_advantages)."""
 
     @property
     def steps_per_h(self) -> float:
@@ -85,13 +82,15 @@ def read_measurements(run: RunDir, config: Config) -> Measurements:
     to_go = total - max(every)
     return Measurements(
         steps=measured_steps(lines, config),
-        lengths=_relative_lengths(run),
-        prompt_tokens=round(statistics.mean(line.get("tokens/prompt_mean", 0.0) for line in lines)),
+        sequences=Sequences(
+            lengths=_relative_lengths(run),
+            prompt_tokens=round(statistics.mean(line.get("tokens/prompt_mean", 0.0) for line in lines)),
+            leaves_out=any(_LEFT_OUT in line for line in lines),
+        ),
         num_nodes=nodes.get(attempt, config.launch.num_nodes),
         measured_s=sum(line[_STEP] for line in lines),
         steps_to_go=to_go or total,
         which_steps="those to the end" if to_go else "the whole run, which is complete",
-        leaves_out=any(_LEFT_OUT in line for line in lines),
     )
 
 
@@ -129,7 +128,7 @@ def _trained_share(line: Mapping[str, Any], config: Config) -> float:
 def _relative_lengths(run: RunDir) -> tuple[float, ...]:
     """Return lengths in shares of their step's mean: tokens where rollouts tell them, else characters.
 
-    Rollouts of training first, else those of evals; without any, an exponential distribution's 99 percentiles.
+    Rollouts of training first, else those of evals; without any, an exponential distribution's.
     """
     folder = run.rollouts(0).parent
     for pattern in ("step_*.jsonl", "eval_step_*.jsonl"):
@@ -139,4 +138,4 @@ def _relative_lengths(run: RunDir) -> tuple[float, ...]:
             found += [length * len(own) / sum(own) for length in own]
         if found:
             return tuple(found)
-    return tuple(-math.log(1 - percent / 100) for percent in range(1, 100))
+    return EXPONENTIAL

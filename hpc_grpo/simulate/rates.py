@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hpc_grpo.config import Config
 from hpc_grpo.simulate.engine import SimulatedEngine
+from hpc_grpo.simulate.lengths import draw_lengths, scale_of
 from hpc_grpo.simulate.measured import Measurements
 
 _DRAWN_ROLLOUTS = 2000
@@ -62,7 +63,8 @@ def fit_rates(measured: Measurements, config: Config) -> Rates:
     """
     engines = measured.num_nodes * config.engine.engines_per_node
     learners = measured.num_nodes * config.placement.learners_per_node
-    scales = [_scale(measured, config, step.num_tokens / step.num_rollouts) for step in measured.steps]
+    lengths, longest = measured.sequences.lengths, config.rollout.max_new_tokens
+    scales = [scale_of(lengths, step.num_tokens / step.num_rollouts, longest) for step in measured.steps]
     decode_steps = [_decode_steps(measured, config, scale, engines) for scale in scales]
     tokens = [step.num_tokens / engines for step in measured.steps]
     waits_s = [step.wait_s for step in measured.steps]
@@ -117,24 +119,6 @@ def fit(
     return both if left < _LESS * left_alone else alone
 
 
-def draw_lengths(measured: Measurements, scale: float, longest: int, count: int, random_: random.Random) -> list[int]:
-    """Draw the tokens of `count` completions: `scale` times those of the run in shares of their mean, cut at most."""
-    return [_length(share, scale, longest) for share in random_.choices(measured.lengths, k=count)]
-
-
-def _length(share: float, scale: float, longest: int) -> int:
-    return min(max(1, round(share * scale)), longest)
-
-
-def _scale(measured: Measurements, config: Config, mean_tokens: float) -> float:
-    """Return the scale at which lengths that are cut at most have this mean."""
-    longest, scale = config.rollout.max_new_tokens, mean_tokens
-    for _ in range(20):
-        mean = statistics.fmean(_length(share, scale, longest) for share in measured.lengths)
-        scale *= mean_tokens / mean
-    return scale
-
-
 def _decode_steps(measured: Measurements, config: Config, scale: float, engines: int) -> float:
     """Return the decode steps until the last engine has its share of a training step, the mean of some draws."""
     groups, size = config.rollout.prompts_per_step, config.rollout.group_size
@@ -144,7 +128,7 @@ def _decode_steps(measured: Measurements, config: Config, scale: float, engines:
         for index in range(min(engines, groups)):
             engine = SimulatedEngine(Rate(1.0, 0.0), config.engine.max_num_seqs)
             count = len(range(index, groups, engines)) * size
-            lengths = draw_lengths(measured, scale, config.rollout.max_new_tokens, count, drawing)
+            lengths = draw_lengths(measured.sequences.lengths, scale, config.rollout.max_new_tokens, count, drawing)
             last = max(last, engine.end_of(engine.submit(lengths, 0.0)))
         counted.append(last)
     return statistics.fmean(counted)

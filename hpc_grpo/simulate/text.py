@@ -49,8 +49,8 @@ def simulation_text(config: Config, measured: Measurements, settings: Sequence[S
     """Simulate the run as it was, to compare, and at each of the settings."""
     rates = measured_rates(measured, config)
     (as_it_was,) = settings_of(config, [measured.num_nodes], None, None)
-    again = forecast(config, measured, rates, as_it_was)
-    forecasts = [forecast(config, measured, rates, setting) for setting in settings]
+    again = forecast(config, measured.sequences, rates, as_it_was)
+    forecasts = [forecast(config, measured.sequences, rates, setting) for setting in settings]
     lines = [
         *_head(measured, rates, again),
         "",

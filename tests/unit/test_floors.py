@@ -197,6 +197,12 @@ def test_importing_the_command_loads_nothing_heavy() -> None:
     assert done.stdout == "[]\n"
 
 
+def test_a_simulation_imports_ray_for_its_errors_and_never_torch() -> None:
+    program = f"import sys, hpc_grpo.simulate.forecast\nprint(sorted(set(sys.modules) & {HEAVY!r}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "['ray']\n"
+
+
 def test_the_programs_of_a_visit_load_nothing_that_a_controller_needs() -> None:
     theirs = HEAVY | {"pydantic", "sqlalchemy", "asyncssh", "nats", "alembic", "rich", "click"}
     program = f"import sys, hpc_grpo.fleet.visit, hpc_grpo.fleet.runner\nprint(sorted(set(sys.modules) & {theirs!r}))"

@@ -10,11 +10,12 @@ from hpc_grpo.config import Config
 from hpc_grpo.simulate.cluster import Setting, SimulatedCluster
 from hpc_grpo.simulate.engine import SimulatedEngine
 from hpc_grpo.simulate.forecast import forecast, measured_rates, run_steps
+from hpc_grpo.simulate.lengths import Sequences
 from hpc_grpo.simulate.measured import MeasuredStep, Measurements
 from hpc_grpo.simulate.rates import DrawnStep, Rate, Rates
 from tests.support.configs import minimal_config
 
-EVERY = Measurements((), (1.0,), 16, 1, 1.0, 100, "", leaves_out=True)
+EVERY = Sequences((1.0,), 16, leaves_out=True)
 
 
 def config_of(**train: int) -> Config:
@@ -76,7 +77,7 @@ def test_what_engines_take_behind_training_is_found_from_the_waits(training_s: f
         MeasuredStep(400.0, 8, 400.0, after - before, 400 * training_s, 0.05, 0.02, 0.0)
         for before, after in itertools.pairwise(marks)
     )
-    measured = Measurements(steps, (1.0,), 16, 1, 20.0, 100, "", leaves_out=True)
+    measured = Measurements(steps, EVERY, 1, 20.0, 100, "")
     assert measured_rates(measured, config).decoding(4.0) == pytest.approx(0.01, rel=0.02)
 
 

@@ -50,13 +50,13 @@ def test_groups_that_learners_leave_out_are_no_tokens_of_theirs() -> None:
 
 def test_lengths_are_those_of_the_rollouts_in_shares_of_their_mean(tmp_path: Path) -> None:
     run, config = write_run(tmp_path, [line(step, wait=1.0, train=1.0) for step in (1, 2, 3)], total_steps=10)
-    assert len(read_measurements(run, config).lengths) == 99, "as an exponential distribution has them"
+    assert len(read_measurements(run, config).sequences.lengths) == 99, "as an exponential distribution has them"
     run.rollouts(0).parent.mkdir()
     run.eval_rollouts(2).write_text('{"completion": "xx"}\n{"completion": ""}\n')
-    assert read_measurements(run, config).lengths == (1.5, 0.5)
+    assert read_measurements(run, config).sequences.lengths == (1.5, 0.5)
     run.rollouts(3).write_text("".join(json.dumps({"completion": "x", "tokens": n}) + "\n" for n in (10, 30)))
     measured = read_measurements(run, config)
-    assert measured.lengths == (0.5, 1.5)
+    assert measured.sequences.lengths == (0.5, 1.5)
     assert (measured.steps_to_go, measured.num_nodes) == (7, 1)
     assert measured.steps_per_h == 1800.0
 
