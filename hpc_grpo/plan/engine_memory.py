@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import expects_gpus, kv_cache_gib, max_batched_tokens
@@ -42,8 +43,11 @@ class KvCache:
 
     @property
     def num_sequences(self) -> int:
-        blocks = -(-self.max_model_len // BLOCK_TOKENS)
-        return self.num_tokens // (blocks * BLOCK_TOKENS)
+        return self.num_sequences_of(self.max_model_len)
+
+    def num_sequences_of(self, tokens: float) -> int:
+        """Return how many sequences of so many tokens it holds."""
+        return self.num_tokens // (ceil(tokens / BLOCK_TOKENS) * BLOCK_TOKENS)
 
 
 def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int, tensor_parallel: int = 1) -> int:

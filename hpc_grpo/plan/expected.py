@@ -1,7 +1,7 @@
 """Expect a step's time from the peaks of GPUs, links and memory, and assumed shares of them; nothing here was measured.
 
-Nobody knows before sampling how long completions get: times are those of sequences as long as may be. Not counted:
-prefill, publishing, grading, and microbatches that are not full.
+Nobody knows before sampling how long completions get: times are those of sequences as long as may be, or of completions
+that are all as long as somebody assumes. Not counted: prefill, publishing, grading, and microbatches that are not full.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from hpc_grpo.plan.engine_memory import KvCache
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.learner_memory import is_checkpointed
 from hpc_grpo.plan.step import Workload, workload
+from hpc_grpo.simulate.rates import Rate
 from hpc_grpo.types import DTYPE_BYTES
 
 TRAINING_SHARE = 0.4
@@ -32,8 +33,20 @@ _WEIGHT_BYTES = 2
 
 
 @dataclass(frozen=True)
+class ExpectedRates:
+    """`decoding`: a decode step of n sequences in one engine, which decodes `running` at once.
+
+    `training`: a step of n sampled tokens in one learner, with their prompts.
+    """
+
+    decoding: Rate
+    running: int
+    training: Rate
+
+
+@dataclass(frozen=True)
 class ExpectedStep:
-    """Seconds of a step of longest sequences; `overlaps`: sampling goes on while training.
+    """Seconds of a step of completions that are all as long; `overlaps`: sampling goes on while training.
 
     Where groups are replaced, a step samples up to `most_rounds` times as many.
     """
@@ -67,49 +80,64 @@ class ExpectedStep:
         return num_steps * self.step_s * self.num_gpus / 3600
 
 
-def expected_step(plan: Plan) -> ExpectedStep | None:
-    """Return what a step should take; None on CPUs, without engines, and where an engine holds no full sequence."""
-    load, cache = workload(plan), plan.kv_cache
-    if not expects_gpus(plan.config) or cache is None or load.max_tokens is None or not load.running_sequences:
+def expected_step(plan: Plan, tokens: float | None = None) -> ExpectedStep | None:
+    """Return what a step of completions of so many tokens should take, else of as many as may be.
+
+    None on CPUs, without engines, and where an engine holds no full sequence.
+    """
+    load, tokens = workload(plan), tokens or plan.config.rollout.max_new_tokens
+    rates = expected_rates(plan, tokens)
+    if rates is None:
         return None
+    full, rest = divmod(load.sequences_per_engine, rates.running)
+    decode_s = full * rates.decoding(rates.running) + (rates.decoding(rest) if rest else 0.0)
     return ExpectedStep(
-        sample_s=_sampling_s(plan, load, cache),
-        train_s=_training_s(plan, load),
+        sample_s=tokens * decode_s,
+        train_s=rates.training(load.num_sequences * tokens / plan.num_learners),
         overlaps=plan.config.rollout.max_policy_lag > 0,
         num_gpus=plan.num_nodes * gpus_per_node(plan.config),
         most_rounds=plan.config.rollout.dynamic_sampling or 1,
     )
 
 
-def _sampling_s(plan: Plan, load: Workload, cache: KvCache) -> float:
-    """Return the seconds of one engine's share, in batches as large as its cache; the last one holds the rest.
+def expected_rates(plan: Plan, tokens: float) -> ExpectedRates | None:
+    """Return the rates where a sampled token is one of a completion of so many tokens; None where no step is expected.
 
-    Decoding is bound by memory: each token of a batch reads the weights and the batch's KV cache once.
+    An engine decodes as many sequences as its cache holds at their end, and `engine.max_num_seqs` at most.
     """
-    full, rest = divmod(load.sequences_per_engine, load.running_sequences)
-    batches = [load.running_sequences] * full + [rest] * (rest > 0)
-    return plan.config.rollout.max_new_tokens * sum(_decode_s(plan, cache, running) for running in batches)
+    config, cache = plan.config, plan.kv_cache
+    if not expects_gpus(config) or cache is None or not cache.num_sequences:
+        return None
+    sequence = config.data.max_prompt_tokens + tokens
+    running = min(config.engine.max_num_seqs, cache.num_sequences_of(sequence))
+    return ExpectedRates(_decoding(plan, cache, sequence), running, _training(plan, workload(plan)))
 
 
-def _decode_s(plan: Plan, cache: KvCache, running: int) -> float:
-    """Return the seconds that one token of each of `running` sequences takes, with a cache half full on average."""
+def _decoding(plan: Plan, cache: KvCache, sequence: float) -> Rate:
+    """Rate a decode step, with a cache that is half full on average of sequences of so many tokens.
+
+    It is bound by memory: each token of a batch reads the weights and the batch's KV cache once.
+    """
     parallel, hardware = plan.config.engine.tensor_parallel, plan.hardware
+    byte_s = 1 / (hardware.gpu_bytes_per_s * READING_SHARE)
     weights = _WEIGHT_BYTES * plan.model.num_parameters / parallel
-    cached = running * plan.config.max_model_len / 2 * cache.bytes_per_token
-    reading_s = (weights + cached) / (hardware.gpu_bytes_per_s * READING_SHARE)
-    return reading_s + DECODE_STEP_S + (0.0 if parallel == 1 else _all_reduces_s(plan, running))
+    once, each = _all_reduces(plan) if parallel > 1 else (0.0, 0.0)
+    return Rate(weights * byte_s + DECODE_STEP_S + once, sequence / 2 * cache.bytes_per_token * byte_s + each)
 
 
-def _all_reduces_s(plan: Plan, running: int) -> float:
-    """Return what tensor parallelism adds to a decode step: two all-reduces a layer, of `running` hidden states."""
+def _all_reduces(plan: Plan) -> tuple[float, float]:
+    """Return the seconds that tensor parallelism adds to a decode step, and for each sequence in it.
+
+    Those are two all-reduces a layer, of the sequences' hidden states.
+    """
     shape, parallel = plan.model.shape, plan.config.engine.tensor_parallel
-    sent = 2 * (parallel - 1) / parallel * running * shape.hidden_size * _WEIGHT_BYTES
-    each = ALL_REDUCE_S + sent / (plan.hardware.nvlink_bytes_per_s * NETWORK_SHARE)
-    return 2 * shape.num_layers * each
+    sent = 2 * (parallel - 1) / parallel * shape.hidden_size * _WEIGHT_BYTES
+    count = 2 * shape.num_layers
+    return count * ALL_REDUCE_S, count * sent / (plan.hardware.nvlink_bytes_per_s * NETWORK_SHARE)
 
 
-def _training_s(plan: Plan, load: Workload) -> float:
-    """Return the seconds that the learners train on all tokens of a step.
+def _training(plan: Plan, load: Workload) -> Rate:
+    """Rate a learner's part of a step.
 
     Arithmetic is F P T / (W c): F FLOPs a parameter and token, P parameters, T tokens, W learners, c the FLOP/s one
     reaches (Kaplan et al. 2020, section 2.1). DeepSpeed moves the bytes of a microbatch behind it (`overlap_comm`,
@@ -117,16 +145,18 @@ def _training_s(plan: Plan, load: Workload) -> float:
     """
     config, hardware, workers = plan.config, plan.hardware, plan.num_learners
     parameters = trained_parameters(config, plan.model.num_parameters)
-    flops = _flops_per_token(config) * parameters * (load.learner_tokens or 0)
-    flops += 2 * plan.model.teacher_parameters * (load.learner_tokens or 0)
-    arithmetic_s = flops / (workers * hardware.gpu_flops_per_s * TRAINING_SHARE)
+    flops = _flops_per_token(config) * parameters + 2 * plan.model.teacher_parameters
     in_microbatch, in_step = _communicated_bytes(config)
     shard_s = parameters / workers / (hardware.host_link_bytes_per_s * READING_SHARE)
     is_offloaded = config.train.offload_optimizer != "none"
     # A gradient sum that lies in host memory comes to the GPU to be added to, and goes back.
     microbatch_s = in_microbatch * _exchange_s(plan) + 8 * shard_s * is_offloaded
     step_s = in_step * _exchange_s(plan) + _host_update_s(plan) * is_offloaded
-    return max(arithmetic_s, (load.num_microbatches or 0) * microbatch_s) + config.train.num_minibatches * step_s
+    tokens, sampled = (load.learner_tokens or 0) / workers, (load.max_new_tokens or 0) / workers
+    token_s = max(
+        flops / (hardware.gpu_flops_per_s * TRAINING_SHARE), (load.num_microbatches or 0) * microbatch_s / tokens
+    )
+    return Rate(config.train.num_minibatches * step_s + (tokens - sampled) * token_s, token_s)
 
 
 def _flops_per_token(config: Config) -> float:

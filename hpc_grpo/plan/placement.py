@@ -18,13 +18,14 @@ CARD_DEFAULT = (1, 3, 1)
 """Learners and engines a node, GPUs an engine: the layout where the config says nothing."""
 CLOSE, EQUAL = 1.05, 1.01
 """A step longer by less than that is not worth another split, or another ZeRO stage of one: the shares are assumed."""
+LAG = "rollout.max_policy_lag"
 _KEYS = (
     "placement.learners_per_node",
     "engine.engines_per_node",
     "engine.tensor_parallel",
     "train.zero_stage",
     "train.offload_optimizer",
-    "rollout.max_policy_lag",
+    LAG,
 )
 
 
@@ -62,6 +63,12 @@ def ranked_splits(plan: Plan) -> list[Split]:
 def fastest_in_turn(splits: Sequence[Split]) -> Split:
     """Return the best split where learners and engines take turns: no rollout is older than the weights it trains."""
     return min(splits, key=lambda split: (bool(split.plan.warnings), split.step.in_turn_s))
+
+
+def recommended(plan: Plan, splits: Sequence[Split]) -> Split | None:
+    """Return the fastest split; None where the plan fits, and none is so much faster that it were worth a change."""
+    step, best = expected_step(plan), splits[0]
+    return None if plan.fits and step and step.step_s < best.step.step_s * CLOSE else best
 
 
 def changed_settings(plan: Plan, split: Split) -> Settings:

@@ -84,9 +84,13 @@ def forecast_amid(
     return Forecast(
         setting,
         steps_per_h=3600 * num_steps / elapsed_s,
-        engines_idle=1 - sampled_s / (elapsed_s * len(cluster.engines)),
-        learners_idle=1 - trained_s / (elapsed_s * setting.nodes * setting.learners),
+        engines_idle=_idle(sampled_s, elapsed_s * len(cluster.engines)),
+        learners_idle=_idle(trained_s, elapsed_s * setting.nodes * setting.learners),
     )
+
+
+def _idle(spent_s: float, of_s: float) -> float:
+    return max(0.0, 1 - spent_s / of_s)  # a sum of many rounded numbers
 
 
 def measured_rates(measured: Measurements, config: Config) -> Rates:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,8 @@ _UNPRINTABLE = re.compile(
 )
 _LONGEST_LINE = 20_000
 """Characters: a terminal takes minutes for one of megabytes."""
+
+_LINE_WIDTH = 100
 
 
 def printable(text: str, longest_line: int | None = _LONGEST_LINE) -> str:
@@ -149,6 +152,11 @@ def one_line(text: str | None, width: int | None = None) -> str:
     """
     line = printable(" ".join((text or UNKNOWN).split()))
     return line if width is None or len(line) <= width else f"{line[: width - 1]}…"
+
+
+def wrapped(text: str) -> list[str]:
+    """Return the lines of a paragraph for a terminal."""
+    return textwrap.wrap(text, _LINE_WIDTH)
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

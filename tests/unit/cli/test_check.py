@@ -123,12 +123,28 @@ def test_env_takes_launch_settings_of_the_config(tmp_path: Path) -> None:
     assert (without["MINE"]["outcome"], without["MINE"]["value"]) == ("dropped", None)
 
 
-def test_neither_command_loads_anything_heavy(tmp_path: Path) -> None:
+def python_of(program: str, cwd: Path) -> str:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=cwd).stdout
+
+
+def test_env_loads_nothing_heavy_and_plan_no_more_than_the_drivers_own_loop(tmp_path: Path) -> None:
+    heavy = "print(sorted({'torch', 'ray', 'vllm', 'transformers', 'numpy', 'deepspeed'} & set(sys.modules)))\n"
     program = (
         "import sys\nfrom click.testing import CliRunner\nfrom hpc_grpo.cli import check\n"
-        f"print(CliRunner().invoke(check.plan, [{CONFIG_7B!r}, '--size', '7B']).exit_code)\n"
-        "print(CliRunner().invoke(check.env, []).exit_code)\n"
-        "print(sorted({'torch', 'ray', 'vllm', 'transformers', 'numpy', 'deepspeed'} & set(sys.modules)))"
+        f"print(CliRunner().invoke(check.env, []).exit_code)\n{heavy}"
+        f"print(CliRunner().invoke(check.plan, [{CONFIG_7B!r}, '--size', '7B']).exit_code)\n{heavy}"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout == "0\n0\n[]\n"
+    assert python_of(program, tmp_path) == "0\n[]\n0\n['numpy', 'ray']\n"
+
+
+def test_plan_does_without_what_trains_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+    program = (
+        "import sys\nsys.modules.update(dict.fromkeys(('torch', 'ray', 'numpy')))\n"
+        "from click.testing import CliRunner\nfrom hpc_grpo.cli import check\n"
+        f"result = CliRunner().invoke(check.plan, [{CONFIG_7B!r}, '--size', '7B'])\n"
+        "print(result.exit_code, result.output)"
+    )
+    output = python_of(program, tmp_path)
+    assert output.startswith("0 Qwen2.5-7B")
+    assert "Recommended: this config's own" in output
+    assert "What completions of unlike lengths cost is simulated where Ray is installed; here it is not.\n" in output

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpc_grpo.cli import check
-from hpc_grpo.plan import disk, engine_memory, expected, learner_memory, node_memory
+from hpc_grpo.plan import disk, engine_memory, expected, learner_memory, node_memory, scheduled
 from hpc_grpo.plan.memory import GH200, STATES, StateBytes
 from hpc_grpo.plan.placement import CARD_DEFAULT, Split, ranked_splits
 from hpc_grpo.plan.step import num_steps
@@ -124,6 +124,7 @@ def test_assumed_numbers_are_those_of_the_code() -> None:
     assert f"{expected.NETWORK_SHARE:.0%} of {GH200.nvlink_bytes_per_s / 1e9:g} GB/s" in text
     assert f"{expected.READING_SHARE:.0%} of {GH200.host_link_bytes_per_s / 1e9:g} GB/s" in text
     assert f"{expected.HOST_SHARE:.0%} of {GH200.host_memory_bytes_per_s / 1e9:g} GB/s of host memory" in text
+    assert f"lognormal with sigma 1, {scheduled.MEAN_SHARE:.0%} of `rollout.max_new_tokens` on average" in text
     assert learner_memory.REDUCE_BUCKET_ELEMENTS == 5 * 10**8
     assert node_memory.SHARED_MEMORY_SHARE == 0.5
 

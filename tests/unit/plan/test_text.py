@@ -37,6 +37,14 @@ def test_the_time_of_measured_steps_is_given_without_node_hours_while_the_length
     assert "Node-hours left: not known" in text
 
 
+def test_a_run_with_measured_steps_is_pointed_to_its_own_simulation_and_gets_none_of_assumed_lengths() -> None:
+    plan = plan_7b_config("7B", 2)
+    text = plan_text(plan, measured_steps({2: {"attempt": 1, "time/step_s": 2.0}}, {}, None))
+    assert f"hpc-grpo simulate {plan.config.run_path}\n" in text
+    assert "lognormal" not in text
+    assert "hpc-grpo simulate" not in plan_text(plan, None)
+
+
 def test_steps_measured_on_other_nodes_are_given_with_their_number() -> None:
     lines = {step: {"attempt": 1, "time/step_s": 3600.0 * step} for step in (0, 1)}
     text = plan_text(plan_7b_config("7B", 2), measured_steps(lines, {1: 4}, 11))
