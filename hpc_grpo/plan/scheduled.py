@@ -23,9 +23,9 @@ MEAN_SHARE = 0.25
 """The mean of the lengths, a share of rollout.max_new_tokens; lognormal, and cut there. Assumed."""
 EVEN = (1.0,)
 """Lengths that all are the mean."""
-_ROLLOUTS, _FEWEST_STEPS, _MOST_STEPS = 8192, 4, 100
+_ROLLOUTS, _MOST_STEPS = 8192, 100
 """A simulation counts so many rollouts: a tenth of a second or two."""
-_MOST_ROLLOUTS = 4096
+_MOST_ROLLOUTS = 2048
 """Of a step with more, some of the nodes are simulated, with their share of it."""
 
 
@@ -65,14 +65,16 @@ def simulated(plan: Plan, lag: int, shares: tuple[float, ...]) -> Forecast | Non
         return None
     per_node = config.rollout.prompts_per_step * config.rollout.group_size / plan.num_nodes
     nodes = min(plan.num_nodes, max(1, int(_MOST_ROLLOUTS / per_node)))
-    counted = 0 if shares == EVEN else round(_ROLLOUTS / (per_node * nodes))
+    # Steps that begin together end together: with a lag they come in bursts, of which whole ones are counted.
+    ahead = lag // config.train.num_minibatches
+    num_bursts = max(1, round(min(_MOST_STEPS, _ROLLOUTS / (per_node * nodes)) / (ahead + 1)))
     return forecast_amid(
         _simulated_config(config, expected.running, nodes / plan.num_nodes),
         Sequences(shares, config.data.max_prompt_tokens, leaves_out=False),
         Rates(expected.decoding, expected.training, (DrawnStep(scale, 1.0, 1.0, 0.0, 0.0, alike_share=0.0),)),
         Setting(nodes, config.placement.learners_per_node, config.engine.engines_per_node, lag),
-        num_steps=min(_MOST_STEPS, max(_FEWEST_STEPS, counted)),
-        edge=lag // config.train.num_minibatches,
+        num_steps=num_bursts * (ahead + 1),
+        edge=ahead,
     )
 
 

@@ -125,6 +125,7 @@ def test_assumed_numbers_are_those_of_the_code() -> None:
     assert f"{expected.READING_SHARE:.0%} of {GH200.host_link_bytes_per_s / 1e9:g} GB/s" in text
     assert f"{expected.HOST_SHARE:.0%} of {GH200.host_memory_bytes_per_s / 1e9:g} GB/s of host memory" in text
     assert f"lognormal with sigma 1, {scheduled.MEAN_SHARE:.0%} of `rollout.max_new_tokens` on average" in text
+    assert f"with more than {scheduled._MOST_ROLLOUTS:,} rollouts" in text
     assert learner_memory.REDUCE_BUCKET_ELEMENTS == 5 * 10**8
     assert node_memory.SHARED_MEMORY_SHARE == 0.5
 

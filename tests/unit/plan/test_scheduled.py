@@ -94,14 +94,27 @@ def test_lags_are_none_the_shortest_that_samples_a_step_ahead_and_the_configs(
 
 def test_of_a_large_step_some_nodes_are_simulated_and_tell_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_shipped_7b("7B", 16, "rollout.prompts_per_step=512")
-    parts = [simulated(plan, lag, LOGNORMAL) for lag in (0, 1)]
+    parts = [simulated(plan, lag, LOGNORMAL) for lag in range(3)]
     monkeypatch.setattr(scheduled, "_MOST_ROLLOUTS", 8192)
     for lag, part in enumerate(parts):
         whole = simulated(plan, lag, LOGNORMAL)
         assert part and whole
-        assert (part.setting.nodes, whole.setting.nodes) == (8, 16)
+        assert (part.setting.nodes, whole.setting.nodes) == (4, 16)
         assert part.step_s == pytest.approx(whole.step_s, rel=0.05)
         assert part.engines_idle == pytest.approx(whole.engines_idle, abs=0.03)
+
+
+@pytest.mark.parametrize("shares", [LOGNORMAL, EVEN], ids=["with a tail", "even"])
+@pytest.mark.parametrize("lag", [1, 2, 4])
+def test_a_few_steps_tell_as_much_as_many(lag: int, shares: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that one step leaves half empty sample several at once, and those end together: bursts of lag + 1."""
+    plan = plan_shipped_7b("0.5B", 8)
+    few = simulated(plan, lag, shares)
+    monkeypatch.setattr(scheduled, "_ROLLOUTS", 60 * 1024)
+    many = simulated(plan, lag, shares)
+    assert few and many
+    assert few.step_s == pytest.approx(many.step_s, rel=0.05)
+    assert few.learners_idle == pytest.approx(many.learners_idle, abs=0.03)
 
 
 def test_no_advantage_or_algorithm_of_a_users_is_run() -> None:
