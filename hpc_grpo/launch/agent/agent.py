@@ -102,10 +102,9 @@ class NodeAgent:
         os.chdir(self._spec.working_dir)
         parent = local_dir(self._spec, os.environ)
         self._spec, self._copies = make_copies(self._spec, parent, os.environ, self._goes_on)
-        while self._goes_on() and self._spec.head_address is None:
-            if told := self._lease.head_address:
-                self._spec = replace(self._spec, head_address=told)
-        if self._spec.head_address is None:
+        while self._spec.head_address is None and self._goes_on():
+            self._spec = replace(self._spec, head_address=self._lease.head_address or None)
+        if self._lease.ended_by or self._notice.ends_agent():
             return ""
         for tries in range(_MAX_RAY_STARTS):
             ended = self._start_ray(skip_ports=tries)

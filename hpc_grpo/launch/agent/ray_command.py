@@ -23,7 +23,7 @@ from hpc_grpo.launch.agent.stage import staged, staged_environment
 from hpc_grpo.launch.environment.rules import check_resolved, expand, filtered
 from hpc_grpo.launch.place.base import NodeResources
 from hpc_grpo.run import template_client
-from hpc_grpo.run.contract import PYTHON_VARIABLES, SHM_DIR_VARIABLE, TEMPLATE_MODULE
+from hpc_grpo.run.contract import COPY_VARIABLES, PYTHON_VARIABLES, SHM_DIR_VARIABLE, TEMPLATE_MODULE
 from hpc_grpo.run.source import own_command
 
 STARTED_LINE = "Ray runtime started."
@@ -75,6 +75,8 @@ def ray_environment(
     kept[SHM_DIR_VARIABLE] = shm_dir
     kept["TMPDIR"] = str(temp_dir_path(spec, environ))  # vLLM leaves files in it; this one goes with the attempt
     kept.update(spec.contract_env)
+    for name in COPY_VARIABLES:
+        kept.pop(name, None)  # of another run, in whose job this one was started
     kept |= staged_environment(spec.stage, local_dir(spec, environ), kept)
     kept |= {PYTHON_VARIABLES[kind]: command for kind, command in actor_pythons(spec, environ).items()}
     return kept

@@ -22,6 +22,7 @@ def test_a_later_node_begins_with_what_an_earlier_one_has_compiled(tmp_path: Pat
     (first / "vllm" / "torch_compile_cache").mkdir()
     (first / "vllm" / "torch_compile_cache" / "graph.py").write_text("graph")
     (first / "triton" / "kernel.so").write_text("kernel")
+    (first / "vllm" / "gpu_p2p_access_cache_for_0,1.json").write_text("of this node's GPUs")
     assert save(first, archive)
     assert (archive.parent.stat().st_mode & 0o777, archive.stat().st_mode & 0o022) == (0o700, 0)
     second = node_folder(tmp_path / "b", archive, tmp_path)
@@ -66,6 +67,16 @@ def test_a_damaged_archive_costs_compiling_and_is_written_anew(
     assert save(folder, archive)
     with tarfile.open(archive) as packed:
         assert packed.getnames() == ["triton/kernel.so"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_nobody_runs_what_another_user_has_compiled(tmp_path: Path) -> None:
+    archive = tmp_path / "x.tar"
+    first = node_folder(tmp_path / "a", archive, tmp_path)
+    (first / "triton" / "kernel.so").write_text("kernel")
+    assert save(first, archive)
+    os.chown(archive, 12345, 12345)
+    assert list((node_folder(tmp_path / "b", archive, tmp_path) / "triton").iterdir()) == []
 
 
 def test_runs_share_an_archive_if_their_engines_compile_the_same() -> None:

@@ -94,6 +94,12 @@ def test_ray_and_its_actors_run_the_python_of_the_nodes_copy(tmp_path: Path) -> 
     assert ray_environment({}, node, "10.0.0.1", "lo", "/s")["HPC_GRPO_LEARNER_PYTHON"].startswith(f"{python} -I -S ")
 
 
+def test_copies_of_another_run_are_not_taken_over() -> None:
+    environ = {"HPC_GRPO_WEIGHTS_DIR": "/tmp/hg-another", "HPC_GRPO_COMPILED_DIR": "/tmp/hg-another"}
+    env = ray_environment(environ, spec(), "10.0.0.1", "lo", "/s")
+    assert not [name for name in environ if name in env]
+
+
 def test_in_a_container_there_are_no_templates() -> None:
     node = spec(templates_of="/runs/r", container={"image": "i"})
     assert not [word for word in command(node) if word.startswith("--template=")]
