@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hpc_grpo.launch.agent.protocol import Stage
-from hpc_grpo.launch.agent.stage import staged
+from hpc_grpo.launch.agent.stage import staged, version_of
 from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
 from tests.integration.training_runs import (
@@ -100,7 +100,8 @@ def test_sbatch_of_a_shell_config_with_zero_2_from_copies_on_the_nodes(
     assert (end.state, end.exit_code) == ("COMPLETED", "0:0"), log
     assert "Ray ready on 2 nodes, 8 GPUs" in log
     assert_same_training(RunDir(workspace / "runs" / "zero2"), one_learner)
-    copies = staged(Stage(environment=str(image)), Path("/tmp"))
+    weights = workspace / "tied"
+    copies = staged(Stage(str(image), str(weights), version=version_of(image, weights)), Path("/tmp"))
     traces = [set(path.read_text().split()) for path in (tmp_path / "traces").iterdir()]
     assert traces == [{str(copies.environment)}] * 2, "on each node, and from nowhere else"
 

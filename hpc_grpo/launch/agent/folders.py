@@ -125,14 +125,15 @@ def shared_dir(path: Path, fill: Callable[[Path], bool], goes_on: Callable[[], b
     """
     _prepare_parent(path.parent)
     while True:
-        folder = SharedDir(path)
-        try:
-            if folder.is_filled() or (folder.fill(fill) and folder.is_filled()):
-                return folder
-        except BaseException:
+        with contextlib.suppress(FileNotFoundError):  # the last agent in it has just removed it
+            folder = SharedDir(path)
+            try:
+                if folder.is_filled() or (folder.fill(fill) and folder.is_filled()):
+                    return folder
+            except BaseException:
+                folder.close()
+                raise
             folder.close()
-            raise
-        folder.close()
         if not goes_on():
             return None
 
@@ -162,7 +163,10 @@ def _take_away(path: Path) -> None:
     """Remove a folder whose lock is held; from its name at once, so that who makes it anew finds nothing."""
     gone = path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")
     path.rename(gone)
-    shutil.rmtree(gone)
+    try:
+        shutil.rmtree(gone)
+    except OSError:  # an agent that came just then has put a lock into it
+        shutil.rmtree(gone)
 
 
 def shm_dir_path(tag: str) -> Path:

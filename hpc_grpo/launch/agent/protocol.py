@@ -60,12 +60,13 @@ class Stage:
     """What a node copies to its own disk before Ray starts there (launch/agent/stage.py); "": nothing of that kind.
 
     `environment` is a virtual environment or a squashfs image of one, `weights` the folder of a model, `compiled` the
-    archive of what engines have compiled, which need not exist.
+    archive of what engines have compiled, which need not exist. `version` is that of the first two, seen by the head.
     """
 
     environment: str = ""
     weights: str = ""
     compiled: str = ""
+    version: str = ""
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,6 @@ from hpc_grpo.system.hugging_face import weight_files
 from hpc_grpo.system.processes import die_with_parent
 from hpc_grpo.system.say import say
 
-IMAGE_SUFFIXES = (".squashfs", ".sqsh", ".sfs")
-
 _MAX_OTHER_FILE_BYTES = 64 << 20
 """Of what lies beside a model's weights, larger files are other forms of the same weights."""
 _TOLD_BYTES = 500
@@ -44,14 +42,23 @@ class Staged:
         return str(self.environment / "bin" / "python") if self.environment else sys.executable
 
 
+def version_of(*sources: Path) -> str:
+    """Return a text that changes with environments and models, as far as the times of their outermost files tell."""
+    times = []
+    for source in sources:
+        inside = [source / "pyvenv.cfg", *source.glob("lib/python*/site-packages"), *source.glob("*.safetensors")]
+        times += [path.stat().st_mtime_ns for path in [source, *sorted(inside)] if path.exists()]
+    return " ".join(map(str, times))
+
+
 def staged(stage: Stage, parent: Path) -> Staged:
     """Return where a node has its copies, once they are made: folders below `parent`."""
 
-    def path(kind: str, source: str) -> Path | None:
-        return shared_dir_path(parent, f"{kind} {source} {_changed(Path(source))}") if source else None
+    def path(kind: str, source: str, version: str = "") -> Path | None:
+        return shared_dir_path(parent, f"{kind} {source} {version}") if source else None
 
-    compiled = shared_dir_path(parent, f"compiled {stage.compiled}") if stage.compiled else None
-    return Staged(path("environment", stage.environment), path("weights", stage.weights), compiled)
+    environment = path("environment", stage.environment, stage.version)
+    return Staged(environment, path("weights", stage.weights, stage.version), path("compiled", stage.compiled))
 
 
 def staged_environment(stage: Stage, parent: Path, given: Mapping[str, str]) -> dict[str, str]:
@@ -142,9 +149,3 @@ def _run(command: Sequence[str], what: str, goes_on: Callable[[], bool]) -> bool
         f"{what} was not copied by {command[0]} (exit code {program.returncode}): {words}. Set launch.local_dir to a "
         f"folder with room for it on every node, or leave launch.stage out."
     )
-
-
-def _changed(source: Path) -> list[int]:
-    """Return when an environment or a model was last changed, as far as its outermost folders tell."""
-    inside = [source / "pyvenv.cfg", *source.glob("lib/python*/site-packages"), *source.glob("*.safetensors")]
-    return [path.stat().st_mtime_ns for path in [source, *sorted(inside)] if path.exists()]

@@ -16,6 +16,7 @@ from hpc_grpo.config import Config, LaunchConfig
 from hpc_grpo.launch.agent.folders import shm_dir_path
 from hpc_grpo.launch.agent.program import Inside, inside_of
 from hpc_grpo.launch.agent.protocol import NodeSpec, OwnDisk, Stage
+from hpc_grpo.launch.agent.stage import version_of
 from hpc_grpo.launch.environment.rules import job_environ
 from hpc_grpo.launch.place.base import Allocation, Place
 from hpc_grpo.launch.place.container import Container
@@ -168,7 +169,8 @@ def stage_of(config: Config, working_dir: Path, environ: Mapping[str, str]) -> S
         weights = str(found.absolute())
     if config.launch.keep_compiled and config.needs.rollouts:
         compiled = str(archive_of(config))
-    return Stage(str(working_dir / asked.environment) if asked.environment else "", weights, compiled)
+    environment = str(working_dir / asked.environment) if asked.environment else ""
+    return Stage(environment, weights, compiled, version_of(*map(Path, filter(None, [environment, weights]))))
 
 
 def needed_everywhere(config: Config, begun_at: float) -> dict[str, str]:

@@ -260,6 +260,20 @@ def test_a_shared_folder_that_cannot_be_filled_is_not_left(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+def test_agents_that_come_and_go_at_once_all_find_the_folder_whole(tmp_path: Path) -> None:
+    """Each process takes part and leaves a hundred times; nobody is refused, and nothing is left."""
+    program = (
+        "import sys, time; from pathlib import Path; from hpc_grpo.launch.agent.folders import shared_dir\n"
+        "def fill(folder):\n    (folder / 'content').write_text('whole')\n    return True\n"
+        "def goes_on():\n    time.sleep(0.001)\n    return True\n"
+        "for _ in range(100):\n    folder = shared_dir(Path(sys.argv[1]), fill, goes_on)\n"
+        "    assert (folder.path / 'content').read_text() == 'whole'\n    folder.leave()\n"
+    )
+    agents = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "hg-0-abc")]) for _ in range(3)]
+    assert [agent.wait(timeout=120) for agent in agents] == [0, 0, 0]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
 def test_a_name_that_another_user_has_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "hg-0-abc"

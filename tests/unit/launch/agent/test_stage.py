@@ -9,7 +9,7 @@ import pytest
 
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.agent.protocol import NodeSpec, Stage
-from hpc_grpo.launch.agent.stage import make_copies, staged, staged_environment
+from hpc_grpo.launch.agent.stage import make_copies, staged, staged_environment, version_of
 
 NODE = NodeSpec("n1", "17-1-0", "", "/run/token", "/logs", "/work", None, False, None, 1.0)
 
@@ -39,10 +39,14 @@ def test_an_environment_is_copied_with_its_links_and_times_and_its_python_is_use
 
 def test_an_environment_that_was_changed_has_another_copy(tmp_path: Path) -> None:
     source = environment(tmp_path / "env")
-    before = staged(Stage(environment=str(source)), tmp_path).environment
-    assert before == staged(Stage(environment=str(source)), tmp_path).environment
+
+    def copy() -> Path | None:
+        return staged(Stage(environment=str(source), version=version_of(source)), tmp_path).environment
+
+    before = copy()
+    assert before == copy()
     os.utime(source / "pyvenv.cfg", (2.0, 2.0))
-    assert before != staged(Stage(environment=str(source)), tmp_path).environment
+    assert before != copy()
 
 
 def test_of_a_model_the_weights_that_are_loaded_are_copied_without_other_forms(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.launch.agent.protocol import Stage
+from hpc_grpo.launch.agent.stage import version_of
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup, needed_everywhere, stage_of
 from hpc_grpo.run.compiled import archive_of
 from hpc_grpo.run.contract import KEEPS_ENGINES_VARIABLE
@@ -75,5 +76,6 @@ def test_a_run_stages_what_its_config_names_from_where_it_was_submitted(tmp_path
     staging = {"environment": "env.squashfs", "model": True}
     config = minimal_config(run={"root": str(tmp_path)}, model={"path": "m"}, launch={"stage": staging})
     stage = stage_of(config, tmp_path, {})
-    assert stage == Stage(str(tmp_path / "env.squashfs"), str(tmp_path / "m"), str(archive_of(config)))
+    version = version_of(tmp_path / "env.squashfs", tmp_path / "m")
+    assert stage == Stage(str(tmp_path / "env.squashfs"), str(tmp_path / "m"), str(archive_of(config)), version)
     assert stage_of(minimal_config(launch={"keep_compiled": False}), tmp_path, {}) == Stage()
