@@ -24,6 +24,7 @@ from hpc_grpo.launch.environment.rules import (
     is_named,
 )
 from hpc_grpo.run.compiled import CACHES
+from hpc_grpo.run.contract import COMPILED_ARCHIVE_VARIABLE, COMPILED_DIR_VARIABLE, WEIGHTS_DIR_VARIABLE
 from hpc_grpo.system.secret import MASK, is_secret, without_secrets
 
 Outcome = Literal["passed", "set", "dropped"]
@@ -38,9 +39,9 @@ NODE_VALUES: dict[str, str] = {
     "HPC_GRPO_SHM_DIR": "the run's own folder in shared memory",
     "HPC_GRPO_ENGINE_PYTHON": "how Ray starts an engine: as a fork of the node's template (launch.templates)",
     "HPC_GRPO_LEARNER_PYTHON": "how Ray starts a learner: in the same way",
-    "HPC_GRPO_COMPILED_DIR": "the node's own folder of what engines compile (launch.keep_compiled)",
-    "HPC_GRPO_COMPILED_ARCHIVE": "where that is kept for later jobs",
-    "HPC_GRPO_WEIGHTS_DIR": "the node's own copy of model.path (launch.stage.model)",
+    COMPILED_DIR_VARIABLE: "the node's own folder of what engines compile (launch.keep_compiled)",
+    COMPILED_ARCHIVE_VARIABLE: "where that is kept for later jobs",
+    WEIGHTS_DIR_VARIABLE: "the node's own copy of model.path (launch.stage.model)",
     "TMPDIR": "the node's temp-dir, which goes with the attempt",
 }
 """Variable -> what ray_environment sets it to on every node, whatever the environment says."""
@@ -72,8 +73,10 @@ def environment_report(
 ) -> list[Variable]:
     """Report on each variable of `environ`, launch.env and our own; engines set `engine_settings` for themselves."""
     kept = filtered(environ, launch.pass_env, launch.env, [ALL_NODES])
-    kept |= {name: value for name, (value, _) in RAY_SETTINGS.items()} | dict.fromkeys(NODE_VALUES, ON_NODE)
-    kept = {name: value for name, (value, _) in DEFAULTS.items()} | kept
+    left_out = _left_out(launch)
+    kept |= {name: value for name, (value, _) in RAY_SETTINGS.items()}
+    kept |= {name: ON_NODE for name in NODE_VALUES if name not in left_out}
+    kept = {name: value for name, (value, _) in DEFAULTS.items() if name not in left_out} | kept
     known = [*environ.items(), *launch.env.items()]
     secrets = [value for name, value in known if is_secret(name) and name not in NODE_VALUES]
     variables: list[Variable] = []
@@ -86,6 +89,12 @@ def environment_report(
         value = redacted(name, kept[name], secrets) if name in kept else None
         variables.append(Variable(name, outcome, reason, is_secret(name, environ.get(name, "")), value))
     return variables
+
+
+def _left_out(launch: LaunchConfig) -> set[str]:
+    """Return the variables of copies that nodes are not to make."""
+    compiled = set() if launch.keep_compiled else {COMPILED_DIR_VARIABLE, COMPILED_ARCHIVE_VARIABLE, *CACHES}
+    return compiled | (set() if launch.stage.model else {WEIGHTS_DIR_VARIABLE})
 
 
 def why(name: str, launch: LaunchConfig) -> tuple[Outcome, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from hpc_grpo.config import LaunchConfig
@@ -80,26 +82,18 @@ def test_a_variable_of_two_prefixes_has_the_reason_of_the_longer() -> None:
     assert why("HF_TOKEN", LaunchConfig())[0] == "passed"
 
 
-def test_the_report_agrees_with_what_ray_gets() -> None:
+@pytest.mark.parametrize(
+    ("stage", "kept"),
+    [(Stage(), {"keep_compiled": False}), (Stage(weights="/m", compiled="/c.tar"), {"stage": {"model": True}})],
+    ids=["without copies", "with copies"],
+)
+def test_the_report_agrees_with_what_ray_gets(stage: Stage, kept: dict[str, Any]) -> None:
     environ = {**ENVIRON, "OMP_PROC_BIND": "close", "GLOO_SOCKET_IFNAME": "eth9", "NOT_HERE": "/on/nodes"}
-    spec = NodeSpec(
-        "n",
-        "t",
-        "",
-        "/token",
-        "/log",
-        "/w",
-        None,
-        True,
-        None,
-        1.0,
-        LAUNCH.env,
-        LAUNCH.pass_env,
-        templates_of="/run",
-        stage=Stage(weights="/model", compiled="/runs/.compiled/x.tar"),
-    )
+    launch = LaunchConfig(pass_env=LAUNCH.pass_env, env=LAUNCH.env, **kept)
+    node = ("n", "t", "", "/token", "/log", "/w", None, True, None, 1.0, launch.env, launch.pass_env)
+    spec = NodeSpec(*node, templates_of="/run", stage=stage)
     real = ray_environment(environ, spec, "10.0.0.1", "hsn0", "/dev/shm/x")
-    listed = report(environ)
+    listed = report(environ, launch)
     assert {name for name, variable in listed.items() if variable.outcome != "dropped"} == set(real)
     assert set(listed) == {*environ, *real}
     for name, variable in listed.items():
