@@ -19,8 +19,8 @@ from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.agent.folders import SHM
 from hpc_grpo.launch.agent.network import choose_ports, node_address
 from hpc_grpo.launch.agent.protocol import NodeSpec
-from hpc_grpo.launch.agent.ray_command import local_dir, temp_dir_path
-from hpc_grpo.launch.agent.stage import staged_environment
+from hpc_grpo.launch.agent.ray_command import temp_dir_path
+from hpc_grpo.launch.agent.stage import local_dir, staged_environment
 from hpc_grpo.launch.environment.rules import check_resolved, expand, filtered
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.preflight.folders import file_system, free_gib, write_error

@@ -26,14 +26,7 @@ from hpc_grpo.launch.agent.log_parts import hand_over
 from hpc_grpo.launch.agent.network import choose_ports, node_address
 from hpc_grpo.launch.agent.program import end_containers, inside_of
 from hpc_grpo.launch.agent.protocol import ALIVE, Lease, NodeReport, NodeSpec, Order
-from hpc_grpo.launch.agent.ray_command import (
-    RAY_LOG_NAME,
-    TEMP_DIR_NAME,
-    local_dir,
-    ray_environment,
-    start_command,
-    temp_dir_path,
-)
+from hpc_grpo.launch.agent.ray_command import RAY_LOG_NAME, TEMP_DIR_NAME, ray_environment, start_command, temp_dir_path
 from hpc_grpo.launch.agent.ray_process import RayProcess
 from hpc_grpo.launch.agent.stage import make_copies
 from hpc_grpo.launch.agent.watch import Late, Watch, ask_for_stacks, kill, watched_on_node
@@ -100,8 +93,7 @@ class NodeAgent:
         """Start Ray and stay; returns why it failed, or "" when the supervisor ended it."""
         self._spec = take_run(self._spec, self._own_dirs()[0], self._goes_on)
         os.chdir(self._spec.working_dir)
-        parent = local_dir(self._spec, os.environ)
-        self._spec, self._copies = make_copies(self._spec, parent, os.environ, self._goes_on)
+        self._spec, self._copies = make_copies(self._spec, os.environ, self._goes_on)
         while self._spec.head_address is None and self._goes_on():
             self._spec = replace(self._spec, head_address=self._lease.head_address or None)
         if self._lease.ended_by or self._notice.ends_agent():

@@ -19,8 +19,8 @@ from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.agent.folders import shm_dir_path
 from hpc_grpo.launch.agent.network import RayPorts, network_of
 from hpc_grpo.launch.agent.protocol import NodeSpec
-from hpc_grpo.launch.agent.stage import staged, staged_environment
-from hpc_grpo.launch.environment.rules import check_resolved, expand, filtered
+from hpc_grpo.launch.agent.stage import local_dir, staged, staged_environment
+from hpc_grpo.launch.environment.rules import check_resolved, filtered
 from hpc_grpo.launch.place.base import NodeResources
 from hpc_grpo.run import template_client
 from hpc_grpo.run.contract import COPY_VARIABLES, PYTHON_VARIABLES, SHM_DIR_VARIABLE, TEMPLATE_MODULE
@@ -175,15 +175,6 @@ def template_options(spec: NodeSpec, python: str) -> list[str]:
 
 def _template_socket(spec: NodeSpec, kind: str) -> str:
     return str(shm_dir_path(spec.tag) / f"{kind}.socket")
-
-
-def local_dir(spec: NodeSpec, environ: Mapping[str, str]) -> Path:
-    """Return the node-local folder that a run's own are made in: launch.local_dir, else /tmp.
-
-    So it is where launch.local_dir has a variable that this node does not have.
-    """
-    parent = expand(spec.local_dir, environ) if spec.local_dir else "/tmp"
-    return Path("/tmp" if "$" in parent else parent)
 
 
 def temp_dir_path(spec: NodeSpec, environ: Mapping[str, str]) -> Path:

@@ -17,6 +17,7 @@ from pathlib import Path
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.agent.folders import SharedDir, shared_dir, shared_dir_path
 from hpc_grpo.launch.agent.protocol import NodeSpec, Stage
+from hpc_grpo.launch.environment.rules import expand
 from hpc_grpo.run.compiled import CACHES, unpack
 from hpc_grpo.run.contract import COMPILED_ARCHIVE_VARIABLE, COMPILED_DIR_VARIABLE, WEIGHTS_DIR_VARIABLE
 from hpc_grpo.system.hugging_face import weight_files
@@ -40,6 +41,15 @@ class Staged:
     def python(self) -> str:
         """The Python that Ray and training run on this node."""
         return str(self.environment / "bin" / "python") if self.environment else sys.executable
+
+
+def local_dir(spec: NodeSpec, environ: Mapping[str, str]) -> Path:
+    """Return the node-local folder that a run's own are made in: launch.local_dir, else /tmp.
+
+    So it is where launch.local_dir has a variable that this node does not have.
+    """
+    parent = expand(spec.local_dir, environ) if spec.local_dir else "/tmp"
+    return Path("/tmp" if "$" in parent else parent)
 
 
 def version_of(*sources: Path) -> str:
@@ -74,13 +84,13 @@ def staged_environment(stage: Stage, parent: Path, given: Mapping[str, str]) -> 
 
 
 def make_copies(
-    spec: NodeSpec, parent: Path, environ: Mapping[str, str], goes_on: Callable[[], bool]
+    spec: NodeSpec, environ: Mapping[str, str], goes_on: Callable[[], bool]
 ) -> tuple[NodeSpec, list[SharedDir]]:
     """Make the copies; return the folders, and the spec without those that are not worth the run.
 
     Stops where `goes_on`, which waits a moment, is False. Raises LaunchError where a copy cannot be made.
     """
-    stage, copies, folders = spec.stage, staged(spec.stage, parent), []
+    stage, copies, folders = spec.stage, staged(spec.stage, local_dir(spec, environ)), []
 
     def copy(path: Path | None, fill: Callable[[Path], bool]) -> None:
         if path is not None and (folder := shared_dir(path, fill, goes_on)) is not None:

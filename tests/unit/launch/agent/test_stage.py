@@ -18,6 +18,11 @@ def always() -> bool:
     return True
 
 
+def on_node(folder: Path, stage: Stage) -> NodeSpec:
+    """A node whose own disk is `local` in the folder."""
+    return replace(NODE, local_dir=str(folder / "local"), stage=stage)
+
+
 def environment(folder: Path) -> Path:
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python").symlink_to(sys.executable)
@@ -28,7 +33,7 @@ def environment(folder: Path) -> Path:
 
 def test_an_environment_is_copied_with_its_links_and_times_and_its_python_is_used(tmp_path: Path) -> None:
     stage = Stage(environment=str(environment(tmp_path / "env")))
-    _, [folder] = make_copies(replace(NODE, stage=stage), tmp_path / "local", {}, always)
+    _, [folder] = make_copies(on_node(tmp_path, stage), {}, always)
     python = Path(staged(stage, tmp_path / "local").python)
     assert python == folder.path / "bin" / "python"
     assert python.readlink() == Path(sys.executable)
@@ -58,7 +63,7 @@ def test_of_a_model_the_weights_that_are_loaded_are_copied_without_other_forms(t
     with (snapshot / "consolidated.00.pth").open("wb") as other:
         other.truncate(65 << 20)
     (snapshot / "original").mkdir()
-    _, [folder] = make_copies(replace(NODE, stage=Stage(weights=str(snapshot))), tmp_path / "local", {}, always)
+    _, [folder] = make_copies(on_node(tmp_path, Stage(weights=str(snapshot))), {}, always)
     copied = {entry.name for entry in folder.path.iterdir() if not entry.name.startswith(".")}
     assert copied == {"model.safetensors", "config.json"}
     assert not (folder.path / "model.safetensors").is_symlink()
@@ -70,25 +75,25 @@ def test_of_a_model_the_weights_that_are_loaded_are_copied_without_other_forms(t
 
 def test_what_is_no_environment_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
-    node = replace(NODE, stage=Stage(environment=str(tmp_path / "env")))
+    node = on_node(tmp_path, Stage(environment=str(tmp_path / "env")))
     with pytest.raises(LaunchError, match=r"launch.stage on node n1: environment = .*/env has no bin/python"):
-        make_copies(node, tmp_path / "local", {}, always)
+        make_copies(node, {}, always)
     assert list((tmp_path / "local").iterdir()) == []
 
 
 def test_what_the_copying_program_says_is_told(tmp_path: Path) -> None:
-    node = replace(NODE, stage=Stage(weights=str(tmp_path / "model")))
+    node = on_node(tmp_path, Stage(weights=str(tmp_path / "model")))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.safetensors.index.json").write_text('{"weight_map": {"w": "part-1.safetensors"}}')
     told = r"launch.stage on node n1: model = true: .* was not copied by cp \(exit code 1\): cp: .*part-1.safetensors.*"
     with pytest.raises(LaunchError, match=told + r"Set launch.local_dir to a folder with room"):
-        make_copies(node, tmp_path / "local", {}, always)
+        make_copies(node, {}, always)
     assert list((tmp_path / "local").iterdir()) == []
 
 
 def test_copying_ends_with_the_lease(tmp_path: Path) -> None:
-    node = replace(NODE, stage=Stage(environment=str(environment(tmp_path / "env"))))
-    spec, folders = make_copies(node, tmp_path / "local", {}, lambda: False)
+    node = on_node(tmp_path, Stage(environment=str(environment(tmp_path / "env"))))
+    spec, folders = make_copies(node, {}, lambda: False)
     assert (spec, folders) == (node, [])
     assert list((tmp_path / "local").iterdir()) == []
 
@@ -110,10 +115,10 @@ def test_without_a_folder_of_its_own_a_node_compiles_where_it_did(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage = Stage(compiled="/runs/.compiled/x.tar")
-    folder = staged(stage, tmp_path).compiled
+    folder = staged(stage, tmp_path / "local").compiled
     assert folder is not None
-    folder.mkdir()
+    folder.mkdir(parents=True)
     os.chown(folder, 12345, 12345)
-    spec, folders = make_copies(replace(NODE, stage=stage), tmp_path, {}, always)
+    spec, folders = make_copies(on_node(tmp_path, stage), {}, always)
     assert (spec.stage, folders) == (Stage(), [])
     assert "Engines compile where they like" in capsys.readouterr().err
