@@ -1,7 +1,7 @@
 """What engines compile, between jobs: an archive beside the runs, from which each node's own folder begins.
 
 Compile caches must be node-local: on a shared file system jobs die of stale handles, and one that is empty costs each
-job minutes. Their entries may hold paths, so a node's folder has the same path in every job. The driver saves that of its
+job minutes. Entries may hold paths, so a node's folder has the same path in every job. The driver saves that of its
 node when engines are up, which is most of it, and again at its end.
 """
 
