@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpc_grpo.config import load_config
 from hpc_grpo.errors import EXIT_CRASH, EXIT_RESUMABLE
-from hpc_grpo.run.compiled import archive_of, save
 from hpc_grpo.run.paths import RunDir
 from tests.integration.holding_driver import ENVIRONMENT
-from tests.integration.telling_reward import EARLIER
-from tests.integration.training_runs import (
-    LETTERS,
-    PAUSING,
-    Attempt,
-    complete_in_cluster,
-    small_environment,
-    tiny_config,
-    write_workspace,
-)
+from tests.integration.training_runs import LETTERS, PAUSING, Attempt, complete_in_cluster, tiny_config, write_workspace
 
 HERE = Path(__file__).parent
-SFT_STEPS, SYNC_STEPS, ASYNC_STEPS = 40, 12, 10
+SFT_STEPS, SYNC_STEPS = 40, 12
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -84,31 +72,6 @@ def stopped_sft(workspace: Path, cluster: dict[str, str]) -> tuple[Attempt, Atte
 @pytest.fixture(scope="session")
 def sft_run(stopped_sft: tuple[Attempt, Attempt]) -> RunDir:
     return stopped_sft[1].run_dir
-
-
-@pytest.fixture(scope="session")
-def stopped_ahead(workspace: Path, cluster: dict[str, str]) -> tuple[Attempt, Attempt]:
-    """Rollouts two steps ahead: an attempt from copies on its node that a signal ended, and the one that completed."""
-    environment = small_environment(workspace / "environment", workspace / "traces")
-    config = tiny_config(
-        workspace,
-        "ahead",
-        rewards=[{"name": f"{HERE / 'telling_reward.py'}:tell", "args": {"told": str(workspace / "told.jsonl")}}],
-        train={"total_steps": ASYNC_STEPS},
-        rollout={"max_policy_lag": 2, "max_new_tokens": 40},
-        launch={"stage": {"environment": str(environment), "model": True}},
-    )
-    earlier = workspace / "earlier" / "triton" / EARLIER
-    earlier.parent.mkdir(parents=True)
-    earlier.write_text("compiled")
-    assert save(workspace / "earlier", archive_of(load_config(str(config))))
-    with Attempt(config, PAUSING) as stopped:
-        stopped.wait_for_step(2)
-        stopped.process.send_signal(signal.SIGTERM)
-        assert stopped.wait() == EXIT_RESUMABLE, stopped.text
-    with Attempt.in_cluster(cluster, config) as completed:
-        completed.wait_to_end()
-    return stopped, completed
 
 
 @pytest.fixture(scope="session")

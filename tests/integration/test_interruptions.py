@@ -11,19 +11,30 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.errors import EXIT_CRASH
+from hpc_grpo.errors import EXIT_CRASH, EXIT_RESUMABLE
+from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.contract import KEEPS_ENGINES_VARIABLE
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
-from tests.integration.conftest import ASYNC_STEPS, SFT_STEPS, SYNC_STEPS
+from tests.integration.conftest import SFT_STEPS, SYNC_STEPS
 from tests.integration.kill_resume import differing_weights
 from tests.integration.mismatch import TOLERANCE
 from tests.integration.training_runs import HERE, PAUSING, Attempt, complete_in_cluster, metrics_of, tiny_config
 
 pytestmark = pytest.mark.integration
 
+ASYNC_STEPS = 10
 NUM_ROLLOUTS = 6 * 4
+
+
+def stopped_at(run_dir: RunDir) -> int:
+    """The step of the newest checkpoint, which a run that was asked to stop has just written."""
+    checkpoint = next(valid_checkpoints(run_dir), None)
+    assert checkpoint is not None
+    steps = [line["step"] for line in read_jsonl(run_dir.ledger)]
+    assert checkpoint.step == steps[-1]
+    return checkpoint.step
 
 
 def test_stop_file_ends_a_run_that_can_be_taken_up_again(stopped_sft: tuple[Attempt, Attempt]) -> None:
@@ -108,12 +119,20 @@ def test_killed_run_that_fills_its_steps_meets_the_same_batches_again(
     print(verdict, *zip(names, zip(*metrics[0], strict=True), strict=True), sep="\n")
 
 
-def test_run_that_samples_ahead_survives_a_signal(stopped_ahead: tuple[Attempt, Attempt]) -> None:
-    stopped, resumed = stopped_ahead
-    run_dir = stopped.run_dir
-    step = max(line["step"] for line in read_jsonl(run_dir.ledger) if line["attempt"] == stopped.number)
-    assert f"Stopping after step {step}: signal SIGTERM." in stopped.text
-    assert stopped.record()["exit_kind"] == "resumable"
+def test_run_that_samples_ahead_survives_a_signal(workspace: Path, cluster: dict[str, str]) -> None:
+    config = tiny_config(
+        workspace, "ahead", train={"total_steps": ASYNC_STEPS}, rollout={"max_policy_lag": 2, "max_new_tokens": 40}
+    )
+    with Attempt(config, PAUSING) as attempt:
+        attempt.wait_for_step(2)
+        attempt.process.send_signal(signal.SIGTERM)
+        assert attempt.wait() == EXIT_RESUMABLE, attempt.text
+    step = stopped_at(attempt.run_dir)
+    assert f"Stopping after step {step}: signal SIGTERM." in attempt.text
+    assert attempt.record()["exit_kind"] == "resumable"
+
+    with Attempt.in_cluster(cluster, config) as resumed:
+        run_dir = resumed.wait_to_end()
     assert f"Resuming after step {step} of {ASYNC_STEPS}." in resumed.text
     verdict = check_ledger(run_dir)
     assert verdict.is_sound, verdict
