@@ -121,7 +121,11 @@ def test_killed_run_that_fills_its_steps_meets_the_same_batches_again(
 
 def test_run_that_samples_ahead_survives_a_signal(workspace: Path, cluster: dict[str, str]) -> None:
     config = tiny_config(
-        workspace, "ahead", train={"total_steps": ASYNC_STEPS}, rollout={"max_policy_lag": 2, "max_new_tokens": 40}
+        workspace,
+        "ahead",
+        train={"total_steps": ASYNC_STEPS},
+        rollout={"max_policy_lag": 2, "max_new_tokens": 40},
+        engine={"max_num_seqs": 4},  # sampling takes longer than training: each publish meets completions in flight
     )
     with Attempt(config, PAUSING) as attempt:
         attempt.wait_for_step(2)
