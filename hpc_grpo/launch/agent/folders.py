@@ -50,7 +50,7 @@ class OwnedDir:
             raise
 
     def remove(self) -> None:
-        shutil.rmtree(self.path)
+        _remove(self.path)
         os.close(self._lock)
 
 
@@ -87,9 +87,7 @@ class SharedDir:
         os.pwrite(self._lock, socket.gethostname().encode(), 0)
         is_filled = False
         try:
-            for left in self.path.iterdir():  # by an agent that was killed
-                if left.name != _LOCK_NAME:
-                    shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+            _empty(self.path)  # of what an agent left that was killed
             is_filled = fill(self.path)
             if is_filled:
                 (self.path / _FILLED_NAME).touch()
@@ -164,9 +162,22 @@ def _take_away(path: Path) -> None:
     gone = path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")
     path.rename(gone)
     try:
-        shutil.rmtree(gone)
+        _remove(gone)
     except OSError:  # an agent that came just then has put a lock into it
-        shutil.rmtree(gone)
+        _remove(gone)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, its lock last: by it the next agent knows what one that is killed here has left."""
+    _empty(path)
+    shutil.rmtree(path)
+
+
+def _empty(path: Path) -> None:
+    """Remove all but the lock."""
+    for entry in path.iterdir():
+        if entry.name != _LOCK_NAME:
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 def shm_dir_path(tag: str) -> Path:

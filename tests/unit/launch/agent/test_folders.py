@@ -48,6 +48,30 @@ def test_the_folder_of_a_killed_agent_is_swept(tmp_path: Path) -> None:
     assert not left.exists()
 
 
+@pytest.mark.parametrize(
+    "ends",
+    [
+        "folder = OwnedDir(path); fill(path); shutil.rmtree = remove_one; folder.remove()",
+        "folder = shared_dir(path, fill, lambda: True); shutil.rmtree = remove_one; folder.leave()",
+    ],
+    ids=["owned", "shared"],
+)
+def test_what_an_agent_leaves_that_is_killed_while_it_removes_is_swept(tmp_path: Path, ends: str) -> None:
+    program = (
+        "import os, shutil, sys; from pathlib import Path\n"
+        "from hpc_grpo.launch.agent.folders import OwnedDir, shared_dir\n"
+        "path, remove = Path(sys.argv[1]), shutil.rmtree\n"
+        "def fill(folder):\n    [(folder / str(n)).mkdir() for n in range(20)]\n    return True\n"
+        "def remove_one(path):\n    remove(path)\n    os.kill(os.getpid(), 9)\n"
+        f"{ends}"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "hg-0-abc")], check=False)
+    (left,) = tmp_path.iterdir()
+    assert len(list(left.glob("[0-9]*"))) == 19
+    assert sweep(tmp_path) == [left]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("lock", [None, "another-host"])
 def test_folders_that_may_be_somebody_elses_stay(tmp_path: Path, lock: str | None) -> None:
     other = tmp_path / "hg-other"
