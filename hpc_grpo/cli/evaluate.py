@@ -16,13 +16,13 @@ import click
 from hpc_grpo.cli.options import SET, echo
 from hpc_grpo.cli.subject import Subject, absolute, find_subject, with_others
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.run.contract import EVAL_DRIVER
 
 if TYPE_CHECKING:
     from hpc_grpo.config import Config
     from hpc_grpo.run.evals import EvalRequest
     from hpc_grpo.run.paths import RunDir
 
-_DRIVER = "hpc_grpo.driver.evaluate"
 _SAID_OTHERWISE = {"run.name": "--folder", "run.root": "--folder", "model.path": "RUN|MODEL"}
 
 _TARGET = click.argument("target", metavar="RUN|MODEL")
@@ -193,7 +193,7 @@ def _run(folder: RunDir, request: EvalRequest) -> int:
 
     request.save(folder)
     with redirect_stdout(sys.stderr):
-        code = run_attempt(folder, _DRIVER, comes_back=True)  # to print the answer
+        code = run_attempt(folder, EVAL_DRIVER, comes_back=True)  # to print the answer
     if code == 0:
         echo(answer_file(folder).read_text(), nl=False)
     else:

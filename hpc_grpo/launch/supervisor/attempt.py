@@ -29,7 +29,7 @@ from hpc_grpo.launch.supervisor.events import End
 from hpc_grpo.launch.supervisor.nodes import Nodes
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
 from hpc_grpo.run.attempt import read_attempts
-from hpc_grpo.run.contract import DEFAULT_DRIVER
+from hpc_grpo.run.contract import EVAL_DRIVER
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.lock import LockOwner, RunLock, abandoned_by, remove_abandoned
 from hpc_grpo.run.owner import refuse_shared
@@ -96,7 +96,7 @@ def run_attempt(
             number,
             folder,
             container,
-            has_templates=config.launch.templates and driver == DEFAULT_DRIVER,
+            has_templates=config.launch.templates and driver != EVAL_DRIVER,
             stage=stage_of(config, folder, os.environ),
         )
         program = [driver] if driver.endswith(".py") else ["-m", driver]
