@@ -141,6 +141,7 @@ def test_without_a_network_it_says_where_to_run(call: Call) -> None:
     lines = errors(done)
     assert [line.split(":")[1].strip() for line in lines] == ["model.path = org/tiny", "data.train.path = org/sums"]
     assert all("no network" in line and "on a login node" in line for line in lines)
+    assert "Retry" not in done.stderr
 
 
 def test_paths_on_disk_are_verified_and_nothing_is_fetched(call: Call, hub: StandInHub, tmp_path: Path) -> None:

@@ -67,16 +67,17 @@ def _verified(config: Config, item: Item) -> dict[str, Any]:
 def _fetched(config: Config, item: Item) -> dict[str, Any]:
     """Download the item into its cache; the libraries skip what is there already."""
     try:
-        if item.key in MODEL_KEYS:
-            from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub import HfApi, snapshot_download
 
-            # Not list_repo_files, which tries for 23 s to reach a hub that this machine has no way to.
+        # A question first that fails at once: other calls try for 23 s to reach a hub that this machine has no way to.
+        if item.key in MODEL_KEYS:
             siblings = HfApi().model_info(item.name).siblings or []
             files = needed_files(item.name, [file.rfilename for file in siblings])
             snapshot_download(item.name, allow_patterns=[glob.escape(file) for file in files])
         else:
             from hpc_grpo.data.sources import open_source
 
+            HfApi().dataset_info(item.name)
             open_source(source_of(config, item)).identity()
     except Exception as error:  # noqa: BLE001 - the libraries raise whatever their HTTP clients do
         return {"error": problem(item, error)}
