@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,8 +94,10 @@ def make_copies(
     stage, copies, folders = spec.stage, staged(spec.stage, local_dir(spec, environ)), []
 
     def copy(path: Path | None, fill: Callable[[Path], bool]) -> None:
+        begun = time.monotonic()
         if path is not None and (folder := shared_dir(path, fill, goes_on)) is not None:
             folders.append(folder)
+            say(f"{path} has its copy after {time.monotonic() - begun:.1f} s", sys.stderr)
 
     def unpack_here(folder: Path) -> bool:
         unpack(Path(stage.compiled), folder, environ)

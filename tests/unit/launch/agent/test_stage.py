@@ -54,7 +54,9 @@ def test_an_environment_that_was_changed_has_another_copy(tmp_path: Path) -> Non
     assert before != copy()
 
 
-def test_of_a_model_the_weights_that_are_loaded_are_copied_without_other_forms(tmp_path: Path) -> None:
+def test_of_a_model_the_weights_that_are_loaded_are_copied_without_other_forms(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     snapshot = tmp_path / "snapshot"
     snapshot.mkdir()
     (tmp_path / "blob").write_bytes(b"weights")
@@ -66,6 +68,7 @@ def test_of_a_model_the_weights_that_are_loaded_are_copied_without_other_forms(t
     _, [folder] = make_copies(on_node(tmp_path, Stage(weights=str(snapshot))), {}, always)
     copied = {entry.name for entry in folder.path.iterdir() if not entry.name.startswith(".")}
     assert copied == {"model.safetensors", "config.json"}
+    assert f"{folder.path} has its copy after " in capsys.readouterr().err
     assert not (folder.path / "model.safetensors").is_symlink()
     assert staged_environment(Stage(weights=str(snapshot)), tmp_path / "local", {}) == {
         "HPC_GRPO_WEIGHTS_DIR": str(folder.path)
@@ -91,7 +94,12 @@ def test_what_the_copying_program_says_is_told(tmp_path: Path) -> None:
     assert list((tmp_path / "local").iterdir()) == []
 
 
-def test_copying_ends_with_the_lease(tmp_path: Path) -> None:
+def test_copying_ends_with_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = tmp_path / "bin" / "cp"
+    slow.parent.mkdir()
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
     node = on_node(tmp_path, Stage(environment=str(environment(tmp_path / "env"))))
     spec, folders = make_copies(node, {}, lambda: False)
     assert (spec, folders) == (node, [])
