@@ -64,11 +64,14 @@ def unpack(archive: Path, folder: Path, environ: Mapping[str, str]) -> None:
     with not_worth_the_run(f"{infos} is not used", sys.stderr):
         infos.mkdir(parents=True, exist_ok=True)
         (folder / "vllm" / _MODEL_INFOS).symlink_to(infos)
-    if not archive.is_file() or archive.stat().st_uid != os.getuid():  # it is code: nobody else's is run
+    if not archive.is_file():
         return
     try:
-        with tarfile.open(archive) as packed:
-            packed.extractall(folder, filter="data")
+        with archive.open("rb") as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():  # it is code: nobody else's is run
+                return
+            with tarfile.open(fileobj=file) as packed:
+                packed.extractall(folder, filter="data")
         archive.touch()
     except (OSError, tarfile.TarError, ValueError) as error:
         say(f"Engines compile anew: {archive} is damaged ({error}).", sys.stderr)
