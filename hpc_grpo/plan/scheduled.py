@@ -6,13 +6,14 @@ for its last one, and how much of that a lag hides. Lengths are assumed: nobody 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpc_grpo.config import Config
 from hpc_grpo.plan.expected import expected_rates
 from hpc_grpo.plan.fit import Plan
+from hpc_grpo.plan.placement import CLOSE, Split, changed_settings
 from hpc_grpo.simulate.lengths import LOGNORMAL, Sequences, cut_lengths, scale_of
 from hpc_grpo.simulate.rates import DrawnStep, Rates
 
@@ -49,6 +50,27 @@ def scheduled_steps(plan: Plan) -> Iterator[ScheduledStep]:
         with_tail, even = simulated(plan, lag, LOGNORMAL), simulated(plan, lag, EVEN)
         if with_tail and even:
             yield ScheduledStep(lag, with_tail, even)
+
+
+def faster_with_tail(plan: Plan, advised: Plan, splits: Sequence[Split]) -> tuple[Split, Forecast] | None:
+    """Return the split that changes least of the plan, among those simulated to be as good as the fastest.
+
+    None where the advised plan is as good, too. Imports Ray.
+    """
+    own = _with_tail(advised)
+    safe = [split for split in splits if not split.plan.warnings] or splits
+    found = [(split, forecast) for split in safe if (forecast := _with_tail(split.plan))]
+    if own is None or not found:
+        return None
+    enough_s = CLOSE * min(forecast.step_s for _, forecast in found)
+    if own.step_s <= enough_s:
+        return None
+    equals = [each for each in found if each[1].step_s <= enough_s]
+    return min(equals, key=lambda each: (len(changed_settings(plan, each[0])), each[1].step_s))
+
+
+def _with_tail(plan: Plan) -> Forecast | None:
+    return simulated(plan, plan.config.rollout.max_policy_lag, LOGNORMAL)
 
 
 def simulated(plan: Plan, lag: int, shares: tuple[float, ...]) -> Forecast | None:

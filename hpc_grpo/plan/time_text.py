@@ -19,7 +19,7 @@ from hpc_grpo.plan.placement import (
     ranked_splits,
     recommended,
 )
-from hpc_grpo.plan.scheduled import MEAN_SHARE, mean_tokens, scheduled_steps
+from hpc_grpo.plan.scheduled import MEAN_SHARE, faster_with_tail, mean_tokens, scheduled_steps
 from hpc_grpo.plan.step import MeasuredSteps, num_steps
 from hpc_grpo.system.readable import counted, wrapped
 
@@ -119,6 +119,23 @@ def _schedule(plan: Plan, splits: Sequence[Split]) -> Iterator[str]:
             found, even_s = step.with_tail, step.even.step_s
             idle = f"{found.engines_idle:>15.0%}{found.learners_idle:>16.0%}"
             yield f"  {name:<34}{step.lag:>3}{_seconds(found.step_s):>11}{idle}{_seconds(even_s):>11}"
+    if splits:
+        yield from _faster_with_tail(plan, best.plan if best else plan, splits)
+
+
+def _faster_with_tail(plan: Plan, advised: Plan, splits: Sequence[Split]) -> Iterator[str]:
+    faster = faster_with_tail(plan, advised, splits)
+    if faster is None:
+        yield f"With these lengths none of {counted(len(splits), 'placement')} is faster by {CLOSE - 1:.0%}."
+        return
+    split, forecast = faster
+    settings = changed_settings(plan, split)
+    found = f"{_layout(split.plan)} is faster, {_seconds(forecast.step_s)} s a step"
+    if settings:
+        yield f"With these lengths {found}:"
+        yield f"  {Change(settings, plan.num_nodes).text}"
+    else:
+        yield f"With these lengths this config's own {found}."
 
 
 def _split_row(split: Split) -> str:

@@ -7,7 +7,8 @@ import pytest
 from hpc_grpo.plan import scheduled
 from hpc_grpo.plan.expected import expected_step
 from hpc_grpo.plan.fit import Plan, replanned
-from hpc_grpo.plan.scheduled import EVEN, ScheduledStep, mean_tokens, scheduled_steps, simulated
+from hpc_grpo.plan.placement import CLOSE, ranked_splits
+from hpc_grpo.plan.scheduled import EVEN, ScheduledStep, faster_with_tail, mean_tokens, scheduled_steps, simulated
 from hpc_grpo.plan.time_text import time_sections
 from hpc_grpo.simulate.lengths import LOGNORMAL
 from tests.unit.plan.plan_configs import plan_7b_config, plan_shipped_7b
@@ -130,7 +131,9 @@ def test_nothing_is_scheduled_where_no_time_is_expected() -> None:
 
 
 def test_the_configs_placement_is_scheduled_beside_the_recommended_one() -> None:
-    rows = schedule_text(plan_7b_config("7B", 2)).splitlines()[-4:]
+    rows = [
+        row for row in schedule_text(plan_7b_config("7B", 2)).splitlines() if row.startswith(("  1 + 3", "  2 + 2"))
+    ]
     assert [row.split("  ")[1] for row in rows] == ["1 + 3, this config's"] * 2 + ["2 + 2, recommended"] * 2
 
 
@@ -144,6 +147,33 @@ def test_a_placement_that_does_not_fit_is_not_scheduled() -> None:
     text = schedule_text(plan_7b_config("14B", 2))
     assert "recommended" in text
     assert "this config's" not in text
+
+
+@pytest.mark.parametrize(("size", "num_nodes"), [("0.5B", 1), ("7B", 1), ("7B", 8), ("14B", 2)])
+def test_a_placement_is_named_where_one_is_faster_with_a_tail_than_the_recommended(size: str, num_nodes: int) -> None:
+    plan = plan_7b_config(size, num_nodes)
+    splits = ranked_splits(plan)
+    advised, *steps = [
+        forecast.step_s for split in splits[:1] + splits if (forecast := simulated(split.plan, 1, LOGNORMAL))
+    ]
+    found = faster_with_tail(plan, splits[0].plan, splits)
+    assert len(steps) == len(splits)
+    assert (found is not None) == (advised > CLOSE * min(steps))
+    assert found is None or found[1].step_s <= CLOSE * min(steps)
+
+
+def test_who_takes_the_faster_placement_is_told_of_none_that_is_faster_still() -> None:
+    plan = plan_shipped_7b("7B", 2)
+    *_, found, settings = schedule_text(plan).splitlines()
+    assert found == "With these lengths 3 + 1 is faster, 73 s a step:"
+    assert settings.split() == ["placement.learners_per_node=3", "engine.engines_per_node=1"]
+    followed = plan_shipped_7b("7B", 2, *settings.split())
+    assert faster_with_tail(followed, followed, ranked_splits(followed)) is None
+
+
+def test_the_configs_own_placement_may_be_faster_with_a_tail_than_the_recommended() -> None:
+    last = schedule_text(plan_shipped_7b("0.5B", 2)).splitlines()[-1]
+    assert last == "With these lengths this config's own 2 + 2 is faster, 16 s a step."
 
 
 def test_the_assumed_lengths_are_told_with_their_mean() -> None:
