@@ -100,7 +100,7 @@ def things_on(bed: Bed) -> set[str]:
 
 
 def plain(bed: Bed, folder: Path) -> Row:
-    """`ray start` on each, and a driver; `ray stop` on each."""
+    """Run `ray start` on each, a driver, and `ray stop` on each, which sees its machine's PID space alone."""
     address, ray = f"{bed.address(HEAD)}:{PORT}", str(PROGRAMS / "ray")
     driver_file = folder / "plain_driver.py"
     driver_file.write_text(_DRIVER)

@@ -185,9 +185,11 @@ class Sampler:
         self._is_loading = True
         try:
             return self._on_workers(method, *args)
+        except WeightSyncError:
+            raise
         except BaseException as error:
-            if not isinstance(error, WeightSyncError):
-                self.fail(error)
+            # Whatever it is, it is raised again, and nothing is sampled from half the weights.
+            self.fail(error)
             raise
 
     def _switch_to(self, version: int) -> None:

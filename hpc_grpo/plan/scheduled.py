@@ -52,25 +52,21 @@ def scheduled_steps(plan: Plan) -> Iterator[ScheduledStep]:
             yield ScheduledStep(lag, with_tail, even)
 
 
-def faster_with_tail(plan: Plan, advised: Plan, splits: Sequence[Split]) -> tuple[Split, Forecast] | None:
+def faster_with_tail(plan: Plan, splits: Sequence[Split], step_s: float) -> tuple[Split, Forecast] | None:
     """Return the split that changes least of the plan, among those simulated to be as good as the fastest.
 
-    None where the advised plan is as good, too. Imports Ray.
+    None where a step of `step_s` is as good, too. Imports Ray.
     """
-    own = _with_tail(advised)
     safe = [split for split in splits if not split.plan.warnings] or splits
-    found = [(split, forecast) for split in safe if (forecast := _with_tail(split.plan))]
-    if own is None or not found:
-        return None
-    enough_s = CLOSE * min(forecast.step_s for _, forecast in found)
-    if own.step_s <= enough_s:
+    simulations = (
+        (split, simulated(split.plan, split.plan.config.rollout.max_policy_lag, LOGNORMAL)) for split in safe
+    )
+    found = [(split, forecast) for split, forecast in simulations if forecast]
+    enough_s = CLOSE * min((forecast.step_s for _, forecast in found), default=step_s)
+    if step_s <= enough_s:
         return None
     equals = [each for each in found if each[1].step_s <= enough_s]
     return min(equals, key=lambda each: (len(changed_settings(plan, each[0])), each[1].step_s))
-
-
-def _with_tail(plan: Plan) -> Forecast | None:
-    return simulated(plan, plan.config.rollout.max_policy_lag, LOGNORMAL)
 
 
 def simulated(plan: Plan, lag: int, shares: tuple[float, ...]) -> Forecast | None:

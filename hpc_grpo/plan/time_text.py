@@ -114,19 +114,20 @@ def _schedule(plan: Plan, splits: Sequence[Split]) -> Iterator[str]:
     )
     titles = f"{'lag':>3}{'step, s':>11}{'engines idle':>15}{'learners idle':>16}{'even, s':>11}"
     yield f"  {'learners + engines a node':<34}{titles}"
-    for name, each in plans:
-        for step in scheduled_steps(each):
-            found, even_s = step.with_tail, step.even.step_s
-            idle = f"{found.engines_idle:>15.0%}{found.learners_idle:>16.0%}"
-            yield f"  {name:<34}{step.lag:>3}{_seconds(found.step_s):>11}{idle}{_seconds(even_s):>11}"
+    steps = [(name, step) for name, each in plans for step in scheduled_steps(each)]
+    for name, step in steps:
+        found, even_s = step.with_tail, step.even.step_s
+        idle = f"{found.engines_idle:>15.0%}{found.learners_idle:>16.0%}"
+        yield f"  {name:<34}{step.lag:>3}{_seconds(found.step_s):>11}{idle}{_seconds(even_s):>11}"
     if splits:
-        yield from _faster_with_tail(plan, best.plan if best else plan, splits)
+        _, advised = steps[-1]
+        yield from _faster_with_tail(plan, splits, advised.with_tail.step_s)
 
 
-def _faster_with_tail(plan: Plan, advised: Plan, splits: Sequence[Split]) -> Iterator[str]:
-    faster = faster_with_tail(plan, advised, splits)
+def _faster_with_tail(plan: Plan, splits: Sequence[Split], step_s: float) -> Iterator[str]:
+    faster = faster_with_tail(plan, splits, step_s)
     if faster is None:
-        yield f"With these lengths none of {counted(len(splits), 'placement')} is faster by {CLOSE - 1:.0%}."
+        yield f"With these lengths no other placement is faster by {CLOSE - 1:.0%}."
         return
     split, forecast = faster
     settings = changed_settings(plan, split)

@@ -6,7 +6,7 @@ DEFAULT_DRIVER = "hpc_grpo.driver.main"
 """The driver's module: the supervisor runs it with the run directory as its argument."""
 
 EVAL_DRIVER = "hpc_grpo.driver.evaluate"
-"""That of an eval apart from training, which has no learners."""
+"""Runs an eval apart from training, without learners: no process is imported ahead for it (launch.templates)."""
 
 RAY_ADDRESS_FILE_VARIABLE = "HPC_GRPO_RAY_ADDRESS_FILE"
 """A file that the supervisor writes once every node is in Ray."""

@@ -54,7 +54,7 @@ def wait_for_driver(cluster: SlurmCluster, run: RunDir) -> None:
 
 
 def test_training_goes_on_from_job_to_job(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Its rewards take 70 steps x 6 x 0.4 s = 168 s: after its start, a job of three minutes has less."""
+    """Its rewards take 70 steps x 6 x 0.4 s = 168 s, and a job of three minutes trains for 150 s at most."""
     workspace = write_workspace(tmp_path)
     config = tiny_config(
         workspace,

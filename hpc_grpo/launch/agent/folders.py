@@ -124,14 +124,14 @@ def shared_dir(path: Path, fill: Callable[[Path], bool], goes_on: Callable[[], b
     _prepare_parent(path.parent)
     while True:
         with contextlib.suppress(FileNotFoundError):  # the last agent in it has just removed it
-            folder = SharedDir(path)
+            folder, is_filled = SharedDir(path), False
             try:
-                if folder.is_filled() or (folder.fill(fill) and folder.is_filled()):
-                    return folder
-            except BaseException:
-                folder.close()
-                raise
-            folder.close()
+                is_filled = folder.is_filled() or (folder.fill(fill) and folder.is_filled())
+            finally:
+                if not is_filled:
+                    folder.close()
+            if is_filled:
+                return folder
         if not goes_on():
             return None
 

@@ -153,22 +153,29 @@ def test_a_placement_that_does_not_fit_is_not_scheduled() -> None:
 def test_a_placement_is_named_where_one_is_faster_with_a_tail_than_the_recommended(size: str, num_nodes: int) -> None:
     plan = plan_7b_config(size, num_nodes)
     splits = ranked_splits(plan)
-    advised, *steps = [
-        forecast.step_s for split in splits[:1] + splits if (forecast := simulated(split.plan, 1, LOGNORMAL))
-    ]
-    found = faster_with_tail(plan, splits[0].plan, splits)
+    steps = [forecast.step_s for split in splits if (forecast := simulated(split.plan, 1, LOGNORMAL))]
+    found = faster_with_tail(plan, splits, steps[0])
     assert len(steps) == len(splits)
-    assert (found is not None) == (advised > CLOSE * min(steps))
+    assert (found is not None) == (steps[0] > CLOSE * min(steps))
     assert found is None or found[1].step_s <= CLOSE * min(steps)
 
 
-def test_who_takes_the_faster_placement_is_told_of_none_that_is_faster_still() -> None:
+def test_who_takes_the_faster_placement_is_told_that_it_is() -> None:
     plan = plan_shipped_7b("7B", 2)
     *_, found, settings = schedule_text(plan).splitlines()
     assert found == "With these lengths 3 + 1 is faster, 73 s a step:"
     assert settings.split() == ["placement.learners_per_node=3", "engine.engines_per_node=1"]
     followed = plan_shipped_7b("7B", 2, *settings.split())
-    assert faster_with_tail(followed, followed, ranked_splits(followed)) is None
+    forecast = simulated(followed, 1, LOGNORMAL)
+    assert forecast is not None
+    assert faster_with_tail(followed, ranked_splits(followed), forecast.step_s) is None
+    own = "With these lengths this config's own 3 + 1 is faster, 73 s a step."
+    assert schedule_text(followed).splitlines()[-1] == own
+
+
+def test_it_is_told_that_no_other_placement_is_faster_with_a_tail() -> None:
+    last = schedule_text(plan_shipped_7b("1.5B", 1)).splitlines()[-1]
+    assert last == "With these lengths no other placement is faster by 5%."
 
 
 def test_the_configs_own_placement_may_be_faster_with_a_tail_than_the_recommended() -> None:
