@@ -30,7 +30,7 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def measure_step(case: Case, folder: Path) -> dict[str, Any]:
-    """Time the learner's own `train_step`, after one for warm-up; bytes are 0 without a GPU."""
+    """Time the learner's own `train_step`, after one for warm-up; without a GPU there are no bytes."""
     import torch
 
     from hpc_grpo.learner.learner import Learner
@@ -39,30 +39,35 @@ def measure_step(case: Case, folder: Path) -> dict[str, Any]:
     begun = time.monotonic()
     learner = Learner(make_config(case, folder))
     on_gpu = learner.device.type == "cuda"
-    lengths = sequence_lengths(case)
-    trained = [max(lengths) if case.lengths == "padded" else length for length in lengths]
-    sequences = random_sequences(case, trained)
-    minibatch = Minibatch(sequences, sum(each.num_trained_tokens for each in sequences), len(sequences))
     synchronise = torch.cuda.synchronize if on_gpu else _do_nothing
-    learner.train_step([minibatch])
-    synchronise()
-    started_s = time.monotonic() - begun
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    seconds: list[float] = []
-    while len(seconds) < 3 or sum(seconds) < case.least_s:
+    torch.backends.cuda.enable_cudnn_sdp(case.uses_cudnn)
+
+    def train(step: int) -> tuple[float, int, float]:
+        """Return seconds, tokens and FLOPs of a step."""
+        lengths = sequence_lengths(case, step)
+        trained = [max(lengths) if case.lengths == "padded" else length for length in lengths]
+        sequences = random_sequences(case, trained)
+        minibatch = Minibatch(sequences, sum(each.num_trained_tokens for each in sequences), len(sequences))
         step_begun = time.monotonic()
         learner.train_step([minibatch])
         synchronise()
-        seconds.append(time.monotonic() - step_begun)
-    step_s = statistics.median(seconds)
+        return time.monotonic() - step_begun, sum(lengths), model_flops(case, lengths)
+
+    train(0)
+    started_s = time.monotonic() - begun
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    steps: list[tuple[float, int, float]] = []
+    while len(steps) < 3 or sum(seconds for seconds, *_ in steps) < case.least_s:
+        steps.append(train(len(steps) + 1))
+    seconds, tokens, flops = zip(*steps, strict=True)
     return {
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         "torch": torch.__version__,
         "start_s": started_s,
         "step_s": seconds,
-        "tokens_per_s": sum(lengths) / step_s,
-        "flops_per_s": model_flops(case, lengths) / step_s,
+        "tokens_per_s": sum(tokens) / sum(seconds),
+        "flops_per_s": sum(flops) / sum(seconds),
         **(gpu_memory(torch) if on_gpu else {}),
         **planned_memory(case, folder),
     }

@@ -17,9 +17,12 @@ SHAPES = {**FAMILY, "toy": ModelShape(64, 2, 2, 1, 32, 128, 256, has_tied_embedd
 
 @dataclass(frozen=True)
 class Case:
-    """What one process measures. `lengths`: `equal`, `ragged` (a long tail), or `padded` (ragged, filled to the longest
-    in every layer); of the last the fillings count as no tokens. `attention` is `train.attention`.
-    With `shares_prompts` the eight sequences of a group have one prompt, which the learner computes once.
+    """What one process measures.
+
+    `lengths`: `equal`, `ragged` (a long tail, drawn anew for each step), or `padded` (ragged, filled to the longest in
+    every layer; fillings count as no tokens). `attention` is `train.attention`. With `uses_cudnn` torch may choose
+    cuDNN's kernel, which learners switch off. With `shares_prompts` the eight sequences of a group have one prompt,
+    which the learner computes once.
     """
 
     name: str
@@ -29,6 +32,7 @@ class Case:
     head_dtype: str = "float32"
     lengths: str = "equal"
     attention: str = "sdpa"
+    uses_cudnn: bool = False
     shares_prompts: bool = False
     measures: str = "step"
     num_sequences: int = 64
@@ -93,13 +97,13 @@ def write_random_model(size: str, folder: Path) -> Path:
     return path
 
 
-def sequence_lengths(case: Case) -> list[int]:
-    """Return the tokens of each sequence: all as many, or a lognormal tail from prompts that all have the same."""
+def sequence_lengths(case: Case, step: int) -> list[int]:
+    """Return the tokens of each sequence of a step: all as many, or a lognormal tail after prompts of one length."""
     import numpy as np
 
     if case.lengths == "equal":
         return [case.longest] * case.num_sequences
-    drawn = np.random.default_rng(0).lognormal(np.log(case.longest / 6), 0.8, case.num_sequences)
+    drawn = np.random.default_rng(step).lognormal(np.log(case.longest / 6), 0.8, case.num_sequences)
     return [case.prompt_tokens + int(own) for own in np.clip(drawn, 4, case.longest - case.prompt_tokens)]
 
 

@@ -36,7 +36,7 @@ LOSSES: dict[str, Mapping[str, Any]] = {
     "decoupled_ppo, lag 4": {"loss.name": "decoupled_ppo", **_LAGGING},
 }
 CORRECTIONS: dict[str, Mapping[str, Any]] = {
-    name: {"loss.importance_correction": name, **_MISMATCH}
+    name: {"loss.correction": name, **_MISMATCH}
     for name in ("none", "truncated", "sequence", "icepop", "geometric", "m2po")
 }
 FIGURES = {"Losses, engines and learner alike": LOSSES, "Corrections, bfloat16 engines, lag 8": CORRECTIONS}

@@ -5,14 +5,14 @@ Train with it: rewards: [{name: examples/short_answer.py:short_answer, args: {fr
 """
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.rewards.builtin.math import math
+from hpc_grpo.rewards import score
 
 
 def short_answer(prompts, completions, answer, free_words=20, **columns):
     """Return 1.0 for a right answer of up to `free_words` words, less for a longer one, 0.0 for a wrong one."""
-    right = math(prompts, completions, answer=answer)
+    right = score("math", completions, {"answer": answer[0]})
     lengths = [max(len(text.split()), free_words) for text in completions]
-    return [score * free_words / length for score, length in zip(right, lengths, strict=True)]
+    return [one * free_words / length for one, length in zip(right, lengths, strict=True)]
 
 
 def prepare(free_words=20):

@@ -2,6 +2,16 @@
 
 The exit code and the run directory are the whole contract between launching and training: the code alone
 says whether running the same command again can help.
+
+    code     meaning                                                    the same command again
+    -------  ---------------------------------------------------------  ------------------------------------
+    0        complete                                                   has nothing to do
+    1        a crash, or an end without a checkpoint                    may help
+    69       the machine lacks something: a node, a GPU, a package      may help, once the machine has it
+    73       another attempt holds the run                              helps, once that attempt has ended
+    75       stopped early with a checkpoint                            carries on
+    78       the user must change something                             ends in the same way
+    128 + n  the driver was ended by signal n                           may help
 """
 
 from __future__ import annotations
@@ -12,11 +22,9 @@ from collections.abc import Iterable, Sequence
 EXIT_COMPLETE = 0
 EXIT_CRASH = 1
 EXIT_UNAVAILABLE = 69
-"""Something the machine must offer is missing (the virtual cluster's packages, a node that never came up)."""
+EXIT_HELD = 73
 EXIT_RESUMABLE = 75
-"""Checkpointed with more to do: the next attempt carries on."""
 EXIT_CONFIG = 78
-"""The user must change something first: trying again gives the same."""
 
 
 class HpcGrpoError(Exception):
@@ -66,7 +74,7 @@ class GraderLostError(LaunchError):
 class RunHeldError(LaunchError):
     """Another attempt is training this run."""
 
-    exit_code = EXIT_CONFIG
+    exit_code = EXIT_HELD
 
 
 class NodesUnavailableError(LaunchError):

@@ -1,9 +1,9 @@
-"""Finds what a config names: losses, corrections, advantages, rewards and algorithms, built in or the user's own.
+"""Finds what a config names: rewards and algorithms, built in or the user's own; and the user's own functions.
 
 Learner parts are found in the same way.
 
 A built-in is a module of its folder, called as the module is, and registers itself with a decorator:
-`algorithms/losses/grpo.py` holds `@LOSSES.register("grpo")`. Names are read off the folder and a module is imported
+`algorithms/grpo.py` holds `@ALGORITHMS.register("grpo")`. Names are read off the folder and a module is imported
 when it is asked for, so a login node checks names without torch and a reward worker imports one reward alone.
 """
 
@@ -12,9 +12,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -24,7 +26,7 @@ from hpc_grpo.errors import ConfigError, nearest
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
 _PACKAGE = Path(__file__).parent
-_SHARED = frozenset({"__init__", "base", "common", "objective"})
+_SHARED = frozenset({"__init__", "base", "advantages", "corrections", "losses", "objective", "terms"})
 """Modules of a folder that its entries share; they are no entries."""
 
 
@@ -39,20 +41,14 @@ class Registry:
         self._key = key
         self._folder = folder
         self._entries: dict[str, Callable[..., Any]] = {}
-        self._paper: dict[str, Mapping[str, Any]] = {}
 
-    def register(self, name: str, **paper: Any) -> Callable[[Entry], Entry]:
-        """Decorate the entry of the built-in module `name`. Raises ConfigError for a name that is taken.
-
-        `paper` has the keys of the config that the entry reads, or wants of others, as its paper has them; and what is
-        to be known of it, such as a loss's `scales_advantage`: an advantage of 0 gives a token no gradient.
-        """
+    def register(self, name: str) -> Callable[[Entry], Entry]:
+        """Decorate the entry of the built-in module `name`. Raises ConfigError for a name that is taken."""
 
         def add(entry: Entry) -> Entry:
             if name in self._entries:
                 raise ConfigError(f"{self._kind} {name!r} is registered already, by {self._entries[name].__module__}.")
             self._entries[name] = entry
-            self._paper[name] = paper
             return entry
 
         return add
@@ -61,14 +57,6 @@ class Registry:
         """List the built-ins, and what else has registered itself. Imports none."""
         files = (_PACKAGE / self._folder).glob("*.py") if self._folder else ()
         return sorted({path.stem for path in files} - _SHARED | self._entries.keys())
-
-    def paper_of(self, name: str) -> Mapping[str, Any] | None:
-        """Return what a built-in was registered with; None where `name` is the user's own, or nothing."""
-        # Asked for every group of a step: the folder, on a shared file system, is read once.
-        if ":" in name or (name not in self._entries and name not in self.names()):
-            return None
-        self.find(name)
-        return self._paper[name]
 
     def check(self, name: str) -> None:
         """Raise ConfigError where `name` is no built-in. Leaves `module:function` alone: it is the job's to import."""
@@ -104,6 +92,19 @@ class Registry:
             raise ConfigError(f"{self._kind} {name!r}: must be a function, but is of type {type(entry).__name__}.")
         return entry
 
+    def with_args(self, name: str, args: Mapping[str, Any], num_inputs: int) -> Callable[..., Any]:
+        """Return the user's function with keyword arguments. Raises ConfigError where it does not take them."""
+        function = self.find(name)
+        try:
+            inspect.signature(function).bind(*range(num_inputs), **args)
+        except TypeError as error:
+            raise ConfigError(
+                f"{self._kind} {name!r} is called with {num_inputs} inputs and its args, here: "
+                f"{', '.join(args) or 'none'}. It does not take them: {error}. Change the function, or the args in the "
+                f"config."
+            ) from None
+        return partial(function, **args)
+
     def _import(self, name: str, module_name: str) -> ModuleType:
         try:
             if module_name.endswith(".py"):
@@ -124,9 +125,9 @@ class Registry:
 
 
 ALGORITHMS = Registry("Algorithm", "task", "algorithms")
-LOSSES = Registry("Loss", "loss.name", "algorithms/losses")
-CORRECTIONS = Registry("Correction", "loss.importance_correction", "algorithms/corrections")
-ADVANTAGES = Registry("Advantage", "loss.advantage", "algorithms/advantages")
+LOSSES = Registry("Loss", "loss.name")
+CORRECTIONS = Registry("Correction", "loss.correction.name")
+ADVANTAGES = Registry("Advantage", "loss.advantage.name")
 LEARNER_PARTS = Registry("Learner part", "task", "learner/parts")
 REWARDS = Registry("Reward", "rewards.N.name", "rewards/builtin")
 EVAL_METRICS = Registry("Eval metric", "eval.metrics")

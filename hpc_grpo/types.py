@@ -133,6 +133,10 @@ class GroupGrades:
     texts: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
     """One line per failed reward call."""
+    timed_out: bool = False
+    """Whether each failed call met its deadline: a server may be slow, and the reward not broken."""
+    over_budget: tuple[str, ...] = ()
+    """What happened to a completion that used up a reward's budget and so scored 0; "" for the others."""
 
 
 @dataclass(frozen=True)

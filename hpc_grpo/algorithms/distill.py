@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hpc_grpo.algorithms.grpo import Grpo
-from hpc_grpo.algorithms.losses.base import LossInputs, LossOutput, PolicyLoss
-from hpc_grpo.algorithms.objective import find_objective
-from hpc_grpo.config import LossConfig
+from hpc_grpo.algorithms.objective import Objective, Term, policy_objective
+from hpc_grpo.algorithms.terms import LossInputs, LossOutput
 from hpc_grpo.registry import ALGORITHMS
 from hpc_grpo.types import GroupGrades, Needs
 
@@ -23,12 +22,11 @@ class Distill(Grpo):
 
     @property
     def needs(self) -> Needs:
-        reference = self.config.loss.kl_coef > 0.0
+        reference = self.config.loss.kl.coef > 0.0
         return Needs(rollouts=True, reference=reference, teacher=True, rewards=self.config.distill.reward_coef > 0.0)
 
-    def find_loss(self) -> PolicyLoss:
-        objective = find_objective(self.config.loss)
-        return replace(objective, policy_loss=TaughtLoss(objective.policy_loss, self.config.distill.coef))
+    def objective(self) -> Objective:
+        return policy_objective(self.config.loss, TaughtTerm(self.config.loss.term, self.config.distill.coef))
 
     def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[float]]:
         coef = self.config.distill.reward_coef
@@ -38,13 +36,13 @@ class Distill(Grpo):
 
 
 @dataclass(frozen=True)
-class TaughtLoss:
-    """A policy loss whose advantages are those of the teacher, added to those that came with the tokens."""
+class TaughtTerm:
+    """The term of a policy loss whose advantages are those of the teacher, added to those that came with the tokens."""
 
-    policy_loss: PolicyLoss
+    term: Term
     coef: float
 
-    def __call__(self, inputs: LossInputs, settings: LossConfig) -> LossOutput:
+    def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return the loss of A_t + coef * (log teacher - log proximal) per token `[C]`.
 
         The gradient of the reverse KL of a token, as far as one sample tells it, and of no later one: a token answers
@@ -55,5 +53,5 @@ class TaughtLoss:
         if inputs.teacher_logprobs is None:
             raise ValueError("distillation needs LossInputs.teacher_logprobs")
         gap = (inputs.proximal_logprobs - inputs.teacher_logprobs).detach()
-        output = self.policy_loss(replace(inputs, advantages=inputs.advantages - self.coef * gap), settings)
+        output = self.term(replace(inputs, advantages=inputs.advantages - self.coef * gap))
         return replace(output, means=output.means | {"kl/learner_teacher": gap})

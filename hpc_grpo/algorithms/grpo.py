@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from hpc_grpo.algorithms.advantages.base import AdvantageFunction, StepAdvantageFunction, overlong_penalty
+from hpc_grpo.algorithms.advantages import overlong_penalty
 from hpc_grpo.algorithms.base import Algorithm
-from hpc_grpo.algorithms.losses.base import PolicyLoss
-from hpc_grpo.algorithms.objective import find_objective
-from hpc_grpo.registry import ADVANTAGES, ALGORITHMS
+from hpc_grpo.algorithms.objective import Objective, policy_objective
+from hpc_grpo.registry import ALGORITHMS
 from hpc_grpo.types import GroupGrades, Needs
 
 
@@ -19,7 +17,7 @@ class Grpo(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(rollouts=True, reference=self.config.loss.kl_coef > 0.0)
+        return Needs(rollouts=True, reference=self.config.loss.kl.coef > 0.0)
 
     @property
     def items_per_step(self) -> int:
@@ -29,8 +27,8 @@ class Grpo(Algorithm):
     def episodes_per_item(self) -> int:
         return self.config.rollout.group_size
 
-    def find_loss(self) -> PolicyLoss:
-        return find_objective(self.config.loss)
+    def objective(self) -> Objective:
+        return policy_objective(self.config.loss)
 
     def shaped_rewards(self, grades: GroupGrades) -> Sequence[float]:
         """Return the rewards `[G]` with the penalty of `rollout.overlong_tokens`."""
@@ -41,29 +39,14 @@ class Grpo(Algorithm):
         return [reward + penalty for reward, penalty in zip(grades.rewards, penalties, strict=True)]
 
     def advantages(self, grades: GroupGrades) -> Sequence[float]:
-        advantage: AdvantageFunction = ADVANTAGES.find(self.config.loss.advantage)
-        return advantage(self.shaped_rewards(grades), grades.valid, self.config.loss.normalize_std, **self._options())
+        return self.config.loss.advantage.of_group(self.shaped_rewards(grades), grades.valid)
 
     def teaches(self, grades: GroupGrades) -> bool:
-        if not self._compares_groups:
+        if not self.config.loss.advantage.compares_groups:
             return super().teaches(grades)
         pairs = zip(self.shaped_rewards(grades), grades.valid, strict=True)
         return len({reward for reward, valid in pairs if valid}) > 1
 
     def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[float]]:
-        if not self._compares_groups:
-            return super().step_advantages(step)
-        advantage: StepAdvantageFunction = ADVANTAGES.find(self.config.loss.advantage)
         rewards = [self.shaped_rewards(grades) for grades in step]
-        valid = [grades.valid for grades in step]
-        return advantage(rewards, valid, self.config.loss.normalize_std, **self._options())
-
-    @property
-    def _compares_groups(self) -> bool:
-        return bool((ADVANTAGES.paper_of(self.config.loss.advantage) or {}).get("whole_step"))
-
-    def _options(self) -> dict[str, Any]:
-        """Return the keyword arguments of the advantage."""
-        paper = ADVANTAGES.paper_of(self.config.loss.advantage) or {}
-        options = {"pass_k": self.config.loss.pass_k} if "pass_k" in paper else {}
-        return options | self.config.loss.advantage_args
+        return self.config.loss.advantage.of_step(rewards, [grades.valid for grades in step])

@@ -11,8 +11,7 @@ from hpc_grpo.types import GroupGrades, Needs
 
 @ALGORITHMS.register("ppo")
 class Ppo(Grpo):
-    """arXiv:1707.06347, with generalised advantages (arXiv:1506.02438); `loss.name` is its policy loss,
-    and `loss.advantage` is not read.
+    """arXiv:1707.06347, with generalised advantages (arXiv:1506.02438); `loss.name` is its policy loss.
 
     A rollout leaves the driver with its reward as the advantage of each token: `learner/parts/critic.py` takes the last
     one for the reward of the episode.
@@ -20,7 +19,7 @@ class Ppo(Grpo):
 
     @property
     def needs(self) -> Needs:
-        return Needs(rollouts=True, reference=self.config.loss.kl_coef > 0.0, critic=True)
+        return Needs(rollouts=True, reference=self.config.loss.kl.coef > 0.0, critic=True)
 
     def advantages(self, grades: GroupGrades) -> Sequence[float]:
         shaped = self.shaped_rewards(grades)

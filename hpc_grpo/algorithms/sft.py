@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hpc_grpo.algorithms.base import Algorithm
-from hpc_grpo.algorithms.losses.base import LossInputs, LossOutput, PolicyLoss
-from hpc_grpo.config import LossConfig
+from hpc_grpo.algorithms.objective import Objective
+from hpc_grpo.algorithms.terms import LossInputs, LossOutput
 from hpc_grpo.registry import ALGORITHMS
 from hpc_grpo.types import Demonstration, Needs, TrainSequence
 
@@ -21,11 +21,11 @@ class Sft(Algorithm):
     def items_per_step(self) -> int:
         return self.config.sft.batch_size
 
-    def find_loss(self) -> PolicyLoss:
-        return negative_log_likelihood
+    def objective(self) -> Objective:
+        return Objective(negative_log_likelihood)
 
 
-def negative_log_likelihood(inputs: LossInputs, settings: LossConfig) -> LossOutput:
+def negative_log_likelihood(inputs: LossInputs) -> LossOutput:
     """Return the loss per token `[C]` in nats, L = -A * learner_logprobs; a demonstration's advantage is 1."""
     per_token = -inputs.advantages * inputs.learner_logprobs
     return LossOutput(per_token, terms={"loss/policy": per_token.detach()})

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _GIB = click.FloatRange(0, min_open=True)
 _SIZES = ("0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B")
-_GPU_GIB, _HOST_GIB = 96.0, 460.0
-"""Copies of plan.model.FAMILY and plan.memory.GH200: every command would pay for their import. A test compares them."""
+_HARDWARE = ("gh200", "h100-sxm", "h100-pcie", "h200", "a100")
+"""Copies of plan.model.FAMILY and plan.memory.HARDWARE: every command would pay for their import. A test compares."""
 
 _NAME_COLUMNS = 48
 
@@ -54,35 +54,42 @@ def config(words: tuple[str, ...], sets: tuple[str, ...], as_yaml: bool, **forei
 @SET
 @click.option("--nodes", type=click.IntRange(1), metavar="N", help="Default: launch.num_nodes.")
 @click.option("--size", type=click.Choice(_SIZES), help="Plan with this shape of Qwen2.5, not with model.path.")
-@click.option("--gpu-memory-gib", type=_GIB, default=_GPU_GIB, show_default=True, metavar="GIB", help="Of one GPU.")
-@click.option(
-    "--host-memory-gib", type=_GIB, default=_HOST_GIB, show_default=True, metavar="GIB", help="Of a node, for the job."
-)
+@click.option("--hardware", type=click.Choice(_HARDWARE), help="Default: the GPUs of this machine, else gh200.")
+@click.option("--gpu-memory-gib", type=_GIB, metavar="GIB", help="Memory of one GPU. Default: that of --hardware.")
+@click.option("--host-memory-gib", type=_GIB, metavar="GIB", help="Memory of a node. Default: that of --hardware.")
 def plan(
     config_name: str,
     overrides: tuple[str, ...],
     sets: tuple[str, ...],
     nodes: int | None,
     size: str | None,
-    gpu_memory_gib: float,
-    host_memory_gib: float,
+    hardware: str | None,
+    gpu_memory_gib: float | None,
+    host_memory_gib: float | None,
 ) -> None:
     """Add up memory, disk and time of a run before it starts: what fits, what to change, which placement is fastest.
 
-    Ends with 78 when the run does not fit its nodes; room on disk is judged by submit. Loads no model; the defaults
-    are a GH200 node's memory.
+    Ends with 78 when the run does not fit its nodes; room on disk is judged by submit. Loads no model.
     """
+    from dataclasses import replace
+
     from hpc_grpo.cli.request import load_request
     from hpc_grpo.plan.disk import read_disk
     from hpc_grpo.plan.fit import plan_of
-    from hpc_grpo.plan.memory import Hardware
+    from hpc_grpo.plan.memory import GH200, HARDWARE, hardware_named
     from hpc_grpo.plan.step import read_measured_steps
     from hpc_grpo.plan.text import plan_text
+    from hpc_grpo.preflight.node_facts import list_gpus
     from hpc_grpo.types import GIB
 
     request = load_request(config_name, [*sets, *overrides])
-    hardware = Hardware(int(gpu_memory_gib * GIB), int(host_memory_gib * GIB))
-    planned = plan_of(request.config, request.environ, hardware, nodes=nodes, size=size)
+    node = HARDWARE[hardware] if hardware else GH200
+    if hardware is None and (gpus := list_gpus()) and (found := hardware_named(gpus[0].name)):
+        echo(f"GPUs of this machine: {gpus[0].name} (--hardware {found})", err=True)
+        node = HARDWARE[found]
+    sizes = {"gpu_bytes": gpu_memory_gib, "host_bytes": host_memory_gib}
+    node = replace(node, **{name: int(gib * GIB) for name, gib in sizes.items() if gib is not None})
+    planned = plan_of(request.config, request.environ, node, nodes=nodes, size=size)
     echo(plan_text(planned, read_measured_steps(request.config), read_disk(planned)), nl=False)
     if not planned.fits:
         sys.exit(EXIT_CONFIG)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_grpo.cli.options import RUNS_ROOT_VARIABLE, echo, find_run, runs_below, runs_root
+from hpc_grpo.cli.options import RUNS_ROOT_VARIABLE, echo, find_run, open_run, runs_below, runs_root
 
 if TYPE_CHECKING:
     from hpc_grpo.run.paths import RunDir
@@ -26,7 +26,7 @@ _ROOT = click.option(
 @_ROOT
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list; sizes in bytes.")
 def du(run_names: tuple[str, ...], root: Path | None, as_json: bool) -> None:
-    """Say what runs take on disk, all of them or those named, what `clean` would free, and what room is left."""
+    """Say what runs take on disk in bytes and files, what `clean` would free, and what room is left."""
     import json
     from dataclasses import asdict
 
@@ -46,15 +46,17 @@ def du(run_names: tuple[str, ...], root: Path | None, as_json: bool) -> None:
     rows = []
     for run, parts, free in found:
         note = f"clean would free {file_size(free)}" if free else ""
-        rows.append((run.path.name, file_size(sum(part.num_bytes for part in parts)), note))
-        rows += [(f"  {part.name}", file_size(part.num_bytes), part.note) for part in parts]
+        files = sum(part.num_files for part in parts)
+        rows.append((run.path.name, file_size(sum(part.num_bytes for part in parts)), f"{files:,}", note))
+        rows += [(f"  {part.name}", file_size(part.num_bytes), f"{part.num_files:,}", part.note) for part in parts]
     if not rows:
         looked = folder.absolute()
         echo(f"No runs below {looked}. Name another folder with --root or {RUNS_ROOT_VARIABLE}.", err=True)
         return
-    echo(table(("RUN", "SIZE", ""), rows))
+    echo(table(("RUN", "SIZE", "FILES", ""), rows))
     room = room_in(runs[0].path)
-    echo(f"{file_size(room.num_bytes)} {room.limit} in {runs[0].path.parent}")
+    left = "" if room.num_files is None else f", {room.num_files:,} files {room.files_limit}"
+    echo(f"{file_size(room.num_bytes)} {room.limit}{left} in {runs[0].path.parent}")
 
 
 @click.command()
@@ -67,13 +69,11 @@ def clean(run_names: tuple[str, ...], yes: bool) -> None:
     export, rollouts, ledger and all records stay.
     """
     from hpc_grpo.run.lock import refuse_if_held
-    from hpc_grpo.run.owner import refuse_shared
     from hpc_grpo.run.retention import removable
     from hpc_grpo.system.readable import file_size
 
-    runs = [find_run(name) for name in run_names]
+    runs = [open_run(name) for name in run_names]
     for run in runs:
-        refuse_shared(run.path)
         refuse_if_held(run)
     found = {run: removable(run) for run in runs}
     items = [item for of_run in found.values() for item in of_run]

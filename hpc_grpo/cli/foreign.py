@@ -12,7 +12,7 @@ from hpc_grpo.cli.options import echo
 from hpc_grpo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpc_grpo.config.foreign.table import Row, Translation
+    from hpc_grpo.foreign.table import Translation
 
 _FILE = click.Path(path_type=Path)
 _VALUE_COLUMNS = 40
@@ -46,60 +46,25 @@ def translated(words: Sequence[str], overrides: Sequence[str], options: dict[str
     `words` are the other system's, `overrides` ours. Raises ConfigError for what is refused, and for a result that is
     no config.
     """
-    systems = [name for name in ("from_areal", "from_trl", "from_verl", "from_open_instruct") if options[name]]
-    if len(systems) > 1:
+    asked = [name for name in ("areal", "trl", "verl", "open_instruct") if options[f"from_{name}"]]
+    if len(asked) > 1:
         raise click.UsageError("--from-… options exclude each other: give one.")
-    if not systems:
+    if not asked:
         if options["lenient"] or options["out"] is not None:
             raise click.UsageError("--lenient and --out go with a --from-… option.")
         return False
-    origin, rows, given = _read(systems[0], options[systems[0]], words)
-    _write(origin, _translation(rows, given), overrides, options)
+    from hpc_grpo.foreign.systems import SYSTEMS
+
+    file = options[f"from_{asked[0]}"]
+    origin, translation = SYSTEMS[asked[0]].translate(words if file is True else [str(file), *words])
+    _write(origin, translation, overrides, options)
     return True
-
-
-def _read(system: str, file: Any, words: Sequence[str]) -> tuple[str, Sequence[Row], dict[str, Any]]:
-    """Return what is translated, in words, the table for it, and their keys."""
-    from hpc_grpo.config.foreign import areal, open_instruct, reading, trl, verl
-
-    if system == "from_areal":
-        return f"AReaL: {file.name}", areal.ROWS, reading.read_nested(file, words)
-    if system == "from_trl":
-        return f"TRL: {file.name}", trl.ROWS, reading.read_nested(file, words)
-    script, arguments = _script(words)
-    if system == "from_verl":
-        if script is not None:
-            arguments = reading.command_words(script, arguments, "verl.trainer.main_ppo")[1]
-        return f"verl: {script.name if script else 'its words'}", verl.ROWS, reading.read_words(arguments)
-    before: list[str] = []
-    if script is not None:
-        before, arguments = reading.command_words(script, arguments, "grpo")
-    first = next((place for place, word in enumerate(before) if word.startswith("--")), len(before))
-    mason = reading.read_options(before[first:])
-    given = {key: mason[key] for key in ("num_nodes", "gpus") if key in mason} | reading.read_options(arguments)
-    return f"open-instruct: {script.name if script else 'its words'}", open_instruct.ROWS, given
-
-
-def _script(words: Sequence[str]) -> tuple[Path | None, list[str]]:
-    if not words:
-        raise ConfigError("There is nothing to translate: give a script, or the words of the command that it runs.")
-    path = Path(words[0])
-    is_script = path.suffix == ".sh"
-    if is_script and not path.is_file():
-        raise ConfigError(f"There is no file {path}. Give a script, or the words of the command that it runs.")
-    return (path, list(words[1:])) if is_script else (None, list(words))
-
-
-def _translation(rows: Sequence[Row], given: dict[str, Any]) -> Translation:
-    from hpc_grpo.config.foreign.table import translate
-
-    return translate(rows, given)
 
 
 def _write(origin: str, translation: Translation, overrides: Sequence[str], options: dict[str, Any]) -> None:
     from hpc_grpo.config import to_yaml
-    from hpc_grpo.config.foreign.table import Kind
     from hpc_grpo.config.load import load_values
+    from hpc_grpo.foreign.table import Kind
 
     echo(table_text(translation), err=True)
     refused = translation.of(Kind.REFUSED)
@@ -119,7 +84,7 @@ def _write(origin: str, translation: Translation, overrides: Sequence[str], opti
 
 def table_text(translation: Translation) -> str:
     """Return a line for each of their keys, by what became of it; of their defaults, those that ours differ from."""
-    from hpc_grpo.config.foreign.table import Kind
+    from hpc_grpo.foreign.table import Kind
     from hpc_grpo.system.readable import table
 
     parts = []

@@ -162,7 +162,7 @@ def _why_no_unsloth() -> str:
 def _run_until_over(command: Sequence[str]) -> int:
     """Run `command`, pass signals on to it, and return its exit code. It ends with this process, however that ends."""
     from hpc_grpo.system.processes import die_with_parent
-    from hpc_grpo.system.signals import Signals
+    from hpc_grpo.system.signals import END_SIGNALS, Signals
 
     sys.stdout.flush()
     # A session of its own: Ctrl+C then reaches it once, through here.
@@ -170,7 +170,8 @@ def _run_until_over(command: Sequence[str]) -> int:
         child = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent(signal.SIGTERM))
         while (code := child.poll()) is None:
             while signals.pending:
-                child.send_signal(signals.pending.pop(0))
+                number = signals.pending.pop(0)
+                child.send_signal(signal.SIGTERM if number in END_SIGNALS else number)
             time.sleep(_LOOK_S)
     return code if code >= 0 else EXIT_CRASH
 

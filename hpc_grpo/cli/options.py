@@ -12,6 +12,7 @@ import click
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.contract import DEFAULT_DRIVER
+from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import printable
 
@@ -74,7 +75,7 @@ def slurm_overrides(options: Mapping[str, Any]) -> list[str]:
 
 
 def find_run(argument: str, root: Path | None = None) -> RunDir:
-    """Return the run that RUN names, with an absolute path: a run directory, or a name below the runs root.
+    """Return the run that RUN names, to look at it: a run directory, or a name below the runs root.
 
     A folder that is a run wins over a name. Names are looked up below `root`; without it below $HPC_GRPO_RUNS_ROOT,
     then below ./runs. Raises ConfigError with near matches.
@@ -84,6 +85,13 @@ def find_run(argument: str, root: Path | None = None) -> RunDir:
         if _is_run(path):
             return RunDir(path.absolute())
     raise ConfigError(_no_such_run(argument, roots))
+
+
+def open_run(argument: str) -> RunDir:
+    """Return the run that RUN names, for a command that acts on it. Raises ConfigError where others may write it."""
+    run = find_run(argument)
+    refuse_shared(run.path)
+    return run
 
 
 def runs_root() -> Path:

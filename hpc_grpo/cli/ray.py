@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_grpo.cli.options import RUN, echo, find_run
+from hpc_grpo.cli.options import RUN, echo, open_run
 from hpc_grpo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def ray(run_name: str, words: tuple[str, ...]) -> None:
 
     if words[0] in _OF_THE_RUN:
         raise ConfigError(f"ray {words[0]} is not for the Ray of a run: {_OF_THE_RUN[words[0]]}.")
-    run = find_run(run_name)
+    run = open_run(run_name)
     attempts = read_attempts(run)
     if not attempts or attempts[-1].exit_kind != "running" or not attempts[-1].ray_address:
         raise ConfigError(f"No Ray of run {run.path.name} is up. `hpc-grpo status {run.path}` says where it stands.")

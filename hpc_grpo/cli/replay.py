@@ -25,7 +25,8 @@ _OF_THE_STEP = (
     "train.logprob_chunk_tokens", "train.attention",
     "train.gradient_checkpointing", "train.num_threads", "run.root", "run.name", "placement.",
 )  # fmt: skip
-_DECIDED_BEFORE = ("loss.advantage", "loss.advantage_args", "loss.normalize_std", "loss.pass_k")
+_DECIDED_BEFORE = ("loss.advantage",)
+_OF_EVERY_LOSS = ("proximal", "entropy_coef", "advantage", "kl")
 
 
 @click.command("replay")
@@ -45,7 +46,7 @@ def replay(run_name: str, overrides: tuple[str, ...], step: int, as_json: bool) 
     run = find_run(run_name)
     config = read_config(run)
     _refuse_others(override.partition("=")[0] for override in overrides)
-    changed = with_overrides(config, [*_as_in_papers(overrides), *overrides])
+    changed = with_overrides(config, _as_in_papers(config, overrides))
     _prepare_process(run, changed)
     with redirect_stdout(sys.stderr):  # libraries report there when they are imported, and when they start
         from hpc_grpo.learner.replay import replay as train_again
@@ -94,20 +95,15 @@ def shown(result: Replay, step: int) -> str:
     return "\n".join(lines)
 
 
-def _as_in_papers(overrides: Sequence[str]) -> list[str]:
-    """Return overrides that take the settings of another loss or correction from its paper, not from the one before."""
-    from hpc_grpo.config.loss import ARGUMENTS, READERS
-
-    given = {override.partition("=")[0] for override in overrides}
-    chosen = {"name", "importance_correction"} if "loss.name" in given else {"importance_correction"}
-    reset = [key for key, (reader, _) in READERS.items() if reader in chosen]
-    if "loss.name" in given:
-        reset += ["denominator", "importance_correction"]
-    elif "loss.importance_correction" not in given:
-        return []
-    nulls = [f"loss.{key}=null" for key in reset if f"loss.{key}" not in given]
-    arguments = [key for key, (reader, _) in ARGUMENTS.items() if reader in chosen]
-    return nulls + [f"loss.{key}={{}}" for key in arguments if not any(f"loss.{key}" in each for each in given)]
+def _as_in_papers(config: Config, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides, with the settings of another loss or correction from its paper, not from the one before."""
+    named = [override.replace("loss.correction.name=", "loss.correction=") for override in overrides]
+    names = [override.partition("=")[2] for override in named if override.startswith("loss.name=")]
+    if not names:
+        return named
+    written = config.model_dump(mode="json")["loss"]
+    loss = {key: value for key, value in written.items() if key in _OF_EVERY_LOSS}
+    return [f"loss={json.dumps({'name': names[-1], **loss})}", *named]
 
 
 def _refuse_others(changed: Iterable[str]) -> None:

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 _ARGS = click.option(
     "--arg", "args", multiple=True, metavar="KEY=VALUE", help="An argument of the reward, as in rewards.N.args; YAML."
 )
+_PASS_ENV = click.option(
+    "--pass-env",
+    "pass_env",
+    multiple=True,
+    metavar="VARIABLE",
+    help="A secret that the reward reads; no others reach it.",
+)
 _TIMEOUT = click.option(
     "--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, metavar="S",
     help="Deadline of one call.",
@@ -39,6 +46,7 @@ def reward() -> None:
 @click.option("--answer", metavar="TEXT", help="The column `answer`, as text.")
 @click.option("--field", "fields", multiple=True, metavar="NAME=VALUE", help="Another column of the data; YAML.")
 @_ARGS
+@_PASS_ENV
 @_TIMEOUT
 def test(
     name: str,
@@ -47,6 +55,7 @@ def test(
     answer: str | None,
     fields: tuple[str, ...],
     args: tuple[str, ...],
+    pass_env: tuple[str, ...],
     timeout_s: float,
 ) -> None:
     """Score completions of one prompt by the reward NAME: a built-in, module:function or path/to/file.py:function.
@@ -54,10 +63,12 @@ def test(
     Ends with 78 where the reward fails or breaks its contract, with its own error.
     """
     columns = _pairs("--field", fields) | ({} if answer is None else {"answer": answer})
-    with _opened([_reward_config(name, args, timeout_s)], num_workers=1) as pool:
+    with _opened([_reward_config(name, args, pass_env, timeout_s)], num_workers=1) as pool:
         outcome = pool.submit(prompt, completions, columns).result()
     if outcome.errors:
         raise RewardError("\n".join(outcome.errors))
+    for reason in filter(None, outcome.over_budget):
+        echo(f"Scored 0: {reason}.", err=True)
     for score, completion in zip(outcome.rewards, completions, strict=True):
         echo(f"{score:10.6g}  {completion.strip().splitlines()[-1] if completion.strip() else '(empty)'}")
 
@@ -67,6 +78,7 @@ def test(
 @click.option("--reward", "name", metavar="NAME", help="Score by this reward.")
 @click.option("--config", "rewards_of", metavar="CONFIG", help="Score by the rewards of this config.")
 @_ARGS
+@_PASS_ENV
 @_TIMEOUT
 @click.option("--workers", type=click.IntRange(1), default=2, show_default=True, metavar="N")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line for each line of FILE.")
@@ -75,6 +87,7 @@ def score(
     name: str | None,
     rewards_of: str | None,
     args: tuple[str, ...],
+    pass_env: tuple[str, ...],
     timeout_s: float,
     workers: int,
     as_json: bool,
@@ -84,13 +97,14 @@ def score(
     A line is a group, as in training. Ends with 78 where a reward breaks its contract; failures are counted and shown.
     """
     rows = list(_rows(file))
-    with _opened(_rewards(name, rewards_of, args, timeout_s), workers) as pool:
+    with _opened(_rewards(name, rewards_of, args, pass_env, timeout_s), workers) as pool:
         outcomes = [pool.submit(prompt, completions, columns) for prompt, completions, columns in rows]
         scored = [outcome.result() for outcome in outcomes]
     if as_json:
         for outcome in scored:
             parts = {label: list(values) for label, values in outcome.parts.items()}
             line = {"rewards": list(outcome.rewards), "parts": parts, "errors": list(outcome.errors)}
+            line["over_budget"] = list(outcome.over_budget)
             echo(json.dumps(line))
     else:
         _show_summary(scored)
@@ -100,6 +114,7 @@ def score(
 @click.option("--reward", "name", metavar="NAME", help="Host this reward.")
 @click.option("--config", "rewards_of", metavar="CONFIG", help="Host the rewards of this config, as their sum.")
 @_ARGS
+@_PASS_ENV
 @_TIMEOUT
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: every interface.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8200, show_default=True, help="0: a free one.")
@@ -109,6 +124,7 @@ def reward_server(
     name: str | None,
     rewards_of: str | None,
     args: tuple[str, ...],
+    pass_env: tuple[str, ...],
     timeout_s: float,
     host: str,
     port: int,
@@ -117,19 +133,21 @@ def reward_server(
 ) -> None:
     """Host rewards over HTTP, for the reward `remote` of runs elsewhere. Ends on SIGTERM and SIGINT.
 
-    It serves those who know the token in the environment variable VARIABLE; they name it as `api_key_env`.
+    It serves those who know the token in the environment variable VARIABLE; they name it as `token_env`.
     """
     import signal
     import threading
 
     from hpc_grpo.grading.server import RewardServer
+    from hpc_grpo.system.proof import LEAST_TOKEN_LENGTH
 
-    if not (token := os.environ.get(token_env)):
+    if len(token := os.environ.get(token_env, "")) < LEAST_TOKEN_LENGTH:
         raise ConfigError(
-            f"{token_env} is not set. Set it to a password that runs know too, such as the output of openssl rand -hex "
-            f"16: a reward server executes code, and everybody on the network reaches it."
+            f"{token_env} has {len(token)} characters and must have {LEAST_TOKEN_LENGTH} at least: a reward server "
+            f"executes code, and everybody on the network reaches it. Set it to a token that runs know too, such as "
+            f"the output of openssl rand -hex 16."
         )
-    with _opened(_rewards(name, rewards_of, args, timeout_s), workers) as pool:
+    with _opened(_rewards(name, rewards_of, args, pass_env, timeout_s), workers) as pool:
         try:
             server = RewardServer((host, port), pool, token)
         except OSError as error:
@@ -178,22 +196,24 @@ def _opened(rewards: Sequence[RewardConfig], num_workers: int) -> closing[Reward
     return closing(pool)
 
 
-def _rewards(name: str | None, rewards_of: str | None, args: Sequence[str], timeout_s: float) -> Sequence[RewardConfig]:
-    if (name is None) == (rewards_of is None) or (rewards_of and args):
+def _rewards(
+    name: str | None, rewards_of: str | None, args: Sequence[str], pass_env: Sequence[str], timeout_s: float
+) -> Sequence[RewardConfig]:
+    if (name is None) == (rewards_of is None) or (rewards_of and (args or pass_env)):
         raise click.UsageError("Give --reward NAME, with --arg KEY=VALUE, or --config CONFIG.")
     if name is not None:
-        return [_reward_config(name, args, timeout_s)]
+        return [_reward_config(name, args, pass_env, timeout_s)]
     from hpc_grpo.cli.request import load_request
 
     return load_request(str(rewards_of), []).config.rewards
 
 
-def _reward_config(name: str, args: Sequence[str], timeout_s: float) -> RewardConfig:
+def _reward_config(name: str, args: Sequence[str], pass_env: Sequence[str], timeout_s: float) -> RewardConfig:
     from hpc_grpo.config import RewardConfig
     from hpc_grpo.registry import REWARDS
 
     REWARDS.check(name)
-    return RewardConfig(name=name, timeout_s=timeout_s, args=_pairs("--arg", args))
+    return RewardConfig(name=name, timeout_s=timeout_s, pass_env=list(pass_env), args=_pairs("--arg", args))
 
 
 def _pairs(option: str, pairs: Sequence[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_grpo.cli.options import find_run, slurm_overrides, slurm_time
+from hpc_grpo.cli.options import open_run, slurm_overrides, slurm_time
 from hpc_grpo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
         become(allocation_command(launch), os.environ)
     if overrides or optional_config:
         raise ConfigError("RUN has its nodes already: options for an allocation do not go with it. Give RUN or those.")
-    run = find_run(run_name)
+    run = open_run(run_name)
     attempt = _running_attempt(run)
     python = load_resolved_launch(run.config).python
     become(attach_command(attempt.job_id, _node_of(attempt, node), python), os.environ)

@@ -16,7 +16,7 @@ from hpc_grpo.cli.options import (
     RUN,
     SET,
     echo,
-    find_run,
+    open_run,
     slurm_overrides,
     slurm_time,
 )
@@ -64,8 +64,7 @@ def submit(
 ) -> None:
     """Submit a run as a Slurm job and return. The same command resumes a run that was interrupted.
 
-    With --chain or --until-complete each job queues the next one when it starts, and calls it off when the run
-    is complete.
+    With --chain or --until-complete two jobs wait behind every job and carry on. A complete run cancels them.
     """
     from hpc_grpo.cli.request import load_request
     from hpc_grpo.launch.chain.submit import attempt_command, complete_until_queued, submit_run
@@ -79,7 +78,7 @@ def submit(
     queue = job_queue()
     request = load_request(config_name, [*sets, *overrides, *slurm_overrides(options)]).for_queue(queue)
     run = RunDir(request.config.run_path)
-    job = JobRequest(run, request.config.launch, attempt_command(run, driver), after=after)
+    job = JobRequest(run, request.config.launch, attempt_command(run, driver), after=(after,) if after else ())
     script = queue.render(job)
     if dry_run or test_only:
         echo(queue.start_estimate(job) if test_only else script + _comments(request), nl=False)
@@ -102,7 +101,7 @@ def stop(run_name: str) -> None:
     """End a run after the step in progress and a checkpoint; its follow-on job is cancelled then."""
     from hpc_grpo.run.lock import read_lock_owner
 
-    run = find_run(run_name)
+    run = open_run(run_name)
     if _is_complete(run):
         return
     run.stop_marker.touch()
@@ -120,7 +119,7 @@ def cancel(run_name: str) -> None:
     from hpc_grpo.launch.chain.submit import cancel_run
     from hpc_grpo.launch.place import job_queue
 
-    run = find_run(run_name)
+    run = open_run(run_name)
     if not _is_complete(run):
         for line in cancel_run(run, job_queue()):
             echo(line)
@@ -143,7 +142,7 @@ def resume(run_name: str, overrides: tuple[str, ...], accepts_changes: bool, dri
     from hpc_grpo.preflight.inputs import refuse_what_fails
     from hpc_grpo.run.lock import refuse_if_held
 
-    run = find_run(run_name)
+    run = open_run(run_name)
     if not overrides and _is_complete(run):
         return
     refuse_if_held(run)

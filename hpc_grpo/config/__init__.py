@@ -6,7 +6,6 @@ Sections are imported from here where other rooms name their type; most only rea
 from hpc_grpo.config.data import CurriculumConfig, DataConfig, DatasetConfig, HeldOutConfig, SourceConfig
 from hpc_grpo.config.launch import LaunchConfig, SlurmConfig
 from hpc_grpo.config.load import load_config, load_launch, load_resolved, load_resolved_launch, to_yaml, with_overrides
-from hpc_grpo.config.loss import LossConfig
 from hpc_grpo.config.rollout import RewardConfig
 from hpc_grpo.config.run import DeadlinesConfig, EvalConfig, MetricsConfig
 from hpc_grpo.config.schema import Config
@@ -20,7 +19,6 @@ __all__ = [
     "EvalConfig",
     "HeldOutConfig",
     "LaunchConfig",
-    "LossConfig",
     "MetricsConfig",
     "RewardConfig",
     "SlurmConfig",

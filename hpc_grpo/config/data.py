@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hpc_grpo.config.rollout import RewardConfig
-from hpc_grpo.config.section import PathText, Section
+from hpc_grpo.config.section import PathText, Section, TopP
 
 TemplateKind = Literal["chat", "plain"]
 Preprocessing = Literal["generic", "deepseek"]
@@ -107,11 +107,12 @@ class EvalSetConfig(DatasetConfig):
     num_samples: PositiveInt | None = Field(None, description="As eval.num_samples; null: that.")
     pass_k: list[PositiveInt] | None = Field(None, description="As eval.pass_k; null: that.")
     temperature: NonNegativeFloat | None = Field(None, description="As eval.temperature; null: that.")
+    top_p: TopP | None = Field(None, description="As eval.top_p; null: that.")
 
     @property
     def own_settings(self) -> dict[str, Any]:
         """Return the keys of `eval` that this set has its own values of."""
-        values = {"num_samples": self.num_samples, "pass_k": self.pass_k, "temperature": self.temperature}
+        values = {key: getattr(self, key) for key in ("num_samples", "pass_k", "temperature", "top_p")}
         return {key: value for key, value in values.items() if value is not None}
 
 
@@ -148,8 +149,8 @@ class DataConfig(Section):
     )
     eval_sets: dict[str, EvalSetConfig] = Field(
         default_factory=dict,
-        description="Further eval sets by name, each with the keys of data.eval, num_samples, pass_k and temperature; "
-        "metrics eval/NAME/pass@1.",
+        description="Further eval sets by name, each with the keys of data.eval, num_samples, pass_k, temperature and "
+        "top_p; metrics eval/NAME/pass@1.",
     )
     template: TemplateKind = Field(
         "chat", description="chat: the tokenizer's chat template; plain: prompt_format alone."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Set
 from itertools import pairwise
 from typing import Any
 
@@ -10,32 +11,48 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from hpc_grpo.config.schema import Config
+from hpc_grpo.config.section import OWN, ByName, variants
 
 _COMMENT_COLUMN = 44
 
 
 def describe(config: Config) -> str:
     """Write one line for each key, in the order of the schema: `section.key = value  # meaning [default]`."""
-    lines = _lines(config, "")
+    lines = _lines(config, "", frozenset(config.lacking))
     kept = [line for before, line in pairwise(["", *lines]) if line or before]
     return "".join(f"{line}\n" for line in kept)
 
 
-def _lines(model: BaseModel, prefix: str) -> list[str]:
+def _lines(
+    model: BaseModel, prefix: str, lacking: Set[str], default_model: Any = None, names: Collection[str] = ()
+) -> list[str]:
+    """Write the keys of a section but those `lacking`. Its defaults are those of `default_model`, if of its class.
+
+    `names` are those of the variants that the section is one of.
+    """
     lines: list[str] = []
-    for name, info in type(model).model_fields.items():
-        value = getattr(model, name)
+    fields = list(type(model).model_fields.items())
+    if names:
+        fields.sort(key=lambda field: isinstance(getattr(model, field[0]), BaseModel))
+    for name, info in fields:
+        value, default = getattr(model, name), info.get_default(call_default_factory=True, validated_data={})
+        if isinstance(default_model, type(model)):
+            default = getattr(default_model, name)
         key = f"{prefix}{name}"
+        if key in lacking:
+            continue
         if isinstance(value, BaseModel):
             lines += ["", f"# {info.description}"] if info.description else [""]
-            lines += _lines(value, f"{key}.")
+            is_chosen = any(isinstance(each, ByName) for each in info.metadata)
+            lines += _lines(value, f"{key}.", lacking, default, variants(info.annotation) if is_chosen else ())
         elif isinstance(value, list) and value and all(isinstance(item, BaseModel) for item in value):
             lines += ["", f"# {info.description}"]
             for position, item in enumerate(value):
-                lines += _lines(item, f"{key}.{position}.")
+                lines += _lines(item, f"{key}.{position}.", lacking)
         else:
-            default = info.get_default(call_default_factory=True, validated_data={})
-            lines.append(_line(key, value, default, info.description or ""))
+            built_in = ", ".join(each for each in names if each != OWN)
+            meaning = f"{built_in}, or a function of yours." if names and name == "name" else info.description or ""
+            lines.append(_line(key, value, default, meaning))
     return lines
 
 

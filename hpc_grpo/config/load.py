@@ -9,21 +9,21 @@ import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
+from hpc_grpo.config.checked import MOVED, checked
 from hpc_grpo.config.launch import LaunchConfig
 from hpc_grpo.config.rules import check_rules
 from hpc_grpo.config.schema import Config
-from hpc_grpo.config.section import Loading
+from hpc_grpo.config.section import Loading, as_section
 from hpc_grpo.config.yaml_text import read_value, read_yaml, write_yaml
 from hpc_grpo.errors import ConfigError, nearest
 
 CONFIGS_DIR = Path(__file__).resolve().parents[2] / "configs"
 
-MOVED = {"launch.slurm.num_nodes": "launch.num_nodes"}
-"""Keys that were renamed -> their names now. The old name is an error, but in the run directories that have it."""
+
+_NAMED = ("loss", "loss.correction", "loss.advantage")
+"""Sections that a bare name may stand for."""
 
 
 def load_config(name: str, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> Config:
@@ -101,6 +101,8 @@ def find_config(name: str) -> Path:
 def read_layers(path: Path) -> dict[str, Any]:
     """Read a config and merge it over those it builds on, `base: other.yaml` or a list."""
     values = read_yaml(path)
+    if "loss" in values:
+        values["loss"] = as_section(values["loss"])
     bases = values.pop("base", [])
     merged: dict[str, Any] = {}
     for base in [bases] if isinstance(bases, str) else bases:
@@ -114,8 +116,8 @@ def read_layers(path: Path) -> dict[str, Any]:
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
-        both_mappings = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merge(merged[key], value) if both_mappings else value
+        under = as_section(merged.get(key)) if isinstance(value, Mapping) else None
+        merged[key] = _merge(under, value) if isinstance(under, Mapping) else value
     return merged
 
 
@@ -136,16 +138,20 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise ConfigError(f"Override {override!r} must have the form key.path=value, such as train.lr=1e-6.")
+    value = read_value(text, f"Override {override!r}")
+    if key == "loss" and isinstance(value, str):
+        key = "loss.name"  # the other keys of `loss` are not of one loss alone
     *parents, last = key.removesuffix("+").split(".")
     target: Any = values
     for depth, parent in enumerate(parents):
         if isinstance(target, list):
             target = target[_position(target, parent, key)]
             continue
+        if ".".join(parents[: depth + 1]) in _NAMED and parent in target:
+            target[parent] = as_section(target[parent])
         target = target.setdefault(parent, {})
         if not isinstance(target, dict | list):
             raise ConfigError(f"Override {override!r}: {'.'.join(parents[: depth + 1])} is a value, not a section.")
-    value = read_value(text, f"Override {override!r}")
     if key.endswith("+"):
         value = _extended(target.get(last, []) if isinstance(target, dict) else None, value, override)
     if isinstance(target, list):
@@ -167,19 +173,13 @@ def _position(items: list[Any], index: str, key: str) -> int:
 
 
 def _validated(values: Mapping[str, Any], origin: str, loading: Loading | None = None) -> Config:
-    try:
-        config = Config.model_validate(values, context=loading)
-    except ValidationError as error:
-        raise ConfigError(f"{origin} is not a valid config:\n{_problems(error)}") from None
+    config = checked(Config, values, origin, loading=loading)
     check_rules(config)
     return config
 
 
 def _validated_launch(values: Mapping[str, Any], origin: str, loading: Loading | None = None) -> LaunchConfig:
-    try:
-        return LaunchConfig.model_validate(values.get("launch", {}), context=loading)
-    except ValidationError as error:
-        raise ConfigError(f"{origin} is not a valid config:\n{_problems(error, 'launch')}") from None
+    return checked(LaunchConfig, values.get("launch", {}), origin, "launch", loading=loading)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -189,32 +189,3 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, Mapping | list):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _texts(item)
-
-
-def _problems(error: ValidationError, *above: str) -> str:
-    """Write one line for each mistake; `above` are the keys of the section that was validated."""
-    return "\n".join(f"  {_explain({**detail, 'loc': (*above, *detail['loc'])})}" for detail in error.errors())
-
-
-def _explain(detail: dict[str, Any]) -> str:
-    location = [str(part) for part in detail["loc"]]
-    key = ".".join(location)
-    if key in MOVED:
-        return f"{key} is now {MOVED[key]}: set {MOVED[key]}={detail['input']} instead."
-    if detail["type"] == "extra_forbidden":
-        valid = _valid_keys(location[:-1])
-        return f"{key}: unknown key{nearest(location[-1], valid)} Valid here: {', '.join(valid)}."
-    if detail["type"] == "missing":
-        return f"{key}: must be set."
-    return f"{key} = {detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}."
-
-
-def _valid_keys(location: list[str]) -> list[str]:
-    model: Any = Config
-    for part in location:
-        if part not in model.model_fields:  # a position in a list, or a name in a mapping
-            continue
-        annotation = model.model_fields[part].annotation
-        models = [m for m in (annotation, *get_args(annotation)) if isinstance(m, type) and issubclass(m, BaseModel)]
-        model = models[0]
-    return list(model.model_fields)

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from hpc_grpo.config.section import Fraction, PathText, Section
+from hpc_grpo.config.checked import checked
+from hpc_grpo.config.section import Fraction, PathText, Section, TopP
+from hpc_grpo.registry import REWARDS
 
 REWARD_LOAD_S = 120.0
 """Time for a reward worker to import the rewards: a shared file system with a cold cache takes its time."""
@@ -18,7 +20,7 @@ class RolloutConfig(Section):
     max_new_tokens: PositiveInt = Field(256, description="Longest completion.")
     min_new_tokens: NonNegativeInt = Field(0, description="No end token before so many tokens.")
     temperature: PositiveFloat = Field(1.0, description="Sampling temperature.")
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(1.0, description="Nucleus sampling threshold.")
+    top_p: TopP = Field(1.0, description="Nucleus sampling threshold.")
     max_policy_lag: NonNegativeInt = Field(
         0, description="Optimizer steps by which rollouts may be older than the learner; 0: synchronous."
     )
@@ -42,14 +44,55 @@ class RolloutConfig(Section):
 class RewardConfig(Section):
     name: PathText = Field(description="A reward of rewards/builtin, or module:function.")
     weight: float = Field(1.0, description="Factor of this reward in the sum.")
-    timeout_s: PositiveFloat = Field(10.0, description="Deadline of one call (one group).")
-    args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the reward.")
+    timeout_s: PositiveFloat = Field(
+        10.0, description="Deadline by the clock: of a group, for a built-in that asks no server of a completion."
+    )
+    completion_s: PositiveFloat = Field(
+        1.0,
+        description="Processor time of one completion, for built-ins that score in their worker; one that takes more "
+        "scores 0.",
+    )
+    pass_env: list[str] = Field(
+        default_factory=list,
+        description="Environment variables with secrets that the reward reads. Beside them it gets those that its "
+        "args.api_key_env and args.token_env name, and no others.",
+    )
+    args: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of a built-in reward; keyword arguments of your own."
+    )
+
+    def settings(self, key: str = "rewards.N") -> Section | None:
+        """Return `args` as the settings of a built-in, None for a user's own function.
+
+        Raises ConfigError, which names the keys below `key`, for what the built-in does not take.
+        """
+        if ":" in self.name:
+            return None
+        section: type[Section] = REWARDS.find(self.name).settings
+        return checked(section, self.args, f"The reward {self.name}", key, "args")
+
+    @property
+    def has_budget(self) -> bool:
+        """Tell whether `completion_s` bounds a completion."""
+        if ":" in self.name:
+            return False
+        built_in = REWARDS.find(self.name)
+        return bool(built_in.is_one_by_one and built_in.runs_here)
+
+    def longest_call_s(self, num_completions: int) -> float:
+        """Return how long a group may take by the clock, at most."""
+        if ":" in self.name or not REWARDS.find(self.name).is_one_by_one:
+            return self.timeout_s
+        # `rewards.scoring` gives a group up once more than half of its completions have met the deadline.
+        return self.timeout_s * (num_completions // 2 + 1) + self.completion_s * num_completions
 
 
 class GradingConfig(Section):
     num_workers: PositiveInt = Field(2, description="Reward processes on each node.")
     max_failed_fraction: Fraction = Field(
-        0.1, description="A larger share of prompts whose reward failed in a step stops the run."
+        0.1,
+        description="A larger share of the last prompts, at least 20, whose reward failed stops the run; one may fail, "
+        "and a deadline counts once every prompt failed. 0: none may fail.",
     )
     max_restarts: NonNegativeInt = Field(
         3, description="Times in a row that a grader which died is started anew before the driver ends."

@@ -11,7 +11,7 @@ from hpc_grpo.config.loss_rules import LOSS_RULES
 from hpc_grpo.config.placement_rules import PLACEMENT_RULES
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.registry import ADVANTAGES, ALGORITHMS, CORRECTIONS, LOSSES, REWARDS
+from hpc_grpo.registry import ALGORITHMS, REWARDS
 
 NO_GUESSES_ON_CPU = (
     "engine.ngram_tokens = {tokens} needs engines on GPUs: on CPU, vLLM 0.32 samples what it has guessed at a "
@@ -71,23 +71,26 @@ def _lag_and_minibatches(config: Config) -> None:
             f"rollout.max_policy_lag = {lag} counts optimizer steps and must be a multiple of "
             f"train.num_minibatches = {minibatches}. Set it to one, or change train.num_minibatches."
         )
-    if config.needs.rollouts and minibatches > config.rollout.prompts_per_step:
+    if minibatches > config.items_per_step:
+        key = "sft.batch_size" if config.needs.labels else "rollout.prompts_per_step"
         raise ConfigError(
-            f"train.num_minibatches = {minibatches} exceeds rollout.prompts_per_step = "
-            f"{config.rollout.prompts_per_step}: a minibatch holds at least one group. Lower it, or "
-            f"raise rollout.prompts_per_step."
+            f"train.num_minibatches = {minibatches} exceeds {key} = {config.items_per_step}: a minibatch holds at "
+            f"least one group or demonstration. Lower it, or raise {key}."
         )
 
 
 def _names(config: Config) -> None:
-    """Check built-in ones alone: a module of the user's is the job's to import."""
+    """Check names and settings of built-ins. A module of the user's is the job's to import."""
     ALGORITHMS.check(config.task)
-    LOSSES.check(config.loss.name)
-    CORRECTIONS.check(config.loss.importance_correction)
-    ADVANTAGES.check(config.loss.advantage)
     if config.needs.rollouts:
-        for reward in config.rewards_by_key.values():
+        for key, reward in config.rewards_by_key.items():
             REWARDS.check(reward.name)
+            reward.settings(key)
+            if reward.completion_s != 1.0 and not reward.has_budget:
+                raise ConfigError(
+                    f"{key}.completion_s = {reward.completion_s:g} has no effect: {reward.name} is no built-in that "
+                    f"scores completions in its worker. Set {key}.timeout_s, or leave it out."
+                )
         if config.needs.rewards and not all(config.reward_sets):
             raise ConfigError("rewards is empty. Name at least one, such as correctness.")
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
-from hpc_grpo.config.section import LocalPath, PathText, Section
+from hpc_grpo.config.section import LocalPath, PathText, Section, TopP
 
 
 class Every(NamedTuple):
@@ -106,6 +106,7 @@ class EvalConfig(Section):
     num_samples: PositiveInt = Field(1, description="Completions per prompt, n of pass@k.")
     pass_k: list[PositiveInt] = Field(default_factory=lambda: [1], description="Values of k; at most num_samples.")
     temperature: NonNegativeFloat = Field(1.0, description="0: greedy.")
+    top_p: TopP | None = Field(None, description="Nucleus sampling threshold; null: rollout.top_p.")
     reward: PathText = Field(
         "correctness",
         description="The reward that decides what counts as solved; of a source with other rewards: its first.",
@@ -126,10 +127,10 @@ class EvalConfig(Section):
 
 
 class MetricsConfig(Section):
-    wandb_project: str = Field("hpc-grpo", description="Used when WANDB_API_KEY is set, or in offline mode.")
+    wandb_project: str = Field("hpc-grpo", description="Project of the W&B run.")
     wandb_entity: str | None = Field(None, description="W&B team; null: your default.")
     wandb_mode: Literal["auto", "offline", "disabled"] = Field(
-        "auto", description="auto: online if WANDB_API_KEY is set, else off."
+        "auto", description="auto: online if WANDB_API_KEY is set or after `wandb login`, else off."
     )
     tensorboard: bool = Field(False, description="Write TensorBoard event files.")
     names: Literal["ours", "areal", "areal-0.3"] = Field(

@@ -5,19 +5,38 @@ A new section is a class, in a file of its own or beside its kin, and a field of
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
+from hpc_grpo.algorithms.losses import GrpoLoss, Loss
 from hpc_grpo.config.data import DataConfig, ModelConfig, SourceConfig
 from hpc_grpo.config.launch import LaunchConfig, PlacementConfig
-from hpc_grpo.config.loss import LossConfig
 from hpc_grpo.config.rollout import EngineConfig, GradingConfig, RewardConfig, RolloutConfig, WeightsConfig
 from hpc_grpo.config.run import CheckpointConfig, DeadlinesConfig, EvalConfig, MetricsConfig, RunConfig
-from hpc_grpo.config.section import PathText, Section
+from hpc_grpo.config.section import PathText, Section, as_section
 from hpc_grpo.config.train import DistillConfig, PpoConfig, SftConfig, TrainConfig
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ALGORITHMS
 from hpc_grpo.types import Needs
+
+_OF_REWARDS = ("rollout.drop_zero_variance", "rollout.dynamic_sampling")
+_NOT_OF_TASK: dict[str, tuple[str, ...]] = {
+    "grpo": ("ppo", "distill", "sft"),
+    "ppo": ("distill", "sft", "loss.advantage", *_OF_REWARDS),
+    "distill": ("ppo", "sft", *_OF_REWARDS),
+    "sft": (
+        "loss", "ppo", "distill", "rollout.prompts_per_step", "rollout.group_size", "rollout.max_policy_lag",
+        "rollout.logged_fraction", "rollout.mask_truncated", "rollout.overlong_tokens", *_OF_REWARDS,
+        "train.skip_zero_advantages", "train.share_prompts",
+    ),
+}  # fmt: skip
+"""Tasks -> the sections and keys that they do not have: nobody can write them, and the resolved config lacks them.
+
+A task of the user's has all. What remains of `rollout` under sft is how `hpc-grpo eval` samples from the run.
+"""
 
 
 class Config(Section):
@@ -36,7 +55,7 @@ class Config(Section):
     grading: GradingConfig = GradingConfig()
     rollout: RolloutConfig = RolloutConfig()
     engine: EngineConfig = EngineConfig()
-    loss: LossConfig = Field(default_factory=LossConfig)
+    loss: Loss = GrpoLoss()
     ppo: PpoConfig = PpoConfig()
     train: TrainConfig
     sft: SftConfig = SftConfig()
@@ -56,6 +75,37 @@ class Config(Section):
         path, separator, name = task.rpartition(":")
         return f"{Path(path).absolute()}:{name}" if separator and path.endswith(".py") else task
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_only_what_the_task_has(cls, values: Any) -> Any:
+        """Raise ConfigError for a key that the task does not have. null takes such a key out of what is built on."""
+        if not isinstance(values, Mapping):
+            return values
+        task, kept = values.get("task", "grpo"), dict(values)
+        lacking = _NOT_OF_TASK.get(str(task), ())
+        taken = {key: value for key in lacking if not _is_null(value := _take_out(kept, key))}
+        if taken:
+            nulls = " ".join(f"{key}=null" for key in taken)
+            having = [name for name, others in _NOT_OF_TASK.items() if not _with_sections(taken) & {*others}]
+            written = ", ".join(_first_key(*pair) for pair in taken.items())
+            raise ConfigError(
+                f"{written}: task = {task} has no such key. Leave it out (on the command line: {nulls})"
+                + (f", or set task to {' or '.join(having)}." if having else ".")
+            )
+        return kept
+
+    @model_serializer(mode="wrap")
+    def _without_what_the_task_lacks(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        for key in self.lacking:
+            _take_out(values, key)
+        return values
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """List the sections and keys that the task does not have. Their values here are defaults that nobody reads."""
+        return _NOT_OF_TASK.get(self.task, ())
+
     @property
     def run_path(self) -> Path:
         return self.run.root / self.run.name
@@ -65,6 +115,33 @@ class Config(Section):
         """Return what the run's algorithm needs. Raises ConfigError where `task` names none."""
         needs: Needs = ALGORITHMS.find(self.task)(self).needs
         return needs
+
+    @property
+    def models(self) -> dict[str, str]:
+        """Map the keys that name the models of the run to them: `model.path` first, and those that learners add."""
+        needs, named = self.needs, {"model.path": self.model.path}
+        if needs.reference and self.loss.kl.reference is not None:
+            named["loss.kl.reference"] = self.loss.kl.reference
+        if needs.teacher:
+            named["distill.teacher"] = self.distill.required_teacher
+        if needs.critic and self.ppo.critic is not None:
+            named["ppo.critic"] = self.ppo.critic
+        return named
+
+    @property
+    def scoring_models(self) -> dict[str, str]:
+        """Map the keys of the models that score tokens which the policy samples to them: they share its vocabulary."""
+        return {key: path for key, path in self.models.items() if key in ("loss.kl.reference", "distill.teacher")}
+
+    @property
+    def items_per_step(self) -> int:
+        """Return the prompts of a step, or its demonstrations."""
+        items: int = ALGORITHMS.find(self.task)(self).items_per_step
+        return items
+
+    def optimizer_steps(self, steps: int) -> int:
+        """Return the optimizer steps of so many steps of the loop, under any task."""
+        return steps * self.train.num_minibatches
 
     @property
     def cache_path(self) -> Path:
@@ -86,8 +163,11 @@ class Config(Section):
 
     @property
     def all_rewards(self) -> list[RewardConfig]:
-        """List the rewards of all sets, one set after the other."""
-        return [reward for rewards in self.reward_sets for reward in rewards]
+        """List the rewards of all sets, each distinct one once."""
+        found: list[RewardConfig] = []
+        for rewards in self.reward_sets:
+            found += [reward for reward in rewards if reward not in found]
+        return found
 
     @property
     def rewards_by_key(self) -> dict[str, RewardConfig]:
@@ -105,7 +185,8 @@ class Config(Section):
     def eval_settings(self, eval_set: str) -> EvalConfig:
         """Return `eval` as it is for one set; "" is data.eval's, or what was held out."""
         own = self.data.eval_sets[eval_set].own_settings if eval_set else {}
-        return self.eval.model_copy(update=own)
+        top_p = self.rollout.top_p if self.eval.top_p is None else self.eval.top_p
+        return self.eval.model_copy(update={"top_p": top_p, **own})
 
     @property
     def engine_dtype(self) -> str:
@@ -115,3 +196,30 @@ class Config(Section):
     def max_model_len(self) -> int:
         """Return the longest sequence in tokens: prompt and completion."""
         return self.data.max_prompt_tokens + self.rollout.max_new_tokens
+
+
+def _take_out(values: dict[str, Any], key: str) -> Any:
+    """Remove a key or `section.key` from `values`, whose sections stay as they are; return its value, or None."""
+    section, _, name = key.rpartition(".")
+    if not section:
+        return values.pop(key, None)
+    inner = as_section(values.get(section))
+    if not isinstance(inner, Mapping) or name not in inner:
+        return None
+    values[section] = {own: value for own, value in inner.items() if own != name}
+    return inner[name]
+
+
+def _first_key(key: str, value: Any) -> str:
+    """Return the key of a value, and for a section that of its first value."""
+    return f"{key}.{next(iter(value))}" if isinstance(value, Mapping) and value else key
+
+
+def _with_sections(keys: Iterable[str]) -> set[str]:
+    """Add the sections that the keys lie in."""
+    return {part for key in keys for part in (key, key.partition(".")[0])}
+
+
+def _is_null(value: Any) -> bool:
+    """Tell whether a key says nothing: null, or a section of nothing but nulls."""
+    return value is None or (isinstance(value, Mapping) and bool(value) and all(map(_is_null, value.values())))

@@ -6,11 +6,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Union, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    Tag,
+    ValidationInfo,
+)
+from pydantic_core import CoreSchema, core_schema
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+TopP = Annotated[float, Field(gt=0.0, le=1.0)]
 
 VARIABLE = re.compile(r"\$(\w+)|\$\{(\w+)\}")
 
@@ -57,3 +68,37 @@ LocalPath = BeforeValidator(_written_out)
 Not so `launch.local_dir`, `launch.env` and `launch.notify`: their variables are the nodes'.
 """
 PathText = Annotated[str, LocalPath]
+
+
+OWN = "own"
+"""The tag of the class among the variants of a key that stands for a function of the user's."""
+
+
+@dataclass(frozen=True)
+class ByName:
+    """Marks a union of sections, of which `name` chooses one; `default` is the choice without a name.
+
+    A bare text is a name. A name with ":" is a function of the user's: the class whose `name` has no default.
+    """
+
+    default: str
+
+    def __get_pydantic_core_schema__(self, union: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        tagged = Union[tuple(Annotated[kind, Tag(tag)] for tag, kind in variants(union).items())]  # type: ignore[valid-type]  # noqa: UP007
+        schema = handler.generate_schema(Annotated[tagged, Discriminator(self._tag)])
+        return core_schema.no_info_before_validator_function(as_section, schema)
+
+    def _tag(self, value: Any) -> Any:
+        name = (value.get("name") or self.default) if isinstance(value, Mapping) else getattr(value, "name", None)
+        return OWN if isinstance(name, str) and ":" in name else name
+
+
+def as_section(value: Any) -> Any:
+    """Return the section that a bare name stands for; anything else as it is."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+def variants(union: Any) -> dict[str, type[Section]]:
+    """Map the names of a union's sections to their classes, the user's own under OWN."""
+    names = {kind: kind.model_fields["name"] for kind in get_args(union)}
+    return {OWN if name.is_required() else name.default: kind for kind, name in names.items()}

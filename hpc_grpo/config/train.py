@@ -21,7 +21,7 @@ class TrainConfig(Section):
     total_steps: PositiveInt | None = Field(None, description="Length of the run, in steps.")
     total_episodes: PositiveInt | None = Field(None, description="Length of the run, in rollouts.")
     total_epochs: PositiveInt | None = Field(None, description="Length of the run, in passes over the data.")
-    num_minibatches: PositiveInt = Field(1, description="Optimizer steps per batch of rollouts.")
+    num_minibatches: PositiveInt = Field(1, description="Optimizer steps of one step, each on a part of its batch.")
     zero_stage: Literal[1, 2, 3] = Field(2, description="DeepSpeed ZeRO stage.")
     offload_optimizer: Literal["none", "cpu"] = Field(
         "none", description="cpu: optimizer states in host memory, updated there."
@@ -61,7 +61,7 @@ class PpoConfig(Section):
 
 
 class SftConfig(Section):
-    batch_size: PositiveInt = Field(32, description="Demonstrations per optimizer step.")
+    batch_size: PositiveInt = Field(32, description="Demonstrations of a step.")
     completion_field: str = Field("answer", description="Column with the completion to imitate.")
 
 

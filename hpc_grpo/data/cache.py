@@ -24,14 +24,18 @@ from hpc_grpo.data.encoder import Row
 from hpc_grpo.data.sources.base import BATCH_ITEMS
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.files import digest_of, fsync, read_record, write_record
+from hpc_grpo.run.owner import Holding, refuse_shared
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_FORMAT = 1
+_FORMAT = 2
 _ROWS, _MADE = "rows.arrow", "made.json"
 _STAGED = ".tmp"
+_ROWS_OF_OTHERS = Holding(
+    "change what a run trains on: tokenized data is in the folder", "Set data.cache_dir to a folder of your own."
+)
 _ABANDONED_S = 24 * 3600.0
 
 
@@ -75,8 +79,12 @@ class RowCache:
         self.folder = folder
 
     def find(self, identity: Mapping[str, Any]) -> Rows | None:
-        """Return the rows of `identity`; None without whole ones. Raises ConfigError where they cannot be read."""
+        """Return the rows of `identity`; None without whole ones.
+
+        Raises ConfigError where they cannot be read, and where another user may write them.
+        """
         entry = self._entry(identity)
+        refuse_shared(entry, holding=_ROWS_OF_OTHERS)
         try:
             digest = _digest_if_whole(entry)
             return None if digest is None else Rows(entry, digest)

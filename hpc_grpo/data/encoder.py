@@ -13,6 +13,7 @@ from typing import Any
 
 from hpc_grpo.config import Config, SourceConfig
 from hpc_grpo.data.checks import check_item, check_not_empty, completion_text
+from hpc_grpo.data.prompt_hash import prompt_hash
 from hpc_grpo.data.sources.base import BATCH_ITEMS, Item
 from hpc_grpo.data.templates import PromptTemplate, Tokenizer, encode_completions, prompt_style
 from hpc_grpo.data.workers import Batch, encode_batches
@@ -22,8 +23,8 @@ from hpc_grpo.run.pulse import PULSE
 
 @dataclass(frozen=True)
 class Row:
-    """One item, ready to be asked: `fields` is the item as JSON, `prompt_hash` that of its own prompt, untouched by
-    templates. `completion_ids` are empty where nothing is imitated.
+    """One item, ready to be asked: `fields` is the item as JSON, `prompt_hash` that of its own prompt (prompt_hash.py).
+    `completion_ids` are empty where nothing is imitated.
     """
 
     text: str
@@ -85,15 +86,8 @@ class Encoder:
         rows = []
         for (number, item), text, prompt, completion in zip(numbered, texts, prompts, completions, strict=True):
             check_not_empty(text if prompt else "", self._source.path, number)
-            rows.append(Row(text, prompt, completion, self._as_json(item, number), self._hash(item)))
+            rows.append(Row(text, prompt, completion, self._as_json(item, number), prompt_hash(self._source, item)))
         return rows
-
-    def _hash(self, item: Item) -> int:
-        """Hash the item's own prompt to 64 bits, whatever its white space."""
-        field = self._source.messages_field
-        own = item[self._source.prompt_field] if field is None else json.dumps(item[field], sort_keys=True, default=str)
-        digest = hashlib.blake2b(" ".join(own.split()).encode(errors="surrogatepass"), digest_size=8).digest()
-        return int.from_bytes(digest, "big")
 
     def _as_json(self, item: Mapping[str, Any], number: int) -> str:
         try:

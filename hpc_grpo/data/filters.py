@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpc_grpo.data.prompt_hash import held_out_below
 from hpc_grpo.errors import ConfigError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_HASHES = 2.0**64
-
 
 @dataclass(frozen=True)
 class LengthRule:
-    """At most `max_tokens` tokens, as the config key `key` says, for items of the data set `path`."""
+    """At most `max_tokens` tokens for items of the data set `path`: `key` says so, and `remedy` how to allow more."""
 
     key: str
     max_tokens: int
     path: str
+    remedy: str
 
 
 def held_out(prompt_hashes: NDArray[np.uint64], fraction: float) -> NDArray[np.bool_]:
     """Tell which rows are kept for eval. It depends on the prompt alone: neither on other rows nor on their order."""
-    return prompt_hashes < np.uint64(fraction * _HASHES)
+    return prompt_hashes < np.uint64(held_out_below(fraction))
 
 
 def lowest(candidates: NDArray[np.int64], prompt_hashes: NDArray[np.uint64], most: int) -> NDArray[np.int64]:
@@ -56,12 +56,12 @@ def fitting(
         number = int(candidates[np.flatnonzero(~fits)[0]])
         raise ConfigError(
             f"Item {number} of {rule.path} (counted from 0) has {num_tokens[number]} tokens, more than "
-            f"{rule.key} = {rule.max_tokens}. Raise {rule.key}, or set data.drop_long_prompts = true "
-            f"to train without such items."
+            f"{rule.key} = {rule.max_tokens}. {rule.remedy}, or set data.drop_long_prompts = true to train without "
+            f"such items."
         )
     if len(candidates) and not fits.any():
         raise ConfigError(
             f"All {len(candidates)} items of {rule.path} are longer than {rule.key} = {rule.max_tokens}; "
-            f"dropping them leaves nothing. Raise {rule.key}."
+            f"dropping them leaves nothing. {rule.remedy}."
         )
     return candidates[fits]

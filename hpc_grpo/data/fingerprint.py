@@ -47,12 +47,7 @@ def fingerprints(config: Config, folder: Path, item_digests: Mapping[str, str]) 
         else:
             # The library's own fingerprint, in which the revision is.
             found[f"{key}.path"] = dict(open_source(source).identity() or {})
-    models = {"model.path": config.model.path}
-    if config.needs.teacher:
-        models["distill.teacher"] = config.distill.required_teacher
-    if config.needs.critic and config.ppo.critic is not None:
-        models["ppo.critic"] = config.ppo.critic
-    found |= {key: _of_model(find_model(path, os.environ, key)) for key, path in models.items()}
+    found |= {key: _of_model(find_model(path, os.environ, key)) for key, path in config.models.items()}
     return found
 
 

@@ -42,12 +42,21 @@ class Streams:
     digests: Mapping[str, str]
 
 
-def load_streams(config: Config, tokenizer: Tokenizer, *, tokenizer_id: Mapping[str, str] | None = None) -> Streams:
-    """Load all that the run reads. `tokenizer_id` stands for the tokenizer's files where it has none."""
+def load_streams(
+    config: Config,
+    tokenizer: Tokenizer,
+    *,
+    context: int | None = None,
+    tokenizer_id: Mapping[str, str] | None = None,
+) -> Streams:
+    """Load all that the run reads. `tokenizer_id` stands for the tokenizer's files where it has none.
+
+    `context` is that of the model, in tokens. Prompts are checked against it by `check_context_length`.
+    """
     loader = _Loader(config, tokenizer, tokenizer_id)
     train = loader.load(config.data.sources(for_eval=False))
     sets = loader.load_eval_sets() if config.reads_eval_data else {}
-    split = _Split(config, train, [each for loaded in sets.values() for each in loaded])
+    split = _Split(config, train, [each for loaded in sets.values() for each in loaded], context)
     has_eval = config.needs.rollouts and config.eval.every.is_ever
     if not config.needs.rollouts:
         demonstrations = DemonstrationStream(split.train(), config.run.seed, shuffle=config.data.shuffle)
@@ -62,7 +71,7 @@ def load_evals(
     """Load the eval sets alone: of data.train no more than what is held out of it."""
     loader = _Loader(config, tokenizer, tokenizer_id)
     train = [] if config.data.held_out is None else loader.load(config.data.sources(for_eval=False))
-    return _Split(config, train, []).evals(loader.load_eval_sets())
+    return _Split(config, train).evals(loader.load_eval_sets())
 
 
 def load_rows(
@@ -143,10 +152,17 @@ class _Loader:
 class _Split:
     """Decides which rows are trained on and which are evaluated, and says how many went where."""
 
-    def __init__(self, config: Config, train: Sequence[_Loaded], evaluated: Sequence[_Loaded]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        train: Sequence[_Loaded],
+        evaluated: Sequence[_Loaded] = (),
+        context: int | None = None,
+    ) -> None:
         self._config = config
         self._train = train
         self._evaluated = evaluated
+        self._context = context
 
     def train(self) -> list[Part]:
         data = self._config.data
@@ -208,11 +224,16 @@ class _Split:
         """Return the candidates that are no longer than prompts, and sequences to imitate, may be."""
         config, path = self._config, each.source.path
         drop = config.data.drop_long_prompts
-        prompts = LengthRule("data.max_prompt_tokens", config.data.max_prompt_tokens, path)
-        kept = fitting(candidates, each.rows.num_prompt_tokens, prompts, drop)
+        key, most = "data.max_prompt_tokens", config.data.max_prompt_tokens
+        kept = fitting(candidates, each.rows.num_prompt_tokens, LengthRule(key, most, path, f"Raise {key}"), drop)
         if config.needs.labels:
-            whole = LengthRule("train.max_tokens_per_microbatch", config.train.max_tokens_per_microbatch, path)
-            kept = fitting(kept, each.rows.num_tokens, whole, drop)
+            key, most = "train.max_tokens_per_microbatch", config.train.max_tokens_per_microbatch
+            rules = [LengthRule(key, most, path, f"Raise {key}")]
+            if self._context is not None:
+                model = f"the context of model.path = {config.model.path}"
+                rules.append(LengthRule(model, self._context, path, "Take another model"))
+            for rule in rules:
+                kept = fitting(kept, each.rows.num_tokens, rule, drop)
         return kept
 
     def _part(self, each: _Loaded, kept: NDArray[np.int64]) -> Part:

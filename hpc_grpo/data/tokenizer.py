@@ -20,11 +20,17 @@ def load_tokenizer(config: Config) -> Any:
     return _load(AutoTokenizer, config, "tokenizer")
 
 
-def check_context_length(config: Config) -> None:
-    """Raise ConfigError when prompt and completion together may exceed what the model was made for."""
+def context_length(config: Config) -> int | None:
+    """Return the longest sequence in tokens that the model was made for; None where its config names no limit."""
     from transformers import AutoConfig
 
-    limit = getattr(_load(AutoConfig, config, "config.json"), "max_position_embeddings", None)
+    limit: int | None = getattr(_load(AutoConfig, config, "config.json"), "max_position_embeddings", None)
+    return limit
+
+
+def check_context_length(config: Config) -> None:
+    """Raise ConfigError when prompt and completion together may exceed what the model was made for."""
+    limit = context_length(config)
     if config.needs.rollouts and limit is not None and config.max_model_len > limit:
         raise ConfigError(
             f"data.max_prompt_tokens + rollout.max_new_tokens = {config.data.max_prompt_tokens} + "
@@ -52,24 +58,25 @@ def stop_token_ids(config: Config, tokenizer: Any) -> tuple[int, ...]:
     return found
 
 
-def refuse_other_vocabulary(config: Config) -> None:
-    """Load both tokenizers. Raises ConfigError where the teacher's vocabulary is not that of the model."""
+def refuse_other_vocabularies(config: Config) -> None:
+    """Raise ConfigError where the vocabulary of a reference or teacher, by its tokenizer, is not that of the model."""
     from transformers import AutoTokenizer
 
-    teacher = _load(AutoTokenizer, config, "tokenizer", ("distill.teacher", config.distill.required_teacher))
-    compare_vocabularies(config, load_tokenizer(config).get_vocab(), teacher.get_vocab())
+    for key, path in config.scoring_models.items():
+        other = _load(AutoTokenizer, config, "tokenizer", (key, path))
+        compare_vocabularies(config, key, load_tokenizer(config).get_vocab(), other.get_vocab())
 
 
-def compare_vocabularies(config: Config, own: Mapping[str, int], teachers: Mapping[str, int]) -> None:
-    """Raise ConfigError where two vocabularies, token to id, differ: the teacher scores ids that the policy samples."""
-    differing = sorted(token for token in own.keys() | teachers.keys() if own.get(token) != teachers.get(token))
+def compare_vocabularies(config: Config, key: str, own: Mapping[str, int], others: Mapping[str, int]) -> None:
+    """Raise ConfigError where two vocabularies, token to id, differ: the model of `key` scores the policy's ids."""
+    differing = sorted(token for token in own.keys() | others.keys() if own.get(token) != others.get(token))
     if differing:
-        pairs = ((token, teachers.get(token, "none"), own.get(token, "none")) for token in differing[:3])
+        pairs = ((token, others.get(token, "none"), own.get(token, "none")) for token in differing[:3])
         shown = ", ".join(f"{token!r} ({theirs}, not {ours})" for token, theirs, ours in pairs)
         raise ConfigError(
-            f"distill.teacher = {config.distill.teacher}: {len(differing)} tokens have other ids than in model.path = "
-            f"{config.model.path}, such as {shown}. A teacher scores the very tokens that the student samples: take "
-            f"one of the same family, whose tokenizer is the same."
+            f"{key} = {config.models[key]}: {len(differing)} tokens have other ids than in model.path = "
+            f"{config.model.path}, such as {shown}. It scores the very tokens that the policy samples: take a model of "
+            f"the same family, whose tokenizer is the same."
         )
 
 

@@ -25,6 +25,9 @@ from hpc_grpo.metrics.rollouts import rollout_metrics, selection_metrics
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.types import GroupGrades, TrainSequence
 
+_MEASURED_EVERY = 16
+"""Of so many completions one tells the mismatch: a share of a step's forward passes, and enough tokens for a mean."""
+
 
 @dataclass(frozen=True)
 class TrainItem:
@@ -42,6 +45,7 @@ class Batch:
 
     Of the ordinals, `dropped` were sampled and not trained on, and `passed_over` not sampled. `curriculum` is what is
     known of prompts after the step, and `ahead` what it has chosen for later ones (`RolloutScheduler.ahead`).
+    `measured` are the completions that tell the mismatch of engine and learner, each as its group with no other valid.
     """
 
     minibatches: Sequence[Sequence[TrainItem]]
@@ -52,6 +56,7 @@ class Batch:
     passed_over: Sequence[int] = ()
     curriculum: Known = field(default_factory=dict)
     ahead: Sequence[int] = ()
+    measured: Sequence[RemoteGroup] = ()
 
 
 class Batches(Protocol):
@@ -91,9 +96,10 @@ class RolloutBatches:
         items = [self._item(group, own) for group, own in trained]
         curriculum = self._scheduler.curriculum
         return Batch(
-            minibatches=[items[index :: self._num_minibatches] for index in range(self._num_minibatches)],
+            minibatches=_split(items, self._num_minibatches),
             ordinals=step.ordinals,
             metrics=self._metrics(step, policy_version),
+            measured=_measured(step.sampled),
             lines=[
                 line
                 for group, own in (*trained, *((group, None) for group in step.dropped))
@@ -145,11 +151,12 @@ class RolloutBatches:
 
 
 class DemonstrationBatches:
-    """Demonstrations, `batch_size` for each step of one optimizer step."""
+    """Demonstrations, `sft.batch_size` for each step."""
 
-    def __init__(self, stream: DemonstrationStream, batch_size: int, next_ordinal: int) -> None:
+    def __init__(self, config: Config, stream: DemonstrationStream, next_ordinal: int) -> None:
         self._stream = stream
-        self._batch_size = batch_size
+        self._batch_size = config.sft.batch_size
+        self._num_minibatches = config.train.num_minibatches
         self._next_ordinal = next_ordinal
 
     def start(self, policy_version: int) -> None:
@@ -165,7 +172,22 @@ class DemonstrationBatches:
         ]
         num_tokens = sum(item.num_trained_tokens for item in items)
         metrics = {"tokens/completion_mean": num_tokens / len(items), "tokens/completion_total": float(num_tokens)}
-        return Batch([items], ordinals, metrics)
+        return Batch(_split(items, self._num_minibatches), ordinals, metrics)
+
+
+def _split(items: Sequence[TrainItem], num_minibatches: int) -> list[Sequence[TrainItem]]:
+    """Deal a step's items out to its optimizer steps."""
+    return [items[index::num_minibatches] for index in range(num_minibatches)]
+
+
+def _measured(groups: Sequence[GradedGroup]) -> list[RemoteGroup]:
+    """Choose a fixed share of all completions of a step, whether they are trained on or not; at least one."""
+    sizes = [(group.samples, len(group.grades.rewards)) for group in groups]
+    every = [(samples, size, index) for samples, size in sizes for index in range(size)]
+    return [
+        RemoteGroup(samples, (0.0,) * size, tuple(index == own for own in range(size)))
+        for samples, size, index in every[::_MEASURED_EVERY]
+    ]
 
 
 def _lengths(groups: Sequence[GradedGroup]) -> dict[str, float]:
@@ -191,6 +213,7 @@ def _lines(group: GradedGroup, advantages: Sequence[float] | None) -> list[dict[
             "reward": grades.rewards[index],
             "rewards": {name: parts[index] for name, parts in grades.reward_parts.items()},
             "valid": grades.valid[index],
+            "over_budget": grades.over_budget[index] if grades.over_budget else "",
             "advantage": advantages[index] if advantages is not None else None,
             "tokens": grades.num_completion_tokens[index],
             "truncated": grades.truncated[index],

@@ -51,10 +51,10 @@ class Chat:
         said = self._style.prompt_format.replace("{prompt}", prompt)
         asked = [*self._messages, {"role": "user", "content": said}]
         token_ids = self._encode({self._source.prompt_field: prompt}) if self._is_plain else self._encode_end(asked)
-        rollout, temperature = self._config.rollout, self._config.eval.temperature
+        rollout, settings = self._config.rollout, self._config.eval_settings("")
         sampling: dict[str, Any] = {"do_sample": False}
-        if temperature > 0.0:
-            sampling = {"do_sample": True, "temperature": temperature, "top_p": rollout.top_p, "top_k": 0}
+        if settings.temperature > 0.0:
+            sampling = {"do_sample": True, "temperature": settings.temperature, "top_p": settings.top_p, "top_k": 0}
         given = torch.tensor([token_ids], device=self._model.device)
         with torch.no_grad():
             found = self._model.generate(

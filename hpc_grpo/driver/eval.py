@@ -86,7 +86,8 @@ class EvalSets:
         rollout, settings = self._config.rollout, self._config.eval_settings(name)
         seed = self._config.run.seed + _EVAL_SEED_OFFSET
         seeds = tuple(sampling_seed(seed, prompt.ordinal, index, 0) for index in range(settings.num_samples))
-        sampling = SamplingSpec(rollout.max_new_tokens, rollout.min_new_tokens, settings.temperature)
+        assert settings.top_p is not None, "eval_settings resolves it"
+        sampling = SamplingSpec(rollout.max_new_tokens, rollout.min_new_tokens, settings.temperature, settings.top_p)
         return GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling, is_urgent=self._is_beside_training)
 
     def _eval_group(self, group: GradedGroup) -> EvalGroup:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config
@@ -16,15 +17,20 @@ from hpc_grpo.data.loading import load_evals, load_streams
 from hpc_grpo.data.stream import DemonstrationStream, PromptStream
 from hpc_grpo.data.tokenizer import (
     check_context_length,
+    context_length,
     load_tokenizer,
     model_folder,
-    refuse_other_vocabulary,
+    refuse_other_vocabularies,
     stop_token_ids,
 )
 from hpc_grpo.grading.pool import RewardPool
-from hpc_grpo.registry import ADVANTAGES, EVAL_METRICS
+from hpc_grpo.registry import EVAL_METRICS
+from hpc_grpo.rewards.sandbox.isolation import refuse_shown
 from hpc_grpo.system.say import say
 from hpc_grpo.weights.contract import refuse_experts, refuse_images
+
+_SANDBOXED = {"code", "reasoning_gym"}
+"""Rewards that run a model's text."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,8 @@ def load_inputs(config: Config, *, is_resume: bool = False) -> Inputs:
     """
     text = _text_inputs(config, is_resume=is_resume)
     if config.needs.rollouts:
-        ADVANTAGES.find(config.loss.advantage)  # the loss is the learners' to import: it needs torch
-    streams = load_streams(config, text.tokenizer)
+        config.loss.advantage.check()  # the loss is the learners' to import: it needs torch
+    streams = load_streams(config, text.tokenizer, context=context_length(config))
     return Inputs(text.tokenizer, text.stop_token_ids, streams.train, streams.evals, streams.digests)
 
 
@@ -79,13 +85,21 @@ def _text_inputs(config: Config, *, is_resume: bool = False) -> TextInputs:
         settings = json.loads((model_folder(config.model.path) / "config.json").read_text())
         refuse_images(settings, config.model.path)
         refuse_experts(settings, config.model.path)
-    if config.needs.teacher:
-        refuse_other_vocabulary(config)
+    refuse_other_vocabularies(config)
     stop_ids = stop_token_ids(config, tokenizer)
     if config.needs.rollouts:
+        _refuse_shown_files(config)
         with closing(RewardPool(config.all_rewards, num_workers=1)) as pool:
             for note in pool.check(is_resume=is_resume):
                 say(note)
         for name in config.eval.metrics:
             EVAL_METRICS.find(name)
     return TextInputs(tokenizer, stop_ids)
+
+
+def _refuse_shown_files(config: Config) -> None:
+    """Raise ConfigError where a model's programs could read the run or the expected answers."""
+    if not _SANDBOXED & {reward.name for reward in config.all_rewards}:
+        return
+    sources = [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]
+    refuse_shown([config.run_path, *(path for _, source in sources if (path := Path(source.path)).exists())])

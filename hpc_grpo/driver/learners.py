@@ -48,7 +48,10 @@ class LearnerGroup:
             split = balanced(minibatch, [item.cost for item in minibatch], len(self._learners))
             for share, part in zip(shares, split, strict=True):
                 share.append(RemoteMinibatch(tuple(item.data for item in part), num_tokens, num_sequences))
-        calls = [learner.train.remote(share, record) for learner, share in zip(self._learners, shares, strict=True)]
+        num, measured = len(self._learners), batch.measured
+        own = [measured[rank::num] if measured else None for rank in range(num)]
+        told = zip(self._learners, shares, own, strict=True)
+        calls = [learner.train.remote(share, record, some) for learner, share, some in told]
         return merge(get_all(calls, None, "the training step"))
 
     def begin_checkpoint(self, path: Path, driver_state: dict[str, Any], *, behind: bool) -> Any:

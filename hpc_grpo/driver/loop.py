@@ -61,7 +61,7 @@ class TrainingLoop:
                 policy_version, checked = self._publish(state)
                 metrics |= checked
                 metrics |= self._evaluate(state, policy_version)
-            self.batches.start(policy_version)
+                self.batches.start(policy_version)
             if self.meters is not None:
                 metrics |= self.meters.metrics()
             # Before the checkpoint: a run killed between the two must not resume past a step without a record.
@@ -103,7 +103,7 @@ class TrainingLoop:
     def _publish(self, state: DriverState) -> tuple[int, dict[str, float]]:
         """Give the engines the learners' weights; return their version, which counts optimizer steps, and metrics."""
         config = self.session.config
-        policy_version = state.step * config.train.num_minibatches
+        policy_version = config.optimizer_steps(state.step)
         if self.weights is None:
             return policy_version, {}
         every = config.weights.canary_every

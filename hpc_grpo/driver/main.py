@@ -67,7 +67,7 @@ def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
     journal = Journal(config, run_dir, length, times, timer)
     try:
         with timer.phase("start"):
-            workers = Workers(config, reserve_nodes(config), inputs, length.total_steps * config.train.num_minibatches)
+            workers = Workers(config, reserve_nodes(config), inputs, config.optimizer_steps(length.total_steps))
             workers.start()
         save_behind(os.environ)
         checkpoints = Checkpoints(config, run_dir, workers.learners, times.saves, length)
@@ -113,7 +113,7 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
         print(f"Resuming after step {state.step} of {session.length.total_steps}.", flush=True)
     profiles = workers.profiles(session.run_dir)
     if isinstance(inputs.stream, DemonstrationStream):
-        demonstrations = DemonstrationBatches(inputs.stream, config.sft.batch_size, state.next_ordinal)
+        demonstrations = DemonstrationBatches(config, inputs.stream, state.next_ordinal)
         loop = TrainingLoop(session, demonstrations, workers.learners, meters=workers.meters, profiles=profiles)
         return loop.run(state)
     with timer.phase("weights"):

@@ -66,6 +66,9 @@ def learner_environment(config: Config, environ: Mapping[str, str], *, on_gpu: b
         # numpy's own threads: nobody uses them, and a process that has threads is no template.
         "OPENBLAS_NUM_THREADS": "1",
     }
+    if on_gpu:
+        # Else NCCL's watchdog polls our store from a C++ thread, to dump traces that nobody reads.
+        variables["TORCH_NCCL_DUMP_ON_TIMEOUT"] = environ.get("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
     if on_gpu and not any(environ.get(name) for name in _ALLOCATOR_VARIABLES):
         # No two microbatches are equally long, and blocks of fixed sizes leave gaps between them. Engines, which take
         # their memory once, stay without: vLLM refuses it where a KV cache is registered with a network.

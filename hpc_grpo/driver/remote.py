@@ -37,24 +37,24 @@ def get_all(references: Sequence[Any], deadline: Deadline | None, waiting_for: s
     pending = list(references)
     while pending:
         left = None if ends_at is None else max(ends_at - time.monotonic(), 0.0)
-        done, pending = ray.wait(pending, num_returns=1, timeout=left)
+        done = ended(pending, left)
         if not done and deadline is not None:
             waited = f"Waited {deadline.seconds:.0f} s ({deadline.key}) for {waiting_for}"
             raise LaunchError(f"{waited}; {len(pending)} did not answer.")
-        # With all others that are there by now: each wait looks at every reference.
-        more, pending = ray.wait(pending, num_returns=len(pending), timeout=0.0) if pending else ([], [])
-        for reference in (*done, *more):
+        for reference in done:
             _raise_failure(reference, waiting_for)
             PULSE.beat()
+        are_over = set(done)
+        pending = [reference for reference in pending if reference not in are_over]
     return [ray.get(reference) for reference in references]
 
 
-def not_done(references: Sequence[Any]) -> set[Any]:
-    """Return the calls that have not ended, well or badly; fetches nothing."""
-    if not references:
-        return set()
-    _, pending = ray.wait(list(references), num_returns=len(references), timeout=0.0, fetch_local=False)
-    return set(pending)
+def ended(references: Sequence[Any], timeout_s: float | None) -> list[Any]:
+    """Wait until one of the calls ends, well or badly; return all that have ended by then, none after the time."""
+    done, pending = ray.wait(list(references), num_returns=1, timeout=timeout_s) if references else ([], [])
+    # Take all at once: each wait looks at every reference.
+    more, _ = ray.wait(pending, num_returns=len(pending), timeout=0.0) if done and pending else ([], [])
+    return [*done, *more]
 
 
 def first_error(references: Sequence[Any], timeout_s: float | None) -> Exception | None:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from hpc_grpo.driver.checkpoints import DriverState
 
 _MAX_SHOWN_ERRORS = 3
+_WINDOW = 20
+"""Prompts that failures are counted over, at least, where a run has had so many."""
+
 _ALL_RETIRED = (
     "Each of the {num} prompts rests for ever after step {step} (data.curriculum). To complete the run as it is, set "
     "train.total_steps={step} and the other lengths to null; else start one with more prompts, or a rest that ends."
@@ -72,6 +75,7 @@ class RolloutScheduler:
         self._started: deque[StartedGroup] = deque()
         self._next_to_start = self._next_to_take = state.next_ordinal
         self._chosen = deque(state.ahead)
+        self._earlier: deque[GroupGrades] = deque(maxlen=_WINDOW)
 
     def start_prompts(self, policy_version: int) -> None:
         """Start the prompts of every step that the lag bound allows at this published version."""
@@ -95,7 +99,8 @@ class RolloutScheduler:
             for group in groups:
                 is_kept = not rollout.dynamic_sampling or self._algorithm.teaches(group.grades)
                 (trained if is_kept else dropped).append(group)
-            check_failures([each.grades for each in (*trained, *dropped)], self._config.grading.max_failed_fraction)
+            graded = [each.grades for each in (*trained, *dropped)]
+            check_failures(graded, self._config.grading.max_failed_fraction, list(self._earlier))
             self._check_lag(groups, policy_version)
         if not (trained or dropped):
             raise PromptError(_ALL_RETIRED.format(num=self._stream.num_items, step=self._next_step))
@@ -168,6 +173,7 @@ class RolloutScheduler:
         """Note what the step's prompts were, and start as many as it took from later steps."""
         self._next_to_take = step.ordinals.stop
         self._next_step += 1
+        self._earlier += [group.grades for group in step.sampled]
         if self.curriculum is not None:
             for group in step.sampled:
                 self.curriculum.note(self._stream.place(group.prompt.ordinal), group.grades)
@@ -181,13 +187,23 @@ class RolloutScheduler:
         return GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling)
 
 
-def check_failures(grades: Sequence[GroupGrades], max_failed_fraction: float) -> None:
-    """Raise RewardError with the rewards' own errors when more groups failed than allowed."""
-    errors = [error for group in grades for error in group.errors]
-    num_failed = sum(bool(group.errors) for group in grades)
-    if num_failed > max_failed_fraction * len(grades):
-        shown = "\n  ".join(errors[:_MAX_SHOWN_ERRORS])
+def check_failures(
+    grades: Sequence[GroupGrades], max_failed_fraction: float, earlier: Sequence[GroupGrades] = ()
+) -> None:
+    """Raise RewardError with the rewards' own errors when more groups failed than allowed.
+
+    Fewer groups than `_WINDOW` are judged together with the last of the `earlier` ones, and one failure is allowed: one
+    of four says little. A deadline that was met says that a server is slow, not that the reward is broken: it counts
+    once every group failed.
+    """
+    missing = max(0, _WINDOW - len(grades))
+    judged = [*(earlier[-missing:] if missing else ()), *grades]
+    failed = [group for group in judged if group.errors]
+    allowed = max(1.0, max_failed_fraction * len(judged)) if max_failed_fraction else 0.0
+    num_broken = len(failed) if len(failed) == len(judged) else sum(not group.timed_out for group in failed)
+    if num_broken > allowed:
+        shown = "\n  ".join([error for group in failed for error in group.errors][-_MAX_SHOWN_ERRORS:])
         raise RewardError(
-            f"The reward failed for {num_failed} of {len(grades)} prompts, more than "
+            f"The reward failed for {len(failed)} of {len(judged)} prompts, more than "
             f"grading.max_failed_fraction = {max_failed_fraction:g} allows:\n  {shown}"
         )

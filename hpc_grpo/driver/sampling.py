@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError
 
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, is_engine_failure
-from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, first_error, get_all, not_done
+from hpc_grpo.driver.remote import Deadline, all_errors, ended, first_error, get_all
 from hpc_grpo.run.pulse import ASKED_AGAIN, PULSE
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
 
@@ -32,51 +31,73 @@ class GradedGroup:
     grades: GroupGrades
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call of an engine or a grader, made of the actor that it had then."""
+
+    of: RemoteEngine | RemoteGrader
+    actor: Any
+    reference: Any
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another actor has taken the place of the one that was called."""
+        return self.actor is not self.of.actor
+
+
 @dataclass(eq=False)
 class StartedGroup:
-    """A group under way: references to its samples and grades, and the actors that they are asked of."""
+    """A group under way. `state` changes where the driver notes that a call has ended.
+
+    Both calls are made at once: Ray hands the samples to the grader when the engine has them. The reference of
+    `sampling` ends together with `samples` and holds nothing, so that the driver never fetches samples.
+    """
 
     prompt: Prompt
     request: GroupRequest
     with_texts: bool
     engine: RemoteEngine
     grader: RemoteGrader
-    actor: Any = None
-    grading_actor: Any = None
-    samples: Any = field(default=None, repr=False)
-    grades: Any = field(default=None, repr=False)
+    state: Literal["sampling", "grading", "done", "failed"] = "sampling"
+    was_lost: bool = False
+    samples: Any = field(init=False, repr=False)
+    sampling: Call = field(init=False, repr=False)
+    grading: Call = field(init=False, repr=False)
 
     @property
-    def is_with_its_engine(self) -> bool:
-        return self.actor is self.engine.actor
+    def is_open(self) -> bool:
+        return self.state in ("sampling", "grading")
 
     @property
-    def is_with_its_grader(self) -> bool:
-        return self.grading_actor is self.grader.actor
+    def call(self) -> Call:
+        """The call that an open group waits for."""
+        return self.sampling if self.state == "sampling" else self.grading
+
+    def sample(self, call: str, index: int) -> None:
+        """Ask the engine for the samples of a call of `generate`, and the grader for their grades."""
+        actor = self.engine.actor
+        self.samples, over = actor.samples.remote(call, index)
+        self.sampling = Call(self.engine, actor, over)
+        self.grade()
 
     def grade(self) -> None:
-        """Ask its grader for its grades; samples that are there already are not asked for again."""
-        self.grading_actor = self.grader.actor
-        self.grades = self.grading_actor.grade.remote(self.samples, self.prompt, self.with_texts)
+        actor = self.grader.actor
+        self.grading = Call(self.grader, actor, actor.grade.remote(self.samples, self.prompt, self.with_texts))
 
-    def grader_failure(self, timeout_s: float | None) -> Exception | None:
-        """Return that its grader died before it had graded, or None where it did not within the time."""
-        # By the samples, which are fetched here for once: of a failed argument Ray raises the argument's own error.
-        error = first_error([self.grades], timeout_s)
-        has_died = isinstance(error, RayActorError) and first_error([self.samples], 0.0) is None
-        return error if has_died else None
-
-    def engine_failure(self, timeout_s: float | None) -> Exception | None:
-        """Return what its engine failed with in the place of samples, or None where it did not within the time."""
-        # Only where grading failed: the driver would fetch samples that are there.
-        if first_error([self.grades], timeout_s) is None:
+    def note_end(self) -> Exception | None:
+        """Wait for the call and change the state. Return the error of an engine or a grader that is to be replaced."""
+        error = first_error([self.call.reference], None)
+        if error is None:
+            self.state = "grading" if self.state == "sampling" else "done"
             return None
-        error = first_error([self.samples], 0.0)
-        return error if is_engine_failure(error) else None
+        if is_engine_failure(error) if self.state == "sampling" else isinstance(error, RayActorError):
+            return error
+        self.state = "failed"
+        return None
 
 
 class RolloutPool:
-    """Sends groups through engines and graders. One that fails is replaced, and what it was asked is asked again."""
+    """Sends groups through engines and graders. One that fails is replaced, and asked again for what it owed."""
 
     def __init__(
         self,
@@ -95,9 +116,16 @@ class RolloutPool:
     def start(
         self, prompts: Sequence[Prompt], requests: Sequence[GroupRequest], with_texts: Sequence[bool]
     ) -> list[StartedGroup]:
-        """Queue all groups, each on the engine that has fewest by then: in turn, where all have as many."""
+        """Queue all groups, each on the engine that has fewest by then: in turn, where all have as many.
+
+        Groups that a publish lost with their engine are queued first. Raises EngineLostError or GraderLostError after
+        too many failures.
+        """
+        self._follow(0.0)
         asked = zip(prompts, requests, with_texts, strict=True)
-        engines = [self._engines[index] for index in spread(len(prompts), self._loads())]
+        sampling = [group.engine for group in self._under_way if group.state == "sampling"]
+        loads = [sum(own is engine for own in sampling) for engine in self._engines]
+        engines = [self._engines[index] for index in spread(len(prompts), loads)]
         actors = zip(engines, itertools.cycle(self._graders), strict=False)
         groups = [StartedGroup(*of_group, *own) for of_group, own in zip(asked, actors, strict=True)]
         self._under_way += groups
@@ -105,23 +133,21 @@ class RolloutPool:
         return groups
 
     def wait(self, started: Sequence[StartedGroup], waiting_for: str) -> list[GradedGroup]:
-        """Wait for all groups' grades. Raises what a grader raised; EngineLostError or GraderLostError after too many
-        failures of an engine or a grader.
+        """Wait for the grades of all groups. Meanwhile follow the other groups under way too.
+
+        Raises what a grader raised; EngineLostError or GraderLostError after too many failures.
         """
-        while True:
-            try:
-                grades = get_all([group.grades for group in started], None, waiting_for)
-            except (ActorLostError, RayTaskError):
-                if not self._recover(started):
-                    raise
+        while any(group.is_open for group in started) and all(group.state != "failed" for group in started):
+            if any(group.was_lost for group in self._under_way):
                 PULSE.turn_to(ASKED_AGAIN)
-            else:
-                for grader in self._graders:
-                    grader.note_success()
-                taken = set(started)
-                self._under_way = [group for group in self._under_way if group not in taken]
-                pairs = zip(started, grades, strict=True)
-                return [GradedGroup(group.prompt, group.samples, own) for group, own in pairs]
+            self._follow(None)
+        over = [group for group in started if not group.is_open]  # all, or one failed and its error is raised
+        grades = get_all([group.grading.reference for group in over], None, waiting_for)
+        for grader in self._graders:
+            grader.note_success()
+        taken = set(started)
+        self._under_way = [group for group in self._under_way if group not in taken]
+        return [GradedGroup(group.prompt, group.samples, own) for group, own in zip(started, grades, strict=True)]
 
     @property
     def num_engine_restarts(self) -> int:
@@ -138,40 +164,32 @@ class RolloutPool:
             if error is not None and not is_engine_failure(error):
                 raise error
 
-    def _loads(self) -> list[int]:
-        """Count the groups that each engine has not sampled yet, of those that nobody has waited for."""
-        unsampled = not_done([group.samples for group in self._under_way])
-        counts = Counter(id(group.engine) for group in self._under_way if group.samples in unsampled)
-        return [counts[id(engine)] for engine in self._engines]
-
     def _send(self, groups: Sequence[StartedGroup]) -> None:
         """Queue each engine's share in one call, so that the order it runs in is fixed."""
-        shares = defaultdict[int, list[StartedGroup]](list)
-        for group in groups:
-            shares[id(group.engine)].append(group)
-        for share in shares.values():
-            call, actor = uuid4().hex, share[0].engine.actor
-            actor.generate.remote(call, [group.request for group in share])
+        for engine in {id(group.engine): group.engine for group in groups}.values():
+            call, share = uuid4().hex, [group for group in groups if group.engine is engine]
+            engine.actor.generate.remote(call, [group.request for group in share])
             for index, group in enumerate(share):
-                group.actor, group.samples = actor, actor.samples.remote(call, index)
-                group.grade()
+                group.sample(call, index)
 
-    def _recover(self, started: Sequence[StartedGroup]) -> bool:
-        """Replace what failed and ask again for what was lost with it. Return False where nothing was to replace."""
-        for engine in self._engines:
-            asked = [group for group in started if group.engine is engine and group.is_with_its_engine]
-            if error := next(filter(None, (group.engine_failure(0.0) for group in asked)), None):
-                self._revive(engine, error)
-        for grader in self._graders:
-            asked = [group for group in started if group.grader is grader and group.is_with_its_grader]
-            if error := next(filter(None, (group.grader_failure(0.0) for group in asked)), None):
-                grader.replace(self._start_deadline, error)
-        unsampled = [group for group in started if not group.is_with_its_engine and group.engine_failure(None)]
-        ungraded = [group for group in started if not group.is_with_its_grader and group.grader_failure(None)]
-        self._send(unsampled)
-        for group in ungraded:
-            group.grade()
-        return bool(unsampled or ungraded)
+    def _follow(self, timeout_s: float | None) -> None:
+        """Wait until a call ends. Replace the actors that failed, and ask again for what was lost with any actor."""
+        waiting = {group.call.reference: group for group in self._under_way if group.is_open}
+        for group in [waiting[reference] for reference in ended(list(waiting), timeout_s)]:
+            if (error := group.note_end()) is not None and not group.call.is_lost:
+                if group.state == "sampling":
+                    self._revive(group.engine, error)
+                else:
+                    group.grader.replace(self._start_deadline, error)
+            PULSE.beat()
+        lost = [group for group in self._under_way if group.is_open and group.call.is_lost]
+        for group in lost:
+            group.note_end()  # every call of a dead actor ends, and some ended well
+            group.was_lost = True
+        self._send([group for group in lost if group.state == "sampling"])
+        for group in self._under_way:
+            if group.is_open and group.grading.is_lost:
+                group.grade()
 
 
 def spread(count: int, loads: Sequence[int]) -> list[int]:

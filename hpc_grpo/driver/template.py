@@ -7,7 +7,8 @@ up, happen once a node however many actors it has, and not at all for those of a
 Ray starts a worker by a command; that of an actor with a template is `run/template_client.py`, which sends what Ray
 told it and ends. Nothing depends on a template: where there is none, or it refuses, the client becomes a Python that
 imports for itself. A template refuses a worker whose environment is another than its own, and does not serve where it
-has threads or has opened a GPU: neither survives a fork.
+has threads or has opened a GPU: neither survives a fork. Imports of torch and DeepSpeed open NVML, so the template
+closes NVML after them.
 """
 
 from __future__ import annotations
@@ -94,6 +95,27 @@ def import_behind(modules: Sequence[str]) -> None:
     import_all(modules)
 
 
+def close_nvml() -> bool:
+    """Close NVML, however often imports have opened it; return whether they had.
+
+    NVML counts its users in the process: each `nvmlInit` needs an `nvmlShutdown` before the devices are closed.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return False
+    try:
+        pynvml.nvmlInit()  # torch loads NVML by ctypes, and pynvml shuts down nothing before it has loaded NVML itself
+    except pynvml.NVMLError:
+        return False
+    num_users = -1
+    with contextlib.suppress(pynvml.NVMLError):  # raised once nobody uses NVML any more
+        while True:
+            pynvml.nvmlShutdown()
+            num_users += 1
+    return num_users > 0
+
+
 def _wait_for_end(thread: threading.Thread) -> None:
     """Wait until the kernel has no more of a thread that Python has joined."""
     ended = Path(f"/proc/self/task/{thread.native_id}")
@@ -171,6 +193,7 @@ def main(path: Path, modules: Sequence[str]) -> None:
     importing.start()
     importing.join()
     _wait_for_end(importing)
+    needs_nvml = close_nvml()
     if why := why_not_forked():
         say(f"This template serves nobody: {why}.")
         path.unlink()
@@ -178,7 +201,12 @@ def main(path: Path, modules: Sequence[str]) -> None:
     gc.freeze()  # pages that the collector does not touch stay shared
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks for their exit codes
     added = {name: value for name, value in os.environ.items() if own.get(name) != value}
-    become(*serve(listener, own), added)
+    asked, descriptors = serve(listener, own)
+    if needs_nvml:
+        import pynvml
+
+        pynvml.nvmlInit()
+    become(asked, descriptors, added)
 
 
 if __name__ == "__main__":

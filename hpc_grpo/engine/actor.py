@@ -13,6 +13,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import ray
+
 from hpc_grpo.config import Config
 from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.engine.step_loop import StepLoop
@@ -109,10 +111,14 @@ class Engine:
             for group, own in zip(groups, sampling, strict=True):
                 group.set_result(own)
 
-    async def samples(self, call: str, index: int) -> GroupSamples:
-        """Wait for one group of a call of `generate`, which may come after this one: Ray keeps no order."""
+    @ray.method(num_returns=2)  # type: ignore[untyped-decorator]
+    async def samples(self, call: str, index: int) -> tuple[GroupSamples, None]:
+        """Wait for one group of a call of `generate`, which may come after this one: Ray keeps no order.
+
+        The second value is a reference of its own, which ends as the first does and costs nothing to fetch.
+        """
         try:
-            return await asyncio.wrap_future(await self._groups[call, index])
+            return await asyncio.wrap_future(await self._groups[call, index]), None
         finally:
             self._groups.pop((call, index), None)  # `serve_next` may have forgotten all
 

@@ -25,7 +25,7 @@ from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import ParameterSpec
 from hpc_grpo.weights.buckets import BucketLayout
 from hpc_grpo.weights.contract import contract_differences
-from hpc_grpo.weights.cuda import StagedOnGpu, open_store
+from hpc_grpo.weights.cuda import StagedOnGpu, finish_loading, open_store
 from hpc_grpo.weights.node_group import LOAD_FAILED, GroupMembership, NodeGroup
 from hpc_grpo.weights.store import StoredVersion, StoreSpec
 
@@ -136,6 +136,8 @@ class WeightReceiver:
             model.load_weights(pairs)
             finalize_layerwise_reload(model, self.vllm_config.model_config)
             _repack_tied_head(model)
+        # Before the acknowledgement, after which the publisher may write the buffer again.
+        finish_loading()
 
 
 def _repack_tied_head(model: Any) -> None:

@@ -6,7 +6,8 @@
 | spec.json   | visit      | what to run, on which GPUs, for how long without a visit |
 | lease       | visit      | the machine's uptime at the last visit that a controller has committed |
 | cancel      | visit      | end it, with a checkpoint |
-| runner.json | runner     | who it is: pid, start time, boot |
+| key.json    | visit      | which attempt this is, and which machine has it: machines may share their homes |
+| runner.json | runner     | who it is: a ProcessIdentity |
 | output.log  | runner     | what the job prints |
 | exit.json   | runner     | how it ended; from `visit`, that it never began, or that its runner died |
 """
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import time
 from dataclasses import asdict
@@ -25,7 +25,7 @@ from typing import Any
 from hpc_grpo.fleet.messages import AttemptKey
 from hpc_grpo.fleet.states import Ending
 from hpc_grpo.run.files import known_fields, read_record, write_atomic, write_record
-from hpc_grpo.system.processes import start_time
+from hpc_grpo.system.processes import ProcessIdentity
 
 MARK = "HPC_GRPO_FLEET_ATTEMPT"
 """The variable by which a job's processes are known although their runner died: the attempt's folder."""
@@ -59,11 +59,16 @@ class AttemptFolder:
         return read_record(self.path / "spec.json", dict)
 
     def key(self) -> AttemptKey | None:
-        """Return which attempt this is; None where its folder was made and nothing was written into it."""
+        """Return which attempt this is; None where its folder was made and no key was written into it."""
         return read_record(self.path / "key.json", lambda values: AttemptKey(values["job_id"], values["attempt"]))
 
     def write_key(self, key: AttemptKey) -> None:
-        write_record(self.path / "key.json", key._asdict())
+        write_record(self.path / "key.json", {**key._asdict(), "visit": asdict(ProcessIdentity.of_this_process())})
+
+    def is_of_this_machine(self) -> bool:
+        """Tell whether a visit to this machine made the attempt; one to another machine sees this folder on NFS."""
+        visit = read_record(self.path / "key.json", lambda values: _identity(values["visit"]))
+        return visit is None or visit.is_on_this_machine
 
     def renew(self, uptime: float) -> None:
         write_atomic(self.path / "lease", json.dumps(uptime))
@@ -82,15 +87,12 @@ class AttemptFolder:
 
     def write_runner(self) -> None:
         """Say that this process is the runner."""
-        pid = os.getpid()
-        write_record(self.path / "runner.json", {"pid": pid, "start_time": start_time(pid), "boot_id": boot_id()})
+        write_record(self.path / "runner.json", asdict(ProcessIdentity.of_this_process()))
 
     def runner_lives(self) -> bool:
-        """Tell whether the process that said it is the runner still runs."""
-        values = read_record(self.path / "runner.json", dict)
-        if values is None or values["boot_id"] != boot_id():
-            return False
-        return 0 != start_time(int(values["pid"])) == int(values["start_time"])
+        """Tell whether the process that said it is the runner still runs. Only to be asked on its machine."""
+        runner = read_record(self.path / "runner.json", _identity)
+        return runner is not None and runner.is_on_this_host and runner.has_process
 
     def end(self, ending: Ending) -> None:
         write_record(self.path / "exit.json", asdict(ending))
@@ -116,8 +118,8 @@ def uptime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+def _identity(values: dict[str, Any]) -> ProcessIdentity:
+    return ProcessIdentity(**known_fields(ProcessIdentity, values))
 
 
 def marked_processes(folder: Path) -> list[int]:

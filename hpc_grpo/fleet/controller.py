@@ -8,12 +8,13 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 
 from hpc_grpo.fleet.db import Database, DatabaseAwayError
-from hpc_grpo.fleet.doorbell import Bell, Doorbell, NatsBell
+from hpc_grpo.fleet.doorbell import Bell, NatsBell
 from hpc_grpo.fleet.local import LocalMachine
 from hpc_grpo.fleet.logs import JobLogs
 from hpc_grpo.fleet.machine import Machine, Vm
 from hpc_grpo.fleet.settings import Fleet
 from hpc_grpo.system.say import say
+from hpc_grpo.system.signals import end_signals
 
 _AGAIN_S = (0.5, 1.0, 2.0, 5.0)
 
@@ -27,7 +28,7 @@ class Controller:
         self.settings = fleet.settings
         self.db = Database(fleet.database_url)
         self.logs = JobLogs(fleet.logs)
-        self.bell: Doorbell = NatsBell(fleet.nats_url) if fleet.nats_url else Bell()
+        self.bell = NatsBell(fleet.nats_url) if fleet.nats_url else Bell()
         self._make_machine = make_machine or (lambda vm: connect(vm, fleet))
         self._machines: dict[int, tuple[Vm, Machine]] = {}
 
@@ -46,15 +47,15 @@ class Controller:
             await machine.close()
 
     async def run(self, loops: Sequence[Callable[[], Awaitable[None]]], *, listens: bool) -> None:
-        """Run the loops until SIGTERM or SIGINT. Jobs go on without a controller, for the length of their lease.
+        """Run the loops until a signal. Jobs go on without a controller, for the length of their lease.
 
-        `listens`: one of the loops dispatches. NATS gives each announcement to one listener, and the others' are lost.
+        `listens`: one of the loops dispatches, and others may announce jobs.
         """
         tasks = [asyncio.ensure_future(_for_ever(loop)) for loop in loops]
-        if listens and isinstance(self.bell, NatsBell):
+        if listens:
             tasks.append(asyncio.ensure_future(self.bell.listen()))
         ended = asyncio.Event()
-        for sig in (signal.SIGTERM, signal.SIGINT):
+        for sig in (*end_signals(), signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(sig, ended.set)
         tasks.append(asyncio.ensure_future(_wait(ended)))
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from sqlalchemy.engine import make_url
 
 from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.fleet.settings import DATABASE_VARIABLE
+from hpc_grpo.run.owner import SHARED_VARIABLE
 
 _BUSY_S = 30
 _CONNECT_S = 5
@@ -38,6 +41,8 @@ class Database:
             raise ConfigError(f"{_OF_URL} It begins with {kind}.")
         self.is_sqlite = kind == "sqlite"
         if self.is_sqlite:
+            if parsed.database and parsed.database != ":memory:":
+                _make_private(Path(parsed.database))
             self._engine = sa.create_engine(parsed, connect_args={"timeout": _BUSY_S})
             _prepare_sqlite(self._engine)
         else:
@@ -98,6 +103,26 @@ class Database:
             if error.connection_invalidated or isinstance(error, sa.exc.OperationalError):
                 raise DatabaseAwayError(f"The database does not answer: {_first_line(error)}") from error
             raise
+
+
+def _make_private(file: Path) -> None:
+    """Make an SQLite database that this user alone may read and write, or take away the rights of others.
+
+    SQLite gives its other files the mode of this one. Raises ConfigError for another user's file.
+    """
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        if os.environ.get(SHARED_VARIABLE) == "1":
+            return
+        if (owner := file.stat().st_uid) != os.geteuid():
+            raise ConfigError(
+                f"{file} belongs to user {owner}, not to you ({os.geteuid()}), who could run code on every VM. If you "
+                f"trust that user: export {SHARED_VARIABLE}=1"
+            )
+        file.chmod(0o600)
+    except OSError as error:
+        raise ConfigError(f"The fleet's database {file} cannot be made ({error.strerror}). Make its folder.") from error
 
 
 _OF_URL = (

@@ -40,7 +40,6 @@ class Dispatcher:
             if announced:
                 await asyncio.to_thread(_tell_of_unknown, self._controller.db, announced)
             await self.sweep()
-            await bell.answered()
 
     async def sweep(self) -> None:
         """Claim GPUs for whatever fits, and begin to start it; the first are started while others are claimed."""

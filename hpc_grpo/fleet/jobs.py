@@ -14,7 +14,7 @@ from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.fleet.db import Database
 from hpc_grpo.fleet.schema import attempts, jobs, vms
 from hpc_grpo.fleet.settings import FleetSettings
-from hpc_grpo.fleet.spec import make_spec
+from hpc_grpo.fleet.spec import make_spec, secrets_of
 from hpc_grpo.fleet.states import JobState
 
 _LONGEST_ID = 200
@@ -53,6 +53,11 @@ def submit_job(db: Database, job: NewJob, settings: FleetSettings) -> str:
     if named := [name for name, value in values.items() if isinstance(value, str) and "\0" in value]:
         raise ConfigError(f"{named[0]} must not hold the character NUL.")
     make_spec({**values, "attempt": 1}, (0,), settings)
+    if found := secrets_of(values):
+        raise ConfigError(
+            f"A job must not hold secrets, and these do: {', '.join(found)}. The database keeps a job's text. Set the "
+            f"secret in the environment on the VMs, and name its variable in launch.pass_env or api_key_env."
+        )
     try:
         with db.write() as connection:
             now = db.now(connection)

@@ -17,6 +17,7 @@ from hpc_grpo.fleet.messages import (
     decode_outcome,
     encode,
 )
+from hpc_grpo.system.commands import MARK
 
 LONGEST_LINE = 64 << 20
 
@@ -72,20 +73,29 @@ class Writer(Protocol):
     def write(self, data: bytes) -> None: ...
 
 
-async def converse(reader: Reader, writer: Writer, request: Request, decide: Decide) -> Outcome:
-    """Hold a visit over the stdin and stdout of its program. Raises VisitError."""
+async def converse(
+    reader: Reader, writer: Writer, request: Request, decide: Decide, *, is_marked: bool = False
+) -> Outcome:
+    """Hold a visit over the stdin and stdout of its program. Raises VisitError.
+
+    `is_marked`: a shell started the program by `marked`, and what the shell printed before is passed over.
+    """
     ordered = False
     try:
         writer.write(encode(request))
-        if not (line := await reader.readline()):
+        line = await reader.readline()
+        while is_marked and line:
+            is_marked = line.strip() != MARK.encode()
+            line = await reader.readline()
+        if not line:
             raise VisitError("the visit's program said nothing", is_before_orders=True)
         orders = await decide(decode_observation(line))
         if orders is None:
             return Outcome()
         ordered = True
         writer.write(encode(orders))
-        outcome = decode_outcome(await reader.readline())
-    except (ValueError, KeyError, TypeError) as error:
+        outcome = decode_outcome(await reader.readline()).of(orders)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise VisitError(f"the visit's program answered what is no answer: {error}", not ordered) from error
     except (OSError, asyncio.IncompleteReadError) as error:
         raise VisitError(f"the visit was cut off: {error}", not ordered) from error

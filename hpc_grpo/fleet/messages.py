@@ -16,10 +16,10 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 from urllib.parse import quote
 
-from hpc_grpo.fleet.states import Ending
+from hpc_grpo.fleet.states import Ending, EndKind
 
 PROTOCOL = 1
 ORDERS_S = 10.0
@@ -105,6 +105,13 @@ class Outcome:
     failed: tuple[tuple[AttemptKey, str], ...] = ()
     problem: str = ""
 
+    def of(self, orders: Orders) -> Outcome:
+        """Return what is about the orders: a VM has no say about the attempts of others."""
+        start = {AttemptKey(spec["job_id"], spec["attempt"]) for spec in orders.start}
+        started = tuple(key for key in self.started if key in start)
+        revoked = tuple(key for key in self.revoked if key in orders.revoke)
+        return Outcome(started, revoked, tuple(one for one in self.failed if one[0] in start), self.problem)
+
 
 def file_name(job_id: str) -> str:
     """Return a name for a job's files that holds no separator and no shell's word, and is no other job's.
@@ -135,7 +142,7 @@ def decode_observation(line: bytes) -> Observation:
     """Read what a VM answered. Raises ValueError, KeyError or TypeError for what is no such line."""
     values = json.loads(line)
     attempts = tuple(_attempt(seen) for seen in values["attempts"])
-    return Observation(tuple(GpuSeen(**gpu) for gpu in values["gpus"]), attempts, str(values["problem"]))
+    return Observation(tuple(map(_gpu, values["gpus"])), attempts, str(values["problem"]))
 
 
 def decode_orders(line: bytes) -> Orders:
@@ -148,18 +155,37 @@ def decode_orders(line: bytes) -> Orders:
 def decode_outcome(line: bytes) -> Outcome:
     """Read how a VM obeyed. Raises ValueError, KeyError or TypeError for what is no such line."""
     values = json.loads(line)
-    failed = tuple((AttemptKey(*key), str(why)) for key, why in values["failed"])
+    failed = tuple((_key(key), str(why)) for key, why in values["failed"])
     return Outcome(_keys(values["started"]), _keys(values["revoked"]), failed, str(values["problem"]))
 
 
 def _attempt(values: dict[str, Any]) -> AttemptSeen:
-    ended = None if values["ended"] is None else Ending(**values["ended"])
+    ended = None if values["ended"] is None else _ending(values["ended"])
     log = base64.b64decode(values["log"])
-    return AttemptSeen(AttemptKey(*values["key"]), tuple(values["gpus"]), ended, int(values["log_size"]), log)
+    gpus = tuple(int(index) for index in values["gpus"])
+    return AttemptSeen(_key(values["key"]), gpus, ended, int(values["log_size"]), log)
+
+
+def _gpu(values: dict[str, Any]) -> GpuSeen:
+    numbers = {name: int(values[name]) for name in ("index", "memory_mib", "used_mib", "num_processes")}
+    return GpuSeen(uuid=str(values["uuid"]), **numbers)
+
+
+def _ending(values: dict[str, Any]) -> Ending:
+    kind, code, step = (values[name] for name in ("kind", "code", "step"))
+    if kind not in get_args(EndKind):
+        raise ValueError(f"an attempt ends in no way {kind!r}")
+    return Ending(kind, code if code is None else int(code), str(values["why"]), step if step is None else int(step))
+
+
+def _key(values: list[Any]) -> AttemptKey:
+    """Read a key: the one way in for what the other side says, whose texts become names of files."""
+    job_id, attempt = values
+    return AttemptKey(str(job_id), int(attempt))
 
 
 def _keys(values: list[list[Any]]) -> tuple[AttemptKey, ...]:
-    return tuple(AttemptKey(str(job_id), int(attempt)) for job_id, attempt in values)
+    return tuple(map(_key, values))
 
 
 def _digest(text: str) -> str:

@@ -12,7 +12,7 @@ from hpc_grpo.fleet.claims import end_attempt, mark_started
 from hpc_grpo.fleet.db import Database
 from hpc_grpo.fleet.machine import Vm
 from hpc_grpo.fleet.messages import AttemptKey, GpuSeen, Observation, Orders
-from hpc_grpo.fleet.schema import gpus, jobs, vms
+from hpc_grpo.fleet.schema import attempts, gpus, jobs, vms
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.states import Ending, JobState, VmState
 from hpc_grpo.system.readable import printable
@@ -20,8 +20,11 @@ from hpc_grpo.system.readable import printable
 _NO_VM = "its VM has no row any more: somebody deleted it"
 
 
-def take_due(db: Database, poll_s: float) -> list[Vm]:
-    """Return the VMs that are due for a visit, and no other controller's: their next one is set."""
+def take_due(db: Database, settings: FleetSettings) -> list[Vm]:
+    """Return the VMs that are due for a visit, and no other controller's: their next one is set.
+
+    Time in which no controller looked at a VM does not count towards its loss.
+    """
     is_due = vms.c.poll_at <= sa.bindparam("now")
     with db.read() as connection:  # most looks find nothing, and take no lock
         if (
@@ -33,10 +36,17 @@ def take_due(db: Database, poll_s: float) -> list[Vm]:
         now = db.now(connection)
         rows = connection.execute(sa.select(vms).where(is_due).with_for_update(skip_locked=True), {"now": now})
         due = [Vm.from_row(row) for row in rows.mappings()]
-        chosen = sa.update(vms).where(vms.c.vm_id == sa.bindparam("its_id")).values(poll_at=now + poll_s)
+        seen = sa.case((is_watched(now, settings), vms.c.last_seen), else_=vms.c.last_seen + (now - vms.c.poll_at))
+        values = {"poll_at": now + settings.poll_s, "last_seen": seen}
+        chosen = sa.update(vms).where(vms.c.vm_id == sa.bindparam("its_id")).values(values)
         if due:
             connection.execute(chosen, [{"its_id": vm.vm_id} for vm in due])
     return due
+
+
+def is_watched(now: float, settings: FleetSettings) -> sa.ColumnElement[bool]:
+    """Tell whether a controller looks after a VM: its visit is not overdue for long."""
+    return vms.c.poll_at >= now - settings.stale_s
 
 
 def missed(db: Database, vm_id: int, why: str) -> None:
@@ -51,14 +61,15 @@ def lose(db: Database, settings: FleetSettings) -> list[AttemptKey]:
     """Mark the VMs that nobody has seen as stale or lost, and end what ran on the lost ones; returns those attempts.
 
     Whatever ran there has ended by itself: its lease is over, and the time for its checkpoint. Where no visit has
-    failed it was the controllers that were away: the next visit tells what became of the jobs.
+    failed, or none was tried, the controllers were away: the next visit tells what became of the jobs.
     """
     with db.write() as connection:
         now = db.now(connection)
         is_old = sa.and_(vms.c.state == VmState.READY, vms.c.last_seen < now - settings.stale_s)
         connection.execute(sa.update(vms).where(is_old).values(state=VmState.STALE))
         limit = now - settings.lost_s
-        is_gone = sa.and_(vms.c.error != "", sa.or_(vms.c.last_seen.is_(None), vms.c.last_seen < limit))
+        was_not_seen = sa.or_(vms.c.last_seen.is_(None), vms.c.last_seen < limit)
+        is_gone = sa.and_(vms.c.error != "", was_not_seen, is_watched(now, settings))
         at_lost_vm = (
             sa.select(jobs.c.job_id, jobs.c.attempt, jobs.c.vm_id, vms.c.name, vms.c.ip_address)
             .join_from(jobs, vms, jobs.c.vm_id == vms.c.vm_id)
@@ -97,6 +108,13 @@ def _lose_without_vm(connection: sa.Connection, settings: FleetSettings, now: fl
     is_new = sa.and_(is_running, ~has_vm, ~is_noted)
     connection.execute(sa.update(jobs).where(is_new).values(failure_reason=_NO_VM, changed_at=now))
     return over
+
+
+def attempts_of(db: Database, vm_id: int) -> frozenset[AttemptKey]:
+    """Return the attempts that a VM was given: it has no say about the logs of others."""
+    with db.read() as connection:
+        rows = connection.execute(sa.select(attempts.c.job_id, attempts.c.attempt).where(attempts.c.vm_id == vm_id))
+        return frozenset(AttemptKey(*row) for row in rows)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 
 from hpc_grpo.fleet.controller import Controller
 from hpc_grpo.fleet.db import DatabaseAwayError
 from hpc_grpo.fleet.machine import VisitError, Vm
-from hpc_grpo.fleet.messages import AttemptKey, Observation, Orders, Request
-from hpc_grpo.fleet.observe import end_revoked, missed, record, take_due
+from hpc_grpo.fleet.messages import AttemptKey, AttemptSeen, Observation, Orders, Request
+from hpc_grpo.fleet.observe import attempts_of, end_revoked, missed, record, take_due
 from hpc_grpo.system.say import say
 
 _LOOK_S = 0.5
@@ -39,7 +40,7 @@ class Poller:
 
     async def start_due(self) -> None:
         """Begin a visit of every VM that is due, but for one that is being visited."""
-        due = await asyncio.to_thread(take_due, self._controller.db, self._controller.settings.poll_s)
+        due = await asyncio.to_thread(take_due, self._controller.db, self._controller.settings)
         for vm in due:
             if vm.vm_id not in self._busy:
                 task = asyncio.create_task(self._poll(vm))
@@ -74,7 +75,9 @@ class Poller:
         async def decide(seen: Observation) -> Orders:
             nonlocal has_more
             self._known[vm.vm_id] = tuple(one.key for one in seen.attempts)
-            whole, has_more = await asyncio.to_thread(self._keep_logs, seen, offsets)
+            own = await asyncio.to_thread(attempts_of, controller.db, vm.vm_id)
+            own_seen = [one for one in seen.attempts if one.key in own]
+            whole, has_more = await asyncio.to_thread(self._keep_logs, own_seen, offsets)
             recorded = await asyncio.to_thread(record, controller.db, vm.vm_id, seen, whole, settings)
             if recorded.frees_gpus:
                 controller.bell.nudge()
@@ -93,10 +96,10 @@ class Poller:
             controller.bell.nudge()
         return has_more
 
-    def _keep_logs(self, seen: Observation, offsets: dict[str, int]) -> tuple[frozenset[AttemptKey], bool]:
+    def _keep_logs(self, seen: Sequence[AttemptSeen], offsets: dict[str, int]) -> tuple[frozenset[AttemptKey], bool]:
         """Write what came of the logs; returns the attempts whose log is whole, and whether more is to be fetched."""
         whole, behind = set(), False
-        for one in seen.attempts:
+        for one in seen:
             try:
                 is_whole = self._controller.logs.add(one, offsets.get(one.key.folder, 0))
             except OSError as error:

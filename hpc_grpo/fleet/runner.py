@@ -19,15 +19,18 @@ from hpc_grpo.errors import EXIT_UNAVAILABLE
 from hpc_grpo.fleet.attempt_folder import CONFIG_FILE, MARK, AttemptFolder, uptime
 from hpc_grpo.fleet.states import Ending
 from hpc_grpo.run.attempt import read_attempts
+from hpc_grpo.run.contract import STOP_GRACE_VARIABLE
 from hpc_grpo.run.last_error import last_error_in_a_line
 from hpc_grpo.run.paths import RunDir, step_dirs
 from hpc_grpo.system.process_tree import descendants, end_processes
 from hpc_grpo.system.processes import adopt_orphans, die_with_parent
-from hpc_grpo.system.signals import Signals
+from hpc_grpo.system.signals import Signals, signal_name
 
 _LOOK_S = 0.2
 _TAIL_BYTES = 1 << 16
 _TEARDOWN_S = 10.0
+_OWN_TEARDOWN_S = 30.0
+"""Kept of `end_s` for what a job does after its checkpoint."""
 
 
 def main(path: str) -> None:
@@ -77,6 +80,7 @@ def job_environment(folder: Path, spec: dict[str, Any]) -> dict[str, str]:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in spec["gpus"]),
         MARK: str(folder),
+        STOP_GRACE_VARIABLE: str(max(spec["end_s"] / 2, spec["end_s"] - _OWN_TEARDOWN_S)),
     }
     return {**os.environ, **spec["env"], **own}
 
@@ -124,7 +128,7 @@ def _reason_to_end(folder: AttemptFolder, spec: dict[str, Any], signals: Signals
     if folder.is_cancelled():
         return "it was cancelled"
     if signals.pending:
-        return f"its VM's runner got {signal.Signals(signals.pending[0]).name}"
+        return f"its VM's runner got {signal_name(signals.pending[0])}"
     leased_at = folder.leased_at()
     if leased_at is None or uptime() - leased_at > float(spec["lease_s"]):
         return f"nobody visited its VM for {spec['lease_s']:.0f} s"
@@ -137,7 +141,7 @@ def _why(folder: AttemptFolder, run: RunDir, code: int, ended_by: str) -> str:
     with folder.log.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
         printed = last_error_in_a_line(file.read().decode(errors="replace"))
-    ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    ended = f"killed by {signal_name(-code)}" if code < 0 else f"ended with {code}"
     return ended_by or (recorded[-1] if recorded else "") or printed or ended
 
 

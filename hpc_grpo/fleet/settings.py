@@ -11,12 +11,14 @@ from pydantic import Field, ValidationError, model_validator
 
 from hpc_grpo.config.section import Section
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.system.secret import holds_secret, is_secret
+from hpc_grpo.run.owner import Holding, refuse_shared
+from hpc_grpo.system.secret import secret_keys
 
 FOLDER_VARIABLE = "HPC_GRPO_FLEET"
 DATABASE_VARIABLE = "HPC_GRPO_FLEET_DATABASE"
 NATS_VARIABLE = "HPC_GRPO_FLEET_NATS"
 _LOST_MARGIN_S = 30.0
+_JOBS = Holding("run code on every VM: the jobs of a fleet are in its folder", "Choose another folder with --fleet.")
 
 
 class FleetSettings(Section):
@@ -64,12 +66,13 @@ class FleetSettings(Section):
 
     @model_validator(mode="after")
     def _no_secret(self) -> FleetSettings:
-        if holds_secret(self.database):
+        found = secret_keys(self.model_dump(mode="json"))
+        if "database" in found:
             raise ValueError(f"database must have no password. Put the whole URL into {DATABASE_VARIABLE}")
-        if holds_secret(self.nats):
+        if "nats" in found:
             raise ValueError(f"nats must have no password. Put the whole URL into {NATS_VARIABLE}")
-        if named := [name for name, value in self.env.items() if is_secret(name, value)]:
-            raise ValueError(f"env must hold no secret, and {named[0]} is one. Set it on the VMs")
+        if found:
+            raise ValueError(f"{found[0]} must hold no secret. Set it in the environment on the VMs")
         return self
 
 
@@ -105,6 +108,7 @@ def open_fleet(folder: Path | None, environ: Mapping[str, str] = os.environ) -> 
             f"FLEET = {str(folder)!r} must be a fleet's folder (with a fleet.yaml). Make one with `hpc-grpo fleet "
             f"init`, or name another in --fleet or {FOLDER_VARIABLE}."
         )
+    refuse_shared(folder, environ, _JOBS)
     settings = _read(path)
     url = environ.get(DATABASE_VARIABLE) or settings.database or f"sqlite:///{folder / 'fleet.db'}"
     return Fleet(folder, settings, url, environ.get(NATS_VARIABLE) or settings.nats)

@@ -13,6 +13,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.fleet.attempt_folder import CONFIG_FILE
 from hpc_grpo.fleet.messages import AttemptKey, file_name
 from hpc_grpo.fleet.settings import FleetSettings
+from hpc_grpo.system.secret import secret_keys
 
 
 def make_spec(job: Mapping[str, Any], gpus: tuple[int, ...], settings: FleetSettings) -> dict[str, Any]:
@@ -49,6 +50,14 @@ def overrides_of(job: Mapping[str, Any]) -> list[str]:
     if not isinstance(values, list) or not all(map(_is_override, values)):
         raise ConfigError(f"overrides = {job['overrides']!r} must be a JSON list of KEY=VALUE texts.")
     return values
+
+
+def secrets_of(job: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a job's config, overrides and other texts that hold a secret."""
+    given = [override.partition("=")[::2] for override in overrides_of(job)]
+    found = [each for key, value in given for each in secret_keys(_yaml(value, key), key, key.rpartition(".")[2])]
+    texts = {name: value for name, value in job.items() if name not in ("config", "overrides", "job_id")}
+    return [*secret_keys(_yaml(job["config"], "config")), *found, *secret_keys(texts)]
 
 
 def _is_override(value: object) -> bool:

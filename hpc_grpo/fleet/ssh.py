@@ -13,6 +13,7 @@ import asyncssh
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.fleet.machine import LONGEST_LINE, Decide, VisitError, Vm, converse
 from hpc_grpo.fleet.messages import Outcome, Request
+from hpc_grpo.system.commands import marked
 
 _CONNECT_S = 10.0
 _KEEPALIVE_S = 10.0
@@ -29,7 +30,7 @@ class SshMachine:
 
     async def visit(self, request: Request, decide: Decide) -> Outcome:
         """See Machine. The command line is fixed: its one variable part, the row's `python`, is quoted."""
-        command = f"{shlex.quote(self._vm.python)} -m hpc_grpo.fleet.visit"
+        command = marked(f"{shlex.quote(self._vm.python)} -m hpc_grpo.fleet.visit")
         try:
             connection = await self._connected()
             process = await connection.create_process(command, encoding=None, window=LONGEST_LINE)
@@ -37,7 +38,7 @@ class SshMachine:
             self._drop()
             raise VisitError(f"ssh to {self._vm.ip_address}: {_text(error)}", is_before_orders=True) from error
         try:
-            return await converse(process.stdout, process.stdin, request, decide)
+            return await converse(process.stdout, process.stdin, request, decide, is_marked=True)
         except VisitError as error:
             said = await _last_line(process)
             raise VisitError(f"{error}: {said}" if said else str(error), error.is_before_orders) from error

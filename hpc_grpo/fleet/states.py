@@ -8,7 +8,7 @@
 | 75, with a newer checkpoint than before | queued          |             | at once     |
 | 75, three in a row without one          | failed          | + 1         | back-off    |
 | 78                                      | failed          |             | never       |
-| any other code, a signal                | failed          | + 1         | back-off    |
+| 73 (held), any other code, a signal     | failed          | + 1         | back-off    |
 | its VM was lost                         | failed          | + 1         | at once     |
 
 `failed` with a `retry_at` is queued again then; without one, and where retries are used up, it is final.

@@ -110,6 +110,8 @@ def _look(folder: AttemptFolder, request: Request) -> AttemptSeen | None:
     key, spec = folder.key(), folder.spec()
     if key is None:  # made this moment by another visit, or by one that was killed there: `revoke` settles it
         return None
+    if not folder.is_of_this_machine():
+        return None
     lives = folder.runner_lives()
     ended = folder.ending()
     if ended is None and not lives:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 
 from hpc_grpo.config import Config
 from hpc_grpo.data.templates import Tokenizer
-from hpc_grpo.grading.pool import RewardPool, reward_labels
+from hpc_grpo.grading.pool import RewardPool, labelled
 from hpc_grpo.metrics.rollouts import measure
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
@@ -34,8 +33,7 @@ class Grader:
         self._tokenizer = tokenizer
         self._mask_truncated = config.rollout.mask_truncated
         self._pool = RewardPool(config.all_rewards, config.grading.num_workers)
-        labels = iter(reward_labels(config.all_rewards))
-        self._labels = [list(islice(labels, len(rewards))) for rewards in config.reward_sets]
+        self._rewards = labelled(config.reward_sets)
 
     async def ready(self) -> None:
         """Return once a worker has the rewards. Raises ConfigError when one cannot be imported, or RewardAwayError."""
@@ -78,8 +76,8 @@ class Grader:
     async def _grades(self, samples: GroupSamples, prompt: Prompt, with_texts: bool) -> GroupGrades:
         completions = samples.completions
         texts = tuple(self._text(completion.token_ids.tolist()) for completion in completions)
-        labels = self._labels[prompt.reward_set]
-        outcome = await asyncio.wrap_future(self._pool.submit(prompt.text, texts, prompt.fields, labels))
+        rewards = self._rewards[prompt.reward_set]
+        outcome = await asyncio.wrap_future(self._pool.submit(prompt.text, texts, prompt.fields, rewards))
         truncated = tuple(completion.finish_reason == "length" for completion in completions)
         return GroupGrades(
             ordinal=samples.ordinal,
@@ -96,6 +94,8 @@ class Grader:
             measures=measure(completions, texts),
             texts=texts if with_texts else (),
             errors=tuple(f"prompt {samples.ordinal}, {error}" for error in outcome.errors),
+            timed_out=outcome.timed_out,
+            over_budget=outcome.over_budget,
         )
 
     def _text(self, token_ids: list[int]) -> str:

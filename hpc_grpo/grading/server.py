@@ -1,24 +1,34 @@
 """The reward server: hosts rewards over HTTP for the reward `remote`, on a node with what they need.
 
 Runs in a process of its own, `hpc-grpo reward-server`; requests are scored by a pool like a grader's. It waits for
-requests, and serves nobody without its token: rewards execute code, and prompts are nobody else's to read.
+requests, and serves nobody without its token: rewards execute code, and prompts are nobody else's to read. A caller
+begins with MAGIC, both sides prove the token (system/proof.py), and requests follow on that connection.
 """
 
 from __future__ import annotations
 
-import hmac
+import contextlib
 import json
+import random
+import socket
+import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from hpc_grpo.errors import RewardError
 from hpc_grpo.grading.pool import RewardPool
+from hpc_grpo.rewards.proved import MAGIC
+from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, REFUSAL, crowded, judge, new_nonce
 
 MAX_BODY_BYTES = 64 << 20
+_HANDSHAKE_S, _REQUEST_S = 10.0, 300.0
 
 
 class RewardServer(ThreadingHTTPServer):
-    """Serves `POST /score` and `GET /health`, each request in a thread that waits for the pool."""
+    """Serves `POST /score` and `GET /health`, each connection in a thread that waits for the pool.
+
+    Connections that have not proved the token share a few places: idle strangers cannot use up the threads.
+    """
 
     daemon_threads = True
     request_queue_size = 256
@@ -26,13 +36,55 @@ class RewardServer(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], pool: RewardPool, token: str) -> None:
         super().__init__(address, _Handler)
         self.pool = pool
-        self.token = token
+        self.token = token.encode()
+        self._unproved: dict[socket.socket, str] = {}
+        self._lock = threading.Lock()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Give a new connection a place, that of another one where there are too many. Takes every connection."""
+        address = str(client_address[0])
+        with self._lock:
+            if (full := crowded([*self._unproved.values()], address)) is not None:
+                gone = random.choice([one for one, its in self._unproved.items() if its == full])
+                del self._unproved[gone]
+                with contextlib.suppress(OSError):  # the caller has hung up by itself
+                    gone.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            self._unproved[request] = address
+        return True
+
+    def leave_unproved(self, request: Any) -> None:
+        with self._lock:
+            self._unproved.pop(request, None)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.leave_unproved(request)
+        super().shutdown_request(request)
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    timeout = 300
+    timeout = _HANDSHAKE_S
     server: RewardServer
+    is_proved = False
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):  # the caller has hung up, or said nothing in time
+            if self.rfile.peek(1)[:1] != MAGIC[:1] or self._prove():  # type: ignore[attr-defined]
+                super().handle()
+
+    def _prove(self) -> bool:
+        """Do the listener's part; return whether the caller knows the token."""
+        if self.rfile.read(len(MAGIC)) != MAGIC:
+            return False
+        nonce = new_nonce()
+        self.wfile.write(nonce)
+        answer = judge(self.server.token, MAGIC, nonce, self.rfile.read(NONCE_BYTES + PROOF_BYTES))
+        self.wfile.write(answer)
+        self.is_proved = answer != REFUSAL
+        if self.is_proved:
+            self.server.leave_unproved(self.connection)
+            self.connection.settimeout(_REQUEST_S)
+        return self.is_proved
 
     def do_GET(self) -> None:
         if self._is_allowed():
@@ -63,12 +115,10 @@ class _Handler(BaseHTTPRequestHandler):
         return 200, {"scores": [score for outcome in outcomes for score in outcome.rewards]}
 
     def _is_allowed(self) -> bool:
-        given = self.headers.get("Authorization", "")
-        if hmac.compare_digest(given.encode(), f"Bearer {self.server.token}".encode()):
-            return True
-        self.close_connection = True  # its body is not read
-        self._answer(401, {"error": "the token is missing or wrong"})
-        return False
+        if not self.is_proved:
+            self.close_connection = True  # its body is not read
+            self._answer(401, {"error": "prove the token: name its variable in rewards.N.args.token_env of `remote`"})
+        return self.is_proved
 
     def _answer(self, status: int, content: dict[str, Any]) -> None:
         body = json.dumps(content).encode()

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -30,6 +30,7 @@ import psutil
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.grading.worker import HEADER, Call, CallResult, Preparation, framed
 from hpc_grpo.system.processes import hold_on
+from hpc_grpo.system.signals import signal_name
 from hpc_grpo.system.usage import Meter, Usage
 
 _MAX_TRIES = 2
@@ -68,11 +69,18 @@ class QueuedCall:
 class WorkerSlot(threading.Thread):
     """Serves calls; a thread that lives as long as the slot, since a worker's PDEATHSIG fires when its starter ends."""
 
-    def __init__(self, names: Sequence[str], load_timeout_s: float, queue: SimpleQueue[QueuedCall | None]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        load_timeout_s: float,
+        queue: SimpleQueue[QueuedCall | None],
+        environ: Mapping[str, str],
+    ) -> None:
         super().__init__(name="reward-slot", daemon=True)
         self._names = tuple(names)
         self._load_timeout_s = load_timeout_s
         self._queue = queue
+        self._environ = environ
         self._worker: _WorkerProcess | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -120,7 +128,8 @@ class WorkerSlot(threading.Thread):
         try:
             return self._ask(queued.call, queued.timeout_s)  # type: ignore[no-any-return]
         except TimeoutError:
-            return CallResult(failure=f"did not return within {queued.timeout_s:g} s; its process was killed")
+            failure = f"did not return within {queued.timeout_s:g} s; its process was killed"
+            return CallResult(failure=failure, timed_out=True)
         except _WorkerLostError as error:
             if not error.is_calls_fault:
                 raise
@@ -134,7 +143,7 @@ class WorkerSlot(threading.Thread):
         with self._lock:
             if self._closed:
                 raise HpcGrpoError("The reward pool was closed during a call.")
-            self._worker = _WorkerProcess()
+            self._worker = _WorkerProcess(self._environ)
         importing = f"Importing {', '.join(self._names)}"
         try:
             failure: str | None = self._ask(self._names, self._load_timeout_s)
@@ -152,7 +161,7 @@ class WorkerSlot(threading.Thread):
         """Return the worker's answer. Raises TimeoutError, _WorkerLostError, or HpcGrpoError when closed."""
         assert self._worker is not None
         try:
-            return self._worker.ask(message, time.monotonic() + timeout_s)
+            return self._worker.ask(message, timeout_s)
         except TimeoutError:
             was_stopped = self._worker.is_stopped()
             self._end_worker()
@@ -179,7 +188,7 @@ class WorkerSlot(threading.Thread):
 class _WorkerProcess:
     """A process of `worker.main` in its own session, with a socket: what a reward prints cannot fall into an answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, environ: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair()
         self._received = bytearray()
         flags = [flag for flag, on in (("-E", sys.flags.ignore_environment), ("-s", sys.flags.no_user_site)) if on]
@@ -190,22 +199,23 @@ class _WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
+                env=environ,
             )
         self._meter = Meter(self._process.pid)
 
-    def ask(self, message: Any, deadline: float) -> Any:
-        """Return the answer to a message; `deadline` is of the monotonic clock.
+    def ask(self, message: Any, timeout_s: float) -> Any:
+        """Return the answer to a message. Each sign of progress gives the worker `timeout_s` again.
 
-        Raises TimeoutError at the deadline. Raises EOFError when the worker ends before, with whether it had taken
+        Raises TimeoutError when they are over. Raises EOFError when the worker ends before, with whether it had taken
         the message as its argument.
         """
         took_message = False
         try:
-            self._wait_until(deadline)
+            self._socket.settimeout(timeout_s)
             self._socket.sendall(framed(message))
-            self._receive(deadline)  # an empty frame: the worker has the message
-            took_message = True
-            return pickle.loads(self._receive(deadline))
+            while not (answer := self._receive(time.monotonic() + timeout_s)):
+                took_message = True
+            return pickle.loads(answer)
         except (EOFError, ConnectionError) as error:
             raise EOFError(took_message) from error
 
@@ -249,4 +259,4 @@ class _WorkerProcess:
 def _how(exit_code: int) -> str:
     if exit_code >= 0:
         return f"exit code {exit_code}"
-    return f"killed by {signal.Signals(-exit_code).name}" + ("; out of memory?" if exit_code == -signal.SIGKILL else "")
+    return f"killed by {signal_name(-exit_code)}" + ("; out of memory?" if exit_code == -signal.SIGKILL else "")

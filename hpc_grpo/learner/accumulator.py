@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hpc_grpo.algorithms.losses.base import LossOutput
 from hpc_grpo.algorithms.objective import TokenWeights
+from hpc_grpo.algorithms.terms import LossOutput
 from hpc_grpo.metrics.reductions import EffectiveSampleSize, Max, Mean, Reduction
 
 

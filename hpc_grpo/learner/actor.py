@@ -8,6 +8,7 @@ collective of all of them, but for the writing of a checkpoint, which runs besid
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import tempfile
 from collections.abc import Sequence
@@ -95,8 +96,13 @@ class LearnerActor:
             METER.watch_gpus()
         self._learner.files.disk = disk_of(self._keeper, self._config.run_path)
 
-    def train(self, minibatches: Sequence[RemoteMinibatch], record: Path | None) -> dict[str, Reduction]:
-        """Train on this learner's share of a step, which is put on `record` where that names a folder."""
+    def train(
+        self, minibatches: Sequence[RemoteMinibatch], record: Path | None, measured: Sequence[RemoteGroup] | None
+    ) -> dict[str, Reduction]:
+        """Train on this learner's share of a step, which is put on `record` where that names a folder.
+
+        `measured` is its share of what tells the mismatch (`Batch.measured`).
+        """
         with PULSE.working("train"):
             fetched = [self._fetch(minibatch) for minibatch in minibatches]
             if record is not None:
@@ -106,7 +112,7 @@ class LearnerActor:
                     save_share, self._learner.files.disk, record, self._rank, self._world_size, fetched
                 )
                 when_there_is_space(save, "the step's batch")
-            return self._learner.train_step(fetched)
+            return self._learner.train_step(fetched, None if measured is None else self._sequences(measured))
 
     def usage(self) -> Usage:
         """Return what it used since the call before; busy while it computes without waiting for other learners."""
@@ -194,10 +200,13 @@ class LearnerActor:
 
     def _fetch(self, minibatch: RemoteMinibatch) -> Minibatch:
         groups = [item for item in minibatch.items if isinstance(item, RemoteGroup)]
-        sequences = [item for item in minibatch.items if isinstance(item, TrainSequence)]
-        for group, samples in zip(groups, ray.get([group.samples for group in groups]), strict=True):
-            sequences += self._algorithm.sequences(samples, group.advantages, group.valid)
+        sequences = [item for item in minibatch.items if isinstance(item, TrainSequence)] + self._sequences(groups)
         return Minibatch(tuple(sequences), minibatch.num_valid_tokens, minibatch.num_sequences)
+
+    def _sequences(self, groups: Sequence[RemoteGroup]) -> list[TrainSequence]:
+        fetched = zip(groups, ray.get([group.samples for group in groups]), strict=True)
+        made = [self._algorithm.sequences(samples, group.advantages, group.valid) for group, samples in fetched]
+        return list(itertools.chain(*made))
 
     def _require_publisher(self) -> WeightPublisher:
         if self._publisher is None:

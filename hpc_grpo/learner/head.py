@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,28 +61,33 @@ class LogprobHead(nn.Module):  # type: ignore[misc]
         self._in_float32 = in_float32
         self._entropy_gradient = entropy_gradient
 
-    def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden: Tensor, targets: Tensor, temperature: float, *, with_entropy: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
         """Return log-probabilities and entropies, both `[C]` float32 in nats, of the tempered distribution.
 
         `hidden` is `[C, D]`, `targets` `[C]` int64. float32 logits exist for one chunk at a time: with several
-        chunks, the backward pass computes each chunk's again.
+        chunks, the backward pass computes each chunk's again. Scoring passes need no entropies, and get None.
         """
         chunks = list(zip(hidden.split(self._chunk_tokens), targets.split(self._chunk_tokens), strict=True))
         if len(chunks) == 1 or not torch.is_grad_enabled():
-            parts = [self._chunk(states, ids, temperature) for states, ids in chunks]
+            parts = [self._chunk(states, ids, temperature, with_entropy) for states, ids in chunks]
         else:
-            parts = [
-                checkpoint(self._chunk, states, ids, temperature, use_reentrant=False, preserve_rng_state=False)
-                for states, ids in chunks
-            ]
-        return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropy for _, entropy in parts])
+            again = partial(checkpoint, self._chunk, use_reentrant=False, preserve_rng_state=False)
+            parts = [again(states, ids, temperature, with_entropy) for states, ids in chunks]
+        logprobs, entropies = zip(*parts, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
 
-    def _chunk(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def _chunk(
+        self, hidden: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
         logits = self._logits(hidden)
         if temperature != 1.0:
             logits = logits / temperature
         log_normalizer = logits.logsumexp(dim=-1)
         logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - log_normalizer
+        if not with_entropy:
+            return logprobs, None
         # Last, so that the recomputation in backward stops before it.
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._entropy_gradient):
             # Computed from normalised values: log_normalizer - sum(p * logits) would cancel where entropy is small.

@@ -18,9 +18,7 @@ import torch
 from torch import Tensor
 
 from hpc_grpo.algorithms.base import algorithm_of
-from hpc_grpo.algorithms.losses.base import LossInputs
-from hpc_grpo.algorithms.losses.common import interpolated_proximal
-from hpc_grpo.algorithms.objective import Objective, divisor, token_weights
+from hpc_grpo.algorithms.terms import LossInputs, interpolated_proximal
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import budget_of
 from hpc_grpo.errors import ConfigError
@@ -28,6 +26,7 @@ from hpc_grpo.learner.accumulator import MetricAccumulator
 from hpc_grpo.learner.group import init_process_group
 from hpc_grpo.learner.loading import check_packing
 from hpc_grpo.learner.minibatch import prepared, without_still
+from hpc_grpo.learner.mismatch import mismatch
 from hpc_grpo.learner.model import PolicyModel, gathered, parameter_specs, score
 from hpc_grpo.learner.optimizer_step import optimizer_step
 from hpc_grpo.learner.packing import PackedBatch, pack, pack_equalised
@@ -76,12 +75,10 @@ class Learner:
     def train_by(self, config: Config) -> None:
         """Take the loss of `config` from now on, and how it cuts sums; what was built stays as it is."""
         self.config = config
-        self._loss = algorithm_of(config).find_loss()
-        self._preparations = self._loss.preparations if isinstance(self._loss, Objective) else {}
+        self._objective = algorithm_of(config).objective()
         self._leaves_out_still = (
             config.train.skip_zero_advantages
-            and isinstance(self._loss, Objective)
-            and self._loss.is_still_without(config.loss)
+            and self._objective.is_still_without_advantage
             and not any(part.is_in_loss for part in self.parts)
         )
 
@@ -94,9 +91,12 @@ class Learner:
         """Count the optimizer steps taken, over all attempts of the run."""
         return int(self.ds_engine.global_steps)
 
-    def train_step(self, minibatches: Sequence[Minibatch]) -> dict[str, Reduction]:
+    def train_step(
+        self, minibatches: Sequence[Minibatch], measured: Sequence[TrainSequence] | None = None
+    ) -> dict[str, Reduction]:
         """Take one optimizer step for each minibatch; returns this rank's metrics, to be merged over ranks.
 
+        `measured` are this rank's share of the sequences that tell the mismatch; None on all ranks: nothing does.
         A minibatch without a token to train on, on any rank, counts as a step and leaves the weights as they are.
 
         Raises HpcGrpoError when a gradient is not finite: DeepSpeed then drops that update, and the steps no longer
@@ -104,6 +104,9 @@ class Learner:
         that are to be interpolated.
         """
         of_parts: dict[str, Reduction] = {}
+        if measured is not None:
+            (of_rank,) = pack_equalised([measured], budget_of(self.config), self.device)
+            of_parts.update(mismatch(self.model, of_rank.batches))
         for part in self.parts:
             minibatches, metrics = part.before_step(minibatches)
             of_parts.update(metrics)
@@ -111,14 +114,14 @@ class Learner:
         self._check_sequences(shares)
         accumulator = MetricAccumulator()
         if self._leaves_out_still:
-            shares, left_out = without_still(shares, self.config.loss, accumulator)
+            shares, left_out = without_still(shares, self._objective, accumulator)
             of_parts.update(left_out)
         packed = [each.batches for each in pack_equalised(shares, budget_of(self.config), self.device)]
         proximal, proximal_version = self._proximal_logprobs(packed), self.policy_version
         learning_rates, grad_norms = [], []
         for minibatch, batches, anchors in zip(minibatches, packed, proximal, strict=True):
             learning_rates.append(self.ds_engine.get_lr()[0])
-            of_minibatch = prepared(self._preparations, batches, anchors, self.config.loss)
+            of_minibatch = prepared(self._objective.preparations, batches, anchors)
             context = _StepContext(accumulator, proximal_version, of_minibatch)
             grad_norms.append(self._optimizer_step(minibatch, batches, anchors, context))
         for part in self.parts:
@@ -155,7 +158,7 @@ class Learner:
                 f"A sequence has {longest} tokens, but model.path = {self.config.model.path} has a context of "
                 f"{context}. Shorten the data's prompts and completions, or take another model."
             )
-        if self.config.loss.proximal == "interpolated" and any(each.policy_versions is None for each in sequences):
+        if self._objective.proximal == "interpolated" and any(each.policy_versions is None for each in sequences):
             raise ConfigError(
                 f"loss.proximal = interpolated needs the version that sampled each token, and sequences of task = "
                 f"{self.config.task} have none. Fill TrainSequence.policy_versions [L] where its class overrides "
@@ -172,15 +175,17 @@ class Learner:
         losses = [
             partial(self._loss_sum, batch, anchor, context) for batch, anchor in zip(batches, proximal, strict=True)
         ]
-        return optimizer_step(self.ds_engine, losses, divisor(self.config.loss, minibatch), "policy", "train.lr")
+        return optimizer_step(self.ds_engine, losses, self._objective.divisor(minibatch), "policy", "train.lr")
 
     def _proximal_logprobs(self, packed: Sequence[Sequence[PackedBatch]]) -> list[list[Tensor | None]]:
         """Compute the learner's logprobs at the start of a step; None where the step's own passes will tell them."""
+        if self._objective.proximal == "engine":
+            return [[batch.engine_logprobs for batch in batches] for batches in packed]
         known: list[list[Tensor | None]] = []
         for batches in packed:
             # The first minibatch meets the weights the step started with: its own logprobs are the proximal ones.
-            is_told = not known or self.config.loss.proximal == "interpolated"
-            if is_told and not self._preparations:
+            is_told = not known or self._objective.proximal == "interpolated"
+            if is_told and not self._objective.preparations:
                 known.append([None] * len(batches))
             else:
                 known.append([score(self.model, batch) for batch in batches])
@@ -209,8 +214,8 @@ class Learner:
         if proximal is None and version > context.proximal_version:
             anchor = interpolated_proximal(inputs, batch.policy_versions, context.proximal_version, version)
             inputs = replace(inputs, proximal_logprobs=anchor)
-        output = self._loss(inputs, self.config.loss)
-        weights = token_weights(self.config.loss, self.config.rollout.max_new_tokens, batch.sequence_ids, batch.mask)
+        output = self._objective.loss(inputs)
+        weights = self._objective.token_weights(self.config.rollout.max_new_tokens, batch.sequence_ids, batch.mask)
         output = replace(output, means=output.means | {"policy/entropy": entropy.detach()})
         context.accumulator.add(batch.mask, output, weights)
         return torch.dot(output.per_token, weights.of_tokens)

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpc_grpo.algorithms.losses.base import LossInputs
-from hpc_grpo.algorithms.objective import Preparation
-from hpc_grpo.config import LossConfig
+from hpc_grpo.algorithms.objective import Objective, Preparation
+from hpc_grpo.algorithms.terms import LossInputs
 from hpc_grpo.learner.accumulator import MetricAccumulator
 from hpc_grpo.learner.group import of_all_ranks
 from hpc_grpo.learner.packing import PackedBatch
@@ -21,17 +20,17 @@ from hpc_grpo.types import TrainSequence
 
 
 def without_still(
-    shares: Sequence[Sequence[TrainSequence]], settings: LossConfig, accumulator: MetricAccumulator
+    shares: Sequence[Sequence[TrainSequence]], objective: Objective, accumulator: MetricAccumulator
 ) -> tuple[list[tuple[TrainSequence, ...]], dict[str, Reduction]]:
     """Leave out of each minibatch the sequences whose advantages are all 0, and tell their share of its tokens.
 
     They stay in the divisor of the loss, where `accumulator` counts them: only where they have no gradient
-    (`Objective.is_still_without`) is the step the same without them.
+    (`Objective.is_still_without_advantage`) is the step the same without them.
     """
     moving = [tuple(sequence for sequence in share if sequence.advantages.any()) for share in shares]
     still = [sequence for share in shares for sequence in share if not sequence.advantages.any()]
     num_tokens, num_still = sum(map(_count_tokens, shares)), _count_tokens(still)
-    accumulator.leave_out(num_still if settings.denominator == "tokens" else len(still))
+    accumulator.leave_out(num_still if objective.denominator == "tokens" else len(still))
     return moving, {"tokens/left_out_fraction": Mean(num_still, num_tokens)}
 
 
@@ -43,7 +42,6 @@ def prepared(
     preparations: Mapping[str, Preparation],
     batches: Sequence[PackedBatch],
     proximal: Sequence[Tensor | None],
-    settings: LossConfig,
 ) -> dict[str, Any]:
     """Return what the loss and its correction make of all tokens of an optimizer step, over all ranks: a collective."""
     if not preparations:
@@ -59,4 +57,4 @@ def prepared(
     anchors, engine, advantages, draws, _ = rows[:, is_trained] if is_trained.any() else torch.zeros_like(rows)
     one_sequence = torch.zeros_like(anchors, dtype=torch.int64)
     whole = LossInputs(anchors, anchors, engine, None, advantages, one_sequence, draws=draws)
-    return {name: prepare(whole, settings) for name, prepare in preparations.items()}
+    return {name: prepare(whole) for name, prepare in preparations.items()}

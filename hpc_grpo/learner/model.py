@@ -39,9 +39,10 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         self._dtype = getattr(torch, config.model.dtype)
         self._hf_names = frozenset(name for name, _ in language_model.named_parameters())
 
-    def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: PackedBatch, **of_head: bool) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies, both `[C]` float32, at the batch's trained tokens.
 
+        `of_head` are options of the head's own (`LogprobHead.forward`).
         Layers that work token by token see all documents as one row `[1, T]`; only attention knows borders.
         """
         backbone = self.language_model.base_model
@@ -53,7 +54,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         ).last_hidden_state
         hidden = states[0].index_select(0, batch.target_positions)
         head = self.language_model.get_output_embeddings()
-        return head(hidden, batch.target_ids, self._temperature)  # type: ignore[no-any-return]
+        return head(hidden, batch.target_ids, self._temperature, **of_head)  # type: ignore[no-any-return]
 
     def hf_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the loaded model's parameters under their Hugging Face names; a tied one appears once."""
@@ -74,7 +75,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
 def score(model: PolicyModel, batch: PackedBatch) -> Tensor:
     """Return the log-probabilities `[C]` of a microbatch, without gradient; a sign of progress."""
     with torch.no_grad():
-        logprobs, _ = model(batch)
+        logprobs, _ = model(batch, with_entropy=False)
     PULSE.beat()
     return logprobs
 

@@ -56,7 +56,7 @@ def replay(run: RunDir, step: int, config: Config, changed: Config) -> Replay:
         raise ConfigError(f"{run.metrics} has no line of step {step}: there is nothing to compare with.")
     state = read_state(run)
     total_steps = state.total_steps if state else step
-    learner = Learner(changed, total_optimizer_steps=total_steps * config.train.num_minibatches)
+    learner = Learner(changed, total_optimizer_steps=config.optimizer_steps(total_steps))
     if start is not None:
         load_here(learner, start)
     learner.train_by(config)

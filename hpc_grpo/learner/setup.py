@@ -51,7 +51,7 @@ def build_engine(
     """Build the DeepSpeed engine around the policy as its parts change it; its `.module` is the `PolicyModel`."""
     import deepspeed
 
-    _quieten(deepspeed)
+    _prepare(deepspeed)
     settings = deepspeed_config(config, world_size)
     with sharded_loading(settings):
         model = load_trained(config, device)
@@ -75,7 +75,7 @@ def build_frozen(config: Config, world_size: int, device: Any, path: str, key: s
     """Load the model at `path`, which `key` of the config names, to score with; sharded under ZeRO-3."""
     import deepspeed
 
-    _quieten(deepspeed)
+    _prepare(deepspeed)
     load = partial(load_policy, config, use_gradient_checkpointing=False, path=path, key=key)
     if config.train.zero_stage == 3:
         settings = frozen_config(config, world_size)
@@ -143,8 +143,19 @@ def sharded_loading(settings: dict[str, Any]) -> Iterator[None]:
     del active
 
 
-def _quieten(deepspeed: Any) -> None:
+def ask_cuda_for_free_memory(accelerator: Any) -> None:
+    """Have DeepSpeed's `accelerator` ask CUDA how much memory is free.
+
+    DeepSpeed 0.19.8 asks NVML, for which it reads CUDA_VISIBLE_DEVICES as numbers: UUIDs and MIG names end ZeRO-2.
+    """
+    accelerator.available_memory = lambda device=None: torch.cuda.mem_get_info(device)[0]
+
+
+def _prepare(deepspeed: Any) -> None:
     from transformers.utils import logging as transformers_logging
+
+    if torch.cuda.is_available():
+        ask_cuda_for_free_memory(deepspeed.accelerator.get_accelerator())
 
     # DeepSpeed reports every setting at INFO, on every rank.
     deepspeed.utils.logging.logger.setLevel(logging.WARNING)
@@ -172,7 +183,7 @@ def _scheduler(config: Config, optimizer: Any, total_optimizer_steps: int | None
 
     train = config.train
     if total_optimizer_steps is None and train.total_steps is not None:
-        total_optimizer_steps = train.total_steps * train.num_minibatches
+        total_optimizer_steps = config.optimizer_steps(train.total_steps)
     if total_optimizer_steps is None and train.schedule != "constant":
         raise ValueError(f"schedule {train.schedule} needs total_optimizer_steps")
     name = "constant_with_warmup" if train.schedule == "constant" else train.schedule

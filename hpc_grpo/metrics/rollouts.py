@@ -42,7 +42,7 @@ def rollout_metrics(
     }
     for name in dict.fromkeys(name for grade in grades for name in grade.reward_parts):
         graded = [grade for grade in grades if name in grade.reward_parts]
-        parts = [reward for grade in graded for reward in _valid(grade, grade.reward_parts[name])]
+        parts = [reward for grade in graded for reward in _scored(grade, grade.reward_parts[name])]
         metrics[f"reward/{name}"] = _mean(parts)
     for source in sorted(set(sources)):
         own = [grade for grade, of in zip(grades, sources, strict=True) if of == source]
@@ -54,7 +54,7 @@ def rollout_metrics(
 def solved(grades: GroupGrades, judged_by: EvalConfig) -> tuple[bool, ...]:
     """Tell of each rollout `[G]` whether it solves its prompt: whether the reward that decides is high enough.
 
-    That is `eval.reward`, else the first one of the prompt's source. Says nothing of rollouts that are not valid.
+    That is `eval.reward`, else the first one of the prompt's source. Says nothing of a group that no reward scored.
     Without rewards, as a distillation may be, what decides is their sum: 0.
     """
     parts = grades.reward_parts
@@ -66,14 +66,19 @@ def solved(grades: GroupGrades, judged_by: EvalConfig) -> tuple[bool, ...]:
 def _quality(grades: Sequence[GroupGrades], judged_by: EvalConfig) -> dict[str, float]:
     """Measure how well some groups did.
 
-    `reward/mean` and `reward/solved_fraction` leave out rollouts without a valid reward; `reward/invalid_fraction`
-    counts them. `reward/zero_variance_fraction` is the share of groups that teach nothing, since all their valid
-    rewards are equal.
+    `reward/mean` and `reward/solved_fraction` are means over all completions that were scored: also over those that
+    `rollout.mask_truncated` masks, as evals do. `reward/invalid_fraction` counts the rollouts that are masked, or that
+    no reward scored. `reward/over_budget_fraction` is the share of completions that used up the budget of a reward, or
+    crashed it: it scored them 0. `reward/zero_variance_fraction` is the share of groups that teach nothing, since all
+    their valid rewards are equal.
     """
     metrics = {
-        "reward/mean": _mean([reward for grade in grades for reward in _valid(grade, grade.rewards)]),
-        "reward/solved_fraction": _mean([flag for grade in grades for flag in _valid(grade, solved(grade, judged_by))]),
+        "reward/mean": _mean([reward for grade in grades for reward in _scored(grade, grade.rewards)]),
+        "reward/solved_fraction": _mean(
+            [flag for grade in grades for flag in _scored(grade, solved(grade, judged_by))]
+        ),
         "reward/invalid_fraction": 1.0 - _mean([flag for grade in grades for flag in grade.valid]),
+        "reward/over_budget_fraction": _mean([bool(each) for grade in grades for each in grade.over_budget]),
         "reward/zero_variance_fraction": _mean([len(set(_valid(grade, grade.rewards))) <= 1 for grade in grades]),
     }
     for name in grades[0].measures:
@@ -100,6 +105,10 @@ def selection_metrics(num_sampled: int, num_passed_over: int, dropped: Sequence[
     if alike:
         metrics["groups/alike_reward_mean"] = _mean([reward for grades in alike for reward in grades.rewards])
     return {name: float(value) for name, value in metrics.items()}
+
+
+def _scored(grades: GroupGrades, values: Sequence[T]) -> Sequence[T]:
+    return () if grades.errors else values
 
 
 def _valid(grades: GroupGrades, values: Sequence[T]) -> list[T]:

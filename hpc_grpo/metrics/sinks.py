@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import netrc
 import os
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
 
 from hpc_grpo.config import Config, MetricsConfig
 from hpc_grpo.metrics.console import ConsoleSink
@@ -121,10 +123,24 @@ def wandb_mode(metrics: MetricsConfig, environ: Mapping[str, str] = os.environ) 
         return None
     if metrics.wandb_mode == "offline" or wished == "offline":
         return "offline"
-    if environ.get("WANDB_API_KEY"):
+    if environ.get("WANDB_API_KEY") or _is_logged_in(environ):
         return "online"
-    print("W&B is off: WANDB_API_KEY is not set. metrics.wandb_mode = offline logs to the run directory.", flush=True)
+    print(
+        "W&B is off: WANDB_API_KEY is not set, and nobody has called `wandb login`. metrics.wandb_mode = offline logs "
+        "to the run directory.",
+        flush=True,
+    )
     return None
+
+
+def _is_logged_in(environ: Mapping[str, str]) -> bool:
+    """Tell whether `wandb login` has left a key for W&B's server, or for WANDB_BASE_URL, in ~/.netrc."""
+    host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    path = environ.get("NETRC") or f"{environ.get('HOME', '')}/.netrc"
+    try:
+        return netrc.netrc(path).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
 
 
 class WandbSink:

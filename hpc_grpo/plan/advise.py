@@ -54,6 +54,8 @@ def _candidates(plan: Plan) -> list[Settings]:
     config = plan.config
     train, wider = config.train, _wider_engines(plan)
     has_large_store = config.launch.object_store_gib > _LEAST_OBJECT_STORE_GIB
+    kl = config.loss.kl
+    has_plain_reference = config.needs.reference and kl.refresh_steps is None and kl.reference is None
     holds_several = config.needs.rollouts and train.max_tokens_per_microbatch > config.max_model_len
     possible: list[tuple[bool, Settings]] = [
         (config.weights.num_buffers > 1, (("weights.num_buffers", 1),)),
@@ -63,7 +65,7 @@ def _candidates(plan: Plan) -> list[Settings]:
         (holds_several, (("train.max_tokens_per_microbatch", config.max_model_len),)),
         (train.offload_optimizer == "none", (("train.offload_optimizer", "cpu"),)),
         (bool(wider), wider),
-        (config.needs.reference and config.loss.ref_refresh_steps is None, (("loss.kl_coef", 0.0),)),
+        (has_plain_reference, (("loss.kl.coef", 0.0),)),
     ]
     return [settings for applies, settings in possible if applies]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.memory import Part, nonzero
 from hpc_grpo.plan.step import num_steps
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.run.retention import size_on_disk
+from hpc_grpo.run.retention import taken_on_disk
 from hpc_grpo.system.disk import Room, room_in
 from hpc_grpo.types import DTYPE_BYTES
 
@@ -24,6 +24,9 @@ RECORD_BYTES = 400
 """Bytes of a logged rollout beside its text, assumed: rewards, advantage and the names of both."""
 BATCH_BYTES_PER_TOKEN = 17
 """Bytes of a kept batch for each token: its id, advantage, logprob and version in four each, and its mask."""
+FILES_OF_RUN, FILES_PER_SHARD, FILES_PER_EXPORT = 1000, 4, 20
+"""Files of a run beside those of its steps (the copy of hpc-grpo, logs), of each learner's part of a checkpoint, and of
+an export, assumed. Each step has one file of rollouts."""
 STEP_BYTES = 4096
 """Bytes of a step's lines in metrics.jsonl and ledger.jsonl, assumed."""
 
@@ -38,6 +41,7 @@ class DiskBudget:
     folder: Path
     sure: tuple[Part, ...]
     estimated: tuple[Part, ...]
+    num_files: int
     room: Room
 
     @property
@@ -54,6 +58,10 @@ class DiskBudget:
         return self.sure_bytes > self.room.num_bytes
 
     @property
+    def has_too_many_files(self) -> bool:
+        return self.room.num_files is not None and self.num_files > self.room.num_files
+
+    @property
     def fits(self) -> bool:
         return self.num_bytes <= self.room.num_bytes
 
@@ -65,8 +73,9 @@ def read_disk(plan: Plan) -> DiskBudget:
 
 def room_for(run: RunDir) -> Room:
     """Return the room for a run: what it has written already is replaced, not added to."""
-    room = room_in(run.path)
-    return Room(room.num_bytes + size_on_disk(run.path), room.limit)
+    room, taken = room_in(run.path), taken_on_disk(run.path)
+    files = None if room.num_files is None else room.num_files + taken.num_files
+    return replace(room, num_bytes=room.num_bytes + taken.num_bytes, num_files=files)
 
 
 def disk_budget(plan: Plan, room: Room) -> DiskBudget:
@@ -81,7 +90,10 @@ def disk_budget(plan: Plan, room: Room) -> DiskBudget:
             f"{exports} x {'2 ' * (trained > p)}b P{_at_least(config)}",
         ),
     )
-    return DiskBudget(config.run_path, sure, _text_parts(config, steps), room)
+    shards = plan.num_learners * FILES_PER_SHARD
+    files = FILES_OF_RUN + checkpoints * shards + exports * FILES_PER_EXPORT
+    files += (steps or 0) * config.needs.rollouts + config.checkpoint.keep_batches * plan.num_learners
+    return DiskBudget(config.run_path, sure, _text_parts(config, steps), files, room)
 
 
 def checkpoint_bytes(config: Config, num_parameters: int) -> int:
@@ -92,8 +104,8 @@ def checkpoint_bytes(config: Config, num_parameters: int) -> int:
     """
     whole = 0 if config.train.zero_stage == 3 else DTYPE_BYTES[config.model.dtype]
     reference = 0
-    if config.loss.ref_refresh_steps is not None:
-        reference = 4 if config.loss.averages_reference else DTYPE_BYTES[config.model.dtype]
+    if config.loss.kl.refresh_steps is not None:
+        reference = 4 if config.loss.kl.averages else DTYPE_BYTES[config.model.dtype]
     return (OPTIMIZER_BYTES + whole) * trained_parameters(config, num_parameters) + reference * num_parameters
 
 

@@ -29,7 +29,6 @@ DECODE_STEP_S = 0.005
 """Seconds that scheduling and sampling of one decode step take beside the reads, assumed: no engine schedules ahead."""
 ALL_REDUCE_S = 10e-6
 """Latency of an all-reduce between the GPUs of one engine, assumed."""
-_WEIGHT_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ def _decoding(plan: Plan, cache: KvCache, sequence: float) -> Rate:
     """
     parallel, hardware = plan.config.engine.tensor_parallel, plan.hardware
     byte_s = 1 / (hardware.gpu_bytes_per_s * READING_SHARE)
-    weights = _WEIGHT_BYTES * plan.model.num_parameters / parallel
+    weights = DTYPE_BYTES[plan.config.engine_dtype] * plan.model.num_parameters / parallel
     once, each = _all_reduces(plan) if parallel > 1 else (0.0, 0.0)
     return Rate(weights * byte_s + DECODE_STEP_S + once, sequence / 2 * cache.bytes_per_token * byte_s + each)
 
@@ -131,7 +130,7 @@ def _all_reduces(plan: Plan) -> tuple[float, float]:
     Those are two all-reduces a layer, of the sequences' hidden states.
     """
     shape, parallel = plan.model.shape, plan.config.engine.tensor_parallel
-    sent = 2 * (parallel - 1) / parallel * shape.hidden_size * _WEIGHT_BYTES
+    sent = 2 * (parallel - 1) / parallel * shape.hidden_size * DTYPE_BYTES[plan.config.engine_dtype]
     count = 2 * shape.num_layers
     return count * ALL_REDUCE_S, count * sent / (plan.hardware.nvlink_bytes_per_s * NETWORK_SHARE)
 
@@ -145,7 +144,8 @@ def _training(plan: Plan, load: Workload) -> Rate:
     """
     config, hardware, workers = plan.config, plan.hardware, plan.num_learners
     parameters = trained_parameters(config, plan.model.num_parameters)
-    flops = _flops_per_token(config) * parameters + 2 * plan.model.teacher_parameters
+    reference = (plan.model.reference_parameters or plan.model.num_parameters) * config.needs.reference
+    flops = _flops_per_token(config) * parameters + 2 * (reference + plan.model.teacher_parameters)
     in_microbatch, in_step = _communicated_bytes(config)
     shard_s = parameters / workers / (hardware.host_link_bytes_per_s * READING_SHARE)
     is_offloaded = config.train.offload_optimizer != "none"
@@ -162,15 +162,18 @@ def _training(plan: Plan, load: Workload) -> Rate:
 def _flops_per_token(config: Config) -> float:
     """Return F: 2 forward and 4 backward, and 2 for each further forward pass over all or some of the tokens.
 
-    Those are gradient checkpointing's, the reference model's, and the proximal logprobs' of those minibatches that need
-    one: all but the first, unless the loss compares all tokens of a minibatch or `loss.proximal` is interpolated.
+    Those are gradient checkpointing's, and the proximal logprobs' of those minibatches that need one: all but the
+    first, unless the loss compares all tokens of a minibatch or `loss.proximal` is interpolated, and
+    none with engine.
     """
     proximal = 1.0 - 1.0 / config.train.num_minibatches
-    if config.loss.compares_minibatch:
+    if config.loss.proximal == "engine":
+        proximal = 0.0
+    elif config.loss.compares_minibatch or config.loss.correction.compares_minibatch:
         proximal = 1.0
     elif config.loss.proximal == "interpolated":
         proximal = 0.0
-    return 6 + 2 * is_checkpointed(config, on_gpu=True) + 2 * config.needs.reference + 2 * proximal
+    return 6 + 2 * is_checkpointed(config, on_gpu=True) + 2 * proximal
 
 
 def _communicated_bytes(config: Config) -> tuple[int, int]:

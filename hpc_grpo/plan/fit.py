@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,9 +82,15 @@ def plan_of(
         model = read_model(config.model.path, job_environ(environ, config.launch.env))
     else:
         model = family_model(size)
-    if config.needs.teacher:
-        teacher = read_model(config.distill.required_teacher, job_environ(environ, config.launch.env))
-        model = replace(model, teacher_parameters=teacher.num_parameters)
+    frozen = {
+        key: read_model(path, job_environ(environ, config.launch.env)).num_parameters
+        for key, path in config.scoring_models.items()
+    }
+    model = replace(
+        model,
+        teacher_parameters=frozen.get("distill.teacher", 0),
+        reference_parameters=frozen.get("loss.kl.reference", 0),
+    )
     return make_plan(model, config, nodes or config.launch.num_nodes, hardware)
 
 
@@ -106,10 +112,13 @@ def make_plan(model: Model, config: Config, num_nodes: int, hardware: Hardware) 
 
 
 def replanned(plan: Plan, settings: Settings, num_nodes: int) -> Plan:
-    """Plan with `section.key` values replaced, not validated."""
+    """Plan with the values of dotted keys replaced, not validated."""
     config = plan.config
     for path, value in settings:
-        section, key = path.split(".")
-        changed = getattr(config, section).model_copy(update={key: value})
-        config = config.model_copy(update={section: changed})
+        config = _replaced(config, path.split("."), value)
     return make_plan(plan.model, config, num_nodes, plan.hardware)
+
+
+def _replaced(section: Any, keys: Sequence[str], value: Any) -> Any:
+    first, *rest = keys
+    return section.model_copy(update={first: _replaced(getattr(section, first), rest, value) if rest else value})

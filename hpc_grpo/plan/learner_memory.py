@@ -61,8 +61,9 @@ def state_parts(model: Model, config: Config, num_learners: int) -> list[Part]:
     if config.needs.critic:
         parts += [replace(part, name=f"critic: {part.name}") for part in parts]
     if config.needs.reference:
-        parts.append(_frozen_part("reference model", DTYPE_BYTES[dtype], config, p, num_learners))
-        if config.loss.averages_reference and dtype != "float32":
+        own = model.reference_parameters or p
+        parts.append(_frozen_part("reference model", DTYPE_BYTES[dtype], config, own, num_learners))
+        if config.loss.kl.averages and dtype != "float32":
             parts.append(_frozen_part("reference's average (float32)", 4, config, p, num_learners))
     if config.needs.teacher:
         teachers = model.teacher_parameters

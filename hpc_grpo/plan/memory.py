@@ -6,7 +6,7 @@ Which of a run's settings go in is said beside each device (learner_memory.py, e
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpc_grpo.plan.model import ModelShape
 from hpc_grpo.types import GIB
@@ -66,6 +66,52 @@ class Hardware:
 
 GH200 = Hardware(gpu_bytes=96 * GIB, host_bytes=460 * GIB)
 """Assumed where nothing else is said: four GH200, each with a 200 Gb/s network interface and a Grace CPU."""
+
+_HOPPER = Hardware(
+    gpu_bytes=80 * GIB,
+    host_bytes=900 * GIB,
+    gpu_bytes_per_s=3.35e12,
+    nvlink_bytes_per_s=450e9,
+    network_bytes_per_s=50e9,
+    host_link_bytes_per_s=64e9,
+    host_memory_bytes_per_s=77e9,
+)
+HARDWARE = {
+    "gh200": GH200,
+    "h100-sxm": _HOPPER,
+    "h100-pcie": replace(
+        _HOPPER,
+        gpu_flops_per_s=756e12,
+        gpu_bytes_per_s=2.0e12,
+        nvlink_bytes_per_s=64e9,
+        network_bytes_per_s=25e9,
+    ),
+    "h200": replace(_HOPPER, gpu_bytes=140 * GIB, gpu_bytes_per_s=4.8e12),
+    "a100": replace(
+        _HOPPER,
+        gpu_flops_per_s=312e12,
+        gpu_bytes_per_s=2.04e12,
+        nvlink_bytes_per_s=300e9,
+        network_bytes_per_s=25e9,
+        host_link_bytes_per_s=32e9,
+        host_memory_bytes_per_s=51e9,
+    ),
+}
+"""Nodes by name, from NVIDIA's data sheets. SXM boards as in DGX and HGX nodes: eight GPUs share two CPUs, each GPU has
+its own network interface (400 Gb/s, on A100 200 Gb/s). H100 PCIe: no NVLink, the GPUs of a node talk over PCIe. `a100`
+has 80 GB of memory."""
+
+_NAMES = {"gh200": "gh200", "h200": "h200", "h100 pcie": "h100-pcie", "h100": "h100-sxm", "a100": "a100"}
+"""Words in the name that nvidia-smi gives a GPU, the longer before those that they contain."""
+
+
+def hardware_named(gpu_name: str) -> str | None:
+    """Return the key of HARDWARE for a GPU as nvidia-smi names it; None for another GPU.
+
+    >>> hardware_named("NVIDIA H100 80GB HBM3"), hardware_named("NVIDIA GH200 120GB"), hardware_named("NVIDIA L4")
+    ('h100-sxm', 'gh200', None)
+    """
+    return next((key for words, key in _NAMES.items() if words in gpu_name.lower()), None)
 
 
 @dataclass(frozen=True)

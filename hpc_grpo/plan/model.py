@@ -80,7 +80,8 @@ class ModelShape:
 class Model:
     """A shape with a parameter count; `counted_from` says in words where the count comes from.
 
-    `teacher_parameters` counts those of the model that it is distilled from.
+    `teacher_parameters` counts those of the model that it is distilled from, `reference_parameters` those of another
+    model that is the KL's reference.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Model:
     num_parameters: int
     counted_from: str
     teacher_parameters: int = 0
+    reference_parameters: int = 0
 
 
 def _qwen(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, *, tied: bool = False) -> ModelShape:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hpc_grpo.algorithms.advantages import GroupAdvantage
 from hpc_grpo.config import Config
 from hpc_grpo.plan.expected import expected_rates
 from hpc_grpo.plan.fit import Plan
@@ -104,5 +105,5 @@ def _simulated_config(config: Config, running: int, share: float) -> Config:
     engine = config.engine.model_copy(update={"max_num_seqs": running})
     prompts = max(1, round(share * config.rollout.prompts_per_step))
     rollout = config.rollout.model_copy(update={"prompts_per_step": prompts})
-    loss = config.loss.model_copy(update={"advantage": "group", "advantage_args": {}})
+    loss = config.loss.model_copy(update={"advantage": GroupAdvantage()})
     return config.model_copy(update={"task": "grpo", "engine": engine, "rollout": rollout, "loss": loss})

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from hpc_grpo.config import Config
+from hpc_grpo.config import Config, SourceConfig
 from hpc_grpo.config.resources import KEYS_OF_A_TOKEN, budget_of, engines_per_node
+from hpc_grpo.data.checks import check_item
+from hpc_grpo.data.prompt_hash import held_out_below, prompt_hash
 from hpc_grpo.data.shares import places_per_epoch
 from hpc_grpo.data.sources import read_items
 from hpc_grpo.driver.length import train_length
@@ -97,18 +99,43 @@ def _num_microbatches(config: Config, num_learners: int) -> int:
 
 
 def num_steps(plan: Plan) -> int | None:
-    """Return the run's length; None where it depends on data that is no file here, or no readable one."""
+    """Return the run's length; None where it depends on data that is no file here, or no readable one.
+
+    Prompts that data.drop_long_prompts drops are counted: nothing is tokenized here.
+    """
     config = plan.config
     sources = [source for _, source in config.data.sources(for_eval=False)]
+    known = [source for _, source in config.data.sources(for_eval=True)] if config.data.deduplicate else []
     if config.train.total_epochs is None:
         return train_length(config, 1).total_steps
     try:
-        if not all(Path(source.path).is_file() for source in sources):
+        if not all(Path(source.path).is_file() for source in (*sources, *known)):
             return None
-        sizes = [sum(1 for _ in read_items(source)) for source in sources]
+        sizes = _trained_sizes(config, sources, known)
         return train_length(config, sum(places_per_epoch(sources, sizes))).total_steps
     except ConfigError:
         return None  # data that cannot be read: the check of the inputs says why
+
+
+def _trained_sizes(config: Config, sources: Sequence[SourceConfig], known: Sequence[SourceConfig]) -> list[int]:
+    """Count the items of each source that are neither held out nor duplicates, also of those of `known`."""
+    held, drops = config.data.held_out, config.data.deduplicate
+    if held is None and not drops:
+        return [sum(1 for _ in read_items(source)) for source in sources]
+    bound = held_out_below(held.fraction) if held is not None else 0
+    seen = {number for source in known for number in _hashes(source)}
+    sizes = []
+    for source in sources:
+        ours = [number for number in _hashes(source) if number >= bound]
+        sizes.append(len(set(ours) - seen) if drops else len(ours))
+        seen.update(ours)
+    return sizes
+
+
+def _hashes(source: SourceConfig) -> Iterator[int]:
+    for number, item in enumerate(read_items(source)):
+        check_item(source, item, number)
+        yield prompt_hash(source, item)
 
 
 def read_measured_steps(config: Config) -> MeasuredSteps | None:

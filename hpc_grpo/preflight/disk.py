@@ -49,6 +49,9 @@ def judged_disk(disk: DiskBudget) -> Finding:
         return failure(check, _sure(disk), _FIX)
     if not disk.fits:
         return warning(check, f"up to {disk.num_bytes / GIB:,.0f} GiB of {room}, if completions get long", _FIX)
+    if disk.has_too_many_files:
+        says = f"the run makes about {disk.num_files:,} files, and {disk.room.num_files:,} files are"
+        return warning(check, f"{says} {disk.room.files_limit} in {disk.folder}", _FIX)
     return ok(check, f"up to {disk.num_bytes / GIB:,.0f} GiB of {room}")
 
 

@@ -26,7 +26,7 @@ from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.place.slurm.partition import refuse_what_cannot_start
 from hpc_grpo.launch.secrets import refuse_secrets
 from hpc_grpo.preflight.disk import refuse_full_disk
-from hpc_grpo.preflight.prefetch.items import MODEL_KEYS, Item, is_generated, is_there, items_of, source_of
+from hpc_grpo.preflight.prefetch.items import Item, is_generated, is_there, items_of, source_of
 from hpc_grpo.run.inputs import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.hugging_face import find_model
@@ -52,7 +52,7 @@ def refusals(config: Config, *, accepts_changes: bool = False) -> Iterator[Confi
         partial(refuse_missing_notify, config.launch, start),
         partial(refuse_missing_inputs, config, start),
         partial(refuse_unsupported_model, config, start),
-        partial(refuse_other_teacher, config, start),
+        partial(refuse_unlike_vocabularies, config, start),
         partial(refuse_unreadable_data, config, start),
         partial(refuse_changed_inputs, run, config, start, accepts_changes),
         partial(refuse_too_few_gpus, config),
@@ -127,22 +127,21 @@ def refuse_unsupported_model(config: Config, working_dir: Path) -> None:
             refuse_experts(settings, path)
 
 
-def refuse_other_teacher(config: Config, working_dir: Path) -> None:
-    """Raise ConfigError where the teacher's vocabulary is not that of the model, as far as their tokenizer.json tell.
+def refuse_unlike_vocabularies(config: Config, working_dir: Path) -> None:
+    """Raise ConfigError where the vocabulary of a reference or teacher is not that of the model, by tokenizer.json.
 
     Not judged: models that are not on this machine, and tokenizers in other files; the driver compares those.
     """
-    if not config.needs.teacher:
-        return
-    paths = (config.model.path, config.distill.required_teacher)
-    places = (str(working_dir / path) if is_there(working_dir / path) else path for path in paths)
-    try:
-        folders = [find_model(place, job_environ(os.environ, config.launch.env)) for place in places]
-    except ConfigError:
-        return
-    own, teachers = map(read_vocabulary, folders)
-    if own is not None and teachers is not None:
-        compare_vocabularies(config, own, teachers)
+    for key, scoring in config.scoring_models.items():
+        paths = (config.model.path, scoring)
+        places = (str(working_dir / path) if is_there(working_dir / path) else path for path in paths)
+        try:
+            folders = [find_model(place, job_environ(os.environ, config.launch.env)) for place in places]
+        except ConfigError:
+            continue
+        own, others = map(read_vocabulary, folders)
+        if own is not None and others is not None:
+            compare_vocabularies(config, key, own, others)
 
 
 def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
@@ -216,7 +215,7 @@ def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, 
         if item.is_local:
             path, _, _ = item.name.rpartition(":") if is_generated(item.name) else (item.name, "", "")
             if path.endswith(".py") or not is_generated(item.name):
-                yield item.key, item.name, f"{path}/config.json" if item.key in MODEL_KEYS else path
+                yield item.key, item.name, f"{path}/config.json" if item.key in config.models else path
     for key, name in config.data.chat_templates.items():
         yield key, name, name
     if config.needs.rollouts:

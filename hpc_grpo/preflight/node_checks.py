@@ -173,9 +173,23 @@ def cuda(node: NodeFacts, _needs: NodeNeeds) -> Finding:
         return warning(check, "nvidia-smi does not say which CUDA the driver runs", "compare by hand")
     if int(node.wheel_cuda.partition(".")[0]) > int(node.driver_cuda.partition(".")[0]):
         says = f"torch is built for CUDA {node.wheel_cuda}, the driver runs up to {node.driver_cuda}"
-        fix = f"a torch for CUDA {node.driver_cuda}, CUDA's forward compatibility, or a container"
+        fix = (
+            f"put NVIDIA's cuda-compat for CUDA {node.wheel_cuda} first in launch.env.LD_LIBRARY_PATH (data-centre "
+            f"GPUs only), run in a container that has it (launch.container.image), or install torch and vLLM for CUDA "
+            f"{node.driver_cuda.partition('.')[0]}"
+        )
         return failure(check, says, fix)
     return ok(check, f"driver runs CUDA {node.driver_cuda}, torch is built for {node.wheel_cuda}")
+
+
+def compiler(node: NodeFacts, _needs: NodeNeeds) -> Finding:
+    """Check that Triton can compile on the node, as vLLM and DeepSpeed make it do on GPUs."""
+    if not node.gpus:
+        return skipped("compiler", "no GPU was seen")
+    if node.cannot_compile:
+        fix = "launch.modules: add the site's compiler, such as gcc-native; for Python.h a Python with headers"
+        return failure("compiler", f"Triton cannot compile kernels: {node.cannot_compile}", fix)
+    return ok("compiler", "a C compiler and Python.h are there")
 
 
 def compile_caches(node: NodeFacts, _needs: NodeNeeds) -> Finding:
@@ -214,6 +228,7 @@ CHECKS: dict[str, Callable[[NodeFacts, NodeNeeds], Finding]] = {
     "placement": placement,
     "gpus": gpus,
     "cuda": cuda,
+    "compiler": compiler,
     "compile caches": compile_caches,
     "slingshot": slingshot,
 }

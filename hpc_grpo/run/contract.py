@@ -22,6 +22,10 @@ NUM_NODES_VARIABLE = "HPC_GRPO_NUM_NODES"
 ENDS_AT_VARIABLE = "HPC_GRPO_ENDS_AT"
 """Unix time at which the allocation ends; absent where there is no limit."""
 
+STOP_GRACE_VARIABLE = "HPC_GRPO_STOP_GRACE_S"
+"""Seconds for a checkpoint after SIGTERM, from whoever starts this run and ends it; absent where nobody is in a hurry.
+"""
+
 WARNING_BEFORE_END_S = 120
 """A job asks Slurm for SIGUSR1 so long before its end. It comes up to a minute earlier than that."""
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from hpc_grpo.config import Config, load_resolved, to_yaml
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.files import copy_path, digest_of, write_atomic
+from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir
 
 _HEADER = "# Written by hpc-grpo. To change what may change: hpc-grpo resume RUN KEY=VALUE. digest: {digest}\n\n"
@@ -51,8 +52,10 @@ def rewrite_config(run: RunDir, config: Config, changed: Collection[str]) -> Non
 def read_config(run: RunDir) -> Config:
     """Return the config that the run was frozen with, and for `run.root` and `run.name` where the run is now.
 
-    Raises ConfigError where it is damaged and so is its copy, or where it was edited.
+    A config names code to run. Raises ConfigError where another user may write the run, where the config and its copy
+    are damaged, or where the config was edited.
     """
+    refuse_shared(run.path)
     return _where_it_is(_frozen(run), run)
 
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.errors import RunHeldError
-from hpc_grpo.run.files import is_damaged, known_fields, read_record, write_record
+from hpc_grpo.run.files import is_damaged, known_fields, read_record, when_there_is_space, write_record
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.system.processes import boot_id, pid_namespace, start_time
+from hpc_grpo.system.processes import ProcessIdentity, pid_namespace
 from hpc_grpo.system.say import not_worth_the_run, say
 
 BEAT_S = 5.0
@@ -32,6 +32,9 @@ _SILENT_S = 4 * BEAT_S
 """An owner that has not beaten for so long is gone: a shared file system may show a beat late."""
 
 _RECENT_S = 60.0
+
+_CHECKPOINT_S = 60.0
+"""An owner that was replaced has so long for a last checkpoint, wherever it runs."""
 
 _YIELD_S = 90.0
 """An owner that finds another's name has ended after so long: a beat, its driver's last checkpoint, its teardown."""
@@ -46,38 +49,18 @@ class EndedJob:
 
 
 @dataclass(frozen=True)
-class LockOwner:
-    """The supervisor that holds the run. `pid_started`: clock ticks since boot; `beat_at`: unix seconds.
+class LockOwner(ProcessIdentity):
+    """The supervisor that holds the run. `beat_at`: unix seconds."""
 
-    `boot_id` and `pid_namespace` tell whose processes the number `pid` is one of: two containers may share a hostname.
-    """
-
-    host: str
-    pid: int
-    pid_started: int
     job_id: str
     attempt: int
     beat_at: float
-    boot_id: str = ""
-    pid_namespace: int = 0
 
     @staticmethod
     def here(job_id: str, attempt: int) -> LockOwner:
         """Return this process as an owner."""
-        pid = os.getpid()
-        ids = (boot_id(), pid_namespace())
-        return LockOwner(socket.gethostname(), pid, start_time(pid), job_id, attempt, time.time(), *ids)
-
-    @property
-    def is_on_this_host(self) -> bool:
-        """Tell whether its process can be looked at from here: one in another container cannot."""
-        seen_alike = not self.boot_id or (self.boot_id, self.pid_namespace) == (boot_id(), pid_namespace())
-        return self.host == socket.gethostname() and seen_alike
-
-    @property
-    def has_process(self) -> bool:
-        """Tell whether its process lives. Only to be asked on its own host."""
-        return start_time(self.pid) == self.pid_started
+        process = asdict(ProcessIdentity.of_this_process())
+        return LockOwner(**process, job_id=job_id, attempt=attempt, beat_at=time.time())
 
     def is_same(self, other: LockOwner | None) -> bool:
         """Return whether both are one process, whenever it beat."""
@@ -140,7 +123,7 @@ class RunLock:
         """
         mine = LockOwner.here(job_id, attempt)
         survivor: LockOwner | None = None
-        while not _create(run.holder, mine):
+        while not when_there_is_space(lambda: _create(run.holder, mine), run.holder.name):
             other = _owner_there(run, sleep)
             is_before = other is not None and before is not None and other.job_id == before.job_id
             is_gone = is_before and before is not None and before.is_gone
@@ -162,8 +145,11 @@ class RunLock:
             self._run.holder.unlink(missing_ok=True)
 
     def _keep_beating(self) -> None:
-        while not self._released.wait(BEAT_S) and self.beat():
-            pass
+        while not self._released.wait(BEAT_S):
+            if not self.beat():
+                if not self._released.wait(_CHECKPOINT_S):
+                    os.kill(os.getpid(), signal.SIGTERM)  # the second one does not wait for a checkpoint
+                return
 
     def beat(self) -> bool:
         """Write a sign of life. Where another owns the run by now: have this process end, and return False."""
@@ -204,11 +190,11 @@ def _read(path: Path) -> LockOwner | None:
 def _create(path: Path, owner: LockOwner) -> bool:
     """Write the file unless there is one; a link is made or not, on every file system."""
     beside = path.with_name(f".{path.name}.{owner.host}.{owner.pid}.{owner.pid_namespace}")
-    write_record(beside, asdict(owner))
     try:
+        write_record(beside, asdict(owner))
         return _linked(beside, path)
     finally:
-        beside.unlink()
+        beside.unlink(missing_ok=True)
 
 
 def _linked(source: Path, path: Path) -> bool:

@@ -1,7 +1,7 @@
-"""Refuse a run directory that others may write: its config, rewards and checkpoints are code to whoever takes it up.
+"""Refuse folders that another user may write, where what lies in them is code or data of this user's runs.
 
-Judged are the directory and what lies in it at the top, by owner and mode. Folders above are not: a project folder that
-its group writes is where runs are kept, and what a member puts in the place of a run belongs to that member.
+Checks owner and mode of a folder and of its direct children, not those of the folders above: what a member of a group
+puts in the place of a run belongs to that member, and is refused for that.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_grpo.errors import ConfigError
@@ -22,19 +23,32 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS_ENTER = stat.S_IXGRP | stat.S_IXOTH
 
 
-def refuse_shared(run_path: Path, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise ConfigError where another user owns the run directory or may write it; None is there: nothing to judge."""
-    if environ.get(SHARED_VARIABLE) == "1" or not run_path.is_dir():
+@dataclass(frozen=True)
+class Holding:
+    """`risk`: what a user who may write the folder could do. `instead`: how to have another folder."""
+
+    risk: str
+    instead: str
+
+
+_RUN = Holding(
+    "run code as you: config, rewards and checkpoints are in a run directory", "Choose another run.name or run.root."
+)
+
+
+def refuse_shared(folder: Path, environ: Mapping[str, str] = os.environ, holding: Holding = _RUN) -> None:
+    """Raise ConfigError where another user owns or may write a folder or its children. Accepts a missing folder."""
+    if environ.get(SHARED_VARIABLE) == "1" or not folder.is_dir():
         return
-    directory = run_path.stat()
-    _refuse_owner(run_path, directory)
-    _refuse_writable(run_path, directory, run_path)
-    for path in sorted(run_path.iterdir()):
+    found = folder.stat()
+    _refuse_owner(folder, found, holding)
+    _refuse_writable(folder, found, folder, holding)
+    for path in sorted(folder.iterdir()):
         with contextlib.suppress(FileNotFoundError):  # a link to nowhere, or gone meanwhile
-            found = path.stat()
-            _refuse_owner(path, found)
-            if directory.st_mode & _OTHERS_ENTER:  # else nobody gets to it: a site's default ACL may make all writable
-                _refuse_writable(path, found, run_path)
+            inside = path.stat()
+            _refuse_owner(path, inside, holding)
+            if found.st_mode & _OTHERS_ENTER:  # else nobody gets to it: a site's default ACL may make all writable
+                _refuse_writable(path, inside, folder, holding)
 
 
 def keep_others_from_writing(environ: Mapping[str, str] = os.environ) -> None:
@@ -58,19 +72,19 @@ def make_private_dir(path: Path) -> None:
             ) from None
 
 
-def _refuse_owner(path: Path, found: os.stat_result) -> None:
+def _refuse_owner(path: Path, found: os.stat_result, holding: Holding) -> None:
     if found.st_uid != os.geteuid():
         raise ConfigError(
-            f"{path} belongs to user {found.st_uid}, not to you ({os.geteuid()}), who could run code as you: "
-            f"config, rewards and checkpoints are in a run directory. Choose another run.name or run.root. "
+            f"{path} belongs to user {found.st_uid}, not to you ({os.geteuid()}), who could {holding.risk}. "
+            f"{holding.instead} "
             f"If you trust that user: export {SHARED_VARIABLE}=1"
         )
 
 
-def _refuse_writable(path: Path, found: os.stat_result, run_path: Path) -> None:
+def _refuse_writable(path: Path, found: os.stat_result, folder: Path, holding: Holding) -> None:
     if found.st_mode & _OTHERS_WRITE:
         raise ConfigError(
-            f"{path} may be written by others (mode {stat.S_IMODE(found.st_mode):o}), who could run code as you: "
-            f"config, rewards and checkpoints are in it. Look whether they did, then: chmod -R go-w {run_path}. "
+            f"{path} may be written by others (mode {stat.S_IMODE(found.st_mode):o}), who could "
+            f"{holding.risk}. Look whether they did, then: chmod -R go-w {folder}. "
             f"If you trust them: export {SHARED_VARIABLE}=1"
         )

@@ -114,7 +114,8 @@ def _longest_reward_s(config: Config) -> float:
     # Here: all who write a file of a run import this module, and the command must not load pydantic.
     from hpc_grpo.config.rollout import REWARD_LOAD_S
 
-    longest_s = max(sum(reward.timeout_s for reward in rewards) for rewards in config.reward_sets)
+    num_completions = max(config.rollout.group_size, config.eval.num_samples)
+    longest_s = max(sum(reward.longest_call_s(num_completions) for reward in rewards) for rewards in config.reward_sets)
     return 2.0 * longest_s + REWARD_LOAD_S
 
 

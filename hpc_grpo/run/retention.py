@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.checkpoint import newest_step, remove_checkpoint, valid_checkpoints
@@ -20,11 +21,17 @@ _REWRITTEN = "_universal"
 
 @dataclass(frozen=True)
 class Usage:
-    """A part of the run directory and the bytes it takes on disk; `note` says more in a few words."""
+    """A part of the run directory, the bytes and files it takes on disk; `note` says more in a few words."""
 
     name: str
     num_bytes: int
+    num_files: int
     note: str = ""
+
+
+class Taken(NamedTuple):
+    num_bytes: int
+    num_files: int
 
 
 @dataclass(frozen=True)
@@ -49,27 +56,32 @@ def usage(run: RunDir) -> list[Usage]:
         "Slurm's output": (run.slurm_logs, ""),
         "TensorBoard": (run.tensorboard, ""),
     }
-    parts = [Usage(name, size_on_disk(path), note) for name, (path, note) in named.items()]
-    rest = size_on_disk(run.path) - sum(part.num_bytes for part in parts)
-    parts.append(Usage("records", rest, "config, metrics, ledger and the rest"))
+    parts = [Usage(name, *taken_on_disk(path), note) for name, (path, note) in named.items()]
+    whole = taken_on_disk(run.path)
+    rest = whole.num_bytes - sum(part.num_bytes for part in parts)
+    files = whole.num_files - sum(part.num_files for part in parts)
+    parts.append(Usage("records", rest, files, "config, metrics, ledger and the rest"))
     return sorted((part for part in parts if part.num_bytes > 0), key=lambda part: -part.num_bytes)
 
 
-def size_on_disk(path: Path) -> int:
-    """Return the bytes that a file or folder takes, links not followed; what vanishes meanwhile counts nothing.
+def taken_on_disk(path: Path) -> Taken:
+    """Count the bytes and files that a file or folder takes, links not followed; a file that vanishes counts nothing.
+
+    Folders and links count as files, as quotas of files (inodes) count them.
 
     Raises ConfigError for what cannot be looked at: a sum without it would say that there is room.
     """
     try:
-        total = _blocks(path)
+        blocks = [_blocks(path)]
         for parent, folders, files in os.walk(path, onerror=_unless_gone):
-            total += sum(_blocks(Path(parent, name)) for name in (*folders, *files))
+            blocks += [_blocks(Path(parent, name)) for name in (*folders, *files)]
     except OSError as error:
         raise ConfigError(
             f"{error.filename} cannot be read ({error.strerror}), so that what {path} takes on disk is not known. Make "
             f"it readable, chmod -R u+rwX {path}, or look by hand: du -sh {path}"
         ) from error
-    return total
+    there = [size for size in blocks if size is not None]
+    return Taken(sum(there), len(there))
 
 
 def removable(run: RunDir) -> list[Removable]:
@@ -78,7 +90,7 @@ def removable(run: RunDir) -> list[Removable]:
     Without a whole checkpoint no checkpoint goes, damaged or not: one may be mended. A link is the user's, and stays.
     """
     found = [*_old_checkpoints(run), *_old_exports(run), *_leftovers(run)]
-    return [Removable(path, size_on_disk(path), why) for path, why in found if not path.is_symlink()]
+    return [Removable(path, taken_on_disk(path).num_bytes, why) for path, why in found if not path.is_symlink()]
 
 
 def refuse_unless_newest_is_whole(run: RunDir, items: Sequence[Removable]) -> None:
@@ -144,11 +156,12 @@ def _steps(parent: Path) -> str:
     return f"{'step' if len(steps) == 1 else 'steps'} {', '.join(map(str, steps))}" if steps else ""
 
 
-def _blocks(path: Path) -> int:
+def _blocks(path: Path) -> int | None:
+    """Return the bytes of one file, None where it has vanished."""
     try:
         return path.lstat().st_blocks * 512
     except (FileNotFoundError, NotADirectoryError):
-        return 0
+        return None
 
 
 def _unless_gone(error: OSError) -> None:

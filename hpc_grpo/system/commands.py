@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_grpo.system.processes import die_with_parent
-from hpc_grpo.system.signals import Signals
+from hpc_grpo.system.signals import END_SIGNALS, Signals
 
 _SIGNALS_S = 0.2
 """Between two looks at the signals that have come."""
+_KILLED_S = 1.0
+"""A process in state D, nvidia-smi at a broken GPU say, outlives SIGKILL: it is given up after so long."""
+
+
+MARK = "hpc-grpo: what follows is the command's own output"
+
+
+def marked(command: str) -> str:
+    """Return a line for the shell of another machine that prints MARK before the command's output.
+
+    What a shell reads at its start, such as ~/.bashrc, may print too: everything before that line is not the command's.
+    """
+    return f'echo; echo "{MARK}"; {command}'
 
 
 @dataclass(frozen=True)
@@ -33,42 +45,43 @@ class Answer:
 def run_command(
     argv: Sequence[str], deadline_s: float = 10.0, *, environ: Mapping[str, str] | None = None, stdin: str | None = None
 ) -> Answer:
-    """Run `argv`; never raises where it is missing, fails or hangs. `environ` replaces this process's environment."""
+    """Run `argv`; never raises where it is missing, fails or hangs. `environ` replaces this process's environment.
+
+    Returns at most a second after the deadline, although a process in the kernel may not end.
+    """
+    pipe = subprocess.PIPE
+    given = None if stdin is None else pipe
     try:
-        done = subprocess.run(
-            argv,
-            input=stdin,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=deadline_s,
-            check=False,
-            errors="replace",
-        )
+        process = subprocess.Popen(argv, env=environ, stdin=given, stdout=pipe, stderr=pipe, errors="replace")
     except FileNotFoundError:
         return Answer(error=f"no {argv[0]} on PATH", is_absent=True)
-    except subprocess.TimeoutExpired:
-        return Answer(error=f"{argv[0]} gave no answer within {deadline_s:.0f} s", is_late=True)
     except OSError as error:
         return Answer(error=f"{argv[0]} could not be run: {error.strerror}")
-    said = done.stderr.strip()
-    if done.returncode:
-        lines = (said or done.stdout.strip()).splitlines()
-        ended = f"{argv[0]} ended with {done.returncode}" + (f": {lines[-1]}" if lines else "")
+    try:
+        out, said = process.communicate(stdin, timeout=deadline_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_KILLED_S)
+        return Answer(error=f"{argv[0]} gave no answer within {deadline_s:.0f} s", is_late=True)
+    said = said.strip()
+    if process.returncode:
+        lines = (said or out.strip()).splitlines()
+        ended = f"{argv[0]} ended with {process.returncode}" + (f": {lines[-1]}" if lines else "")
         return Answer(error=ended, said=said)
-    return Answer(done.stdout, said=said)
+    return Answer(out, said=said)
 
 
 def run_in_foreground(argv: Sequence[str]) -> int:
     """Run `argv` to its end over this process's terminal and return its exit code, negative for a signal.
 
-    It ends in its own time: SIGTERM is passed on, Ctrl+C reaches it from the terminal, and neither ends this process
-    before. Call it from the main thread.
+    It ends in its own time: SIGTERM is passed on, and SIGHUP as SIGTERM; Ctrl+C reaches it from the terminal. None of
+    them ends this process before. Call it from the main thread.
     """
     with Signals() as signals:
         process = subprocess.Popen(argv, preexec_fn=die_with_parent())
         while process.poll() is None:
-            if signal.SIGTERM in signals.pending:
+            if set(END_SIGNALS) & set(signals.pending):
                 process.terminate()
                 signals.pending.clear()
             with contextlib.suppress(subprocess.TimeoutExpired):

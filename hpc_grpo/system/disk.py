@@ -1,4 +1,4 @@
-"""Say how much may still be written to a folder: what its file system has free, and what the user's quotas leave.
+"""Say how much may still be written to a folder, in bytes and in files: what is free, and what quotas leave.
 
 Quotas are asked of the programs that a site has (`lfs quota` on Lustre, `quota` elsewhere); without them, or where they
 do not answer, the file system's word stands.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,39 +34,49 @@ class Mount:
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes that may still be written, and what sets that limit, in words."""
+    """Bytes and files that may still be written, and what sets each limit, in words.
+
+    `num_files` is None where neither the file system nor a quota counts files.
+    """
 
     num_bytes: int
     limit: str
+    num_files: int | None = None
+    files_limit: str = "free"
 
 
 @dataclass(frozen=True)
 class Quota:
-    """The bytes used, and the bytes allowed, of one quota of a file system."""
+    """One quota of a file system: bytes and files, used and allowed; 0 allowed: no limit."""
 
     file_system: str
     used: int
     allowed: int
+    used_files: int = 0
+    allowed_files: int = 0
 
 
 def room_in(folder: Path, run: Run = run_command) -> Room:
-    """Return the room in `folder`, or in the nearest folder above it that exists: the tightest of all limits.
+    """Return the room in `folder`, or in the nearest folder above it that exists: the tightest limit of each kind.
 
     Raises ConfigError where the file system does not say.
     """
     there = existing(folder)
     try:
-        free = shutil.disk_usage(there).free
+        found = os.statvfs(there)
     except OSError as error:
         raise ConfigError(
             f"The file system of {there} does not say what is free ({error.strerror}). Set run.root to a folder that "
             f"works, or look at this one by hand: df {there}"
         ) from error
-    rooms = [Room(free, "free")]
-    rooms += [
-        Room(max(0, quota.allowed - quota.used), f"left of the {name} quota") for name, quota in _quotas(there, run)
-    ]
-    return min(rooms, key=lambda room: room.num_bytes)
+    in_bytes, in_files = [(found.f_bavail * found.f_frsize, "free")], [(found.f_favail, "free")]
+    for name, quota in _quotas(there, run):
+        limit = f"left of the {name} quota"
+        in_bytes += [(max(0, quota.allowed - quota.used), limit)] if quota.allowed else []
+        in_files += [(max(0, quota.allowed_files - quota.used_files), limit)] if quota.allowed_files else []
+    if not found.f_files:  # Btrfs and others make files until there are no more bytes
+        in_files = in_files[1:]
+    return Room(*min(in_bytes), *(min(in_files) if in_files else ()))
 
 
 def existing(path: Path) -> Path:
@@ -98,8 +107,8 @@ def parse_lfs_quota(text: str) -> Quota | None:
     Columns: file system, KiB used (`*`: over the soft limit, `[]`: not certain), soft limit, hard limit, grace, then
     the same of files. A long name of the file system stands on a line of its own.
 
-    >>> parse_lfs_quota("  /scratch  1024*  2048  4096  6d  17  0  0  -")
-    Quota(file_system='/scratch', used=1048576, allowed=4194304)
+    >>> parse_lfs_quota("  /scratch  1024*  2048  4096  6d  17  0  90  -")
+    Quota(file_system='/scratch', used=1048576, allowed=4194304, used_files=17, allowed_files=90)
     """
     return next(_quota_rows(text), None)
 
@@ -108,7 +117,7 @@ def parse_quota(text: str) -> list[Quota]:
     """Read what `quota -w` prints: the same columns, below a heading; "none" without any.
 
     >>> parse_quota("Disk quotas for user a (uid 1):\\n Filesystem blocks quota limit grace\\nhome:/a 1 0 2")
-    [Quota(file_system='home:/a', used=1024, allowed=2048)]
+    [Quota(file_system='home:/a', used=1024, allowed=2048, used_files=0, allowed_files=0)]
     """
     return list(_quota_rows(text))
 
@@ -116,17 +125,21 @@ def parse_quota(text: str) -> list[Quota]:
 def _quota_rows(text: str) -> Iterator[Quota]:
     words = text.split()
     for index, word in enumerate(words[:-3]):
-        numbers = [_kib(other) for other in words[index + 1 : index + 4]]
-        if "/" not in word or any(number is None for number in numbers):
+        after = [_number(other) for other in words[index + 1 : index + 8]]
+        if "/" not in word or None in after[:3]:
             continue
-        used, soft, hard = (number or 0 for number in numbers)
-        if allowed := hard or soft:
-            yield Quota(word, used, allowed)
+        # The grace period between blocks and files is blank in `quota -w` where there is none.
+        blocks, files = after[:3], [number for number in after[3:7] if number is not None][:3]
+        used, soft, hard = (number or 0 for number in blocks)
+        used_files, soft_files, hard_files = files if len(files) == 3 else (0, 0, 0)
+        quota = Quota(word, used * _KIB, (hard or soft) * _KIB, used_files, hard_files or soft_files)
+        if quota.allowed or quota.allowed_files:
+            yield quota
 
 
-def _kib(word: str) -> int | None:
+def _number(word: str) -> int | None:
     number = word.strip("[]*")
-    return int(number) * _KIB if number.isdigit() else None
+    return int(number) if number.isdigit() else None
 
 
 def _quotas(folder: Path, run: Run) -> Iterator[tuple[str, Quota]]:

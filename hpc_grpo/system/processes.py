@@ -12,7 +12,9 @@ import functools
 import os
 import resource
 import signal
+import socket
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -72,6 +74,57 @@ def boot_id() -> str:
 def pid_namespace() -> int:
     """Return the inode of the namespace that process ids of this process are numbers in: a container's own."""
     return Path("/proc/self/ns/pid").stat().st_ino
+
+
+@functools.cache
+def machine_id() -> str:
+    """Return the machine's own id, which outlives a boot; "" where it has none, as in most containers."""
+    return _read(Path("/etc/machine-id")).decode(errors="replace").strip()
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """Which process of which machine. Run directories hold it, and several machines may read them.
+
+    `pid_started`: clock ticks since boot. `boot_id` and `pid_namespace` tell whose processes the number `pid` is one
+    of: two containers may share a hostname. `machine_id` tells another machine from this one after a reboot.
+    """
+
+    host: str
+    pid: int
+    pid_started: int
+    boot_id: str = field(default="", kw_only=True)
+    pid_namespace: int = field(default=0, kw_only=True)
+    machine_id: str = field(default="", kw_only=True)
+
+    @staticmethod
+    def of_this_process() -> ProcessIdentity:
+        """Return this process's identity."""
+        pid = os.getpid()
+        return ProcessIdentity(
+            socket.gethostname(),
+            pid,
+            start_time(pid),
+            boot_id=boot_id(),
+            pid_namespace=pid_namespace(),
+            machine_id=machine_id(),
+        )
+
+    @property
+    def is_on_this_machine(self) -> bool:
+        """Tell whether it is a process of this machine, of this boot or of an earlier one."""
+        return (self.host, self.machine_id) == (socket.gethostname(), machine_id())
+
+    @property
+    def is_on_this_host(self) -> bool:
+        """Tell whether the process can be looked at from here: one in another container cannot."""
+        seen_alike = not self.boot_id or (self.boot_id, self.pid_namespace) == (boot_id(), pid_namespace())
+        return self.host == socket.gethostname() and seen_alike
+
+    @property
+    def has_process(self) -> bool:
+        """Tell whether the process lives. Only to be asked on its own host."""
+        return start_time(self.pid) == self.pid_started
 
 
 def catches(pid: int, sig: int) -> bool:

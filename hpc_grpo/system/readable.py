@@ -15,9 +15,13 @@ from typing import Any
 UNKNOWN = "-"
 
 _UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, but for tab and line feed; the escape is one
-    "\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # turn text around, or hide it
-    "\ud800-\udfff\U000e0000-\U000e007f]"  # half characters, which no stream takes; tags, which nobody sees
+    # A joiner behind a letter of a script that joins, or behind an emoji, and the emoji's style: one of each is seen.
+    "(?<=[\u0600-\u0dff\u2190-\u21ff\u2300-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff])(?:\ufe0f\u200d?|[\u200c\u200d])|"
+    # Controls but for tab and line feed, and the ends of lines and paragraphs; half characters, which no stream takes.
+    "([\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"
+    # Default_Ignorable_Code_Point of Unicode 16: nobody sees them. And annotations, with which text hides other text.
+    "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
+    "\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff])"
 )
 _LONGEST_LINE = 20_000
 """Characters: a terminal takes minutes for one of megabytes."""
@@ -43,7 +47,9 @@ def printable(text: str, longest_line: int | None = _LONGEST_LINE) -> str:
 
 
 def _spelled(found: re.Match[str]) -> str:
-    code = ord(found[0])
+    if found[1] is None:
+        return found[0]
+    code = ord(found[1])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 

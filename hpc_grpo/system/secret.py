@@ -1,24 +1,27 @@
 """Know a secret by its name or by its value: it must stay out of every file, argument, log and copy of the config.
 
-The one place of this rule. Values are known by what services put in front of their keys, so that there are few false
-alarms: a key that looks like any other word is known by the name it is given alone.
+The one place of this rule. `secret_keys` judges a config, `is_secret` a variable, and `without_secrets` masks a text.
+Values are known by what services put in front of their keys. Any other value is known by what it is given to: a
+variable, a key of a mapping, an option of a command, a header, a part of a URL.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
 MASK = "********"
 
 _NAME = re.compile(
     r"(^|_)("
     r"(API_?)?KEYS?|TOKEN|SECRETS?|(PG)?PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|COOKIE|WEBHOOK"
-    r"|DSN|(DATABASE|DB|REDIS|MONGO(DB)?|POSTGRES(QL)?|MYSQL|BROKER)_UR[IL]"
+    r"|AUTHORIZATION|DSN|(DATABASE|DB|REDIS|MONGO(DB)?|POSTGRES(QL)?|MYSQL|BROKER)_UR[IL]"
     r")(_|$)|(^|_)((PG|SSH)?PASS|PAT)$|._PWD$",
     re.IGNORECASE,
 )
-_PLACE = re.compile(r"_(PATH|FILE|DIR)$", re.IGNORECASE)
-"""A name that ends so is of where a secret lies."""
+_PLACE = re.compile(r"_(PATH|FILE|DIR|ENV|NAME|VAR|VARIABLE|FIELD|COLUMN|LIMIT|BUDGET)$", re.IGNORECASE)
+"""A name that ends so says where a secret lies, or how many tokens there are."""
 
 _COUNT = re.compile(r"\d{1,3}")
 """A number as in `sort --key=2` and MAX_KEYS=16: too short for a secret."""
@@ -42,6 +45,7 @@ _VALUES = tuple(
         r"\bAIza[\w-]{35}",
         r"\bpypi-[\w-]{50,}",
         r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}",  # JSON web token
+        r"(?i)\b(?:bearer|basic)\s+(?![$<{])(?=[\w+/=.~-]*\d)[\w+/=.~-]{8,}",  # Authorization: Bearer TOKEN
         r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     )
 )
@@ -54,6 +58,33 @@ _KEY_LIKE = re.compile(r"[\w+/=.-]*\d[\w+/=.-]*")
 _RANDOM = re.compile(r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{12,}")
 """A run of letters with digits among them, longer than the words of a name: `final_answer_2024` has none."""
 
+_ONLY_SECRET = re.compile(
+    r"(^|_)(PASS(WORDS?|WD|PHRASE)|SECRET|API_?KEY|(ACCESS|AUTH|BEARER|API)_TOKEN|SECRET_KEY|AUTHORIZATION)$",
+    re.IGNORECASE,
+)
+"""A name that ends so has no other meaning: every value that is written out counts."""
+
+_OF_TEXT = re.compile(r"(^|_)(STOP|PAD|EOS|BOS|END|START|MASK|SEP|CLS|UNK|SPECIAL|IMAGE)_TOKEN$", re.IGNORECASE)
+_SCHEME = re.compile(r"\A(bearer|basic|token)\s+", re.IGNORECASE)
+_REFERENCE = re.compile(
+    r"[-$`<~./{*%]|([A-Z][A-Z0-9]*(_[A-Z0-9]+)+|EMPTY|VALUE|(?i:none|null|true|false|auto)|\W*|\d{1,3})$"
+)
+"""A variable, a path, a placeholder or a number: what stands where a secret would, and is none."""
+
+_WRITTEN = r"[\"']?(?P<value>[^\s\"'`;#,&|()\[\]{}]+)"
+_SET = re.compile(r"(?<![\w-])(?P<name>[A-Za-z_][\w-]*)=(?=" + _WRITTEN + r")")
+_OPTION = re.compile(r"(?<!\S)--(?P<name>[A-Za-z][\w-]*)(?:=|[ \t]+)(?=" + _WRITTEN + r")")
+_HEADER = re.compile(
+    r"\b(?P<name>authorization|[\w-]*(?:api-key|-token|-secret))\s*:\s*(?:(?:bearer|basic|token)\s+)?" + _WRITTEN,
+    re.IGNORECASE,
+)
+_OF_COMMANDS = {
+    re.compile(r"\b(?:curl|wget)\b.*?\s(?:-u|--user)[ \t=]*(?=[\"']?[^\s$\"']*:[^\s$])" + _WRITTEN): "PASSWORD",
+    re.compile(r"\b(?:(?:docker|podman|apptainer)\s+login\b.*?|sshpass)\s-p[ \t]*" + _WRITTEN): "PASSWORD",
+    re.compile(r"\bwandb[ \t]+login\b[^\n;&|]*?[ \t](?!-)" + _WRITTEN): "key",
+}
+"""What commands take without a name -> the name that it would have."""
+
 
 def is_secret(name: str, value: str = "") -> bool:
     """Return whether a variable of this name, or with this value, holds a secret.
@@ -62,32 +93,52 @@ def is_secret(name: str, value: str = "") -> bool:
     (True, False, True)
     """
     is_named = _NAME.search(name) and not _PLACE.search(name) and not _COUNT.fullmatch(value)
-    return bool(is_named) or holds_secret(value)
+    return bool(is_named) or any(pattern.search(value) for pattern in _VALUES)
 
 
-def is_secret_argument(name: str, value: str) -> bool:
-    """Return whether an argument holds a secret: many have a name of one (`answer_key`), so the value decides.
+def secret_keys(values: Any, prefix: str = "", name: str = "") -> list[str]:
+    """Return the dotted keys of nested `values` whose texts hold a secret; `name` is what the values are given to.
 
-    >>> is_secret_argument("answer_key", "reference_solution"), is_secret_argument("judge_key", "c0ffee0123456789")
-    (False, True)
+    The texts of a list are words of one command too, so an option finds its value in the next text.
+
+    >>> secret_keys({"notify": ["send", "--token", "hunter2"], "args": {"api_key_env": "JUDGE_KEY", "password": "x"}})
+    ['notify', 'args.password']
     """
+    if isinstance(values, dict):
+        return [key for name, value in values.items() for key in secret_keys(value, f"{prefix}.{name}", str(name))]
+    if isinstance(values, list):
+        texts = [value for value in values if isinstance(value, str)]
+        is_lines = any(map(str.isspace, "".join(texts[:1])))
+        found = [key for index, value in enumerate(values) for key in secret_keys(value, f"{prefix}.{index}", name)]
+        is_secret_text = not found and _writes_secret(("\n" if is_lines else " ").join(texts))
+        return found or ([prefix.removeprefix(".")] if is_secret_text else [])
+    text = "" if values is None else str(values)
+    return [prefix.removeprefix(".")] if _is_given(name, text) or _writes_secret(text) else []
+
+
+def _writes_secret(text: str) -> bool:
+    """Return whether a text holds a secret of a known form, or gives one to a variable, an option or a header."""
+    text = text.replace("\\\n", " ")
+    return any(pattern.search(text) for pattern in _VALUES) or any(_is_given(*pair) for pair in _pairs(text))
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    """Yield what a text gives values to, with each value."""
+    for pattern in (_SET, _HEADER):
+        yield from ((found["name"], found["value"]) for found in pattern.finditer(text))
+    for found in _OPTION.finditer(text):  # --token is no token of a text
+        yield found["name"].upper() if found["name"].lower().endswith("token") else found["name"], found["value"]
+    for pattern, name in _OF_COMMANDS.items():
+        yield from ((name, found["value"]) for found in pattern.finditer(text))
+
+
+def _is_given(name: str, value: str) -> bool:
+    """Return whether a value that has such a name is a secret. Many names are those of other things: `answer_key`."""
+    name, value = name.replace("-", "_"), _SCHEME.sub("", value.strip())
+    if not is_secret(name) or _REFERENCE.match(value) or _OF_TEXT.search(name):
+        return False
     is_key = len(value) >= _SHORTEST_KEY and _KEY_LIKE.fullmatch(value) and _RANDOM.search(value)
-    return bool(is_key and is_secret(name)) or holds_secret(value)
-
-
-def holds_secret(text: str) -> bool:
-    """Return whether a secret that is known by its value is in the text."""
-    return any(pattern.search(text) for pattern in _VALUES)
-
-
-def assigns_secret(line: str) -> bool:
-    """Return whether a shell line holds a secret, or gives a variable with a secret's name a value that is written out.
-
-    >>> assigns_secret("export PGPASS=hunter2"), assigns_secret('export HF_TOKEN="$(cat ~/.token)"')
-    (True, False)
-    """
-    assigned = (found for found in _ASSIGNMENT.finditer(line) if found["sign"] == "=")
-    return holds_secret(line) or any(is_secret(found["name"], found["value"]) for found in assigned)
+    return bool(name.isupper() or _ONLY_SECRET.search(name) or is_key)
 
 
 def without_secrets(text: str) -> str:

@@ -7,7 +7,25 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+"""Ask a process to end in order. SIGHUP comes when a terminal or its ssh is gone."""
+
+
+def end_signals() -> list[int]:
+    """Return the signals that ask for the end, without those that this process was started to ignore, as by nohup."""
+    return [number for number in END_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal; a number that is no signal's stays a number.
+
+    >>> signal_name(9), signal_name(127)
+    ('SIGKILL', 'signal 127')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @contextmanager
@@ -31,7 +49,8 @@ class Signals(AbstractContextManager["Signals"]):
         self.resized = False
 
     def __enter__(self) -> Signals:
-        self._old = {sig: signal.signal(sig, self._note) for sig in (*_FORWARDED, signal.SIGWINCH)}
+        taken = [*end_signals(), signal.SIGINT, signal.SIGUSR1, signal.SIGWINCH]
+        self._old = {sig: signal.signal(sig, self._note) for sig in taken}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -41,6 +41,12 @@ def _register(store: WeightStore) -> None:
         weakref.finalize(store, cudart.cudaHostUnregister, buffer.data_ptr()).atexit = False
 
 
+def finish_loading() -> None:
+    """Wait until this process's GPU, if it has one, has read all that it was told to: a load returns before."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 class SideStream:
     """Copies of a learner's parameters to the store, on a stream of their own."""
 

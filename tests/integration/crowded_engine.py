@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.engine.vllm import engine_options
 from hpc_grpo.types import GroupRequest, GroupSamples, SamplingSpec
 
-NUM_PROMPTS = 16
+NUM_PROMPTS, END = 16, 1
 _STEPS_BETWEEN_INTERRUPTIONS = 16
 
 Tokens = list[list[list[int]]]
@@ -71,8 +71,8 @@ def tokens_of(groups: list[GroupSamples]) -> Tokens:
     return [[completion.token_ids.tolist() for completion in group.completions] for group in groups]
 
 
-def largest_logprob_difference(model_path: str, groups: list[GroupSamples]) -> float:
-    """Between the engine and transformers, in nats."""
+def largest_logprob_difference(model_path: str, groups: list[GroupSamples], forbidden: Sequence[int] = ()) -> float:
+    """Between the engine and transformers, which is not to sample the `forbidden` tokens, in nats."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -82,7 +82,9 @@ def largest_logprob_difference(model_path: str, groups: list[GroupSamples]) -> f
         for completion in group.completions:
             tokens = torch.tensor(np.concatenate([group.prompt_token_ids, completion.token_ids])).long()[None]
             with torch.no_grad():
-                logprobs = model(tokens).logits[0, :-1].log_softmax(-1)
+                logits = model(tokens).logits[0, :-1]
+            logits[:, list(forbidden)] = -torch.inf
+            logprobs = logits.log_softmax(-1)
             own = logprobs.gather(-1, tokens[0, 1:, None])[-len(completion.token_ids) :, 0].numpy()
             largest = max(largest, float(np.abs(own - completion.engine_logprobs).max()))
     return largest
@@ -101,7 +103,7 @@ def main() -> None:
         preempt(*args, **kwargs)
 
     scheduler._preempt_request = count
-    sampler = Sampler(engine, stop_token_ids=[1])
+    sampler = Sampler(engine, stop_token_ids=[END])
     requests = group_requests(config, engine.model_config.get_vocab_size())
 
     def interrupt(step: int) -> None:
@@ -121,6 +123,11 @@ def main() -> None:
     sampler.wake_up()
     report["after_sleep"] = tokens_of(sample(sampler, requests[:1], lambda step: None))
     report["logprob_difference"] = largest_logprob_difference(config.model.path, crowd)
+    endless = replace(requests[0], sampling=SamplingSpec(config.rollout.max_new_tokens, config.rollout.max_new_tokens))
+    groups = sample(sampler, [endless], lambda step: None)
+    report["endless"] = tokens_of(groups)
+    report["endless_difference"] = largest_logprob_difference(config.model.path, groups)
+    report["endless_difference_without_end"] = largest_logprob_difference(config.model.path, groups, [END])
     print(json.dumps(report))
 
 

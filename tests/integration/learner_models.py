@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from hpc_grpo.algorithms.losses import KlSettings
 from hpc_grpo.config.train import DistillConfig, PpoConfig
 from hpc_grpo.learner.model import gathered
 from hpc_grpo.learner.packing import pack
@@ -22,7 +23,7 @@ REFRESHED: dict[str, tuple[int, str, float, int]] = {
     "copied every second step in bfloat16, stage 2": (2, "bfloat16", 1.0, 2),
     "averaged in bfloat16, stage 3": (3, "bfloat16", 0.25, 1),
 }
-"""ZeRO stage, dtype, loss.ref_mixup and loss.ref_refresh_steps."""
+"""ZeRO stage, dtype, loss.kl.mixup and loss.kl.refresh_steps."""
 DIGITS = np.arange(2, 14)
 """Holds the tokens that base and teacher write, a small alphabet."""
 
@@ -78,7 +79,8 @@ def refreshed(root: Path, name: str, rank: int, world_size: int) -> Any:
     stage, dtype, mixup, every = REFRESHED[name]
     config = make_config(root / "model", root, zero_stage=stage)
     model = config.model.model_copy(update={"dtype": dtype})
-    loss = config.loss.model_copy(update={"ref_mixup": mixup, "ref_refresh_steps": every})
+    kl = config.loss.kl.model_copy(update={"mixup": mixup, "refresh_steps": every})
+    loss = config.loss.model_copy(update={"kl": kl})
     return Learner(config.model_copy(update={"model": model, "loss": loss}), rank, world_size)
 
 
@@ -137,7 +139,7 @@ def distil(root: Path) -> tuple[list[float], list[float]]:
     config = make_config(root / "base", root, lr=6e-3, weight_decay=0.0, max_tokens_per_microbatch=4096).model_copy(
         update={"task": "distill", "distill": DistillConfig(teacher=str(root / "teacher"))}
     )
-    config = config.model_copy(update={"loss": config.loss.model_copy(update={"kl_coef": 0.0})})
+    config = config.model_copy(update={"loss": config.loss.model_copy(update={"kl": KlSettings()})})
     learner = Learner(config)
     student, teacher = (AutoModelForCausalLM.from_pretrained(root / name) for name in ("base", "teacher"))
     temperature, estimates, exact = config.rollout.temperature, [], []

@@ -29,7 +29,7 @@ def make_config(model: Path, root: Path, **train: Any) -> Config:
         model={"path": str(model), "dtype": "float32", "device": "cpu"},
         data={"max_prompt_tokens": 16},
         rollout={"max_new_tokens": 32, "temperature": 0.8},
-        loss={"kl_coef": 0.1},
+        loss={"kl": {"coef": 0.1}},
         train={**defaults, **train},
     )
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import ray
+
 from hpc_grpo.driver import actors as workers
 from hpc_grpo.driver import main as train
 from hpc_grpo.engine.actor import Engine
@@ -26,6 +28,7 @@ class MortalEngine(Engine):
         await super().generate(call, requests)
         self._num_calls += 1
 
+    @ray.method(num_returns=2)
     async def samples(self, call: str, index: int) -> Any:
         sampling = super().samples(call, index)
         if self._num_calls == 2 and self._is_first("raising"):

@@ -51,7 +51,7 @@ def naive_loss(
     with torch.no_grad():
         towards_reference = logprobs_of(reference, sequence, config) - logprobs
     engine = torch.from_numpy(sequence.engine_logprobs[sequence.loss_mask])
-    weight = (proximal - engine).exp().clamp(max=config.loss.importance_cap)
+    weight = (proximal - engine).exp().clamp(max=config.loss.correction.cap)
     ratio = (logprobs - proximal).exp()
     clipped = ratio.clamp(1 - config.loss.clip_low, 1 + config.loss.clip_high)
     advantages = torch.from_numpy(sequence.advantages[sequence.loss_mask])
@@ -59,4 +59,4 @@ def naive_loss(
     # k3 with the gradient through logprobs: towards_reference is a number here, so it is put back as one.
     difference = towards_reference + logprobs.detach() - logprobs
     k3 = difference.exp() - difference - 1
-    return (-weight * surrogate + config.loss.kl_coef * k3).sum()
+    return (-weight * surrogate + config.loss.kl.coef * k3).sum()

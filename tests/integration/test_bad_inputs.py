@@ -55,6 +55,8 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "blank.jsonl").write_text(good + json.dumps({"question": "", "answer": "#### 2"}) + "\n")
     write_larger_vocabulary(folder / "tied", folder / "larger_vocabulary")
     (folder / "long.jsonl").write_text(good + long_prompt + "\n")
+    demonstrations = [{"question": "1+1?", "answer": "2" * count} for count in (3, 72)]
+    (folder / "long_sft.jsonl").write_text("".join(json.dumps(each) + "\n" for each in demonstrations))
     return folder
 
 
@@ -138,6 +140,10 @@ DRIVER_CASES = {
     "prompt longer than allowed": ({"data": {"train": {"path": "long.jsonl"}}}, ["data.max_prompt_tokens", "16"]),
     "empty prompt": ({"data": {"train": {"path": "blank.jsonl"}, "prompt_format": "{prompt}"}}, ["Item 1", "empty"]),
     "longer than the context": ({"rollout": {"max_new_tokens": 100}}, ["context", "64", "rollout.max_new_tokens"]),
+    "demonstration longer than the context": (
+        {"task": "sft", "data": {"train": {"path": "long_sft.jsonl"}}},
+        ["Item 1 of long_sft.jsonl", "78 tokens", "the context of model.path", "64", "data.drop_long_prompts"],
+    ),
     "reward that does not import": (
         {"rewards": [{"name": "does_not_import.py:reward"}], "eval": {"reward": "does_not_import.py:reward"}},
         ["does_not_import.py", "a_module_nobody_has"],
@@ -155,6 +161,8 @@ def driver_config(case: str, mistakes: Path) -> Path:
     values = yaml.safe_load(tiny_config(mistakes, "driver").read_text())
     for section, changes in sections.items():
         values[section] = {**values[section], **changes} if isinstance(changes, dict) else changes
+    if values.get("task") == "sft":
+        del values["rollout"]
     values["train"]["max_tokens_per_microbatch"] = 1024
     run = RunDir(mistakes / "runs" / f"driver-{case.replace(' ', '-')}")
     run.create()

@@ -54,6 +54,12 @@ def test_an_engine_that_refused_prompts_goes_on(crowded: dict[str, Any]) -> None
     assert crowded["after_refusals"] == crowded["crowd"][:1]
 
 
+def test_logprobs_before_min_new_tokens_are_renormalised_without_the_end(crowded: dict[str, Any]) -> None:
+    """Learners do not do that: the configuration refuses a correction beside rollout.min_new_tokens."""
+    assert {len(tokens) for (group,) in [crowded["endless"]] for tokens in group} == {NEW_TOKENS}
+    assert crowded["endless_difference_without_end"] < TOLERANCE < crowded["endless_difference"]
+
+
 def test_an_engine_that_slept_samples_as_before(crowded: dict[str, Any]) -> None:
     """Its own weights are still there: vLLM's build for CPUs gives no memory back, and does all else of a sleep."""
     assert crowded["sleeps"] is True

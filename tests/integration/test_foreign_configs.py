@@ -13,7 +13,7 @@ import yaml
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
 from tests.integration.training_runs import LETTERS, RUN_DEADLINE_S, write_workspace
-from tests.unit.config.foreign.examples import AREAL, OPEN_INSTRUCT, TRL, VERL, Example
+from tests.unit.foreign.examples import AREAL, OPEN_INSTRUCT, TRL, VERL, Example
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.integration
@@ -36,9 +36,9 @@ SMALL = {
     ("option", "example"),
     [
         ("--from-trl", TRL["qwen-1.5b"]),
-        pytest.param("--from-areal", AREAL["boba"], marks=pytest.mark.long),
+        pytest.param("--from-areal", AREAL["boba-1.0.4"], marks=pytest.mark.long),
         pytest.param("--from-verl", VERL["qwen2-7b"], marks=pytest.mark.long),
-        pytest.param("--from-open-instruct", OPEN_INSTRUCT["qwen7b"], marks=pytest.mark.long),
+        pytest.param("--from-open-instruct", OPEN_INSTRUCT["gsm8k"], marks=pytest.mark.long),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

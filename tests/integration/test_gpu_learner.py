@@ -72,6 +72,24 @@ def test_the_learners_step_is_measured_without_ray(zero_stage: int, shares_promp
     assert f"{step_s:.3f} s" in result["row"]
 
 
+def test_the_configuration_of_every_case_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import gpu_learner
+    from gpu_learner_inputs import make_config
+
+    for case in gpu_learner.CASES:
+        assert make_config(gpu_learner.toy(case), tmp_path).train.attention == case.attention
+
+
+def test_lengths_with_a_tail_are_other_ones_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from gpu_learner_inputs import Case, sequence_lengths
+
+    ragged = Case("a case", "0.5B", lengths="ragged")
+    first, second = (sequence_lengths(ragged, step) for step in (1, 2))
+    assert first == sequence_lengths(ragged, 1) != second
+
+
 def test_copies_to_and_from_the_store_are_measured(tmp_path: Path) -> None:
     (result,) = run_ranks(1, measure_toy, tmp_path, {"measures": "copies"})
     assert result["num_bytes"] == result["weight_bytes"]

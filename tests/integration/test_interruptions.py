@@ -169,6 +169,23 @@ def test_engines_that_fail_are_replaced_and_the_run_goes_on(workspace: Path, clu
     assert max(values["mismatch/logprob_abs_diff_max"] for values in metrics_of(run_dir).values()) <= TOLERANCE
 
 
+def test_an_engine_that_dies_ahead_is_asked_again_for_all_steps_at_once(
+    workspace: Path, cluster: dict[str, str]
+) -> None:
+    """Groups of three steps are with the engine when it dies; the driver waits for those of the first."""
+    config = tiny_config(workspace, "dying-ahead", rollout={"max_policy_lag": 2}, train={"total_steps": 4})
+    with Attempt.in_cluster(cluster, config, str(HERE / "dying_ahead_driver.py")) as attempt:
+        run_dir = attempt.wait_to_end()
+    calls = [(line["engine"], line["ordinals"]) for line in read_jsonl(run_dir.path / "asked.jsonl")]
+    dead = calls[0][0]
+    assert sorted(number for engine, ordinals in calls if engine == dead for number in ordinals) == list(range(18))
+    again = next(ordinals for engine, ordinals in calls if engine != dead)
+    assert again == list(range(18)), "in one call, in the order of before"
+    verdict = check_ledger(run_dir)
+    assert verdict.is_sound, verdict
+    assert (verdict.steps, verdict.undone) == (4, 0)
+
+
 @pytest.mark.long
 def test_an_engine_that_fails_too_often_ends_the_driver(workspace: Path, cluster: dict[str, str]) -> None:
     config = tiny_config(workspace, "frail", engine={"max_restarts": 0}, train={"total_steps": 6})

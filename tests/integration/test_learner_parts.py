@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import AutoModelForCausalLM
 
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.learner.parts.base import LearnerPart
-from hpc_grpo.metrics.reductions import Mean
+from hpc_grpo.metrics.reductions import Mean, merge
 from hpc_grpo.registry import LEARNER_PARTS
 from tests.integration.learner_processes import (
     make_config,
@@ -23,6 +24,7 @@ from tests.integration.learner_processes import (
     save_together,
     weights_of,
 )
+from tests.integration.naive_grpo import logprobs_of
 
 pytestmark = pytest.mark.integration
 
@@ -132,3 +134,32 @@ def test_parts_change_the_policy_and_its_advantages_and_resume_with_it(model: Pa
     for stage in (1, 2, 3):
         for name, weight in alone[1][2].items():
             np.testing.assert_allclose(shared[stage][2][name], weight, atol=2e-5, err_msg=f"{stage} {name}")
+
+
+def with_other_reference(rank: int, world_size: int, store: Any, root: Path, stage: int) -> float:
+    from hpc_grpo.learner.learner import Learner
+
+    config = make_config(root / "model", root, zero_stage=stage)
+    kl = config.loss.kl.model_copy(update={"reference": str(root / "other")})
+    config = config.model_copy(update={"loss": config.loss.model_copy(update={"kl": kl})})
+    learner = Learner(config, rank, world_size, store)
+    return merge([learner.train_step(make_step(1, rank, world_size))])["kl/learner_ref"]
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_the_reference_may_be_another_model(tmp_path: Path, stage: int) -> None:
+    """Of another size, with the same tokens: the KL of the first step is that of the two models."""
+    write_model(tmp_path / "model", ModelSize(64, 2, 2, 1, 64, 64), seed=0)
+    write_model(tmp_path / "other", ModelSize(128, 1, 2, 1, 64, 64), seed=1)
+    (found,) = run_ranks(1, with_other_reference, tmp_path, stage)
+    config = make_config(tmp_path / "model", tmp_path)
+    own, other = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("model", "other"))
+    with torch.no_grad():
+        gaps = torch.cat(
+            [
+                logprobs_of(other, sequence, config) - logprobs_of(own, sequence, config)
+                for sequence in make_step(1, 0, 1)[0].sequences
+            ]
+        )
+    assert found == pytest.approx(float((gaps.expm1() - gaps).mean()), rel=1e-4)
+    assert found > 1e-3

@@ -18,7 +18,7 @@ from hpc_grpo.plan.disk import checkpoint_bytes
 from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.types import Minibatch
-from tests.integration.learner_processes import make_config, make_step, run_ranks, weights_of
+from tests.integration.learner_processes import make_config, make_sequences, make_step, run_ranks, weights_of
 from tests.integration.learner_resume import STAGES, resume, resume_from
 from tests.integration.naive_grpo import naive_training
 
@@ -51,7 +51,8 @@ def train_all_stages(rank: int, world_size: int, store: Any, model: Path, root: 
 def idle_step(learner: Any) -> Any:
     """Weights before and after a step of two minibatches that have nothing to train on, its metrics and versions."""
     before, version = weights_of(learner), learner.policy_version
-    metrics = learner.train_step([Minibatch((), 0, 0)] * 2)
+    measured = make_sequences(5, 1) if learner.rank == 0 else []
+    metrics = learner.train_step([Minibatch((), 0, 0)] * 2, measured)
     return before, weights_of(learner), merge([metrics]), learner.policy_version - version
 
 
@@ -141,6 +142,9 @@ def test_a_step_with_nothing_to_train_on_counts_and_moves_no_weight(stage: int, 
         for name, array in before.items():
             np.testing.assert_array_equal(after[name], array, err_msg=name)
         assert (metrics["skipped_optimizer_steps"], metrics["grad_norm"], num_versions) == (2.0, 0.0, 2)
+    measured = [result[stage]["idle"][2].get("mismatch/logprob_abs_diff_mean") for result in (alone, *together)]
+    assert measured[1] == pytest.approx(measured[0], rel=1e-3), "on the rank that was given a sequence"
+    assert set(measured[2:]) == {None}
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpc_grpo.algorithms.losses import KlSettings
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.types import Minibatch, TrainSequence
@@ -63,7 +64,7 @@ def gradients_of(rank: int, world_size: int, store: Any, model: Path, root: Path
     minibatches = [Minibatch(own, *counts) for own in (tuple(share), tuple(share), still)]
     for stage in STAGES:
         config = make_config(model, root, zero_stage=stage, lr=_NO_LR)
-        config = config.model_copy(update={"loss": config.loss.model_copy(update={"kl_coef": 0.0})})
+        config = config.model_copy(update={"loss": config.loss.model_copy(update={"kl": KlSettings()})})
         learner = Learner(config, rank, world_size, store)
         store = None  # the group stands
         for name, settings in CASES.items():

@@ -96,6 +96,22 @@ def test_ctrl_c_on_a_terminal_reaches_the_driver_once_and_everything_ends(tmp_pa
     assert left_behind(tmp_path) == []
 
 
+def test_a_terminal_that_is_gone_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    terminal, slave = pty.openpty()
+    env = environment(HPC_GRPO_STAND_IN_SLEEP_S="100")
+    run = subprocess.Popen(command(tmp_path), stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True)
+    os.close(slave)
+    wait_until((tmp_path / "debug" / "stand_in.json").exists, "the driver runs")
+    os.close(terminal)
+    for _ in range(2):  # the kernel tells, and the shell
+        os.killpg(run.pid, signal.SIGHUP)
+    assert run.wait(timeout=60) == 75
+    ended = record(tmp_path)
+    assert (ended["exit_kind"], ended["signalled"]) == ("resumable", "SIGHUP")
+    assert "driver got SIGTERM" in (tmp_path / "debug" / "attempts" / f"1-{ended['job_id']}" / "driver.log").read_text()
+    assert left_behind(tmp_path) == []
+
+
 def test_a_killed_supervisor_takes_everything_with_it(tmp_path: Path) -> None:
     env = environment(HPC_GRPO_STAND_IN_SLEEP_S="100")
     run = subprocess.Popen(command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)

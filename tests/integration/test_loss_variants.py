@@ -9,20 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_grpo.config import LossConfig
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.types import Minibatch
 from tests.integration.learner_processes import make_config, make_sequences, run_ranks, weights_of
+from tests.support.configs import loss_of
 
 pytestmark = pytest.mark.integration
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "gspo, sequences": {"name": "gspo", "clip_low": 0.01, "clip_high": 0.01, "importance_correction": "sequence"},
-    "dr_grpo, m2po": {"name": "dr_grpo", "importance_correction": "m2po", "importance_cap": 0.05},
-    "kl_cov, entropy": {"name": "kl_cov", "cov_fraction": 0.1, "entropy_coef": 0.01, "kl_estimator": "unbiased"},
-    "clip_cov": {"name": "clip_cov", "cov_fraction": 0.1, "args": {"cov_low": -0.5}, "kl_coef": 0.0},
-    "decoupled, interpolated": {"name": "decoupled_ppo", "proximal": "interpolated", "kl_in": "reward"},
+    "gspo, sequences": {"name": "gspo", "clip_low": 0.01, "clip_high": 0.01, "correction": "sequence"},
+    "dr_grpo, m2po": {"name": "dr_grpo", "correction": {"name": "m2po", "cap": 0.05}},
+    "kl_cov, entropy": {"name": "kl_cov", "fraction": 0.1, "entropy_coef": 0.01, "kl": {"estimator": "unbiased"}},
+    "clip_cov": {"name": "clip_cov", "fraction": 0.1, "low": -0.5, "kl": {"coef": 0.0}},
+    "to the engine": {"proximal": "engine", "correction": "none"},
+    "masked sequences": {"correction": {"name": "sequence_mask", "low": 0.5, "cap": 2.0}},
+    "decoupled, interpolated": {"name": "decoupled_ppo", "proximal": "interpolated", "kl": {"where": "reward"}},
 }
 
 
@@ -32,7 +34,7 @@ def train_variants(rank: int, world_size: int, store: Any, model: Path, root: Pa
 
     results = {}
     for name, changes in VARIANTS.items():
-        loss = LossConfig(**{"kl_coef": 0.1, **changes})
+        loss = loss_of(**{**changes, "kl": {"coef": 0.1, **changes.get("kl", {})}})
         config = make_config(model, root).model_copy(update={"loss": loss})
         learner = Learner(config, rank, world_size, store)
         steps = [[share(2 * step + index, rank, world_size, step) for index in range(2)] for step in range(2)]

@@ -36,9 +36,9 @@ def free_port() -> int:
 def test_training_waits_for_a_server_that_was_killed_and_scores_nothing_zero(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(TOKEN, "t0ken-93c")
+    monkeypatch.setenv(TOKEN, "t0ken-93c-long-enough")
     port = free_port()
-    remote = {"name": "remote", "timeout_s": 200, "args": {"url": f"http://127.0.0.1:{port}", "api_key_env": TOKEN}}
+    remote = {"name": "remote", "timeout_s": 200, "args": {"url": f"http://127.0.0.1:{port}", "token_env": TOKEN}}
     config = tiny_config(
         workspace,
         "remote",
@@ -70,4 +70,4 @@ def test_training_waits_for_a_server_that_was_killed_and_scores_nothing_zero(
     assert {values["reward/invalid_fraction"] for values in found.values()} == {0.0}
     assert max(values["time/generate_wait_s"] for values in found.values()) > AWAY_S / 2
     assert "answers; while it is away, training waits up to 200 s a group" in attempt.text
-    assert "t0ken-93c" not in attempt.text
+    assert "t0ken-93c-long-enough" not in attempt.text

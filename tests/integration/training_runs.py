@@ -66,6 +66,8 @@ def tiny_config(workspace: Path, name: str, model: Path | str = "tied", **sectio
         "eval": {"reward": LETTERS},
         "launch": {"object_store_gib": 0.1},
     }
+    if sections.get("task") == "sft":
+        values["rollout"] = {"max_new_tokens": 24}
     for section, changes in sections.items():
         values[section] = {**values.get(section, {}), **changes} if isinstance(changes, Mapping) else changes
     path = workspace / f"{name}.yaml"

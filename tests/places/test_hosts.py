@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.places, pytest.mark.long]
 Record = Callable[[Outcome], None]
 HEAD, WORKER = "host1", "host2"
 SLOWLY = {"HPC_GRPO_STAND_IN_STEP_S": "0.5"}
-SCRIPT = str(Path(__file__).resolve().parents[2] / "sbatch" / "launch_grpo_ray.sh")
+SCRIPT = str(Path(__file__).resolve().parents[2] / "sbatch" / "launch_grpo_2nodes_ray.sh")
 OVER_SSH = {"hosts": [HEAD, WORKER]}
 
 

@@ -63,7 +63,7 @@ def test_a_server_that_is_killed_is_started_again_and_nothing_is_scored_0(hosts:
     reward = {
         "name": "remote",
         "timeout_s": 120,
-        "args": {"url": f"http://{hosts.address(HEAD)}:{PORT}", "api_key_env": TOKEN},
+        "args": {"url": f"http://{hosts.address(HEAD)}:{PORT}", "token_env": TOKEN},
     }
     script = hosts.storage(HEAD) / "never_zero.py"
     script.write_text(NEVER_ZERO)
@@ -71,7 +71,7 @@ def test_a_server_that_is_killed_is_started_again_and_nothing_is_scored_0(hosts:
     launch = server([sys.executable, "-m", "hpc_grpo.cli", "reward-server", *words])
     sections: dict[str, Any] = {"rewards": [reward], "rollout": {"logged_fraction": 1.0}}
     with Scene(hosts, "killed-server", launch=launch, train={"total_steps": STEPS}, **sections) as scene:
-        command = scene.start(HEAD, "train", str(scene.config), **{TOKEN: "t0ken-93c"})
+        command = scene.start(HEAD, "train", str(scene.config), **{TOKEN: "t0ken-93c-long-enough"})
         scene.wait_for_step(2)
         for pid in _servers(hosts):
             os.kill(pid, signal.SIGKILL)
@@ -83,7 +83,7 @@ def test_a_server_that_is_killed_is_started_again_and_nothing_is_scored_0(hosts:
         print(f"{len(lines)} rollouts in {STEPS} steps, the lowest reward {min(line['reward'] for line in lines):.2f}")
         assert len(lines) == STEPS * 6 * 4
         assert all(line["valid"] and line["reward"] > LEAST for line in lines)
-        assert "t0ken-93c" not in command.text
+        assert "t0ken-93c-long-enough" not in command.text
     assert residue_of(hosts) == {}
 
 

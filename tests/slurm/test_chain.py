@@ -99,11 +99,29 @@ def test_a_bug_ends_the_chain_in_words(slurm_cluster: SlurmCluster, tmp_path: Pa
     assert all(attempt.ends_at is not None and attempt.ends_at - attempt.started_at <= 240 for attempt in attempts)
     chain = read_chain(run)
     assert (chain.slurm["exclusive"], chain.slurm["extra"]) == (True, {"comment": "mine"})
-    assert [link.successor_of for link in chain.links] == ["", *(link.job_id for link in chain.links[:2])]
+    jobs = [link.job_id for link in chain.links]
+    assert [link.successor_of for link in chain.links] == ["", *jobs[:-1]]
     assert "No new checkpoint in 2 attempts" in chain.ended
     *retrying, end = told.read_text().splitlines()
     assert [line.startswith(f"retrying {run.path}: The driver crashed") for line in retrying] == [True, True]
     assert end == f"ended {run.path}: {chain.ended}"
+
+
+def test_a_bad_node_at_a_link_does_not_end_the_chain(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """The second job dies in its set-up lines, before hpc-grpo runs in it; the third completes the run."""
+    logs = RunDir(tmp_path / "debug").slurm_logs
+    number = f"number=$(ls {logs}/*.began | wc -l)"
+    ends = "export HPC_GRPO_STAND_IN_EXIT=$((number < 3 ? 75 : 0)); [[ $number != 2 ]] || exit 1"
+    run = stand_in(slurm_cluster, tmp_path, {}, f"launch.setup_lines=['{number}; {ends}']")
+    slurm_cluster.wait_until(run.is_complete, DEADLINE_S, "the run is complete")
+    wait_for_the_end(slurm_cluster, run)
+    chain = read_chain(run)
+    jobs = [link.job_id for link in chain.links]
+    assert [link.successor_of for link in chain.links] == ["", *jobs[:-1]]
+    first, bad, third = jobs[:3]
+    assert [attempt.job_id for attempt in read_attempts(run)] == [first, third]
+    assert run.job_mark(bad).exists()
+    assert chain.ended == "The run is complete."
 
 
 def test_a_job_cancelled_by_hand_ends_the_chain(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
@@ -120,7 +138,7 @@ def test_cancel_ends_everything_and_resume_takes_it_up(slurm_cluster: SlurmClust
     run = stand_in(slurm_cluster, tmp_path, {"HPC_GRPO_STAND_IN_SLEEP_S": "200"})
     wait_for_driver(slurm_cluster, run)
     jobs = [link.job_id for link in read_chain(run).links]
-    assert len(jobs) == 2
+    assert len(jobs) == 3
     for _ in range(2):  # a second time does no harm
         assert jobs[0] in hpc_grpo(slurm_cluster, tmp_path, "cancel", str(run.path))
     queued = lambda: slurm_cluster.run(["squeue", "-h", "-j", ",".join(jobs)]).stdout.strip()  # noqa: E731

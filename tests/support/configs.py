@@ -16,6 +16,15 @@ _LEAST: dict[str, Any] = {
 }
 
 
+def loss_of(**keys: Any) -> Any:
+    """Make section `loss` with these keys.
+
+    >>> loss_of(name="dapo").clip_high
+    0.28
+    """
+    return minimal_config(loss=keys).loss
+
+
 def minimal_config(defaults: Mapping[str, Any] | None = None, /, **sections: Any) -> Config:
     """Make a run of one step on `d.jsonl` with the model `m`; `sections` win over that and `defaults`, key by key.
 

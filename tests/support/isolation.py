@@ -1,6 +1,8 @@
-"""The isolation that this machine gives programs of `code`, and the tests that need it."""
+"""The isolation that this machine gives to programs of a model's, and the tests that need it."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 
@@ -9,9 +11,12 @@ from hpc_grpo.rewards.sandbox.isolation import find_isolation
 
 
 def strong_isolation() -> str:
+    """Return the isolation. Where there is none, only a machine that is no CI goes on: a skip is not seen in CI."""
     try:
         return find_isolation("strong")
     except ConfigError:
+        if os.environ.get("CI") == "true":
+            raise
         return ""
 
 

@@ -38,6 +38,7 @@ def link(run: RunDir, queue: FakeQueue, job_id: str = "7", successor_of: str = "
 
 def started(run: RunDir, queue: FakeQueue, job_id: str = "7", successor_of: str = "", **slurm: Any) -> ChainLink:
     own = link(run, queue, job_id, successor_of, **slurm)
+    own.have_two_wait()
     own.start()
     return own
 

@@ -63,7 +63,8 @@ class FakeQueue:
             raise LaunchError("The queue refused the job: too many jobs.")
         job_id = str(100 + len(self.requests))
         self.requests.append(request)
-        after, held = f" after {request.after}" if request.after else "", " held" if request.is_held else ""
+        after = f" after {' '.join(request.after)}" if request.after else ""
+        held = " held" if request.is_held else ""
         self.asked.append(f"submit {job_id}{after}{held}")
         self.jobs[job_id] = FakeJob(job_id)
         return job_id
@@ -107,6 +108,10 @@ class FakePlace(Place):
     is_attended: bool = False
     silent: int = 0
     wrap: Callable[[str, Sequence[str]], list[str]] = lambda node, command: list(command)
+
+    @property
+    def job_id(self) -> str:  # type: ignore[override]
+        return self.nodes.job_id
 
     def allocation(self) -> Allocation:
         self.silent -= 1

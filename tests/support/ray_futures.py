@@ -39,3 +39,17 @@ def answered(outcome: Any) -> Reference:
     else:
         reference.set_result(outcome)
     return reference
+
+
+def sampled(samples: Reference) -> tuple[Reference, Reference]:
+    """What an engine's `samples` gives: its reference, and one that ends with it and holds nothing."""
+    ended: Reference = Future()
+
+    def end(_: Reference) -> None:
+        if error := samples.exception():
+            ended.set_exception(error)
+        else:
+            ended.set_result(None)
+
+    samples.add_done_callback(end)
+    return samples, ended

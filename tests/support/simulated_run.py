@@ -30,12 +30,12 @@ from hpc_grpo.driver.remote import Deadline
 from hpc_grpo.driver.rollouts import RolloutScheduler
 from hpc_grpo.driver.sampling import RolloutPool
 from hpc_grpo.errors import PromptError
-from hpc_grpo.learner.actor import RemoteMinibatch
+from hpc_grpo.learner.actor import RemoteGroup, RemoteMinibatch
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.ledger import Ledger
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.types import Completion, GroupGrades, GroupRequest, GroupSamples, Prompt, TrainSequence
-from tests.support.ray_futures import Reference, answered
+from tests.support.ray_futures import Reference, answered, sampled
 
 FIRST_TOKEN = 1000
 """Of what is sampled; prompts have smaller ones."""
@@ -117,7 +117,7 @@ class SimulatedRun:
 
     @property
     def samples(self) -> Any:
-        return _remote(lambda call, index: self._sample(self._asked[call][index]))
+        return SimpleNamespace(remote=lambda call, at: sampled(answered(self._sample(self._asked[call][at]))))
 
     @property
     def grade(self) -> Any:
@@ -160,7 +160,9 @@ class SimulatedRun:
         return grades
 
     # Learners.
-    def _train(self, share: Sequence[RemoteMinibatch], record: Path | None) -> dict[str, Any]:
+    def _train(
+        self, share: Sequence[RemoteMinibatch], record: Path | None, measured: Sequence[RemoteGroup] | None
+    ) -> dict[str, Any]:
         made = []
         for minibatch in share:
             sequences: list[TrainSequence] = []

@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 from hpc_grpo import errors
-from hpc_grpo.algorithms.losses.base import LossInputs
+from hpc_grpo.algorithms.terms import LossInputs
 from hpc_grpo.cli import main
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import load_config
-from hpc_grpo.registry import ADVANTAGES, LOSSES, REWARDS
+from hpc_grpo.registry import REWARDS
+from hpc_grpo.rewards import Group
 from hpc_grpo.run.paths import RunDir
-from tests.support.configs import minimal_config
+from tests.support.configs import loss_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 README = REPOSITORY / "README.md"
@@ -148,21 +149,21 @@ def test_the_losses_of_contributing_give_one_finite_number_a_token(examples: Pat
         advantages=torch.ones(6),
         sequence_ids=torch.tensor([0, 0, 0, 1, 1, 1]),
     )
-    settings = minimal_config().loss
-    token_loss = LOSSES.find(f"{examples / 'my_losses.py'}:reinforce")(inputs, settings).per_token
+    token_loss = loss_of(name=f"{examples / 'my_losses.py'}:reinforce").term(inputs).per_token
     assert token_loss.tolist() == pytest.approx((-values).tolist())
-    sequence_loss = LOSSES.find(f"{examples / 'my_losses.py'}:sequence_ratio")(inputs, settings).per_token
+    sequence_loss = loss_of(name=f"{examples / 'my_losses.py'}:sequence_ratio").term(inputs).per_token
     assert sequence_loss.tolist() == pytest.approx([-math.exp(0.1)] * 6)
 
 
 def test_the_advantage_of_contributing_compares_with_the_others(examples: Path) -> None:
-    leave_one_out = ADVANTAGES.find(f"{examples / 'my_advantages.py'}:leave_one_out")
-    assert leave_one_out((1.0, 0.0, 5.0), (True, True, False), False) == (1.0, -1.0, 0.0)
+    leave_one_out = loss_of(advantage=f"{examples / 'my_advantages.py'}:leave_one_out").advantage
+    assert leave_one_out.of_group((1.0, 0.0, 5.0), (True, True, False)) == (1.0, -1.0, 0.0)
 
 
 def test_the_reward_of_contributing_counts_words(examples: Path) -> None:
     length_limit = REWARDS.find(f"{examples / 'length_limit.py'}:length_limit")
-    assert length_limit(prompts=["p"] * 2, completions=["a b", "a b c"], max_words=2) == [1.0, 0.0]
+    group = Group("p", ("a b", "a b c"), {})
+    assert list(length_limit(group, length_limit.settings(max_words=2))) == [1.0, 0.0]
 
 
 def test_the_table_of_rewards_has_every_built_in() -> None:

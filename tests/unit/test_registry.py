@@ -4,12 +4,17 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import hpc_grpo
+from hpc_grpo.algorithms.advantages import Advantage
+from hpc_grpo.algorithms.corrections import Correction
+from hpc_grpo.algorithms.losses import Loss
+from hpc_grpo.config.section import OWN, variants
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.registry import ADVANTAGES, ALGORITHMS, CORRECTIONS, LOSSES, REWARDS, Registry
+from hpc_grpo.registry import ALGORITHMS, LOSSES, REWARDS, Registry
 
 
 def message_of(name: str) -> str:
@@ -18,46 +23,60 @@ def message_of(name: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("registry", [ALGORITHMS, LOSSES, CORRECTIONS, ADVANTAGES, REWARDS])
+@pytest.mark.parametrize("registry", [ALGORITHMS, REWARDS])
 def test_every_module_of_a_folder_registers_itself_under_its_own_name(registry: Registry) -> None:
     names = registry.names()
     assert names
     assert all(callable(registry.find(name)) for name in names)
 
 
-def test_no_built_in_loss_correction_or_advantage_is_named_outside_of_its_folder() -> None:
+def test_no_built_in_loss_correction_or_advantage_is_named_outside_of_its_file() -> None:
     """What is named elsewhere is a file more that a new one touches; the defaults of the config are."""
     package = Path(hpc_grpo.__file__).parent
-    folders = [package / "algorithms" / kind for kind in ("losses", "corrections", "advantages")]
-    folders.append(package / "config" / "foreign")  # the names that other systems' names become
-    names = {name for registry in (LOSSES, CORRECTIONS, ADVANTAGES) for name in registry.names()}
-    names -= {"grpo", "truncated", "group", "none", "sequence", "pass_k"}  # defaults, and words of other meanings too
+    files = [package / "algorithms" / f"{kind}.py" for kind in ("losses", "corrections", "advantages")]
+    foreign = package / "foreign"  # the names that other systems' names become
+    names = {name for union in (Loss, Correction, Advantage) for name in variants(get_args(union)[0])} - {OWN}
+    names -= {"grpo", "truncated", "group", "none", "sequence"}  # defaults, and words of other meanings too
+    names -= {"pass_k"}  # a key of `eval`
     for path in package.rglob("*.py"):
-        if path.parent not in folders:
+        if path not in files and path.parent != foreign:
             constants = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
             assert not names & {each for each in constants if isinstance(each, str)}, path
 
 
 def test_a_built_in_is_found_by_its_name() -> None:
-    assert REWARDS.find("correctness")(["q"], ["2"], answer=["2"]) == [1.0]
+    assert REWARDS.find("correctness").name == "correctness"
 
 
 def test_names_are_listed_without_importing_an_entry() -> None:
     program = (
-        "import sys\nfrom hpc_grpo.registry import ADVANTAGES, ALGORITHMS, LOSSES, REWARDS\n"
-        "print([registry.names() for registry in (ADVANTAGES, ALGORITHMS, LOSSES, REWARDS)])\n"
+        "import sys\nfrom hpc_grpo.registry import ALGORITHMS, REWARDS\n"
+        "print([registry.names() for registry in (ALGORITHMS, REWARDS)])\n"
         "print([name for name in sys.modules if name.startswith('hpc_grpo.') and name.count('.') > 1])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[1] == "[]"
 
 
-def test_what_an_entry_that_is_known_was_registered_with_is_told_without_reading_the_folder(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (
+            {"strength": 0.5, "cap": 2.0},
+            "here: strength, cap. It does not take them: got an unexpected keyword argument",
+        ),
+        ({}, "here: none. It does not take them: missing a required argument: 'strength'"),
+    ],
+)
+def test_args_that_a_function_of_the_users_does_not_take_are_refused(
+    tmp_path: Path, args: dict[str, float], words: str
 ) -> None:
-    expected = ADVANTAGES.paper_of("pass_k")
-    monkeypatch.setattr(ADVANTAGES, "names", lambda: pytest.fail("read the folder"))
-    assert ADVANTAGES.paper_of("pass_k") == expected == {"pass_k": 4}
+    (tmp_path / "pull.py").write_text("def pull(inputs, strength): return inputs + strength\n")
+    name = f"{tmp_path}/pull.py:pull"
+    assert LOSSES.with_args(name, {"strength": 0.5}, 1)(1.0) == 1.5
+    with pytest.raises(ConfigError) as caught:
+        LOSSES.with_args(name, args, 1)
+    assert words in str(caught.value)
 
 
 def test_unknown_name_gives_the_nearest_and_lists_the_builtins() -> None:

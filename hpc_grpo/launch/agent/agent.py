@@ -1,9 +1,10 @@
 """The node agent, `python -m hpc_grpo.launch.agent.agent`: one process per node that owns everything Ray does there.
 
 Consumes a `NodeSpec` and heartbeats on stdin; produces `NodeReport`s on stdout, and Ray's logs in the attempt's
-folder. It ends when stdin does, when the lease runs out, when Ray ends, or on SIGTERM; whichever it was, it
-ends its own descendants only, copies the logs and removes the folders it made. A SIGTERM is reported first: of a job
-that is preempted the nodes stay for a while, and the supervisor has the agent hold Ray until the run is saved.
+folder. It ends when stdin does, when the lease runs out, or when Ray ends; whichever it was, it ends its own
+descendants only, copies the logs and removes the folders it made. After SIGTERM or SIGHUP the agent reports the signal
+and goes on: a preempted job keeps its nodes for a while, in which the run is saved. It ends at once on LET_GO, which
+the supervisor sends where the job is cancelled.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 from hpc_grpo.errors import HpcGrpoError, LaunchError
 from hpc_grpo.launch.agent.disk import attempt_dir_here, take_run
-from hpc_grpo.launch.agent.end_notice import EndNotice
 from hpc_grpo.launch.agent.folders import OwnedDir, SharedDir, keep_ray_logs, shm_dir_path, sweep
 from hpc_grpo.launch.agent.log_parts import hand_over
 from hpc_grpo.launch.agent.network import choose_ports, node_address
@@ -35,6 +36,7 @@ from hpc_grpo.run.pulse import PULSES_NAME
 from hpc_grpo.system.process_tree import descendants, end_processes, reap_adopted
 from hpc_grpo.system.processes import adopt_orphans, write_no_core_dumps
 from hpc_grpo.system.say import not_worth_the_run, say
+from hpc_grpo.system.signals import end_signals
 from hpc_grpo.system.waking_clock import LOOK_S
 
 _POLL_S = 0.25
@@ -57,7 +59,7 @@ class NodeAgent:
         self._spec = spec
         self._lease = lease
         self._reports = reports
-        self._notice = EndNotice()
+        self._is_told = self._has_reported = self._is_let_go = self._is_deaf = False
         self._ray: RayProcess | None = None
         self._dirs: list[OwnedDir] = []
         self._copies: list[SharedDir] = []
@@ -66,6 +68,8 @@ class NodeAgent:
         self._is_up = threading.Event()
         self._log_dir = Path(spec.log_dir)  # where the logs are in the end: on the head's disk
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in end_signals():
+            signal.signal(number, self._on_signal)
 
     def run(self) -> int:
         """Serve until the end; returns 0 when asked to end, 1 when Ray failed."""
@@ -96,13 +100,13 @@ class NodeAgent:
         self._spec, self._copies = make_copies(self._spec, os.environ, self._goes_on)
         while self._spec.head_address is None and self._goes_on():
             self._spec = replace(self._spec, head_address=self._lease.head_address or None)
-        if self._lease.ended_by or self._notice.ends_agent():
+        if self._lease.ended_by or self._is_ended:
             return ""
         for tries in range(_MAX_RAY_STARTS):
             ended = self._start_ray(skip_ports=tries)
             if ended is None:
                 return self._stay()
-            if self._notice.is_final or self._lease.ended_by:
+            if self._is_ended or self._lease.ended_by:
                 return ""
             # A port can be lost between the test and the start: once more elsewhere.
             say(f"ray start ended with {ended}, try {tries + 1} of {_MAX_RAY_STARTS}", sys.stderr)
@@ -171,10 +175,8 @@ class NodeAgent:
         match order:
             case Order.STACKS:
                 self._ask_for_stacks()
-            case Order.HOLD:
-                self._notice.hold()
             case Order.LET_GO:
-                self._notice.let_go()
+                self._is_let_go = True
             case Order.NAME_STOPPED:
                 self._end_late(self._watch.stopped())
 
@@ -182,13 +184,26 @@ class NodeAgent:
         ask_for_stacks({*descendants(os.getpid()), *(self._ray.processes() if self._ray else [])})
 
     def _goes_on(self) -> bool:
-        """Serve a moment longer; False once the lease is over or, after a SIGTERM, nobody has this agent hold."""
+        """Serve a moment longer; False once the lease is over or, after a signal, the supervisor lets this agent go."""
         goes_on = self._lease.check(self._spec.lease_s, _POLL_S)
         for order in self._lease.take_orders():
             self._obey(order)
-        if self._notice.take_news():
+        if self._is_told and not self._has_reported:
+            self._has_reported = True
             self._report(NodeReport("told", self._spec.node))
-        return goes_on and not self._notice.ends_agent()
+        return goes_on and not self._is_ended
+
+    @property
+    def _is_ended(self) -> bool:
+        return self._is_deaf or (self._is_told and self._is_let_go)
+
+    @property
+    def _is_urgent(self) -> bool:
+        """Tell whether SIGKILL may be near."""
+        return self._is_deaf or self._is_told
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._is_told = True
 
     def _own_dirs(self) -> tuple[Path, Path]:
         """Make the folders of Ray and of the weight store, after removing what dead agents left beside them."""
@@ -202,20 +217,19 @@ class NodeAgent:
 
     def _tear_down(self) -> int:
         """End Ray, copy its logs and remove the folders; returns how many processes had to be killed."""
-        self._notice.let_go()
         num_killed = self._end_ray()
         # The weight store first: it holds the node's memory, and copying logs can be slow.
         for owned in reversed(self._dirs):
             with not_worth_the_run("Ray's logs were not copied", sys.stderr):
                 keep_ray_logs(owned.path / TEMP_DIR_NAME, Path(self._spec.log_dir))
                 logs, kept = attempt_dir_here(owned.path), self._log_dir.parents[1]
-                hand_over(logs, self._reports, kept, is_urgent=self._notice.is_final)
+                hand_over(logs, self._reports, kept, is_urgent=self._is_urgent)
             with not_worth_the_run(f"{owned.path} was not removed", sys.stderr):
                 owned.remove()
         for copy in self._copies:
             with not_worth_the_run(f"{copy.path} was not removed", sys.stderr):
                 copy.leave()
-        if self._lease.ended_by or self._notice.is_final:
+        if self._lease.ended_by or self._is_urgent:
             end_containers(self._spec)
         return num_killed
 
@@ -224,8 +238,8 @@ class NodeAgent:
         if self._ray is not None:
             # Alone: it drains its raylet, which takes half a second, or forever once the GCS is told to end too.
             # Slurm's SIGTERM may come meanwhile.
-            self._ray.terminate(lambda: _URGENT_GRACE_S if self._notice.is_final else _END_GRACE_S)
-        leftover_s = _URGENT_GRACE_S if self._notice.is_final else _LEFTOVER_GRACE_S
+            self._ray.terminate(lambda: _URGENT_GRACE_S if self._is_urgent else _END_GRACE_S)
+        leftover_s = _URGENT_GRACE_S if self._is_urgent else _LEFTOVER_GRACE_S
         killed = end_processes(lambda: descendants(os.getpid()), leftover_s)
         reap_adopted(keep=[])  # pid 1 of a container may never do it
         return killed
@@ -238,7 +252,7 @@ class NodeAgent:
             self._reports.write(line)
             self._reports.flush()
         except OSError:
-            self._notice.is_final = True  # nobody listens any more: the lease is over
+            self._is_deaf = True  # nobody listens any more: the lease is over
 
 
 def main() -> int:

@@ -149,11 +149,11 @@ def _prepare_parent(parent: Path) -> None:
     """Make the folder of an agent's folders. Raises LaunchError where others could replace what is in it."""
     parent.mkdir(parents=True, exist_ok=True)
     mode = parent.stat().st_mode
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+    if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
         elsewhere = "" if parent == SHM else ", or set launch.local_dir to another folder, such as /tmp"
         raise LaunchError(
-            f"{parent} may be written by everybody and has no sticky bit (mode {stat.S_IMODE(mode):o}): "
-            f"any user could replace a run's folders in it. Have chmod +t {parent} done{elsewhere}."
+            f"{parent} may be written by others and has no sticky bit (mode {stat.S_IMODE(mode):o}): they could "
+            f"replace a run's folders in it. Have chmod +t {parent} done{elsewhere}."
         )
 
 

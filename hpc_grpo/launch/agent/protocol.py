@@ -32,10 +32,8 @@ class Order(enum.Enum):
 
     STACKS = b"stacks\n"
     """Ask all processes for their Python stacks."""
-    HOLD = b"hold\n"
-    """After a SIGTERM: keep Ray all the same, for the driver's checkpoint."""
     LET_GO = b"let go\n"
-    """Hold no longer: SIGKILL is about to follow."""
+    """End at once where a signal asks for the end, or as soon as one does: SIGKILL follows soon."""
     NAME_STOPPED = b"name stopped\n"
     """Report, and end, processes that are stopped, however short: the driver has crashed, perhaps for want of one."""
 
@@ -116,7 +114,7 @@ class NodeSpec:
 @dataclass(frozen=True)
 class NodeReport:
     """An event of a node. "up": Ray runs here; "late": a process was ended, and why; "failed": Ray does not run here,
-    and why; "gone": torn down; "told": a SIGTERM told the agent to end, as it does in a moment unless it is to hold.
+    and why; "gone": torn down; "told": a signal asked the agent to end.
     `dashboard`: the port of Ray's dashboard, where the node was to have one.
     """
 

@@ -1,8 +1,9 @@
 """Decide what a link of a chain does and asks for: pure functions of facts, in the order of a link's life.
 
-A run is a chain of jobs. Each job is a link, and queues its successor as soon as it starts: the queue starts that one
-whatever became of the job before it, so walltime, out-of-memory kills and lost nodes are all covered. What no
-dependency can tell apart is decided here; `ChainLink` (link.py) gathers the facts and does what is decided.
+A run is a chain of jobs. Each job is a link. Before anything else, a link has two jobs wait behind itself. The queue
+starts the next job whatever became of the job before: walltime, out-of-memory kills and lost nodes are all covered. A
+link that dies before it can queue a job, on a bad node say, still leaves one. What no dependency can tell apart is
+decided here; `ChainLink` (link.py) gathers the facts and does what is decided.
 
     what happens                     the attempt's end     the successor                    the user hears
     -------------------------------  --------------------  -------------------------------  --------------------------
@@ -33,6 +34,9 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place import queue_of
 from hpc_grpo.launch.place.job_queue import JobEnd
 from hpc_grpo.run.attempt import NEAR_THE_LIMIT_S, AttemptRecord, ExitKind
+
+FOLLOWERS = 2
+"""Jobs that wait behind a running link."""
 
 _NOTHING_LEFT: tuple[ExitKind, ...] = ("complete", "config", "stopped")
 """After these another job could do nothing."""

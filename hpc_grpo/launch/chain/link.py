@@ -1,18 +1,21 @@
 """Be a link of a run's chain of jobs: gather the facts for `decide`, and do what it decides.
 
-Runs in the supervisor's process. Consumes the run directory and what the queue knows of the job before; produces at
-most one waiting successor of this job, and news for the user. The supervisor calls the methods of `ChainLink` in the
-order of a link's life: `decide`, `start`, `queue_again` every second, `finish`, and `tell` while the run is not held.
+Runs in the supervisor's process. Consumes the run directory and what the queue knows of the job before; produces two
+waiting jobs behind this one, and news for the user. The supervisor calls the methods of `ChainLink` in the order of a
+link's life: `have_two_wait`, `decide`, `start`, `try_again` every second, `finish`, and `tell` while the run is not
+held.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.errors import LaunchError
+from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.chain.decide import (
     News,
     PreviousLink,
@@ -25,7 +28,7 @@ from hpc_grpo.launch.chain.decide import (
     node_hours_used,
 )
 from hpc_grpo.launch.chain.notify import notify
-from hpc_grpo.launch.chain.successor import LinkJob, Successor
+from hpc_grpo.launch.chain.successor import LinkJob, Successors
 from hpc_grpo.launch.place.job_queue import JobEnd, JobQueue
 from hpc_grpo.run.attempt import AttemptRecord, read_attempts
 from hpc_grpo.run.chain import before_it_ran, read_chain, stalled, write_chain
@@ -35,10 +38,12 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.say import not_worth_the_run, say
 
 _NO_RECORD = "The chain's record could not be written"
+_TRY_AGAIN_S = 300.0
+_DISK_AGAIN_S = 30.0
 
 
 class ChainLink:
-    """This job as a link of its run's chain. Only `decide` and `tell` may be called while the run is not held."""
+    """This job as a link of its run's chain. `start`, `try_again` and `finish` need the run to be held."""
 
     def __init__(
         self,
@@ -48,10 +53,58 @@ class ChainLink:
         job: LinkJob,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run, self._launch, self._queue, self._job = run, launch, queue, job
-        self._successor = Successor(run, launch, queue, job, clock)
+        self._run, self._launch, self._queue, self._job, self._clock = run, launch, queue, job, clock
         self._news: News | None = None
-        self._end_before = queue.end_of(job.successor_of) if job.successor_of else JobEnd()
+        self._again_at = math.inf
+        self._output = ""
+
+    @property
+    def is_first(self) -> bool:
+        """Tell whether the user handed this job in."""
+        return self._job.successor_of == ""
+
+    @cached_property
+    def _end_before(self) -> JobEnd:
+        return self._queue.end_of(self._job.successor_of) if self._job.successor_of else JobEnd()
+
+    @cached_property
+    def _successors(self) -> Successors:
+        """The jobs behind this one, which ask for what this one was asked for. Raises OSError."""
+        own, job = self._job, None
+        asked = self._launch if own.origin.by_hand else read_chain(self._run).launch(self._launch)
+        hours = node_hours_asked(asked)
+        try:
+            if (job := self._queue.show(own.job_id)) is not None:
+                self._output = job.output
+                asked = job.asked(asked, by_hand=own.origin.by_hand)
+                hours = job.node_hours or node_hours_asked(asked)
+        except LaunchError as error:
+            say(f"What this job was given by hand is not known, so a successor asks for what the config says: {error}")
+        return Successors(self._run, asked, self._queue, own, hours)
+
+    def have_two_wait(self) -> None:
+        """Have two jobs wait behind this one, unless nothing is left to do; say what fails, which is tried again.
+
+        This comes first in a link's life: whatever ends the link after that, on a bad node say, ends no chain.
+        """
+        self._again_at = math.inf
+        try:
+            if self._run.is_complete() or self._run.stop_marker.exists() or self._is_left_behind():
+                return
+            self._successors.have_two_wait()
+        except ConfigError as error:
+            say(f"No successor waits while this job runs: {error}")
+        except (LaunchError, OSError) as error:
+            pause_s = _DISK_AGAIN_S if isinstance(error, OSError) else _TRY_AGAIN_S
+            say(f"Two jobs are to wait behind this one, and do not yet. Trying again in {pause_s:.0f} s: {error}")
+            self._again_at = self._clock() + pause_s
+
+    def _is_left_behind(self) -> bool:
+        """Tell whether this is the link of an earlier chain, or one that the queue started again too late."""
+        own, record = self._job, read_chain(self._run)
+        current = [link.job_id for link in record.since_the_user()]
+        is_old = own.successor_of != "" and bool(current) and not {own.job_id, own.successor_of} & set(current)
+        return is_old or record.begun_behind(own.job_id) != ""
 
     @property
     def before(self) -> EndedJob | None:
@@ -81,19 +134,29 @@ class ChainLink:
         )
         self._news = decision.news
         if not decision.goes_on and decision.ends_chain:
-            self._successor.end_chain(decision.why)
+            with not_worth_the_run(_NO_RECORD):
+                self._successors.end_chain(decision.why)
         return decision
 
     def start(self) -> None:
-        """Enter this job into the record and queue its successor, if it may have one; say what fails."""
-        with not_worth_the_run(_NO_RECORD):
-            self._enter_record()
-            self._successor.queue_or_say()
+        """Enter this job into the record as the one that holds the run; say what fails, which is tried again."""
+        try:
+            successors, own = self._successors, self._job
+            successors.holds_run = True
+            record = successors.record().with_link(own.job_id, own.successor_of, newest_step(self._run), self._output)
+            # Queued with this job; or by it, before the queue started it again.
+            successor = next(iter(record.followers(own.job_id)), "")
+            asking = record.asking_for(successors.launch)
+            write_chain(self._run, replace(asking, successor=successor, ended=""))
+        except OSError as error:
+            say(f"{_NO_RECORD}: {error}")
+            self._again_at = min(self._again_at, self._clock() + _DISK_AGAIN_S)
 
-    def queue_again(self) -> None:
-        """Try again, every few minutes, to queue a refused successor: a job that is killed sees no end to do it at."""
-        with not_worth_the_run(_NO_RECORD):
-            self._successor.queue_again()
+    def try_again(self) -> None:
+        """Try again what failed some minutes ago: a job that is killed sees no end to do it at."""
+        if self._clock() >= self._again_at:
+            self.have_two_wait()
+            self.start()
 
     def finish(self, attempt: AttemptRecord) -> None:
         """Do with the successor what the end of the attempt asks for."""
@@ -101,11 +164,11 @@ class ChainLink:
             with not_worth_the_run(_NO_RECORD):
                 match decide_succession(attempt, self._run.stop_marker.exists()):
                     case "end the chain":
-                        self._successor.end_chain(attempt.why)
+                        self._successors.end_chain(attempt.why)
                     case "have one wait":
-                        self._successor.have_one_wait(list(attempt.lost_nodes))
+                        self._successors.replace_lost(list(attempt.lost_nodes))
                     case "keep it off lost nodes":
-                        self._successor.keep_off(list(attempt.lost_nodes))
+                        self._successors.keep_off(list(attempt.lost_nodes))
                     case "leave it":
                         pass
         except LaunchError as error:
@@ -120,22 +183,6 @@ class ChainLink:
         news, self._news = self._news, None
         if news is not None and self._launch.notify:
             notify(self._launch.notify, self._run, news)
-
-    def _enter_record(self) -> None:
-        own, before, job = self._job, read_chain(self._run), None
-        asked = self._launch if own.origin.by_hand else before.launch(self._launch)
-        self._successor.hours_before_it = node_hours_asked(asked)
-        try:
-            if (job := self._queue.show(own.job_id)) is not None:
-                asked = job.asked(asked, by_hand=own.origin.by_hand)
-                self._successor.hours_before_it = job.node_hours or node_hours_asked(asked)
-        except LaunchError as error:
-            say(f"What this job was given by hand is not known, so a successor asks for what the config says: {error}")
-        output = job.output if job else ""
-        record = before.with_link(own.job_id, own.successor_of, newest_step(self._run), output)
-        # Queued with this job; or by it, before the queue started it again.
-        successor = next(iter(record.followers(own.job_id)), "")
-        write_chain(self._run, replace(record.asking_for(asked), successor=successor, ended=""))
 
 
 def _previous_link(run: RunDir, job_id: str, end: JobEnd) -> PreviousLink:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from hpc_grpo.config import LaunchConfig, with_overrides
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.chain.decide import (
+    FOLLOWERS,
     may_queue_successor,
     node_hours_asked,
     node_hours_used,
@@ -29,7 +30,6 @@ from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.files import copy_path, write_atomic
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.lock import LockOwner, read_lock_owner
-from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import counted
 from hpc_grpo.system.say import say
@@ -52,23 +52,23 @@ def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue, 
     """Queue the jobs of `requested_launches` for a run that nothing trains; return the first one's id.
 
     `after` is a job of any kind that must have ended before, "" for none. Raises LaunchError, and ConfigError where
-    the run has used its node-hours or others may write it.
+    the run has used its node-hours.
     """
-    refuse_shared(run.path)
     first, *further = requested_launches(run, launch)
     remove_stop(run)  # before the job is there, which may start at once
     if earlier := [link.job_id for link in read_chain(run).since_the_user()]:
         queue.cancel(earlier)  # what still waits of an earlier chain would take turns with this one
     write_chain(run, read_chain(run).asking_for(launch))  # before the first job, whose successor reads it
     # Held until the record is written: a link may write it as well.
-    jobs = [queue.submit(JobRequest(run, first, attempt_command(run, driver), after=after, is_held=bool(further)))]
+    afters = (after,) if after else ()
+    jobs = [queue.submit(JobRequest(run, first, attempt_command(run, driver), after=afters, is_held=bool(further)))]
     try:
         for follower in further:
             command = attempt_command(run, driver, successor_of=jobs[-1])
-            jobs.append(queue.submit(JobRequest(run, follower, command, after=jobs[-1])))
+            jobs.append(queue.submit(JobRequest(run, follower, command, after=tuple(jobs[-2:]))))
     except LaunchError as error:
         if first.slurm.jobs_can_submit:
-            say(f"Until job {jobs[0]} runs and queues one, none waits behind it: {error}", sys.stderr)
+            say(f"Until job {jobs[0]} runs and queues one, no job waits behind job {jobs[-1]}: {error}", sys.stderr)
         else:
             queue.cancel(jobs)
             raise LaunchError(f"{error} It was follow-on job {len(jobs)}; those before it were cancelled.") from error
@@ -107,9 +107,9 @@ def _let_go(run: RunDir, job_id: str, queue: JobQueue) -> None:
 
 
 def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
-    """Return what the first job asks for and its successor; where jobs cannot submit others, each that may follow.
+    """Return what the first job asks for and its two followers; where jobs cannot submit others, each that may follow.
 
-    The first job would queue its successor itself, but one that dies in its set-up lines queues nothing.
+    The first job would queue its followers itself, but one that dies in its set-up lines queues nothing.
 
     Raises ConfigError where the run has used its node-hours.
     """
@@ -117,7 +117,7 @@ def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
     requested = [within_node_hours(launch, used)]
     num_further = launch.slurm.max_job_chains or 0
     if launch.slurm.jobs_can_submit:
-        num_further = 1 if may_queue_successor(launch, links_before=0) else 0
+        num_further = sum(may_queue_successor(launch, links_before) for links_before in range(FOLLOWERS))
     for _ in range(num_further):
         used += node_hours_asked(requested[-1])
         try:

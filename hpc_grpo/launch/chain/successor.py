@@ -1,4 +1,4 @@
-"""The job that waits to carry on after a link's own: queued, kept waiting, kept off nodes, cancelled.
+"""The jobs that wait to carry on after a link's own: queued, kept waiting, kept off nodes, cancelled.
 
 Runs in the supervisor's process; `link.py` says when.
 """
@@ -6,20 +6,24 @@ Runs in the supervisor's process; `link.py` says when.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
-from hpc_grpo.launch.chain.decide import may_queue_successor, node_hours_when_over, within_node_hours
+from hpc_grpo.launch.chain.decide import (
+    FOLLOWERS,
+    may_queue_successor,
+    node_hours_asked,
+    node_hours_when_over,
+    within_node_hours,
+)
 from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.place.job_queue import Job, JobQueue, JobRequest
 from hpc_grpo.run.attempt import read_attempts
-from hpc_grpo.run.chain import read_chain, write_chain
+from hpc_grpo.run.chain import ChainRecord, read_chain, write_chain
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.say import say
-
-_TRY_AGAIN_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -47,53 +51,80 @@ class LinkJob:
 
 
 @dataclass
-class Successor:
-    """The job that carries on after this one: queues it, has it wait, keeps it off nodes, cancels it.
+class Successors:
+    """The jobs that carry on after this one.
 
-    `hours_before_it` are the node-hours that this job takes if it goes on to its time limit.
+    `launch` is what they ask for. `hours_before` are the node-hours that this job takes up to its time limit.
+    `holds_run`: this link holds the run, so that the record names its successor.
     """
 
     run: RunDir
     launch: LaunchConfig
     queue: JobQueue
     job: LinkJob
-    clock: Callable[[], float]
-    hours_before_it: float = 0.0
-    try_again_at: float | None = None
+    hours_before: float
+    holds_run: bool = False
+    _queued: dict[str, str] = field(default_factory=dict)
+    """Job -> the job before it, of the jobs that this process queued: the record may not be written yet."""
+    _doubtful: JobRequest | None = None
 
-    def queue_or_say(self) -> None:
-        """Queue one if none waits and one may; say why not where the node-hours do not suffice."""
-        try:
-            self._queue_one()
-        except ConfigError as error:
-            say(f"No successor waits while this job runs: {error}")
-
-    def queue_again(self) -> None:
-        """Do as `queue_or_say` where the queue refused one some minutes ago."""
-        if self.try_again_at is not None and self.clock() >= self.try_again_at:
-            self.queue_or_say()
-
-    def have_one_wait(self, lost_nodes: Sequence[str]) -> None:
-        """Have a successor wait, off `lost_nodes`; end the chain if no node-hours are left. Raises LaunchError."""
-        if (job := self._waiting()) is not None:
-            return job.exclude_nodes(lost_nodes) if lost_nodes else None
+    def record(self) -> ChainRecord:
+        """Return the chain's record with this job and all jobs that this process queued."""
         record = read_chain(self.run)
-        if gone := record.successor_behind(self.job.job_id):
-            say(f"Job {gone}, which was to carry on, is gone.")
-            write_chain(self.run, replace(record, successor=""))
+        for job_id, before in {self.job.job_id: self.job.successor_of, **self._queued}.items():
+            record = record if record.link(job_id) else record.with_link(job_id, before)
+        return record
+
+    def have_two_wait(self) -> None:
+        """Have two jobs wait behind this one, as far as they may, and write that down.
+
+        Raises LaunchError and OSError, after which a repeated call does the rest. Raises ConfigError where no job
+        waits, because no node-hours are left.
+        """
+        record = self.record()
+        behind = list(record.followers(self.job.job_id))
         try:
-            self._queue_one()
+            while len(behind) < FOLLOWERS and (job_id := self._queue_behind(record, behind)):
+                self._queued[job_id] = (self.job.job_id, *behind)[-1]
+                behind.append(job_id)
+                say(f"Queued job {job_id}, which carries on if the jobs before it do not finish the run.")
+        except ConfigError:
+            if not behind:
+                raise
+        finally:
+            self._write()
+        if self.run.stop_marker.exists():  # written by `cancel` since this link started, before it saw the successor
+            self.end_chain("The STOP file asks the run to end.")
+
+    def replace_lost(self, lost_nodes: Sequence[str]) -> None:
+        """At the end of this job: have two wait again where somebody cancelled the next one; keep them off lost nodes.
+
+        Ends the chain where no node-hours are left. Raises LaunchError and OSError.
+        """
+        record = self.record()
+        behind = record.followers(self.job.job_id)
+        if behind and self._waiting(behind[0]) is None:
+            say(f"Job {behind[0]}, which was to carry on, is gone.")
+            if behind[1:]:
+                self.queue.cancel(behind[1:])
+            self._queued = {job_id: before for job_id, before in self._queued.items() if job_id not in behind}
+            write_chain(self.run, record.without(behind))
+        try:
+            self.have_two_wait()
         except ConfigError as error:
             self.end_chain(str(error))
+        else:
+            self.keep_off(lost_nodes)
 
     def keep_off(self, nodes: Sequence[str]) -> None:
-        """Keep the one that waits off nodes. Raises LaunchError."""
-        if (job := self._waiting()) is not None:
-            job.exclude_nodes(nodes)
+        """Keep those that wait off nodes. Raises LaunchError."""
+        for job_id in self.record().followers(self.job.job_id) if nodes else ():
+            if (job := self._waiting(job_id)) is not None:
+                job.exclude_nodes(nodes)
 
     def end_chain(self, why: str) -> None:
         """Cancel what waits behind this job, and write down why nothing does."""
-        record = read_chain(self.run)
+        record = self.record()
         if waiting := record.followers(self.job.job_id):
             try:
                 self.queue.cancel(waiting)
@@ -103,29 +134,33 @@ class Successor:
         if closed is not record:
             write_chain(self.run, closed)
 
-    def _waiting(self) -> Job | None:
-        """Return the successor that still waits or runs; None if there is none, or it is over."""
-        successor = read_chain(self.run).successor_behind(self.job.job_id)
-        job = self.queue.show(successor) if successor else None
+    def _waiting(self, job_id: str) -> Job | None:
+        """Return a job that still waits or runs; None if it is over."""
+        job = self.queue.show(job_id)
         return None if job is None or job.is_over else job
 
-    def _queue_one(self) -> None:
-        """Queue one if none waits and one may. Raises ConfigError where the run's node-hours are used up."""
-        self.try_again_at = None
-        record, own = read_chain(self.run), self.job
-        links_before = len(record.links_before(own.job_id, own.successor_of))
-        if record.successor_behind(own.job_id) or not may_queue_successor(self.launch, links_before):
-            return
-        used = node_hours_when_over(read_attempts(self.run), own.job_id, self.hours_before_it, time.time())
-        launch = within_node_hours(record.launch(self.launch), used)
-        command = attempt_command(self.run, own.driver, successor_of=own.job_id)
-        try:
-            successor = self.queue.submit(JobRequest(self.run, launch, command, after=own.job_id))
-        except LaunchError as error:
-            say(f"No successor was queued, and it is tried again later: {error}")
-            self.try_again_at = self.clock() + _TRY_AGAIN_S
-            return
-        write_chain(self.run, replace(record.with_link(successor, own.job_id), successor=successor))
-        say(f"Queued job {successor}, which carries on if this one does not finish the run.")
-        if self.run.stop_marker.exists():  # written by `cancel` since this link started, before it saw the successor
-            self.end_chain("The STOP file asks the run to end.")
+    def _queue_behind(self, record: ChainRecord, behind: Sequence[str]) -> str:
+        """Queue a job after this one and those behind it; return its id, "" where no more may be queued."""
+        own = self.job
+        links_before = len(record.links_before(own.job_id, own.successor_of)) + len(behind)
+        if not may_queue_successor(self.launch, links_before):
+            return ""
+        used = node_hours_when_over(read_attempts(self.run), own.job_id, self.hours_before, time.time())
+        for _ in behind:
+            used += node_hours_asked(within_node_hours(self.launch, used))
+        before = (own.job_id, *behind)
+        command = attempt_command(self.run, own.driver, successor_of=before[-1])
+        request = JobRequest(self.run, within_node_hours(self.launch, used), command, after=before[-2:])
+        if self._doubtful is not None and self._doubtful.after == request.after:
+            request = replace(request, name=self._doubtful.name, may_be_queued=True)
+        self._doubtful = request
+        job_id = self.queue.submit(request)
+        self._doubtful = None
+        return job_id
+
+    def _write(self) -> None:
+        record = self.record()
+        if self.holds_run:
+            record = replace(record, successor=next(iter(record.followers(self.job.job_id)), ""))
+        if record != read_chain(self.run):
+            write_chain(self.run, record)

@@ -25,7 +25,7 @@ from hpc_grpo.launch.environment.rules import (
 )
 from hpc_grpo.run.compiled import CACHES
 from hpc_grpo.run.contract import COMPILED_ARCHIVE_VARIABLE, COMPILED_DIR_VARIABLE, WEIGHTS_DIR_VARIABLE
-from hpc_grpo.system.secret import MASK, is_secret, without_secrets
+from hpc_grpo.system.secret import MASK, is_secret, secret_keys, without_secrets
 
 Outcome = Literal["passed", "set", "dropped"]
 
@@ -105,7 +105,7 @@ def why(name: str, launch: LaunchConfig) -> tuple[Outcome, str]:
         return "set", NODE_VALUES[name]
     if name in launch.env:
         return "set", "launch.env" + (
-            " must not hold secrets: train and submit refuse it" if is_secret(name, launch.env[name]) else ""
+            " must not hold secrets: train and submit refuse it" if secret_keys({name: launch.env[name]}) else ""
         )
     if is_denied(name):
         asked = "; launch.pass_env cannot let it through" if is_named(name, launch.pass_env) else ""

@@ -7,6 +7,7 @@ A new kind of place is one module beside this one: a class of this form that say
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Literal, Protocol, TypeVar
@@ -95,6 +96,8 @@ class Place(Protocol):
     `name` is the `source` that attempt.json keeps. `queue`: the queue that the allocation is a job of, and that takes
     follow-on jobs; None: it is no job. `is_attended`: a user watches, so a crash is theirs to judge, and the driver is
     not started again. `disks`: whether every node sees the run directory, or it is on the head's disk alone.
+    `job_id`: the job of that queue that this process is in, known without a question; "" in no job.
+    `stop_grace_s`: how long a driver may take for its checkpoint after SIGTERM.
     `awaits_lost_nodes`: `remaining` waits for them. `dashboard_port`: where its users look for Ray's dashboard; 0: any
     free port. What has a body, or a value, answers for places that inherit this
     class and need no answer of their own.
@@ -104,6 +107,8 @@ class Place(Protocol):
     queue: JobQueue | None
     is_attended: bool
     disks: Literal["shared", "private"]
+    job_id: str = ""
+    stop_grace_s: float = math.inf
     awaits_lost_nodes: bool = False
     dashboard_port: int = 0
 

@@ -15,6 +15,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -175,8 +176,11 @@ def labels_of(tag: str, program: str = "") -> list[str]:
 
 
 def exit_code(code: int | None) -> int | None:
-    """Return the exit code of a program from that of its client: engines say 137 of one that SIGKILL ended, not -9."""
-    return code if code is None or code <= 128 else 128 - code
+    """Return the exit code of a program from that of its client: engines say 137 of one that SIGKILL ended, not -9.
+
+    A higher code than that of the last signal is the client's own, as 255 is podman's.
+    """
+    return 128 - code if code is not None and 128 < code < 128 + signal.NSIG else code
 
 
 def node_command(container: Container | None, module: str) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -15,16 +16,20 @@ if TYPE_CHECKING:
 class JobRequest:
     """A job that runs `hpc-grpo COMMAND` with what `launch` asks for; its output goes into `run`.
 
-    `after` is a job that must have ended, however it did, "" for none. `is_held`: it waits until it is released.
+    `after` are jobs that must have ended, however they did. `is_held`: it waits until it is released.
     `keeps_shell`: the traps of the set-up lines run at its end, but the queue's signals do not reach the command.
+    `name` tells the request from every other one, in the queue too. `may_be_queued`: an earlier try with that name
+    failed, and the queue may have taken the job all the same.
     """
 
     run: RunDir
     launch: LaunchConfig
     command: str
-    after: str = ""
+    after: tuple[str, ...] = ()
     is_held: bool = False
     keeps_shell: bool = False
+    name: str = field(default_factory=lambda: f"hpc-grpo:{secrets.token_hex(6)}")
+    may_be_queued: bool = False
 
 
 @dataclass(frozen=True)

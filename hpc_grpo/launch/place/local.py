@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.base import Allocation, NodeResources, Place
 from hpc_grpo.launch.place.job_queue import JobQueue
+from hpc_grpo.run.contract import STOP_GRACE_VARIABLE
 from hpc_grpo.system.commands import run_command
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ class LocalPlace(Place):
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
+        self.stop_grace_s = float(environ.get(STOP_GRACE_VARIABLE, math.inf))
 
     def for_run(self, run: RunDir, launch: LaunchConfig) -> Place:
         """Return this machine, or this one and others where the run asks for hosts."""
@@ -44,7 +47,7 @@ class LocalPlace(Place):
 
     def node_resources(self) -> NodeResources:
         visible = visible_gpus(self._environ)
-        return NodeResources(len(os.sched_getaffinity(0)), _count_nvidia_gpus() if visible is None else visible)
+        return NodeResources(len(os.sched_getaffinity(0)), count_nvidia_gpus() if visible is None else visible)
 
     def start_command(self, node: str, command: Sequence[str]) -> list[str]:
         return list(command)
@@ -62,7 +65,7 @@ def visible_gpus(environ: Mapping[str, str]) -> int | None:
     return None if visible is None else len([device for device in visible.split(",") if device not in ("", "-1")])
 
 
-def _count_nvidia_gpus() -> int:
+def count_nvidia_gpus() -> int:
     """Count the GPUs that nvidia-smi lists. Raises LaunchError where it hangs: the node is broken, not without GPUs."""
     answer = run_command(["nvidia-smi", "--list-gpus"], _LIST_GPUS_S)
     if answer.is_late:

@@ -11,7 +11,7 @@ import shlex
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import psutil
@@ -21,7 +21,7 @@ from hpc_grpo.launch.environment.rules import is_allowed
 from hpc_grpo.launch.place.base import AGENT_ENDED, LOST_CODE, Allocation, NodeResources, Place
 from hpc_grpo.launch.place.job_queue import JobQueue
 from hpc_grpo.launch.place.local import LocalPlace
-from hpc_grpo.system.commands import run_command
+from hpc_grpo.system.commands import MARK, Answer, marked, run_command
 
 if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
@@ -55,9 +55,15 @@ class Host:
     port: str = ""
 
     def command(self, words: str) -> list[str]:
-        """Return the ssh that has the host's shell run `words`."""
+        """Return the ssh that has the host's shell run `words`; its output begins after a line with MARK."""
         port = ["-p", self.port] if self.port else []
-        return ["ssh", *_OPTIONS, *port, "--", f"{self.user}@{self.address}" if self.user else self.address, words]
+        whom = f"{self.user}@{self.address}" if self.user else self.address
+        return ["ssh", *_OPTIONS, *port, "--", whom, marked(words)]
+
+    def ask(self, words: str) -> Answer:
+        """Have the host's shell run `words`, without what its start prints."""
+        answer = run_command(self.command(words), _PROBE_S, stdin="")
+        return replace(answer, text=answer.text.partition(f"{MARK}\n")[2])
 
 
 def parse_hosts(entries: Sequence[str]) -> list[Host]:
@@ -85,6 +91,7 @@ class SshPlace(Place):
 
     def __init__(self, environ: Mapping[str, str], launch: LaunchConfig) -> None:
         self._here = LocalPlace(environ)
+        self.stop_grace_s = self._here.stop_grace_s
         self._pass_env, self._least = launch.pass_env, launch.least_nodes
         self._hosts = {host.name: host for host in parse_hosts(launch.hosts)}
         self._allocation: Allocation | None = None
@@ -135,9 +142,7 @@ class SshPlace(Place):
         if host is None or not owner.boot_id:
             return None
         asked = f"cat /proc/sys/kernel/random/boot_id; stat -Lc %i /proc/self/ns/pid; cat /proc/{owner.pid:d}/stat"
-        boot, *rest = run_command(host.command(f"{asked} 2>/dev/null; true"), _PROBE_S, stdin="").text.splitlines() or [
-            ""
-        ]
+        boot, *rest = host.ask(f"{{ {asked}; }} 2>/dev/null; true").text.splitlines() or [""]
         if boot != owner.boot_id:
             return False if boot else None
         if rest[:1] != [str(owner.pid_namespace)]:
@@ -167,7 +172,7 @@ def _addresses(name: str) -> set[str]:
 
 def _count_cpus(host: Host) -> int:
     """Ask a host for its CPUs. Raises NodesUnavailableError in ssh's words."""
-    answer = run_command(host.command("nproc"), _PROBE_S, stdin="")
+    answer = host.ask("nproc")
     if answer.error or not answer.text.strip().isdecimal():
         why = (answer.error or answer.text.strip()).rstrip(".")
         raise NodesUnavailableError(

@@ -20,6 +20,7 @@ from hpc_grpo.launch.agent.protocol import ALIVE, HEAD, NodeReport, NodeSpec, Or
 from hpc_grpo.launch.place.base import AGENT_ENDED, Place
 from hpc_grpo.launch.place.node_process import NodeProcess
 from hpc_grpo.launch.supervisor.events import Loss
+from hpc_grpo.run.files import when_there_is_space
 from hpc_grpo.system.waking_clock import WakingClock
 
 _AGENT = "hpc_grpo.launch.agent.agent"
@@ -50,8 +51,8 @@ class AgentLink:
         self._writing = threading.Lock()
         self._attempt_dir = log_dir.parents[1]
         self._log = log_dir / "agent.log"
-        log_dir.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as log:
+        when_there_is_space(lambda: log_dir.mkdir(parents=True, exist_ok=True), f"the log of node {node}")
+        with when_there_is_space(lambda: self._log.open("ab"), f"the log of node {node}") as log:
             self._agent = NodeProcess(place, node, _AGENT, stderr=log, may_miss_copy=has_own_disk)
         self.process, self._stdin = self._agent.process, self._agent.stdin
         os.set_blocking(self._stdin.fileno(), False)

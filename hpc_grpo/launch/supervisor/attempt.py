@@ -32,7 +32,6 @@ from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.contract import EVAL_DRIVER
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.lock import LockOwner, RunLock, abandoned_by, remove_abandoned
-from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.source import entry, own_command
 from hpc_grpo.system.say import say
@@ -57,7 +56,6 @@ def run_attempt(
     `driver` is a module or a .py file; it is run with the run directory as its argument. With an `origin` this job was
     submitted for the attempt alone, so it may have successors. `place` is found where none is given.
     """
-    refuse_shared(run.path)
     config = read_config(run)
     if missing := unset(config.launch.pass_env, os.environ):
         say(f"launch.pass_env: training goes without {', '.join(missing)}, which this shell does not have.")
@@ -67,6 +65,10 @@ def run_attempt(
         say(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
         _close(place, End("complete", EXIT_COMPLETE, "The run is complete."))
         return EXIT_COMPLETE
+    link = None
+    if origin is not None and queue is not None:
+        link = ChainLink(run, config.launch, queue, LinkJob(place.job_id, driver, origin))
+        link.have_two_wait()
     try:
         allocation = allocation_of(place, is_patient=origin is not None)
         if allocation.this_node != allocation.head:
@@ -78,11 +80,8 @@ def run_attempt(
             if comes_back:
                 return _end_of_child(argv, environ)
             os.execvpe(argv[0], argv, environ)
-        link = None
-        if origin is not None and queue is not None:
-            link = ChainLink(run, config.launch, queue, LinkJob(allocation.job_id, driver, origin))
-            if (code := _end_of_chain(run, link, is_first=not origin.successor_of)) is not None:
-                return code
+        if link is not None and (code := _end_of_chain(run, link)) is not None:
+            return code
         folder = working_dir(run)
         container = container_of(config.launch, config, [run.path, folder, config.cache_path])
         if container is not None:
@@ -145,10 +144,10 @@ def allocation_of(place: Place, is_patient: bool, sleep: Callable[[float], None]
     return place.allocation()
 
 
-def _end_of_chain(run: RunDir, link: ChainLink, is_first: bool) -> int | None:
+def _end_of_chain(run: RunDir, link: ChainLink) -> int | None:
     """Have the link decide whether its chain goes on; returns the exit code where it does not."""
     decision = link.decide()
-    if not (is_first and decision.goes_on):
+    if not (link.is_first and decision.goes_on):
         say(decision.why)
     if owner := abandoned_by(run, link.before):
         close_record(run, owner)
@@ -182,6 +181,6 @@ def supervise(supervisor: Supervisor, run: RunDir, link: ChainLink | None, place
         at_the_end.callback(link.tell)  # last, since it may take its time
         at_the_end.callback(lock.release)
         link.start()
-        supervisor.chore = link.queue_again
+        supervisor.chore = link.try_again
         at_the_end.callback(link.finish, record)
         return supervisor.run()

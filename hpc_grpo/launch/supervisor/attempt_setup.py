@@ -38,7 +38,6 @@ from hpc_grpo.run.source import packed_source, sums_digest
 from hpc_grpo.system.hugging_face import find_model
 
 _NONCE_BYTES = 6
-_MODELS = ("model.path", "ppo.critic", "distill.teacher")
 
 
 def new_nonce() -> str:
@@ -180,7 +179,7 @@ def needed_everywhere(config: Config, begun_at: float) -> dict[str, str]:
     What a reward is given and has changed since the run began, in unix seconds, the reward itself writes: a cache.
     """
     values = flat(config.model_dump(mode="json", exclude={"run", "launch"}))
-    needed = {key: str(value) for key, value in values.items() if key in _MODELS and _is_here(value)}
+    needed = {key: path for key, path in config.models.items() if _is_here(path)}
     for key, value in values.items():
         if ".args." in key:
             paths = [path for path in _texts(value) if _is_here(path) and Path(path).stat().st_mtime < begun_at]

@@ -22,6 +22,7 @@ from hpc_grpo.launch.agent.folders import OwnedDir
 from hpc_grpo.launch.agent.program import Inside, Program
 from hpc_grpo.launch.agent.watch import WAKING_S, Watch, Watched
 from hpc_grpo.run.contract import PULSE_VARIABLE
+from hpc_grpo.run.files import when_there_is_space
 from hpc_grpo.run.pulse import read_pulse
 from hpc_grpo.run.stacks import STACKS_SIGNAL
 from hpc_grpo.system.output import ForeignOutput, drawn, undrawn
@@ -46,7 +47,7 @@ class Driver:
     ) -> None:
         """Start it, in `cwd`; `inside` a container, which sees no descriptor of this process, by a folder."""
         self._terminal = sys.stdout.isatty()
-        self._log: BinaryIO = log_path.open("ab")
+        self._log: BinaryIO = when_there_is_space(lambda: log_path.open("ab"), log_path.name)
         self._printed = b""
         self._output = ForeignOutput()
         self._reader, writer = pty.openpty() if self._terminal else os.pipe()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
 
 from hpc_grpo.errors import (
@@ -18,6 +17,7 @@ from hpc_grpo.errors import (
 from hpc_grpo.launch.supervisor import events
 from hpc_grpo.launch.supervisor.events import End
 from hpc_grpo.run.attempt import ExitKind
+from hpc_grpo.system.signals import signal_name
 
 
 def end_of_driver(ended: events.DriverEnded, signalled: str, lost: Mapping[str, str], told: str = "") -> End:
@@ -47,7 +47,7 @@ def end_of_driver(ended: events.DriverEnded, signalled: str, lost: Mapping[str, 
     if returncode == EXIT_COMPLETE:
         return End("crash", EXIT_CRASH, "The driver exited with 0 but wrote no COMPLETE: it ended without finishing.")
     if returncode < 0:
-        name = signal.Signals(-returncode).name
+        name = signal_name(-returncode)
         if name == "SIGKILL":  # which no process lives to say
             said = " (often the kernel, out of memory); see driver.log."
         return End("crash", 128 - returncode, f"The driver was killed by {name}{said}")

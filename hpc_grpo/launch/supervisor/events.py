@@ -41,13 +41,13 @@ class BringUpFailed:
 
 @dataclass(frozen=True)
 class Signalled:
-    """The supervisor was sent a signal: SIGTERM and SIGINT ask for the end, SIGUSR1 warns of it."""
+    """The supervisor was sent a signal: SIGTERM, SIGHUP and SIGINT ask for the end, SIGUSR1 warns of it."""
 
     signal: int
 
 
 class NodesTold:
-    """A SIGTERM has told the agents to end; the supervisor has not been sent one, or not yet."""
+    """A signal asked the agents to end; the supervisor has not been sent one, or not yet."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,7 @@ class Do(enum.Enum):
     WRITE_STACKS = "have every process of training write its stacks"
     FORM_AGAIN = "end every agent, and bring Ray up anew on the nodes that answer"
     ASK_QUEUE = "ask the queue whether it preempts this job"
-    HOLD_NODES = "have agents that were told to end keep Ray"
-    LET_NODES_GO = "have them end at once"
+    LET_NODES_GO = "have agents end at once that a signal asks to end"
     NAME_STOPPED = "have agents report processes that are stopped: a crash may be for want of one"
     SAVE_RECORD = "write attempt.json"
 

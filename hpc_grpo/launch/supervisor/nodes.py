@@ -27,7 +27,7 @@ from hpc_grpo.launch.place.node_process import LineReader
 from hpc_grpo.launch.supervisor.agent_link import AgentLink, Heartbeats
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup, new_nonce
 from hpc_grpo.launch.supervisor.events import Loss
-from hpc_grpo.run.files import write_atomic
+from hpc_grpo.run.files import when_there_is_space, write_atomic
 from hpc_grpo.run.owner import make_private_dir
 from hpc_grpo.run.source import own_command
 
@@ -104,7 +104,8 @@ class Nodes:
         )
 
     def publish_ray(self) -> None:
-        write_atomic(self._setup.ray_address_file, self.ray_address)
+        write = lambda: write_atomic(self._setup.ray_address_file, self.ray_address)  # noqa: E731
+        when_there_is_space(write, "the address of Ray")
 
     def lost(self) -> dict[str, Loss]:
         return {link.node: loss for link in self._links if (loss := link.loss()) is not None}
@@ -234,5 +235,10 @@ class RayWatch:
 
 def _make_token(path: Path) -> None:
     """Write a new token for this Ray into a file that only the user can read; one that is found may be known."""
-    make_private_dir(path.parent)
-    write_atomic(path, secrets.token_hex(32), mode=0o600)
+    token = secrets.token_hex(32)
+
+    def write() -> None:
+        make_private_dir(path.parent)
+        write_atomic(path, token, mode=0o600)
+
+    when_there_is_space(write, "Ray's token")

@@ -85,8 +85,6 @@ class Processes:
                 return self._form_again()
             case Do.ASK_QUEUE:
                 return events.QueueAnswered(self._left_of_preempted())
-            case Do.HOLD_NODES:
-                self.nodes.order(Order.HOLD)
             case Do.LET_NODES_GO:
                 self.nodes.order(Order.LET_GO)
             case Do.NAME_STOPPED:

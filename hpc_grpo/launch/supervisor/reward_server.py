@@ -9,10 +9,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from hpc_grpo.config.launch import RewardServerConfig
 from hpc_grpo.errors import NodesUnavailableError
 from hpc_grpo.launch.environment.rules import is_denied
+from hpc_grpo.system.listeners import holders, listeners
+from hpc_grpo.system.process_tree import descendants, end_processes, session_members
 from hpc_grpo.system.processes import die_with_parent
 from hpc_grpo.system.say import say
 
@@ -20,13 +23,20 @@ _ASK_EVERY_S = 0.5
 _ANSWER_S = 5.0
 _AGAIN_S = 2.0
 _TAIL_LINES = 12
+_END_S = 1.0
+_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class RewardServer:
-    """The running server; its output is in `log`. One that dies is started again: rewards that ask it wait for it."""
+    """The running server; its output is in `log`. One that dies is started again: rewards that ask it wait for it.
+
+    Whoever listens on its port gets prompts and decides scores, so that must be the server or a process below it.
+    """
 
     def __init__(self, asked: RewardServerConfig, log: Path, cwd: Path) -> None:
         self._asked, self._log, self._cwd = asked, log, cwd
+        address = urlsplit(asked.health_url)
+        self._port = address.port or (443 if address.scheme == "https" else 80)
         self._start()
 
     def wait_until_healthy(self, goes_on: Callable[[], bool]) -> bool:
@@ -36,6 +46,7 @@ class RewardServer:
         """
         begun = time.monotonic()
         while not self._answers():
+            self._refuse_others()
             waited_s = time.monotonic() - begun
             if self._process.poll() is not None:
                 self._fail(f"ended with exit code {self._process.returncode} before it answered")
@@ -44,14 +55,47 @@ class RewardServer:
             if waited_s > self._asked.deadline_s:
                 self._fail(f"did not answer at {self._asked.health_url} within {waited_s:.0f} s")
             time.sleep(_ASK_EVERY_S)
+        self._refuse_others()
         say(f"The reward server answers at {self._asked.health_url} ({time.monotonic() - begun:.1f} s).")
         return True
 
     def keep_alive(self) -> None:
-        """Start it again where it has died, but not at every turn."""
+        """Start it again where it has died, but not at every turn.
+
+        Raises NodesUnavailableError where somebody else has taken its port meanwhile.
+        """
         if self._process.poll() is not None and time.monotonic() - self._started_at > _AGAIN_S:
             say(f"The reward server ended with {self._process.returncode}; starting it again. Its log: {self._log}")
+            end_processes(self._left, _END_S)
+            self._refuse_others()
             self._start()
+
+    def _left(self) -> list[int]:
+        """Return what the ended server has left: children in its session, and those that keep its port."""
+        below = descendants(os.getpid())
+        session = set(session_members(self._process.pid))
+        on_port = {pid for pids in holders(listeners(self._port), below).values() for pid in pids}
+        return [pid for pid in below if pid in session | on_port]
+
+    def _refuse_others(self) -> None:
+        """Raise NodesUnavailableError where a process that is not below this one listens on the server's port."""
+        before = self._others()
+        still = self._others() if before else {}  # not a socket whose process ended between two looks
+        for user in (before[inode] for inode in before.keys() & still.keys()):
+            whose = "another process of yours" if user == os.geteuid() else f"a process of user {user}"
+            self._fail(
+                f"cannot have port {self._port}: {whose} listens there, and would be sent what rewards ask. "
+                f"Choose another port in launch.reward_server and in the reward's url"
+            )
+
+    def _others(self) -> dict[int, int]:
+        """Return the sockets on the server's port that no process below this one holds: inode -> user.
+
+        Leaves out root's, which has the ports of containers.
+        """
+        found = listeners(self._port)
+        ours = holders(found, descendants(os.getpid())) if found else {}
+        return {inode: user for inode, user in found.items() if not ours[inode] and (user != 0 or os.geteuid() == 0)}
 
     def _start(self) -> None:
         environ = {name: value for name, value in os.environ.items() if not is_denied(name)}
@@ -75,7 +119,7 @@ class RewardServer:
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(self._asked.health_url, timeout=_ANSWER_S):
+            with _DIRECTLY.open(self._asked.health_url, timeout=_ANSWER_S):
                 return True
         except urllib.error.HTTPError as error:
             return error.code < 500  # it is there, and wants a token, say
@@ -84,6 +128,4 @@ class RewardServer:
 
     def _fail(self, how: str) -> None:
         tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
-        raise NodesUnavailableError(
-            f"The reward server {how}; training has not begun. {self._log} ends with:\n{tail or '(it said nothing)'}"
-        )
+        raise NodesUnavailableError(f"The reward server {how}. {self._log} ends with:\n{tail or '(it said nothing)'}")

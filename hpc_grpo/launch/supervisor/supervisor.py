@@ -23,6 +23,7 @@ from hpc_grpo.launch.supervisor.nodes import Nodes
 from hpc_grpo.launch.supervisor.processes import Processes
 from hpc_grpo.launch.supervisor.transitions import State, react
 from hpc_grpo.run.checkpoint import newest_step
+from hpc_grpo.run.files import when_there_is_space
 from hpc_grpo.run.last_error import last_error_in_a_line
 from hpc_grpo.run.stacks import STACKS_NAME
 from hpc_grpo.system.processes import adopt_orphans
@@ -41,7 +42,8 @@ class Supervisor:
         self._signals = Signals()
         self._next_look = 0.0
         step = newest_step(setup.run)
-        self._state = State(setup.max_stalled_restarts, stacks_dir=setup.dir / STACKS_NAME, step=step)
+        grace_s = setup.place.stop_grace_s
+        self._state = State(setup.max_stalled_restarts, setup.dir / STACKS_NAME, grace_s, step=step)
         self.chore: Callable[[], None] = lambda: None
         self.record = setup.new_record(first_step=step)
         self._processes = Processes(setup, nodes, driver_command, self.record)
@@ -50,7 +52,7 @@ class Supervisor:
     def run(self) -> int:
         """Run the attempt and return the exit code to end with. Raises HpcGrpoError if Ray did not come up."""
         adopt_orphans()
-        self._dir.mkdir(parents=True)
+        when_there_is_space(lambda: self._dir.mkdir(parents=True, exist_ok=True), "the attempt's folder")
         self.record.save(self._dir)
         # The owner of the lock before may have saved while it was waited for.
         self._state = replace(self._state, step=newest_step(self._run))

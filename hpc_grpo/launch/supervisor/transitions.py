@@ -9,10 +9,10 @@ file or starts a process: `supervisor.py` observes the events and performs the a
     bring_up  BringUpFailed       Fail; with nodes lost before, or that may come back,  over
                                   as lost nodes (below)
     bring_up  asked to end        Forward, SAVE_RECORD, Fail; of NodesTold too          over
-    training  asked to end        Forward, SAVE_RECORD; of SIGTERM KILL_DRIVER in 60 s  training
-                                  and ASK_QUEUE
-    training  NodesTold           HOLD_NODES, Forward, SAVE_RECORD, ASK_QUEUE           training
-    training  it is preempted     HOLD_NODES; KILL_DRIVER shortly before its end        training
+    training  asked to end        Forward, SAVE_RECORD; of SIGTERM and SIGHUP           training
+                                  ASK_QUEUE, and KILL_DRIVER after the place's grace
+    training  NodesTold           Forward, SAVE_RECORD, ASK_QUEUE; KILL_DRIVER as then  training
+    training  it is preempted     KILL_DRIVER shortly before its end                    training
     training  it is cancelled     LET_NODES_GO                                          training
     training  asked to end again  Forward, SAVE_RECORD; KILL_DRIVER now                 training
     training  NodesLost           SAVE_RECORD, Say; KILL_DRIVER in 10 s                 training
@@ -48,6 +48,7 @@ from hpc_grpo.launch.supervisor import events
 from hpc_grpo.launch.supervisor.endings import end_by_error, end_of_driver
 from hpc_grpo.launch.supervisor.events import Action, Do, End, Event, Fail, Forward, RunFacts, Say, StartDriver
 from hpc_grpo.run.attempt import ExitKind
+from hpc_grpo.system.signals import END_SIGNALS
 
 DRIVER_GRACE_S = 10.0
 _SETTLE_S = 3.0
@@ -57,24 +58,23 @@ _STACKS_S = 5.0
 _EXPLAINS_S = 60.0
 """A driver that crashes so soon after a process was ended that was late did so for want of it."""
 _TEARDOWN_S = 10.0  # kept of what a preempted job has left, for its nodes
-_STOP_GRACE_S = 60.0
-"""After SIGTERM, behind which Slurm's SIGKILL waits, the driver may take so long to checkpoint. After Ctrl+C it may
-take as long as it needs; a second signal ends it at once."""
 
 
 @dataclass(frozen=True)
 class State:
     """All that a reaction depends on besides the event. Times are those of `time.monotonic()`.
 
-    `step`: the newest checkpoint when the driver last started. `signalled`: the signal that asked this process to end;
-    `told`: why its nodes alone were, by preemption say. `lost`: node -> why, of the present nodes.
-    `stalled`: tries in a row without a new checkpoint, by how the driver ended. `late`: why the last process was ended
-    that was late, at `late_at`. `ended`: the driver's end, while settling. `ending`: how the attempt ends if FORM_AGAIN
-    finds too few nodes.
+    `step`: the newest checkpoint when the driver last started. `stop_grace_s`: the place's. A driver has so long for
+    its checkpoint after SIGTERM or SIGHUP, and no limit after Ctrl+C; a second signal ends it at once. `signalled`: the
+    signal that asked this process to end. `told`: why its nodes alone were, by preemption say. `lost`: node -> why, of
+    the present nodes. `stalled`: tries in a row without a new checkpoint, by how the driver ended. `late`: why the last
+    process was ended that was late, at `late_at`. `ended`: the driver's end, while settling. `ending`: how the attempt
+    ends if FORM_AGAIN finds too few nodes.
     """
 
     max_stalled: int
     stacks_dir: Path
+    stop_grace_s: float = math.inf
     step: int = 0
     phase: Literal["bring_up", "training", "settling", "forming", "over"] = "bring_up"
     was_formed_again: bool = False
@@ -138,29 +138,32 @@ def _on_signal(state: State, number: int, now: float) -> Reaction:
     """Pass the signal on. One that asks for the end limits the driver's time; before training it ends the attempt."""
     if number == signal.SIGUSR1:
         return state, [Forward(number)]
+    if number == signal.SIGHUP and state.signalled:
+        return state, []  # a terminal that is gone tells twice: by the kernel, and by its shell
     # Saved at once, since SIGKILL may follow before anything else is said.
-    actions: list[Action] = [Forward(number), Do.SAVE_RECORD]
+    asked = signal.SIGTERM if number in END_SIGNALS else number  # a driver takes a hangup for nothing
+    actions: list[Action] = [Forward(asked), Do.SAVE_RECORD]
     if state.signalled:
         return replace(state, kill_at=now), actions
-    if number == signal.SIGTERM and state.phase != "bring_up":
+    if asked == signal.SIGTERM and state.phase != "bring_up":
         actions.append(Do.ASK_QUEUE)
     name = signal.Signals(number).name
-    state = replace(state, signalled=name, kill_at=now + _STOP_GRACE_S if number == signal.SIGTERM else state.kill_at)
+    kill_at = now + state.stop_grace_s if asked == signal.SIGTERM else state.kill_at
+    state = replace(state, signalled=name, kill_at=kill_at)
     if state.phase == "bring_up":
         return replace(state, phase="over"), [*actions, Fail(EndAskedError(f"Ray is not up yet ({name})", state.step))]
     return state, actions
 
 
 def _on_told_nodes(state: State, now: float) -> Reaction:
-    """Have the run saved, on nodes that would end: of a cancelled job this process is signalled too."""
+    """Have the run saved, while the nodes stay: of a cancelled job this process is signalled too."""
     if state.signalled or state.told:
         return state, []
-    state = replace(state, told="A SIGTERM told the nodes of this attempt to end.")
+    state = replace(state, told="A signal told the nodes of this attempt to end.")
     actions: list[Action] = [Forward(signal.SIGTERM), Do.SAVE_RECORD]
     if state.phase == "bring_up":
         return replace(state, phase="over"), [*actions, Fail(LaunchError(f"{state.told} They were still coming up."))]
-    kill_at = min(state.kill_at, now + _STOP_GRACE_S)
-    return replace(state, kill_at=kill_at), [Do.HOLD_NODES, *actions, Do.ASK_QUEUE]
+    return replace(state, kill_at=min(state.kill_at, now + state.stop_grace_s)), [*actions, Do.ASK_QUEUE]
 
 
 def _on_answer(state: State, left_s: float | None, now: float) -> Reaction:
@@ -169,7 +172,7 @@ def _on_answer(state: State, left_s: float | None, now: float) -> Reaction:
         return state, [Do.LET_NODES_GO] if state.signalled else []
     told = f"The queue preempts this job, {left_s:.0f} s before it takes the nodes."
     state = replace(state, told=told, signalled="", kill_at=now + max(left_s - _TEARDOWN_S, 0.0))
-    return state, [Do.HOLD_NODES, Do.SAVE_RECORD, Say(f"{told} The run is saved now.")]
+    return state, [Do.SAVE_RECORD, Say(f"{told} The run is saved now.")]
 
 
 def _on_lost_nodes(state: State, event: events.NodesLost, now: float) -> Reaction:

@@ -1,4 +1,4 @@
-"""The reference of the KL: the model that training began with, or one that follows the policy.
+"""The reference of the KL: the model that training began with, another model, or one that follows the policy.
 
 Its pieces are what this rank holds of each parameter, flat: the whole of it under ZeRO-1 and 2, a shard under ZeRO-3.
 """
@@ -31,7 +31,7 @@ _BUCKET_BYTES = 256 << 20
 
 @LEARNER_PARTS.register("reference")
 class Reference(LearnerPart):
-    """Scores the tokens of each microbatch; refreshed every `loss.ref_refresh_steps`, or frozen."""
+    """Scores the tokens of each microbatch; refreshed every `loss.kl.refresh_steps`, or frozen."""
 
     @staticmethod
     def is_wanted(config: Config) -> bool:
@@ -39,10 +39,11 @@ class Reference(LearnerPart):
 
     def __init__(self, config: Config, world_size: int, device: Any) -> None:
         super().__init__(config, world_size, device)
-        self.model = build_frozen(config, world_size, device, config.model.path)
+        key = "model.path" if config.loss.kl.reference is None else "loss.kl.reference"
+        self.model = build_frozen(config, world_size, device, config.models[key], key)
         self._parameters = dict(self.model.hf_named_parameters())
         self._averages: dict[str, Tensor] = {}
-        if config.loss.averages_reference and config.model.dtype != "float32":
+        if config.loss.kl.averages and config.model.dtype != "float32":
             # An average in 16 bits would stand still: a step of it is less than what rounding takes.
             self._averages = {name: _piece(p).float() for name, p in self._parameters.items()}
 
@@ -52,11 +53,11 @@ class Reference(LearnerPart):
     def after_step(self, policy: PolicyModel, num_steps: int) -> None:
         """Take the policy's weights, or move a share of the way to them, where a refresh is due. A collective.
 
-        reference = ref_mixup * policy + (1 - ref_mixup) * reference
+        reference = mixup * policy + (1 - mixup) * reference
 
-        TRL's `sync_ref_model`, and with ref_mixup = 1 the iterations of GRPO (arXiv:2402.03300, algorithm 1).
+        TRL's `sync_ref_model`, and with mixup = 1 the iterations of GRPO (arXiv:2402.03300, algorithm 1).
         """
-        every = self.config.loss.ref_refresh_steps
+        every = self.config.loss.kl.refresh_steps
         if every is None or num_steps % every:
             return
         specs = parameter_specs(policy, self.config.model.dtype)
@@ -67,18 +68,18 @@ class Reference(LearnerPart):
 
     def save(self, folder: Path, files: StagedFiles) -> Sequence[Path]:
         """Save this rank's share of a reference that is refreshed; a frozen one is the model that the run names."""
-        if self.config.loss.ref_refresh_steps is not None:
+        if self.config.loss.kl.refresh_steps is not None:
             shares = {name: self._share(name) for name in self._parameters}
             files.save(shares, _file(folder, dist.get_rank()))
         return ()
 
     def load(self, folder: Path, files: StagedFiles) -> None:
         """Restore a reference that is refreshed, whatever number of learners wrote it. Raises ConfigError without."""
-        if self.config.loss.ref_refresh_steps is None:
+        if self.config.loss.kl.refresh_steps is None:
             return
         written = sorted(folder.glob(_file(folder, "*").name), key=lambda file: int(file.stem.rpartition("_")[2]))
         if not written:
-            raise ConfigError(f"Checkpoint {folder} holds no reference, which loss.ref_refresh_steps refreshes.")
+            raise ConfigError(f"Checkpoint {folder} holds no reference, which loss.kl.refresh_steps refreshes.")
         starts = dict.fromkeys(self._parameters, 0)
         for file in written:
             for name, share in files.load(str(file), map_location="cpu").items():
@@ -90,7 +91,7 @@ class Reference(LearnerPart):
     def _mix(self, name: str, weight: Tensor) -> None:
         """Move the reference's parameter `name` towards the policy's whole `weight`."""
         policy = _like_piece(weight, self._parameters[name])
-        held, share = self._held(name), self.config.loss.ref_mixup
+        held, share = self._held(name), self.config.loss.kl.mixup
         held.copy_(policy) if share == 1.0 else held.lerp_(policy.to(held.dtype), share)
         self._set(name, held)
 

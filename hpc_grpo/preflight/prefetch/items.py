@@ -12,10 +12,6 @@ DATA_FILES = (".jsonl", ".json", ".parquet", ".arrow")
 _MADE_HERE = "reasoning_gym:"
 
 
-MODEL_KEYS = ("model.path", "distill.teacher", "ppo.critic")
-"""Keys that name models, not data."""
-
-
 @dataclass(frozen=True)
 class Item:
     """A model or data set. `key` is where the config names it, such as data.train.path or data.train.mix.0.path; one
@@ -31,14 +27,11 @@ class Item:
 
 
 def items_of(config: Config, working_dir: Path) -> list[Item]:
-    """Return the items of a run, the model first: data are tokenized with it. The KL reference is the same model.
+    """Return the items of a run, the model first: data are tokenized with it.
 
     `working_dir` is the folder that the run would read from: one named like ORGANISATION/NAME wins over the hub.
     """
-    teacher = config.distill.teacher if config.needs.teacher else None
-    critic = config.ppo.critic if config.needs.critic else None
-    named = zip(MODEL_KEYS, (config.model.path, teacher, critic), strict=True)
-    items = [Item(key, name, _is_local_model(name, working_dir)) for key, name in named if name is not None]
+    items = [Item(key, name, _is_local_model(name, working_dir)) for key, name in config.models.items()]
     for key, source in [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]:
         items.append(Item(f"{key}.path", source.path, _is_local_dataset(source.path, working_dir)))
     return items

@@ -18,11 +18,11 @@ from hpc_grpo.data.tokenizer import (
     check_context_length,
     load_tokenizer,
     model_folder,
-    refuse_other_vocabulary,
+    refuse_other_vocabularies,
     stop_token_ids,
 )
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.preflight.prefetch.items import MODEL_KEYS, Item, source_of
+from hpc_grpo.preflight.prefetch.items import Item, source_of
 from hpc_grpo.system.hugging_face import WEIGHT_FORMS, read_header, weight_files
 
 _NETWORK_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
@@ -40,7 +40,7 @@ def shut_off_network() -> None:
 
 def verify(config: Config, item: Item) -> dict[str, Any]:
     """Load the item with the run's own code; return `folder` and `num_bytes`. Raises ConfigError where it fails."""
-    return _verify_model(config, item) if item.key in MODEL_KEYS else _verify_dataset(config, item)
+    return _verify_model(config, item) if item.key in config.models else _verify_dataset(config, item)
 
 
 def _verify_model(config: Config, item: Item) -> dict[str, Any]:
@@ -49,8 +49,8 @@ def _verify_model(config: Config, item: Item) -> dict[str, Any]:
         tokenizer = load_tokenizer(config)
         check_context_length(config)
         stop_token_ids(config, tokenizer)
-    if item.key == "distill.teacher":
-        refuse_other_vocabulary(config)
+    if item.key in config.scoring_models:
+        refuse_other_vocabularies(config)
     check_weights(folder)
     files = (file for file in folder.rglob("*") if file.is_file())
     return {"folder": str(folder), "num_bytes": sum(file.stat().st_size for file in files)}

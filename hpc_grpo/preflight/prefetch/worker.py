@@ -20,7 +20,7 @@ import yaml
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.preflight.prefetch.items import MODEL_KEYS, Item, items_of, source_of
+from hpc_grpo.preflight.prefetch.items import Item, items_of, source_of
 from hpc_grpo.system.hugging_face import WEIGHT_FORMS
 
 _WEIGHTS = tuple(
@@ -70,7 +70,7 @@ def _fetched(config: Config, item: Item) -> dict[str, Any]:
         from huggingface_hub import HfApi, snapshot_download
 
         # A question first that fails at once: other calls try for 23 s to reach a hub that this machine has no way to.
-        if item.key in MODEL_KEYS:
+        if item.key in config.models:
             siblings = HfApi().model_info(item.name).siblings or []
             files = needed_files(item.name, [file.rfilename for file in siblings])
             snapshot_download(item.name, allow_patterns=[glob.escape(file) for file in files])

@@ -3,87 +3,86 @@
 from __future__ import annotations
 
 import json
-import re
-import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from hpc_grpo.config.section import Section
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.rewards import reward
-from hpc_grpo.rewards.sandbox.isolation import CaseResult, Limits, describe, find_isolation, run_job
+from hpc_grpo.rewards import Group, reward
+from hpc_grpo.rewards.answers import after_thoughts
+from hpc_grpo.rewards.fences import last_block
+from hpc_grpo.rewards.sandbox.isolation import (
+    CHOICES,
+    UNIT_TESTS,
+    CaseResult,
+    Limits,
+    describe,
+    find_isolation,
+    run_job,
+)
 
-_FENCED = re.compile(r"```(?:[Pp]ython3?|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
-
-_TESTER = """
-import json, os, sys, types
-
-def main():
-    job = json.load(sys.stdin)
-    module = types.ModuleType("solution")
-    sys.modules["solution"] = module
-    exec(compile(job["program"], "solution.py", "exec"), module.__dict__)
-    exec(compile(job["tests"], "tests.py", "exec"), module.__dict__)
-    os.write(int(os.environ["VERDICT_FD"]), job["token"].encode())
-
-main()
-"""
-"""Runs program and tests in one namespace; only the end of the tests brings the token out, not an exit code of 0."""
+_PYTHON = ("python", "python3", "py", "py3")
 
 
-def prepare(isolation: str = "strong", timeout_s: float = 10.0, **args: Any) -> str:
+class CodeSettings(Section):
+    tests_field: str = Field("tests", description="Column with the tests of each row.")
+    with_prompt: bool = Field(False, description="Put the row's own prompt in front of the program.")
+    prompt_field: str = Field("prompt", description="Column with the prompt of each row, for with_prompt.")
+    partial: bool = Field(False, description="Score the share of cases that passed.")
+    isolation: Literal[CHOICES] = Field(  # type: ignore[valid-type]
+        "strong", description="strong: namespaces or bubblewrap; limits: neither of them."
+    )
+    parallel: PositiveInt = Field(8, description="Programs that run at the same time.")
+    time_s: PositiveFloat = Field(2.0, description="Processor seconds of one case; three times as many by the clock.")
+    memory_mib: PositiveInt = Field(512, description="Memory of one case.")
+    processes: PositiveInt = Field(32, description="Processes of one case.")
+    tmp_mib: PositiveInt = Field(64, description="Size of /tmp, which is in memory.")
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.time_s, self.memory_mib, self.processes, self.tmp_mib)
+
+
+def prepare(settings: CodeSettings, timeout_s: float, is_resume: bool) -> str:
     """Say what isolation there is. Raises ConfigError where it is weaker than wanted, or one endless loop takes all."""
-    if timeout_s <= (longest_s := _limits(args).wall_s):
+    if timeout_s <= (longest_s := settings.limits.wall_s):
         raise ConfigError(
-            f"code: a program may take {longest_s:g} s by the clock (3 * time_s), and the call of a group ends after "
-            f"timeout_s = {timeout_s:g}. Raise rewards.N.timeout_s: endless loops are then scored, and not masked."
+            f"a program may take {longest_s:g} s by the clock (3 * time_s), and a completion has timeout_s = "
+            f"{timeout_s:g}. Raise rewards.N.timeout_s: groups of endless loops are then scored, and not masked."
         )
-    return describe(find_isolation(isolation))
+    return describe(find_isolation(settings.isolation))
 
 
-@reward("code", prepare=prepare)
-def code(
-    prompts: Sequence[str],
-    completions: Sequence[str],
-    tests_field: str = "tests",
-    with_prompt: bool = False,
-    partial: bool = False,
-    isolation: str = "strong",
-    parallel: int = 8,
-    time_s: float = 2.0,
-    memory_mib: int = 512,
-    processes: int = 32,
-    tmp_mib: int = 64,
-    **fields: Any,
-) -> list[float]:
+@reward("code", CodeSettings, prepare=prepare, runs_here=False)
+def code(group: Group, settings: CodeSettings) -> Iterator[float]:
     """Score 1.0 for a program that passes its tests: the last Python block in code fences, else the whole completion.
 
     The column `tests_field` is a text of Python with assertions, run behind the program, or a list of
     `{"input": …, "output": …}`, also as JSON: the program then reads stdin, and what it prints is compared without
     white space at ends of lines. With `partial` the score of such a list is the share that passed. `with_prompt` puts
-    the prompt in front of the program, where that is the head of a function.
+    the column `prompt_field` in front of the program: the head of a function, without the markup of a chat.
 
     A program has `time_s` of processor time for each case, and three times that by the clock. The sandbox has no
     network, no files but the system's, and /tmp in memory; `isolation: limits` is asked for by name alone.
     """
-    if tests_field not in fields:
-        raise ConfigError(
-            f"code needs tests: set rewards.N.args.tests_field to a column. There is no column {tests_field!r}; "
-            f"columns: {', '.join(sorted(fields)) or 'none'}."
-        )
-    limits = Limits(time_s, memory_mib, processes, tmp_mib)
-    found = find_isolation(isolation)
+    tests = group.column(settings.tests_field, "Set rewards.N.args.tests_field to the column of the tests.")
+    cases, isolation = _cases(tests), find_isolation(settings.isolation)
+    fix = "Set rewards.N.args.prompt_field to the column of the prompts."
+    head = str(group.column(settings.prompt_field, fix)) if settings.with_prompt else ""
 
-    def score(prompt: str, completion: str, tests: Any) -> float:
-        program = (prompt if with_prompt else "") + program_of(completion)
-        if (cases := _cases(tests)) is None:
-            return float(passes_tests(found, program, tests, limits))
-        passed = count_passed(found, program, cases, limits, stop_early=not partial)
-        return passed / len(cases) if partial else float(passed == len(cases))
+    def score(completion: str) -> float:
+        program = behind_head(head, program_of(completion))
+        if cases is None:
+            return float(passes_tests(isolation, program, tests, settings.limits))
+        passed = count_passed(isolation, program, cases, settings.limits, stop_early=not settings.partial)
+        return passed / len(cases) if settings.partial else float(passed == len(cases))
 
-    with ThreadPoolExecutor(parallel) as threads:
-        return list(threads.map(score, prompts, completions, fields[tests_field]))
+    with ThreadPoolExecutor(settings.parallel) as threads:
+        yield from threads.map(score, group.completions)
 
 
 def program_of(completion: str) -> str:
@@ -92,16 +91,27 @@ def program_of(completion: str) -> str:
     >>> program_of("Like this:\\n```python\\nprint(1)\\n```\\nDone.")
     'print(1)\\n'
     """
-    blocks = _FENCED.findall(completion)
-    return str(blocks[-1]) if blocks else completion
+    return last_block(after_thoughts(completion), _PYTHON)
+
+
+def behind_head(head: str, program: str) -> str:
+    r"""Return a function's head with its body, or with a program that has a head of its own.
+
+    >>> behind_head("def one():\n", "    return 1\n"), behind_head("def one():\n", "def one(): return 1")
+    ('def one():\n    return 1\n', 'def one():\n    pass\ndef one(): return 1')
+    """
+    last = (head.strip("\n").splitlines() or [""])[-1]
+    if not head.endswith("\n") or program.lstrip("\n")[:1].isspace() or not last:
+        return head + program
+    margin = last[: len(last) - len(last.lstrip())] + "    " * last.rstrip().endswith(":")
+    return f"{head}{margin}pass\n{program}"
 
 
 def passes_tests(isolation: str, program: str, tests: str, limits: Limits) -> bool:
-    """Tell whether a program's tests ran to their end."""
-    token = secrets.token_hex(16)
-    job = json.dumps({"program": program, "tests": tests, "token": token})
-    [result] = run_job(isolation, [sys.executable, "-I", "-c", _TESTER], {}, [job], limits)
-    return result.ended == "exit 0" and result.verdict == token
+    """Tell whether a program's tests ran to their end. The program runs in another process than the tests."""
+    job = json.dumps({"program": program, "tests": tests})
+    [result] = run_job(isolation, [sys.executable, "-I", str(UNIT_TESTS)], {}, [job], limits)
+    return result.ended == "exit 0" and result.verdict == "passed"
 
 
 def count_passed(
@@ -129,22 +139,13 @@ def _cases(tests: Any) -> list[tuple[str, str]] | None:
         except (ValueError, RecursionError):
             if tests.strip():
                 return None
-            raise ConfigError("code: a text of tests is empty; every program would pass it.") from None
+            raise ConfigError("a text of tests is empty; every program would pass it.") from None
     try:
         cases = [(str(case["input"]), str(case["output"])) for case in tests]
     except (TypeError, KeyError) as error:
         raise ConfigError(
-            f"code: tests are a text of Python, or a list of {{input: …, output: …}}; got {str(tests)[:200]!r}."
+            f"tests are a text of Python, or a list of {{input: …, output: …}}; got {str(tests)[:200]!r}."
         ) from error
     if not cases:
-        raise ConfigError("code: a list of tests is empty; every program would pass it.")
+        raise ConfigError("a list of tests is empty; every program would pass it.")
     return cases
-
-
-def _limits(args: Any) -> Limits:
-    limits = Limits(
-        args.get("time_s", 2.0), args.get("memory_mib", 512), args.get("processes", 32), args.get("tmp_mib", 64)
-    )
-    if min(limits.cpu_s, limits.memory_mib, limits.processes, limits.tmp_mib) <= 0 or args.get("parallel", 8) < 1:
-        raise ConfigError("code: time_s, memory_mib, processes, tmp_mib and parallel must be more than 0.")
-    return limits

@@ -11,16 +11,14 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import langdetect
-import punkt
+from pydantic import Field
 
+from hpc_grpo.config.section import Section
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.rewards import reward
-
-langdetect.DetectorFactory.seed = 0  # it draws samples: the same text must have the same language in every worker
+from hpc_grpo.rewards import Group, reward
 
 Check = Callable[..., bool]
 _CHECKS: dict[str, Check] = {}
@@ -28,53 +26,54 @@ _OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
 
 
-@reward("ifeval")
-def ifeval(
-    prompts: Sequence[str],
-    completions: Sequence[str],
-    mode: Literal["strict", "loose"] = "strict",
-    partial: bool = False,
-    ids_field: str = "instruction_id_list",
-    kwargs_field: str = "kwargs",
-    **fields: Any,
-) -> list[float]:
+class IfevalSettings(Section):
+    mode: Literal["strict", "loose"] = Field(
+        "strict", description="loose: forgive a first or last line, and asterisks."
+    )
+    partial: bool = Field(False, description="Score the share of instructions that are followed.")
+    ids_field: str = Field("instruction_id_list", description="Column with the names of a row's instructions.")
+    kwargs_field: str = Field("kwargs", description="Column with the arguments of each instruction.")
+
+
+def load() -> None:
+    import langdetect
+
+    langdetect.DetectorFactory.seed = 0  # it draws samples: a text must have the same language in every worker
+    _language("The first call reads the profiles of languages.")
+    _sentence_tokenizer()
+
+
+@reward("ifeval", IfevalSettings, load=load)
+def ifeval(group: Group, settings: IfevalSettings) -> Iterator[float]:
     """Return 1.0 where all instructions of the item are followed, else 0.0; with `partial`, the share that is.
 
     The columns are those of google/IFEval: names of instructions, and for each a mapping of its arguments. What stands
     before `</think>` is not judged. `loose`: an instruction is also followed where it is without the first line, the
     last one, or both, each with and without asterisks.
     """
-    if mode not in ("strict", "loose"):
-        raise ConfigError(f"ifeval: mode is {mode!r}. Set rewards.N.args.mode to strict or loose.")
-    if missing := {ids_field, kwargs_field} - fields.keys():
-        raise ConfigError(
-            f"ifeval: there is no column {', '.join(sorted(missing))}; columns: {', '.join(sorted(fields)) or 'none'}. "
-            f"Set rewards.N.args.ids_field and kwargs_field."
-        )
-    scores = []
-    for completion, names, arguments in zip(completions, fields[ids_field], fields[kwargs_field], strict=True):
-        checks = _checks_of(names, arguments)
+    names = group.column(settings.ids_field, "Set rewards.N.args.ids_field.")
+    checks = _checks_of(names, group.column(settings.kwargs_field, "Set rewards.N.args.kwargs_field."))
+    for completion in group.completions:
         said = completion.rpartition("</think>")[2].strip()
-        texts = [text for text in (_variants(said) if mode == "loose" else [said]) if text.strip()]
+        texts = [text for text in (_variants(said) if settings.mode == "loose" else [said]) if text.strip()]
         followed = [any(check(text) for text in texts) for check in checks]
-        scores.append(sum(followed) / len(followed) if partial else float(all(followed)))
-    return scores
+        yield sum(followed) / len(followed) if settings.partial else float(all(followed))
 
 
 def _checks_of(names: Any, arguments: Any) -> list[Check]:
     """Return the item's checks, with their arguments. Raises ConfigError for those that are unknown or lack one."""
     if not names or len(names) != len(arguments):
-        raise ConfigError(f"ifeval: the instructions {names!r} need a mapping of arguments each, not {arguments!r}.")
+        raise ConfigError(f"the instructions {names!r} need a mapping of arguments each, not {arguments!r}.")
     return [_check(name, given or {}) for name, given in zip(names, arguments, strict=True)]
 
 
 def _check(name: str, arguments: Mapping[str, Any]) -> Check:
     if name not in _CHECKS:
-        raise ConfigError(f"ifeval: there is no instruction {name!r}. There are: {', '.join(sorted(_CHECKS))}.")
+        raise ConfigError(f"there is no instruction {name!r}. There are: {', '.join(sorted(_CHECKS))}.")
     given = {key: value for key, value in arguments.items() if value is not None}
     wanted = list(inspect.signature(_CHECKS[name]).parameters)[1:]
     if sorted(given) != sorted(wanted):
-        raise ConfigError(f"ifeval: {name} takes {', '.join(wanted) or 'no arguments'}; it was given {given!r}.")
+        raise ConfigError(f"{name} takes {', '.join(wanted) or 'no arguments'}; it was given {given!r}.")
     return functools.partial(_CHECKS[name], **given)
 
 
@@ -90,7 +89,7 @@ def _instruction(name: str) -> Callable[[Check], Check]:
 
 def _compare(number: int, relation: str, threshold: int) -> bool:
     if relation not in ("less than", "at least"):
-        raise ConfigError(f"ifeval: a relation is {relation!r}. There are: less than, at least.")
+        raise ConfigError(f"a relation is {relation!r}. There are: less than, at least.")
     return number < threshold if relation == "less than" else number >= threshold
 
 
@@ -121,6 +120,8 @@ def _response_language(text: str, language: str) -> bool:
 
 def _language(text: str) -> str | None:
     """Return the language as ISO 639-1 has it; None where nothing tells, which is held against no completion."""
+    import langdetect
+
     try:
         return str(langdetect.detect(text))
     except langdetect.LangDetectException:
@@ -134,6 +135,8 @@ def _number_sentences(text: str, num_sentences: int, relation: str) -> bool:
 
 @functools.cache
 def _sentence_tokenizer() -> Any:
+    import punkt
+
     return punkt.PunktSentenceTokenizer(punkt.load_model("english"))
 
 
@@ -161,7 +164,8 @@ def _nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int
 
 @_instruction("detectable_content:number_placeholders")
 def _number_placeholders(text: str, num_placeholders: int) -> bool:
-    return len(re.findall(r"\[.*?\]", text)) >= num_placeholders
+    # A bracket that its line does not close takes the rest of the line: else each of many would read it again.
+    return sum(map(bool, re.findall(r"\[[^\]\n]*(\]?)", text))) >= num_placeholders
 
 
 @_instruction("detectable_content:postscript")
@@ -204,7 +208,12 @@ def _json_format(text: str) -> bool:
 
 @_instruction("detectable_format:title")
 def _title(text: str) -> bool:
-    return any(title.lstrip("<").rstrip(">").strip() for title in re.findall(r"<<[^\n]+>>", text))
+    """Look between the first `<<` and the last `>>` of each line."""
+    return any(
+        line[line.find("<<") : line.rfind(">>")].lstrip("<").rstrip(">").strip()
+        for line in text.split("\n")
+        if 0 <= line.find("<<") < line.rfind(">>")
+    )
 
 
 @_instruction("combination:two_responses")

@@ -3,65 +3,64 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
-import jsonschema
-from referencing import Registry
+from pydantic import Field
 
+from hpc_grpo.config.section import Section
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.rewards import reward
+from hpc_grpo.rewards import Group, reward
+from hpc_grpo.rewards.answers import after_thoughts
+from hpc_grpo.rewards.fences import last_block
 
-_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+
+class JsonSchemaSettings(Section):
+    # Not `schema`: pydantic's models have a method of that name.
+    wanted: dict[str, Any] | bool | str | None = Field(
+        None, alias="schema", description="The schema, or its text as JSON; null: that of the row."
+    )
+    schema_field: str = Field("schema", description="Column with the schema of each row.")
+    partial: float = Field(0.0, description="Score of JSON that does not follow the schema.")
 
 
-@reward("json_schema")
-def json_schema(
-    prompts: Sequence[str],
-    completions: Sequence[str],
-    schema: dict[str, Any] | bool | None = None,
-    schema_field: str = "schema",
-    partial: float = 0.0,
-    **fields: Any,
-) -> list[float]:
-    """Check the last block in code fences, else the whole completion, against `schema` or the column `schema_field`.
+def load() -> None:
+    import jsonschema  # noqa: F401
+    import referencing  # noqa: F401
+
+
+@reward("json_schema", JsonSchemaSettings, load=load)
+def json_schema(group: Group, settings: JsonSchemaSettings) -> Iterator[float]:
+    """Check the last JSON block in code fences, else the whole completion, against `schema` or the row's.
 
     A schema is an object, or its text as JSON, by the draft that its `$schema` names, else 2020-12. `partial` is the
     score of JSON that does not follow it. References to other documents are not fetched.
     """
-    if schema is None and schema_field not in fields:
-        raise ConfigError(
-            f"json_schema needs a schema: set rewards.N.args.schema, or schema_field to a column. There is no column "
-            f"{schema_field!r}; columns: {', '.join(sorted(fields)) or 'none'}."
-        )
-    schemas = [schema] * len(completions) if schema is not None else fields[schema_field]
-    scores = []
-    for completion, wanted in zip(completions, schemas, strict=True):
-        validator = _validator(wanted)
+    wanted: Any = settings.wanted
+    if wanted is None:
+        wanted = group.column(settings.schema_field, "Set rewards.N.args.schema or rewards.N.args.schema_field.")
+    validator = _validator(wanted)
+    for completion in group.completions:
         try:
-            value = json.loads(_json_text(completion), parse_constant=_refuse)
+            value = json.loads(last_block(after_thoughts(completion), ("json",)), parse_constant=_refuse)
         except (ValueError, RecursionError):
-            scores.append(0.0)
+            yield 0.0
             continue
-        scores.append(1.0 if validator.is_valid(value) else partial)
-    return scores
+        yield 1.0 if validator.is_valid(value) else settings.partial
 
 
 def _validator(schema: Any) -> Any:
     """Return a validator. Raises ConfigError for what is no schema."""
+    import jsonschema
+    from referencing import Registry
+
     try:
         schema = json.loads(schema) if isinstance(schema, str) else schema
         of_draft = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
         of_draft.check_schema(schema)
     except (ValueError, jsonschema.SchemaError) as error:
-        raise ConfigError(f"json_schema: this is no JSON schema: {str(error).splitlines()[0]}: {schema!r}") from error
+        raise ConfigError(f"this is no JSON schema: {str(error).splitlines()[0]}: {schema!r}") from error
     return of_draft(schema, registry=Registry())
-
-
-def _json_text(completion: str) -> str:
-    blocks = _FENCED.findall(completion)
-    return blocks[-1] if blocks else completion
 
 
 def _refuse(constant: str) -> None:

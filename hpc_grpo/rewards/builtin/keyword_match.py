@@ -3,43 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from hpc_grpo.errors import ConfigError
-from hpc_grpo.rewards import reward
+from pydantic import Field
+
+from hpc_grpo.config.section import Section
+from hpc_grpo.rewards import Group, reward
 
 
-@reward("keyword_match")
-def keyword_match(
-    prompts: Sequence[str],
-    completions: Sequence[str],
-    keyword_list: Sequence[str] | None = None,
-    keyword_field: str = "keywords",
-    case_sensitive: bool = False,
-    **fields: Any,
-) -> list[float]:
+class KeywordMatchSettings(Section):
+    keyword_list: list[str] | None = Field(None, description="Keywords; null: those of the row.")
+    keyword_field: str = Field("keywords", description="Column with the keywords of each row.")
+    case_sensitive: bool = Field(False, description="Upper and lower case differ.")
+
+
+@reward("keyword_match", KeywordMatchSettings)
+def keyword_match(group: Group, settings: KeywordMatchSettings) -> Iterator[float]:
     """Count keywords, as whole words. They are `keyword_list`, else the column `keyword_field`: a list of texts or
     one text with commas. An item without keywords scores 1.0: it asks for nothing.
     """
-    if keyword_list is None and keyword_field not in fields:
-        raise ConfigError(
-            f"keyword_match needs keywords: set rewards.N.args.keyword_list, or keyword_field to a column. "
-            f"There is no column {keyword_field!r}; columns: {', '.join(sorted(fields)) or 'none'}."
-        )
-    keywords = fields[keyword_field] if keyword_list is None else [keyword_list] * len(completions)
-    flags = 0 if case_sensitive else re.IGNORECASE
-    return [
-        _found_fraction(completion, _as_list(wanted), flags)
-        for completion, wanted in zip(completions, keywords, strict=True)
-    ]
+    wanted: Any = settings.keyword_list
+    if wanted is None:
+        fix = "Set rewards.N.args.keyword_list or rewards.N.args.keyword_field."
+        wanted = group.column(settings.keyword_field, fix)
+    flags = 0 if settings.case_sensitive else re.IGNORECASE
+    patterns = [re.compile(_pattern(keyword), flags) for keyword in _as_list(wanted)]
+    for completion in group.completions:
+        found = sum(pattern.search(completion) is not None for pattern in patterns)
+        yield found / len(patterns) if patterns else 1.0
 
 
-def _found_fraction(completion: str, keywords: Sequence[str], flags: int) -> float:
-    if not keywords:
-        return 1.0
-    found = [re.search(rf"(?<!\w){re.escape(keyword)}(?!\w)", completion, flags) for keyword in keywords]
-    return sum(match is not None for match in found) / len(keywords)
+def _pattern(keyword: str) -> str:
+    """Return the pattern of a whole word or phrase: in Markdown's italics too, and across lines."""
+    phrase = r"\s+".join(map(re.escape, keyword.split()))
+    return rf"(?<!\w)_{{0,2}}{phrase}_{{0,2}}(?!\w)"
 
 
 def _as_list(keywords: Any) -> list[str]:

@@ -3,62 +3,108 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from pydantic import Field
+
+from hpc_grpo.config.section import Section
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.rewards import reward
-from hpc_grpo.rewards.answers import given_answer
+from hpc_grpo.rewards import Group, reward
+from hpc_grpo.rewards.answers import after_thoughts, last_line, marked_answer, plain_characters
 
 _LATEX_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
-_SAID = r"(?i:answer|choice|option)\W{0,3}(?i:\s(?:is|was|:))?[\s:*(\"'$]{0,6}"
+_IS = r"(?:is|was|are|(?:must|should|would|will)\sbe|[:=\u2192]|[-=]>):?"
+_FILLER = (
+    r"(?:\s*\b(?:most|likely|probably|clearly|definitely|therefore|thus|indeed|the|letter|option|choice|answer)\b:?)"
+    r"{0,6}"
+)
 
 
-@reward("multiple_choice")
-def multiple_choice(
-    prompts: Sequence[str],
-    completions: Sequence[str],
-    answer: Sequence[Any] | None = None,
-    letters: str = "ABCDE",
-    **fields: Any,
-) -> list[float]:
+class MultipleChoiceSettings(Section):
+    letters: str = Field("ABCDE", min_length=1, description="Letters of the choices.")
+
+
+@reward("multiple_choice", MultipleChoiceSettings)
+def multiple_choice(group: Group, settings: MultipleChoiceSettings) -> Iterator[float]:
     r"""Compare the chosen letter with the column `answer`: a letter of `letters`, or its number counted from 0.
 
-    The choice is the marked answer (`\boxed{B}`, `<answer>B</answer>`, `#### B`), else what the last "answer is B" or
-    "answer: B" says, else the completion itself where it is `B`, `(B)` or `B. …`. Two different letters in a marked
-    answer are no choice, and neither is a letter somewhere in the text: every English text has an A.
+    The choice is in the marked answer (`\boxed{B}`, `<answer>B</answer>`, `#### B`), else in the last sentence that
+    chooses ("the answer is B", "I pick B", "B is correct"), else in a completion or a last line that is `B`, `(B)` or
+    `B. …`. A letter somewhere in the text is no choice: every English text has an A. Two letters are none either.
     """
-    if answer is None:
-        raise ConfigError("multiple_choice compares with a letter; set data.*.answer_field to its column.")
-    said = re.compile(rf"{_SAID}([{re.escape(letters)}])(?![\w'])")
-    alone = re.compile(rf"[\s(*]*([{re.escape(letters)}])(?:[).:*][\s\S]*|\s*)")
-    return [
-        float(_choice(completion, letters, said, alone) == _wanted(reference, letters))
-        for completion, reference in zip(completions, answer, strict=True)
-    ]
+    wanted = _wanted(group.answer(), settings.letters)
+    for completion in group.completions:
+        yield float(chosen_letter(completion, settings.letters) == wanted)
 
 
 def _wanted(reference: Any, letters: str) -> str:
     text = str(reference).strip().strip("().").upper()
     if text.isdecimal() and not isinstance(reference, bool) and int(text) < len(letters):
-        return letters[int(text)]
+        return letters[int(text)].upper()
     if len(text) != 1 or text not in letters.upper():
         raise ConfigError(
-            f"multiple_choice: the answer {reference!r} is none of the letters {letters}, nor a number from 0 to "
+            f"the answer {reference!r} is none of the letters {letters}, nor a number from 0 to "
             f"{len(letters) - 1}. Set rewards.N.args.letters to the letters in use."
         )
-    return letters[letters.upper().index(text)]
+    return text
 
 
-def _choice(completion: str, letters: str, said: re.Pattern[str], alone: re.Pattern[str]) -> str | None:
-    marked = given_answer(completion)
-    if marked is None:
-        found = said.findall(completion)
-        match = alone.fullmatch(completion)
-        return found[-1] if found else match[1] if match else None
-    named = set(re.findall(rf"(?<!\w)[{re.escape(letters)}](?!\w)", _LATEX_TEXT.sub(r"\1", marked)))
-    # "B. A cat": the letter in front counts, not the article behind it.
-    first = alone.match(_LATEX_TEXT.sub(r"\1", marked).strip())
-    if first is not None:
-        return first[1] if len(named) == 1 or re.match(r"\(?\w[).:]", first[0].strip()) else None
-    return named.pop() if len(named) == 1 else None
+@dataclass(frozen=True)
+class Patterns:
+    """Finds choices of some letters. `said`: in a sentence that chooses. `alone`: a text that is the choice.
+
+    `another`: a second letter beside a choice, as in "A or B". `listed`: a line of a list of options.
+    """
+
+    said: re.Pattern[str]
+    alone: re.Pattern[str]
+    another: re.Pattern[str]
+    listed: re.Pattern[str]
+
+
+@cache
+def patterns_of(letters: str) -> Patterns:
+    upper, lower = re.escape(letters.upper()), re.escape(letters.lower())
+    letter = (
+        rf"[\s\[\"'*_$`]{{0,8}}\(?(?:([{upper}])|([{lower}])(?=[\s*]*(?:[).,;:]|$)))(?![\w'+-]|\s*\?)"
+        # The article: "the answer is A large city".
+        r"(?!(?<=A)\s+(?!(?:because|since|as|and|or|is|not|which|for|with)\b)[a-z])"
+    )
+    said = (
+        rf"\b(?i:(?:answer|choice|option|selection)\b[\s*_\"']{{0,4}}(?:(?:to|for)\b[^.\n]{{0,80}}?)?\s?{_IS}{_FILLER}){letter}"
+        rf"|(?<!not\s)(?<!n't\s)\b(?i:(?:choose|chose|pick|select|selected|go\swith|opt\sfor|settled?\son){_FILLER}){letter}"
+        rf"|{letter}\)?(?i:[*\s]+is\s(?:(?:the|clearly|most|indeed|only)\s)*(?:correct|right|best|answer)\b)"
+        rf"|\b(?i:it(?:'s|\s(?:is|must\sbe))){letter}(?=[)*]*(?:[.,;!]|$))"
+    )
+    alone = (
+        rf"(?:[-*+]\s+)?(?i:(?:(?:final|correct|so|thus|hence|therefore|the|answer|option|choice|it\sis|it's|must\sbe)\b[\s,:*_]*)*)"
+        rf"{letter}(?:[).:,*\]\"'`$_]|\s[-(]|[\s`]*$)"
+    )
+    another = (
+        rf"[)*\s]*(?:(?:\b(?:or|and)\b|[/&])\s*[(*]*[{upper}](?![\w'])|,\s*[(*]*[{upper}][)*]*\W?(?:$|\s(?:or|and)\b))"
+    )
+    return Patterns(*map(re.compile, (said, alone, another, rf"(?m)^[\s(*-]*[{upper}][).:]")))
+
+
+def chosen_letter(completion: str, letters: str) -> str | None:
+    r"""Return the letter that a completion chooses; None where it chooses none, or two.
+
+    >>> chosen_letter("The answer is B. Option A is wrong.", "ABCD"), chosen_letter("It is A or B", "ABCD")
+    ('B', None)
+    """
+    patterns = patterns_of(letters)
+    text = _LATEX_TEXT.sub(r"\1", plain_characters(after_thoughts(completion)))
+    marked = marked_answer(text)
+    text = (text if marked is None else marked).strip()
+    found = list(patterns.said.finditer(text))
+    if not found and len(patterns.listed.findall(text)) < 2:
+        found = [match for line in (text, last_line(text)) if (match := patterns.alone.match(line))]
+    if not found:
+        return None
+    choice = found[-1]
+    [letter] = filter(None, choice.groups())
+    is_one = patterns.another.match(choice.string, choice.end(choice.lastindex or 0)) is None
+    return str(letter).upper() if is_one else None

@@ -1,55 +1,153 @@
-"""Built-in reward: the score that a task of reasoning-gym gives to the completion's answer, from 0.0 to 1.0."""
+"""Built-in reward: the score that a task of reasoning-gym gives to the completion's answer, from 0.0 to 1.0.
+
+Many tasks evaluate the answer: by `eval`, or by sympy, which calls `eval`. So a scorer runs in the sandbox of `code`,
+and `eval` takes expressions alone there. The sandbox gives a number back and nothing else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ast
+import builtins
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Literal
 
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from hpc_grpo.config.section import Section
 from hpc_grpo.data.sources.reasoning_gym import make_task, read_metadata
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.rewards import reward
-from hpc_grpo.rewards.answers import given_answer
+from hpc_grpo.rewards import Group, reward
+from hpc_grpo.rewards.answers import final_answer
+from hpc_grpo.rewards.sandbox.isolation import CHOICES, Limits, SandboxedScorer, SandboxError, describe, find_isolation
 
-try:
-    import reasoning_gym as _package  # noqa: F401 - seconds, which must not count against the first call's deadline
-except ImportError as error:
-    raise ConfigError("The reward reasoning_gym needs the package of that name: install hpc-grpo[tasks].") from error
+_COLUMNS = ("task", "task_args", "metadata", "question", "answer")
+_SHARE_OF_TIMEOUT = 0.8
+_START_S = 60.0
+"""The package takes seconds to import, on a busy node many."""
+
+_EVALUATED = (
+    ast.Expression, ast.Constant, ast.Name, ast.Load, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp,
+    ast.BoolOp, ast.Compare, ast.Call, ast.keyword, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
+)  # fmt: skip
+"""No attributes: they lead from any value to Python's modules."""
+_CALLED = frozenset({"abs", "complex", "float", "int", "list", "max", "min", "pow", "round", "set", "sum", "tuple"})
 
 
-@reward("reasoning_gym")
-def reasoning_gym(
-    prompts: Sequence[str], completions: Sequence[str], partial: bool = True, **fields: Sequence[Any]
-) -> list[float]:
+class ReasoningGymSettings(Section):
+    partial: bool = Field(True, description="Keep scores between 0 and 1; false: only a full score counts.")
+    isolation: Literal[CHOICES] = Field(  # type: ignore[valid-type]
+        "strong", description="Where answers are scored. strong: namespaces or bubblewrap; limits: neither of them."
+    )
+    time_s: PositiveFloat = Field(2.0, description="Processor seconds of one completion, which scores 0 beyond them.")
+    memory_mib: PositiveInt = Field(1024, description="Memory of one completion.")
+
+
+def load() -> None:
+    if find_spec("reasoning_gym") is None:
+        raise ConfigError("the package reasoning-gym is missing. Install hpc-grpo[tasks].")
+    with contextlib.suppress(ConfigError):  # `prepare` refuses, unless the settings ask for less
+        _start(ReasoningGymSettings())
+
+
+def prepare(settings: ReasoningGymSettings, timeout_s: float, is_resume: bool) -> str:
+    """Say what isolation there is. Raises ConfigError where it is weaker than wanted."""
+    _start(settings)
+    return describe(find_isolation(settings.isolation))
+
+
+@reward("reasoning_gym", ReasoningGymSettings, load=load, prepare=prepare, runs_here=False)
+def reasoning_gym(group: Group, settings: ReasoningGymSettings) -> Iterator[float]:
     """Ask the scorer of the item's task; without `partial`, only a full score counts.
 
-    The answer is the last `\\boxed{}`, `<answer>` element or `####`, else the whole completion.
+    `answers.final_answer` finds the answer, in the form of the item's own. A completion whose scoring raises, or takes
+    more than `time_s` of processor time, scores 0.
     """
-    if not {"task", "task_args", "metadata", "question", "answer"} <= fields.keys():
-        raise ConfigError("reasoning_gym scores items of reasoning_gym:TASK alone; give other data other rewards.")
-    scores = []
-    for position, completion in enumerate(completions):
-        item = {name: values[position] for name, values in fields.items()}
-        entry = {
-            "question": item["question"],
-            "answer": item["answer"] or None,
-            "metadata": read_metadata(item["metadata"]),
-        }
-        given = given_answer(completion)
-        score = _score(_task(item["task"], item["task_args"]), completion.strip() if given is None else given, entry)
-        scores.append(score if partial else float(score >= 1.0))
-    return scores
+    fix = "This reward scores rows of reasoning_gym:TASK alone. Name another reward."
+    row = {column: group.column(column, fix) for column in _COLUMNS}
+    sandbox = _sandbox(find_isolation(settings.isolation), settings.time_s, settings.memory_mib)
+    wall_s = min(3.0 * settings.time_s, _SHARE_OF_TIMEOUT * group.timeout_s)
+
+    def score(text: str) -> float | None:
+        return sandbox.score(f"{__name__}:scorer", text, wall_s, **row)
+
+    for completion in group.completions:
+        found = score(final_answer(completion, row["answer"] or ""))
+        if found is None:
+            found = 0.0
+        elif math.isnan(found):  # it raised: over this text alone, or over any, which a 0 would hide
+            own = score(row["answer"]) if row["answer"] else None
+            if own is not None and math.isnan(own):
+                raise RuntimeError(f"the scorer of {row['task']} raises over the row's own answer {row['answer']!r}")
+            found = 0.0
+        found = min(max(found, 0.0), 1.0)
+        yield found if settings.partial else float(found == 1.0)
 
 
-def _score(task: Any, given: str, entry: Mapping[str, Any]) -> float:
-    """Return the task's score; 0.0 where its scorer raises, as some do over text that is no answer of theirs."""
+@cache
+def _sandbox(isolation: str, time_s: float, memory_mib: int) -> SandboxedScorer:
+    return SandboxedScorer(isolation, Limits(cpu_s=time_s, memory_mib=memory_mib))
+
+
+def _start(settings: ReasoningGymSettings) -> None:
+    """Import the package in the sandbox: a cold file system's time must not count against a call."""
+    sandbox = _sandbox(find_isolation(settings.isolation), settings.time_s, settings.memory_mib)
     try:
-        return float(task.score_answer(given, entry))
-    except Exception:  # noqa: BLE001 - prime_factorization, say, reads every word as a number
-        # One that raises over its own answer is broken, and a 0 would hide that.
-        if entry["answer"] is not None:
-            task.score_answer(entry["answer"], entry)
-        return 0.0
+        sandbox.score(f"{__name__}:imported", "0", _START_S)
+    except SandboxError as error:
+        raise ConfigError(f"the sandbox cannot import the package reasoning-gym: {error}") from error
 
 
-_task = cache(make_task)
+def imported() -> Callable[[str], float]:
+    """Import in the sandbox what its scorers need."""
+    import reasoning_gym  # noqa: F401
+
+    return float
+
+
+def scorer(task: str, task_args: str, metadata: str, question: str, answer: str) -> Callable[[str], float]:
+    """Return the scorer of an item, in the sandbox."""
+    made = make_task(task, task_args)
+    entry: Mapping[str, Any] = {"question": question, "answer": answer or None, "metadata": read_metadata(metadata)}
+
+    def score(text: str) -> float:
+        builtins.eval = evaluate  # type: ignore[assignment]
+        try:
+            return float(made.score_answer(text, entry))
+        except Exception:  # noqa: BLE001 - prime_factorization, say, reads every word as a number
+            return math.nan
+
+    return score
+
+
+_python_eval = eval
+
+
+def evaluate(source: str, names: Any = None, local: Any = None) -> Any:
+    """Evaluate an expression of literals, operators, sympy's functions and a few of Python's, in place of `eval`.
+
+    Raises ValueError for any other: an answer could otherwise write its own score.
+    """
+    caller = sys._getframe(1)
+    names = caller.f_globals if names is None else names
+    local = (caller.f_locals if names is caller.f_globals else names) if local is None else local
+    tree = ast.parse(source.lstrip(" \t"), mode="eval")
+    for node in ast.walk(tree):
+        is_taken = isinstance(node, _EVALUATED)
+        if isinstance(node, ast.Name):
+            is_taken = node.id in _CALLED or _is_mathematics(local.get(node.id, names.get(node.id)))
+        if not is_taken:
+            raise ValueError(f"an answer is an expression, not {ast.unparse(node)!r}")
+    return _python_eval(compile(tree, "<answer>", "eval"), names, local)
+
+
+def _is_mathematics(value: Any) -> bool:
+    import sympy
+
+    if isinstance(value, type):
+        return issubclass(value, sympy.Basic)
+    return isinstance(value, sympy.Basic) or getattr(value, "__module__", "").startswith("sympy.functions.")

@@ -3,45 +3,47 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import Literal
 
+from pydantic import Field, field_validator
+
+from hpc_grpo.config.section import Section
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.rewards import reward
+from hpc_grpo.rewards import Group, reward
 
 
-@reward("regex")
-def regex(
-    prompts: Sequence[str],
-    completions: Sequence[str],
-    pattern: str | None = None,
-    pattern_field: str = "pattern",
-    mode: str = "search",
-    ignore_case: bool = False,
-    **fields: Any,
-) -> list[float]:
+class RegexSettings(Section):
+    pattern: str | None = Field(None, description="Pattern of Python; null: that of the row.")
+    pattern_field: str = Field("pattern", description="Column with the pattern of each row.")
+    mode: Literal["search", "fullmatch"] = Field("search", description="Match anywhere, or the whole completion.")
+    ignore_case: bool = Field(False, description="Upper and lower case are equal.")
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"must be a pattern of Python's module re: {error}") from error
+        return pattern
+
+
+@reward("regex", RegexSettings)
+def regex(group: Group, settings: RegexSettings) -> Iterator[float]:
     """Match `pattern`, else the column `pattern_field`: anywhere (`search`) or the whole text (`fullmatch`).
 
-    A dot matches a newline too, as completions have several lines. A pattern whose matching explodes ends at the
-    call's deadline, and masks its group.
+    A dot matches a newline too, as completions have several lines.
     """
-    if mode not in ("search", "fullmatch"):
-        raise ConfigError(f"regex: mode is {mode!r}; set rewards.N.args.mode to search or fullmatch.")
-    if pattern is None and pattern_field not in fields:
-        raise ConfigError(
-            f"regex needs a pattern: set rewards.N.args.pattern, or pattern_field to a column. There is no column "
-            f"{pattern_field!r}; columns: {', '.join(sorted(fields)) or 'none'}."
+    wanted = settings.pattern
+    if wanted is None:
+        wanted = str(
+            group.column(settings.pattern_field, "Set rewards.N.args.pattern or rewards.N.args.pattern_field.")
         )
-    patterns = [pattern] * len(completions) if pattern is not None else fields[pattern_field]
-    flags = re.DOTALL | (re.IGNORECASE if ignore_case else 0)
-    return [
-        float(getattr(_compiled(str(wanted), flags), mode)(completion) is not None)
-        for completion, wanted in zip(completions, patterns, strict=True)
-    ]
-
-
-def _compiled(pattern: str, flags: int) -> re.Pattern[str]:
     try:
-        return re.compile(pattern, flags)
+        compiled = re.compile(wanted, re.DOTALL | (re.IGNORECASE if settings.ignore_case else 0))
     except re.error as error:
-        raise ConfigError(f"regex: the pattern {pattern!r} is not one of Python's: {error}.") from error
+        raise ConfigError(f"the pattern {wanted!r} is not one of Python's: {error}.") from error
+    match = compiled.search if settings.mode == "search" else compiled.fullmatch
+    for completion in group.completions:
+        yield float(match(completion) is not None)

@@ -2,52 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from pydantic import Field, PositiveFloat
 
+from hpc_grpo.config.section import Section
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.rewards import reward
-from hpc_grpo.rewards.http import AnswerError, Endpoint, ask_all, wait_for
+from hpc_grpo.rewards import Group, reward
+from hpc_grpo.rewards.http import AnswerError, Endpoint, HttpUrl, ask_all, load, wait_for
 
 
-async def prepare(
-    url: str = "",
-    api_key_env: str | None = None,
-    health_path: str = "/health",
-    attempt_s: float = 60.0,
-    timeout_s: float = 10.0,
-    is_resume: bool = False,
-    **args: Any,
-) -> str:
+class RemoteSettings(Section):
+    url: HttpUrl = Field(description="Address of the server.")
+    path: str = Field("/score", description="Path that is posted to.")
+    health_path: str = Field("/health", description="Path that answers while the server can score.")
+    api_key_env: str | None = Field(None, description="Environment variable with the key. Default: no key.")
+    token_env: str | None = Field(
+        None, description="Environment variable with the token of an hpc-grpo reward-server. Default: another server."
+    )
+    attempt_s: PositiveFloat = Field(60.0, description="Deadline of one request.")
+
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.url, self.api_key_env, 1, self.attempt_s, self.token_env)
+
+
+async def prepare(settings: RemoteSettings, timeout_s: float, is_resume: bool) -> str:
     """Wait for the server, at most as long as one call may take; longer at a resume."""
-    await wait_for(Endpoint(url, api_key_env, 1, attempt_s), health_path, timeout_s, is_resume=is_resume)
-    return f"{url} answers; while it is away, training waits up to {timeout_s:g} s a group (timeout_s)"
+    await wait_for(settings.endpoint(), settings.health_path, timeout_s, is_resume=is_resume)
+    return f"{settings.url} answers; while it is away, training waits up to {timeout_s:g} s a group (timeout_s)"
 
 
-@reward("remote", prepare=prepare)
-async def remote(
-    prompts: Sequence[str],
-    completions: Sequence[str],
-    url: str = "",
-    path: str = "/score",
-    health_path: str = "/health",
-    api_key_env: str | None = None,
-    attempt_s: float = 60.0,
-    timeout_s: float = 10.0,
-    **fields: Any,
-) -> list[float]:
+@reward("remote", RemoteSettings, prepare=prepare, load=load)
+async def remote(group: Group, settings: RemoteSettings) -> list[float]:
     """Post `{"prompts": […], "completions": […], "fields": {…}}`; the answer is `{"scores": […]}`, or the list alone.
 
     A group is one request. The server is asked again while it is away, restarts or is busy, until
     `rewards.N.timeout_s`; a group that it has not answered by then is masked, and never scored 0.
     """
-    endpoint = Endpoint(url, api_key_env, 1, attempt_s)
-    endpoint.check()
-    body = {"prompts": list(prompts), "completions": list(completions), "fields": fields}
-    [answer] = await ask_all(endpoint, path, [body], timeout_s)
+    count = len(group.completions)
+    fields = {name: [value] * count for name, value in group.fields.items()}
+    body = {"prompts": [group.prompt] * count, "completions": group.completions, "fields": fields}
+    [answer] = await ask_all(settings.endpoint(), settings.path, [body], group.timeout_s)
     scores = answer.get("scores") if isinstance(answer, dict) else answer
     if not isinstance(scores, list):
-        raise AnswerError(f"{url} answers {str(answer)[:200]!r}, and not a list of scores.")
-    if len(scores) != len(completions):
-        raise ConfigError(f"{url} answers {len(scores)} scores for {len(completions)} completions.")
+        raise AnswerError(f"{settings.url} answers {str(answer)[:200]!r}, and not a list of scores.")
+    if len(scores) != count:
+        raise ConfigError(f"{settings.url} answers {len(scores)} scores for {count} completions.")
     return scores

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator
 
-from hpc_grpo.errors import ConfigError
-from hpc_grpo.rewards import reward
+from pydantic import Field, PositiveInt
+
+from hpc_grpo.config.section import Section
+from hpc_grpo.rewards import Group, reward
 
 
-@reward("repetition")
-def repetition(prompts: Sequence[str], completions: Sequence[str], ngram: int = 3, **fields: Any) -> list[float]:
+class RepetitionSettings(Section):
+    ngram: PositiveInt = Field(3, description="Words in a row that count as a repetition.")
+
+
+@reward("repetition", RepetitionSettings)
+def repetition(group: Group, settings: RepetitionSettings) -> Iterator[float]:
     """Return minus the share of word n-grams that have occurred before (arXiv:2502.03373, appendix C.2).
 
     Fewer words than `ngram` repeat nothing.
     """
-    if ngram < 1:
-        raise ConfigError(f"repetition: ngram is {ngram}; set rewards.N.args.ngram to 1 or more.")
-    return [_penalty(text.lower().split(), ngram) for text in completions]
+    for text in group.completions:
+        yield _penalty(text.lower().split(), settings.ngram)
 
 
 def _penalty(words: list[str], size: int) -> float:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator
 
-from hpc_grpo.rewards import reward
+from pydantic import Field
+
+from hpc_grpo.config.section import Section
+from hpc_grpo.rewards import Group, reward
 
 
-@reward("strict_format")
-def strict_format(
-    prompts: Sequence[str],
-    completions: Sequence[str],
-    reasoning_tag: str = "reasoning",
-    answer_tag: str = "answer",
-    **fields: Any,
-) -> list[float]:
+class StrictFormatSettings(Section):
+    reasoning_tag: str = Field("reasoning", description="Name of the first element.")
+    answer_tag: str = Field("answer", description="Name of the second element.")
+
+
+@reward("strict_format", StrictFormatSettings)
+def strict_format(group: Group, settings: StrictFormatSettings) -> Iterator[float]:
     """Match `<reasoning>…</reasoning><answer>…</answer>`: both once, in this order, neither empty, and nothing but
     white space before, between and after.
     """
-    first, second = re.escape(reasoning_tag), re.escape(answer_tag)
+    first, second = re.escape(settings.reasoning_tag), re.escape(settings.answer_tag)
     # No tag inside an element: "<answer>1</answer><answer>2</answer>" would let a model hedge.
     body = rf"\s*(?=\S)(?:(?!</?(?:{first}|{second})>).)+"
     pattern = re.compile(rf"\s*<{first}>{body}</{first}>\s*<{second}>{body}</{second}>\s*", re.DOTALL)
-    return [float(pattern.fullmatch(completion) is not None) for completion in completions]
+    for completion in group.completions:
+        yield float(pattern.fullmatch(completion) is not None)

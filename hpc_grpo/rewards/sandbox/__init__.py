@@ -1,5 +1,6 @@
 """Runs programs that a model wrote: without network, files of the user or a way out, within limits, and killable.
 
-`isolation` runs a job from a reward worker; `enter` makes the namespaces; `inside` runs the programs in them. The last
-two are programs of the standard library alone, since neither the package nor its imports are in the sandbox.
+`isolation` starts a sandbox from a reward worker. `enter` makes its namespaces. `inside` is its first process: it
+installs the filter of `syscalls` and runs the jobs. `unit_tests` runs tests on a program in another process, with the
+messages of `plain`. All but `isolation` run inside, and import the standard library alone.
 """

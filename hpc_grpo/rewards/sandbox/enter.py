@@ -5,7 +5,7 @@ mount, process, network, IPC, host name and control group namespace; a root of i
 write to, in memory; and no capability is left after the last `exec`. As bubblewrap does it, without asking a site to
 install that. Root becomes nobody first: the kernel limits no processes of root's.
 
-It imports nothing but the standard library. It ends with 71 and one line where the kernel refuses.
+It imports nothing but the standard library. Where a step fails, it ends with 71 and names the step in one line.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ctypes
 import json
 import os
 import signal
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,16 @@ _KEPT_FLAGS = {1: 1, 2: 2, 4: 4, 8: 8, 1024: 1024, 2048: 2048, 4096: 1 << 21}
 """Flags of statvfs -> those of mount: one that the outer mount has cannot be taken off in a user namespace."""
 
 _NEW_MOUNTS = 0x00020000
-_STAGE = "/mnt"
+_STAGE = "/tmp"
+_PARTS_IN_TMP = len(Path("/new/tmp/folder").parts)
 _MNT_DETACH = 2
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
 NOBODY = 65534
 INNER_USER = 1000
-_DEVICES = ("null", "zero", "full", "random", "urandom")
+_DEVICES = ("null", "full", "random", "urandom")
+"""Not zero: its shared mappings are memory that belongs to no process, and no limit counts this memory."""
 _HIDDEN_IN_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs")
 EXIT_REFUSED = 71
 
@@ -59,7 +62,6 @@ def main(arguments: dict[str, Any]) -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _build_root(shown, arguments["tmp_bytes"])
     _call("sethostname", b"sandbox", 7)
-    _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     os.chdir("/tmp")
     os.execve(
         arguments["argv"][0],
@@ -69,13 +71,19 @@ def main(arguments: dict[str, Any]) -> None:
 
 
 def _staged(shown: dict[str, str]) -> dict[str, str]:
-    """Bind the paths in a mount namespace of its own to where nobody can pass, which it cannot below /root, say."""
+    """Bind the paths below a folder that anybody may pass: root gives up its rights, and may stand below /root."""
     _call("unshare", _NEW_MOUNTS)
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
+    # Opened before: the paths may lie below the folder that the mount covers.
+    opened = {path: os.open(path, os.O_PATH | os.O_NOFOLLOW) for path in shown}
     _mount("tmpfs", _STAGE, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
     staged = {path: f"{_STAGE}/{number}" for number, path in enumerate(shown)}
-    for path, target in staged.items():
-        _bind(path, Path(target))
+    for path, descriptor in opened.items():
+        if stat.S_ISLNK(os.fstat(descriptor).st_mode):
+            Path(staged[path]).symlink_to(os.readlink("", dir_fd=descriptor))
+        else:
+            _bind(f"/proc/self/fd/{descriptor}", Path(staged[path]))
+        os.close(descriptor)
     return staged
 
 
@@ -98,8 +106,18 @@ def _build_root(shown: dict[str, str], tmp_bytes: int) -> None:
     _mount("tmpfs", "/new", "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
     for folder in ("proc", "dev", "tmp", "etc"):
         Path("/new", folder).mkdir()
+    _mount("tmpfs", "/new/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={tmp_bytes},nr_inodes=4096,mode=700")
+    read_only = {"/new"}
     for path, source in shown.items():
-        _show(f"/old{source}", Path(f"/new{path}"))
+        # /dev/shm is a link to /tmp.
+        target = Path(f"/new/tmp/{path.removeprefix('/dev/shm/')}" if path.startswith("/dev/shm/") else f"/new{path}")
+        if len(target.parts) > _PARTS_IN_TMP and target.is_relative_to("/new/tmp"):
+            above = Path(*target.parts[:_PARTS_IN_TMP])  # a mount of its own, which no program writes to or removes
+            if str(above) not in read_only:
+                above.mkdir()
+                _mount("tmpfs", str(above), "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
+                read_only.add(str(above))
+        _show(f"/old{source}", target)
     Path("/new/etc/passwd").write_text(f"user:x:{INNER_USER}:{INNER_USER}::/tmp:/bin/sh\n")
     for device in _DEVICES:
         Path(f"/new/dev/{device}").touch()
@@ -108,8 +126,8 @@ def _build_root(shown: dict[str, str], tmp_bytes: int) -> None:
     for name, points_to in {**links, "fd": "/proc/self/fd", "shm": "/tmp"}.items():
         Path("/new/dev", name).symlink_to(points_to)
     _mount_proc()
-    _mount(None, "/new", None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
-    _mount("tmpfs", "/new/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={tmp_bytes},nr_inodes=4096,mode=700")
+    for folder in read_only:
+        _mount(None, folder, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
     os.chdir("/new")
     _pivot_root(".", ".")
     _call("umount2", b".", _MNT_DETACH)
@@ -117,8 +135,11 @@ def _build_root(shown: dict[str, str], tmp_bytes: int) -> None:
 
 
 def _show(source: str, target: Path) -> None:
-    """Bind a path read-only, with what is mounted below it."""
+    """Bind a path read-only, with what is mounted below it. Copy a symbolic link."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    if Path(source).is_symlink():
+        target.symlink_to(Path(source).readlink())
+        return
     _bind(source, target)
     # Blanks are written as \\040. No codec does it: Python's own files are out of reach here.
     lines = Path("/old/proc/self/mountinfo").read_text().splitlines()
@@ -129,10 +150,7 @@ def _show(source: str, target: Path) -> None:
 
 
 def _bind(source: str, target: Path) -> None:
-    """Bind a file or folder to a new place; make a symbolic link again."""
-    if Path(source).is_symlink():
-        target.symlink_to(Path(source).readlink())
-        return
+    """Bind a file or folder to a new place."""
     if Path(source).is_dir():
         target.mkdir(exist_ok=True)
     else:
@@ -177,5 +195,5 @@ if __name__ == "__main__":
     try:
         main(json.loads(sys.argv[1]))
     except OSError as error:
-        print(f"the kernel refuses a sandbox: {error}", file=sys.stderr)
+        print(f"cannot build a sandbox: {error}", file=sys.stderr)
         os._exit(EXIT_REFUSED)

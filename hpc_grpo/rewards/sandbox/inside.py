@@ -1,127 +1,187 @@
-"""The program that runs a job inside a sandbox: `python -I -S -c INSIDE`, a JSON job on stdin, its results on stdout.
+"""The first process of a sandbox: `python -I -S inside.py`, a JSON job a line on stdin, its results a line on stdout.
 
-A job has `argv`, `files` to write into the folder it starts in (name -> text), `cases` (each the text on stdin) and
-`limits`. The answer has, for each case that was run, how it ended and what it wrote; the first that does not end well
-is the last one where `stop_early` says so. It watches what the programs take together: limits of the kernel's are for
-one process each.
+A job has `cases` (texts), `limits`, `files` to write into the folder that it starts in, and what to run:
+- `argv`, a program. Each case is the text on the program's stdin.
+- `scorer`, a function as `module:name`. It gets `given`, and returns a function that scores a case. This process
+  imports the module and calls the function once. Each case is scored in a fork of this process, and so starts at once.
 
-The first process of its namespace: what it leaves behind dies with it. Where there is no namespace it adopts and kills
-what its programs started, as well as that can be done. It imports the standard library alone, and holds no secret.
+The answer has the job's `id` and, for each case that was run, how the case ended and what the case wrote. With
+`stop_early`, the first case that does not end well is the last one. This process never runs a model's text, and no case
+can reach this process.
+
+The kernel's limits of memory hold for one process each, so this process watches what all of them take together. Where
+there is no namespace, this process kills its descendants. It imports the standard library alone, and holds no secret.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
+import importlib
 import json
 import os
 import resource
 import selectors
-import shutil
 import signal
-import subprocess
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 _POLL_S, _POLL_NODE_S = 0.02, 0.2
 """Between two looks at the processes: those of the namespace, or without one those of the whole node."""
 
+_POLL_ENDING_S = 0.001
+"""A program that has closed its pipes is about to end."""
+
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_ANSWER_FD_ENVIRONMENT = "VERDICT_FD"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-"""OpenBLAS and MKL take it too: with a thread for each core of a large node, NumPy's import would pass the limits."""
+"""OpenBLAS and MKL read it too. With a thread for each core of a large node, NumPy's import would pass the limits."""
+_DESCRIPTORS = {"stdin": 0, "stdout": 1, "stderr": 2, "verdict": 3}
 _KILL_S, _KILL_POLL_S = 5.0, 0.0005
 """On a busy node a killed process takes a while to go."""
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
+_MAX_SCORERS = 64
+
+_scorers: dict[str, Callable[[str], float]] = {}
 
 
 def main() -> None:
-    job = json.load(sys.stdin)
+    sys.path.append(str(Path(__file__).parent))
+    importlib.import_module("syscalls").refuse_calls()
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # its programs run as the same user: they must not trace this one
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the first process of a namespace gets no signal without a handler
-    results = []
-    for stdin in job["cases"]:
-        try:
-            _write_files(job["files"])
-            results.append(_run(job["argv"], stdin, job["limits"]))
-        except OSError as error:
-            if not results:
-                raise
-            # What a program left behind is in the way: its own fault, and no way around a score.
-            results.append({"ended": f"leftovers: {error}"})
-            break
+    os.environ.update(_ONE_THREAD)
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what an imported scorer prints is no answer
+        for line in sys.stdin.buffer:
+            job = json.loads(line)
+            answers.write(json.dumps({"id": job["id"], "results": _run_cases(job)}).encode() + b"\n")
+            answers.flush()
+    os._exit(0)
+
+
+def _run_cases(job: dict[str, Any]) -> list[dict[str, str]]:
+    results: list[dict[str, str]] = []
+    for case in job["cases"]:
+        _empty_folder()
+        for name, text in job["files"].items():
+            Path(name).write_text(text, encoding="utf-8", errors="surrogatepass")
+        results.append(_run(job, case))
         if not _kill_all():
             results[-1]["ended"] = "processes that cannot be killed"
             break
         if job["stop_early"] and results[-1]["ended"] != "exit 0":
             break
-    print(json.dumps(results), flush=True)
-    os._exit(0)
+    _empty_folder()
+    return results
 
 
-def _write_files(files: dict[str, str]) -> None:
-    """Empty the folder of what the case before has left, and write the job's files."""
-    for entry in Path().iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry, ignore_errors=True)
-        else:
-            entry.unlink()
-    for name, text in files.items():
-        Path(name).write_text(text, encoding="utf-8", errors="surrogatepass")
+def _empty_folder() -> None:
+    """Remove what a case has left. Folders may be nested deeper than Python recurses, and than a path is long."""
+    pending, moved = [Path()], 0
+    while pending:
+        folder = pending.pop()
+        for entry in folder.iterdir():
+            if entry.is_symlink() or not entry.is_dir():
+                entry.unlink()
+            elif not entry.is_mount():  # a shown folder may lie below /tmp
+                entry.chmod(0o700)
+                if folder != Path():
+                    while os.path.lexists(str(moved)):
+                        moved += 1
+                    entry = entry.rename(str(moved))
+                pending.append(entry)
+        if folder != Path():
+            folder.rmdir()
 
 
-def _run(argv: list[str], stdin: str, limits: dict[str, float]) -> dict[str, str]:
+def _run(job: dict[str, Any], case: str) -> dict[str, str]:
     """Run one case; return how it ended (`exit N`, `signal N`, `time`, `memory`, `processes`, `output`) and outputs."""
-    verdict, theirs = os.pipe()
-    process: Any = subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=[theirs],
-        env={**os.environ, **_ONE_THREAD, _ANSWER_FD_ENVIRONMENT: str(theirs)},
-        preexec_fn=lambda: _limit(limits),
-    )
-    os.close(theirs)
-    written = {"stdout": bytearray(), "stderr": bytearray(), "verdict": bytearray()}
+    limits, score, address_bytes = dict(job["limits"]), None, job["limits"]["memory_bytes"]
+    if "scorer" in job:
+        score = _scorer(job)
+        address_pages, resident_pages = _memory_pages("self")
+        address_bytes += address_pages * _PAGE_BYTES  # a fork starts with what this process has imported
+        limits["memory_bytes"] += resident_pages * _PAGE_BYTES
+    pipes = {name: os.pipe() for name in _DESCRIPTORS}
+    theirs = {name: ends[name != "stdin"] for name, ends in pipes.items()}
+    ours = {name: ends[name == "stdin"] for name, ends in pipes.items()}
+    if (process := os.fork()) == 0:
+        try:
+            _take_descriptors(theirs)
+            _limit(limits, address_bytes)
+            if score is None:
+                os.execv(job["argv"][0], job["argv"])
+            os.write(_DESCRIPTORS["verdict"], repr(float(score(case))).encode())
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - a scorer may raise anything
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(1)  # never back into the loop of this process
+    for descriptor in theirs.values():
+        os.close(descriptor)
+    written = {name: bytearray() for name in _DESCRIPTORS if name != "stdin"}
+    os.set_blocking(ours["stdin"], False)
     with selectors.DefaultSelector() as selector:
-        for name, descriptor in (("stdout", process.stdout), ("stderr", process.stderr), ("verdict", verdict)):
-            selector.register(descriptor, selectors.EVENT_READ, name)
-        pending = memoryview(stdin.encode("utf-8", "surrogatepass"))
-        os.set_blocking(process.stdin.fileno(), False)
-        selector.register(process.stdin, selectors.EVENT_WRITE, "stdin")
+        for name in written:
+            selector.register(ours[name], selectors.EVENT_READ, name)
+        selector.register(ours["stdin"], selectors.EVENT_WRITE, "stdin")
+        pending = memoryview(b"" if score else case.encode("utf-8", "surrogatepass"))
         ended = _watch(process, selector, pending, written, limits)
-    os.close(verdict)
-    for stream in (process.stdin, process.stdout, process.stderr):
-        with contextlib.suppress(OSError):
-            stream.close()
+        for key in list(selector.get_map().values()):
+            os.close(key.fd)
     kept = int(limits["output_bytes"])
     return {"ended": ended, **{name: data[:kept].decode("utf-8", "replace") for name, data in written.items()}}
 
 
-def _limit(limits: dict[str, float]) -> None:
+def _scorer(job: dict[str, Any]) -> Callable[[str], float]:
+    """Return the job's scorer. The scorer is imported and made before a fork sees a model's text."""
+    key = json.dumps([job["scorer"], job["given"]])
+    if key not in _scorers:
+        sys.path += [path for path in job["path"] if path not in sys.path]
+        if len(_scorers) == _MAX_SCORERS:
+            _scorers.clear()
+        module, _, name = job["scorer"].partition(":")
+        _scorers[key] = getattr(importlib.import_module(module), name)(**job["given"])
+    return _scorers[key]
+
+
+def _take_descriptors(theirs: dict[str, int]) -> None:
+    """Give this process the case's pipes and no other descriptor: those of this program's loop carry the results."""
+    above = {name: fcntl.fcntl(descriptor, fcntl.F_DUPFD, 100) for name, descriptor in theirs.items()}
+    for name, descriptor in above.items():
+        os.dup2(descriptor, _DESCRIPTORS[name])
+    os.closerange(len(_DESCRIPTORS), 1024)
+
+
+def _limit(limits: dict[str, float], address_bytes: float) -> None:
     """Set the kernel's limits for each process, and let the watching one go first."""
-    cpu, memory = int(limits["cpu_s"]), int(limits["memory_bytes"])
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limits["file_bytes"]),) * 2)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NPROC, (int(limits["kernel_processes"]),) * 2)
+    for name, most in {
+        "CPU": limits["cpu_s"],
+        "AS": address_bytes,
+        "FSIZE": limits["file_bytes"],
+        "NPROC": limits["kernel_processes"],
+        "NOFILE": 256,
+        "SIGPENDING": 256,
+        "CORE": 0,
+    }.items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (int(most), int(most)))
     os.nice(5)
 
 
-def _watch(process: Any, selector: Any, pending: Any, written: dict[str, bytearray], limits: dict[str, float]) -> str:
+def _watch(process: int, selector: Any, pending: Any, written: dict[str, bytearray], limits: dict[str, float]) -> str:
     """Feed and read the program until it ends or passes a limit; look at what it takes every 20 ms."""
     deadline, next_look = time.monotonic() + limits["wall_s"], 0.0
     while True:
-        for key, _ in selector.select(_POLL_S):
+        for key, _ in selector.select(_POLL_S if selector.get_map() else _POLL_ENDING_S):
             if key.data == "stdin":
-                pending = _feed(process, selector, pending)
+                pending = _feed(key.fd, selector, pending)
             else:
                 _read(key, selector, written)
         if sum(map(len, written.values())) > limits["output_bytes"]:
@@ -129,16 +189,17 @@ def _watch(process: Any, selector: Any, pending: Any, written: dict[str, bytearr
         now = time.monotonic()
         if now >= next_look:
             next_look = now + (_POLL_S if os.getpid() == 1 else _POLL_NODE_S)
-            num_processes, memory_bytes = _taken()
+            num_processes, memory_bytes = _taken(limits)
             if num_processes > limits["processes"]:
                 return "processes"
             if memory_bytes > limits["memory_bytes"]:
                 return "memory"
         if now > deadline:
             return "time"
-        if process.poll() is not None:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
             _drain(selector, written, limits["output_bytes"])
-            code = process.returncode
+            code = os.waitstatus_to_exitcode(status)
             if code == -signal.SIGXCPU:
                 return "time"
             return f"exit {code}" if code >= 0 else f"signal {-code}"
@@ -153,17 +214,16 @@ def _drain(selector: Any, written: dict[str, bytearray], most: float) -> None:
             return
 
 
-def _feed(process: Any, selector: Any, pending: Any) -> Any:
+def _feed(descriptor: int, selector: Any, pending: Any) -> Any:
     try:
-        pending = pending[os.write(process.stdin.fileno(), pending[:65536]) :] if pending else pending
+        pending = pending[os.write(descriptor, pending[:65536]) :] if pending else pending
     except BlockingIOError:
         return pending
     except OSError:  # it does not read its input
         pending = pending[:0]
     if not pending:
-        selector.unregister(process.stdin)
-        with contextlib.suppress(OSError):
-            process.stdin.close()
+        selector.unregister(descriptor)
+        os.close(descriptor)
     return pending
 
 
@@ -172,16 +232,28 @@ def _read(key: Any, selector: Any, written: dict[str, bytearray]) -> None:
     if data:
         written[key.data] += data
     else:
-        selector.unregister(key.fileobj)
+        selector.unregister(key.fd)
+        os.close(key.fd)
 
 
-def _taken() -> tuple[int, int]:
-    """Return how many processes there are besides this one, and what they hold in memory together."""
-    others, pages = _others(), 0
+def _taken(limits: dict[str, float]) -> tuple[int, float]:
+    """Return how many processes there are besides this one, and what memory they hold together.
+
+    A socket counts with all that its buffer may hold: the kernel says of no socket how much that is.
+    """
+    others, taken = _others(), 0.0
     for pid in others:
         with contextlib.suppress(OSError):
-            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return len(others), pages * _PAGE_BYTES
+            taken += _memory_pages(pid)[1] * _PAGE_BYTES
+    if os.getpid() == 1:
+        taken += limits["socket_bytes"] * (Path("/proc/self/net/unix").read_bytes().count(b"\n") - 1)
+    return len(others), taken
+
+
+def _memory_pages(pid: int | str) -> tuple[int, int]:
+    """Return the pages of a process's address space, and those that are resident."""
+    address, resident = Path(f"/proc/{pid}/statm").read_text().split()[:2]
+    return int(address), int(resident)
 
 
 def _others() -> list[int]:

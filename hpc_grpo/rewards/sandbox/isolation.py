@@ -10,13 +10,16 @@ import contextlib
 import json
 import os
 import platform
+import secrets
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any
 
 from hpc_grpo.errors import ConfigError
 
@@ -25,12 +28,21 @@ CHOICES = ("strong", *STRONG, "limits")
 
 _ENTER = Path(__file__).with_name("enter.py")
 _INSIDE = Path(__file__).with_name("inside.py")
-_SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
+UNIT_TESTS = Path(__file__).with_name("unit_tests.py")
+_PACKAGE = _INSIDE.parents[2]
+_SYSTEM_PATHS = (
+    *(f"{root}/{name}" for root in ("", "/usr") for name in ("bin", "sbin", "lib", "lib32", "lib64")),
+    *("/usr/libexec", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/alternatives"),
+)
+_OF_PREFIX = ("bin", "lib", "lib32", "lib64", "include", "pyvenv.cfg")
+"""What a Python needs of its prefix, which may be a project's folder."""
 _GRACE_S = 10.0
 """Beyond the job's own deadlines: to build the sandbox and to tear it down, on a busy node."""
 
 _MIB = 1 << 20
 _OTHER_THREADS = 256
+_SOCKET_BYTES = 212_992
+"""Linux's default of net.core.wmem_default, which a network namespace may hide."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +84,7 @@ def run_job(
     programs is a result of the case it was in.
     """
     job = {
+        "id": "",
         "argv": argv,
         "files": files,
         "cases": cases,
@@ -91,17 +104,91 @@ def run_job(
         except subprocess.TimeoutExpired:
             return [CaseResult("time")]
     if done.returncode == 0 and done.stdout:
-        return [CaseResult(**result) for result in json.loads(done.stdout)]
+        return [CaseResult(**result) for result in json.loads(done.stdout)["results"]]
     if done.returncode == 0 or done.returncode in (137, 256 - 9):
         return [CaseResult("the sandbox with it")]
     raise SandboxError(done.stderr.decode(errors="replace").strip()[-500:] or f"exit code {done.returncode}")
 
 
+class SandboxedScorer:
+    """Scores texts by functions that may run them as code: in one sandbox, which imports the functions once.
+
+    A function is `module:name`. The sandbox calls it with the settings of a group, and gets a function of a text that
+    returns a number. Each text is scored in a fork of its own, and reaches no other text's score.
+
+    Forks of the process that made it share the sandbox, one after the other. A fork that was killed leaves an answer
+    unread, or an ended sandbox: the next fork skips that answer by its id, or starts another sandbox.
+    """
+
+    def __init__(self, isolation: str, limits: Limits) -> None:
+        self._isolation, self._limits = isolation, limits
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._folder = TemporaryDirectory(prefix="hpc-grpo-score-")
+
+    def score(self, function: str, text: str, wall_s: float, **given: Any) -> float | None:
+        """Return the number; None where the scoring of this text gave no number, passed a limit or died.
+
+        Raises SandboxError where the sandbox itself failed.
+        """
+        limits = {**_for_kernel(self._isolation, self._limits), "wall_s": wall_s}
+        path = [*filter(None, sys.path), str(_PACKAGE.parent)]
+        job: dict[str, Any] = {"id": secrets.token_hex(8), "scorer": function, "given": given, "path": path}
+        job |= {"files": {}, "cases": [text], "limits": limits, "stop_early": True}
+        was_there = self._process is not None
+        answer = self._answer_to(job)
+        if answer is None and was_there:
+            answer = self._answer_to(job)
+        if answer is None:
+            self._errors.seek(0)
+            raise SandboxError(self._errors.read().strip()[-500:] or "the sandbox has ended")
+        [result] = [CaseResult(**each) for each in answer["results"]]
+        try:
+            return float(result.verdict) if result.ended == "exit 0" else None
+        except ValueError:  # a text that runs as code may write anything
+            return None
+
+    def _answer_to(self, job: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the answer to a job; None where the sandbox has ended."""
+        process = self._process or self._start()
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended: there is no answer either
+            process.stdin.write(json.dumps(job).encode() + b"\n")
+            process.stdin.flush()
+        while line := process.stdout.readline():
+            with contextlib.suppress(ValueError):  # the end of a line whose beginning a killed fork has read
+                answer: dict[str, Any] = json.loads(line)
+                if answer["id"] == job["id"]:
+                    return answer
+        self.close()
+        return None
+
+    def close(self) -> None:
+        """End the sandbox, if there is one; a fork forgets a sandbox that its parent has started."""
+        if self._process is not None and self._owner == os.getpid():
+            self._process.kill()
+            self._process.communicate()
+        self._process = None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # No pipe, which warnings would fill. Open as long as the process.
+        self._errors = TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        self._owner = os.getpid()
+        self._process = subprocess.Popen(
+            _command(self._isolation, self._limits),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            cwd=self._folder.name if self._isolation == "limits" else "/",
+            env={"PATH": "/usr/bin:/bin", "HOME": self._folder.name, "LANG": "C.UTF-8"},
+        )
+        return self._process
+
+
 @lru_cache
 def find_isolation(wanted: str) -> str:
     """Return the isolation to use. Raises ConfigError where this machine does not give what is wanted."""
-    if wanted not in CHOICES:
-        raise ConfigError(f"isolation is {wanted!r}; set rewards.N.args.isolation to one of {', '.join(CHOICES)}.")
+    refuse_shown([Path.home()])
     if wanted == "limits":
         if os.geteuid() == 0:
             raise ConfigError("isolation: limits is refused for root, whose processes the kernel does not limit.")
@@ -139,16 +226,23 @@ def _for_kernel(isolation: str, limits: Limits) -> dict[str, float]:
         "processes": limits.processes,
         "file_bytes": limits.tmp_mib * _MIB,
         "output_bytes": limits.output_kib << 10,
+        "socket_bytes": _socket_bytes(),
         # Before 5.14 the kernel counts all threads of the user's on the node, and not those of a namespace.
         "kernel_processes": limits.processes + (0 if isolation in STRONG and version >= (5, 14) else _own_threads()),
     }
 
 
+def _socket_bytes() -> int:
+    """Return what a socket's buffer may hold."""
+    setting = Path("/proc/sys/net/core/wmem_default")
+    return int(setting.read_text()) if setting.exists() else _SOCKET_BYTES
+
+
 def _command(isolation: str, limits: Limits) -> list[str]:
-    inside = [sys.executable, "-I", "-S", "-c", _INSIDE.read_text()]
+    inside = [sys.executable, "-I", "-S", str(_INSIDE)]
     if isolation == "limits":
         return inside
-    shown = _shown_paths()
+    shown = shown_paths()
     if isolation == "bubblewrap":
         return _bubblewrap(shown, limits, inside)
     arguments = {"shown": shown, "tmp_bytes": limits.tmp_mib * _MIB, "argv": inside}
@@ -165,21 +259,39 @@ def _bubblewrap(shown: list[str], limits: Limits, inside: list[str]) -> list[str
     if "--disable-userns" in subprocess.run([program, "--help"], capture_output=True, text=True, check=False).stdout:
         words += ["--unshare-user", "--disable-userns"]  # since 0.8
     words += ["--cap-drop", "ALL", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
+    words += ["--proc", "/proc", "--dev", "/dev", "--ro-bind", "/dev/null", "/dev/zero"]  # see enter.py: _DEVICES
+    words += ["--size", str(limits.tmp_mib * _MIB), "--tmpfs", "/tmp"]
+    read_only = ["/dev", "/"]
     for path in shown:
+        if path.startswith("/tmp/") and (above := "/".join(path.split("/")[:3])) not in (*read_only, path):
+            words += ["--tmpfs", above]
+            read_only.append(above)
         if Path(path).is_symlink():
             words += ["--symlink", str(Path(path).readlink()), path]
         elif Path(path).exists():
             words += ["--ro-bind", path, path]
-    words += ["--proc", "/proc", "--dev", "/dev", "--size", str(limits.tmp_mib * _MIB), "--tmpfs", "/tmp"]
+    words += [word for path in read_only for word in ("--remount-ro", path)]
     return [*words, "--setenv", "HOME", "/tmp", "--setenv", "PATH", "/usr/bin:/bin", "--chdir", "/tmp", *inside]
 
 
-def _shown_paths() -> list[str]:
-    """List what a program sees read-only: the system's programs and libraries, and this Python with its packages."""
-    prefixes = {str(Path(prefix)) for prefix in (sys.prefix, sys.base_prefix)}
-    prefixes |= {str(Path(sys.executable).resolve().parent.parent)}
-    own = [prefix for prefix in sorted(prefixes) if prefix != "/" and not prefix.startswith("/usr/")]
-    return [*_SYSTEM_PATHS, *(prefix for prefix in own if prefix != "/usr")]
+def shown_paths() -> list[str]:
+    """List what a program sees read-only: the system's programs and libraries, this Python and this package."""
+    executable = Path(sys.executable).resolve()
+    prefixes = {Path(each) for each in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)}
+    own = {prefix / name for prefix in {*prefixes, executable.parent.parent} for name in _OF_PREFIX}
+    paths = sorted({*map(Path, _SYSTEM_PATHS), *(path for path in own if path.exists()), _PACKAGE})
+    return [str(path) for path in paths if not any(path.is_relative_to(other) for other in paths if other != path)]
+
+
+def refuse_shown(private: Iterable[str | Path]) -> None:
+    """Raise ConfigError where one of these paths lies below what programs in a sandbox see."""
+    for path in private:
+        for shown in shown_paths():
+            if Path(path).resolve().is_relative_to(Path(shown).resolve()):
+                raise ConfigError(
+                    f"Programs in the sandbox would see {path}: it lies below {shown}, which Python needs. Move {path} "
+                    f"elsewhere, or use a Python environment in a folder of its own."
+                )
 
 
 def _own_threads() -> int:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from hpc_grpo.config import LossConfig
-
 Array = Any
+Settings = Any
+"""A class of `Loss`: which keys it has, its name says."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Trained:
     of_step: tuple[float, ...] = ()
 
 
-def with_step(sequences: Sequence[Trained], settings: LossConfig) -> list[Trained]:
+def with_step(sequences: Sequence[Trained], settings: Settings) -> list[Trained]:
     """Tell each sequence what a variant wants to know of all tokens of the step."""
     found: tuple[float, ...] = ()
-    if settings.importance_correction == "m2po":
-        found = (second_moment_limit(sequences, settings.importance_cap),)
+    if settings.correction.name == "m2po":
+        found = (second_moment_limit(sequences, settings.correction.cap),)
     if settings.name == "kl_cov":
-        found = covariance_limit(sequences, settings.cov_fraction)
+        found = covariance_limit(sequences, settings.fraction)
     if settings.name == "clip_cov":
         found = largest_draw(sequences, settings)
     return [replace(own, of_step=found) for own in sequences]
@@ -65,44 +65,44 @@ def is_held(own: Trained) -> Array:
     return (own.proximal - mean_logprob) * (own.advantages - mean_advantage) >= limit
 
 
-def kl_cov(live: Array, still: Array, own: Trained, settings: LossConfig) -> Array:
+def kl_cov(live: Array, still: Array, own: Trained, settings: Settings) -> Array:
     """KL-Cov, arXiv:2505.22617, eq. 14: -r A, plus beta KL(old || new) of the k tokens."""
     terms = []
     for now, before, advantage, held in zip(live, own.proximal, own.advantages, is_held(own), strict=True):
         x = math.exp(now - before)
-        terms.append(-x * advantage + (settings.cov_kl_coef * (x - 1.0 - math.log(x)) if held else 0.0))
+        terms.append(-x * advantage + (settings.kl_coef * (x - 1.0 - math.log(x)) if held else 0.0))
     return np.array(terms)
 
 
-def largest_draw(sequences: Sequence[Trained], settings: LossConfig) -> tuple[float, float, float]:
+def largest_draw(sequences: Sequence[Trained], settings: Settings) -> tuple[float, float, float]:
     """Clip-Cov, arXiv:2505.22617, eq. 11: r N tokens at random of those whose covariance lies between the bounds."""
     logprobs = np.concatenate([own.proximal for own in sequences])
     advantages = np.concatenate([own.advantages for own in sequences])
     draws = np.concatenate([own.draws for own in sequences])
     covariances = (logprobs - logprobs.mean()) * (advantages - advantages.mean())
-    low, high = settings.args["cov_low"], settings.args["cov_high"]
+    low, high = settings.low, settings.high
     candidates = sorted(d for d, cov in zip(draws, covariances, strict=True) if low < cov < high)
-    count = min(max(int(settings.cov_fraction * len(draws)), 1), len(candidates))
+    count = min(max(int(settings.fraction * len(draws)), 1), len(candidates))
     return logprobs.mean(), advantages.mean(), candidates[count - 1] if count else -1.0
 
 
-def is_left_out(own: Trained, settings: LossConfig) -> Array:
+def is_left_out(own: Trained, settings: Settings) -> Array:
     mean_logprob, mean_advantage, largest = own.of_step
     covariances = (own.proximal - mean_logprob) * (own.advantages - mean_advantage)
-    between = (settings.args["cov_low"] < covariances) & (covariances < settings.args["cov_high"])
+    between = (settings.low < covariances) & (covariances < settings.high)
     return between & (own.draws <= largest)
 
 
-def clip_cov(live: Array, still: Array, own: Trained, settings: LossConfig) -> Array:
+def clip_cov(live: Array, still: Array, own: Trained, settings: Settings) -> Array:
     """Clip-Cov, arXiv:2505.22617, eq. 12: the surrogate, and 0 of the tokens drawn."""
     return np.where(is_left_out(own, settings), 0.0, token_level(live, still, own, settings))
 
 
-def clip(ratio: float, settings: LossConfig) -> float:
+def clip(ratio: float, settings: Settings) -> float:
     return min(max(ratio, 1.0 - settings.clip_low), 1.0 + settings.clip_high)
 
 
-def ppo_term(ratio: float, advantage: float, settings: LossConfig) -> float:
+def ppo_term(ratio: float, advantage: float, settings: Settings) -> float:
     """PPO, arXiv:1707.06347, eq. 7; dual clip, arXiv:1912.09729, eq. 5: max(min(r A, clip(r) A), c A) where A < 0."""
     objective = min(ratio * advantage, clip(ratio, settings) * advantage)
     if settings.dual_clip is not None and advantage < 0:
@@ -110,44 +110,43 @@ def ppo_term(ratio: float, advantage: float, settings: LossConfig) -> float:
     return -objective
 
 
-def token_level(live: Array, still: Array, own: Trained, settings: LossConfig) -> Array:
+def token_level(live: Array, still: Array, own: Trained, settings: Settings) -> Array:
     """GRPO, arXiv:2402.03300, eq. 3, without its sums: a token's own ratio to the policy before the step."""
     ratios = [math.exp(now - before) for now, before in zip(live, own.proximal, strict=True)]
     return np.array([ppo_term(r, a, settings) for r, a in zip(ratios, own.advantages, strict=True)])
 
 
-def sequence_level(live: Array, still: Array, own: Trained, settings: LossConfig) -> Array:
+def sequence_level(live: Array, still: Array, own: Trained, settings: Settings) -> Array:
     """GSPO, arXiv:2507.18071, eq. 5 and 7: s = (pi(y) / pi_old(y)) ^ (1 / |y|)."""
     likelihood_ratio = math.exp(math.fsum(live - own.proximal))
     s = likelihood_ratio ** (1.0 / len(live))
     return np.array([ppo_term(s, a, settings) for a in own.advantages])
 
 
-def sequence_level_by_token(live: Array, still: Array, own: Trained, settings: LossConfig) -> Array:
+def sequence_level_by_token(live: Array, still: Array, own: Trained, settings: Settings) -> Array:
     """GSPO-token, arXiv:2507.18071, eq. 13 and 14: s_t = sg[s] * pi(y_t) / sg[pi(y_t)]."""
     s = math.exp(math.fsum(still - own.proximal) / len(live))
     ratios = [s * math.exp(now) / math.exp(fixed) for now, fixed in zip(live, still, strict=True)]
     return np.array([ppo_term(r, a, settings) for r, a in zip(ratios, own.advantages, strict=True)])
 
 
-def cispo(live: Array, still: Array, own: Trained, settings: LossConfig) -> Array:
+def cispo(live: Array, still: Array, own: Trained, settings: Settings) -> Array:
     """MiniMax-M1, arXiv:2506.13585, eq. 4 and 5: sg(clip(r)) A log pi."""
     weights = [clip(math.exp(fixed - before), settings) for fixed, before in zip(still, own.proximal, strict=True)]
     return np.array([-w * a * now for w, a, now in zip(weights, own.advantages, live, strict=True)])
 
 
-def sapo(live: Array, still: Array, own: Trained, settings: LossConfig) -> Array:
+def sapo(live: Array, still: Array, own: Trained, settings: Settings) -> Array:
     """SAPO, arXiv:2511.20347, eq. 5 and 6: f(r) = sigmoid(tau (r - 1)) 4 / tau."""
     terms = []
-    assert settings.gate_temperatures is not None
     for now, before, advantage in zip(live, own.proximal, own.advantages, strict=True):
-        tau = settings.gate_temperatures[0] if advantage > 0 else settings.gate_temperatures[1]
+        tau = settings.temperature_positive if advantage > 0 else settings.temperature_negative
         gate = 1.0 / (1.0 + math.exp(-tau * (math.exp(now - before) - 1.0)))
         terms.append(-4.0 / tau * gate * advantage)
     return np.array(terms)
 
 
-POLICY: dict[str, Callable[[Array, Array, Trained, LossConfig], Array]] = {
+POLICY: dict[str, Callable[[Array, Array, Trained, Settings], Array]] = {
     "grpo": token_level,
     "dr_grpo": token_level,
     "bnpo": token_level,
@@ -162,17 +161,20 @@ POLICY: dict[str, Callable[[Array, Array, Trained, LossConfig], Array]] = {
 }
 
 
-def correction(own: Trained, settings: LossConfig) -> tuple[Array, Array]:
+def correction(own: Trained, settings: Settings) -> tuple[Array, Array]:
     """Weights, and whether a bound acted, per token: min(r, C), Yao et al. 2025; masks outside of [low, C], IcePop."""
     ratios = [math.exp(before - sampled) for before, sampled in zip(own.proximal, own.engine, strict=True)]
-    low, cap = settings.importance_low, settings.importance_cap
-    match settings.importance_correction:
+    low, cap = (getattr(settings.correction, key, math.nan) for key in ("low", "cap"))
+    match settings.correction.name:
         case "none":
             pairs = [(1.0, False) for _ in ratios]
         case "truncated":
             pairs = [(min(r, cap), r > cap) for r in ratios]
         case "sequence":
             pairs = [(min(math.prod(ratios), cap), math.prod(ratios) > cap) for _ in ratios]
+        case "sequence_mask":
+            whole = math.prod(ratios)
+            pairs = [(whole, False) if low <= whole <= cap else (0.0, True) for _ in ratios]
         case "icepop":
             pairs = [(r, False) if low <= r <= cap else (0.0, True) for r in ratios]
         case "m2po":
@@ -193,37 +195,38 @@ def kl(estimator: str, live: Array, own: Trained, weights: Array) -> Array:
     return {"k1": -np.log(x), "k2": np.log(x) ** 2 / 2.0, "k3": x - 1.0 - np.log(x)}[estimator]
 
 
-def token_losses(live: Array, own: Trained, settings: LossConfig) -> tuple[Array, Array]:
+def token_losses(live: Array, own: Trained, settings: Settings) -> tuple[Array, Array]:
     """The policy term and the KL term of each token; the gradient is that of `live` alone."""
     weights, _ = correction(own, settings)
-    if settings.kl_coef and settings.kl_in == "reward":
+    if settings.kl.coef and settings.kl.where == "reward":
         own = penalised(own, settings)
     policy = weights * POLICY[settings.name](live, own.learner, own, settings)
-    if not settings.kl_coef or settings.kl_in == "reward":
+    if not settings.kl.coef or settings.kl.where == "reward":
         return policy, np.zeros(len(live))
-    return policy, settings.kl_coef * kl(settings.kl_estimator, live, own, weights)
+    return policy, settings.kl.coef * kl(settings.kl.estimator, live, own, weights)
 
 
-def penalised(own: Trained, settings: LossConfig) -> Trained:
+def penalised(own: Trained, settings: Settings) -> Trained:
     """REINFORCE++, arXiv:2501.03262, eq. 5: A_t = r - beta * sum over i = t..T of KL(i)."""
-    each = kl(settings.kl_estimator, own.proximal, own, np.ones(len(own.learner)))
+    each = kl(settings.kl.estimator, own.proximal, own, np.ones(len(own.learner)))
     rest = np.array([math.fsum(each[t:]) for t in range(len(each))])
-    return replace(own, advantages=own.advantages - settings.kl_coef * rest)
+    return replace(own, advantages=own.advantages - settings.kl.coef * rest)
 
 
-def shares(sequences: Sequence[Trained], settings: LossConfig, longest: int) -> list[float]:
+def shares(sequences: Sequence[Trained], settings: Settings, longest: int) -> list[float]:
     """What a token of each sequence counts: 1/N (DAPO, eq. 8), 1/(S n) (GRPO, eq. 3), 1/(S c) (Dr. GRPO)."""
     num_tokens = sum(len(own.learner) for own in sequences)
-    constant = settings.denominator_tokens or longest
+    denominator = "constant" if isinstance(settings.denominator, int) else settings.denominator
+    constant = longest if settings.denominator == "constant" else settings.denominator
     share = {
         "tokens": lambda n: 1.0 / num_tokens,
         "sequences": lambda n: 1.0 / (len(sequences) * n),
         "constant": lambda n: 1.0 / (len(sequences) * constant),
-    }[settings.denominator]
+    }[denominator]
     return [share(len(own.learner)) for own in sequences]
 
 
-def gradients(sequences: Sequence[Trained], settings: LossConfig, longest: int) -> list[Array]:
+def gradients(sequences: Sequence[Trained], settings: Settings, longest: int) -> list[Array]:
     """The loss's derivative by each live logprob, by central differences of the equations."""
     step, found = 1e-5, []
     for own, share in zip(sequences, shares(sequences, settings, longest), strict=True):
@@ -236,7 +239,7 @@ def gradients(sequences: Sequence[Trained], settings: LossConfig, longest: int) 
     return found
 
 
-def metrics(sequences: Sequence[Trained], settings: LossConfig, longest: int) -> dict[str, float]:
+def metrics(sequences: Sequence[Trained], settings: Settings, longest: int) -> dict[str, float]:
     """Every metric that a step of these sequences has of its loss."""
     every: dict[str, list[Array]] = {}
     totals = {"loss/policy": 0.0, "loss/kl": 0.0}
@@ -245,13 +248,10 @@ def metrics(sequences: Sequence[Trained], settings: LossConfig, longest: int) ->
         totals["loss/policy"] += share * math.fsum(policy)
         totals["loss/kl"] += share * math.fsum(penalty)
         weights, bounded = correction(own, settings)
-        seen = penalised(own, settings) if settings.kl_coef and settings.kl_in == "reward" else own
-        gap = own.proximal - own.engine
+        seen = penalised(own, settings) if settings.kl.coef and settings.kl.where == "reward" else own
         values = {
             "policy/ratio_mean": ratios_of(own, settings),
             "policy/clip_fraction": is_clipped(seen, settings),
-            "mismatch/logprob_abs_diff_mean": abs(gap),
-            "mismatch/kl": np.exp(gap) - 1.0 - gap,
             "correction/weight_mean": weights,
             "correction/clipped_fraction": bounded & (weights > 0.0),
             "correction/masked_fraction": weights == 0.0,
@@ -267,20 +267,19 @@ def metrics(sequences: Sequence[Trained], settings: LossConfig, longest: int) ->
     squares = math.fsum(weights**2)
     found = {name: math.fsum(values) / len(values) for name, values in whole.items()} | totals
     found["correction/ess"] = math.fsum(weights) ** 2 / (len(weights) * squares) if squares else 0.0
-    found["mismatch/logprob_abs_diff_max"] = max(whole["mismatch/logprob_abs_diff_mean"])
-    if not settings.kl_coef:
+    if not settings.kl.coef:
         return {name: value for name, value in found.items() if name.split("/")[0] != "kl" and name != "loss/kl"}
-    found.pop("kl/advantage_penalty" if settings.kl_in == "loss" else "loss/kl")
+    found.pop("kl/advantage_penalty" if settings.kl.where == "loss" else "loss/kl")
     return found
 
 
-def ratios_of(own: Trained, settings: LossConfig) -> Array:
+def ratios_of(own: Trained, settings: Settings) -> Array:
     log_ratios = own.learner - own.proximal
     is_whole = settings.name.startswith("gspo")
     return np.exp(np.full(len(log_ratios), log_ratios.mean()) if is_whole else log_ratios)
 
 
-def is_clipped(own: Trained, settings: LossConfig) -> Array:
+def is_clipped(own: Trained, settings: Settings) -> Array:
     """Where the clip takes the gradient away; CISPO's takes none, and counts where the weight is cut."""
     ratios = ratios_of(own, settings)
     if settings.name == "sapo":

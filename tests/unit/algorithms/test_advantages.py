@@ -2,12 +2,25 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from hpc_grpo.algorithms.advantages.group import group_advantages
-from hpc_grpo.registry import ADVANTAGES
+from hpc_grpo.algorithms.advantages import Advantage, AdvantageSettings, GroupAdvantage
+from hpc_grpo.config.section import OWN, variants
+from tests.support.configs import loss_of
+
+BUILT_IN = {name: kind for name, kind in variants(get_args(Advantage)[0]).items() if name != OWN}
+
+
+def group_advantages(rewards: Sequence[float], valid: Sequence[bool], normalize_std: bool) -> tuple[float, ...]:
+    return GroupAdvantage(normalize_std=normalize_std).of_group(rewards, valid)
+
+
+def named(name: str, **keys: Any) -> AdvantageSettings:
+    return loss_of(advantage={"name": name, **keys}).advantage
 
 
 def test_hand_computed_with_std() -> None:
@@ -15,6 +28,18 @@ def test_hand_computed_with_std() -> None:
     std = math.sqrt(1 / 3) + 1e-4
     expected = (0.5 / std, -0.5 / std, -0.5 / std, 0.5 / std)
     assert group_advantages((1.0, 0.0, 0.0, 1.0), (True,) * 4, True) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_deviation_may_be_that_of_the_population_and_its_addend_another() -> None:
+    found = GroupAdvantage(unbiased_std=False, eps=1e-8).of_group((1.0, 0.0, 0.0, 1.0), (True,) * 4)
+    assert found == pytest.approx((1.0, -1.0, -1.0, 1.0), rel=1e-6)
+
+
+def test_a_group_is_centred_and_divided_by_the_deviation_of_all_rewards_of_the_step() -> None:
+    rewards = [(1.0, 0.0), (1.0, 1.0), (9.0, 0.0)]
+    found = named("group_step_std").of_step(rewards, [(True, True), (True, True), (False, True)])
+    scale = float(np.std([1.0, 0.0, 1.0, 1.0, 0.0], ddof=1)) + 1e-4
+    assert found == [pytest.approx((0.5 / scale, -0.5 / scale)), (0.0, 0.0), (0.0, 0.0)]
 
 
 def test_invalid_rollouts_do_not_shift_the_others() -> None:
@@ -51,19 +76,17 @@ def test_shift_and_scale_do_not_change_normalised_advantages() -> None:
     assert sum(plain) == pytest.approx(0.0, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in ADVANTAGES.names() if not ADVANTAGES.paper_of(name).get("whole_step")]
-)
+@pytest.mark.parametrize("name", [name for name, kind in BUILT_IN.items() if not kind.compares_groups])
 def test_invalid_rollouts_get_nothing_and_change_nothing_for_the_others(name: str) -> None:
-    advantage, options = ADVANTAGES.find(name), {"pass_k": 2} if name == "pass_k" else {}
+    advantage = named(name, **({"k": 2} if name == "pass_k" else {})).of_group
     rewards, valid = (1.0, math.nan, 0.0, 0.0, 1.0), (True, False, True, True, True)
-    found = advantage(rewards, valid, True, **options)
+    found = advantage(rewards, valid)
     assert found[1] == 0.0
-    assert (found[0], *found[2:]) == pytest.approx(advantage((1.0, 0.0, 0.0, 1.0), (True,) * 4, True, **options))
-    assert advantage((0.1,) * 3, (True,) * 3, True, **options) == (0.0,) * 3
-    assert advantage((1.0, 0.0), (True, False), True, **options) == (0.0, 0.0)
+    assert (found[0], *found[2:]) == pytest.approx(advantage((1.0, 0.0, 0.0, 1.0), (True,) * 4))
+    assert advantage((0.1,) * 3, (True,) * 3) == (0.0,) * 3
+    assert advantage((1.0, 0.0), (True, False)) == (0.0, 0.0)
     with pytest.raises(ValueError, match="finite"):
-        advantage((math.nan, 1.0), (True, True), True, **options)
+        advantage((math.nan, 1.0), (True, True))
 
 
 @pytest.mark.parametrize(("rewards", "k"), [((1, 0, 0, 0, 1, 0), 2), ((1, 0, 0, 0, 0), 3), ((1, 1, 0, 0), 1)])
@@ -73,13 +96,13 @@ def test_pass_k_is_the_mean_advantage_over_the_subsets_that_a_rollout_is_in(rewa
     worth = np.array([max(rewards[i] for i in subset) for subset in subsets], dtype=float)
     normalised = (worth - worth.mean()) / worth.std()
     own = [np.mean([a for a, s in zip(normalised, subsets, strict=True) if i in s]) for i in range(len(rewards))]
-    found = ADVANTAGES.find("pass_k")(rewards, (True,) * len(rewards), False, pass_k=k)
+    found = named("pass_k", k=k).of_group(rewards, (True,) * len(rewards))
     assert found == pytest.approx(own, abs=1e-12)
 
 
 def test_a_group_in_which_every_subset_passes_teaches_pass_k_nothing() -> None:
-    assert ADVANTAGES.find("pass_k")((1.0, 1.0, 0.0), (True,) * 3, False, pass_k=2) == (0.0,) * 3
-    assert ADVANTAGES.find("pass_k")((0.0,) * 3, (True,) * 3, False, pass_k=2) == (0.0,) * 3
+    assert named("pass_k", k=2).of_group((1.0, 1.0, 0.0), (True,) * 3) == (0.0,) * 3
+    assert named("pass_k", k=2).of_group((0.0,) * 3, (True,) * 3) == (0.0,) * 3
 
 
 @pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
@@ -87,7 +110,7 @@ def test_a_step_is_normalised_as_a_whole(name: str) -> None:
     random = np.random.default_rng(0)
     rewards = [tuple(random.normal(size=4) + offset) for offset in (0.0, 5.0, -1.0)]
     valid = [(True, True, False, True), (True,) * 4, (True,) * 4]
-    found = ADVANTAGES.find(name)(rewards, valid, True)
+    found = named(name).of_step(rewards, valid)
     flat = np.array(
         [a for row, flags in zip(found, valid, strict=True) for a, ok in zip(row, flags, strict=True) if ok]
     )
@@ -101,13 +124,13 @@ def test_a_step_is_normalised_as_a_whole(name: str) -> None:
 
 
 def test_equal_rewards_of_a_step_teach_nothing() -> None:
-    assert ADVANTAGES.find("reinforce_pp")([(0.1, 0.1), (0.1,)], [(True, True), (True,)], True) == [(0.0, 0.0), (0.0,)]
+    assert named("reinforce_pp").of_step([(0.1, 0.1), (0.1,)], [(True, True), (True,)]) == [(0.0, 0.0), (0.0,)]
 
 
 @pytest.mark.parametrize("normalize_std", [True, False])
 def test_a_group_of_equal_rewards_gets_exactly_zero_beside_others(normalize_std: bool) -> None:
     # The centred rewards of the first group do not quite add up to 0 in floating point.
     rewards = [(1.0, 0.0, 0.0), (1.0, 1.0, 1.0)]
-    found = ADVANTAGES.find("reinforce_pp_baseline")(rewards, [(True,) * 3] * 2, normalize_std)
+    found = named("reinforce_pp_baseline", normalize_std=normalize_std).of_step(rewards, [(True,) * 3] * 2)
     assert any(found[0])
     assert found[1] == (0.0, 0.0, 0.0)

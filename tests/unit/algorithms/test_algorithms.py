@@ -15,8 +15,8 @@ from tests.support.configs import minimal_config
     ("sections", "needs"),
     [
         ({}, Needs(rollouts=True)),
-        ({"loss": {"kl_coef": 0.1}}, Needs(rollouts=True, reference=True)),
-        ({"task": "sft", "loss": {"kl_coef": 0.1}}, Needs(labels=True)),
+        ({"loss": {"kl": {"coef": 0.1}}}, Needs(rollouts=True, reference=True)),
+        ({"task": "sft"}, Needs(labels=True)),
     ],
 )
 def test_a_config_knows_what_its_task_needs(sections: dict[str, Any], needs: Needs) -> None:
@@ -46,7 +46,7 @@ def test_a_rollout_becomes_a_sequence_whose_completion_has_its_advantage() -> No
 @pytest.mark.parametrize(("normalize_std", "advantages"), [(False, (0.5, -0.5)), (True, (0.70700681, -0.70700681))])
 def test_grpo_compares_the_rewards_of_a_group(normalize_std: bool, advantages: tuple[float, ...]) -> None:
     grades = GroupGrades(0, (1.0, 0.0), {}, (True, True), (1, 1), (False, False), (0, 0), (0.0, 0.0))
-    algorithm = algorithm_of(minimal_config(loss={"normalize_std": normalize_std}))
+    algorithm = algorithm_of(minimal_config(loss={"advantage": {"normalize_std": normalize_std}}))
     assert tuple(algorithm.advantages(grades)) == pytest.approx(advantages)
 
 
@@ -63,7 +63,7 @@ class WithCritic(Grpo):
 
 def test_an_algorithm_and_an_advantage_may_be_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(_OWN_ALGORITHM)
-    best = "def best(rewards, valid, normalize_std): return [reward - max(rewards) for reward in rewards]"
+    best = "def best(rewards, valid): return [reward - max(rewards) for reward in rewards]"
     (tmp_path / "best.py").write_text(best)
     config = minimal_config(task=f"{tmp_path}/own.py:WithCritic", loss={"advantage": f"{tmp_path}/best.py:best"})
     assert config.needs == Needs(rollouts=True, critic=True)

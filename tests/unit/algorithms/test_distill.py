@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hpc_grpo.algorithms.base import algorithm_of
-from hpc_grpo.algorithms.losses.base import LossInputs
+from hpc_grpo.algorithms.terms import LossInputs
 from hpc_grpo.config.rules import check_rules
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import GroupGrades, Needs
@@ -19,9 +19,7 @@ from tests.unit.algorithms.test_objective import LONGEST, ragged_groups
 TEACHER = {"distill": {"teacher": "org/large"}, "task": "distill"}
 
 
-@pytest.mark.parametrize(
-    "loss", [{}, {"name": "gspo", "clip_low": 0.1, "clip_high": 0.1}, {"importance_correction": "icepop"}]
-)
+@pytest.mark.parametrize("loss", [{}, {"name": "gspo", "clip_low": 0.1, "clip_high": 0.1}, {"correction": "icepop"}])
 def test_the_loss_is_that_of_the_teachers_advantages_added_to_those_of_rewards(loss: dict[str, Any]) -> None:
     """A_t + coef * (log teacher - log proximal), which the references of the losses then take, in float64."""
     config = minimal_config(**{**TEACHER, "distill": {"teacher": "t", "coef": 0.7, "reward_coef": 2.0}}, loss=loss)
@@ -39,7 +37,7 @@ def test_the_loss_is_that_of_the_teachers_advantages_added_to_those_of_rewards(l
     ids = torch.from_numpy(np.repeat(np.arange(len(plain)), [len(own.learner) for own in plain]))
     inputs = LossInputs(live, column("proximal"), column("engine"), None, column("advantages"), ids)
     inputs = replace(inputs, teacher_logprobs=column("reference"))
-    output = algorithm_of(config).find_loss()(inputs, config.loss)
+    output = algorithm_of(config).objective().loss(inputs)
     expected = [references.token_losses(own.learner, own, config.loss)[0] for own in taught]
     np.testing.assert_allclose(output.per_token.detach(), np.concatenate(expected), atol=1e-9)
     shares = references.shares(taught, config.loss, LONGEST)
@@ -53,7 +51,7 @@ def test_the_loss_is_that_of_the_teachers_advantages_added_to_those_of_rewards(l
 
 def test_its_gradient_is_that_of_the_reverse_kl_over_a_whole_vocabulary() -> None:
     """The expectation over the student's own samples of the gradient of its surrogate, for one token."""
-    config = minimal_config(**TEACHER, loss={"importance_correction": "none"})
+    config = minimal_config(**TEACHER, loss={"correction": "none"})
     logits = torch.tensor([0.3, -0.2, 1.1, 0.0], dtype=torch.float64, requires_grad=True)
     teacher = torch.tensor([-1.0, 0.5, 0.1, 0.9], dtype=torch.float64).log_softmax(0)
     logprobs = logits.log_softmax(0)
@@ -61,7 +59,7 @@ def test_its_gradient_is_that_of_the_reverse_kl_over_a_whole_vocabulary() -> Non
     own = logprobs.detach()
     zeros = torch.zeros(4, dtype=torch.float64)
     inputs = LossInputs(logprobs, own, own, None, zeros, torch.arange(4), teacher_logprobs=teacher)
-    per_token = algorithm_of(config).find_loss()(inputs, config.loss).per_token
+    per_token = algorithm_of(config).objective().loss(inputs).per_token
     (found,) = torch.autograd.grad(torch.dot(per_token, own.exp()), logits)
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
@@ -74,7 +72,7 @@ def graded(rewards: tuple[float, ...]) -> GroupGrades:
 @pytest.mark.parametrize(("coef", "expected"), [(0.0, (0.0, 0.0)), (0.5, (0.25, -0.25))])
 def test_rewards_count_as_much_as_the_config_says(coef: float, expected: tuple[float, ...]) -> None:
     distill = {"teacher": "org/large", "reward_coef": coef}
-    config = minimal_config(task="distill", distill=distill, loss={"normalize_std": False})
+    config = minimal_config(task="distill", distill=distill, loss={"advantage": {"normalize_std": False}})
     ((*found,),) = algorithm_of(config).step_advantages([graded((1.0, 0.0))])
     assert tuple(found) == expected
     assert config.needs == Needs(rollouts=True, teacher=True, rewards=coef > 0.0)
@@ -84,11 +82,17 @@ def test_rewards_count_as_much_as_the_config_says(coef: float, expected: tuple[f
     ("sections", "words"),
     [
         ({"task": "distill"}, "distill.teacher is not set, and task = distill learns from it"),
-        ({"distill": {"teacher": "t"}}, "distill.teacher = t would have no effect: task = grpo has no teacher"),
+        (
+            {"distill": {"teacher": "t"}},
+            "distill.teacher: task = grpo has no such key. Leave it out",
+        ),
         ({**TEACHER, "loss": {"advantage": "rloo"}}, "with distill.reward_coef = 0 no advantage is made of rewards"),
         ({**TEACHER, "rollout": {"overlong_tokens": 9}}, "Set rollout.overlong_tokens=null, or distill.reward_coef"),
         ({**TEACHER, "loss": {"name": "kl_cov"}}, "loss.name = kl_cov compares the advantages of an optimizer step"),
-        ({**TEACHER, "rollout": {"drop_zero_variance": True}}, "task = distill makes advantages in its teacher"),
+        (
+            {**TEACHER, "rollout": {"drop_zero_variance": True}},
+            "drop_zero_variance: task = distill has no such",
+        ),
         ({"rewards": []}, "rewards is empty"),
         (
             {"task": "distill", "distill": {"teacher": "t", "reward_coef": 1.0}, "rewards": []},

@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpc_grpo.algorithms.losses.base import LossInputs, LossOutput
-from hpc_grpo.algorithms.losses.common import interpolated_proximal, kl_estimate
-from hpc_grpo.algorithms.objective import find_objective, token_weights
-from hpc_grpo.config import LossConfig
+from hpc_grpo.algorithms.objective import policy_objective
+from hpc_grpo.algorithms.terms import LossInputs, LossOutput, interpolated_proximal, kl_estimate
 from hpc_grpo.metrics.reductions import EffectiveSampleSize
-from hpc_grpo.registry import ADVANTAGES
+from tests.support.configs import loss_of
 
 NEMO = "NVIDIA-NeMo/RL tests/unit/algorithms/test_loss_functions.py"
 SKYRL = "NovaSky-AI/SkyRL skyrl-train/tests/cpu/utils/test_ppo_utils.py"
@@ -28,7 +26,7 @@ OPEN_INSTRUCT = "allenai/open-instruct open_instruct/test_olmo_core_train_module
 ADVANTAGE = [1.0, -1.0, 2.0]
 LEARNER, PROXIMAL, ENGINE = [-1.69315, -1.0, -0.59453], [-1.0] * 3, [-0.5, -1.5, -0.8]
 UNBOUNDED = 1e6
-NONE = {"importance_correction": "none"}
+NONE = {"correction": "none"}
 
 
 def inputs(
@@ -45,10 +43,11 @@ def inputs(
 
 
 def evaluate(tokens: LossInputs, longest: int = 1, **settings: Any) -> tuple[float, LossOutput]:
-    config = LossConfig(**settings)
-    output = find_objective(config)(tokens, config)
+    config = loss_of(**settings)
+    objective = policy_objective(config)
+    output = objective.loss(tokens)
     mask = torch.ones(len(tokens.advantages), dtype=torch.float64)
-    weights = token_weights(config, longest, tokens.sequence_ids, mask)
+    weights = objective.token_weights(longest, tokens.sequence_ids, mask)
     return (torch.dot(output.per_token, weights.of_tokens) / weights.units).item(), output
 
 
@@ -67,7 +66,7 @@ def nemo_two_sequences() -> float:
 
 def nemo_kl() -> float:
     tokens = inputs([0.0, -1.0, -2.0], [0.0] * 3, [0.0] * 3, [0.0] * 3, reference=[-1.0] * 3)
-    return evaluate(tokens, kl_coef=0.1, **NONE)[0]
+    return evaluate(tokens, kl={"coef": 0.1}, **NONE)[0]
 
 
 def nemo_dual_clip() -> float:
@@ -77,18 +76,18 @@ def nemo_dual_clip() -> float:
 
 def nemo_icepop() -> float:
     tokens = inputs(PROXIMAL, PROXIMAL, [-0.5, -3.5, -0.8], ADVANTAGE)
-    return evaluate(tokens, importance_correction="icepop")[0]
+    return evaluate(tokens, correction="icepop")[0]
 
 
 def nemo_masked_by_sequence() -> float:
     tokens = inputs(PROXIMAL, PROXIMAL, [-1.0005] * 3, ADVANTAGE)
-    return evaluate(tokens, importance_correction="geometric")[0]
+    return evaluate(tokens, correction="geometric")[0]
 
 
 def nemo_kl_gradient() -> list[float]:
     """The gradient of the penalty that is weighed to the engine's policy, with the term of sampling."""
     tokens = inputs([-1.2, -0.7], [-1.0, -0.8], [-1.5, -0.4], [0.0, 0.0], reference=[-0.9, -1.1])
-    settings = {"kl_coef": 0.3, "kl_estimator": "unbiased", "importance_cap": UNBOUNDED}
+    settings = {"kl": {"coef": 0.3, "estimator": "unbiased"}, "correction": {"cap": UNBOUNDED}}
     _, output = evaluate(tokens, **settings)
     return gradient(output.per_token.sum() / 2.0, tokens)
 
@@ -157,7 +156,7 @@ def weights(ratios: Sequence[float], **settings: Any) -> list[float]:
 
 
 def verl_icepop_sample_size() -> float:
-    own = torch.tensor(weights([0.4, 0.8, 6.0], importance_correction="icepop"))
+    own = torch.tensor(weights([0.4, 0.8, 6.0], correction="icepop"))
     return EffectiveSampleSize(own.sum().item(), own.square().sum().item(), 3).result()
 
 
@@ -170,7 +169,9 @@ def aggregated(losses: Sequence[Sequence[float]], denominator: str, longest: int
 
 
 def advantages(name: str, *groups: Sequence[float]) -> list[float]:
-    return [a for group in groups for a in ADVANTAGES.find(name)(group, [True] * len(group), False)]
+    keys = {"normalize_std": False} if name == "group" else {}
+    chosen = loss_of(advantage={"name": name, **keys}).advantage
+    return [a for group in groups for a in chosen.of_group(group, [True] * len(group))]
 
 
 THREE = ((1.0, 2.0), (3.0, 4.0, 5.0), (7.0,))
@@ -190,14 +191,14 @@ def cispo_expected(clamped: Sequence[float], ratios: Sequence[float]) -> tuple[l
 Numbers = Callable[[], Any]
 FOREIGN: list[tuple[str, str, Any, Numbers, float]] = [
     (NEMO, "PPO", -0.6333, lambda: nemo(**NONE), 5e-5),
-    (NEMO, "PPO x IS", -0.2065, lambda: nemo(importance_cap=UNBOUNDED), 5e-5),
-    (NEMO, "PPO x TIS 0.8", -0.4744, lambda: nemo(importance_cap=0.8), 5e-5),
+    (NEMO, "PPO x IS", -0.2065, lambda: nemo(correction={"cap": UNBOUNDED}), 5e-5),
+    (NEMO, "PPO x TIS 0.8", -0.4744, lambda: nemo(correction={"cap": 0.8}), 5e-5),
     (NEMO, "GSPO", -0.6057, lambda: nemo_gspo(**NONE), 5e-5),
     (NEMO, "GSPO, two sequences", -0.4912, nemo_two_sequences, 5e-5),
     (NEMO, "GSPO x IS", -0.4959,
-     lambda: nemo_gspo(importance_correction="sequence", importance_cap=UNBOUNDED), 5e-5),
+     lambda: nemo_gspo(correction={"name": "sequence", "cap": UNBOUNDED}), 5e-5),
     (NEMO, "GSPO x TIS 0.8", -0.4846,
-     lambda: nemo_gspo(importance_correction="sequence", importance_cap=0.8), 5e-5),
+     lambda: nemo_gspo(correction={"name": "sequence", "cap": 0.8}), 5e-5),
     (NEMO, "CISPO", (0.8 * -1.69315 * -1 + -1.0 + 1.2 * 0.59453 * 2) / 3,
      lambda: nemo(name="cispo", clip_low=0.2, clip_high=0.2, **NONE), 1e-5),
     (NEMO, "k3 x 0.1", 0.0362, nemo_kl, 5e-5),
@@ -208,10 +209,10 @@ FOREIGN: list[tuple[str, str, Any, Numbers, float]] = [
     (NEMO, "dual clip 3", 4.1667, nemo_dual_clip, 5e-5),
     (NEMO, "IcePop", (-math.exp(-0.5) - 2 * math.exp(-0.2)) / 3, nemo_icepop, 1e-12),
     (NEMO, "seq-mask-tis", -2 * math.exp(0.0005) / 3, nemo_masked_by_sequence, 1e-12),
-    (VERL, "IcePop weights", (0.0, 0.8, 0.0), lambda: weights([0.4, 0.8, 6.0], importance_correction="icepop"), 1e-6),
+    (VERL, "IcePop weights", (0.0, 0.8, 0.0), lambda: weights([0.4, 0.8, 6.0], correction="icepop"), 1e-6),
     (VERL, "IcePop effective sample size", 1 / 3, verl_icepop_sample_size, 1e-6),
     (VERL, "IcePop out of bounds", 2 / 3,
-     lambda: corrected([0.4, 0.8, 6.0], importance_correction="icepop").means["correction/masked_fraction"].mean(),
+     lambda: corrected([0.4, 0.8, 6.0], correction="icepop").means["correction/masked_fraction"].mean(),
      1e-6),
     (VERL, "token TIS weights", (0.368, 1.649), lambda: weights([math.exp(-1), math.exp(0.5)]), 5e-4),
     (AREAL, "loglinear, one step of two", (-1.25, -2.25, -3.25),
@@ -228,8 +229,7 @@ FOREIGN: list[tuple[str, str, Any, Numbers, float]] = [
     (SLIME_CISPO, "CISPO 1, 4", cispo_expected(WIDE_BAND[1], WIDE_BAND[0]),
      lambda: slime_cispo(1.0, 4.0, WIDE_BAND[0]), 1e-6),
     (OPEN_INSTRUCT, "TIS mask 0.5 to 2", (0.0, 1.0, 1.0, 0.0),
-     lambda: [float(w > 0) for w in weights([0.49, 1.0, 1.99, 3.0], importance_correction="icepop",
-                                            importance_cap=2.0)], 0.0),
+     lambda: [float(w > 0) for w in weights([0.49, 1.0, 1.99, 3.0], correction={"name": "icepop", "cap": 2.0})], 0.0),
     (OPENRLHF, "mean over tokens", 22 / 6, lambda: aggregated(THREE, "tokens"), 1e-6),
     (OPENRLHF, "mean over sequences", 13 / 3,
      lambda: aggregated(((1.0, 3.0), (2.0, 4.0), (8.0,)), "sequences"), 1e-6),

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpc_grpo.algorithms.losses.base import LossInputs
-from hpc_grpo.algorithms.objective import find_objective, token_weights
-from hpc_grpo.config import LossConfig
+from hpc_grpo.algorithms.objective import policy_objective
+from hpc_grpo.algorithms.terms import LossInputs
+from tests.support.configs import loss_of
 
-NONE = {"importance_correction": "none"}
+NONE = {"correction": "none"}
 
 LIGER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grpo over sequences": ({"denominator": "sequences"}, {"loss_type": "grpo"}),
@@ -27,10 +27,10 @@ LIGER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon_low": 0.02, "epsilon_high": 0.03},
     ),
     "dual clip": ({"dual_clip": 1.5}, {"loss_type": "dapo", "delta": 1.5}),
-    "TIS 1.2": ({"importance_correction": "truncated", "importance_cap": 1.2}, {"loss_type": "dapo"}),
-    "k3": ({"kl_coef": 0.1}, {"loss_type": "dapo", "beta": 0.1}),
+    "TIS 1.2": ({"correction": {"name": "truncated", "cap": 1.2}}, {"loss_type": "dapo"}),
+    "k3": ({"kl": {"coef": 0.1}}, {"loss_type": "dapo", "beta": 0.1}),
     "unbiased KL": (
-        {"kl_coef": 0.1, "kl_estimator": "unbiased"},
+        {"kl": {"coef": 0.1, "estimator": "unbiased"}},
         {"loss_type": "dapo", "beta": 0.1, "use_bias_correction_kl": True},
     ),
 }
@@ -53,16 +53,17 @@ def test_ligers_fused_loss_gives_the_same_loss_and_gradient(variant: str, show: 
     logprobs = (hidden @ weight.T).log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
     proximal, engine, reference = (logprobs + 0.4 * normal(batch, longest) for _ in range(3))
     advantages = normal(batch)
-    settings = LossConfig(**{**NONE, **ours})
+    settings = loss_of(**{**NONE, **ours})
 
     def own_loss(live: Tensor) -> Tensor:
         inputs = LossInputs(
             (live @ weight.T).log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)[mask],
-            proximal[mask], engine[mask], reference[mask] if settings.kl_coef else None,
+            proximal[mask], engine[mask], reference[mask] if settings.kl.coef else None,
             advantages.repeat_interleave(lengths), torch.arange(batch).repeat_interleave(lengths),
         )  # fmt: skip
-        output = find_objective(settings)(inputs, settings)
-        weights = token_weights(settings, longest, inputs.sequence_ids, torch.ones(len(inputs.advantages)).double())
+        objective = policy_objective(settings)
+        output = objective.loss(inputs)
+        weights = objective.token_weights(longest, inputs.sequence_ids, torch.ones(len(inputs.advantages)).double())
         return torch.dot(output.per_token, weights.of_tokens) / weights.units
 
     def their_loss(live: Tensor) -> Tensor:
@@ -82,9 +83,9 @@ def test_ligers_fused_loss_gives_the_same_loss_and_gradient(variant: str, show: 
         return function.apply(live, weight, ids, mask.double(), advantages, *given)[0]
 
     results = []
-    for loss_of in (own_loss, their_loss):
+    for loss_function in (own_loss, their_loss):
         live = hidden.clone().requires_grad_()
-        loss = loss_of(live)
+        loss = loss_function(live)
         results.append((loss.item(), torch.autograd.grad(loss, live)[0]))
     (loss, grad), (their, their_grad) = results
     apart = (grad - their_grad).abs().max().item()

@@ -5,22 +5,26 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 
-from hpc_grpo.algorithms.losses.base import LossInputs
-from hpc_grpo.algorithms.objective import divisor, find_objective, token_weights
-from hpc_grpo.config import LossConfig
+from hpc_grpo.algorithms.corrections import Correction
+from hpc_grpo.algorithms.losses import Loss, LossSettings
+from hpc_grpo.algorithms.objective import policy_objective
+from hpc_grpo.algorithms.terms import LossInputs
 from hpc_grpo.config.resources import Budget
+from hpc_grpo.config.section import OWN, variants
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.accumulator import MetricAccumulator
 from hpc_grpo.learner.packing import pack
 from hpc_grpo.learner.split import split_microbatches
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.types import Minibatch, TrainSequence
-from tests.support.configs import minimal_config
+from tests.support.configs import loss_of, minimal_config
 from tests.unit.algorithms import references
 from tests.unit.algorithms.references import Trained
 
@@ -55,7 +59,7 @@ def train_sequence(index: int, advantages: Any, engine: Any) -> TrainSequence:
 
 def step(
     sequences: Sequence[Trained],
-    settings: LossConfig,
+    settings: LossSettings,
     num_ranks: int,
     budget: int,
     dtype: torch.dtype,
@@ -68,12 +72,12 @@ def step(
     num_tokens = sum(len(own.learner) for own in sequences)
     counted = counts or (num_tokens, len(sequences))
     minibatch = Minibatch((), *counted)
-    objective, per_rank, loss = find_objective(settings), [], 0.0
+    objective, per_rank, loss = policy_objective(settings), [], 0.0
     whole = LossInputs(*(torch.from_numpy(np.concatenate([getattr(own, name) for own in sequences])).to(dtype)
                          for name in ("learner", "proximal", "engine", "reference", "advantages")),
                        torch.zeros(num_tokens, dtype=torch.int64),
                        draws=torch.from_numpy(np.concatenate([own.draws for own in sequences])).to(dtype))  # fmt: skip
-    prepared = {name: prepare(whole, settings) for name, prepare in objective.preparations.items()}
+    prepared = {name: prepare(whole) for name, prepare in objective.preparations.items()}
     gradients: list[Any] = [None] * len(sequences)
     for rank in range(num_ranks):
         own = [
@@ -83,7 +87,7 @@ def step(
         ]
         accumulator = MetricAccumulator()
         accumulator.leave_out(
-            divisor(settings, minibatch) - divisor(settings, Minibatch((), num_tokens, len(sequences)))
+            objective.divisor(minibatch) - objective.divisor(Minibatch((), num_tokens, len(sequences)))
         )
         for microbatch in split_microbatches(own, Budget(budget)):
             batch, rows = pack(microbatch), [sequences[each.ordinal] for each in microbatch]
@@ -92,15 +96,15 @@ def step(
                 return torch.from_numpy(np.concatenate([getattr(row, name) for row in rows])).to(dtype)
 
             live = column("learner").requires_grad_()
-            reference = column("reference") if settings.kl_coef else None
+            reference = column("reference") if settings.kl.coef else None
             inputs = LossInputs(
                 live, column("proximal"), batch.engine_logprobs.to(dtype), reference, batch.advantages.to(dtype),
                 batch.sequence_ids, draws=batch.draws.to(dtype), of_minibatch=prepared,
             )  # fmt: skip
-            output = objective(inputs, settings)
-            weights = token_weights(settings, LONGEST, batch.sequence_ids, batch.mask.to(dtype))
+            output = objective.loss(inputs)
+            weights = objective.token_weights(LONGEST, batch.sequence_ids, batch.mask.to(dtype))
             accumulator.add(batch.mask.to(dtype), output, weights)
-            share = torch.dot(output.per_token, weights.of_tokens) / divisor(settings, minibatch)
+            share = torch.dot(output.per_token, weights.of_tokens) / objective.divisor(minibatch)
             share.backward()
             loss += share.item()
             parts = live.grad.split([len(row.learner) for row in rows])
@@ -115,7 +119,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "grpo, dual clip": {"name": "grpo", "dual_clip": 1.3},
     "grpo over sequences": {"name": "grpo", "denominator": "sequences"},
     "dr_grpo": {"name": "dr_grpo"},
-    "dr_grpo, 7 tokens": {"name": "dr_grpo", "denominator_tokens": 7},
+    "dr_grpo, 7 tokens": {"name": "dr_grpo", "denominator": 7},
     "bnpo": {"name": "bnpo"},
     "dapo": {"name": "dapo"},
     "gspo": {"name": "gspo"},
@@ -124,30 +128,31 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "cispo": {"name": "cispo"},
     "cispo, clip 0.2": {"name": "cispo", "clip_low": 0.2, "clip_high": 0.28},
     "sapo": {"name": "sapo"},
-    "decoupled_ppo": {"name": "decoupled_ppo", "importance_cap": 1.5},
-    "no correction": {"importance_correction": "none"},
-    "truncated at 1.1": {"importance_correction": "truncated", "importance_cap": 1.1},
-    "sequence": {"importance_correction": "sequence"},
-    "icepop": {"importance_correction": "icepop", "importance_low": 0.8, "importance_cap": 1.2},
-    "geometric": {"importance_correction": "geometric", "importance_low": 0.9, "importance_cap": 1.1},
-    "m2po": {"importance_correction": "m2po"},
-    "m2po, all masked": {"importance_correction": "m2po", "importance_cap": 1e-9},
-    "kl_cov": {"name": "kl_cov", "cov_fraction": 0.1},
-    "clip_cov": {"name": "clip_cov", "cov_fraction": 0.1, "args": {"cov_low": 0.2, "cov_high": 2.0}},
-    "clip_cov, more than there are": {"name": "clip_cov", "cov_fraction": 1.0, "args": {"cov_low": 0.2}},
-    "clip_cov, none between": {"name": "clip_cov", "args": {"cov_low": 90.0, "cov_high": 91.0}},
-    "k1": {"kl_coef": 0.1, "kl_estimator": "k1"},
-    "k2": {"kl_coef": 0.1, "kl_estimator": "k2"},
-    "k3": {"kl_coef": 0.1},
-    "unbiased": {"kl_coef": 0.1, "kl_estimator": "unbiased"},
-    "k1 in the reward": {"kl_coef": 0.1, "kl_estimator": "k1", "kl_in": "reward"},
-    "k3 in the reward, gspo_token": {"name": "gspo_token", "kl_coef": 0.1, "kl_in": "reward"},
+    "decoupled_ppo": {"name": "decoupled_ppo", "correction": {"cap": 1.5}},
+    "no correction": {"correction": "none"},
+    "truncated at 1.1": {"correction": {"name": "truncated", "cap": 1.1}},
+    "sequence": {"correction": "sequence"},
+    "sequence_mask": {"correction": {"name": "sequence_mask", "low": 0.7, "cap": 1.5}},
+    "icepop": {"correction": {"name": "icepop", "low": 0.8, "cap": 1.2}},
+    "geometric": {"correction": {"name": "geometric", "low": 0.9, "cap": 1.1}},
+    "m2po": {"correction": "m2po"},
+    "m2po, all masked": {"correction": {"name": "m2po", "cap": 1e-9}},
+    "kl_cov": {"name": "kl_cov", "fraction": 0.1},
+    "clip_cov": {"name": "clip_cov", "fraction": 0.1, "low": 0.2, "high": 2.0},
+    "clip_cov, more than there are": {"name": "clip_cov", "fraction": 1.0, "low": 0.2},
+    "clip_cov, none between": {"name": "clip_cov", "low": 90.0, "high": 91.0},
+    "k1": {"kl": {"coef": 0.1, "estimator": "k1"}},
+    "k2": {"kl": {"coef": 0.1, "estimator": "k2"}},
+    "k3": {"kl": {"coef": 0.1}},
+    "unbiased": {"kl": {"coef": 0.1, "estimator": "unbiased"}},
+    "k1 in the reward": {"kl": {"coef": 0.1, "estimator": "k1", "where": "reward"}},
+    "k3 in the reward, gspo_token": {"name": "gspo_token", "kl": {"coef": 0.1, "where": "reward"}},
 }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_variant_is_its_papers_equation_however_the_step_is_cut(variant: str) -> None:
-    settings = LossConfig(**VARIANTS[variant])
+    settings = loss_of(**VARIANTS[variant])
     for seed in range(2):
         sequences = references.with_step(ragged_groups(seed), settings)
         losses = zip(*(references.token_losses(own.learner, own, settings) for own in sequences), strict=True)
@@ -163,18 +168,20 @@ def test_a_variant_is_its_papers_equation_however_the_step_is_cut(variant: str) 
             assert metrics == pytest.approx(expected_metrics, rel=1e-6, abs=1e-6)
 
 
-def test_every_built_in_loss_and_correction_is_compared_with_its_equation() -> None:
-    from hpc_grpo.registry import CORRECTIONS, LOSSES
+def names_of(union: Any) -> set[str]:
+    return set(variants(get_args(union)[0])) - {OWN}
 
-    configs = [LossConfig(**changes) for changes in VARIANTS.values()]
-    assert {config.name for config in configs} == set(LOSSES.names()) == set(references.POLICY)
-    assert {config.importance_correction for config in configs} == set(CORRECTIONS.names())
+
+def test_every_built_in_loss_and_correction_is_compared_with_its_equation() -> None:
+    configs = [loss_of(**changes) for changes in VARIANTS.values()]
+    assert {config.name for config in configs} == names_of(Loss) == set(references.POLICY)
+    assert {config.correction.name for config in configs} == names_of(Correction)
 
 
 @pytest.mark.parametrize("name", sorted(references.POLICY))
 def test_on_policy_every_loss_has_the_policy_gradient(name: str) -> None:
-    nobody = {"args": {"cov_low": 90.0, "cov_high": 91.0}} if name == "clip_cov" else {}
-    settings = LossConfig(name=name, denominator="tokens", importance_correction="none", **nobody)
+    nobody = {"low": 90.0, "high": 91.0} if name == "clip_cov" else {}
+    settings = loss_of(name=name, denominator="tokens", correction="none", **nobody)
     same = references.with_step(
         [Trained(*[own.proximal] * 4, own.advantages, own.draws) for own in ragged_groups(7)], settings
     )
@@ -184,12 +191,12 @@ def test_on_policy_every_loss_has_the_policy_gradient(name: str) -> None:
         np.testing.assert_allclose(ours, -own.advantages / num_tokens, rtol=1e-6)
 
 
-@pytest.mark.parametrize("variant", [name for name, changes in VARIANTS.items() if "kl_coef" not in changes])
+@pytest.mark.parametrize("variant", [name for name, changes in VARIANTS.items() if "kl" not in changes])
 def test_what_has_no_advantage_has_no_gradient_where_the_objective_says_so(variant: str) -> None:
     """A third of the sequences; the others' gradients are the same to the last bit without them."""
-    settings = LossConfig(**VARIANTS[variant])
-    is_still_without = find_objective(settings).is_still_without(settings)
-    assert is_still_without == (not settings.compares_minibatch)
+    settings = loss_of(**VARIANTS[variant])
+    is_still_without = policy_objective(settings).is_still_without_advantage
+    assert is_still_without == (not settings.compares_minibatch and not settings.correction.compares_minibatch)
     if not is_still_without:
         return
     sequences = [
@@ -207,35 +214,37 @@ def test_what_has_no_advantage_has_no_gradient_where_the_objective_says_so(varia
         np.testing.assert_array_equal(gradient, next(expected) if own.advantages.any() else 0.0 * gradient)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"entropy_coef": 0.1}, {"name": "m:f"}, {"importance_correction": "m:f"}, {"name": "kl_cov"}]
-)
+@pytest.mark.parametrize("changes", [{"entropy_coef": 0.1}, {"name": "m:f"}, {"correction": "m:f"}, {"name": "kl_cov"}])
 def test_what_may_move_the_weights_without_an_advantage_is_not_still(changes: dict[str, Any]) -> None:
-    settings = LossConfig(**changes)
-    named = {"name": "grpo", "importance_correction": "truncated"}
-    objective = find_objective(settings.model_copy(update={k: v for k, v in named.items() if changes.get(k) == "m:f"}))
-    assert not objective.is_still_without(settings)
+    assert not loss_of(**changes).is_still_without_advantage
+
+
+@pytest.mark.parametrize("key", ["name", "correction"])
+def test_a_function_of_the_users_is_looked_for_before_the_first_step(key: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def mine(inputs): return inputs\n")
+    for name in ("gone.py:mine", "mine.py:mine"):
+        keys = {"name": f"{tmp_path}/{name}", "args": {"strength": 1.0}}
+        with pytest.raises(ConfigError, match=r"there is no file .*gone\.py|here: strength\. It does not take them"):
+            policy_objective(loss_of(**(keys if key == "name" else {key: keys})))
 
 
 def test_a_loss_around_a_built_in_one_is_not_still() -> None:
-    objective = find_objective(LossConfig())
-    assert objective.is_still_without(LossConfig())
-    wrapped = replace(objective, policy_loss=lambda inputs, settings: objective.policy_loss(inputs, settings))
-    assert not wrapped.is_still_without(LossConfig())
+    assert policy_objective(loss_of()).is_still_without_advantage
+    assert not policy_objective(loss_of(), lambda inputs: loss_of().term(inputs)).is_still_without_advantage
 
 
 def test_a_microbatch_that_only_fills_up_the_count_adds_nothing() -> None:
     mask, ids = torch.zeros(1), torch.zeros(1, dtype=torch.int64)
     for denominator in ("tokens", "sequences", "constant"):
-        weights = token_weights(LossConfig(denominator=denominator), 8, ids, mask)
+        weights = policy_objective(loss_of(denominator=denominator)).token_weights(8, ids, mask)
         assert (weights.of_tokens.tolist(), weights.units.item()) == ([0.0], 0.0)
 
 
 def test_the_longest_completion_is_the_constant_unless_another_is_given() -> None:
     config = minimal_config(loss={"name": "dr_grpo"}, rollout={"max_new_tokens": 20})
     mask, ids = torch.ones(3), torch.tensor([0, 0, 1])
-    for given, expected in ((None, 1 / 20), (5, 1 / 5)):
-        settings = config.loss.model_copy(update={"denominator_tokens": given})
-        weights = token_weights(settings, config.rollout.max_new_tokens, ids, mask)
+    for given, expected in (("constant", 1 / 20), (5, 1 / 5)):
+        objective = policy_objective(config.loss.model_copy(update={"denominator": given}))
+        weights = objective.token_weights(config.rollout.max_new_tokens, ids, mask)
         assert weights.of_tokens.tolist() == pytest.approx([expected] * 3)
         assert weights.units.item() == pytest.approx(2.0)

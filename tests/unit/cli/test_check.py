@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
 from hpc_grpo.cli import check
 from hpc_grpo.config import load_config, to_yaml
 from hpc_grpo.demo.model import ModelSize, write_model
-from hpc_grpo.plan.memory import GH200, Hardware
+from hpc_grpo.plan.memory import HARDWARE
 from hpc_grpo.plan.model import FAMILY
-from hpc_grpo.types import GIB
 from tests.support.command import call
 
 SECRET = "planted-5f3c-value"
@@ -31,12 +30,27 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
 
 
-def test_the_sizes_and_the_memory_of_the_options_are_those_of_plan() -> None:
-    options = {param.name: param for param in check.plan.params}
-    assert isinstance(options["size"].type, click.Choice)
-    assert list(options["size"].type.choices) == list(FAMILY)
-    memory = Hardware(int(options["gpu_memory_gib"].default * GIB), int(options["host_memory_gib"].default * GIB))
-    assert memory == GH200
+def test_the_choices_of_plan_are_its_tables() -> None:
+    options = {param.name: param.type for param in check.plan.params}
+    assert [list(options[name].choices) for name in ("size", "hardware")] == [list(FAMILY), list(HARDWARE)]
+
+
+def test_a_node_is_what_hardware_names_but_for_the_memory_that_is_given() -> None:
+    by_name = {name: call("plan", CONFIG_7B, "--size", "7B", "--hardware", name).output for name in HARDWARE}
+    assert by_name["gh200"] == call("plan", CONFIG_7B, "--size", "7B").output
+    assert len(set(by_name.values())) == len(HARDWARE)
+    larger = call("plan", CONFIG_7B, "--size", "7B", "--hardware", "h100-sxm", "--gpu-memory-gib", "140")
+    assert larger.output != by_name["h100-sxm"]
+
+
+def test_without_a_name_the_gpus_of_this_machine_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia_smi = tmp_path / "nvidia-smi"
+    nvidia_smi.write_text("#!/bin/sh\necho '0, NVIDIA H200, 4, 0'\n")
+    nvidia_smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = call("plan", CONFIG_7B, "--size", "7B")
+    assert "GPUs of this machine: NVIDIA H200 (--hardware h200)" in found.stderr
+    assert found.stdout == call("plan", CONFIG_7B, "--size", "7B", "--hardware", "h200").stdout
 
 
 def test_the_exit_code_says_whether_it_fits() -> None:
@@ -118,7 +132,7 @@ def test_env_takes_launch_settings_of_the_config(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(to_yaml(load_config(CONFIG_7B, ["launch.pass_env=[MINE]"])))
     listed = {entry["name"]: entry for entry in json.loads(call("env", "mine.yaml", "--json", MINE="1").output)}
     assert (listed["MINE"]["outcome"], listed["MINE"]["reason"]) == ("passed", "launch.pass_env")
-    assert (listed["FI_PROVIDER"]["outcome"], listed["FI_PROVIDER"]["value"]) == ("set", "cxi")
+    assert (listed["NCCL_SOCKET_IFNAME"]["outcome"], listed["NCCL_SOCKET_IFNAME"]["value"]) == ("set", "hsn")
     without = {entry["name"]: entry for entry in json.loads(call("env", "--json", MINE="1").output)}
     assert (without["MINE"]["outcome"], without["MINE"]["value"]) == ("dropped", None)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.errors import EXIT_CONFIG
+from hpc_grpo.errors import EXIT_CONFIG, EXIT_HELD
 from hpc_grpo.run.checkpoint import newest_step
 from tests.support.command import call
 from tests.support.run_builder import RunBuilder
@@ -38,6 +38,7 @@ def test_du_says_what_takes_how_much_and_what_clean_would_free(trained: RunBuild
     [run] = json.loads(call("du", "--json").output)
     assert run["run"] == str(trained.run.path)
     assert run["removable"] > 0
+    assert sum(part["num_files"] for part in run["parts"]) == 1 + len(list(trained.run.path.rglob("*")))
     assert {part["name"] for part in run["parts"]} == {"checkpoints", "exports", "logs of attempts", "records"}
 
 
@@ -68,7 +69,7 @@ def test_clean_refuses_a_run_that_is_trained(trained: RunBuilder) -> None:
     trained.hold(1, beat_age_s=2.0)
     before = files(trained.run.path)
     result = call("clean", "adder", "--yes")
-    assert result.exit_code == EXIT_CONFIG
+    assert result.exit_code == EXIT_HELD
     assert "is being trained" in result.stderr or "trains" in result.stderr
     assert files(trained.run.path) == before
 

@@ -10,12 +10,12 @@ from click.testing import Result
 
 from hpc_grpo.config import load_config
 from tests.support.command import call
-from tests.unit.config.foreign.examples import AREAL, OPEN_INSTRUCT, TRL, VERL
+from tests.unit.foreign.examples import AREAL, OPEN_INSTRUCT, TRL, VERL
 
 
 @pytest.fixture
 def areal_file(tmp_path: Path) -> Path:
-    return written(tmp_path, AREAL["boba"].keys)
+    return written(tmp_path, AREAL["boba-1.0.4"].keys)
 
 
 def written(folder: Path, keys: dict[str, object]) -> Path:
@@ -37,12 +37,12 @@ def test_stdout_is_a_config_and_stderr_tells_of_each_key(areal_file: Path, tmp_p
     assert config.rollout.group_size == 16  # type: ignore[attr-defined]
     assert result.stdout.startswith("# From AReaL: theirs.yaml\nrun:\n")
     assert "rollout.max_policy_lag = 16" in result.stderr
-    assert "Of the keys given: 10 translated, with a difference, 46 translated, 25 no counterpart." in result.stderr
+    assert "Of the keys given: 7 translated, with a difference, 51 translated, 55 no counterpart." in result.stderr
 
 
 def test_their_words_come_after_the_file_and_ours_by_set(areal_file: Path, tmp_path: Path) -> None:
     result = call(
-        "config", "--from-areal", str(areal_file), "allocation_mode=vllm:d12+fsdp:d4", "recover_mode=fault",
+        "config", "--from-areal", str(areal_file), "allocation_mode=vllm:d6+fsdp:d2", "recover_mode=fault",
         "--set", "model.path=tiny",
     )  # fmt: skip
     config = loaded(result, tmp_path)
@@ -51,13 +51,23 @@ def test_their_words_come_after_the_file_and_ours_by_set(areal_file: Path, tmp_p
 
 
 def test_what_is_refused_ends_with_78_and_lenient_goes_on(tmp_path: Path) -> None:
-    file = written(tmp_path, AREAL["gsm8k"].keys)
+    file = written(tmp_path, AREAL["gsm8k-1.0.4"].keys)
     refused = call("config", "--from-areal", str(file))
     assert (refused.exit_code, refused.stdout) == (78, "")
     assert "SGLang is not here. Write vllm in its place" in refused.stderr
     lenient = call("config", "--from-areal", str(file), "--lenient", "--out", str(tmp_path / "ours.yaml"))
     assert (lenient.exit_code, lenient.stdout) == (0, "")
     assert load_config(str(tmp_path / "ours.yaml")).engine.engines_per_node == 4
+
+
+def test_a_critic_is_refused_and_a_difference_has_both_formulas(areal_file: Path) -> None:
+    refused = call("config", "--from-areal", str(areal_file), "critic.path=m")
+    assert (refused.exit_code, refused.stdout) == (78, "")
+    assert "critic.path = m: a critic trains beside the policy: that is task: ppo" in refused.stderr
+    told = call("config", "--from-areal", str(areal_file), "actor.kl_ctl=0.1", "ref.path=other")
+    assert told.exit_code == 0
+    assert "loss.kl.reference = other" in told.stderr
+    assert "b = norm of rewards, A = (b - mean(b)) / deviation(b) over tokens there; A = b here" in told.stderr
 
 
 def test_an_unknown_key_is_told(areal_file: Path) -> None:
@@ -87,10 +97,10 @@ def test_verl_is_given_by_its_words_or_its_script(tmp_path: Path) -> None:
 
 
 def test_open_instruct_is_given_by_its_options(tmp_path: Path) -> None:
-    words = [word for key, value in OPEN_INSTRUCT["qwen7b"].keys.items()
+    words = [word for key, value in OPEN_INSTRUCT["gsm8k"].keys.items()
              for word in (f"--{key}", *map(str, value if isinstance(value, list) else [value]))]  # fmt: skip
     config = loaded(call("config", "--from-open-instruct", *words), tmp_path)
-    assert config.launch.num_nodes == 2  # type: ignore[attr-defined]
+    assert config.rollout.group_size == 16  # type: ignore[attr-defined]
 
 
 def test_the_names_of_areal_stand_in_the_help() -> None:

@@ -41,8 +41,8 @@ def test_a_file_of_the_users_is_scored_too(tmp_path: Path) -> None:
     [
         (("maths", "--completion", "4"), "did you mean 'math'?"),
         (("math", "--completion", "4"), "answer_field"),
-        (("math", "--completion", "4", "--answer", "4", "--arg", "pair_timeout_s=0"), "above 0"),
-        (("regex", "--completion", "4", "--arg", "patern=x"), "no argument 'patern'; did you mean 'pattern'?"),
+        (("repetition", "--completion", "4", "--arg", "ngram=0"), "greater than 0"),
+        (("regex", "--completion", "4", "--arg", "patern=x"), "unknown key; did you mean 'pattern'?"),
         (("regex", "--completion", "4", "--arg", "pattern"), "must be KEY=VALUE"),
         (("regex", "--completion", "4", "--arg", "pattern=[a"), "not YAML"),
         (("regex", "--completion", "a" * 40, "--arg", "pattern=^(a+)+b", "--timeout", "0.5"), "within 0.5 s"),
@@ -76,7 +76,12 @@ def test_json_has_the_parts_of_a_config(tmp_path: Path) -> None:
     )
     file = write_lines(tmp_path / "rows.jsonl", {"prompt": "p", "completion": "It is 4.", "answer": 4})
     [line] = call("reward", "score", file, "--config", str(config), "--json").stdout.splitlines()
-    assert json.loads(line) == {"rewards": [1.5], "parts": {"math": [1.0], "regex": [1.0]}, "errors": []}
+    assert json.loads(line) == {
+        "rewards": [1.5],
+        "parts": {"math": [1.0], "regex": [1.0]},
+        "errors": [],
+        "over_budget": [""],
+    }
 
 
 @pytest.mark.parametrize(

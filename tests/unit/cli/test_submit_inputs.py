@@ -66,7 +66,7 @@ def test_all_that_is_missing_is_one_error(queue: FakeQueue) -> None:
         ["model.path=Qwen/Qwen2.5-7B", "data.train.path=openai/gsm8k"],
         ["data.eval.path=gone.jsonl"],  # without eval nobody reads it
         ["rewards.0.name=my_rewards:shows_work"],
-        ["task=sft", "rewards.0.name=gone.py:shows_work"],
+        ["task=sft", "rollout={}", "rewards.0.name=gone.py:shows_work"],
     ],
     ids=["of the hub", "eval that is off", "reward of a module", "reward that sft ignores"],
 )
@@ -173,7 +173,7 @@ def test_fewer_gpus_than_learners_and_engines_need_are_refused(
         [],
         ["model.device=cpu"],
         ["model.device=cuda", "launch.slurm.gpus_per_node=3"],
-        ["model.device=cuda", "task=sft", "launch.slurm.gpus_per_node=1"],
+        ["model.device=cuda", "task=sft", "rollout={}", "launch.slurm.gpus_per_node=1"],
         ["placement.gpus=none", "launch.slurm.gpus_per_node=1"],
         ["model.device=cuda", "--sbatch", "gres=gpu:4"],
         ["model.device=cuda", "--sbatch", "gpus-per-task=4"],
@@ -197,12 +197,17 @@ def test_a_mixture_of_experts_is_refused_before_it_queues(queue: FakeQueue, tmp_
     assert refused.exit_code == EXIT_CONFIG
     assert "model.path = ./moe: MixtralForCausalLM is a mixture of experts (num_local_experts = 8)" in refused.stderr
     assert queue.requests == []
-    assert submit("model.path=./moe", "task=sft").exit_code == 0
+    assert submit("model.path=./moe", "task=sft", "rollout={}").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["task=distill", "distill.teacher=./teacher", "rewards=[]"], ["loss.kl.coef=0.1", "loss.kl.reference=./teacher"]],
+    ids=["teacher", "reference"],
+)
 @pytest.mark.parametrize(("ids", "is_refused"), [({"a": 0, "b": 1}, False), ({"a": 0, "b": 2, "c": 1}, True)])
-def test_a_teacher_with_other_tokens_is_refused_before_it_queues(
-    ids: dict[str, int], is_refused: bool, queue: FakeQueue, tmp_path: Path
+def test_a_model_that_scores_with_other_tokens_is_refused_before_it_queues(
+    ids: dict[str, int], is_refused: bool, words: list[str], queue: FakeQueue, tmp_path: Path
 ) -> None:
     for name, vocabulary in (("student", {"a": 0}), ("teacher", {key: ids[key] for key in ids if key != "b"})):
         (tmp_path / name).mkdir()
@@ -210,7 +215,7 @@ def test_a_teacher_with_other_tokens_is_refused_before_it_queues(
         added = [{"content": "b", "id": 1 if name == "student" else ids["b"]}]
         written = {"model": {"vocab": vocabulary}, "added_tokens": added}
         (tmp_path / name / "tokenizer.json").write_text(json.dumps(written))
-    result = submit("model.path=./student", "task=distill", "distill.teacher=./teacher", "rewards=[]")
+    result = submit("model.path=./student", *words)
     assert (result.exit_code == EXIT_CONFIG) == is_refused, result.stderr
     says = "2 tokens have other ids than in model.path = ./student, such as 'b' (2, not 1)"
     assert (says in result.stderr) == is_refused

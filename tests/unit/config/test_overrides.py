@@ -53,7 +53,7 @@ def test_every_way_to_write_a_learning_rate_is_a_number(minimal: Path, text: str
 
 
 def test_numbers_in_the_arguments_of_a_reward_are_numbers(minimal: Path) -> None:
-    rewards = "rewards=[{name: correctness, args: {tolerance: 1e-3, unit: e-mail, steps: [1e2]}}]"
+    rewards = "rewards=[{name: 'own:f', args: {tolerance: 1e-3, unit: e-mail, steps: [1e2]}}]"
     assert load(minimal, rewards).rewards[0].args == {"tolerance": 1e-3, "unit": "e-mail", "steps": [100.0]}
 
 
@@ -70,9 +70,9 @@ def test_a_whole_number_may_have_an_exponent(minimal: Path) -> None:
 def test_an_override_with_a_position_changes_that_item_of_a_list(tmp_path: Path) -> None:
     rewards = [{"name": "correctness"}, {"name": "strict_format", "weight": 0.5}]
     path = write(tmp_path / "c.yaml", {**MINIMAL, "rewards": rewards, "eval": {"pass_k": [1]}})
-    config = load(path, "rewards.1.weight=0.25", "rewards.0.args.tolerance=0.1", "eval.pass_k.0=1")
+    config = load(path, "rewards.1.weight=0.25", "rewards.1.args.answer_tag=final", "eval.pass_k.0=1")
     assert [reward.weight for reward in config.rewards] == [1.0, 0.25]
-    assert config.rewards[0].args == {"tolerance": 0.1}
+    assert config.rewards[1].args == {"answer_tag": "final"}
 
 
 def test_an_override_of_one_of_two_equal_items_changes_that_one(tmp_path: Path) -> None:

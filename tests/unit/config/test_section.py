@@ -48,7 +48,7 @@ def test_files_of_functions_are_paths_too(least: Path, monkeypatch: pytest.Monke
     words = ["rewards=[{name: $SCRATCH/r.py:score}]", "loss.name=$SCRATCH/l.py:mine", "loss.advantage=~/a.py:mine"]
     config = load(least, *words, "data.eval={path: $SCRATCH/e.jsonl}")
     assert config.rewards[0].name == "/scratch/me/r.py:score"
-    assert (config.loss.name, config.loss.advantage) == ("/scratch/me/l.py:mine", "/home/me/a.py:mine")
+    assert (config.loss.name, config.loss.advantage.name) == ("/scratch/me/l.py:mine", "/home/me/a.py:mine")
     assert config.data.eval is not None
     assert config.data.eval.path == "/scratch/me/e.jsonl"
 

@@ -17,6 +17,7 @@ from hpc_grpo.plan.memory import GH200
 from hpc_grpo.plan.model import family_model
 from hpc_grpo.plan.placement import changed_settings, ranked_splits
 from hpc_grpo.preflight.inputs import refuse_too_few_gpus
+from hpc_grpo.run.compiled import CACHES
 from hpc_grpo.run.paths import RunDir
 
 SITES = sorted(CONFIGS_DIR.rglob("site.yaml"))
@@ -58,6 +59,13 @@ def test_isambard_runs_use_the_site_and_all_gpus_of_its_nodes() -> None:
         assert config.placement.learners_per_node + config.engine.engines_per_node == 4
     assert load_request("isambard/grpo_debug_single_node.sh", []).config.train.total_episodes == 100
     assert load_request("isambard/grpo_7b_rlzero_general.sh", []).config.launch.slurm.max_job_chains == 10
+
+
+def test_isambard_jobs_begin_with_what_engines_have_compiled_before() -> None:
+    """A cache that launch.env puts elsewhere is not kept: each job would compile for minutes."""
+    launch = load_request("isambard/grpo_debug_single_node", []).config.launch
+    assert launch.keep_compiled
+    assert launch.env.keys().isdisjoint(CACHES)
 
 
 def test_isambard_runs_are_on_scratch_where_checkpoints_have_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,9 @@ import pytest
 from hpc_grpo.data.cache import RowCache
 from hpc_grpo.data.encoder import Row
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.run.owner import SHARED_VARIABLE
 from tests.support.configs import minimal_config
+from tests.support.second_user import give_to_second_user
 from tests.support.streams import loaded, write_items
 
 ROWS = [Row(f"text {i}", [i, i + 1], [7] * (i % 3), f'{{"n": {i}}}', 2**64 - 1 - i) for i in range(2500)]
@@ -46,6 +48,26 @@ def test_of_two_writers_at_once_both_read_whole_rows_and_one_entry_stays(tmp_pat
         writer.join()
     assert [(len(each), each[2499]) for each in found] == [(2500, ROWS[2499])] * 2
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("inside", ["", "rows.arrow", "made.json"])
+@pytest.mark.parametrize("by", ["mode", "owner"])
+def test_rows_that_another_user_may_write_are_refused(
+    tmp_path: Path, inside: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(SHARED_VARIABLE, raising=False)
+    cache = RowCache(tmp_path / "cache")
+    cache.write({"of": 1}, iter(ROWS))
+    (entry,) = cache.folder.iterdir()
+    entry.chmod(0o755)
+    if by == "mode":
+        (entry / inside).chmod(0o777)
+    else:
+        give_to_second_user(entry / inside)
+    with pytest.raises(ConfigError, match=r"change what a run trains on"):
+        cache.find({"of": 1})
+    monkeypatch.setenv(SHARED_VARIABLE, "1")
+    assert cache.find({"of": 1}) is not None
 
 
 def test_a_writer_that_fails_leaves_nothing(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_of_equal_prompts_the_first_stays_and_none_that_was_seen(hashes: list[in
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=40), st.integers(1, 20))
 def test_what_fits_is_kept_in_order_or_the_first_long_one_is_named(lengths: list[int], most: int) -> None:
-    tokens, rule = np.array(lengths, dtype=np.int32), LengthRule("data.max_prompt_tokens", most, "d.jsonl")
+    tokens, rule = np.array(lengths, dtype=np.int32), LengthRule("data.max_prompt_tokens", most, "d.jsonl", "Raise it")
     candidates = np.arange(len(lengths), dtype=np.int64)
     fits = [number for number, length in enumerate(lengths) if length <= most]
     if fits:

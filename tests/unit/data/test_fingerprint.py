@@ -70,6 +70,14 @@ def test_models_beside_the_policy_have_fingerprints_of_their_own(config: Config,
         fingerprints(critic, tmp_path, {})
 
 
+def test_another_model_that_is_the_reference_has_a_fingerprint(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "other" / name).write_text("{}")
+    loss = minimal_config(loss={"kl": {"coef": 0.1, "reference": str(tmp_path / "other")}}).loss
+    assert "loss.kl.reference" in fingerprints(config.model_copy(update={"loss": loss}), tmp_path, {})
+
+
 def test_what_tools_keep_beside_a_saved_data_set_is_no_part_of_it(config: Config, tmp_path: Path) -> None:
     """`load_from_disk(folder).map(f)`, in a notebook say, leaves its result in the folder; a download its times."""
     (tmp_path / "saved").mkdir()

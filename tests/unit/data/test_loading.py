@@ -83,6 +83,38 @@ def test_held_out_prompts_are_evaluated_and_never_trained_on(tokenizer: Any) -> 
     assert texts(few.train) == trained
 
 
+def test_equal_prompts_are_on_one_side_whether_a_column_or_messages_hold_them(tokenizer: Any) -> None:
+    texts_of = [f"What is {number} + {number}?" for number in range(300)]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user"}]
+    write_items("text.jsonl", [{"question": text, "answer": "1"} for text in texts_of])
+    write_items(
+        "chat.jsonl",
+        [{"messages": [messages[0], {**messages[1], "content": text}], "answer": "1"} for text in texts_of[:150]]
+        + [
+            {"messages": [{**messages[1], "content": [{"type": "text", "text": text}]}], "answer": "1"}
+            for text in texts_of[150:]
+        ],
+    )
+    mix = {"mix": [{"path": "text.jsonl"}, {"path": "chat.jsonl", "messages_field": "messages"}]}
+    data = {"template": "chat", "held_out": {"fraction": 0.1}}
+    streams = loaded(config_of(mix, evaluates=True, **data), tokenizer)
+    of_text, of_chat = streams.train.parts
+    assert of_text.numbers.tolist() == of_chat.numbers.tolist()
+    assert 0 < 300 - len(of_text.numbers) < 100
+    with pytest.raises(ConfigError, match=r"Nothing of chat\.jsonl \(chat\) is left"):
+        loaded(config_of(mix, deduplicate=True, template="chat"), tokenizer)
+
+
+def test_conversations_that_differ_in_an_answer_of_the_assistant_are_not_duplicates(tokenizer: Any) -> None:
+    turns = [
+        [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": said}, {"role": "user", "content": "?"}]
+        for said in ("Hi", "Good day")
+    ]
+    write_items("c.jsonl", [{"messages": own, "answer": "1"} for own in turns])
+    source = {"path": "c.jsonl", "messages_field": "messages"}
+    assert len(loaded(config_of(source, deduplicate=True, template="chat"), tokenizer).train) == 2
+
+
 def test_duplicates_and_prompts_of_the_eval_set_are_dropped_and_counted(
     tokenizer: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ from hpc_grpo.data.tokenizer import (
     check_context_length,
     load_tokenizer,
     read_vocabulary,
-    refuse_other_vocabulary,
+    refuse_other_vocabularies,
 )
 from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
@@ -79,8 +79,9 @@ def test_every_loader_is_told_not_to_run_code() -> None:
     )
 
 
-def test_a_teacher_must_have_the_tokens_of_the_student_under_the_same_ids(
-    make_tokenizer: Callable[..., Any], tmp_path: Path
+@pytest.mark.parametrize("key", ["distill.teacher", "loss.kl.reference"])
+def test_a_model_that_scores_must_have_the_tokens_of_the_policy_under_the_same_ids(
+    make_tokenizer: Callable[..., Any], tmp_path: Path, key: str
 ) -> None:
     student = make_tokenizer()
     student.save_pretrained(tmp_path / "student")
@@ -90,15 +91,17 @@ def test_a_teacher_must_have_the_tokens_of_the_student_under_the_same_ids(
     for name in ("student", "twin", "other"):
         (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
 
-    def config_with(teacher: str) -> Any:
-        distill = {"teacher": str(tmp_path / teacher)}
-        return minimal_config(task="distill", distill=distill, model={"path": str(tmp_path / "student")})
+    def config_with(other: str) -> Any:
+        path, own = str(tmp_path / other), {"path": str(tmp_path / "student")}
+        if key == "distill.teacher":
+            return minimal_config(task="distill", distill={"teacher": path}, model=own)
+        return minimal_config(loss={"kl": {"coef": 0.1, "reference": path}}, model=own)
 
-    refuse_other_vocabulary(config_with("twin"))
-    with pytest.raises(ConfigError, match=r"1 tokens have other ids than in model\.path = .*'<new>' \(\d+, not none\)"):
-        refuse_other_vocabulary(config_with("other"))
-    with pytest.raises(ConfigError, match=r"distill\.teacher = .*/nowhere': no tokenizer can be loaded from it"):
-        refuse_other_vocabulary(config_with("nowhere"))
+    refuse_other_vocabularies(config_with("twin"))
+    with pytest.raises(ConfigError, match=rf"^{key} = .*other: 1 tokens have other ids .*'<new>' \(\d+, not none\)"):
+        refuse_other_vocabularies(config_with("other"))
+    with pytest.raises(ConfigError, match=rf"{key} = .*/nowhere': no tokenizer can be loaded from it"):
+        refuse_other_vocabularies(config_with("nowhere"))
     for name in ("student", "other"):
         loaded = load_tokenizer(minimal_config(model={"path": str(tmp_path / name)}))
         assert read_vocabulary(tmp_path / name) == loaded.get_vocab()

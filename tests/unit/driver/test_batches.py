@@ -51,7 +51,7 @@ class FakeDemonstrations:
 
 
 def batches(groups: Sequence[GradedGroup], num_minibatches: int = 1) -> RolloutBatches:
-    config = minimal_config(loss={"normalize_std": False}, train={"num_minibatches": num_minibatches})
+    config = minimal_config(loss={"advantage": {"normalize_std": False}}, train={"num_minibatches": num_minibatches})
     scheduler: Any = FakeScheduler(groups)
     return RolloutBatches(config, scheduler)
 
@@ -77,7 +77,7 @@ def test_a_group_goes_to_a_learner_with_its_advantages_and_its_valid_tokens() ->
 def test_advantages_of_a_users_function_that_are_too_few_or_not_finite_are_a_config_error(
     tmp_path: Path, given: str
 ) -> None:
-    (tmp_path / "mine.py").write_text(f"def advantage(rewards, valid, normalize_std): return {given}\n")
+    (tmp_path / "mine.py").write_text(f"def advantage(rewards, valid): return {given}\n")
     scheduler: Any = FakeScheduler([group(0)])
     config = minimal_config(loss={"advantage": f"{tmp_path / 'mine.py'}:advantage"})
     with pytest.raises(ConfigError, match=r"loss\.advantage must give 2 finite numbers for a group"):
@@ -125,14 +125,16 @@ def test_a_step_whose_groups_are_all_dropped_trains_on_nothing(advantage: str) -
 def test_long_completions_lose_reward_before_groups_are_compared() -> None:
     # Completions of 4 and 8 tokens, of at most 8: the second ends where the penalty is 1.
     scheduler: Any = FakeScheduler([group(0, rewards=(1.0, 1.0))])
-    config = minimal_config(rollout={"max_new_tokens": 8, "overlong_tokens": 3}, loss={"normalize_std": False})
+    config = minimal_config(
+        rollout={"max_new_tokens": 8, "overlong_tokens": 3}, loss={"advantage": {"normalize_std": False}}
+    )
     [[item]] = RolloutBatches(config, scheduler).take_step(6, StepTimer()).minibatches
     assert item.data.advantages == (0.5, -0.5)
 
 
 def test_an_advantage_of_the_whole_step_sees_all_groups() -> None:
     scheduler: Any = FakeScheduler([group(0, rewards=(1.0, 0.0)), group(1, rewards=(5.0, 2.0))])
-    config = minimal_config(loss={"advantage": "reinforce_pp", "normalize_std": False})
+    config = minimal_config(loss={"advantage": {"name": "reinforce_pp", "normalize_std": False}})
     items = RolloutBatches(config, scheduler).take_step(6, StepTimer()).minibatches[0]
     assert [item.data.advantages for item in items] == [(-1.0, -2.0), (3.0, 0.0)]
 
@@ -151,7 +153,7 @@ def test_the_wait_for_rollouts_is_a_phase() -> None:
 
 def test_a_line_is_kept_for_each_rollout_with_a_text() -> None:
     batch = batches([group(0, texts=("#### 3", "no idea")), group(1)]).take_step(5, StepTimer())
-    common = {"ordinal": 0, "source": "", "prompt": "What is 0?", "valid": True, "policy_version": 5}
+    common = {"ordinal": 0, "source": "", "prompt": "What is 0?", "valid": True, "over_budget": "", "policy_version": 5}
     assert batch.lines == [
         {
             **common,
@@ -178,7 +180,7 @@ def test_a_line_is_kept_for_each_rollout_with_a_text() -> None:
 
 def test_demonstrations_are_trained_on_in_order_from_the_first_that_no_step_had() -> None:
     stream: Any = FakeDemonstrations()
-    source = DemonstrationBatches(stream, batch_size=2, next_ordinal=4)
+    source = DemonstrationBatches(minimal_config(task="sft", sft={"batch_size": 2}), stream, next_ordinal=4)
     first, second = (source.take_step(0, StepTimer()) for _ in range(2))
     assert (list(first.ordinals), list(second.ordinals)) == ([4, 5], [6, 7])
     [items] = first.minibatches
@@ -190,3 +192,20 @@ def test_demonstrations_are_trained_on_in_order_from_the_first_that_no_step_had(
     assert sequence.loss_mask.tolist() == [False] * 5 + [True] * 2
     assert sequence.advantages.tolist() == [0.0] * 5 + [1.0] * 2
     assert sequence.engine_logprobs.tolist() == [0.0] * 7
+
+
+def test_demonstrations_of_a_step_are_dealt_out_to_its_optimizer_steps() -> None:
+    stream: Any = FakeDemonstrations()
+    config = minimal_config(task="sft", sft={"batch_size": 5}, train={"num_minibatches": 2})
+    batch = DemonstrationBatches(config, stream, next_ordinal=0).take_step(0, StepTimer())
+    assert [[item.data.ordinal for item in items] for items in batch.minibatches] == [[0, 2, 4], [1, 3]]
+
+
+def test_a_fixed_share_of_all_completions_tells_the_mismatch_whatever_is_trained_on() -> None:
+    left_out = [group(ordinal, valid=(False, False), rewards=(1.0, 1.0)) for ordinal in range(20)]
+    scheduler: Any = FakeScheduler(left_out[:4], dropped=left_out[4:])
+    batch = RolloutBatches(minimal_config(), scheduler).take_step(6, StepTimer())
+    assert sum(item.num_trained_tokens for item in batch.minibatches[0]) == 0
+    assert [(each.samples, each.valid) for each in batch.measured] == [
+        ("samples 0", (True, False)), ("samples 8", (True, False)), ("samples 16", (True, False))
+    ]  # fmt: skip

@@ -147,10 +147,10 @@ def test_each_eval_set_has_its_own_metrics_files_and_samples(tmp_path: Path) -> 
 
 
 def test_a_set_whose_rewards_failed_ends_the_run_however_many_others_went_well(tmp_path: Path) -> None:
-    streams = {"": FakeStream(3), "hard": FakeStream(1)}
+    streams = {"": FakeStream(3), "hard": FakeStream(2)}
     data = {"train": {"path": "d.jsonl"}, "eval": {"path": "e.jsonl"}, "eval_sets": {"hard": {"path": "h.jsonl"}}}
-    pool = FakePool([grades(ordinal, 1.0, 0.0, 0.0) for ordinal in range(3)] + [failed(0)])
-    with pytest.raises(RewardError, match="failed for 1 of 1 prompts"):
+    pool = FakePool([grades(ordinal, 1.0, 0.0, 0.0) for ordinal in range(3)] + [failed(0), failed(1)])
+    with pytest.raises(RewardError, match="failed for 2 of 2 prompts"):
         evaluation_of(config_of(data=data), streams, pool, tmp_path).run(STEP)
 
 
@@ -172,3 +172,16 @@ def test_an_eval_beside_rollouts_comes_before_them_and_leaves_their_prefixes_alo
     evaluation_of(config, {"": FakeStream(2)}, pool, tmp_path).run(STEP)
     assert [request.is_urgent for request in pool.requests] == [lag > 0] * 2
     assert pool.num_forgotten == forgotten
+
+
+def test_evals_sample_with_the_nucleus_of_training_unless_they_have_their_own(tmp_path: Path) -> None:
+    def sampled(**of_eval: Any) -> list[float]:
+        hard = {"path": "h.jsonl", "top_p": 0.5}
+        data = {"train": {"path": "d.jsonl"}, "eval": {"path": "e.jsonl"}, "eval_sets": {"hard": hard}}
+        config = config_of(data=data, rollout={"top_p": 0.9}, eval={"every_steps": 2, "num_samples": 3, **of_eval})
+        pool = FakePool([grades(0, 1.0, 0.0, 0.0)] * 2)
+        evaluation_of(config, {"": FakeStream(1), "hard": FakeStream(1)}, pool, tmp_path).run(STEP)
+        return [request.sampling.top_p for request in pool.requests]
+
+    assert sampled() == [0.9, 0.5]
+    assert sampled(top_p=0.7) == [0.7, 0.5]

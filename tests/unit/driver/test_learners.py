@@ -20,8 +20,8 @@ class FakeLearner:
         self.record: Path | None = None
         self.train = self
 
-    def remote(self, minibatches: Any, record: Path | None) -> Reference:
-        self.told, self.record = minibatches, record
+    def remote(self, minibatches: Any, record: Path | None, measured: Any) -> Reference:
+        self.told, self.record, self.measured = minibatches, record, measured
         return answered({"items": Mean(len(minibatches[0].items))})
 
 
@@ -35,7 +35,16 @@ def test_a_step_is_split_by_tokens_and_every_learner_is_told_the_tokens_of_all()
     first = [item("a", 50), item("b", 10), item("c", 30)]
     batch = Batch([first, [item("d", 7)]], range(4), {})
     assert LearnerGroup(learners).train(batch, Path("batches/step_1")) == {"items": 1.5}
+    assert [learner.measured for learner in learners] == [None, None]
     assert [learner.record for learner in learners] == [Path("batches/step_1")] * 2
     shares = [[[each.samples for each in minibatch.items] for minibatch in learner.told] for learner in learners]
     assert shares == [[["a"], ["d"]], [["b", "c"], []]]
     assert [[minibatch.num_valid_tokens for minibatch in learner.told] for learner in learners] == [[90, 7]] * 2
+
+
+@pytest.mark.usefixtures("fake_ray")
+def test_what_tells_the_mismatch_is_dealt_out_and_every_learner_takes_part() -> None:
+    learners = [FakeLearner(), FakeLearner()]
+    chosen = RemoteGroup("a", (0.0,), (True,))
+    LearnerGroup(learners).train(Batch([[]], range(1), {}, measured=[chosen]))
+    assert [learner.measured for learner in learners] == [[chosen], []]

@@ -9,8 +9,9 @@ from tests.support.configs import minimal_config
 
 
 def config(task: str = "grpo", **train: int) -> Config:
-    rollout, sft = {"prompts_per_step": 4, "group_size": 8}, {"batch_size": 10}
-    return minimal_config(task=task, rollout=rollout, sft=sft, train=train)
+    if task == "sft":
+        return minimal_config(task=task, sft={"batch_size": 10}, train=train)
+    return minimal_config(task=task, rollout={"prompts_per_step": 4, "group_size": 8}, train=train)
 
 
 @pytest.mark.parametrize(

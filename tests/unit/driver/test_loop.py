@@ -63,7 +63,7 @@ class FakeRun:
             raise error
 
     def start(self, policy_version: int) -> None:
-        self.done.append(f"start {policy_version}")
+        self._do(f"start {policy_version}")
 
     def take_step(self, policy_version: int, timer: StepTimer) -> Batch:
         self._taken += 1
@@ -192,7 +192,9 @@ def test_a_reward_that_fails_over_an_eval_loses_no_step() -> None:
     assert done[-3:] == ["eval 2", "record 2 loss/policy mismatch/canary reward/mean", "save 2 20"]
 
 
-@pytest.mark.parametrize(("over", "saved"), [("take 3", "save 2 20"), ("publish 3", "save 3 30")])
+@pytest.mark.parametrize(
+    ("over", "saved"), [("take 3", "save 2 20"), ("publish 3", "save 3 30"), ("start 3", "save 3 30")]
+)
 def test_an_engine_that_fails_for_good_loses_no_step(over: str, saved: str) -> None:
     done = failing(FakeRun({over: EngineLostError("an engine died")}), EngineLostError)
     assert done[-1] == saved

@@ -29,6 +29,14 @@ def test_a_learner_on_a_gpu_allocates_in_segments_that_grow_unless_the_user_chos
     assert {name: value for name, value in variables.items() if name.endswith("ALLOC_CONF")} == expected
 
 
+def test_nccl_on_a_gpu_dumps_nothing_over_our_store_unless_the_user_chose() -> None:
+    def chosen(environ: dict[str, str], *, on_gpu: bool) -> str | None:
+        return learner_environment(minimal_config(), environ, on_gpu=on_gpu).get("TORCH_NCCL_DUMP_ON_TIMEOUT")
+
+    assert (chosen({}, on_gpu=True), chosen({}, on_gpu=False)) == ("0", None)
+    assert chosen({"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}, on_gpu=True) == "1"
+
+
 @pytest.mark.parametrize("kind", ["learner", "engine"])
 def test_a_template_has_the_environment_of_its_actors_and_the_models_own_modules(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -184,13 +185,41 @@ def test_rewards_that_fail_too_often_stop_the_run_with_their_own_error() -> None
 
 
 def test_as_many_failures_as_allowed_pass() -> None:
-    grades = [make_grades(0, errors=("broke",)), make_grades(1)]
+    grades = [make_grades(0, errors=("broke",)), make_grades(1, errors=("broke",)), make_grades(2), make_grades(3)]
     check_failures(grades, 0.5)
     with pytest.raises(RewardError, match=r"grading\.max_failed_fraction = 0\.4"):
         check_failures(grades, 0.4)
     with pytest.raises(RewardError):
-        check_failures(grades, 0.0)
-    check_failures([make_grades(0)], 0.0)
+        check_failures(grades[1:], 0.0)
+    check_failures(grades[2:], 0.0)
+
+
+def test_one_failed_group_of_few_ends_no_run_and_one_in_each_step_does() -> None:
+    config = make_config(grading={"max_failed_fraction": 0.1})
+    pool = FakePool()
+    pool.errors = {0: ("prompt 0, sympy: gone",)}
+    scheduler = RolloutScheduler(config, FakeStream(), pool, DriverState(), TOTAL_STEPS)  # type: ignore[arg-type]
+    scheduler.start_prompts(0)
+    scheduler.take_step(0)
+    pool.errors = {4: ("prompt 4, sympy: gone",)}
+    scheduler.start_prompts(1)
+    with pytest.raises(RewardError, match="failed for 2 of 6 prompts"):
+        scheduler.take_step(1)
+
+
+def test_a_failure_is_forgotten_after_twenty_prompts() -> None:
+    broken, fine = [make_grades(0, errors=("broke",))], [make_grades(ordinal) for ordinal in range(19)]
+    check_failures(broken, 0.05, [*broken, *fine])
+    with pytest.raises(RewardError, match="failed for 2 of 20 prompts"):
+        check_failures(broken, 0.05, [*broken, *fine[1:]])
+
+
+def test_deadlines_that_were_met_end_a_run_once_every_prompt_failed() -> None:
+    slow = [replace(make_grades(ordinal, errors=("did not return",)), timed_out=True) for ordinal in range(4)]
+    check_failures(slow, 0.1, [make_grades(9)])
+    check_failures([*slow, make_grades(9, errors=("broke",))], 0.1, [make_grades(9)])
+    with pytest.raises(RewardError, match="failed for 4 of 4 prompts"):
+        check_failures(slow, 0.1)
 
 
 SOLVED, HOPELESS = (1.0, 1.0), (0.0, 0.0)

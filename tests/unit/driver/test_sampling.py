@@ -14,7 +14,7 @@ from hpc_grpo.driver.remote import Deadline
 from hpc_grpo.driver.sampling import RolloutPool
 from hpc_grpo.errors import ConfigError, PromptError, RewardError
 from hpc_grpo.types import GroupRequest, Prompt, SamplingSpec
-from tests.support.ray_futures import FakeRay, Reference, answered
+from tests.support.ray_futures import FakeRay, Reference, answered, sampled
 
 pytestmark = pytest.mark.usefixtures("fake_ray")
 Outcome = Exception | str
@@ -31,7 +31,7 @@ class FakeEngine:
     def _make_actor(self, outcome: Outcome) -> Any:
         return SimpleNamespace(
             generate=SimpleNamespace(remote=lambda call, requests: None),
-            samples=SimpleNamespace(remote=lambda call, index: answered(outcome)),
+            samples=SimpleNamespace(remote=lambda call, index: sampled(answered(outcome))),
             forget_prefixes=SimpleNamespace(remote=lambda: answered(outcome)),
         )
 
@@ -184,9 +184,9 @@ class SlowEngine:
     def _generate(self, call: str, requests: Sequence[GroupRequest]) -> None:
         self.asked += [request.ordinal for request in requests]
 
-    def _samples(self, call: str, index: int) -> Reference:
+    def _samples(self, call: str, index: int) -> tuple[Reference, Reference]:
         self.given.append(Future())
-        return self.given[-1]
+        return sampled(self.given[-1])
 
 
 class WaitingGrader(FakeGrader):
@@ -249,3 +249,120 @@ def test_engines_take_groups_in_turn_wherever_all_before_were_waited_for() -> No
                     reference.set_result("samples")
         pool.wait(started, "rollouts")
     assert [engine.asked for engine in engines] == [[0, 2, 3, 5], [1, 4]]
+
+
+class MortalEngine:
+    """A RemoteEngine whose actors sample nothing until a test ends a call; `asked` has the calls of each actor."""
+
+    def __init__(self) -> None:
+        self.num_restarts = -1
+        self.asked: list[list[list[int]]] = []
+        self.replace()
+
+    def replace(self) -> None:
+        self.num_restarts += 1
+        self.asked.append([])
+        self.calls: list[Reference] = []
+        calls, asked = self.calls, self.asked[-1]
+
+        def samples(call: str, index: int) -> tuple[Reference, Reference]:
+            calls.append(Future())
+            return sampled(calls[-1])
+
+        def generate(call: str, requests: Sequence[GroupRequest]) -> None:
+            asked.append([request.ordinal for request in requests])
+
+        self.actor = SimpleNamespace(generate=SimpleNamespace(remote=generate), samples=SimpleNamespace(remote=samples))
+
+    def end(self, *numbers: int) -> None:
+        for number in numbers:
+            self.calls[number].set_result("samples")
+
+    def die(self) -> None:
+        for call in self.calls:
+            if not call.done():
+                call.set_exception(ActorDiedError())
+
+
+class LateGrader(WaitingGrader):
+    """Fails with its samples, too."""
+
+    def _make_actor(self) -> Any:
+        def call(samples: Reference, prompt: Prompt, with_texts: bool) -> Reference:
+            grades: Reference = Future()
+
+            def grade(_: Reference) -> None:
+                if error := samples.exception():
+                    grades.set_exception(error)
+                else:
+                    self.graded.append(prompt.ordinal)
+                    grades.set_result(f"grades {prompt.ordinal}")
+
+            samples.add_done_callback(grade)
+            return grades
+
+        return SimpleNamespace(grade=SimpleNamespace(remote=call))
+
+
+def mortal_pool(engine: MortalEngine, revived: Callable[[], None]) -> tuple[RolloutPool, LateGrader]:
+    def revive(_engine: Any, _error: Exception) -> None:
+        engine.replace()
+        revived()
+
+    grader = LateGrader(graded)
+    return RolloutPool([engine], [grader], revive, Deadline(60.0, "none")), grader  # type: ignore[list-item]
+
+
+def test_groups_of_later_steps_are_asked_again_together_with_those_waited_for() -> None:
+    """One call for all that was lost, in the order of before; what was sampled is not sampled again."""
+    engine = MortalEngine()
+    pool, grader = mortal_pool(engine, lambda: ends_its_first_group_at_once(engine))
+    steps = [start(pool, range(first, first + 2)) for first in (0, 2, 4)]
+    engine.end(0, 3)
+    engine.die()
+    first = [group.grades for group in pool.wait(steps[0], "rollouts")]
+    assert first == ["grades 0", "grades 1"]
+    assert engine.asked == [[[0, 1], [2, 3], [4, 5]], [[1, 2, 4, 5]]]
+    engine.end(1, 2, 3)
+    assert [group.grades for group in pool.wait(steps[1] + steps[2], "rollouts")] == [
+        f"grades {n}" for n in range(2, 6)
+    ]
+    assert sorted(grader.graded) == list(range(6)), "each once"
+    assert engine.num_restarts == 1
+
+
+def ends_its_first_group_at_once(engine: MortalEngine) -> None:
+    """Let the engine's next actor end its first group at once."""
+    actor = engine.actor
+    ask = actor.samples.remote
+
+    def samples(call: str, index: int) -> tuple[Reference, Reference]:
+        references = ask(call, index)
+        if len(engine.calls) == 1:
+            engine.end(0)
+        return references
+
+    actor.samples = SimpleNamespace(remote=samples)
+
+
+def test_groups_that_a_publish_lost_with_their_engine_are_queued_before_the_next_steps() -> None:
+    engine = MortalEngine()
+    pool, _ = mortal_pool(engine, lambda: None)
+    start(pool, range(2))
+    engine.end(0)
+    engine.die()
+    engine.replace()  # by the publish
+    start(pool, range(2, 4))
+    assert engine.asked == [[[0, 1]], [[1], [2, 3]]]
+
+
+def test_an_error_of_a_later_step_waits_for_that_step() -> None:
+    engine = MortalEngine()
+    pool, _ = mortal_pool(engine, lambda: None)
+    now, later = start(pool, [0]), start(pool, [1])
+    engine.calls[1].set_exception(RayTaskError("call", "traceback", PromptError("too long")).as_instanceof_cause())
+    engine.end(0)
+    assert [group.grades for group in pool.wait(now, "rollouts")] == ["grades 0"]
+    with pytest.raises(PromptError, match="too long"):
+        pool.wait(later, "rollouts")
+    assert engine.num_restarts == 0

@@ -159,3 +159,54 @@ def test_a_process_with_threads_or_an_open_gpu_is_not_forked(
     (tmp_path / "fd").mkdir()
     (tmp_path / "fd" / "3").symlink_to(opened)
     assert why_not_forked(tmp_path) == why
+
+
+NVML = """
+import os
+from pathlib import Path
+
+class NVMLError(Exception):
+    pass
+
+device, users, descriptor = Path(__file__).with_name("nvidiactl"), 0, None
+
+def nvmlInit():
+    global users, descriptor
+    descriptor = os.open(device, os.O_RDONLY) if users == 0 else descriptor
+    users += 1
+
+def nvmlShutdown():
+    global users
+    if users == 0:
+        raise NVMLError("uninitialized")
+    users -= 1
+    if users == 0:
+        os.close(descriptor)
+"""
+
+
+def test_a_template_closes_nvml_that_its_imports_have_opened_and_its_workers_have_it_open(folder: Path) -> None:
+    """DeepSpeed and torch each open NVML while they are imported."""
+    (folder / "nvidiactl").touch()
+    (folder / "pynvml.py").write_text(NVML)
+    (folder / "slow_module.py").write_text("import pynvml\npynvml.nvmlInit()\npynvml.nvmlInit()")
+    shown = "import json, os, pynvml\nprint(json.dumps({'parent': os.getppid(), 'users': pynvml.users}))"
+    (folder / "program.py").write_text(shown)
+    code = (
+        "import sys; from pathlib import Path; from hpc_grpo.driver import template\n"
+        "template._GPU_DEVICES = str(Path(sys.argv[1]).with_name('nvidia'))\n"
+        "template.main(Path(sys.argv[1]), sys.argv[2:])"
+    )
+    with (folder / "log").open("wb") as log:
+        template = subprocess.Popen(
+            [sys.executable, "-c", code, str(folder / "socket"), "slow_module"],
+            env={**ENVIRON, "PYTHONPATH": str(folder)},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        wait_for(folder / "socket")
+        assert run_worker(folder) == (0, {"parent": template.pid, "users": 1})
+    finally:
+        template.kill()
+        template.wait()

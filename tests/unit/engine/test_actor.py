@@ -79,10 +79,10 @@ def test_groups_are_queued_in_one_go_and_had_one_by_one_as_they_end(sampler: Fak
         await engine.generate("a", REQUESTS)
         assert sampler.calls == [[0, 1, 2]]
         sampler.groups[2].set_result("the last")
-        assert await last == "the last"
+        assert await last == ("the last", None)
         first = asyncio.ensure_future(engine.samples("a", 0))
         sampler.groups[0].set_result("the first")
-        assert await first == "the first"
+        assert await first == ("the first", None)
         sampler.groups[1].set_exception(RuntimeError("out of blocks"))
         with pytest.raises(RuntimeError, match="out of blocks"):
             await engine.samples("a", 1)

@@ -142,6 +142,19 @@ def test_only_the_very_version_that_was_verified_is_loaded_as_it_is(
     assert group.acknowledged == [4]
 
 
+def test_a_version_is_acknowledged_when_the_gpu_has_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The publisher may write the buffer again then."""
+    receiver, store, group = WeightReceiver(), NodesStore(), Announcing(StoredVersion(4, 0, (7,)))
+    receiver.model_runner, receiver.vllm_config = Module(get_model=AskingModel), VllmConfig()
+    receiver._hpc_grpo_store, receiver._hpc_grpo_group = store, group
+    acknowledged_before: list[list[int]] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: acknowledged_before.append([*group.acknowledged]))
+    receiver.hpc_grpo_receive(4, None)
+    assert acknowledged_before == [[]]
+    assert group.acknowledged == [4]
+
+
 def test_the_next_drivers_store_meets_the_buffer_on_the_gpu_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch keeps the memory of an old one for itself, so that a new one would seem not to fit."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

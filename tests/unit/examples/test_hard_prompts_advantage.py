@@ -14,7 +14,7 @@ FILE = Path(__file__).parents[3] / "examples" / "hard_prompts_advantage.py"
 
 @pytest.mark.parametrize(("args", "difficulty"), [({}, 0.75), ({"power": 2}, 0.5625)])
 def test_an_advantage_outside_the_package_is_asked_with_its_own_settings(args: Any, difficulty: float) -> None:
-    config = minimal_config(loss={"advantage": f"{FILE}:hard_prompts", "advantage_args": args})
+    config = minimal_config(loss={"advantage": {"name": f"{FILE}:hard_prompts", "args": args}})
     grades = GroupGrades(
         ordinal=0,
         rewards=(1.0, 0.0, 0.0, 0.0, 9.0),

@@ -1,4 +1,4 @@
-"""The doorbell where NATS is away."""
+"""The doorbell where NATS is away; tests/places has it where a server answers."""
 
 from __future__ import annotations
 

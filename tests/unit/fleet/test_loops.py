@@ -176,6 +176,25 @@ def test_a_job_that_completed_while_all_controllers_were_away_is_completed(db: D
     assert (row_of(db, "job-1")["status"], row_of(db, "job-1")["retry_count"]) == (JobState.COMPLETED, 0)
 
 
+def test_one_failed_visit_after_a_pause_of_all_controllers_loses_no_finished_job(
+    db: Database, make_controller: Make
+) -> None:
+    controller, machines = make_controller(settings=EAGER)
+    add_jobs(db, 1)
+    asyncio.run(tick(controller))
+    machines[1].over = lambda _key: Ending("exit", 0)
+    pause_s = controller.settings.lost_s + 3600
+    age(db, pause_s)
+    with db.write() as connection:
+        connection.execute(sa.update(vms).values(poll_at=vms.c.poll_at - pause_s))
+    machines[1].is_away = True
+    asyncio.run(tick(controller))
+    assert (state(db), row_of(db, "job-1")["status"]) == (VmState.STALE, JobState.RUNNING)
+    machines[1].is_away = False
+    asyncio.run(tick(controller))
+    assert (row_of(db, "job-1")["status"], row_of(db, "job-1")["retry_count"]) == (JobState.COMPLETED, 0)
+
+
 def test_leases_of_current_attempts_are_renewed_and_an_older_one_that_lives_is_ended(
     db: Database, make_controller: Make
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hpc_grpo.errors import EXIT_HELD
 from hpc_grpo.fleet.states import Ending, JobState, Standing, Verdict, judge
 
 FRESH = Standing(retry_count=0, max_retries=2, stalled=0, step=None, is_cancelled=False)
@@ -28,6 +29,7 @@ CANCELLED = Standing(retry_count=0, max_retries=2, stalled=0, step=4, is_cancell
         (STALLED, Ending("exit", 75, step=4), Verdict(JobState.FAILED, 1, stalled=3, retry_in_s=30.0)),
         (STALLED, Ending("exit", 75, step=5), Verdict(JobState.QUEUED, 0)),
         (FRESH, Ending("exit", 78), Verdict(JobState.FAILED, 0)),
+        (FRESH, Ending("exit", EXIT_HELD), Verdict(JobState.FAILED, 1, retry_in_s=30.0)),
         (FRESH, Ending("exit", 1), Verdict(JobState.FAILED, 1, retry_in_s=30.0)),
         (TRIED, Ending("exit", -9), Verdict(JobState.FAILED, 2, retry_in_s=60.0)),
         (TRIED, Ending("exit", None), Verdict(JobState.FAILED, 2, retry_in_s=60.0)),

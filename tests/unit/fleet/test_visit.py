@@ -18,10 +18,12 @@ import pytest
 
 from hpc_grpo.fleet.attempt_folder import AttemptFolder, marked_processes, uptime
 from hpc_grpo.fleet.local import LocalMachine
-from hpc_grpo.fleet.machine import VisitError, Vm
+from hpc_grpo.fleet.machine import VisitError, Vm, converse
 from hpc_grpo.fleet.messages import AttemptKey, Observation, Orders, Outcome, Request, encode
 from hpc_grpo.fleet.states import Ending
 from hpc_grpo.fleet.visit import obey, observe
+from hpc_grpo.system import processes
+from hpc_grpo.system.commands import MARK
 from hpc_grpo.system.processes import start_time
 
 STAND_IN = """
@@ -101,6 +103,56 @@ def wait_for(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
+
+
+class Pipe:
+    """The lines that a program prints, and what it is sent."""
+
+    def __init__(self, printed: bytes) -> None:
+        self._lines = io.BytesIO(printed)
+        self.sent: list[bytes] = []
+
+    async def readline(self) -> bytes:
+        return self._lines.readline()
+
+    def write(self, data: bytes) -> None:
+        self.sent.append(data)
+
+
+def test_a_visit_passes_over_what_a_login_shell_prints() -> None:
+    welcome = b'Welcome to vm-1.\n{"gpus": []} [3 updates]'
+    printed = welcome + f"\n{MARK}\n".encode() + encode(Observation(problem="none")) + encode(Outcome(started=(KEY,)))
+    seen: list[Observation] = []
+
+    async def decide(observation: Observation) -> Orders:
+        seen.append(observation)
+        return Orders(start=(KEY._asdict(),))
+
+    pipe = Pipe(printed)
+    outcome = asyncio.run(converse(pipe, pipe, Request("w", "nvidia-smi"), decide, is_marked=True))
+    assert ([one.problem for one in seen], outcome.started) == (["none"], (KEY,))
+
+
+def test_an_attempt_of_another_machine_with_the_same_home_is_left_alone(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Homes are often on NFS, and a process of another machine is none that can be looked at here."""
+    scene.visit(Orders(start=(scene.spec(60.0),)))
+    mine = json.loads((scene.folder.path / "runner.json").read_text())
+    with monkeypatch.context() as elsewhere:
+        for name, value in (("boot_id", "another-boot"), ("machine_id", "another-machine")):
+            elsewhere.setattr(processes, name, lambda value=value: value)
+        assert observe(scene.work_dir, Request(str(scene.work_dir), str(scene.nvidia_smi))).attempts == ()
+    assert scene.folder.ending() is None
+    with monkeypatch.context() as rebooted:
+        rebooted.setattr(processes, "boot_id", lambda: "the-next-boot")
+        assert not scene.folder.runner_lives()
+        assert scene.folder.is_of_this_machine()
+    assert scene.folder.runner_lives()
+    os.kill(mine["pid"], signal.SIGTERM)
+    ended = scene.ending()
+    assert ended is not None
+    assert ended.code == 75
 
 
 def test_a_job_runs_on_its_gpus_by_words_and_leaves_its_log_and_its_code(scene: Scene) -> None:

@@ -66,6 +66,7 @@ def test_group_is_decoded_and_graded(make_tokenizer: Callable[..., Any]) -> None
         measures=grades.measures,
         texts=(" 2", "=2", "3"),
         errors=(),
+        over_budget=("", "", ""),
     )
     assert grades.measures.keys() == MEASURES.keys()
     assert grades.measures["tokens/completion_mean"] == (3.0, 2.0, 2.0)
@@ -81,10 +82,11 @@ def test_a_prompt_is_graded_by_the_rewards_of_its_source_alone(make_tokenizer: C
     first = grade(config, make_tokenizer(), prompt=replace(PROMPT, reward_set=0))
     assert (list(first.reward_parts), first.rewards) == (["correctness"], (1.0, 1.0, 0.0))
     second = grade(config, make_tokenizer(), prompt=replace(PROMPT, reward_set=1))
-    assert list(second.reward_parts) == ["correctness#2", "length"]
-    parts = zip(second.reward_parts["correctness#2"], second.reward_parts["length"], strict=True)
+    # One label in both sets: `reward/correctness` covers the prompts of both.
+    assert list(second.reward_parts) == ["correctness", "length"]
+    parts = zip(second.reward_parts["correctness"], second.reward_parts["length"], strict=True)
     assert second.rewards == tuple(3.0 * correct + length for correct, length in parts)
-    assert second.reward_parts["correctness#2"] == (1.0, 1.0, 0.0)
+    assert second.reward_parts["correctness"] == (1.0, 1.0, 0.0)
 
 
 def test_truncated_completions_can_be_masked(make_tokenizer: Callable[..., Any]) -> None:

@@ -95,7 +95,7 @@ def test_by_no_reward_a_group_gets_nothing_and_is_valid() -> None:
     with closing(RewardPool([], num_workers=1)) as pool:
         assert pool.check() == ()
         outcome = pool.submit("p", ["a", "b"], {}).result(timeout=10)
-    assert outcome == RewardOutcome((0.0, 0.0), {}, (True, True), ())
+    assert outcome == RewardOutcome((0.0, 0.0), {}, (True, True), (), ("", ""))
 
 
 def test_a_closed_pool_refuses(open_pool: Callable[..., RewardPool]) -> None:

@@ -78,18 +78,11 @@ def test_rewards_are_prepared_with_their_arguments_and_say_something(tmp_path: P
         pool.close()
 
 
-@pytest.mark.parametrize(
-    ("reward", "words"),
-    [
-        (RewardConfig(name="FILE:later", args={"level": 2}), "cannot be prepared: ValueError: level 2"),
-        (RewardConfig(name="regex", args={"patern": "a"}), "no argument 'patern'; did you mean 'pattern'?"),
-    ],
-)
-def test_a_reward_that_cannot_be_prepared_is_refused(tmp_path: Path, reward: RewardConfig, words: str) -> None:
+def test_a_reward_that_cannot_be_prepared_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "prepared.py"
     path.write_text(PREPARED)
-    reward = reward.model_copy(update={"name": reward.name.replace("FILE", str(path))})
-    assert words in refusal(reward)
+    reward = RewardConfig(name=f"{path}:later", args={"level": 2})
+    assert "cannot be prepared: ValueError: level 2" in refusal(reward)
 
 
 AWAY = """
@@ -119,7 +112,11 @@ def test_what_is_away_at_a_resume_is_no_mistake_in_the_config(tmp_path: Path) ->
 
 def test_each_reward_has_all_the_time_to_prepare_and_more_at_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = RewardPool(
-        [RewardConfig(name="regex", timeout_s=5.0), RewardConfig(name="remote", timeout_s=900.0)], num_workers=1
+        [
+            RewardConfig(name="regex", timeout_s=5.0),
+            RewardConfig(name="remote", timeout_s=900.0, args={"url": "http://judge:8200"}),
+        ],
+        num_workers=1,
     )
     asked: list[tuple[str, float]] = []
 

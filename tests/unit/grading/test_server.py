@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +20,14 @@ from hpc_grpo.config import RewardConfig
 from hpc_grpo.errors import ConfigError, RewardError
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.grading.server import RewardServer
-from hpc_grpo.rewards.builtin.remote import remote
-from hpc_grpo.rewards.http import AnswerError
+from hpc_grpo.rewards import score
+from hpc_grpo.rewards.http import AnswerError, Endpoint, open_client
+from hpc_grpo.rewards.proved import MAGIC
 from tests.support.command import call
+from tests.support.second_user import LISTENER, as_second_user
 from tests.support.stand_in_server import Reply, Serve
 
-TOKEN = "t0ken-1b7"
+TOKEN = "t0ken-1b7-long-enough"
 KEY = "REWARD_TEST_KEY"
 
 
@@ -41,19 +48,23 @@ def reward_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s
     pool.close()
 
 
-def ask(*completions: str, **arguments: Any) -> list[float]:
-    return asyncio.run(remote(["p"] * len(completions), list(completions), **arguments))
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def ask(*completions: str, level: int = 1, timeout_s: float = 10.0, **args: Any) -> list[float]:
+    return score("remote", completions, {"level": level}, prompt="p", args=args, timeout_s=timeout_s)
 
 
 def test_the_reward_server_scores_what_remote_asks(reward_server: str) -> None:
-    assert ask("ab", "abcd", url=reward_server, api_key_env=KEY, level=[2, 2]) == [1.0, 2.0]
-    assert ask("ab", "abcd", url=reward_server, api_key_env=KEY, level=[2, 4]) == [1.0, 1.0]
+    assert ask("ab", "abcd", url=reward_server, token_env=KEY, level=2) == [1.0, 2.0]
 
 
 def test_a_reward_that_fails_on_the_server_is_a_failure_here_and_no_zero(reward_server: str) -> None:
     with pytest.raises(AnswerError, match=r"422: .*AssertionError: odd"):
-        ask("bad", url=reward_server, api_key_env=KEY, level=[1])
-    assert ask("ok", url=reward_server, api_key_env=KEY, level=[1]) == [2.0]
+        ask("bad", url=reward_server, token_env=KEY)
+    assert ask("ok", url=reward_server, token_env=KEY) == [2.0]
 
 
 @pytest.mark.parametrize("token", [None, "wrong"])
@@ -70,8 +81,109 @@ def test_the_reward_server_serves_nobody_without_its_token(reward_server: str, t
      {"prompts": ["p"], "completions": ["c"], "fields": {"level": [1, 2]}}],
 )  # fmt: skip
 def test_what_is_no_group_is_refused(reward_server: str, body: Any) -> None:
-    response = httpx.post(f"{reward_server}/score", json=body, headers={"Authorization": f"Bearer {TOKEN}"})
-    assert response.status_code == 400
+    async def post() -> httpx.Response:
+        async with open_client(Endpoint(reward_server, None, 1, 10.0, KEY)) as client:
+            return await client.post(f"{reward_server}/score", json=body)
+
+    assert asyncio.run(post()).status_code == 400
+
+
+def test_a_token_that_is_sent_is_no_proof(reward_server: str) -> None:
+    """A caller that sends its token would give it to whoever holds the port."""
+    response = httpx.post(f"{reward_server}/score", json={}, headers={"Authorization": f"Bearer {TOKEN}"})
+    assert (response.status_code, "token_env" in response.text) == (401, True)
+    with pytest.raises(ConfigError, match=r"token_env"):
+        ask("ab", url=reward_server, api_key_env=KEY, level=2)
+
+
+def test_who_holds_the_port_learns_neither_token_nor_prompts_and_decides_no_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY, TOKEN)
+    heard = tmp_path / "heard"
+    heard.touch()
+    heard.chmod(0o666)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(folder.stat().st_mode | 0o001)
+    with as_second_user(LISTENER, str(port := free_port()), str(heard)):
+        url = f"http://127.0.0.1:{port}"
+        with pytest.raises(AnswerError, match=r"has another token, or is no hpc-grpo reward-server"):
+            ask("a secret completion", url=url, token_env=KEY, timeout_s=2.0)
+        pool = RewardPool([RewardConfig(name="remote", timeout_s=2.0, args={"url": url, "token_env": KEY})], 1)
+        try:
+            with pytest.raises(ConfigError, match="another token"):
+                pool.check()
+            outcome = pool.submit("a secret prompt", ["a secret completion"], {}).result()
+        finally:
+            pool.close()
+    assert outcome.valid == (False,)
+    said = heard.read_bytes()
+    assert said.startswith(MAGIC)
+    assert b"secret" not in said
+    assert TOKEN.encode() not in said
+
+
+def test_a_caller_with_another_token_is_refused(reward_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTHER", "another token, just as long")
+    with pytest.raises(AnswerError, match="has another token"):
+        ask("ab", url=reward_server, token_env="OTHER", level=2, timeout_s=1.5)
+    assert ask("ab", url=reward_server, token_env=KEY, level=2) == [1.0]
+
+
+def test_a_thousand_idle_strangers_do_not_stop_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY, TOKEN)
+    command = [sys.executable, "-m", "hpc_grpo.cli", "reward-server", "--reward", "repetition", "--port", "0"]
+    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (512, 512))
+    server = subprocess.Popen([*command, "--token-env", KEY], stdout=subprocess.PIPE, text=True, preexec_fn=limit)
+    strangers: list[socket.socket] = []
+    try:
+        assert server.stdout is not None
+        url = server.stdout.readline().split()[-1]
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        for number in range(1000):
+            source = (f"127.0.0.{2 + number % 50}", 0)
+            strangers.append(socket.create_connection(address, timeout=10.0, source_address=source))
+        assert ask("a b c", url=url, token_env=KEY, timeout_s=60.0) == [0.0]
+    finally:
+        for stranger in strangers:
+            stranger.close()
+        server.terminate()
+        server.wait()
+
+
+@pytest.mark.parametrize("token_env", [None, KEY])
+def test_a_request_over_plain_http_obeys_no_proxy(
+    reward_server: str, serve: Serve, monkeypatch: pytest.MonkeyPatch, token_env: str | None
+) -> None:
+    proxy = serve(lambda path, body: (200, {"scores": [9.0]}))
+    own = serve(lambda path, body: (200, {"scores": [0.5]}))
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, proxy.url)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    if token_env:
+        assert ask("ab", url=reward_server, token_env=token_env, level=2) == [1.0]
+    else:
+        assert ask("ab", url=own.url) == [0.5]
+    assert proxy.requests == []
+
+
+def test_a_server_over_https_is_asked_through_the_proxy_of_the_environment(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = serve(lambda path, body: (200, {}))
+    monkeypatch.setenv("https_proxy", proxy.url)
+    with pytest.raises(AnswerError, match=r"ProxyError|501"):
+        ask("ab", url="https://judge.site", timeout_s=1.5)
+
+
+@pytest.mark.parametrize(
+    "args", [{"url": "https://judge:8200"}, {"url": "http://judge:8200", "api_key_env": KEY}]
+)  # fmt: skip
+def test_a_token_goes_with_plain_http_and_no_key(monkeypatch: pytest.MonkeyPatch, args: dict[str, str]) -> None:
+    monkeypatch.setenv(KEY, TOKEN)
+    with pytest.raises(ConfigError, match=r"hpc-grpo reward-server"):
+        ask("ab", **args, token_env=KEY)
 
 
 def test_a_server_that_is_away_is_waited_for_through_the_pool(reward_server: str, serve: Serve) -> None:
@@ -123,21 +235,15 @@ def test_what_no_later_try_could_mend_is_an_error_at_once(
 ) -> None:
     stand_in = serve(lambda path, body: reply)
     with pytest.raises(error, match=words):
-        ask("a", url=stand_in.url, timeout_s=60.0)
+        score("remote", ["a"], {}, args={"url": stand_in.url}, timeout_s=60.0)
     assert len(stand_in.requests) == 1
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ({"url": "judge:8200"}, "begins with http"),
-        ({"url": "http://judge:8200", "api_key_env": "NO_SUCH_KEY_HERE"}, "launch.pass_env"),
-    ],
-)
-def test_an_address_or_key_that_is_none_is_refused_before_a_run(args: dict[str, str], words: str) -> None:
+def test_a_key_that_is_not_set_is_refused_before_a_run() -> None:
+    args = {"url": "http://judge:8200", "api_key_env": "NO_SUCH_KEY_HERE"}
     pool = RewardPool([RewardConfig(name="remote", args=args)], num_workers=1)
     try:
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=r"launch\.pass_env"):
             pool.check()
     finally:
         pool.close()
@@ -149,7 +255,7 @@ def test_the_command_refuses_to_serve_without_a_token_or_a_port() -> None:
 
 
 def test_violations_of_a_served_reward_are_failures_with_its_words(reward_server: str) -> None:
-    pool = RewardPool([RewardConfig(name="remote", timeout_s=30.0, args={"url": reward_server, "api_key_env": KEY})], 1)
+    pool = RewardPool([RewardConfig(name="remote", timeout_s=30.0, args={"url": reward_server, "token_env": KEY})], 1)
     try:
         outcome = pool.submit("p", ["a"], {}).result()
     except RewardError as error:

@@ -101,6 +101,8 @@ def test_prompts_of_a_sample_get_the_template_of_the_source_and_no_judgement() -
     )  # fmt: skip
     assert [reward.name for reward in config.all_rewards] == ["length"]
     assert (config.eval.temperature, config.eval.num_samples) == (0.7, 1)
+    tuned = with_overrides(before, ["rollout.top_p=0.9", "eval.top_p=0.5", "loss.correction=none"])
+    assert sample_config(tuned, FOLDER, "m", "p", None).eval.top_p == 0.9
     assert sample_config(before, FOLDER, "m", "p", None).data.eval.system_prompt is None  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match=r"--source = 'sum' must be .*: sums, data.train.mix.1"):
         sample_config(before, FOLDER, "m", "p", "sum")

@@ -10,7 +10,13 @@ import torch
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner import attention
-from hpc_grpo.learner.attention import has_grouped_kernel, packed_sdpa, packed_varlen, require_flash_attention
+from hpc_grpo.learner.attention import (
+    has_grouped_kernel,
+    packed_sdpa,
+    packed_varlen,
+    register_kernels,
+    require_flash_attention,
+)
 from hpc_grpo.learner.layout import document_layout, varlen_layout
 from tests.support.varlen import attend_by_documents
 
@@ -39,10 +45,17 @@ def test_kernel_refuses_what_it_does_not_compute() -> None:
         ("cpu", torch.float32, 512, True),
     ],
 )
-def test_only_flash_attention_takes_grouped_heads_on_cuda(
+def test_on_cuda_flash_attention_takes_grouped_heads(
     device: str, dtype: torch.dtype, head_size: int, expected: bool
 ) -> None:
     assert has_grouped_kernel(device, dtype, head_size) == expected
+
+
+def test_registered_kernels_never_wait_for_a_plan_of_cudnn() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    register_kernels()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
 
 
 def test_heads_are_repeated_where_no_fused_kernel_takes_them_grouped(monkeypatch: pytest.MonkeyPatch) -> None:

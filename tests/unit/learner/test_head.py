@@ -99,3 +99,15 @@ def test_a_bfloat16_heads_gradients_are_those_of_float32_to_its_precision(rounde
     for gradient, exact in zip(gradients, torch.autograd.grad(expected.sum(), upcast), strict=True):
         assert gradient.dtype == torch.bfloat16
         torch.testing.assert_close(gradient.float(), exact, rtol=0.02, atol=0.02 * float(exact.abs().max()))
+
+
+@pytest.mark.parametrize("chunk_tokens", [5, 100])
+def test_a_head_without_entropies_gives_the_same_logprobs(chunk_tokens: int) -> None:
+    torch.manual_seed(0)
+    head = LogprobHead(nn.Parameter(torch.randn(VOCABULARY, WIDTH)), None, chunk_tokens)
+    hidden, targets = torch.randn(NUM_TOKENS, WIDTH), torch.randint(VOCABULARY, (NUM_TOKENS,))
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            logprobs, none = head(hidden, targets, 0.7, with_entropy=False)
+            assert none is None
+            assert torch.equal(logprobs, head(hidden, targets, 0.7)[0])

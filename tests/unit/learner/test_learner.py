@@ -12,7 +12,7 @@ from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
 
 
-def model(batch: Any) -> tuple[torch.Tensor, None]:
+def model(batch: Any, **_: bool) -> tuple[torch.Tensor, None]:
     """Give logprobs that depend on all tokens of a pass, as a GPU's last bits do."""
     return -batch.target_ids.float() - 1e-3 * len(batch.input_ids), None
 
@@ -28,9 +28,10 @@ def test_what_a_completion_scores_does_not_depend_on_what_else_is_scored() -> No
 def test_versions_that_an_algorithm_of_the_users_left_out_are_not_interpolated() -> None:
     learner = Learner.__new__(Learner)
     learner.ds_engine = SimpleNamespace(module=SimpleNamespace(language_model=SimpleNamespace(config=None)))
+    learner.parts = []
     shares = [[ordinary_sequence(0, 0, [1, 2, 3], 2)]]
-    learner.config = minimal_config(loss={"proximal": "interpolated"})
+    learner.train_by(minimal_config(loss={"proximal": "interpolated"}))
     with pytest.raises(ConfigError, match=r"Fill TrainSequence\.policy_versions \[L\] where its class overrides"):
         learner._check_sequences(shares)
-    learner.config = minimal_config()
+    learner.train_by(minimal_config())
     learner._check_sequences(shares)

@@ -24,7 +24,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.config.resources import Budget
 from hpc_grpo.learner import loading
 from hpc_grpo.learner.loading import load_policy
-from hpc_grpo.learner.model import PolicyModel
+from hpc_grpo.learner.model import PolicyModel, score
 from hpc_grpo.learner.packing import pack
 from hpc_grpo.learner.split import split_microbatches
 from hpc_grpo.types import TrainSequence
@@ -226,3 +226,14 @@ def test_sft_uses_the_plain_distribution(model_path: Path) -> None:
     sequences = make_sequences([(4, 9)])
     expected = plain_logprobs(plain, sequences[0], 1.0)
     torch.testing.assert_close(policy(pack(sequences))[0], expected, rtol=0.0, atol=1e-5)
+
+
+def test_a_scoring_pass_computes_no_entropies(model_path: Path) -> None:
+    policy, batch = load_policy(make_config(model_path), use_gradient_checkpointing=False), pack(make_sequences(EQUAL))
+    given: list[Any] = []
+    policy.language_model.get_output_embeddings().register_forward_hook(lambda _head, _args, both: given.append(both))
+    own = score(policy, batch)
+    (logprobs, entropy) = given[0]
+    assert entropy is None
+    torch.testing.assert_close(own, policy(batch)[0].detach())
+    assert logprobs is own

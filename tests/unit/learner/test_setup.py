@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from hpc_grpo.config import Config
-from hpc_grpo.learner.setup import deepspeed_config, frozen_config
+from hpc_grpo.learner.setup import ask_cuda_for_free_memory, deepspeed_config, frozen_config
 from tests.support.configs import minimal_config
 
 
@@ -52,3 +54,21 @@ def test_a_zero_3_reference_is_sharded_without_an_optimizer() -> None:
     settings = frozen_config(config("bfloat16"), 4)
     assert settings["zero_optimization"] == {"stage": 3}
     assert settings["bf16"] == {"enabled": True}
+
+
+@pytest.mark.parametrize(
+    "visible", ["GPU-3f2a9c1e-0000-1111-2222-333344445555", "MIG-3f2a9c1e-0000-1111-2222-333344445555"]
+)
+def test_free_memory_of_a_gpu_that_is_named_by_its_uuid(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+    from deepspeed.accelerator import cuda_accelerator
+
+    monkeypatch.setattr(cuda_accelerator.CUDA_Accelerator, "_init_pynvml", lambda self: None)
+    monkeypatch.setattr(cuda_accelerator, "pynvml", SimpleNamespace(nvmlDeviceGetHandleByIndex=int))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (5, 10))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    accelerator = cuda_accelerator.CUDA_Accelerator()
+    with pytest.raises(ValueError, match="invalid literal for int"):
+        accelerator.available_memory()
+    ask_cuda_for_free_memory(accelerator)
+    assert accelerator.available_memory() == 5

@@ -23,6 +23,7 @@ def group(ordinal: int, **changes: Any) -> GroupGrades:
         "min_policy_versions": (5, 5),
         "mean_policy_versions": (5.0, 5.5),
         "measures": {"tokens/completion_mean": (4.0, 8.0), "tokens/truncated_fraction": (0.0, 1.0)},
+        "over_budget": ("", ""),
     }
     return GroupGrades(**{**values, **changes})
 
@@ -33,7 +34,7 @@ def completion(num_tokens: int, reason: FinishReason) -> Completion:
 
 
 def test_metrics_of_two_groups() -> None:
-    """The second group has one valid reward left, and so no variance."""
+    """Of the second group one rollout is masked: it has no variance left, and its reward counts all the same."""
     second = group(
         1,
         rewards=(2.0, 0.0),
@@ -43,21 +44,23 @@ def test_metrics_of_two_groups() -> None:
         truncated=(False, False),
         min_policy_versions=(4, 6),
         mean_policy_versions=(4.5, 6.0),
+        over_budget=("", "reward 'correctness': took more than 1 s of processor time"),
         measures={"tokens/completion_mean": (2.0, 2.0), "tokens/truncated_fraction": (0.0, 0.0)},
     )
     metrics = rollout_metrics([group(0), second], policy_version=6, judged_by=JUDGED_BY)
     assert metrics == {
-        "reward/mean": pytest.approx(3.5 / 3),
-        "reward/solved_fraction": pytest.approx(2 / 3),
+        "reward/mean": pytest.approx(3.5 / 4),
+        "reward/solved_fraction": pytest.approx(2 / 4),
         "reward/invalid_fraction": 0.25,
+        "reward/over_budget_fraction": 0.25,
         "reward/zero_variance_fraction": 0.5,
         "tokens/completion_mean": 4.0,
         "tokens/completion_total": 16.0,
         "tokens/truncated_fraction": 0.25,
         "lag/mean": pytest.approx((1.0 + 0.5 + 1.5 + 0.0) / 4),
         "lag/max": 2.0,
-        "reward/correctness": pytest.approx(2 / 3),
-        "reward/strict_format": pytest.approx(1.5 / 3),
+        "reward/correctness": pytest.approx(2 / 4),
+        "reward/strict_format": pytest.approx(1.5 / 4),
     }
 
 
@@ -74,21 +77,30 @@ def test_a_step_without_any_valid_reward_has_a_mean_of_zero() -> None:
     assert metrics["reward/invalid_fraction"] == 1.0
 
 
+def test_completions_that_were_cut_count_in_the_mean_and_groups_that_no_reward_scored_do_not() -> None:
+    """Else the mean rises as `rollout.mask_truncated` masks more wrong completions."""
+    cut = group(0, rewards=(1.0, 0.0), valid=(True, False), truncated=(False, True))
+    failed = group(1, rewards=(0.0, 0.0), valid=(False, False), errors=("prompt 1, reward 'judge': away",))
+    metrics = rollout_metrics([cut, failed], policy_version=5, judged_by=JUDGED_BY)
+    assert (metrics["reward/mean"], metrics["reward/invalid_fraction"]) == (0.5, 0.75)
+
+
 def test_of_several_sources_each_has_metrics_of_its_own() -> None:
     right = group(1, rewards=(2.0, 1.0), reward_parts={"correctness": (1.0, 1.0)}, num_completion_tokens=(1, 1))
     groups, sources = [group(0), right, group(2, valid=(True, False))], ["gcd", "sums", "gcd"]
     metrics = rollout_metrics(groups, 5, JUDGED_BY, sources)
     assert {name: value for name, value in metrics.items() if name.endswith("/gcd")} == {
-        "reward/mean/gcd": pytest.approx(3.0 / 3),
-        "reward/solved_fraction/gcd": pytest.approx(2 / 3),
+        "reward/mean/gcd": pytest.approx(3.0 / 4),
+        "reward/solved_fraction/gcd": pytest.approx(2 / 4),
         "reward/invalid_fraction/gcd": 0.25,
+        "reward/over_budget_fraction/gcd": 0.0,
         "reward/zero_variance_fraction/gcd": 0.5,
         "tokens/completion_mean/gcd": 6.0,
         "tokens/truncated_fraction/gcd": 0.5,
         "data/prompts/gcd": 2.0,
     }
     assert (metrics["reward/solved_fraction/sums"], metrics["data/prompts/sums"]) == (1.0, 1.0)
-    assert metrics["reward/solved_fraction"] == pytest.approx(4 / 5)
+    assert metrics["reward/solved_fraction"] == pytest.approx(4 / 6)
     assert not any("/gcd" in name for name in rollout_metrics(groups, 5, JUDGED_BY))
 
 

@@ -31,9 +31,10 @@ def metrics_of(config: Config, **changes: object) -> Config:
 
 
 @pytest.fixture(autouse=True)
-def no_wandb_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+def no_wandb_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "NETRC"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 def test_without_a_key_wandb_is_off_and_the_variable_named(
@@ -43,6 +44,25 @@ def test_without_a_key_wandb_is_off_and_the_variable_named(
     assert [type(sink) for sink in sinks] == [JsonlSink, ConsoleSink]
     (line,) = capsys.readouterr().out.splitlines()
     assert "W&B is off: WANDB_API_KEY is not set" in line
+
+
+@pytest.mark.parametrize(
+    ("host", "environ", "expected"),
+    [
+        ("api.wandb.ai", {}, "online"),
+        ("api.wandb.ai", {"WANDB_BASE_URL": "https://wandb.example:8080"}, None),
+        ("wandb.example", {"WANDB_BASE_URL": "https://wandb.example:8080"}, "online"),
+        ("github.com", {}, None),
+        ("api.wandb.ai", {"WANDB_MODE": "disabled"}, None),
+    ],
+)
+def test_a_login_that_wandb_has_kept_switches_it_on(
+    config: Config, tmp_path: Path, host: str, environ: dict[str, str], expected: str | None
+) -> None:
+    (tmp_path / ".netrc").write_text(f"machine {host}\n  login user\n  password {KEY}\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    environ = {"HOME": str(tmp_path), **environ}
+    assert wandb_mode(metrics_of(config, wandb_mode="auto").metrics, environ) == expected
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tests.unit.plan.plan_configs import plan_7b_config
     ("size", "num_nodes", "overrides"),
     [
         ("7B", 1, ["train.zero_stage=2"]),
-        ("7B", 2, ["train.zero_stage=2", "loss.kl_coef=0.01"]),
+        ("7B", 2, ["train.zero_stage=2", "loss.kl.coef=0.01"]),
         ("32B", 1, []),
         ("32B", 2, ["train.offload_optimizer=cpu", "weights.num_buffers=2"]),
         ("72B", 4, []),
@@ -26,12 +26,12 @@ def test_every_suggestion_is_a_config_that_fits(size: str, num_nodes: int, overr
 
 
 def test_suggestions_are_minimal_and_nodes_as_few_as_possible() -> None:
-    changes = changes_that_fit(plan_7b_config("7B", 2, "train.zero_stage=2", "loss.kl_coef=0.01"))
+    changes = changes_that_fit(plan_7b_config("7B", 2, "train.zero_stage=2", "loss.kl.coef=0.01"))
     texts = {change.text for change in changes if change.num_nodes == 2}
-    assert {"train.zero_stage=3", "train.offload_optimizer=cpu", "loss.kl_coef=0.0"} <= texts
+    assert {"train.zero_stage=3", "train.offload_optimizer=cpu", "loss.kl.coef=0.0"} <= texts
     assert not any("train.zero_stage=3 " in f"{text} " and text != "train.zero_stage=3" for text in texts)
     (more,) = [change.num_nodes for change in changes if not change.settings]
-    assert not plan_7b_config("7B", more - 1, "train.zero_stage=2", "loss.kl_coef=0.01").fits
+    assert not plan_7b_config("7B", more - 1, "train.zero_stage=2", "loss.kl.coef=0.01").fits
 
 
 def test_the_largest_model_is_found_with_the_settings_as_they_are() -> None:

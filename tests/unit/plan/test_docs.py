@@ -49,7 +49,8 @@ def test_there_are_outputs_to_compare() -> None:
 
 def test_options_are_those_of_the_command() -> None:
     documented = set(re.findall(r"`(--[\w-]+)[^`]*`", PAGE))
-    assert documented - {"--set"} == {f"--{name}" for name in ("nodes", "size", "gpu-memory-gib", "host-memory-gib")}
+    options = ("nodes", "size", "hardware", "gpu-memory-gib", "host-memory-gib")
+    assert documented - {"--set"} == {f"--{name}" for name in options}
     assert documented <= {option for param in check.plan.params for option in param.opts}
 
 

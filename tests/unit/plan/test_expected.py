@@ -29,6 +29,12 @@ def test_sampling_reads_weights_and_cache_for_every_token_of_a_batch() -> None:
     assert step.sample_s == pytest.approx(NEW * (read / (0.6 * 4.0e12) + 0.005))
 
 
+def test_engines_in_float32_read_four_bytes_of_each_weight() -> None:
+    step = expected(4, "engine.dtype=float32", "engine.max_num_seqs=64")
+    read = 4 * P + 64 * LENGTH / 2 * 2 * 57_344
+    assert step.sample_s == pytest.approx(2 * NEW * (read / (0.6 * 4.0e12) + 0.005))
+
+
 @pytest.mark.parametrize("lag", [0, 1])
 def test_at_worst_a_step_samples_as_often_as_its_bound_allows_and_trains_once(lag: int) -> None:
     bound, plain = (f"rollout.max_policy_lag={lag}", "rollout.dynamic_sampling=3"), expected(4)
@@ -77,7 +83,7 @@ def test_without_checkpointing_training_saves_the_second_forward_pass() -> None:
 
 @pytest.mark.parametrize(
     ("override", "flops"),
-    [("loss.kl_coef=0.1", 10), ("train.num_minibatches=2", 9), ("loss.importance_correction=m2po", 10)],
+    [("loss.kl.coef=0.1", 10), ("train.num_minibatches=2", 9), ("loss.correction=m2po", 10)],
 )
 def test_a_reference_and_proximal_logprobs_are_forward_passes_more(override: str, flops: int) -> None:
     in_turn = "rollout.max_policy_lag=0"

@@ -13,7 +13,7 @@ from hpc_grpo.types import GIB
 from tests.unit.plan.plan_configs import parts, plan_7b_config, planned_config
 
 OFFLOAD = "train.offload_optimizer=cpu"
-WITH_REFERENCE = "loss.kl_coef=0.01"
+WITH_REFERENCE = "loss.kl.coef=0.01"
 TWO_BUFFERS = "weights.num_buffers=2"
 SEVEN = family_model("7B")
 

@@ -71,7 +71,7 @@ def test_no_offload_leaves_the_host_alone() -> None:
 
 @pytest.mark.parametrize(("stage", "expected"), [(1, 2.0), (2, 2.0), (3, 1.0)])
 def test_the_reference_is_sharded_under_stage_3_alone(stage: int, expected: float) -> None:
-    config = planned_config(train={"zero_stage": stage}, loss={"kl_coef": 0.1})
+    config = planned_config(train={"zero_stage": stage}, loss={"kl": {"coef": 0.1}})
     assert gigabytes(state_parts(BILLION, config, 2))["reference model"] == expected
     sft = config.model_copy(update={"task": "sft"})
     assert "reference model" not in gigabytes(state_parts(BILLION, sft, 2))
@@ -79,13 +79,15 @@ def test_the_reference_is_sharded_under_stage_3_alone(stage: int, expected: floa
 
 @pytest.mark.parametrize(("stage", "whole"), [(2, 1.0), (3, 0.5)])
 def test_an_average_in_float32_and_a_teacher_are_counted_beside_the_reference(stage: int, whole: float) -> None:
-    loss = {"kl_coef": 0.1, "ref_refresh_steps": 1, "ref_mixup": 0.1}
+    loss = {"kl": {"coef": 0.1, "refresh_steps": 1, "mixup": 0.1}}
     sections = {"task": "distill", "distill": {"teacher": "org/large"}, "train": {"zero_stage": stage}}
     taught = replace(BILLION, teacher_parameters=3 * 10**9)
     found = gigabytes(state_parts(taught, planned_config(**sections, loss=loss), 2))
     extra = {"reference model": 2 * whole, "reference's average": 4 * whole, "teacher": 6 * whole}
     assert extra.items() <= found.items()
-    copied = planned_config(**sections, loss={**loss, "ref_mixup": 1.0})
+    others = replace(taught, reference_parameters=5 * 10**9)
+    assert gigabytes(state_parts(others, planned_config(**sections, loss=loss), 2))["reference model"] == 10 * whole
+    copied = planned_config(**sections, loss={"kl": {**loss["kl"], "mixup": 1.0}})
     assert "reference's average" not in gigabytes(state_parts(taught, copied, 2))
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from hpc_grpo.plan.fit import make_plan
 from hpc_grpo.plan.memory import GH200
 from hpc_grpo.plan.model import family_model
 from hpc_grpo.plan.step import measured_steps, num_steps, workload
+from tests.support.configs import minimal_config
+from tests.support.streams import loaded, write_items
 from tests.unit.plan.plan_configs import plan_7b_config, planned_config
 
 
@@ -46,6 +51,29 @@ def test_the_epochs_of_a_file_are_counted(tmp_path: Path) -> None:
     assert num_steps(plan) == 5  # 260 prompts in steps of 64
     rows.write_text("{\n")
     assert num_steps(plan) is None
+
+
+def test_epochs_are_of_what_a_run_trains_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_tokenizer: Callable[..., Any], chat_template: str
+) -> None:
+    """The number is that of the streams that the run loads: without what is held out, and without duplicates."""
+    monkeypatch.chdir(tmp_path)
+    items = [{"question": f"What is {number % 200}?", "answer": "1"} for number in range(300)]
+    write_items("a.jsonl", items)
+    asked = [[{"role": "user", "content": item["question"]}] for item in items[:50]]
+    write_items("b.jsonl", [{"messages": messages, "answer": "1"} for messages in asked])
+    write_items("e.jsonl", items[190:195])
+    sources = [{"path": "a.jsonl"}, {"path": "b.jsonl", "messages_field": "messages"}]
+    for data in (
+        {"train": sources[0], "held_out": {"fraction": 0.2}},
+        {"train": sources[0], "deduplicate": True},
+        {"train": sources[0], "deduplicate": True, "eval": {"path": "e.jsonl"}},
+        {"train": {"mix": sources}, "held_out": {"fraction": 0.2}},
+        {"train": {"mix": sources[::-1]}, "deduplicate": True, "held_out": {"fraction": 0.2}},
+    ):
+        config = minimal_config(data=data, train={"total_epochs": 1}, rollout={"prompts_per_step": 1})
+        plan = make_plan(family_model("7B"), config, 1, GH200)
+        assert num_steps(plan) == len(loaded(config, make_tokenizer(chat_template)).train), data
 
 
 def lines(*seconds: float, attempt: int = 1) -> dict[int, dict[str, Any]]:

@@ -15,9 +15,8 @@ from hpc_grpo.errors import EXIT_CONFIG
 
 PARTITION = "PartitionName=workq AllowAccounts=ALL Default=YES MaxTime=UNLIMITED State=UP TotalNodes=2 TRES=cpu=16"
 JOB = 'bash -c "$script" > /dev/null 2>&1 &'
-SBATCH_RUNS_IT = f"""for last; do :; done
-[[ $1 == --test-only ]] && {{ cat > /dev/null; echo 'sbatch: Job 7 to start at 2026-01-01T00:00:00' >&2; exit; }}
-script=$(cat "$last")  # at once, as Slurm does: submitit then renames the file
+SBATCH_RUNS_IT = f"""script=$(cat)
+[[ $1 == --test-only ]] && {{ echo 'sbatch: Job 7 to start at 2026-01-01T00:00:00' >&2; exit; }}
 {JOB}
 echo 'Submitted batch job 77'"""
 

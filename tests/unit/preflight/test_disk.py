@@ -30,6 +30,15 @@ def test_sure_parts_must_fit_and_estimated_ones_should(room_gib: int, status: st
     assert f"left of the project quota in {scratch}/hpc-grpo" in finding.says
 
 
+@pytest.mark.parametrize(("num_files", "status"), [(100, "warning"), (10**6, "ok"), (None, "ok")])
+def test_a_quota_of_files_that_the_run_will_pass_is_a_warning(num_files: int | None, status: str) -> None:
+    room = Room(900 * GIB, "free", num_files, "left of the user quota")
+    finding = judged_disk(disk_budget(plan_shipped_7b("7B", 2), room))
+    assert finding.status == status
+    if status == "warning":
+        assert "and 100 files are left of the user quota" in finding.says
+
+
 def test_a_model_that_is_not_here_is_not_judged() -> None:
     config = load_config("local/debug", ["model.path=org/nowhere"])
     assert disk_finding(Context(config, config.launch, {})).status == "skipped"

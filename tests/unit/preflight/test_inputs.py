@@ -111,7 +111,7 @@ def test_a_path_that_does_not_exist_is_a_failure_online_too(tmp_path: Path) -> N
 def test_a_file_with_a_function_of_the_users_must_exist(section: str, tmp_path: Path) -> None:
     """Given a file in the working directory for one of them and none for another, only the latter is missing."""
     named = {"rewards": [{"name": "mine.py:f"}]} if section == "rewards" else {"loss": {section: "mine.py:f"}}
-    key = "rewards.0.name" if section == "rewards" else f"loss.{section}"
+    key = {"rewards": "rewards.0.name", "name": "loss.name", "advantage": "loss.advantage.name"}[section]
     config = minimal_config(**named)
     assert dict(missing_inputs(config, tmp_path))[key].startswith(f"{key} = mine.py:f: ")
     (tmp_path / "mine.py").touch()

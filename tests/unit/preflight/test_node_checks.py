@@ -84,6 +84,8 @@ def test_a_good_node_gives_ok_everywhere() -> None:
         ("cuda", "failure", "built for CUDA 13.0, the driver runs up to 12.7", {"wheel_cuda": "13.0"}),
         ("cuda", "failure", "CPU build", {"wheel_cuda": ""}),
         ("cuda", "failure", "not installed", {"wheel_cuda": None}),
+        ("compiler", "failure", "no C compiler", {"cannot_compile": "no C compiler (gcc or clang) on PATH"}),
+        ("compiler", "skipped", "no GPU", {"cannot_compile": "no C compiler", "gpus": ()}),
         ("cuda", "warning", "does not say", {"driver_cuda": ""}),
         ("cuda", "ok", "12.9", {"wheel_cuda": "12.9"}),  # a newer minor version runs on the same major driver
         ("compile caches", "warning", "TRITON_CACHE_DIR (lustre)", {"caches": {"TRITON_CACHE_DIR": "lustre"}}),
@@ -114,7 +116,11 @@ def test_gpus_may_be_absent_where_none_is_wanted() -> None:
 def test_amd_gpus_are_named_once_also_where_none_is_wanted() -> None:
     amd = replace(GOOD, num_gpus=0, gpus=(), gpus_error="no nvidia-smi on PATH", wheel_cuda="", has_rocm=True)
     found = [finding for finding in node_findings([amd], NodeNeeds()) if finding.status != "ok"]
-    assert [(finding.check, finding.status) for finding in found] == [("gpus", "warning"), ("cuda", "skipped")]
+    assert [(finding.check, finding.status) for finding in found] == [
+        ("gpus", "warning"),
+        ("cuda", "skipped"),
+        ("compiler", "skipped"),
+    ]
     assert "AMD GPUs (ROCm) are not supported" in found[0].says
 
 

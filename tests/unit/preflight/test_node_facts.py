@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from hpc_grpo.preflight.node_facts import Gpu, gpus_of_job, parse_driver_cuda, parse_gpus, parse_wheel_cuda
+from pathlib import Path
+
+import pytest
+
+from hpc_grpo.preflight.node_facts import (
+    Gpu,
+    cannot_compile,
+    gpus_of_job,
+    parse_driver_cuda,
+    parse_gpus,
+    parse_wheel_cuda,
+)
 
 
 def test_what_nvidia_smi_prints_is_read() -> None:
@@ -27,3 +38,16 @@ def test_gpus_of_other_jobs_do_not_count() -> None:
     assert [gpu.index for gpu in gpus_of_job(four, {"CUDA_VISIBLE_DEVICES": "2,3"})] == [2, 3]
     assert len(gpus_of_job(four, {})) == 4
     assert len(gpus_of_job(four, {"CUDA_VISIBLE_DEVICES": "GPU-5f3c,GPU-77"})) == 4  # named by UUID
+
+
+def test_triton_compiles_with_a_compiler_on_path_or_the_one_that_cc_names(tmp_path: Path) -> None:
+    assert "no C compiler" in cannot_compile({"PATH": str(tmp_path)})
+    assert cannot_compile({"PATH": str(tmp_path), "CC": "icx"}) == ""
+    gcc = tmp_path / "gcc"
+    gcc.touch(mode=0o755)
+    assert cannot_compile({"PATH": str(tmp_path)}) == ""
+
+
+def test_python_without_headers_is_named_by_the_file_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sysconfig.get_path", lambda _: "/nowhere/include")
+    assert cannot_compile({"CC": "gcc"}) == "/nowhere/include/Python.h is missing"

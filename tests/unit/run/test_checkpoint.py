@@ -66,6 +66,21 @@ def test_a_checkpoint_that_is_cut_or_changed_or_unreadable_is_passed_over(run_di
     assert [c.step for c in valid_checkpoints(run_dir, check_hashes=False)] == [3, 1]
 
 
+def test_an_empty_object_for_a_manifest_counts_as_no_manifest(run_dir: RunDir) -> None:
+    """Its copy holds the digests of the files, and they are compared with those; without one nothing does."""
+    for step in (1, 2, 3):
+        (make_checkpoint(run_dir, step) / "manifest.json").write_text("{}")
+    (run_dir.checkpoint(3) / ".manifest.json.copy").unlink()
+    (run_dir.checkpoint(2) / "rng_rank_0.pt").write_bytes(b"State")
+    found, damaged = find_checkpoint(run_dir)
+    assert found is not None
+    assert found.step == 1
+    assert [str(checkpoint) for checkpoint in damaged] == [
+        "step_3: manifest.json is cut short, changed or of another format",
+        "step_2: rng_rank_0.pt is corrupt",
+    ]
+
+
 def test_a_run_without_checkpoints_has_none_to_resume_from_or_to_prune(run_dir: RunDir) -> None:
     assert next(valid_checkpoints(run_dir), None) is None
     assert prune_checkpoints(run_dir, 2) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -14,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.errors import RunHeldError
+from hpc_grpo.errors import EXIT_HELD, RunHeldError
+from hpc_grpo.run import lock as lock_module
 from hpc_grpo.run.files import write_json_atomic, write_record
 from hpc_grpo.run.lock import (
     EndedJob,
@@ -41,11 +43,45 @@ def test_a_run_is_held_until_it_is_released(tmp_path: Path) -> None:
     held = read_lock_owner(run)
     assert held is not None
     assert (held.pid, held.job_id, held.attempt) == (os.getpid(), "17", 1)
-    with pytest.raises(RunHeldError, match="attempt 1"):
+    with pytest.raises(RunHeldError, match="attempt 1") as refused:
         RunLock.take(run, "18", 2)
+    assert refused.value.exit_code == EXIT_HELD
     lock.release()
     assert read_lock_owner(run) is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_keeps_nobody_from_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[Path] = []
+
+    def full(path: Path, values: dict[str, object]) -> None:
+        if not refused:
+            refused.append(path)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_record(path, values)
+
+    monkeypatch.setattr(lock_module, "write_record", full)
+    run = RunDir(tmp_path)
+    RunLock.take(run, "17", 1).release()
+    assert len(refused) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_owner_that_was_replaced_has_a_limited_time_for_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it runs: SIGTERM alone may give it as long as it takes."""
+    monkeypatch.setattr(lock_module, "BEAT_S", 0.05)
+    monkeypatch.setattr(lock_module, "_CHECKPOINT_S", 0.2)
+    run = RunDir(tmp_path)
+    with Signals() as signals:
+        lock = RunLock.take(run, "17", 1)
+        write_json_atomic(run.holder, asdict(owner("nid009", 5, 5)))
+        deadline = time.monotonic() + 30.0
+        while len(signals.pending) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        lock.release()
+    assert signals.pending == [signal.SIGTERM, signal.SIGTERM]
 
 
 def test_a_process_that_is_gone_holds_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hpc_grpo.run.retention import (
     refuse_unless_newest_is_whole,
     removable,
     remove,
-    size_on_disk,
+    taken_on_disk,
     usage,
 )
 
@@ -127,6 +127,7 @@ def test_usage_says_what_takes_how_much_and_nothing_of_what_is_not_there(run_dir
     by_name = {part.name: part.num_bytes for part in parts}
     assert by_name["checkpoints"] >= 2 * BYTES
     assert by_name["exports"] >= BYTES
+    assert sum(part.num_files for part in parts) == 1 + len(list(run_dir.path.rglob("*")))
 
 
 def test_a_folder_that_cannot_be_read_is_an_error_and_not_a_smaller_sum(
@@ -147,7 +148,7 @@ def test_a_folder_that_cannot_be_read_is_an_error_and_not_a_smaller_sum(
 
 def test_what_vanishes_while_it_is_counted_counts_nothing(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     save(run_dir, 2)
-    whole = size_on_disk(run_dir.path)
+    whole = taken_on_disk(run_dir.path)
     listed = os.scandir
 
     def scandir(path: Any) -> Any:
@@ -156,4 +157,6 @@ def test_what_vanishes_while_it_is_counted_counts_nothing(run_dir: RunDir, monke
         return listed(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    assert 0 < size_on_disk(run_dir.path) < whole
+    left = taken_on_disk(run_dir.path)
+    assert 0 < left.num_bytes < whole.num_bytes
+    assert 0 < left.num_files < whole.num_files

@@ -104,11 +104,11 @@ def test_a_run_from_before_there_were_copies_runs_what_is_installed(run: RunDir)
 
 
 def test_functions_of_the_loss_are_the_runs_own_too() -> None:
-    config = minimal_config(loss={"name": "l.py:f", "advantage": "a.py:f", "importance_correction": "c.py:f"})
+    config = minimal_config(loss={"name": "l.py:f", "advantage": "a.py:f", "correction": "c.py:f"})
     assert functions_of(config) == {
         "loss.name": "l.py:f",
-        "loss.advantage": "a.py:f",
-        "loss.importance_correction": "c.py:f",
+        "loss.advantage.name": "a.py:f",
+        "loss.correction.name": "c.py:f",
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,24 @@ def test_a_command_that_hangs_or_is_no_program_is_an_answer(tmp_path: Path) -> N
     assert (absent.is_absent, absent.error) == (True, "no no-such-command-anywhere on PATH")
 
 
+def test_a_process_that_sigkill_cannot_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nvidia-smi in state D, which no test can have: here nothing kills it."""
+    started: list[subprocess.Popen[str]] = []
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: started.append(process))
+    begun = time.monotonic()
+    assert run_command(["sleep", "30"], deadline_s=0.2).is_late
+    assert time.monotonic() - begun < 10.0
+    (process,) = started
+    process.terminate()
+    process.wait(60)
+
+
 _CHILD = """
-import signal, sys
+import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 print("begun", flush=True)
-signal.pause()
+while True:
+    time.sleep(0.05)
 """
 _PARENT = f"""
 import sys
@@ -35,7 +49,7 @@ sys.exit(run_in_foreground([sys.executable, "-c", {_CHILD!r}]))
 """
 
 
-@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]])
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT, signal.SIGTERM]])
 def test_a_command_in_the_foreground_is_told_of_sigterm_and_outlives_its_parents_sigint(
     signals: list[signal.Signals],
 ) -> None:

@@ -38,8 +38,8 @@ nfs1:/export/home 81234567  104857600 104857600           120000       0       0
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (LFS_WRAPPED, Quota("/lus/lfs1aip2/scratch/u1234/alice", 4096000000 * KIB, 5368709120 * KIB)),
-        (LFS_UNCERTAIN, Quota("/scratch", 1048576 * KIB, 3145728 * KIB)),
+        (LFS_WRAPPED, Quota("/lus/lfs1aip2/scratch/u1234/alice", 4096000000 * KIB, 5368709120 * KIB, 812345, 10000000)),
+        (LFS_UNCERTAIN, Quota("/scratch", 1048576 * KIB, 3145728 * KIB, 1201)),
         (LFS_UNLIMITED, None),
         ("", None),
         ("Permission denied.\n", None),
@@ -52,8 +52,8 @@ def test_a_lustre_quota_is_read_and_its_hard_limit_taken(text: str, expected: Qu
 
 def test_the_quotas_of_other_file_systems_are_read_where_there_is_no_grace_and_where_there_is() -> None:
     assert parse_quota(QUOTA) == [
-        Quota("nfs1:/export/home", 81234567 * KIB, 104857600 * KIB),
-        Quota("/dev/mapper/vg-work", 500 * KIB, 600 * KIB),
+        Quota("nfs1:/export/home", 81234567 * KIB, 104857600 * KIB, 120000),
+        Quota("/dev/mapper/vg-work", 500 * KIB, 600 * KIB, 10),
     ]
     assert parse_quota("Disk quotas for user alice (uid 1234): none\n") == []
 
@@ -93,6 +93,20 @@ def test_a_quota_that_is_used_up_leaves_nothing(mounted: Path) -> None:
     assert room_in(mounted, site).num_bytes == 0
 
 
+def test_the_tightest_quota_of_files_counts_beside_that_of_bytes(mounted: Path) -> None:
+    user, group = f"{mounted} 600 0 1000 - 90 100 200 -", f"{mounted} 100 0 1000 - 30 0 100 -"
+    site = Site(lfs_project="0 - /x", **{"lfs_quota_-q_-u": user, "lfs_quota_-q_-g": group})
+    room = room_in(mounted, site)
+    assert (room.num_bytes, room.limit) == (400 * KIB, "left of the user quota")
+    assert (room.num_files, room.files_limit) == (70, "left of the group quota")
+
+
+def test_a_quota_of_files_alone_counts_too(mounted: Path) -> None:
+    site = Site(lfs_project="0 - /x", lfs_quota=f"{mounted} 600 0 0 - 99 100 100 -")
+    room = room_in(mounted, site)
+    assert (room.limit, room.num_files) == ("free", 1)
+
+
 def test_without_programs_that_tell_quotas_the_file_system_is_believed(mounted: Path) -> None:
     site = Site()
     assert room_in(mounted, site).limit == "free"
@@ -109,6 +123,6 @@ def test_a_file_system_that_does_not_answer_is_named(tmp_path: Path, monkeypatch
     def stale(_: Path) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")
 
-    monkeypatch.setattr(disk.shutil, "disk_usage", stale)
+    monkeypatch.setattr(disk.os, "statvfs", stale)
     with pytest.raises(ConfigError, match=r"does not say what is free \(Stale file handle\)"):
         room_in(tmp_path, Site())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 import pytest
 
@@ -22,6 +23,10 @@ from hpc_grpo.system.readable import printable
         ("zero\u200bwidth\ufeff", r"zero\u200bwidth\ufeff"),
         ("half \ud83d", r"half \ud83d"),
         ("tag \U000e0041", r"tag \U000e0041"),
+        ("so\xadft\u115f\u3164", r"so\xadft\u115f\u3164"),
+        ("a\ufe0f\U000e0101", r"a\ufe0f\U000e0101"),
+        ("pay\u200dpal 👩\u200d\u200d", "pay\\u200dpal 👩\u200d\\u200d"),
+        ("❤\ufe0f\u200d🔥 \u0645\u06cc\u200c\u062e", "❤\ufe0f\u200d🔥 \u0645\u06cc\u200c\u062e"),
         ("one\r\ntwo\n\tthree", "one\ntwo\n\tthree"),
         ("naïve 答 ✓ 👩\u200d🔬 ⣿", "naïve 答 ✓ 👩\u200d🔬 ⣿"),
     ],
@@ -29,6 +34,17 @@ from hpc_grpo.system.readable import printable
 def test_a_text_cannot_act_on_a_terminal(text: str, shown: str) -> None:
     assert printable(text) == shown
     assert printable(text).encode()
+
+
+def test_no_character_passes_that_nobody_sees() -> None:
+    """By Unicode's categories of controls and formats; signs of Arabic and other numbers are seen, though formats."""
+    seen = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD, *range(0x13430, 0x13440)}
+    hidden = [
+        code
+        for code in range(0x110000)
+        if unicodedata.category(chr(code)) in ("Cc", "Cf", "Cs", "Zl", "Zp") and code not in {*seen, 9, 10}
+    ]
+    assert [hex(code) for code in hidden if printable(f"a{chr(code)}b") == f"a{chr(code)}b"] == []
 
 
 def test_an_endless_line_is_cut_and_others_are_not() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from hpc_grpo.system.secret import MASK, assigns_secret, holds_secret, is_secret, without_secrets
+from hpc_grpo.system.secret import MASK, is_secret, secret_keys, without_secrets
 
 SECRET_NAMES = """
 WANDB_API_KEY HF_TOKEN AWS_SECRET_ACCESS_KEY DB_PASSWORD SLACK_WEBHOOK_URL DATABASE_URL PGPASS PGPASSWORD
@@ -45,7 +47,7 @@ def test_secrets_are_known_by_their_values(value: str) -> None:
     assert is_secret("ANYTHING", value)
     text = f"+url = '{value}'  # a line of a diff\n"
     assert MASK in without_secrets(text)
-    assert not holds_secret(without_secrets(text))
+    assert not secret_keys(without_secrets(text), "text")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_secrets_are_known_by_their_values(value: str) -> None:
     ],
 )
 def test_other_values_are_none(value: str) -> None:
-    assert not holds_secret(value)
+    assert not secret_keys(value, "text")
     assert without_secrets(value) == value
 
 
@@ -88,7 +90,108 @@ def test_other_values_are_none(value: str) -> None:
     ],
 )
 def test_a_shell_line_that_writes_a_secret_out_is_known(line: str, secret: bool) -> None:
-    assert assigns_secret(line) is secret
+    assert bool(secret_keys(line, "line")) is secret
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"notify": ["env", "WANDB_API_KEY=hunter2", "notify-send"]},
+        {"notify": ["env", "KEY=hunter2"]},
+        {"notify": ["send", "--token", "hunter2"]},
+        {"notify": ["send", "--token=hunter2"]},
+        {"notify": ["curl", "-H", "Authorization: Bearer abcdef123456", "https://x.y"]},
+        {"notify": ["curl", "-H", "X-Api-Key: hunter2", "https://x.y"]},
+        {"notify": ["curl", "-u", "me:hunter2", "https://x.y"]},
+        {"notify": ["curl", "--silent", "--user", "me:hunter2", "https://x.y"]},
+        {"notify": ["curl", "https://x.y/done?api_key=hunter2"]},
+        {"command": ["vllm", "serve", "m", "--api-key", "hunter2"]},
+        {"command": ["vllm", "serve", "m", "--api-key=hunter2", "--port", "8000"]},
+        {"command": ["sh", "-c", "vllm serve m --api-key hunter2"]},
+        {"container": {"args": ["--env=HF_TOKEN=hunter2"]}},
+        {"container": {"args": ["--env", "HF_TOKEN=hunter2"]}},
+        {"container": {"args": ["-e", "DB_PASSWORD=hunter2"]}},
+        {"slurm": {"extra": {"export": "ALL,HF_TOKEN=hunter2"}}},
+        {"args": {"password": "hunter2"}},
+        {"args": {"password": 12345678}},
+        {"args": {"client_secret": "hunter2"}},
+        {"args": {"headers": {"Authorization": "Bearer hunter2"}}},
+        {"args": {"headers": {"Authorization": "hunter2"}}},
+        {"args": {"headers": {"X-Api-Key": "hunter2"}}},
+        {"args": {"headers": ["Authorization: Token hunter2"]}},
+        {"args": {"url": "https://judge.site/score?api_key=hunter2"}},
+        {"args": {"url": "https://judge.site/score?x=1&access_token=hunter2"}},
+        {"args": {"judges": [{"url": "https://a.b", "api_key": "hunter2"}]}},
+        {"setup_lines": ["module load cuda", "wandb login 0123456789abcdef0123456789abcdef01234567"]},
+        {"setup_lines": ["wandb login --relogin local-0123456789abcdef0123456789abcdef01234567"]},
+        {"setup_lines": ["huggingface-cli login --token hunter2"]},
+        {"setup_lines": ["hf auth login \\", "  --token \\", "  hunter2"]},
+        {"setup_lines": ["docker login -u me -p hunter2 registry.site"]},
+        {"setup_lines": ["sshpass -p hunter2 ssh node"]},
+        {"setup_lines": ["curl -sS -u me:hunter2 https://x.y -o data"]},
+        {"env": {"MY_TOKEN": "hunter2"}},
+        {"env": {"JUDGE_URL": "https://me:hunter2@judge"}},
+    ],
+    ids=str,
+)
+def test_a_secret_in_any_text_of_a_config_is_found(values: dict[str, Any]) -> None:
+    (found,) = secret_keys(values)
+    assert found.split(".")[0] in values
+
+
+HARMLESS: list[dict[str, Any]] = [
+    {"model": {"path": "/models/token-classifier"}},
+    {"data": {"path": "/data/secret-santa/train.jsonl"}},
+    {"data": {"path": "s3://bucket/key=2024/token=en/part.parquet"}},
+    {"data": {"path": "/proj/passwords/api_keys/train.jsonl"}},
+    {"rollout": {"max_tokens": 1024, "max_new_tokens": 512}},
+    {"tokenizer": "org/tokenizer-v2"},
+    {"args": {"api_key_env": "JUDGE_API_KEY"}},
+    {"args": {"token_env": "HPC_GRPO_REWARD_TOKEN"}},
+    {"args": {"token_limit": 4096, "token_budget": "16384"}},
+    {"args": {"stop_token": "<|end_of_text|>", "eos_token": "END"}},
+    {"args": {"answer_key": "reference_solution_2024"}},
+    {"args": {"sort_key": "difficulty", "keys": ["steps", "conclusion"]}},
+    {"args": {"password_field": "password"}},
+    {"args": {"token_file": "/home/me/.token", "key_path": "~/.ssh/id"}},
+    {"args": {"headers": {"Authorization": "Bearer $JUDGE_KEY"}}},
+    {"args": {"headers": {"Content-Type": "application/json"}}},
+    {"args": {"pass_k": 8, "pass_rate": "pass_rate_of_llama_8b"}},
+    {"args": {"api_key": "$OPENAI_API_KEY"}},
+    {"args": {"api_key": None, "password": ""}},
+    {"args": {"api_key": "EMPTY"}},
+    {"env": {"HF_TOKEN": "$MY_TOKEN"}},
+    {"env": {"TOKENIZERS_PARALLELISM": "false", "HF_TOKEN_PATH": "/home/me/token"}},
+    {"env": {"NCCL_KEEP_ALIVE": "1", "PYTHONPATH": "/x"}},
+    {"pass_env": ["WANDB_API_KEY", "HF_TOKEN", "JUDGE_*"]},
+    {"notify": ["curl", "-H", "Authorization: Bearer $NTFY_TOKEN", "https://ntfy.sh/x"]},
+    {"notify": ["mail", "-s", "the run's token count", "me@site.org"]},
+    {"notify": ["sh", "-c", 'curl -u "me:$PASSWORD" https://x.y']},
+    {"command": ["vllm", "serve", "m", "--api-key", "$JUDGE_KEY", "--max-num-batched-tokens", "8192"]},
+    {"command": ["hpc-grpo", "reward-server", "--token-env", "HPC_GRPO_REWARD_TOKEN", "--port", "8200"]},
+    {"command": ["python", "-u", "server.py:app", "--tokenizer", "org/tok", "--tokenizer-mode", "auto"]},
+    {"command": ["python", "serve.py", "--stop-token", "END", "--sort-key", "difficulty"]},
+    {"command": ["server", "--key", "/etc/ssl/server.key", "--password-file", "/home/me/.pw"]},
+    {"container": {"args": ["--env", "HF_TOKEN", "--env=WANDB_API_KEY", "--user", "1000:1000"]}},
+    {"slurm": {"extra": {"export": "ALL,HF_TOKEN", "comment": "key experiment 2024"}}},
+    {"setup_lines": ["wandb login", "module load cuda/12.4"]},
+    {"setup_lines": ["wandb login && wandb online"]},
+    {"setup_lines": ["wandb login --host=https://wandb.site $WANDB_API_KEY"]},
+    {"setup_lines": ['export HF_TOKEN="$(cat ~/.token)"', "export SSH_KEY=~/.ssh/id_cluster"]},
+    {"setup_lines": ["curl -fsS https://x.y/health", "python -u check.py:main"]},
+    {"setup_lines": ["hf auth login --token $HF_TOKEN", "ssh login -p 22 true"]},
+    {"setup_lines": ["sort --key=2 nodes.txt", "export MAX_KEYS=16"]},
+    {"system_prompt": "Every token counts. Write the key: value pairs, and the password last."},
+    {"system_prompt": "Give the answer as KEY=VALUE, with a basic explanation."},
+    {"system_prompt": "Authorization: none is needed. Bearer bonds pay 5% a year."},
+    {"tags": ["token-level", "secret-sauce", "keys=values"]},
+    {"digest": "7d19a9b4f6a3e1c2d5b8a0f9e7c6b5a4d3c2b1a0"},
+]
+
+
+@pytest.mark.parametrize("values", HARMLESS, ids=str)
+def test_a_harmless_text_raises_no_alarm(values: dict[str, Any]) -> None:
+    assert secret_keys(values) == []
 
 
 def test_a_diff_keeps_everything_but_its_secrets() -> None:

@@ -1,37 +1,33 @@
 """The gate of the head: one port that workers dial, and the connections of those that have proved the token.
 
 A thread accepts, checks and keeps the connections of workers that wait, so that they may come and go at any time.
-Whoever has not proved the token is told nothing, gets ten seconds, and shares a few places with others of that kind.
+Whoever has not proved the token is told nothing, gets ten seconds, and shares a few places with others of the same
+address.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
+import random
 import re
 import select
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from hpc_grpo.errors import NodesUnavailableError
 from hpc_grpo.launch.place.joined.handshake import (
     HANDSHAKE_S,
     MAGIC,
-    NONCE_BYTES,
-    PROOF_BYTES,
-    is_proof,
     notice_cuts,
-    proof,
 )
 from hpc_grpo.launch.place.joined.messages import Hello, farewell
+from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, REFUSAL, crowded, judge, new_nonce
 from hpc_grpo.system.say import say
 
-_MOST_UNPROVED = 32
-"""Connections that have not proved the token. One more has the oldest hung up on: strangers cannot fill the gate."""
+_MOST_NAMED = 1000
 _MOST_HELLO_BYTES = 4096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _TURN_S = 0.25
@@ -39,11 +35,12 @@ _TURN_S = 0.25
 
 @dataclass
 class _Caller:
-    """A connection whose other side has not said who it is. `worker_nonce`: once it has proved the token."""
+    """A connection whose other side has not said who it is."""
 
     connection: socket.socket
+    address: str
     since: float = field(default_factory=time.monotonic)
-    nonce: bytes = field(default_factory=lambda: os.urandom(NONCE_BYTES))
+    nonce: bytes = field(default_factory=new_nonce)
     said: bytes = b""
     is_proved: bool = False
 
@@ -51,18 +48,20 @@ class _Caller:
 class Gate:
     """The head's port, from its construction to `close`. Raises NodesUnavailableError where the port is taken.
 
-    `own_name` is the head's, and given to no worker.
+    `make_token` is called once the port is the head's. `own_name` is the head's, and given to no worker.
     """
 
-    def __init__(self, port: int, token: bytes, version: str, own_name: str) -> None:
-        self._token, self._version, self._own_name = token, version, own_name
+    def __init__(self, port: int, make_token: Callable[[], bytes], version: str, own_name: str) -> None:
+        self._version, self._own_name = version, own_name
         self._listener = _listen(port)
+        self._token = make_token()
         self.port: int = self._listener.getsockname()[1]
         self._callers: list[_Caller] = []
         self._waiting: dict[str, tuple[Hello, socket.socket]] = {}
         self._given: dict[str, str] = {}
         self._farewell = b""
         self._told: set[str] = set()
+        self._named: set[str] = set()
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="gate", daemon=True)
@@ -125,15 +124,21 @@ class Gate:
 
     def _accept(self) -> None:
         try:
-            connection, _address = self._listener.accept()
+            connection, (address, *_) = self._listener.accept()
         except OSError:  # gone again; or too many files are open, which callers' deadlines mend
             time.sleep(_TURN_S)
             return
-        self._hang_up_on(self._callers[: max(0, len(self._callers) + 1 - _MOST_UNPROVED)])
         connection.setblocking(False)
-        caller = _Caller(connection)
+        self._make_room(address)
+        caller = _Caller(connection, address)
         self._callers.append(caller)
         self._send(caller, MAGIC + caller.nonce)
+
+    def _make_room(self, address: str) -> None:
+        """Hang up on a caller where too many of this address, or of all, have not proved the token."""
+        unproved = [caller for caller in self._callers if not caller.is_proved]
+        if (full := crowded([caller.address for caller in unproved], address)) is not None:
+            self._hang_up_on([random.choice([caller for caller in unproved if caller.address == full])])
 
     def _hear(self, caller: _Caller) -> None:
         """Take in what a caller says: first its proof, then its hello."""
@@ -153,19 +158,20 @@ class Gate:
             self._let_in(caller)
 
     def _judge(self, caller: _Caller) -> None:
-        worker_nonce, said = caller.said[:NONCE_BYTES], caller.said[NONCE_BYTES:]
-        if not is_proof(said, self._token, b"worker", caller.nonce, worker_nonce):
-            say(f"Hung up on {_peer(caller.connection)}, which does not know the token of this run.")
+        answer = judge(self._token, MAGIC, caller.nonce, caller.said)
+        caller.is_proved, caller.said = answer != REFUSAL, b""
+        self._send(caller, answer)
+        if not caller.is_proved:
+            if caller.address not in self._named and len(self._named) < _MOST_NAMED:
+                self._named.add(caller.address)
+                say(f"Hung up on {caller.address}, which does not know the token of this run.")
             self._hang_up_on([caller])
-            return
-        caller.is_proved, caller.said = True, b""
-        self._send(caller, proof(self._token, b"head", caller.nonce, worker_nonce))
 
     def _let_in(self, caller: _Caller) -> None:
         """Have a worker wait under a name of its own; a second one of that name gets a number behind it."""
         try:
-            hello = Hello(**json.loads(caller.said))
-        except (ValueError, TypeError, RecursionError):
+            hello = Hello.from_line(caller.said)
+        except ValueError:
             self._hang_up_on([caller])
             return
         refusal = ""
@@ -238,10 +244,3 @@ def _listen(port: int) -> socket.socket:
             f"launch.port = {port}: workers cannot dial it here ({error.strerror}). Is another head running on "
             f"{socket.gethostname()}, or another Ray? Give all nodes another port: launch.port=N, or RAY_HEAD_PORT."
         ) from error
-
-
-def _peer(connection: socket.socket) -> str:
-    try:
-        return str(connection.getpeername()[0])
-    except OSError:
-        return "somebody"

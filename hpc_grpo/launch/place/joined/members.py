@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hpc_grpo.run.files import known_fields, read_record, write_record
 from hpc_grpo.run.lock import LockOwner, read_lock_owner
+from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir
 
 _ENDS_S = 120.0
@@ -36,8 +37,9 @@ def stop_here(run: RunDir) -> Iterator[str]:
     """End the processes of the run on this host; yield what was done.
 
     A head that trains ends after its step and a checkpoint, and tells its workers; one that waits, and a worker, at
-    once.
+    once. Raises ConfigError where another user may write the run, whose files name the processes.
     """
+    refuse_shared(run.path)
     owner = read_lock_owner(run)
     is_led_here = owner is not None and owner.is_on_this_host and owner.has_process
     if is_led_here:

@@ -25,6 +25,18 @@ class Hello:
     version: str
     interface: str | None = None
 
+    @classmethod
+    def from_line(cls, line: bytes) -> Hello:
+        """Read what a worker says of itself. Raises ValueError for what is no such line."""
+        try:
+            hello = cls(**json.loads(line))
+        except (TypeError, RecursionError) as error:
+            raise ValueError(f"no hello: {error}") from error
+        texts = (hello.name, hello.identity, hello.version, hello.interface or "")
+        if not all(isinstance(text, str) for text in texts) or not isinstance(hello.num_cpus, int):
+            raise ValueError("a hello has texts and a number of cores")
+        return hello
+
     def to_line(self) -> bytes:
         return json.dumps(self.__dict__).encode() + b"\n"
 

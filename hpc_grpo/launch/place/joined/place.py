@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import IO, TYPE_CHECKING, Literal
 
 from hpc_grpo import __version__
@@ -139,7 +140,9 @@ class JoinedPlace(Place):
         if end.kind in _ENDS_WORKERS:
             names = self._allocation.nodes[1:] if self._allocation is not None else self._known_names()
             with suppress(NodesUnavailableError):  # the port is another head's, whose workers it tells
-                self._opened().say_farewell(farewell(end.kind, end.code, end.why), names, _FAREWELL_S)
+                self._opened(with_new_token=False).say_farewell(
+                    farewell(end.kind, end.code, end.why), names, _FAREWELL_S
+                )
         if self._gate is not None:
             self._gate.close()
             self._gate = None
@@ -150,10 +153,10 @@ class JoinedPlace(Place):
         assert self._launch is not None, "for_run comes first"
         return self._launch
 
-    def _opened(self) -> Gate:
+    def _opened(self, *, with_new_token: bool = True) -> Gate:
         if self._gate is None:
             assert self._run is not None, "for_run comes first"
-            token = make_token(self._run.join_token, self._environ)
+            token = partial(make_token, self._run.join_token, self._environ, anew=with_new_token)
             self._gate = Gate(self._asked.port, token, __version__, self._head)
             self._at_the_end.enter_context(member(self._run, f"head-{self._head}"))
         return self._gate

@@ -37,12 +37,16 @@ from hpc_grpo.run.source import SUMS
 from hpc_grpo.system.process_tree import descendants, end_processes
 from hpc_grpo.system.processes import boot_id, pid_namespace
 from hpc_grpo.system.say import say
+from hpc_grpo.system.signals import end_signals
 
 _REDIAL_S = 1.0
 _SAY_AGAIN_S = 30.0
 _DIAL_S = 5.0
-_MOST_REFUSALS = 5
-"""Times in a row that a token is not taken: it is not the head that restarts, it is the token."""
+_MOST_REFUSALS, _MOST_REFUSALS_OF_FILE = 5, 90
+"""Times in a row, a second apart, that a token is not taken until the worker gives up.
+
+A head that restarts writes another token into the run's file, which a network's file system may show a minute later.
+"""
 
 
 class _ToldError(Exception):
@@ -69,7 +73,8 @@ class Worker:
 
     def serve(self) -> int:
         """Serve until the head says that the run is over, or a signal comes; return the exit code to end with."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        taken = [signal.SIGINT, *end_signals()]
+        for number in taken:
             signal.signal(number, self._on_signal)
         try:
             with member(self.run, f"worker-{self.name}"):
@@ -78,7 +83,7 @@ class Worker:
             say(f"{self._told} ended this worker; nothing of the run is left on {self.name}.")
             return EXIT_RESUMABLE
         finally:  # this process is about to end by itself, with its own exit code
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in taken:
                 signal.signal(number, signal.SIG_IGN)
 
     def _serve(self) -> int:
@@ -89,7 +94,7 @@ class Worker:
                 refusals = 0
             except NotProvedError as error:
                 connection, refusals = None, refusals + 1
-                if refusals >= _MOST_REFUSALS:
+                if refusals >= (_MOST_REFUSALS if os.environ.get(TOKEN_VARIABLE) else _MOST_REFUSALS_OF_FILE):
                     raise ConfigError(
                         f"{self.head}:{self.port} does not let this worker in: {error}. Export the head's "
                         f"{TOKEN_VARIABLE} here, or none on nodes that share the run directory {self.run.path}."

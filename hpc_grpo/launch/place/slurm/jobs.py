@@ -41,6 +41,7 @@ class SlurmQueue:
 
     ask: Ask = output_of
     ask_at_once: Ask = lambda argv: output_of(argv, deadline_s=_AT_ONCE_S)
+    sleep: Callable[[float], None] = time.sleep
 
     def render(self, request: JobRequest) -> str:
         return sbatch.render(request)
@@ -69,25 +70,36 @@ class SlurmQueue:
         by = re.search(r"by (\d+)", state)
         return JobEnd(
             state,
+            # Without an author, as at a site without accounting, a cancel is the user's.
             by_user=state.startswith("CANCELLED") and (by is None or int(by[1]) == os.getuid()),
             at_time_limit=state.startswith("TIMEOUT"),
             lost_a_node=state.startswith("NODE_FAIL"),
         )
 
     def _final_state(self, job_id: str) -> str:
-        """Return its end as sacct says it ("CANCELLED by 1000"), else as scontrol does; "" if neither knows."""
-        try:
-            state = self.ask(["sacct", "-X", "-n", "-P", "-j", job_id, "-o", "State"]).partition("\n")[0].strip()
-            if state.partition(" ")[0] in _FINAL_STATES:
-                return state
-        except LaunchError:
-            pass  # no accounting on this site
-        # Accounting may be behind.
-        try:
-            job = self.show(job_id)
-        except LaunchError:
-            return ""
-        return job.state if job and job.state in _FINAL_STATES else ""
+        """Return its end as sacct says it ("CANCELLED by 1000"), else as scontrol does; "" if neither knows.
+
+        scontrol names no author of a cancel. Accounting may be behind: it is asked again until it names the author.
+        """
+        question = ["sacct", "-X", "-n", "-P", "-j", job_id, "-o", "State"]
+        shown = ""
+        for pause_s in (0.0, *_ACCOUNTING_LAG_S):
+            self.sleep(pause_s)
+            try:
+                state = self.ask(question).partition("\n")[0].strip()
+                if state.partition(" ")[0] in _FINAL_STATES:
+                    return state
+                has_accounting = True
+            except LaunchError as error:
+                has_accounting = not any(sign in str(error) for sign in _NO_ACCOUNTING)
+            try:
+                job = self.show(job_id) if not shown else None
+            except LaunchError:
+                return ""
+            shown = shown or (job.state if job and job.state in _FINAL_STATES else "")
+            if not has_accounting or shown != "CANCELLED":
+                return shown
+        return shown
 
     def preempted_until(self, job_id: str) -> float | None:
         try:

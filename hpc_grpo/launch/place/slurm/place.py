@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Literal
 
+import psutil
+
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.base import Allocation, NodeResources, Place, place_kind
 from hpc_grpo.launch.place.job_queue import JobQueue
-from hpc_grpo.launch.place.local import visible_gpus
+from hpc_grpo.launch.place.local import count_nvidia_gpus, visible_gpus
 from hpc_grpo.launch.place.slurm import text
 from hpc_grpo.launch.place.slurm.jobs import SlurmQueue
 from hpc_grpo.launch.place.slurm.srun import step_command, step_environment
@@ -26,6 +28,8 @@ class SlurmPlace(Place):
     name = "slurm"
     disks: Literal["shared", "private"] = "shared"
     is_attended = False
+    stop_grace_s = 60.0
+    """Behind SIGTERM comes Slurm's SIGKILL: after `KillWait`, by default 30 s."""
 
     @staticmethod
     def is_here(environ: Mapping[str, str]) -> bool:
@@ -33,12 +37,13 @@ class SlurmPlace(Place):
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
+        self.job_id = environ.get(_JOB_ID, "")
         self.queue: JobQueue | None = SlurmQueue()
 
     @cached_property
     def _shown(self) -> dict[str, str]:
         """Ask for the job's fields, once: an answer is kept, a failure is not."""
-        job_id = self._environ[_JOB_ID]
+        job_id = self.job_id
         records = text.records(text.output_of(["scontrol", "show", "job", job_id]))
         found = next((record for record in records if record.get("JobId") == job_id), records[0])
         # Not SLURM_JOB_NODELIST: in a shell that srun attached to the job it names the nodes of that step alone.
@@ -56,7 +61,7 @@ class SlurmPlace(Place):
         this_node = self._environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
         gpus_of_a_step(shown, len(nodes))  # raises now, not when the first step starts
         return Allocation(
-            job_id=self._environ[_JOB_ID],
+            job_id=self.job_id,
             nodes=nodes,
             num_cpus=cpus,
             this_node=this_node if this_node in nodes else None,
@@ -69,7 +74,12 @@ class SlurmPlace(Place):
     def node_resources(self) -> NodeResources:
         cpus = int(self._environ.get("SLURM_CPUS_ON_NODE") or len(os.sched_getaffinity(0)))
         gpus = self._environ.get("SLURM_GPUS_ON_NODE")
-        return NodeResources(cpus, int(gpus) if gpus is not None else visible_gpus(self._environ) or 0)
+        if gpus is not None:
+            return NodeResources(cpus, int(gpus))
+        visible = visible_gpus(self._environ)
+        # A site without GRES for GPUs gives whole nodes. On a part of a node the other GPUs are another job's.
+        has_whole_node = cpus >= (psutil.cpu_count(logical=False) or cpus)
+        return NodeResources(cpus, count_nvidia_gpus() if visible is None and has_whole_node else visible or 0)
 
     def start_command(self, node: str, command: Sequence[str]) -> list[str]:
         nodes = self._allocation.nodes

@@ -1,21 +1,24 @@
 """Job scripts, and the one call to sbatch that submits one.
 
-`render` is pure. submitit is used for its knowledge of sbatch only: the job runs `hpc-grpo attempt`, not a pickled
-function, and nothing polls the scheduler (sites forbid it).
+`render` is pure. submitit is used for its knowledge of sbatch's options only: the job runs `hpc-grpo attempt`, not a
+pickled function, and nothing polls the scheduler (sites forbid it). The script reaches sbatch through its stdin, so a
+full disk keeps no successor from the queue.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.place.base import refuse_hosts
 from hpc_grpo.launch.place.job_command import job_python, path_line, setup_lines
 from hpc_grpo.launch.place.job_queue import JobRequest
+from hpc_grpo.launch.place.slurm.text import output_of
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.source import entry
@@ -23,6 +26,8 @@ from hpc_grpo.system.commands import run_command
 
 if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig, SlurmConfig
+
+_SUBMIT_S = 60.0
 
 
 def render(request: JobRequest) -> str:
@@ -42,7 +47,7 @@ def parameters(request: JobRequest) -> dict[str, Any]:
     if launch.slurm.min_nodes is not None and launch.slurm.min_nodes < launch.num_nodes:
         further["no-kill"] = True  # else Slurm ends the job with the first node it loses
     if request.after:
-        further["dependency"] = f"afterany:{request.after}"
+        further["dependency"] = f"afterany:{':'.join(request.after)}"
     if request.is_held:
         further["hold"] = True
     return {
@@ -120,29 +125,33 @@ def _last_line(request: JobRequest) -> str:
 
 
 def submit(request: JobRequest) -> str:
-    """Hand the job to sbatch; return its id. Raises LaunchError with sbatch's words, ConfigError as `render` does."""
-    import submitit
-    from submitit.core.utils import FailedJobError, FailedSubmissionError
+    """Hand the job to sbatch; return its id. Raises LaunchError with sbatch's words, ConfigError as `render` does.
 
-    logs = request.run.slurm_logs
-    logs.mkdir(parents=True, exist_ok=True)  # Slurm does not, and the job would die silently
-    try:
-        executor = submitit.SlurmExecutor(folder=logs)
-    except RuntimeError as error:
-        raise LaunchError(
-            f"This machine has no Slurm (no srun on PATH); run `hpc-grpo train` instead. ({error})"
-        ) from error
-    wanted, line = parameters(request), _last_line(request)
-    executor.update_parameters(**wanted)
-    with _environment(submission_environment(os.environ)):
-        try:
-            # Not executor.submit: that pickles a function, and asking its Job for anything starts a watcher.
-            job = executor._submit_command(line)
-        except (FailedJobError, FailedSubmissionError) as error:
-            raise LaunchError(f"sbatch refused the job: {error}") from error
-        except OSError as error:
-            raise LaunchError(f"sbatch could not be run: {error}") from error
-    return str(job.job_id)
+    sbatch may fail after the queue took the job, when the controller answers too late. So a request that fails is
+    looked for by its name, and one that failed before is looked for first. A user's own comment leaves no place for it.
+    """
+    script = render(request)
+    if request.may_be_queued and (job_id := _queued(request)):
+        return job_id
+    request.run.slurm_logs.mkdir(parents=True, exist_ok=True)  # Slurm does not, and the job would die silently
+    environ = submission_environment(os.environ)
+    named = [] if "comment" in extra_options(request.launch.slurm) else [f"--comment={request.name}"]
+    answer = run_command(["sbatch", *named], _SUBMIT_S, environ=environ, stdin=script)
+    if answer.is_absent:
+        raise LaunchError("This machine has no Slurm (no sbatch on PATH); run `hpc-grpo train` instead.")
+    if found := re.search(r"\bjob (\d+)", answer.text):
+        return found[1]
+    with suppress(LaunchError):
+        if job_id := _queued(request):
+            return job_id
+    raise LaunchError(f"sbatch refused the job: {answer.said or answer.error}")
+
+
+def _queued(request: JobRequest) -> str:
+    """Return the id of the job in the queue that has the name of a request, "" if there is none."""
+    words = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%i|%k"]
+    jobs = dict(line.strip().split("|", 1)[::-1] for line in output_of(words).splitlines() if "|" in line)
+    return jobs.get(request.name, "")
 
 
 def start_estimate(script: str, deadline_s: float) -> str:
@@ -158,16 +167,3 @@ def submission_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for sbatch: inside a job, that job's own settings would leak into the new one."""
     prefixes, needed = ("SLURM_", "SBATCH_", "SRUN_"), "SLURM_CONF"
     return {key: value for key, value in environ.items() if key == needed or not key.startswith(prefixes)}
-
-
-@contextmanager
-def _environment(wanted: dict[str, str]) -> Iterator[None]:
-    """Run with `wanted` as the whole environment: submitit hands sbatch what this process has."""
-    before = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

@@ -31,7 +31,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeAgent
     """
     monkeypatch.setattr(node, "end_processes", lambda *_: 0)
     (tmp_path / "full").touch()
-    handlers = {sig: signal.getsignal(sig) for sig in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {sig: signal.getsignal(sig) for sig in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     orders, supervisor = os.pipe()
     reported, writer = os.pipe()
     with os.fdopen(writer, "wb") as reports:
@@ -136,33 +136,29 @@ def test_an_agent_names_and_ends_what_is_stopped_when_it_is_ordered_to(
     assert learner.wait(10) == -signal.SIGKILL
 
 
-def told(agent: NodeAgent, *orders: bytes, seconds: float = 0.0) -> bool:
-    """Send this process a SIGTERM and the agent `orders`, `seconds` later; return whether it goes on."""
-    signal.raise_signal(signal.SIGTERM)
+def told(agent: NodeAgent, *orders: bytes, number: int = signal.SIGTERM) -> bool:
+    """Send this process a signal and the agent `orders`; return whether it goes on."""
+    signal.raise_signal(number)
     goes_on = agent._goes_on()
     for order in orders:
         os.write(agent.supervisor, order)  # type: ignore[attr-defined]
         goes_on = agent._goes_on()
-    assert agent._notice._came_at is not None
-    agent._notice._came_at -= seconds
-    return goes_on and agent._goes_on()
+    return goes_on
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(
-    ("orders", "seconds", "goes_on"),
+    ("orders", "goes_on"),
     [
-        pytest.param([b"\n"], 0.0, True, id="the supervisor may answer yet"),
-        pytest.param([b"\n"], 4.0, False, id="it has not answered"),
-        pytest.param([b"hold\n", b"\n"], 0.0, True, id="told to hold"),
-        pytest.param([b"hold\n", b"\n"], 600.0, True, id="for as long as it takes"),
-        pytest.param([b"hold\n", b"let go\n"], 0.0, False, id="until it is told to let go"),
+        pytest.param([b"\n"], True, id="the supervisor lives, and may need the node"),
+        pytest.param([b"\n", b"let go\n"], False, id="until it is let go"),
     ],
 )
 def test_an_agent_told_to_end_asks_the_supervisor(
-    agent: NodeAgent, orders: list[bytes], seconds: float, goes_on: bool
+    agent: NodeAgent, number: int, orders: list[bytes], goes_on: bool
 ) -> None:
-    assert told(agent, *orders, seconds=seconds) == goes_on
-    assert agent._notice.is_final == (not goes_on)
+    assert told(agent, *orders, number=number) == goes_on
+    assert agent._is_urgent
     agent._reports.flush()
     line = os.read(agent.reported, 4096)  # type: ignore[attr-defined]
     report = report_from_line(line.rstrip())
@@ -170,16 +166,21 @@ def test_an_agent_told_to_end_asks_the_supervisor(
     assert report.event == "told"
 
 
-def test_a_second_sigterm_is_final_though_the_agent_holds(agent: NodeAgent) -> None:
-    assert told(agent, b"hold\n", seconds=60.0)
+def test_an_agent_that_may_go_ends_at_the_signal_that_follows(agent: NodeAgent) -> None:
+    os.write(agent.supervisor, b"let go\n")  # type: ignore[attr-defined]
+    assert agent._goes_on()
     signal.raise_signal(signal.SIGTERM)
     assert not agent._goes_on()
 
 
-def test_a_sigterm_is_final_where_nobody_listens_any_more(agent: NodeAgent) -> None:
-    agent._notice.is_final = True
+def test_an_agent_that_nobody_listens_to_ends(agent: NodeAgent) -> None:
+    class Closed:
+        def write(self, _line: bytes) -> None:
+            raise BrokenPipeError
+
+    agent._reports = Closed()  # type: ignore[assignment]
     signal.raise_signal(signal.SIGTERM)
-    assert agent._notice.is_final
+    assert not agent._goes_on()
 
 
 def test_an_agent_that_ends_already_hurries_once_it_is_told_to_end(agent: NodeAgent) -> None:

@@ -126,11 +126,12 @@ def test_a_folder_that_another_agent_removes_under_our_eyes_is_no_error(
     assert sweep(tmp_path) == []
 
 
-def test_a_folder_that_everybody_may_write_without_a_sticky_bit_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    with pytest.raises(LaunchError, match=r"no sticky bit \(mode 777\).*launch\.local_dir"):
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_a_folder_that_others_may_write_without_a_sticky_bit_is_refused(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(LaunchError, match=rf"no sticky bit \(mode {mode:o}\).*launch\.local_dir"):
         OwnedDir(tmp_path / "hg-1-1-0")
-    tmp_path.chmod(0o1777)
+    tmp_path.chmod(mode | 0o1000)
     OwnedDir(tmp_path / "hg-1-1-0").remove()
 
 

@@ -23,9 +23,9 @@ def test_the_spec_is_read_past_heartbeats_and_in_pieces() -> None:
 def test_a_joining_node_is_told_the_heads_address_between_orders() -> None:
     reader, writer = os.pipe()
     lease = Lease(reader)
-    os.write(writer, b"\n" + Order.HOLD.value + HEAD + b"10.0.0.1:63")
+    os.write(writer, b"\n" + Order.STACKS.value + HEAD + b"10.0.0.1:63")
     assert lease.check(60.0, 1.0)
-    assert (lease.take_orders(), lease.head_address) == ([Order.HOLD], "")
+    assert (lease.take_orders(), lease.head_address) == ([Order.STACKS], "")
     os.write(writer, b"79\n" + Order.LET_GO.value)
     assert lease.check(60.0, 1.0)
     assert (lease.take_orders(), lease.head_address) == ([Order.LET_GO], "10.0.0.1:6379")
@@ -67,11 +67,11 @@ def test_a_report_survives_the_way_and_other_output_is_passed_over() -> None:
 def test_orders_are_taken_once_and_whole() -> None:
     reader, writer = os.pipe()
     lease = Lease(reader)
-    os.write(writer, Order.STACKS.value + b"\nho")
+    os.write(writer, Order.STACKS.value + b"\nsta")
     assert lease.check(60.0, 0.0)
     assert [lease.take_orders(), lease.take_orders()] == [[Order.STACKS], []]
-    os.write(writer, b"ld\n" + Order.LET_GO.value)
+    os.write(writer, b"cks\n" + Order.LET_GO.value)
     assert lease.check(60.0, 0.0)
-    assert lease.take_orders() == [Order.HOLD, Order.LET_GO]
+    assert lease.take_orders() == [Order.STACKS, Order.LET_GO]
     os.close(writer)
     os.close(reader)

@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from hpc_grpo.launch.place.job_queue import JobEnd
+from hpc_grpo.launch.chain import link as link_module
+from hpc_grpo.launch.chain import successor as successor_module
+from hpc_grpo.launch.chain.link import ChainLink
+from hpc_grpo.launch.chain.submit import submit_run
+from hpc_grpo.launch.chain.successor import LinkJob
+from hpc_grpo.launch.place.job_queue import JobEnd, JobRequest
 from hpc_grpo.run.attempt import AttemptRecord, ExitKind
 from hpc_grpo.run.chain import ChainRecord, read_chain, write_chain
 from hpc_grpo.run.lock import EndedJob
 from hpc_grpo.run.paths import RunDir
-from tests.support.links import CANCELLED, ended, link, saved, started, two_nodes_by_hand
+from tests.support.links import CANCELLED, Clock, ended, launch, link, saved, started, two_nodes_by_hand
 from tests.support.places import FakeJob, FakeQueue
+
+
+@dataclass
+class StoppingQueue(FakeQueue):
+    """A queue at whose first job the user asks the run to end: `stop` is made."""
+
+    stop: Path = Path()
+
+    def submit(self, request: JobRequest) -> str:
+        self.stop.touch()
+        return super().submit(request)
 
 
 def test_a_link_writes_down_where_its_output_goes(run: RunDir, queue: FakeQueue) -> None:
     queue.jobs["7"].output = "/home/u/job-7.out"
-    link(run, queue).start()
-    assert [entry.output for entry in read_chain(run).links] == ["/home/u/job-7.out", ""]
+    started(run, queue)
+    assert [entry.output for entry in read_chain(run).links] == ["/home/u/job-7.out", "", ""]
     queue.is_silent = True
-    link(run, queue).start()
+    started(run, queue)
     assert read_chain(run).links[0].output == "/home/u/job-7.out"
 
 
 @pytest.mark.parametrize("kind", ["complete", "config", "stopped"])
 def test_a_link_with_nothing_left_to_do_cancels_its_successor(run: RunDir, queue: FakeQueue, kind: ExitKind) -> None:
     started(run, queue).finish(ended(kind))
-    assert queue.cancelled == ["100"]
+    assert queue.cancelled == ["100", "101"]
     record = read_chain(run)
     assert (record.successor, record.ended) == ("", f"It ended as {kind}.")
 
@@ -36,8 +56,8 @@ def test_a_link_with_nothing_left_to_do_cancels_its_successor(run: RunDir, queue
 def test_a_link_that_lost_a_node_keeps_its_successor_off_it(run: RunDir, queue: FakeQueue, signalled: str) -> None:
     """Signalled: the queue ended the job for the node."""
     started(run, queue).finish(ended("node_lost", {"nid002": "power"}, signalled))
-    assert (queue.cancelled, len(queue.requests)) == ([], 1)
-    assert queue.jobs["100"].excluded == ["nid002"]
+    assert (queue.cancelled, len(queue.requests)) == ([], 2)
+    assert [queue.jobs[job_id].excluded for job_id in ("100", "101")] == [["nid002"], ["nid002"]]
 
 
 def test_a_chain_is_over_although_its_successor_cannot_be_cancelled(run: RunDir, queue: FakeQueue) -> None:
@@ -47,39 +67,117 @@ def test_a_chain_is_over_although_its_successor_cannot_be_cancelled(run: RunDir,
     assert read_chain(run).ended == "It ended as complete."
 
 
+def test_links_that_die_before_they_can_queue_a_job_end_no_chain(run: RunDir, queue: FakeQueue) -> None:
+    """Job 101 dies on a bad node before hpc-grpo runs in it: job 102 waits, and queues the jobs behind itself."""
+    assert submit_run(run, launch(), "hpc_grpo.driver.main", queue) == "100"
+    started(run, queue, "100")
+    queue.jobs["100"].is_over = queue.jobs["101"].is_over = True
+    queue.ends |= {"100": JobEnd("TIMEOUT", at_time_limit=True), "101": JobEnd("FAILED")}
+    third = link(run, queue, "102", "101")
+    third.have_two_wait()
+    assert queue.asked[-2:] == ["submit 103 after 102", "submit 104 after 102 103"]
+    assert third.decide().goes_on
+
+
+def test_a_link_queues_its_followers_before_it_asks_about_the_job_before(run: RunDir) -> None:
+    class Dying(FakeQueue):
+        def end_of(self, job_id: str) -> JobEnd:
+            raise KeyboardInterrupt  # killed during sacct
+
+    queue = Dying({"8": FakeJob("8")})
+    dying = link(run, queue, "8", "7")
+    dying.have_two_wait()
+    with pytest.raises(KeyboardInterrupt):
+        dying.decide()
+    assert queue.asked == ["submit 100 after 8", "submit 101 after 8 100"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_fails_at_the_start_costs_no_successor(
+    run: RunDir, queue: FakeQueue, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    own = ChainLink(run, launch(), queue, LinkJob("7", "hpc_grpo.driver.main"), clock)
+
+    def fails(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(link_module, "write_chain", fails)
+        disk.setattr(successor_module, "write_chain", fails)
+        own.have_two_wait()
+        own.start()
+    assert queue.asked == ["submit 100 after 7", "submit 101 after 7 100"]
+    clock.now += 30.0
+    own.try_again()
+    assert len(queue.requests) == 2
+    record = read_chain(run)
+    assert [entry.job_id for entry in record.links] == ["7", "100", "101"]
+    assert record.successor == "100"
+
+
+def test_a_record_that_cannot_be_read_at_the_start_is_read_again(
+    run: RunDir, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    own = ChainLink(run, launch(), queue, LinkJob("7", "hpc_grpo.driver.main"), clock)
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(link_module, "read_chain", fails)
+        own.have_two_wait()
+    clock.now += 30.0
+    own.try_again()
+    assert queue.asked == ["submit 100 after 7", "submit 101 after 7 100"]
+
+
+def test_a_job_queued_at_a_links_end_is_kept_off_lost_nodes(run: RunDir, queue: FakeQueue) -> None:
+    queue.is_silent = True
+    own = started(run, queue)
+    queue.is_silent = False
+    own.finish(ended("node_lost", {"nid002": "power"}))
+    assert [queue.jobs[job_id].excluded for job_id in ("100", "101")] == [["nid002"], ["nid002"]]
+
+
 def test_a_stop_written_while_the_link_starts_cancels_the_successor(run: RunDir, queue: FakeQueue) -> None:
-    run.stop_marker.touch()
-    link(run, queue).start()
-    assert queue.cancelled == ["100"]
+    stopping = StoppingQueue(queue.jobs, stop=run.stop_marker)
+    started(run, stopping)
+    assert stopping.cancelled == ["100", "101"]
 
 
 def test_a_link_whose_predecessor_the_user_cancelled_ends_the_chain(run: RunDir, queue: FakeQueue) -> None:
-    link(run, queue).start()
+    started(run, queue)
     queue.ends["7"] = CANCELLED
     assert not link(run, queue, "100", "7").decide().goes_on
     assert "cancelled by the user" in read_chain(run).ended
 
 
 def test_a_late_link_of_an_earlier_chain_leaves_the_users_new_chain_alone(run: RunDir, queue: FakeQueue) -> None:
-    link(run, queue).start()
-    # The user submits the run again as 50, which queues 101.
+    started(run, queue)
+    # The user submits the run again as 50, which queues 102 and 103.
     write_chain(run, read_chain(run).with_link("50"))
     queue.jobs["50"] = FakeJob("50")
-    link(run, queue, "50").start()
-    assert read_chain(run).successor == "101"
+    started(run, queue, "50")
+    assert read_chain(run).successor == "102"
     queue.ends["7"] = CANCELLED
-    assert not link(run, queue, "100", "7").decide().goes_on
+    late = link(run, queue, "100", "7")
+    late.have_two_wait()
+    assert not late.decide().goes_on
     record = read_chain(run)
-    assert (record.successor, record.ended, queue.cancelled) == ("101", "", [])
+    assert (record.successor, record.ended, queue.cancelled) == ("102", "", ["101"])
+    assert len(queue.requests) == 4
 
 
 def test_the_number_of_jobs_counts_from_the_users_own(run: RunDir, queue: FakeQueue) -> None:
     before = ""
     for job_id in ("7", "100", "101"):
-        link(run, queue, job_id, before, max_job_chains=2).start()
+        started(run, queue, job_id, before, max_job_chains=2)
         before = job_id
-    assert queue.asked == ["submit 100 after 7", "submit 101 after 100"]
+    assert queue.asked == ["submit 100 after 7", "submit 101 after 7 100"]
     again = link(run, queue, "60", max_job_chains=2)
+    again.have_two_wait()
     assert again.decide().goes_on
     again.start()
     assert read_chain(run).successor == "102"

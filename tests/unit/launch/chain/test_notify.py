@@ -88,7 +88,7 @@ def test_the_user_hears_of_a_crash_where_the_queue_does_not_answer(run: RunDir, 
 
 
 def test_the_successor_tells_of_a_job_that_was_killed_before_it_gave_the_run_up(run: RunDir, queue: FakeQueue) -> None:
-    link(run, queue).start()
+    started(run, queue)
     saved(run, ended("node_lost"))
     write_json_atomic(run.holder, asdict(LockOwner("nid001", 1, 1, "7", 1, beat_at=5.0)))
     queue.ends["7"] = JobEnd("NODE_FAIL", lost_a_node=True)
@@ -99,7 +99,7 @@ def test_the_successor_tells_of_a_job_that_was_killed_before_it_gave_the_run_up(
 
 
 def test_the_successor_tells_of_a_job_that_was_killed_without_a_record(run: RunDir, queue: FakeQueue) -> None:
-    link(run, queue).start()
+    started(run, queue)
     queue.ends["7"] = JobEnd("OUT_OF_MEMORY")
     successor = link(run, queue, "100", successor_of="7")
     assert successor.decide().goes_on

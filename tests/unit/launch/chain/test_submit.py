@@ -48,12 +48,12 @@ def test_one_job_is_submitted_where_none_may_follow(run: RunDir, queue: FakeQueu
     assert recorded(run) == [("100", "")]
 
 
-def test_a_successor_waits_already_for_the_first_job_which_may_die_before_it_can_queue_one(
+def test_two_jobs_wait_already_for_the_first_one_which_may_die_before_it_can_queue_any(
     run: RunDir, queue: FakeQueue
 ) -> None:
     submit_run(run, launch(True, None), "driver.py", queue)
-    assert queue.asked == ["submit 100 held", "submit 101 after 100", "release 100"]
-    assert recorded(run) == [("100", ""), ("101", "100")]
+    assert queue.asked == ["submit 100 held", "submit 101 after 100", "submit 102 after 100 101", "release 100"]
+    assert recorded(run) == [("100", ""), ("101", "100"), ("102", "101")]
 
 
 def test_where_the_queue_takes_one_job_alone_that_one_stays(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +61,8 @@ def test_where_the_queue_takes_one_job_alone_that_one_stays(run: RunDir, capsys:
     assert submit_run(run, launch(True, None), "driver.py", queue) == "100"
     assert queue.asked == ["submit 100 held", "release 100"]
     assert recorded(run) == [("100", "")]
-    assert "Until job 100 runs and queues one, none waits behind it: The queue refused" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "Until job 100 runs and queues one, no job waits behind job 100: The queue refused" in said
 
 
 def test_a_first_job_that_the_queue_does_not_let_go_is_named(
@@ -73,12 +74,17 @@ def test_a_first_job_that_the_queue_does_not_let_go_is_named(
     monkeypatch.setattr(FakeQueue, "release", release)
     with pytest.raises(LaunchError, match=r"scontrol release 100 failed.*\nJob 100 is submitted and stays held"):
         submit_run(run, launch(True, None), "driver.py", queue)
-    assert recorded(run) == [("100", ""), ("101", "100")]
+    assert recorded(run) == [("100", ""), ("101", "100"), ("102", "101")]
 
 
 def test_the_first_job_may_wait_for_another_one(run: RunDir, queue: FakeQueue) -> None:
     submit_run(run, launch(True, None), "driver.py", queue, after="41")
-    assert queue.asked == ["submit 100 after 41 held", "submit 101 after 100", "release 100"]
+    assert queue.asked == [
+        "submit 100 after 41 held",
+        "submit 101 after 100",
+        "submit 102 after 100 101",
+        "release 100",
+    ]
 
 
 def test_a_job_is_told_what_queued_it_and_a_driver_that_is_not_the_default(run: RunDir) -> None:
@@ -108,7 +114,7 @@ def test_a_stop_of_before_is_removed_unless_the_run_is_refused(
 
 def test_where_jobs_cannot_submit_all_are_queued_before_the_first_may_start(run: RunDir, queue: FakeQueue) -> None:
     submit_run(run, launch(False, 2), "driver", queue)
-    assert queue.asked == ["submit 100 held", "submit 101 after 100", "submit 102 after 101", "release 100"]
+    assert queue.asked == ["submit 100 held", "submit 101 after 100", "submit 102 after 100 101", "release 100"]
     assert recorded(run) == [("100", ""), ("101", "100"), ("102", "101")]
 
 

@@ -150,7 +150,7 @@ def test_an_engine_that_cannot_end_containers_is_told_of(engines: Path, capfd: p
     assert "hpc-grpo.node=tag may be left: podman ended with 1: no daemon" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("code", "expected"), [(None, None), (0, 0), (75, 75), (137, -9), (-9, -9)])
+@pytest.mark.parametrize(("code", "expected"), [(None, None), (0, 0), (75, 75), (137, -9), (-9, -9), (255, 255)])
 def test_an_exit_code_is_told_as_without_a_container(code: int | None, expected: int | None) -> None:
     assert exit_code(code) == expected
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,15 @@ def test_outside_of_any_job_the_place_is_this_machine() -> None:
     assert found.this_node == found.head
     assert found.ends_at is None
     assert place.start_command(found.head, ["agent"]) == ["agent"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "grace_s"), [({}, math.inf), ({"HPC_GRPO_STOP_GRACE_S": "90.0"}, 90.0)], ids=["nobody waits", "a fleet"]
+)
+def test_a_checkpoint_after_sigterm_takes_as_long_as_it_takes_unless_somebody_waits_for_it(
+    environ: dict[str, str], grace_s: float
+) -> None:
+    assert find_place(environ).stop_grace_s == grace_s
 
 
 @pytest.mark.parametrize(("visible", "gpus"), [("2,3", 2), ("", 0), ("-1", 0)])

@@ -13,6 +13,7 @@ import pytest
 
 from hpc_grpo.config import load_config
 from hpc_grpo.errors import LaunchError
+from hpc_grpo.launch.chain.successor import LinkOrigin
 from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.launch.place import job_command
 from hpc_grpo.launch.supervisor import attempt
@@ -20,7 +21,7 @@ from hpc_grpo.run.attempt import AttemptRecord, read_attempts
 from hpc_grpo.run.lock import LockOwner
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.signals import Signals
-from tests.support.places import FakePlace, allocation
+from tests.support.places import FakeJob, FakePlace, FakeQueue, allocation
 
 
 def test_a_place_that_does_not_answer_is_asked_again() -> None:
@@ -52,6 +53,22 @@ def test_the_last_sign_of_life_of_a_killed_attempt_is_kept_as_its_end(tmp_path: 
     for number in (1, 2):
         attempt.close_record(run, LockOwner("nid001", 1, 1, str(number), number, beat_at=77.0))
     assert [record.ended_at for record in read_attempts(run)] == [77.0, ended.ended_at]
+
+
+def test_a_link_whose_nodes_are_never_known_leaves_two_jobs_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [f"run.root={tmp_path}", "launch.slurm.max_job_chains=null"]
+    run = freeze(load_config("local/debug", settings), [], []).run
+    queue = FakeQueue(jobs={"17": FakeJob("17")})
+
+    def silent(_place: FakePlace, is_patient: bool) -> None:
+        raise LaunchError("The place does not answer.")
+
+    monkeypatch.setattr(attempt, "allocation_of", silent)
+    with pytest.raises(LaunchError, match="does not answer"):
+        attempt.run_attempt(run, "hpc_grpo.driver.main", LinkOrigin("16"), FakePlace(queue=queue))
+    assert queue.asked == ["submit 100 after 17", "submit 101 after 17 100"]
 
 
 def test_a_light_installation_on_the_login_node_starts_that_of_the_jobs_on_the_head_node(
@@ -129,7 +146,7 @@ class FakeLink:
     def start(self) -> None:
         self.done.append("start")
 
-    def queue_again(self) -> None: ...
+    def try_again(self) -> None: ...
 
     def finish(self, record: AttemptRecord) -> None:
         warn_this_process()

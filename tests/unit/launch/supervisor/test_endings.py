@@ -45,6 +45,7 @@ def test_how_a_driver_ended(
     [
         (3, "The driver crashed with exit code 3: KeyError: 'x'; see driver.log."),
         (78, "Something must be changed first: KeyError: 'x'; see driver.log."),
+        (-127, "The driver was killed by signal 127: KeyError: 'x'; see driver.log."),
         (-6, "The driver was killed by SIGABRT: KeyError: 'x'; see driver.log."),
         (-9, "The driver was killed by SIGKILL (often the kernel, out of memory); see driver.log."),
         (75, "Checkpointed with more to do; start it again to carry on."),

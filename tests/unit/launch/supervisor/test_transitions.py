@@ -39,8 +39,9 @@ NOW = 1000.0
 CRASHED = "The driver crashed with exit code 3; see driver.log."
 RAY_ENDED = "Ray ended by itself"
 
-BRING_UP = State(max_stalled=2, stacks_dir=Path("/attempt/stacks"), step=10)
+BRING_UP = State(max_stalled=2, stacks_dir=Path("/attempt/stacks"), stop_grace_s=60.0, step=10)
 TRAINING = replace(BRING_UP, phase="training")
+UNHURRIED = replace(TRAINING, stop_grace_s=math.inf)
 TOLD_TO_END = replace(TRAINING, signalled="SIGTERM", kill_at=NOW + 60)
 PREEMPTED = replace(TRAINING, told="The queue preempts this job.", kill_at=NOW + 20)
 LOST = replace(TRAINING, lost={"n2": RAY_ENDED}, kill_at=NOW + 10)
@@ -80,14 +81,16 @@ def named(actions: list[Action]) -> list[str]:
         pytest.param(
             TRAINING, Signalled(signal.SIGTERM), "SIGTERM SAVE_RECORD ASK_QUEUE", "training", id="asked to end"
         ),
-        # Preemption, and a cancel that looks like it at first.
         pytest.param(
-            TRAINING, NodesTold(), "HOLD_NODES SIGTERM SAVE_RECORD ASK_QUEUE", "training", id="nodes told to end"
+            TRAINING, Signalled(signal.SIGHUP), "SIGTERM SAVE_RECORD ASK_QUEUE", "training", id="a terminal is gone"
         ),
+        pytest.param(BRING_UP, Signalled(signal.SIGHUP), "SIGTERM SAVE_RECORD Fail", "over", id="gone in bring-up"),
+        # Preemption, and a cancel that looks like it at first.
+        pytest.param(TRAINING, NodesTold(), "SIGTERM SAVE_RECORD ASK_QUEUE", "training", id="nodes told to end"),
         pytest.param(PREEMPTED, NodesTold(), "", "training", id="one node after the other is told"),
         pytest.param(TOLD_TO_END, NodesTold(), "", "training", id="nodes of a job that is told to end"),
-        pytest.param(TRAINING, QueueAnswered(30.0), "HOLD_NODES SAVE_RECORD Say", "training", id="preempted"),
-        pytest.param(TOLD_TO_END, QueueAnswered(30.0), "HOLD_NODES SAVE_RECORD Say", "training", id="in a step too"),
+        pytest.param(TRAINING, QueueAnswered(30.0), "SAVE_RECORD Say", "training", id="preempted"),
+        pytest.param(TOLD_TO_END, QueueAnswered(30.0), "SAVE_RECORD Say", "training", id="in a step too"),
         pytest.param(TOLD_TO_END, QueueAnswered(None), "LET_NODES_GO", "training", id="cancelled"),
         pytest.param(PREEMPTED, QueueAnswered(None), "", "training", id="told by somebody, and the job goes on"),
         pytest.param(
@@ -149,6 +152,10 @@ def test_what_happens_leads_to_actions(state: State, event: Event, actions: str,
     ("state", "event", "seconds"),
     [
         pytest.param(TRAINING, Signalled(signal.SIGTERM), 60.0, id="SIGTERM, behind which SIGKILL waits"),
+        pytest.param(UNHURRIED, Signalled(signal.SIGTERM), math.inf, id="SIGTERM where nobody is in a hurry"),
+        pytest.param(UNHURRIED, Signalled(signal.SIGHUP), math.inf, id="a terminal that is gone"),
+        pytest.param(UNHURRIED, NodesTold(), math.inf, id="nodes told to end where nobody is in a hurry"),
+        pytest.param(TOLD_TO_END, Signalled(signal.SIGHUP), 60.0, id="a hangup is told twice, and asks once"),
         pytest.param(TRAINING, NodesTold(), 60.0, id="nodes told to end, perhaps by a cancel"),
         pytest.param(TRAINING, QueueAnswered(300.0), 290.0, id="a preempted job has what the queue says"),
         pytest.param(TRAINING, QueueAnswered(3.0), 0.0, id="or nothing"),

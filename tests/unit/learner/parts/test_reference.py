@@ -17,7 +17,7 @@ def test_each_learner_writes_its_share_of_a_whole_reference_alone(
 ) -> None:
     """Not the storage that its share is a view of."""
     reference = Reference.__new__(Reference)
-    reference.config = minimal_config(loss={"kl_coef": 0.1, "ref_refresh_steps": 1})
+    reference.config = minimal_config(loss={"kl": {"coef": 0.1, "refresh_steps": 1}})
     reference.world_size, reference._averages = 4, {}
     values = torch.arange(40_000.0)
     reference._parameters = {"weight": torch.nn.Parameter(values.reshape(200, 200), requires_grad=False)}

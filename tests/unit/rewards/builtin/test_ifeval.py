@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from hpc_grpo import rewards
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.rewards.builtin.ifeval import _CHECKS, ifeval
+from hpc_grpo.rewards.builtin.ifeval import _CHECKS
 
 Case = tuple[str, dict[str, Any], str, str]
 
@@ -72,8 +73,7 @@ CASES: list[Case] = [
 
 
 def score(texts: list[str], names: list[str], arguments: list[dict[str, Any]], **options: Any) -> list[float]:
-    columns = {"instruction_id_list": [names] * len(texts), "kwargs": [arguments] * len(texts)}
-    return ifeval([""] * len(texts), texts, **columns, **options)
+    return rewards.score("ifeval", texts, {"instruction_id_list": names, "kwargs": arguments}, args=options)
 
 
 def test_every_instruction_of_the_paper_has_a_case() -> None:
@@ -121,12 +121,11 @@ def test_an_empty_completion_follows_nothing_and_thoughts_are_not_judged() -> No
         ),
         (["startend:quotation"], [{}, {}], {}, "need a mapping of arguments each"),
         ([], [], {}, "need a mapping of arguments each"),
-        (["startend:quotation"], [{}], {"mode": "lose"}, "mode is 'lose'"),
         (
             ["startend:quotation"],
             [{}],
             {"kwargs_field": "args"},
-            "there is no column args; columns: instruction_id_list",
+            "no column 'args'. Columns: instruction_id_list, kwargs. Set rewards.N.args.kwargs_field",
         ),
         (
             ["keywords:frequency"],
@@ -162,10 +161,11 @@ def test_it_works_where_no_socket_can_be_opened() -> None:
         import socket
         def refuse(*_, **__): raise OSError("no network here")
         socket.socket.connect = socket.getaddrinfo = refuse
-        from hpc_grpo.rewards.builtin.ifeval import ifeval
+        from hpc_grpo.rewards import score
         names = ["language:response_language", "length_constraints:number_sentences"]
         arguments = [{"language": "en"}, {"num_sentences": 2, "relation": "at least"}]
-        print(ifeval([""], ["This is one. And this is two."], instruction_id_list=[names], kwargs=[arguments]))
+        row = {"instruction_id_list": names, "kwargs": arguments}
+        print(score("ifeval", ["This is one. And this is two."], row))
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("[1.0]\n", 0), done.stderr

@@ -5,9 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
-from hpc_grpo.rewards.builtin.correctness import correctness
-from hpc_grpo.rewards.builtin.math import math
+import pytest
+
+from hpc_grpo.registry import REWARDS
+from hpc_grpo.rewards import score
 
 EQUAL = r"""
 \sqrt{8} ~ 2\sqrt{2}
@@ -79,6 +83,11 @@ B ~ \text{B}
 \infty ~ \infty
 0.1+0.2 ~ 0.3
 101_2 ~ 101_2
+2\frac{1}{2} ~ 5/2
+2 1/2 ~ 2.5
+-2 1/2 ~ -\frac{5}{2}
+X ~ X
+1 2 3 ~ 1  2 3
 """
 
 DIFFERENT = r"""
@@ -114,6 +123,14 @@ x=4 ~ 5
 (2,1) ~ (1,2)
 x \ge 3 ~ x>3
 \text{even} ~ odd
+21/2 ~ 2 1/2
+123 ~ 1 2 3
+1 2 3 ~ 123
+X ~ x
+x^2 ~ 2
+2a ~ 2
+-[0,1) ~ 1
+5! ~ 5
 A ~ B
 -5 ~ 5
 -\infty ~ \infty
@@ -139,10 +156,12 @@ def pairs(table: str) -> list[tuple[str, str]]:
 
 
 def scores(table: str, cpu_s: float) -> dict[str, float]:
-    found = pairs(table)
-    boxed = [rf"So the answer is $\boxed{{{given}}}$." for given, _ in found]
-    values = math(["q"] * len(found), boxed, answer=[answer for _, answer in found], pair_timeout_s=cpu_s)
-    return {f"{given} ~ {answer}": value for (given, answer), value in zip(found, values, strict=True)}
+    return {
+        f"{given} ~ {answer}": score(
+            "math", [rf"So the answer is $\boxed{{{given}}}$."], {"answer": answer}, completion_s=cpu_s
+        )[0]
+        for given, answer in pairs(table)
+    }
 
 
 def test_equal_answers_in_other_notation_are_correct() -> None:
@@ -165,30 +184,60 @@ def test_an_answer_that_cannot_be_compared_costs_its_deadline_and_no_other() -> 
 def test_completions_of_a_group_that_agree_are_compared_once() -> None:
     stuck = r"\boxed{100000000!}"
     begun = time.monotonic()
-    assert math(["q"] * 50, [stuck] * 50, answer=["x"] * 50, pair_timeout_s=0.5) == [0.0] * 50
+    assert score("math", [stuck] * 50, {"answer": "x"}, completion_s=0.5) == [0.0] * 50
     assert time.monotonic() - begun < 50 * 0.5
 
 
 def test_an_answer_in_notation_is_found_in_the_last_line_without_a_box() -> None:
     completions = ["First.\nThe answer is $\\sqrt{8}$.", "The answer is $\\sqrt{7}$.", "\n"]
-    assert math(["q"] * 3, completions, answer=[r"2\sqrt{2}"] * 3) == [1.0, 0.0, 0.0]
+    assert score("math", completions, {"answer": r"2\sqrt{2}"}) == [1.0, 0.0, 0.0]
 
 
 def test_notation_is_compared_in_a_worker_that_holds_much_address_space() -> None:
     """A reward beside math may import torch, and with it CUDA's libraries."""
     program = (
-        "import mmap; from hpc_grpo.rewards.builtin.math import math; no_reserve = 0x4000;"
+        "import mmap; from hpc_grpo.rewards import score; no_reserve = 0x4000;"
         "held = mmap.mmap(-1, 5 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve);"
-        r"print(math(['q'], [r'\boxed{2\sqrt2}'], answer=[r'\sqrt{8}']))"
+        r"print(score('math', [r'\boxed{2\sqrt2}'], {'answer': r'\sqrt{8}'}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[1.0]\n"
 
 
 def test_an_empty_answer_equals_nothing() -> None:
-    assert math(["q"] * 2, ["", r"\boxed{}"], answer=[""] * 2) == [0.0, 0.0]
+    assert score("math", ["", r"\boxed{}"], {"answer": ""}) == [0.0, 0.0]
 
 
 def test_correctness_is_math_under_its_older_name() -> None:
-    assert correctness(["q"] * 3, ["1", "2", r"\boxed{3}"], answer=["#### 1", 2, "4"]) == [1.0, 1.0, 0.0]
-    assert correctness is math
+    assert score("correctness", ["1", "2", r"\boxed{1}"], {"answer": "#### 1"}) == [1.0, 0.0, 1.0]
+    assert REWARDS.find("correctness").function is REWARDS.find("math").function
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        *("{}", "${}$", "$$x = {}$$", r"\[{}\]", r"\text{{{}}}", r"\mathrm{{{}}}", r"\operatorname{{{}}}(1)", "1 + {}"),
+        *(r"\frac{{{}}}{{2}}", "x = {}, y = 2", r"\{{{}, 1\}}", "({}, 1)", r"x_{{{}}}", "2*{}", "1 = 1 and {}", "{}%"),
+        *(r"\begin{{pmatrix}} {} \end{{pmatrix}}", r"\sqrt{{{}}}", "f({})", r"\lim_{{x \to {}}} x", "1 2 {}", "-({})"),
+    ],
+)
+def test_no_answer_reaches_python_through_the_parsers(
+    template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sympy's parser calls `eval`. math-verify hands it digits and operators alone, and reads LaTeX by a grammar."""
+    from hpc_grpo.rewards import symbolic
+
+    evaluated: list[str] = []
+    python_eval = eval
+
+    def recorded(source: Any, *names: Any) -> Any:
+        evaluated.append(source if isinstance(source, str) else " ".join(source.co_names))
+        return python_eval(source, *names)
+
+    monkeypatch.setattr("builtins.eval", recorded)
+    written = str(tmp_path / "written")
+    for attack in (f"open('{written}','w')", f"__import__('os').system('touch {written}')", "().__class__.__base__"):
+        symbolic.are_equal(template.format(attack), "1")
+    symbolic.are_equal("3+4*(2)", "11")
+    assert not Path(written).exists()
+    assert all(name not in source for source in evaluated for name in ("open", "import", "class", "system"))

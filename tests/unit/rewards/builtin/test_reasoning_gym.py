@@ -1,20 +1,23 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import reasoning_gym as package
 
-from hpc_grpo.config import SourceConfig
+from hpc_grpo import rewards
+from hpc_grpo.config import RewardConfig, SourceConfig
 from hpc_grpo.data.sources import read_items
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.registry import REWARDS
+from hpc_grpo.grading.pool import RewardPool
+from hpc_grpo.rewards.builtin.reasoning_gym import evaluate
+from hpc_grpo.rewards.scoring import ScoringError
+from tests.support.isolation import needs_isolation
 
 
 def score(item: dict[str, Any], *completions: str, **args: Any) -> list[float]:
-    columns = {name: [value] * len(completions) for name, value in item.items()}
-    found: list[float] = REWARDS.find("reasoning_gym")(prompts=[""], completions=completions, **columns, **args)
-    return found
+    return rewards.score("reasoning_gym", completions, item, args=args)
 
 
 def first_item(task: str, **args: Any) -> dict[str, Any]:
@@ -36,7 +39,7 @@ def test_a_scorer_that_raises_over_a_wrong_answer_scores_it_zero() -> None:
 
 
 def test_a_scorer_that_raises_over_its_own_answer_fails() -> None:
-    with pytest.raises(ValueError, match="invalid literal"):
+    with pytest.raises(ScoringError, match="raises over the row's own answer 'seven'"):
         score({**first_item("prime_factorization"), "answer": "seven"}, "I do not know")
 
 
@@ -48,12 +51,92 @@ def test_a_grid_of_tuples_is_scored_as_its_task_made_it() -> None:
 
 def test_partial_scores_can_be_refused() -> None:
     item = first_item("gcd")
-    wordy = f"the answer is {item['answer']}"
-    [some] = score(item, wordy)
+    hedged = f"\\boxed{{{item['answer']} or 77}}"
+    [some] = score(item, hedged)
     assert 0.0 < some < 1.0
-    assert score(item, wordy, item["answer"], partial=False) == [0.0, 1.0]
+    assert score(item, hedged, item["answer"], partial=False) == [0.0, 1.0]
 
 
 def test_other_data_are_refused() -> None:
-    with pytest.raises(ConfigError, match="items of reasoning_gym:TASK alone"):
+    with pytest.raises(ConfigError, match="rows of reasoning_gym:TASK alone"):
         score({"answer": "1"}, "1")
+
+
+@needs_isolation
+@pytest.mark.parametrize(
+    "task",
+    [
+        *("string_insertion", "n_queens", "binary_matrix", "spiral_matrix", "countdown"),
+        *("simple_integration", "polynomial_multiplication", "puzzle24"),
+    ],
+)
+def test_an_answer_that_is_code_is_not_run_outside_the_sandbox(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These scorers evaluate the answer. Through the workers of training, with the defaults of a config."""
+    monkeypatch.setenv("WANDB_API_KEY", "planted-8c1e")
+    item = first_item(task)
+    write = f"__import__('os').system('env > {tmp_path}/written; id >> {tmp_path}/written')"
+    forge = "[f for f in (1).__class__.__base__.__subclasses__()]"
+    pool = RewardPool([RewardConfig(name="reasoning_gym", timeout_s=60.0)], num_workers=1)
+    try:
+        [note] = pool.check()
+        texts = [
+            item["answer"] or "0",
+            *(f"<answer>{text}</answer>" for text in (write, forge, f"[{write}]", "9**9**9**9")),
+        ]
+        outcome = pool.submit(item["question"], texts, item).result()
+    finally:
+        pool.close()
+    assert "isolated by" in note and outcome.errors == ()
+    assert list(tmp_path.iterdir()) == []
+    right, *attacks = outcome.rewards
+    assert max(attacks) <= 0.05 and (right == 1.0 or not item["answer"])
+
+
+@needs_isolation
+def test_fifteen_power_towers_do_not_mask_their_group() -> None:
+    item = first_item("countdown")
+    pool = RewardPool([RewardConfig(name="reasoning_gym")], num_workers=1)
+    try:
+        pool.check()
+        outcome = pool.submit(item["question"], ["9**9**9**9"] * 15 + [item["answer"]], item).result()
+    finally:
+        pool.close()
+    assert (outcome.errors, outcome.valid, outcome.rewards[:15]) == ((), (True,) * 16, (0.0,) * 15)
+    assert outcome.rewards[15] == 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("__import__('os')", "().__class__", "open('x')", "[x for x in (1,)]", "lambda: 0", "lambdify('x', 'x')"),
+        *(
+            "exec('1')",
+            "eval('1')",
+            "getattr(1, 'real')",
+            "f'{1}'",
+            "(x := 1)",
+            "globals()",
+            "sympify('1')",
+            "print(1)",
+        ),
+    ],
+)
+def test_what_scorers_evaluate_is_an_expression(text: str) -> None:
+    names: dict[str, Any] = {}
+    exec("from sympy import *; import builtins; names = vars(builtins)", names)  # as sympy's parser has them
+    with pytest.raises(ValueError, match="an answer is an expression"):
+        evaluate(text, {**names["names"], **names})
+
+
+def test_expressions_are_evaluated_as_python_does() -> None:
+    names: dict[str, Any] = {}
+    exec("from sympy import *", names)
+    for text in (
+        "[1, (2, -3)]",
+        "'a' + 'b'",
+        "Integer(2)**Symbol('x') + sqrt(Rational(1, 2))*pi",
+        "max(1, 2) == abs(-2)",
+    ):
+        assert evaluate(text, names) == eval(text, names)

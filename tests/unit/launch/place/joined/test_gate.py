@@ -11,28 +11,22 @@ import pytest
 from hpc_grpo.errors import NodesUnavailableError
 from hpc_grpo.launch.place.joined import gate as gates
 from hpc_grpo.launch.place.joined.gate import Gate
-from hpc_grpo.launch.place.joined.handshake import (
-    MAGIC,
-    NONCE_BYTES,
-    NotProvedError,
-    proof,
-    prove_to_head,
-    read_exactly,
-)
+from hpc_grpo.launch.place.joined.handshake import MAGIC, NotProvedError, prove_to_head, read_exactly
 from hpc_grpo.launch.place.joined.messages import Hello
+from hpc_grpo.system.proof import MOST_OF_ADDRESS, MOST_UNPROVED, NONCE_BYTES, REFUSAL, answer, proof
 
 TOKEN = b"a token of the run, long enough"
 
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    opened = Gate(0, TOKEN, "1.0", "head")
+    opened = Gate(0, lambda: TOKEN, "1.0", "head")
     yield opened
     opened.close()
 
 
-def dial(gate: Gate) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", gate.port), timeout=5.0)
+def dial(gate: Gate, address: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection(("127.0.0.1", gate.port), timeout=5.0, source_address=(address, 0))
 
 
 def join(gate: Gate, name: str, identity: str = "", version: str = "1.0") -> socket.socket:
@@ -73,18 +67,20 @@ def test_a_wrong_token_is_hung_up_on(gate: Gate, capsys: pytest.CaptureFixture[s
 def test_a_handshake_that_was_recorded_proves_nothing(gate: Gate) -> None:
     recorded = dial(gate)
     challenge = read_exactly(recorded, len(MAGIC) + NONCE_BYTES)
-    nonce = b"w" * NONCE_BYTES
-    said = nonce + proof(TOKEN, b"worker", challenge[len(MAGIC) :], nonce)
+    said, expected = answer(TOKEN, MAGIC, challenge[len(MAGIC) :])
     recorded.sendall(said)
-    assert len(read_exactly(recorded, 32)) == 32
+    assert read_exactly(recorded, 32) == expected
     replayed = dial(gate)
     read_exactly(replayed, len(MAGIC) + NONCE_BYTES)
     replayed.sendall(said)
+    assert read_exactly(replayed, 32) == REFUSAL
     assert replayed.recv(1) == b""
 
 
 def test_a_heads_proof_does_not_serve_as_a_workers() -> None:
-    assert proof(TOKEN, b"head", b"n" * 32, b"m" * 32) != proof(TOKEN, b"worker", b"n" * 32, b"m" * 32)
+    assert proof(TOKEN, MAGIC, b"listener", b"n" * 32, b"m" * 32) != proof(
+        TOKEN, MAGIC, b"caller", b"n" * 32, b"m" * 32
+    )
 
 
 def test_who_says_nothing_is_hung_up_on(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,13 +90,94 @@ def test_who_says_nothing_is_hung_up_on(gate: Gate, monkeypatch: pytest.MonkeyPa
     assert silent.recv(1) == b""
 
 
-def test_strangers_cannot_fill_the_gate(gate: Gate) -> None:
-    strangers = [dial(gate) for _ in range(gates._MOST_UNPROVED + 5)]
+def is_open(connection: socket.socket) -> bool:
+    """Tell whether the gate has not hung up after its challenge."""
+    connection.settimeout(0.2)
+    try:
+        read_exactly(connection, len(MAGIC) + NONCE_BYTES)
+        return connection.recv(1) != b""
+    except TimeoutError:
+        return True
+    except (EOFError, ConnectionError):
+        return False
+
+
+def test_strangers_at_other_addresses_leave_a_worker_its_place(gate: Gate) -> None:
+    """Two strangers open connections while a worker's proof is on its way, as over a slow network."""
+    worker = dial(gate)
+    challenge = read_exactly(worker, len(MAGIC) + NONCE_BYTES)
+    strangers = [dial(gate, address) for _ in range(200) for address in ("127.0.0.2", "127.0.0.3")]
+    wait_for(lambda: len(gate._callers) == 2 * MOST_OF_ADDRESS + 1)
+    said, expected = answer(TOKEN, MAGIC, challenge[len(MAGIC) :])
+    worker.sendall(said)
+    assert read_exactly(worker, 32) == expected
+    worker.sendall(Hello("pod2", "pod2", 4, "1.0").to_line())
+    wait_for(lambda: "pod2" in gate.waiting())
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_strangers_at_a_workers_own_address_do_not_keep_it_out(gate: Gate) -> None:
+    """The gate hangs up on any caller of the address, so a worker that dials again gets in."""
+    strangers: list[socket.socket] = []
+    for _ in range(100):
+        worker = dial(gate)
+        challenge = read_exactly(worker, len(MAGIC) + NONCE_BYTES)
+        strangers += [dial(gate) for _ in range(MOST_OF_ADDRESS)]
+        said, expected = answer(TOKEN, MAGIC, challenge[len(MAGIC) :])
+        try:
+            worker.sendall(said)
+            if read_exactly(worker, 32) == expected:
+                break
+        except (EOFError, ConnectionError):
+            worker.close()
+    else:
+        pytest.fail("a worker that dialed 100 times was never let in")
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_strangers_of_many_addresses_share_the_places_of_the_gate(gate: Gate) -> None:
+    worker = dial(gate)
+    strangers = [dial(gate, f"127.0.1.{index}") for _ in range(30) for index in range(1, 21)]
+    wait_for(lambda: len(gate._callers) == MOST_UNPROVED)
+    assert is_open(worker)
     held = join(gate, "pod2")
     wait_for(lambda: "pod2" in gate.waiting())
-    assert read_exactly(strangers[-1], len(MAGIC)) == MAGIC
-    read_exactly(strangers[0], len(MAGIC) + NONCE_BYTES)
-    assert strangers[0].recv(1) == b""
+    held.close()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_gate_without_a_place_for_a_worker_is_no_refusal(gate: Gate) -> None:
+    silent = socket.create_server(("127.0.0.1", 0))
+    worker = socket.create_connection(silent.getsockname())
+    head, _ = silent.accept()
+    head.sendall(MAGIC + bytes(NONCE_BYTES))
+    head.shutdown(socket.SHUT_WR)
+    with pytest.raises(EOFError):
+        prove_to_head(worker, TOKEN)
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        b'{"name": 1, "identity": "a", "num_cpus": 1, "version": "1.0"}',
+        b'{"name": "a", "identity": [], "num_cpus": 1, "version": "1.0"}',
+        b'{"name": "a", "identity": "a", "num_cpus": "1", "version": "1.0"}',
+        b'{"name": "a", "identity": "a", "num_cpus": 1, "version": {}}',
+        b'{"name": "a", "identity": "a", "num_cpus": 1, "version": "1.0", "interface": 3}',
+        b'{"name": "a"}', b"[1]", b"3", b"null", b"[" * 4000,
+    ],
+)  # fmt: skip
+def test_a_hello_of_wrong_types_is_hung_up_on_and_the_gate_lives(gate: Gate, hello: bytes) -> None:
+    odd = dial(gate)
+    prove_to_head(odd, TOKEN)
+    odd.settimeout(5.0)
+    odd.sendall(hello + b"\n")
+    assert odd.recv(1) == b""
+    held = join(gate, "pod2")
+    wait_for(lambda: "pod2" in gate.waiting())
     held.close()
 
 

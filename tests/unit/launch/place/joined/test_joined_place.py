@@ -118,11 +118,15 @@ def test_the_head_itself_has_an_agent_of_its_own(place: JoinedPlace) -> None:
     assert place.start_command("pod1", ["agent"]) == ["agent"]
 
 
-def test_a_token_is_made_once_and_one_of_the_environment_wins(tmp_path: Path) -> None:
+def test_each_head_makes_a_token_and_one_of_the_environment_wins(tmp_path: Path) -> None:
     file = tmp_path / ".secret" / "join_token"
     assert find_token(file, {}) is None
+    first = make_token(file, {})
     made = make_token(file, {})
-    assert make_token(file, {}) == made == find_token(file, {})
+    assert made != first
+    assert make_token(file, {}, anew=False) == made == find_token(file, {})
+    assert make_token(file, {"HPC_GRPO_TOKEN": TOKEN}) == TOKEN.encode()
+    assert file.read_bytes() == made
     assert (len(made), file.stat().st_mode & 0o777) == (64, 0o600)
     assert find_token(file, {"HPC_GRPO_TOKEN": TOKEN}) == TOKEN.encode()
     with pytest.raises(ConfigError, match="openssl rand"):

@@ -211,3 +211,26 @@ def test_a_slurm_that_does_not_answer_preempts_nothing() -> None:
         raise LaunchError("scontrol show job 6 took longer than 2 s")
 
     assert SlurmQueue(ask_at_once=ask).preempted_until("6") is None
+
+
+@pytest.mark.parametrize(("uid", "is_users"), [(os.getuid(), True), (os.getuid() + 1, False)])
+def test_the_author_of_a_cancel_is_waited_for_while_accounting_is_behind(uid: int, is_users: bool) -> None:
+    answers = ["RUNNING\n", "", f"CANCELLED by {uid}\n"]
+    slept: list[float] = []
+
+    def ask(argv: Sequence[str]) -> str:
+        return answers.pop(0) if argv[0] == "sacct" else "JobId=7 JobState=CANCELLED"
+
+    assert SlurmQueue(ask, sleep=slept.append).end_of("7").by_user == is_users
+    assert slept == [0.0, 5.0, 15.0]
+
+
+def test_a_site_without_accounting_is_not_waited_for() -> None:
+    def ask(argv: Sequence[str]) -> str:
+        if argv[0] == "sacct":
+            raise LaunchError("sacct failed: Slurm accounting storage is disabled")
+        return "JobId=7 JobState=CANCELLED"
+
+    slept: list[float] = []
+    assert SlurmQueue(ask, sleep=slept.append).end_of("7").by_user
+    assert slept == [0.0]

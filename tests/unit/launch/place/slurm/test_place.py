@@ -117,6 +117,19 @@ def test_resources_are_those_of_the_allocation() -> None:
     assert SlurmPlace({"SLURM_JOB_ID": "1"}).node_resources().num_gpus == 0
 
 
+@pytest.mark.parametrize(("cpus", "gpus"), [("9999", 2), ("0", 0)])
+def test_on_a_whole_node_of_a_site_without_gres_all_gpus_count(
+    cpus: str, gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a part of a node they may be another job's."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: H100'; echo 'GPU 1: H100'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    environ = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": cpus}
+    assert SlurmPlace(environ).node_resources().num_gpus == gpus
+
+
 def test_an_answer_of_slurm_is_kept_and_a_failure_is_not(scontrol: Path) -> None:
     place = find_place({"SLURM_JOB_ID": "17"})
     answering = scontrol.read_text()

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ def launch(**slurm_values: object) -> LaunchConfig:
 def test_the_script_is_the_golden_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/env/bin/python")
     command = attempt_command(RUN)
-    request = JobRequest(RUN, launch(extra={"exclusive": True, "mail_user": "a@b"}), command)
+    extra = {"exclusive": True, "mail_user": "a@b"}
+    request = JobRequest(RUN, launch(extra=extra), command)
     assert slurm.render(request) == GOLDEN.read_text()
 
 
@@ -58,12 +60,15 @@ def test_a_warning_before_the_supervisor_runs_ends_no_job(tmp_path: Path) -> Non
     assert subprocess.run(["bash", "-c", script], env=env, check=False).returncode == 5
 
 
-def test_a_warning_before_the_supervisor_runs_ends_no_job_by_hand(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line", ["kill -USR1 $$", "[[ -f /no/such/file ]] && source /no/such/file", "false | true; echo $UNSET"]
+)
+def test_no_setup_line_that_a_submitted_job_survives_ends_a_job_by_hand(tmp_path: Path, line: str) -> None:
     (tmp_path / "hpc_grpo").mkdir()
     (tmp_path / "hpc_grpo" / "__init__.py").touch()
     for name, text in {
         "scontrol": "true",
-        "hpc-grpo": """if [ "$1" = job-setup ]; then echo 'kill -USR1 $$'; else kill -USR1 $$; exit 5; fi""",
+        "hpc-grpo": f"""if [ "$1" = job-setup ]; then echo '{line}'; else kill -USR1 $$; exit 5; fi""",
     }.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -125,7 +130,8 @@ def test_the_first_line_leaves_a_mark_though_the_lines_after_it_end_the_job(tmp_
 
 
 def test_a_job_that_waits_for_another_says_so_in_its_script() -> None:
-    assert "#SBATCH --dependency=afterany:41\n" in slurm.render(JobRequest(RUN, launch(), "true", after="41"))
+    script = slurm.render(JobRequest(RUN, launch(), "true", after=("41", "42")))
+    assert "#SBATCH --dependency=afterany:41:42\n" in script
 
 
 def test_without_modules_nothing_is_reset() -> None:
@@ -144,7 +150,7 @@ def test_submit_gives_sbatch_the_script_and_nothing_of_this_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = fake_sbatch(
-        tmp_path, monkeypatch, f'env > {tmp_path}/env; cp "$1" {tmp_path}/script; echo Submitted batch job 42\n'
+        tmp_path, monkeypatch, f"env > {tmp_path}/env; cat > {tmp_path}/script; echo Submitted batch job 42\n"
     )
     monkeypatch.setenv("SLURM_MEM_PER_CPU", "100")
     command = attempt_command(run)
@@ -159,6 +165,39 @@ def test_a_refusal_is_told_in_sbatchs_words(tmp_path: Path, monkeypatch: pytest.
     run = fake_sbatch(tmp_path, monkeypatch, "echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1\n")
     with pytest.raises(LaunchError, match="invalid partition specified: nope"):
         slurm.submit(JobRequest(run, launch(), "true"))
+
+
+QUEUES_AND_FAILS = """
+name=${1#--comment=}
+cat > /dev/null
+echo "$name" >> SENT
+[ -e TAKES ] && echo "42|$name" >> JOBS
+echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2
+exit 1
+"""
+
+
+@pytest.mark.parametrize("answers_at_once", [True, False])
+def test_a_job_that_was_queued_although_sbatch_failed_is_not_queued_twice(
+    answers_at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = QUEUES_AND_FAILS
+    for name in ("SENT", "TAKES", "JOBS"):
+        script = script.replace(name, str(tmp_path / name))
+    run = fake_sbatch(tmp_path, monkeypatch, script)
+    (tmp_path / "TAKES").touch()
+    (tmp_path / "JOBS").write_text("41|mine\n")
+    squeue = tmp_path / "squeue"
+    squeue.write_text(f"#!/bin/sh\ncat {tmp_path}/JOBS\n" if answers_at_once else "#!/bin/sh\nexit 1\n")
+    squeue.chmod(0o755)
+    request = JobRequest(run, launch(), "true")
+    if not answers_at_once:
+        with pytest.raises(LaunchError, match="Socket timed out"):
+            slurm.submit(request)
+        squeue.write_text(f"#!/bin/sh\ncat {tmp_path}/JOBS\n")
+        request = replace(request, may_be_queued=True)
+    assert slurm.submit(request) == "42"
+    assert (tmp_path / "SENT").read_text().split() == [request.name]
 
 
 def test_a_machine_without_slurm_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,203 @@
+"""Corrections of the mismatch between engine and learner that `loss.correction` chooses from: a settings class each.
+
+The policy term of every loss is multiplied by their weights. KL and entropy terms are not: they are penalties on the
+learner, whoever sampled the token. A masked token still counts in `loss.denominator`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from hpc_grpo.algorithms.terms import MAX_LOG_RATIO, LossInputs, sequence_mean, sequence_sum
+from hpc_grpo.config.section import ByName, PathText, Section
+from hpc_grpo.registry import CORRECTIONS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Weights:
+    """`weights` `[C]` multiply the policy term, 0.0 where a token is masked; `bounded` `[C]` tells where a bound acted.
+
+    Neither carries a gradient.
+    """
+
+    weights: Tensor
+    bounded: Tensor
+
+
+class CorrectionSettings(Section):
+    name: str
+    compares_minibatch: ClassVar[bool] = False
+    """Whether `weigh` needs what `prepare` makes of all tokens of an optimizer step."""
+
+    def check(self) -> None:
+        """Raise ConfigError where a function of the user's is not there, or does not take its args."""
+
+    def weigh(self, inputs: LossInputs) -> Weights:
+        raise NotImplementedError
+
+    def prepare(self, minibatch: LossInputs) -> Any:
+        """Return what `inputs.of_minibatch` is to hold under the correction's name."""
+        raise NotImplementedError
+
+
+class NoCorrection(CorrectionSettings):
+    name: Literal["none"] = "none"
+
+    def weigh(self, inputs: LossInputs) -> Weights:
+        """Return w = 1."""
+        weights = mismatch(inputs).new_ones(len(inputs.sequence_ids))
+        return Weights(weights, weights < 0.0)
+
+
+class Truncated(CorrectionSettings):
+    name: Literal["truncated"] = "truncated"
+    cap: PositiveFloat = Field(2.0, description="Largest weight of a token.")
+
+    def weigh(self, inputs: LossInputs) -> Weights:
+        """Return w = min(proximal / engine, cap) of each token.
+
+        Truncated importance sampling (Ionides 2008; Yao et al. 2025, "Your efficient RL framework secretly brings
+        you off-policy RL training"), in the place it has in decoupled PPO (Hilton et al., arXiv:2110.00641; AReaL,
+        arXiv:2505.24298): it corrects from the behaviour policy (the engine) to the proximal policy (the learner at
+        the start of the step), and the clipped ratio then measures the distance from the proximal policy alone.
+        """
+        log_weights, log_cap = mismatch(inputs), math.log(self.cap)
+        # The cap is applied to the exponent, so that a huge difference cannot overflow before it is cut.
+        return Weights(log_weights.clamp(max=log_cap).exp(), log_weights > log_cap)
+
+
+class SequenceCorrection(CorrectionSettings):
+    name: Literal["sequence"] = "sequence"
+    cap: PositiveFloat = Field(2.0, description="Largest weight of a sequence.")
+
+    def weigh(self, inputs: LossInputs) -> Weights:
+        """Return w = min(product over the sequence's tokens of proximal / engine, cap) for each of its tokens.
+
+        The unbiased weight of a whole sequence, truncated (Liu et al. 2025, "When Speed Kills Stability"). It falls or
+        grows exponentially with the length: long sequences of a small mismatch have a small weight, or the cap.
+        """
+        log_weights = sequence_sum(mismatch(inputs), inputs.sequence_ids)
+        log_cap = math.log(self.cap)
+        return Weights(log_weights.clamp(max=log_cap).exp(), log_weights > log_cap)
+
+
+class _Bounded(CorrectionSettings):
+    low: NonNegativeFloat = Field(description="Smallest weight that is not masked.")
+    cap: PositiveFloat = Field(description="Largest weight that is not masked.")
+
+    @model_validator(mode="after")
+    def _has_room(self) -> _Bounded:
+        if self.low >= self.cap:
+            raise ValueError(f"low = {self.low:g} must be less than cap = {self.cap:g}")
+        return self
+
+
+class Geometric(_Bounded):
+    name: Literal["geometric"] = "geometric"
+    low: NonNegativeFloat = Field(0.999, description="Smallest mean weight of a sequence that is not masked.")
+    cap: PositiveFloat = Field(1.002, description="Largest mean weight of a sequence that is not masked.")
+
+    def weigh(self, inputs: LossInputs) -> Weights:
+        """Return w = proximal / engine of each token if low <= g <= cap for its sequence, else 0.
+
+        g = exp(mean over the sequence's tokens of log(proximal / engine)), which does not depend on the length
+        (Liu et al. 2025, "When Speed Kills Stability"; the bounds are those of NeMo-RL's seq-mask-tis).
+        """
+        log_weights = mismatch(inputs)
+        mean = sequence_mean(log_weights, inputs.sequence_ids).double().exp()
+        return _weights_within(log_weights.clamp(max=MAX_LOG_RATIO), (mean >= self.low) & (mean <= self.cap))
+
+
+class IcePop(_Bounded):
+    name: Literal["icepop"] = "icepop"
+    low: NonNegativeFloat = Field(0.5, description="Smallest weight of a token that is not masked.")
+    cap: PositiveFloat = Field(5.0, description="Largest weight of a token that is not masked.")
+
+    def weigh(self, inputs: LossInputs) -> Weights:
+        """Return w = proximal / engine of each token if low <= w <= cap, else 0.
+
+        Ring-Team 2025, "Small leak can sink a great ship", and Ling Team, arXiv:2510.18855. With low = 0 it is the cap
+        on behaviour weights of AReaL (arXiv:2505.24298), which masks too.
+        """
+        log_weights = mismatch(inputs)
+        ratio = log_weights.double().exp()
+        return _weights_within(log_weights, (ratio >= self.low) & (ratio <= self.cap))
+
+
+class SequenceMask(_Bounded):
+    name: Literal["sequence_mask"] = "sequence_mask"
+    low: NonNegativeFloat = Field(0.0, description="Smallest weight of a sequence that is not masked.")
+    cap: PositiveFloat = Field(3.0, description="Largest weight of a sequence that is not masked.")
+
+    def weigh(self, inputs: LossInputs) -> Weights:
+        """Return w = product over the sequence's tokens of proximal / engine for each of its tokens if low <= w <= cap,
+        else 0.
+
+        TRL's default with vLLM (`sequence_mask`, trl/trainer/grpo_trainer.py, with its cap), and verl's IcePop by
+        sequence (verl/trainer/ppo/rollout_corr_helper.py). Masked where `sequence` is truncated.
+        """
+        log_weights = sequence_sum(mismatch(inputs), inputs.sequence_ids)
+        ratio = log_weights.double().exp()
+        return _weights_within(log_weights, (ratio >= self.low) & (ratio <= self.cap))
+
+
+class M2po(CorrectionSettings):
+    name: Literal["m2po"] = "m2po"
+    cap: PositiveFloat = Field(0.04, description="Largest mean of (log weight)^2 over the tokens that are not masked.")
+    compares_minibatch: ClassVar[bool] = True
+
+    def prepare(self, minibatch: LossInputs) -> Tensor:
+        """Return the largest (log r)^2 that is kept of all tokens of an optimizer step; -1.0 where none is."""
+        squares = mismatch(minibatch).square().sort().values
+        means = squares.cumsum(0) / squares.new_ones(len(squares)).cumsum(0)
+        # Means of ever larger squares grow, so those within the bound come first.
+        num_kept = (means <= self.cap).sum()
+        return squares.gather(0, (num_kept - 1).clamp(min=0).unsqueeze(0)).squeeze(0).where(num_kept > 0, -1.0)
+
+    def weigh(self, inputs: LossInputs) -> Weights:
+        """Return w = r = proximal / engine of each token that is kept, and 0 of the others.
+
+        Masked are the tokens of the largest (log r)^2, as few as leave the others a mean of at most `cap` (M2PO,
+        arXiv:2510.01161, algorithm 1): over all tokens of the optimizer step, however it is cut. The paper's surrogate
+        has no clip besides; ours has that of the loss, around the proximal policy.
+        """
+        log_weights = mismatch(inputs)
+        is_kept = log_weights.square() <= inputs.of_minibatch[self.name]
+        return _weights_within(log_weights.clamp(max=MAX_LOG_RATIO), is_kept)
+
+
+class OwnCorrection(CorrectionSettings):
+    name: PathText = Field(description="A function of yours: correction(inputs, **args) gives Weights.")
+    args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
+
+    def check(self) -> None:
+        CORRECTIONS.with_args(self.name, self.args, 1)
+
+    def weigh(self, inputs: LossInputs) -> Weights:
+        found: Weights = CORRECTIONS.with_args(self.name, self.args, 1)(inputs)
+        return found
+
+
+Correction = Annotated[
+    NoCorrection | Truncated | SequenceCorrection | SequenceMask | Geometric | IcePop | M2po | OwnCorrection,
+    ByName("truncated"),
+]
+
+
+def mismatch(inputs: LossInputs) -> Tensor:
+    """Return log(proximal / engine) of each token `[C]`: how much likelier the learner has it than its engine had."""
+    return (inputs.proximal_logprobs - inputs.engine_logprobs).detach()
+
+
+def _weights_within(log_weights: Tensor, is_kept: Tensor) -> Weights:
+    """Weigh by exp(log_weights) where `is_kept`, and mask the others."""
+    # Masked before the exponential: what lies outside the bounds may overflow.
+    weights = log_weights.where(is_kept, log_weights.new_zeros(())).exp()
+    return Weights(weights * is_kept, ~is_kept)

@@ -1,0 +1,416 @@
+"""Section `loss`: the policy losses that `loss.name` chooses from, a settings class each, and what all of them have.
+
+A class holds its paper's defaults; `term` is its formula. Corrections, KL and entropy are added around the term
+(`objective.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from hpc_grpo.algorithms.advantages import Advantage, GroupAdvantage
+from hpc_grpo.algorithms.corrections import Correction, IcePop, Truncated
+from hpc_grpo.algorithms.terms import (
+    LossInputs,
+    LossOutput,
+    clipped_surrogate,
+    kl_k3,
+    ratio_metrics,
+    sequence_ratios,
+    token_ratios,
+)
+from hpc_grpo.config.section import ByName, PathText, Section, as_section
+from hpc_grpo.registry import LOSSES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def _denominator(value: Any) -> Any:
+    is_number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    if not is_number and value not in ("tokens", "sequences", "constant"):
+        raise ValueError("must be tokens, sequences, constant, or a number of tokens above 0")
+    return value
+
+
+Denominator = Annotated[Literal["tokens", "sequences", "constant"] | int, BeforeValidator(_denominator)]
+Proximal = Literal["recomputed", "interpolated", "engine"]
+
+
+class KlSettings(Section):
+    """The KL to a reference model."""
+
+    coef: NonNegativeFloat = Field(0.0, description="Weight of the KL to the reference; 0: no reference.")
+    estimator: Literal["k1", "k2", "k3", "unbiased"] = Field(
+        "k3",
+        description="Estimate of the KL. In the loss k1 has no gradient on average, k2 that of the KL on-policy, "
+        "unbiased (k3 times the ratio to the engine) also off-policy.",
+    )
+    where: Literal["loss", "reward"] = Field(
+        "loss", description="reward: each token's advantage loses coef times the KL of the rest of its sequence."
+    )
+    reference: PathText | None = Field(
+        None, description="Folder of the reference, with the tokenizer of model.path. Default: model.path."
+    )
+    refresh_steps: PositiveInt | None = Field(
+        None, description="The reference follows the policy every so many steps. Default: it is frozen."
+    )
+    mixup: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        1.0,
+        description="Share of the policy in a refreshed reference: 1 is a copy, less an exponential average, in "
+        "float32.",
+    )
+
+    @property
+    def averages(self) -> bool:
+        """Tell whether the reference is an exponential average of the policy."""
+        return self.refresh_steps is not None and self.mixup < 1.0
+
+
+class LossSettings(Section):
+    """What every policy loss has."""
+
+    name: str
+    denominator: Denominator = Field(
+        "tokens",
+        description="What divides the sum over a step's tokens. tokens: their number; sequences: each sequence's own "
+        "number of them, then the number of sequences; constant: rollout.max_new_tokens for each sequence; a number: "
+        "so many tokens for each sequence.",
+    )
+    proximal: Proximal = Field(
+        "recomputed",
+        description="Source of the proximal logprobs, to which the ratio is taken. recomputed: the learner at the "
+        "start "
+        "of the step; interpolated: between engine and learner by versions (AReaL), after the first of "
+        "train.num_minibatches; engine: the engine's own, which leaves the correction nothing to correct.",
+    )
+    entropy_coef: NonNegativeFloat = Field(
+        0.0, description="Weight of the entropy bonus, whose gradient takes memory as logits do; 0: none."
+    )
+    correction: Correction = Field(Truncated(), description="Corrects for the mismatch of engine and learner logprobs.")
+    advantage: Advantage = Field(GroupAdvantage(), description="Makes advantages of rewards.")
+    kl: KlSettings = Field(KlSettings(), description="The KL to a reference model.")
+
+    scales_advantage: ClassVar[bool] = True
+    """Whether a token of advantage 0 has no gradient, and changes that of no other."""
+    compares_minibatch: ClassVar[bool] = False
+    """Whether `term` needs what `prepare` makes of all tokens of an optimizer step, their advantages included."""
+
+    def check(self) -> None:
+        """Raise ConfigError where a function of the user's is not there, or does not take its args."""
+
+    def term(self, inputs: LossInputs) -> LossOutput:
+        """Return the policy's own term of the loss per token `[C]`."""
+        raise NotImplementedError
+
+    def prepare(self, minibatch: LossInputs) -> Any:
+        """Return what `inputs.of_minibatch` is to hold under the loss's name."""
+        raise NotImplementedError
+
+    @property
+    def is_still_without_advantage(self) -> bool:
+        """Tell whether a token of advantage 0 has no gradient, and changes that of no other, in the whole objective.
+
+        A correction of the user's may pull towards something else, and what looks at all tokens of an optimizer step
+        needs those of advantage 0 too.
+        """
+        compares = self.compares_minibatch or self.correction.compares_minibatch
+        is_built_in = ":" not in self.correction.name
+        return self.scales_advantage and is_built_in and not compares and not self.entropy_coef
+
+    @property
+    def functions(self) -> dict[str, str]:
+        """Return the keys that name a function, and its name: a built-in's, or the user's `module:function`."""
+        chosen = {"loss": self.name, "loss.advantage": self.advantage.name, "loss.correction": self.correction.name}
+        return {f"{key}.name": name for key, name in chosen.items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_defaults_of_loss(cls, values: Any) -> Any:
+        """Give a correction or advantage that is named, or not, as the loss has it, the other settings it has there."""
+        if not isinstance(values, Mapping):
+            return values
+        completed = dict(values)
+        for key in ("correction", "advantage"):
+            chosen, default = as_section(values.get(key)), cls.model_fields[key].default
+            if isinstance(chosen, Mapping) and chosen.get("name", default.name) == default.name:
+                completed[key] = {**default.model_dump(), **chosen}
+        return completed
+
+
+class _Clipped(LossSettings):
+    """Losses that are the clipped surrogate, L = -min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)."""
+
+    clip_low: NonNegativeFloat = Field(0.2, description="The ratio is clipped below at 1 - clip_low.")
+    clip_high: NonNegativeFloat = Field(0.2, description="The ratio is clipped above at 1 + clip_high.")
+    dual_clip: PositiveFloat | None = Field(
+        None, gt=1.0, description="Largest ratio that counts where the advantage is negative, such as 3. Default: any."
+    )
+
+    def ratio(self, inputs: LossInputs) -> Tensor:
+        """Return r = exp(learner_logprobs - proximal_logprobs) `[C]`."""
+        return token_ratios(inputs)
+
+    def term(self, inputs: LossInputs) -> LossOutput:
+        return clipped_surrogate(inputs, self.ratio(inputs), self.clip_low, self.clip_high, self.dual_clip)
+
+
+class GrpoLoss(_Clipped):
+    """GRPO (DeepSeekMath, arXiv:2402.03300).
+
+    Deviations from the paper: clip_high may differ from clip_low (DAPO, arXiv:2503.14476); the sum over tokens is
+    divided by the number of valid tokens of the whole optimizer step, not first by each completion's length
+    (DAPO). `loss.denominator: sequences` is the paper's.
+    """
+
+    name: Literal["grpo"] = "grpo"
+
+
+class BnpoLoss(_Clipped):
+    """The loss that TRL and Liger call `bnpo`: the surrogate, divided by the tokens of the batch.
+
+    Their batch is what one process has in one microbatch, so their result depends on how a step is cut. Here it is the
+    optimizer step: `bnpo` is `grpo` with its default denominator, under the name that other systems' configs have.
+    """
+
+    name: Literal["bnpo"] = "bnpo"
+
+
+class DapoLoss(_Clipped):
+    """DAPO (arXiv:2503.14476, eq. 8): token-level, with more room above than below.
+
+    Its other parts are keys of their own: `rollout.overlong_tokens`, `rollout.drop_zero_variance`, `loss.kl.coef: 0`.
+    """
+
+    name: Literal["dapo"] = "dapo"
+    clip_high: NonNegativeFloat = Field(0.28, description="The ratio is clipped above at 1 + clip_high.")
+
+
+class DrGrpoLoss(_Clipped):
+    """Dr. GRPO (arXiv:2503.20783): GRPO without its two biases, towards long wrong answers and easy and hard prompts.
+
+    A = r_i - mean(r), without the standard deviation, and every sequence's sum is divided by one constant, the
+    longest completion (as in TRL; the authors' code has the same), whatever its own length.
+    """
+
+    name: Literal["dr_grpo"] = "dr_grpo"
+    denominator: Denominator = Field("constant", description=LossSettings.model_fields["denominator"].description)
+    advantage: Advantage = Field(GroupAdvantage(normalize_std=False), description="Makes advantages of rewards.")
+
+
+class DecoupledPpoLoss(_Clipped):
+    """Decoupled PPO (arXiv:2110.00641; AReaL, arXiv:2505.24298, eq. 5): the clip around a proximal policy.
+
+    L = -w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)
+    w = exp(proximal_logprobs - engine_logprobs) where that is at most the correction's cap, else 0
+
+    w is the correction, `icepop` without its lower bound. `loss.proximal` says where the proximal logprobs come from.
+    """
+
+    name: Literal["decoupled_ppo"] = "decoupled_ppo"
+    correction: Correction = Field(
+        IcePop(low=0.0, cap=5.0), description="Corrects for the mismatch of engine and learner logprobs."
+    )
+
+
+class _Gspo(_Clipped):
+    clip_low: NonNegativeFloat = Field(3e-4, description="The ratio is clipped below at 1 - clip_low.")
+    clip_high: NonNegativeFloat = Field(4e-4, description="The ratio is clipped above at 1 + clip_high.")
+    denominator: Denominator = Field("sequences", description=LossSettings.model_fields["denominator"].description)
+
+
+class GspoLoss(_Gspo):
+    """GSPO (arXiv:2507.18071, eq. 5 to 7): one ratio for a whole sequence.
+
+    s = exp(mean over the sequence's tokens of learner_logprobs - proximal_logprobs)
+
+    All tokens of a sequence have the same s, so with `denominator: sequences` the mean over them is the paper's term.
+    """
+
+    name: Literal["gspo"] = "gspo"
+
+    def ratio(self, inputs: LossInputs) -> Tensor:
+        return sequence_ratios(inputs)
+
+
+class GspoTokenLoss(_Gspo):
+    """GSPO-token (arXiv:2507.18071, eq. 13 and 14): the sequence's ratio, with a gradient of each token's own.
+
+    s_t = sg(s) * exp(learner_logprobs - sg(learner_logprobs)),   s as in gspo, sg: without gradient
+
+    Equal to gspo in value, and in gradient where the advantage is the same all over the sequence.
+    """
+
+    name: Literal["gspo_token"] = "gspo_token"
+
+    def ratio(self, inputs: LossInputs) -> Tensor:
+        own = (inputs.learner_logprobs - inputs.learner_logprobs.detach()).exp()
+        return sequence_ratios(inputs).detach() * own
+
+
+class CispoLoss(LossSettings):
+    """CISPO (MiniMax-M1, arXiv:2506.13585, eq. 4 and 5): clips the weight of a token, and keeps the gradient of all.
+
+    L = -sg(clip(r, 1 - clip_low, 1 + clip_high)) * A * learner_logprobs
+    r = exp(learner_logprobs - proximal_logprobs)
+
+    The paper has no lower bound, as clip_low = 1 has none, and gives no number for the upper one: 5 is TRL's.
+    """
+
+    name: Literal["cispo"] = "cispo"
+    clip_low: NonNegativeFloat = Field(1.0, description="The ratio is clipped below at 1 - clip_low.")
+    clip_high: NonNegativeFloat = Field(4.0, description="The ratio is clipped above at 1 + clip_high.")
+
+    def term(self, inputs: LossInputs) -> LossOutput:
+        ratio = token_ratios(inputs).detach()
+        clipped = ratio.clamp(1.0 - self.clip_low, 1.0 + self.clip_high)
+        policy = -clipped * inputs.advantages * inputs.learner_logprobs
+        return LossOutput(policy, ratio_metrics(ratio, clipped != ratio))
+
+
+class SapoLoss(LossSettings):
+    """SAPO (arXiv:2511.20347, eq. 5 and 6): a soft gate in the place of the clip.
+
+    L = -f(r) * A,   f(r) = 4 / tau * sigmoid(tau * (r - 1)),   r = exp(learner_logprobs - proximal_logprobs)
+    tau = temperature_positive where A > 0, else temperature_negative
+
+    At r = 1 its gradient is that of r * A, and falls off on both sides: no token is clipped.
+    """
+
+    name: Literal["sapo"] = "sapo"
+    temperature_positive: PositiveFloat = Field(1.0, description="Of the gate where the advantage is positive.")
+    temperature_negative: PositiveFloat = Field(1.05, description="Of the gate where the advantage is negative.")
+    denominator: Denominator = Field("sequences", description=LossSettings.model_fields["denominator"].description)
+
+    def term(self, inputs: LossInputs) -> LossOutput:
+        ratio = token_ratios(inputs)
+        positive, negative = (ratio.new_full((), t) for t in (self.temperature_positive, self.temperature_negative))
+        tau = positive.where(inputs.advantages > 0, negative)
+        gate = 4.0 / tau * (tau * (ratio - 1.0)).sigmoid()
+        return LossOutput(-gate * inputs.advantages, ratio_metrics(ratio, ratio < 0.0))
+
+
+class KlCovLoss(LossSettings):
+    """KL-Cov (arXiv:2505.22617, eq. 14): holds the tokens near the old policy whose learning costs the most entropy.
+
+    L = -r * A                                                            r = exp(learner_logprobs - proximal_logprobs)
+    L = -r * A + kl_coef * KL(proximal || learner)                        of the tokens that are held
+
+    Held is the share `fraction` of the optimizer step's tokens with the largest covariance of logprob and advantage,
+    (log p - mean log p) * (A - mean A), p the proximal policy's. The KL is estimated by k3, unbiased at tokens that
+    the proximal policy sampled; the authors' code has |log r|. There is no clip: `policy/clip_fraction` counts what is
+    held.
+    """
+
+    name: Literal["kl_cov"] = "kl_cov"
+    fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(2e-4, description="Share of the tokens that is held.")
+    kl_coef: NonNegativeFloat = Field(1.0, description="Weight of the KL to the old policy that holds them.")
+    scales_advantage: ClassVar[bool] = False
+    compares_minibatch: ClassVar[bool] = True
+
+    def prepare(self, minibatch: LossInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the mean logprob, the mean advantage and the smallest covariance that is held."""
+        means = minibatch.proximal_logprobs.mean(), minibatch.advantages.mean()
+        covariances = (minibatch.proximal_logprobs - means[0]) * (minibatch.advantages - means[1])
+        num_held = math.ceil(self.fraction * len(covariances))
+        return (*means, covariances.topk(num_held).values.min())
+
+    def term(self, inputs: LossInputs) -> LossOutput:
+        mean_logprob, mean_advantage, bound = inputs.of_minibatch[self.name]
+        ratio = token_ratios(inputs)
+        covariance = (inputs.proximal_logprobs - mean_logprob) * (inputs.advantages - mean_advantage)
+        is_held = covariance >= bound
+        penalty = self.kl_coef * kl_k3(inputs.proximal_logprobs, inputs.learner_logprobs) * is_held
+        return LossOutput(penalty - ratio * inputs.advantages, ratio_metrics(ratio, is_held))
+
+
+class ClipCovLoss(_Clipped):
+    """Clip-Cov (arXiv:2505.22617, eq. 11 and 12): leaves out a few tokens, drawn from those that cost entropy.
+
+    L = -min(r * A, clip(r) * A)        r = exp(learner_logprobs - proximal_logprobs)
+    L = 0                               of the tokens that are left out
+
+    Left out are as many tokens as the share `fraction` of the optimizer step's, at least one, drawn at random from
+    those with low < (log p - mean log p) * (A - mean A) < high, p the proximal policy's; all of them where there are
+    fewer. Who is drawn depends on the token alone (`LossInputs.draws`), the number and the means on the whole
+    optimizer step: not on ranks, packing or microbatches. The authors' code takes the learner's logprobs, equal to the
+    proximal ones in a step's first minibatch, and does not draw tokens that the clip has taken already.
+    """
+
+    name: Literal["clip_cov"] = "clip_cov"
+    fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(2e-4, description="Share of the tokens that is left out.")
+    low: float = Field(1.0, description="Tokens that may be left out have a larger covariance.")
+    high: float = Field(5.0, description="Tokens that may be left out have a smaller covariance.")
+    scales_advantage: ClassVar[bool] = False
+    compares_minibatch: ClassVar[bool] = True
+
+    @model_validator(mode="after")
+    def _has_room(self) -> ClipCovLoss:
+        if self.low >= self.high:
+            raise ValueError(f"low = {self.low:g} must be less than high = {self.high:g}: nothing lies between them")
+        return self
+
+    def prepare(self, minibatch: LossInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the mean logprob, the mean advantage and the largest draw that is left out."""
+        means = minibatch.proximal_logprobs.mean(), minibatch.advantages.mean()
+        draws = self._draws_between(minibatch, *means)
+        num_left_out = max(int(self.fraction * len(draws)), 1)
+        return (*means, draws.topk(num_left_out, largest=False).values.max())
+
+    def term(self, inputs: LossInputs) -> LossOutput:
+        mean_logprob, mean_advantage, bound = inputs.of_minibatch[self.name]
+        surrogate = super().term(inputs)
+        draws = self._draws_between(inputs, mean_logprob, mean_advantage)
+        is_left_out = (draws <= bound) & (draws < _NEVER)
+        metrics = surrogate.means | {"policy/left_out_fraction": is_left_out.to(draws.dtype)}
+        return LossOutput(surrogate.per_token * ~is_left_out, metrics)
+
+    def _draws_between(self, inputs: LossInputs, mean_logprob: Tensor, mean_advantage: Tensor) -> Tensor:
+        """Return the draws `[C]` of the tokens whose covariance lies between the bounds, _NEVER for the others.
+
+        Raises ValueError without draws.
+        """
+        if inputs.draws is None:
+            raise ValueError("clip_cov chooses tokens at random: give LossInputs.draws")
+        covariance = (inputs.proximal_logprobs - mean_logprob) * (inputs.advantages - mean_advantage)
+        return inputs.draws.where((covariance > self.low) & (covariance < self.high), _NEVER)
+
+
+_NEVER = 1.0
+"""Stands for the draw of a token that is no candidate: above all draws."""
+
+
+class OwnLoss(LossSettings):
+    """A function of the user's; whether it scales the advantage is not known."""
+
+    name: PathText = Field(description="A function of yours: loss(inputs, **args) gives a LossOutput.")
+    args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
+    scales_advantage: ClassVar[bool] = False
+
+    def check(self) -> None:
+        LOSSES.with_args(self.name, self.args, 1)
+
+    def term(self, inputs: LossInputs) -> LossOutput:
+        found: LossOutput = LOSSES.with_args(self.name, self.args, 1)(inputs)
+        return found
+
+
+Loss = Annotated[
+    GrpoLoss
+    | BnpoLoss
+    | DapoLoss
+    | DrGrpoLoss
+    | DecoupledPpoLoss
+    | GspoLoss
+    | GspoTokenLoss
+    | CispoLoss
+    | SapoLoss
+    | KlCovLoss
+    | ClipCovLoss
+    | OwnLoss,
+    ByName("grpo"),
+]

@@ -1,0 +1,141 @@
+"""What losses and corrections take and give, and the terms that they share. Importing it needs no torch.
+
+All is written with methods of tensors: a login node reads the settings of losses, and has no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_LOG_RATIO = 20.0
+"""exp(20) = 5e8: far beyond any ratio that means something, far below where float32 overflows."""
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """The trained tokens of a microbatch; every tensor has shape `[C]`, all but `sequence_ids` are float32.
+
+    `learner_logprobs` alone carry a gradient. `proximal_logprobs` are those of the learner at the start of the step.
+    `ref_logprobs` is None when there is no reference model, `teacher_logprobs` when there is no teacher. `sequence_ids`
+    (int64) number the sequences of the microbatch from 0, in order: a sequence is never cut, so a loss may sum or
+    average over it. `entropy` carries a gradient with `loss.entropy_coef`. `draws` are uniform in [0, 1) and a token's
+    own, to choose tokens at random: the same however a step is cut. `of_minibatch` holds numbers that `prepare`
+    methods made of all tokens of the optimizer step, over all microbatches and ranks, by the name of the loss or
+    correction.
+    """
+
+    learner_logprobs: Tensor
+    proximal_logprobs: Tensor
+    engine_logprobs: Tensor
+    ref_logprobs: Tensor | None
+    advantages: Tensor
+    sequence_ids: Tensor
+    entropy: Tensor | None = None
+    draws: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
+    of_minibatch: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """`per_token` `[C]` is what is summed and divided by `loss.denominator`, over all microbatches and learners.
+
+    The others hold per-token `[C]` quantities without gradient, by metric name. `terms` are parts of the loss, reduced
+    as it is; `means` and `maxima` are reduced over valid tokens; `weights` to their effective sample size.
+    """
+
+    per_token: Tensor
+    means: dict[str, Tensor] = field(default_factory=dict)
+    maxima: dict[str, Tensor] = field(default_factory=dict)
+    terms: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+
+def token_ratios(inputs: LossInputs) -> Tensor:
+    """Return r = exp(learner_logprobs - proximal_logprobs) `[C]`, with gradient."""
+    return bounded_exp(inputs.learner_logprobs - inputs.proximal_logprobs)
+
+
+def sequence_ratios(inputs: LossInputs) -> Tensor:
+    """Return s = exp(mean of the sequence's log r) for each token `[C]`, with gradient (GSPO, arXiv:2507.18071)."""
+    return bounded_exp(sequence_mean(inputs.learner_logprobs - inputs.proximal_logprobs, inputs.sequence_ids))
+
+
+def bounded_exp(log_ratio: Tensor) -> Tensor:
+    """Return exp(log_ratio), finite in float32: clip ranges bind long before the clamp does."""
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def sequence_sum(values: Tensor, sequence_ids: Tensor) -> Tensor:
+    """Give each token `[C]` the sum over its sequence."""
+    # No sequence is empty, so C places are enough; asking for the largest id would stall a GPU.
+    return values.new_zeros(len(values)).index_add(0, sequence_ids, values)[sequence_ids]
+
+
+def sequence_mean(values: Tensor, sequence_ids: Tensor) -> Tensor:
+    """Give each token `[C]` the mean over its sequence."""
+    return sequence_sum(values, sequence_ids) / sequence_sum(values.new_ones(len(values)), sequence_ids)
+
+
+def interpolated_proximal(inputs: LossInputs, versions: Tensor, proximal_version: int, version: int) -> Tensor:
+    """Estimate the proximal logprobs `[C]` from those of the engine and of the learner, without gradient.
+
+    log p = log e + a * (log l - log e),   a = (proximal_version - v) / (version - v) within [0, 1], or 0 without a step
+
+    Log-linear in the version v that sampled the token (AReaL's `loglinear`, areal/trainer/ppo/actor.py): it saves the
+    forward pass that computes them. `version` is the learner's now, `inputs.proximal_logprobs` is not read.
+    """
+    steps = version - versions
+    share = ((proximal_version - versions) / steps.clamp(min=1.0)).clamp(0.0, 1.0) * (steps > 0.0)
+    return inputs.engine_logprobs + share * (inputs.learner_logprobs.detach() - inputs.engine_logprobs)
+
+
+def clipped_surrogate(
+    inputs: LossInputs, ratio: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+) -> LossOutput:
+    """Return PPO's clipped surrogate per token `[C]` (arXiv:1707.06347) of ratios to the proximal policy.
+
+    L = -min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)
+    L = min(L, -dual_clip * A) where A < 0      (dual clip, arXiv:1912.09729), with `dual_clip`
+    """
+    low, high = 1.0 - clip_low, 1.0 + clip_high
+    policy = -(ratio * inputs.advantages).minimum(ratio.clamp(low, high) * inputs.advantages)
+    is_negative = inputs.advantages < 0
+    is_clipped = ((ratio > high) & (inputs.advantages > 0)) | ((ratio < low) & is_negative)
+    if dual_clip is not None:
+        policy = policy.minimum(-dual_clip * inputs.advantages).where(is_negative, policy)
+        is_clipped = is_clipped | ((ratio > dual_clip) & is_negative)
+    return LossOutput(policy, ratio_metrics(ratio, is_clipped))
+
+
+def ratio_metrics(ratio: Tensor, is_clipped: Tensor) -> dict[str, Tensor]:
+    """Name what every loss with a ratio tells per token `[C]`: the ratio, and where the clip takes the gradient."""
+    return {"policy/ratio_mean": ratio.detach(), "policy/clip_fraction": is_clipped.to(ratio.dtype)}
+
+
+def kl_k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
+    """Estimate KL(p || q) per token `[C]`, in nats, at tokens sampled from p.
+
+    k3 = exp(d) - d - 1 with d = log q - log p   (Schulman, "Approximating KL divergence", 2020)
+
+    It is never negative, unbiased in value, and has less variance than -d. `logprobs` are log p,
+    `other_logprobs` log q, both `[C]`. Gradients flow through both.
+    """
+    difference = (other_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return difference.expm1() - difference
+
+
+def kl_estimate(estimator: str, logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
+    """Estimate KL(p || q) per token `[C]`, in nats, by k1, k2 or k3 of Schulman's.
+
+    k1 = log p - log q,   k2 = k1^2 / 2,   k3: `kl_k3`
+    """
+    if estimator == "k3":
+        return kl_k3(logprobs, other_logprobs)
+    difference = logprobs - other_logprobs
+    return difference if estimator == "k1" else 0.5 * difference.square()

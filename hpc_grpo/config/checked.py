@@ -1,0 +1,102 @@
+"""Validates values against a section. Its errors are one `ConfigError` with each key, its value and the choices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from hpc_grpo.config.section import OWN, ByName, Loading, Section, variants
+from hpc_grpo.errors import ConfigError, nearest
+
+MOVED = {"launch.slurm.num_nodes": "launch.num_nodes"}
+"""Keys that were renamed -> their names now. The old name is an error, but in the run directories that have it."""
+
+Checked = TypeVar("Checked", bound=Section)
+
+
+def checked(
+    section: type[Checked], values: Mapping[str, Any], origin: str, *above: str, loading: Loading | None = None
+) -> Checked:
+    """Return the section. Raises ConfigError with a line for each mistake; `above` are the keys above the section."""
+    try:
+        return section.model_validate(values, context=loading)
+    except ValidationError as error:
+        lines = [f"  {_explain(section, detail, above)}" for detail in error.errors()]
+        raise ConfigError("\n".join([f"{origin} is not a valid config:", *lines])) from None
+
+
+def _explain(section: type[Section], detail: Any, above: tuple[str, ...]) -> str:
+    place = _place(section, detail["loc"])
+    place.keys[:0] = above
+    key, message = ".".join(place.keys), detail["msg"].removeprefix("Value error, ")
+    if key in MOVED:
+        return f"{key} is now {MOVED[key]}: set {MOVED[key]}={detail['input']} instead."
+    if detail["type"] == "extra_forbidden":
+        *parents, last = place.keys
+        near, valid = nearest(last, place.valid_below), ", ".join(place.valid)
+        if place.chosen is None:
+            return f"{key}: unknown key{near} Valid here: {valid or 'none'}."
+        chosen = "a function of yours" if place.chosen == OWN else place.chosen
+        return f"{key}: {'.'.join(parents)}.name = {chosen} has no such key{near} It has: {valid}."
+    if detail["type"] == "missing":
+        return f"{key}: must be set."
+    if detail["type"] == "union_tag_invalid":
+        name, names = detail["ctx"]["tag"], [name for name in place.variants if name != OWN]
+        return (
+            f"{key}.name = {name} does not exist{nearest(name, names)} Built in: {', '.join(names)}. Or name a "
+            f"function of yours: module:function or path/to/file.py:function."
+        )
+    return f"{key} = {detail['input']!r}: {message}."
+
+
+@dataclass
+class _Place:
+    """Where in a config an error is: its `keys`, and what the section that they lie in has.
+
+    `chosen` is the variant that the section is, `variants` are those that the last key chooses from.
+    """
+
+    keys: list[str]
+    section: type[BaseModel]
+    chosen: str | None = None
+    variants: Mapping[str, type[BaseModel]] = field(default_factory=dict)
+
+    @property
+    def valid(self) -> list[str]:
+        return [info.alias or name for name, info in self.section.model_fields.items()]
+
+    @property
+    def valid_below(self) -> list[str]:
+        """List the valid keys, and those of the sections among them: a key may have moved there."""
+        pairs = ((name, kind) for name, info in self.section.model_fields.items() for kind in _sections(info))
+        below = (f"{name}.{inner}" for name, kind in pairs for inner in kind.model_fields)
+        return [*self.valid, *dict.fromkeys(below)]
+
+
+def _place(section: type[Section], location: Sequence[int | str]) -> _Place:
+    """Find the keys of an error's location, in which the tags of variants lie between them."""
+    place = _Place([], section)
+    below: tuple[type[BaseModel], str | None] | None = None
+    for part in map(str, location):
+        if part in place.variants:
+            below, place.variants = (place.variants[part], part), {}
+            continue
+        if below is not None:
+            (place.section, place.chosen), below = below, None
+        place.keys.append(part)
+        if part in place.section.model_fields:  # else a position in a list, a name in a mapping, or an unknown key
+            info = place.section.model_fields[part]
+            is_chosen = any(isinstance(each, ByName) for each in info.metadata)
+            place.variants = variants(info.annotation) if is_chosen else {}
+            below = None if is_chosen else next(((kind, None) for kind in _sections(info)), None)
+    return place
+
+
+def _sections(info: FieldInfo) -> list[type[BaseModel]]:
+    """List the classes of sections that a field may hold, in its type and inside of it."""
+    held = (info.annotation, *get_args(info.annotation))
+    return [kind for kind in held if isinstance(kind, type) and issubclass(kind, BaseModel)]

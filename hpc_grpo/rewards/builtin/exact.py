@@ -1,0 +1,25 @@
+"""Built-in reward: 1.0 when the completion's answer is the reference's text, else 0.0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpc_grpo.config.section import Section
+from hpc_grpo.rewards import Group, reward
+from hpc_grpo.rewards.answers import after_thoughts, given_answer, plain_characters
+
+
+class ExactSettings(Section):
+    """The reward `exact` has no settings."""
+
+
+@reward("exact", ExactSettings)
+def exact(group: Group, settings: ExactSettings) -> Iterator[float]:
+    """Compare texts: the marked or announced answer, else the whole completion, with the column `answer`.
+
+    Case, punctuation and notation count: 0.5 is not 1/2. Digits of any script and line ends are those of ASCII.
+    """
+    wanted = plain_characters(str(group.answer())).strip()
+    for completion in group.completions:
+        whole = plain_characters(after_thoughts(completion)).strip()
+        yield float(bool(wanted) and wanted in (whole, given_answer(completion)))

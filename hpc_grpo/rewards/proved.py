@@ -1,0 +1,68 @@
+"""Connections to an `hpc-grpo reward-server`: each side proves the token before the first request (system/proof.py).
+
+Whoever holds the server's port instead learns neither the token nor a prompt, and its answers are not taken. Such a
+connection goes straight to the server: no proxy could pass the proof on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import httpcore
+import httpx
+
+from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, answer, is_same
+
+MAGIC = b"hpc-grpo reward 1\n"
+"""A caller begins with it. No request of HTTP begins with a small letter."""
+
+
+class ProvedTransport(httpx.AsyncHTTPTransport):
+    """Sends requests over connections whose listener has proved the token."""
+
+    def __init__(self, token: bytes) -> None:
+        super().__init__(trust_env=False)
+        self._pool = httpcore.AsyncConnectionPool(network_backend=_ProvedBackend(token))
+
+
+class _ProvedBackend(httpcore.AsyncNetworkBackend):
+    def __init__(self, token: bytes) -> None:
+        self._token, self._opener = token, httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        stream = await self._opener.connect_tcp(host, port, timeout, local_address, socket_options)
+        try:
+            await self._prove(stream, timeout)
+        except BaseException:
+            await stream.aclose()
+            raise
+        return stream
+
+    async def sleep(self, seconds: float) -> None:
+        await self._opener.sleep(seconds)
+
+    async def _prove(self, stream: httpcore.AsyncNetworkStream, timeout: float | None) -> None:
+        """Do the caller's part. Raises ConnectError where the listener does not prove that it knows the token."""
+        await stream.write(MAGIC, timeout)
+        said, expected = answer(self._token, MAGIC, await _read_exactly(stream, NONCE_BYTES, timeout))
+        await stream.write(said, timeout)
+        if not is_same(await _read_exactly(stream, PROOF_BYTES, timeout), expected):
+            raise httpcore.ConnectError("who listens there has another token, or is no hpc-grpo reward-server")
+
+
+async def _read_exactly(stream: httpcore.AsyncNetworkStream, num_bytes: int, timeout: float | None) -> bytes:
+    data = b""
+    while len(data) < num_bytes:
+        part = await stream.read(num_bytes - len(data), timeout)
+        if not part:
+            raise httpcore.ConnectError("who listens there hung up instead of proving the token")
+        data += part
+    return data

@@ -1,0 +1,347 @@
+"""Run unit tests on a program: `python -I unit_tests.py`, JSON with `program` and `tests` on stdin.
+
+Two processes. This one runs the tests, and no code of the program. A fork, made before the tests are read, runs the
+program, and no code of the tests:
+
+    tests ── call f(x) ──► program        each message is plain data (plain.py)
+          ◄─── value ─────
+
+The program may change its builtins, modules and classes. All that reaches a test is the value that it asked for. The
+tests use the program's names as ever. An object that is no plain data is a `Remote` here. Its attributes, methods and
+operators are the program's, but a comparison with a value of the tests is made here: an `__eq__` that is always true
+would pass every test. The verdict is written when the tests have ended.
+
+It imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import copy
+import ctypes
+import importlib
+import io
+import json
+import operator
+import os
+import signal
+import sys
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parent))
+plain = importlib.import_module("plain")
+
+_VERDICT_FD = 3
+_PR_SET_DUMPABLE = 4
+_MAX_PRINTED = 1 << 18
+_SHOWN_NAMES = ("__name__", "__qualname__", "__doc__")
+"""Special names of a Remote that are the program's. NumPy looks for others, and would believe them."""
+
+_PLAIN_BASES: tuple[Any, ...] = (int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset)
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_BINARY = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and_", "or_", "xor",
+)  # fmt: skip
+_SPECIAL: dict[str, Callable[..., Any]] = {
+    "bool": bool, "len": len, "iter": iter, "next": next, "str": str, "repr": repr, "int": int, "float": float,
+    "complex": complex, "index": operator.index, "abs": abs, "neg": operator.neg, "pos": operator.pos,
+    "invert": operator.invert, "round": round, "format": format, "reversed": reversed, "dir": dir,
+    "getitem": operator.getitem, "setitem": operator.setitem, "delitem": operator.delitem,
+    "contains": operator.contains,
+    "copy": copy.copy, "deepcopy": lambda value, _: copy.deepcopy(value),
+    "enter": lambda value: type(value).__enter__(value),
+    "exit": lambda value, *error: type(value).__exit__(value, *error),
+    "instancecheck": lambda kind, value: isinstance(value, kind),
+    "subclasscheck": lambda kind, value: issubclass(value, kind),
+}  # fmt: skip
+"""Special methods of a Remote -> what the other process does."""
+
+
+def _as_plain(value: Any) -> Any:
+    """Return an object of a subclass of a plain type as this plain type. Raises TypeError for any other object."""
+    for base in _PLAIN_BASES:
+        if isinstance(value, base):
+            return base(value)
+    raise TypeError(f"{type(value).__name__} is no plain data")
+
+
+def _awaited(coroutine: Any) -> Any:
+    import asyncio  # here: it takes as long as all the rest
+
+    return asyncio.run(coroutine)
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    **_SPECIAL,
+    **{name: getattr(operator, name) for name in (*_COMPARISONS, *_BINARY)},
+    "call": lambda function, arguments, named: function(*arguments, **named),
+    "getattr": getattr,
+    "setattr": setattr,
+    "delattr": delattr,
+    "as_plain": _as_plain,
+    "await": _awaited,
+}
+
+
+_FOR_PROGRAMS = {"getattr", "setattr", "len", "getitem", "contains", "bool", *_COMPARISONS}
+"""What a program may do to an object of a class of the tests."""
+
+
+class Remote:
+    """Stands for an object of the other process."""
+
+    __slots__ = ("__number", "__peer")
+
+    def __init__(self, peer: Peer, number: int) -> None:
+        object.__setattr__(self, "_Remote__peer", peer)
+        object.__setattr__(self, "_Remote__number", number)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in _SHOWN_NAMES:
+            raise AttributeError(name)
+        return self.__peer.ask("getattr", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__peer.ask("setattr", self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self.__peer.ask("delattr", self, name)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.__peer.ask("call", self, arguments, named)
+
+    def __hash__(self) -> int:
+        return hash(self.__number)
+
+    def __exit__(self, kind: Any, *_: Any) -> Any:
+        return self.__peer.ask("exit", self, kind, None, None)
+
+    @staticmethod
+    def _asking(operation: str) -> Callable[..., Any]:
+        return lambda self, *operands: self.__peer.ask(operation, self, *operands)
+
+    @staticmethod
+    def _asking_of_two(operation: str) -> Callable[..., Any]:
+        """Ask about two objects of the other process. A value of this process is compared and added up here."""
+
+        def method(self: Remote, other: Any) -> Any:
+            if isinstance(other, Remote):
+                return self.__peer.ask(operation, self, other)
+            try:
+                value = self.__peer.ask("as_plain", self)
+            except TypeError:
+                return NotImplemented
+            return _OPERATIONS[operation](value, other)
+
+        return method
+
+
+for _name in _SPECIAL.keys() - {"exit"}:
+    setattr(Remote, f"__{_name}__", Remote._asking(_name))
+for _name in (*_COMPARISONS, *_BINARY):
+    setattr(Remote, f"__{_name.strip('_')}__", Remote._asking_of_two(_name))
+
+
+class Peer:
+    """One end of the channel. It knows its own objects by their numbers, and stand-ins for those of the other end."""
+
+    def __init__(self, channel: Any, do: Callable[[str, list[Any]], Any]) -> None:
+        self._channel, self._do = channel, do
+        self._objects: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._stand_ins: dict[int, Any] = {}
+        self._numbers_of_stand_ins: dict[int, int] = {}
+
+    def ask(self, operation: str, *operands: Any) -> Any:
+        """Have the other process do something. Returns its value, or raises its error."""
+        data, objects = plain.pack(operands, self._describe)
+        self._channel.send({"do": operation, "operands": data})
+        while "do" in (reply := self._channel.receive()):
+            self._answer(reply)
+        (value, is_error, *_), _ = plain.unpack(reply["values"], self._resolve, objects)
+        sys.stdout.write(reply["printed"])
+        if is_error:
+            raise _error(*value)
+        return value
+
+    def serve(self) -> None:
+        """Do what the other process asks for, until it has ended."""
+        with contextlib.suppress(plain.BrokenMessageError):
+            while True:
+                self._answer(self._channel.receive())
+
+    def has(self, value: Any) -> bool:
+        """Tell whether the other process got a number for this object."""
+        return id(value) in self._numbers
+
+    def _answer(self, message: Any) -> None:
+        operands, objects = plain.unpack(message["operands"], self._resolve)
+        given = {id(each): place for place, each in enumerate(objects) if plain.is_mutable(each)}
+        is_error, printed = False, io.StringIO()
+        try:
+            with contextlib.redirect_stdout(printed):
+                value = self._do(message["do"], operands)
+        except BaseException as error:  # noqa: BLE001 - the other process raises it again
+            is_error, value = True, (type(error), error.args, vars(error), str(error))
+        changed = [each for each in objects if id(each) in given]
+        data, _ = plain.pack([value, is_error, *changed], self._describe, given)
+        self._channel.send({"values": data, "printed": printed.getvalue()[:_MAX_PRINTED]})
+
+    def _describe(self, value: Any) -> list[Any]:
+        """Return the node of an object that stays in its process."""
+        if (number := self._numbers_of_stand_ins.get(id(value))) is not None:
+            return ["yours", number]
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self._objects)
+            self._objects.append(value)  # never freed: another object would get its identity
+        number = self._numbers[id(value)]
+        if isinstance(value, type) and issubclass(value, BaseException):
+            bases = [self._describe(base) for base in value.__bases__ if issubclass(base, BaseException)]
+            return ["error", number, value.__module__, value.__name__, bases]
+        return ["coroutine" if isinstance(value, types.CoroutineType) else "object", number]
+
+    def _resolve(self, node: list[Any]) -> Any:
+        kind, number, *rest = node
+        if kind == "yours":
+            return self._objects[number]
+        if number not in self._stand_ins:
+            self._stand_ins[number] = stand_in = self._stand_in(kind, number, rest)
+            self._numbers_of_stand_ins[id(stand_in)] = number
+        return self._stand_ins[number]
+
+    def _stand_in(self, kind: str, number: int, rest: list[Any]) -> Any:
+        if kind == "error":
+            return self._error_class(*rest)
+        remote = Remote(self, number)
+        if kind == "object":
+            return remote
+        self._numbers_of_stand_ins[id(remote)] = number
+
+        async def awaited() -> Any:
+            return self.ask("await", remote)
+
+        return awaited()
+
+    def _error_class(self, module: str, name: str, bases: list[Any]) -> Any:
+        """Return the class of the same name of the standard library, else one made with the same bases."""
+        if module.partition(".")[0] in sys.stdlib_module_names:
+            found = getattr(importlib.import_module(module), name, None)
+            if isinstance(found, type) and issubclass(found, BaseException):
+                return found
+        text = {"__str__": lambda self: self.__dict__.get("_text", "")}
+        return type(name, tuple(map(self._resolve, bases)) or (Exception,), text)
+
+
+def _error(kind: Any, arguments: Any, attributes: Any, text: str) -> BaseException:
+    error: BaseException = kind.__new__(kind, *arguments)
+    error.args = arguments
+    vars(error).update(attributes, _text=text)
+    return error
+
+
+def main() -> None:
+    for_program, for_tests = os.pipe(), os.pipe()
+    sys.set_int_max_str_digits(0)
+    # The program must not read the memory of this process, nor interrupt the tests by an error that they catch.
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    if os.fork() == 0:
+        try:
+            _run_program(plain.Channel(for_program[0], for_tests[1]), [0, _VERDICT_FD, for_program[1], for_tests[0]])
+        finally:
+            os._exit(1)
+    os.close(for_program[0])
+    os.close(for_tests[1])
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    job = json.load(sys.stdin)
+    _run_tests(plain.Channel(for_tests[0], for_program[1]), job["program"], job["tests"])
+    os.write(_VERDICT_FD, b"passed")
+    os._exit(0)
+
+
+def _run_program(channel: Any, not_its: list[int]) -> None:
+    """Serve the program's names. The descriptors of the job and of the verdict are the tests'."""
+    for descriptor in not_its:
+        os.close(descriptor)
+    os.open(os.devnull, os.O_RDONLY)  # as 0
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    module = types.ModuleType("solution")
+    sys.modules["solution"] = module
+
+    def load(program: str) -> None:
+        exec(compile(program, "solution.py", "exec", dont_inherit=True), module.__dict__)
+
+    def lookup(names: list[str]) -> dict[str, Any]:
+        return {name: vars(module)[name] for name in names if name in vars(module)}
+
+    operations: dict[str, Callable[..., Any]] = {
+        **_OPERATIONS,
+        "load": load,
+        "lookup": lookup,
+        "names": lambda: list(vars(module)),
+    }
+    Peer(channel, lambda operation, operands: operations[operation](*operands)).serve()
+
+
+def _run_tests(channel: Any, program: str, tests: str) -> None:
+    """Run the tests in a namespace with the program's names. Raises what they raise."""
+
+    def do(operation: str, operands: list[Any]) -> Any:
+        _refuse_to_program(peer, operation, *operands)
+        return _OPERATIONS[operation](*operands)
+
+    peer = Peer(channel, do)
+    code = ast.parse(tests, "tests.py")
+    sys.modules["solution"] = _Solution(peer)
+    module = types.ModuleType("tests")
+    sys.modules["tests"] = module
+    peer.ask("load", program)
+    vars(module).update(_names(peer, code))
+    exec(compile(code, "tests.py", "exec", dont_inherit=True), module.__dict__)
+
+
+def _names(peer: Peer, tests: ast.Module) -> Mapping[str, Any]:
+    """Return the program's values of names that the tests use.
+
+    A builtin is Python's, or a program could pass by an `abs` of its own. It is the program's where the tests use no
+    other name of the program: they test a function of this name then.
+    """
+    used = {node.id for node in ast.walk(tests) if isinstance(node, ast.Name)}
+    own, of_python = used - vars(builtins).keys(), used & vars(builtins).keys()
+    values: Mapping[str, Any] = peer.ask("lookup", sorted(own)) or peer.ask("lookup", sorted(of_python))
+    return values
+
+
+class _Solution(types.ModuleType):
+    """The program as a module: `from solution import f`."""
+
+    def __init__(self, peer: Peer) -> None:
+        super().__init__("solution")
+        self.__peer = peer
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            names = self.__peer.ask("names")
+            return [each for each in names if not each.startswith("_") and each not in vars(builtins)]
+        found = {} if name.startswith("__") else self.__peer.ask("lookup", [name])
+        if name not in found:
+            raise AttributeError(name)
+        return found[name]
+
+
+def _refuse_to_program(peer: Peer, operation: str, value: Any, *operands: Any) -> None:
+    """Raise TypeError for what a program may not do to an object of the tests, where their values are to be found."""
+    if operation in ("call", "iter", "next") and peer.has(value):
+        return
+    is_public = operation not in ("getattr", "setattr") or not str(operands[0]).startswith("_")
+    if type(value).__module__ == "tests" and operation in _FOR_PROGRAMS and is_public:
+        return
+    raise TypeError(f"a program may not do {operation!r} to a {type(value).__name__} of its tests")
+
+
+if __name__ == "__main__":
+    main()
