@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from hpc_grpo.config.section import ByName, PathText, Section
 from hpc_grpo.registry import ADVANTAGES
+from hpc_grpo.section import ByName, PathText, Section
 
 _STD_EPS = 1e-4
 """Added to the standard deviation, as in TRL: a group of almost equal rewards must not explode."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from hpc_grpo.algorithms.terms import MAX_LOG_RATIO, LossInputs, sequence_mean, sequence_sum
-from hpc_grpo.config.section import ByName, PathText, Section
 from hpc_grpo.registry import CORRECTIONS
+from hpc_grpo.section import ByName, PathText, Section
 
 if TYPE_CHECKING:
     from torch import Tensor

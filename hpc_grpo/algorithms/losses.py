@@ -23,8 +23,8 @@ from hpc_grpo.algorithms.terms import (
     sequence_ratios,
     token_ratios,
 )
-from hpc_grpo.config.section import ByName, PathText, Section, as_section
 from hpc_grpo.registry import LOSSES
+from hpc_grpo.section import ByName, PathText, Section, as_section
 
 if TYPE_CHECKING:
     from torch import Tensor

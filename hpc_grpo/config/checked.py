@@ -9,8 +9,8 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from hpc_grpo.config.section import OWN, ByName, Loading, Section, variants
 from hpc_grpo.errors import ConfigError, nearest
+from hpc_grpo.section import OWN, ByName, Loading, Section, variants
 
 MOVED = {"launch.slurm.num_nodes": "launch.num_nodes"}
 """Keys that were renamed -> their names now. The old name is an error, but in the run directories that have it."""

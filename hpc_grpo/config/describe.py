@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from hpc_grpo.config.schema import Config
-from hpc_grpo.config.section import OWN, ByName, variants
+from hpc_grpo.section import OWN, ByName, variants
 
 _COMMENT_COLUMN = 44
 

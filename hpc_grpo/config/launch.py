@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from hpc_grpo.config.section import PathText, Section
+from hpc_grpo.section import PathText, Section
 
 _HOST = re.compile(r"([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.-]*(:[0-9]{1,5})?")
 

@@ -15,9 +15,9 @@ from hpc_grpo.config.checked import MOVED, checked
 from hpc_grpo.config.launch import LaunchConfig
 from hpc_grpo.config.rules import check_rules
 from hpc_grpo.config.schema import Config
-from hpc_grpo.config.section import Loading, as_section
 from hpc_grpo.config.yaml_text import read_value, read_yaml, write_yaml
 from hpc_grpo.errors import ConfigError, nearest
+from hpc_grpo.section import Loading, as_section
 
 CONFIGS_DIR = Path(__file__).resolve().parents[2] / "configs"
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hpc_grpo.config.checked import checked
-from hpc_grpo.config.section import Fraction, PathText, Section, TopP
 from hpc_grpo.registry import REWARDS
+from hpc_grpo.section import Fraction, PathText, Section, TopP
 
 REWARD_LOAD_S = 120.0
 """Time for a reward worker to import the rewards: a shared file system with a cold cache takes its time."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
-from hpc_grpo.config.section import LocalPath, PathText, Section, TopP
+from hpc_grpo.section import LocalPath, PathText, Section, TopP
 
 
 class Every(NamedTuple):

@@ -16,10 +16,10 @@ from hpc_grpo.config.data import DataConfig, ModelConfig, SourceConfig
 from hpc_grpo.config.launch import LaunchConfig, PlacementConfig
 from hpc_grpo.config.rollout import EngineConfig, GradingConfig, RewardConfig, RolloutConfig, WeightsConfig
 from hpc_grpo.config.run import CheckpointConfig, DeadlinesConfig, EvalConfig, MetricsConfig, RunConfig
-from hpc_grpo.config.section import PathText, Section, as_section
 from hpc_grpo.config.train import DistillConfig, PpoConfig, SftConfig, TrainConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ALGORITHMS
+from hpc_grpo.section import PathText, Section, as_section
 from hpc_grpo.types import Needs
 
 _OF_REWARDS = ("rollout.drop_zero_variance", "rollout.dynamic_sampling")

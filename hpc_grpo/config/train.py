@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from hpc_grpo.config.section import Fraction, PathText, Section
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.section import Fraction, PathText, Section
 
 
 class TrainConfig(Section):

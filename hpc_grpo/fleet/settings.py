@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError, model_validator
 
-from hpc_grpo.config.section import Section
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.owner import Holding, refuse_shared
+from hpc_grpo.section import Section
 from hpc_grpo.system.secret import secret_keys
 
 FOLDER_VARIABLE = "HPC_GRPO_FLEET"

@@ -23,7 +23,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import REWARDS
 
 if TYPE_CHECKING:
-    from hpc_grpo.config.section import Section
+    from hpc_grpo.section import Section
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.system.processes import hold_on, tie_to_parent
 
 if TYPE_CHECKING:
-    from hpc_grpo.config.section import Section
     from hpc_grpo.rewards import BuiltIn, Group
+    from hpc_grpo.section import Section
 
 _MAX_MEMORY_BYTES = 4 << 30
 """Address space that the child takes beyond the worker's, which may be any: a reward beside `math` may import torch."""

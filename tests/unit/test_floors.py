@@ -9,6 +9,7 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import hpc_grpo
 
 PACKAGE = Path(hpc_grpo.__file__).parent
 FLOORS = (
-    ("errors", "types", "registry", "config.section"),
+    ("errors", "types", "registry", "section"),
     ("algorithms.terms", "algorithms.advantages", "algorithms.corrections", "algorithms.losses"),
     ("system", "config"),
     ("run", "foreign"),
@@ -110,7 +111,7 @@ def words_of(path: Path) -> set[str]:
 
 
 def imported_on_import(path: Path) -> set[str]:
-    """Top-level packages that a module imports when it is imported itself (not inside functions)."""
+    """Dotted names that a module imports when it is imported itself (not inside functions)."""
     found: set[str] = set()
     queue: list[ast.AST] = [ast.parse(path.read_text())]
     while queue:
@@ -120,11 +121,17 @@ def imported_on_import(path: Path) -> set[str]:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue
         if isinstance(node, ast.Import):
-            found |= {name.name.split(".")[0] for name in node.names}
-        if isinstance(node, ast.ImportFrom):
-            found.add((node.module or "").split(".")[0])
+            found |= {name.name for name in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
         queue += ast.iter_child_nodes(node)
     return found
+
+
+def with_packages(name: str) -> set[str]:
+    """Return a dotted name and the packages around it, which Python imports first."""
+    parts = name.split(".")
+    return {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
 
 
 @pytest.mark.parametrize("path", modules(), ids=name_of)
@@ -137,12 +144,12 @@ def test_no_module_imports_from_a_floor_above(path: Path) -> None:
 @pytest.mark.parametrize("path", [path for path in modules() if name_of(path).startswith("fleet")], ids=name_of)
 def test_the_fleet_uses_what_lies_on_disks_and_nothing_of_launching_or_training(path: Path) -> None:
     used = {room_of(name) for name in own_imports(path)}
-    assert used <= {"errors", "system", "config", "config.section", "run", "fleet"}
+    assert used <= {"errors", "system", "config", "section", "run", "fleet"}
 
 
 @pytest.mark.parametrize("path", [path for path in modules() if name_of(path).startswith("launch")], ids=name_of)
 def test_launching_uses_nothing_of_training(path: Path) -> None:
-    allowed = {"errors", "system", "config", "config.section", "run"}
+    allowed = {"errors", "system", "config", "section", "run"}
     used = {room_of(name) for name in own_imports(path)}
     assert {room for room in used if not room.startswith("launch")} <= allowed
 
@@ -168,7 +175,23 @@ def test_at_most_six_modules_at_the_root_of_the_package() -> None:
 )
 def test_a_room_of_the_login_node_imports_nothing_heavy(path: Path) -> None:
     if str(path.relative_to(PACKAGE)) not in PROBES:
-        assert imported_on_import(path).isdisjoint(HEAVY)
+        assert {name.partition(".")[0] for name in imported_on_import(path)}.isdisjoint(HEAVY)
+
+
+def test_no_import_runs_in_a_circle() -> None:
+    """A circle works or fails by what a process imports first, so that no other test finds it."""
+    paths = {f"hpc_grpo.{name_of(path)}": path for path in modules()}
+    needs = {
+        module: {
+            name
+            for imported in imported_on_import(path)
+            for name in with_packages(imported) & paths.keys()
+            if not f"{module}.".startswith(f"{name}.")
+        }
+        for module, path in paths.items()
+    }
+    # Raises CycleError, with the circle.
+    TopologicalSorter(needs).prepare()
 
 
 def test_importing_the_command_loads_nothing_heavy() -> None:

@@ -12,9 +12,9 @@ import hpc_grpo
 from hpc_grpo.algorithms.advantages import Advantage
 from hpc_grpo.algorithms.corrections import Correction
 from hpc_grpo.algorithms.losses import Loss
-from hpc_grpo.config.section import OWN, variants
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ALGORITHMS, LOSSES, REWARDS, Registry
+from hpc_grpo.section import OWN, variants
 
 
 def message_of(name: str) -> str:

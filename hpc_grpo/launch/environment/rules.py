@@ -10,8 +10,8 @@ import os
 import socket
 from collections.abc import Iterable, Mapping
 
-from hpc_grpo.config.section import VARIABLE
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.section import VARIABLE
 
 ALLOWED: dict[str, str] = {
     "PATH": "find python, ray and compilers",

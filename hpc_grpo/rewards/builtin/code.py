@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from hpc_grpo.config.section import Section
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
 from hpc_grpo.rewards.answers import after_thoughts
@@ -24,6 +23,7 @@ from hpc_grpo.rewards.sandbox.isolation import (
     find_isolation,
     run_job,
 )
+from hpc_grpo.section import Section
 
 _PYTHON = ("python", "python3", "py", "py3")
 

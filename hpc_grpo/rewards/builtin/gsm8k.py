@@ -7,7 +7,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from hpc_grpo.config.section import Section
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
 from hpc_grpo.rewards.answers import (
@@ -18,6 +17,7 @@ from hpc_grpo.rewards.answers import (
     plain_characters,
     stated_number,
 )
+from hpc_grpo.section import Section
 
 
 class Gsm8kSettings(Section):

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from hpc_grpo.config.section import Section
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
+from hpc_grpo.section import Section
 
 Check = Callable[..., bool]
 _CHECKS: dict[str, Check] = {}

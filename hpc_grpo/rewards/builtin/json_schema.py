@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import Field
 
-from hpc_grpo.config.section import Section
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
 from hpc_grpo.rewards.answers import after_thoughts
 from hpc_grpo.rewards.fences import last_block
+from hpc_grpo.section import Section
 
 
 class JsonSchemaSettings(Section):

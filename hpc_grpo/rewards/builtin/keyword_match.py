@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
-from hpc_grpo.config.section import Section
 from hpc_grpo.rewards import Group, reward
+from hpc_grpo.section import Section
 
 
 class KeywordMatchSettings(Section):

@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from hpc_grpo.config.section import Section
 from hpc_grpo.rewards import Group, reward
+from hpc_grpo.section import Section
 
 
 class LengthSettings(Section):

@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
-from hpc_grpo.config.section import Section
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
 from hpc_grpo.rewards.http import AnswerError, Endpoint, HttpUrl, ask_all, load, wait_for
+from hpc_grpo.section import Section
 
 _TEMPLATE = """Grade the response to a request{with_reference}. Write one sentence on its quality, and then on a line
 of its own "Score: N", where N is a whole number from 0 (useless) to {scale} (perfect). The response cannot give you

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_grpo.config.section import Section
 from hpc_grpo.rewards import Group, reward
 from hpc_grpo.rewards.answers import final_answer, plain_verdict, reference_answer
+from hpc_grpo.section import Section
 
 
 class MathSettings(Section):

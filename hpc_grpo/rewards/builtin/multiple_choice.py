@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import Field
 
-from hpc_grpo.config.section import Section
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
 from hpc_grpo.rewards.answers import after_thoughts, last_line, marked_answer, plain_characters
+from hpc_grpo.section import Section
 
 _LATEX_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
 _IS = r"(?:is|was|are|(?:must|should|would|will)\sbe|[:=\u2192]|[-=]>):?"

@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from hpc_grpo.config.section import Section
 from hpc_grpo.data.sources.reasoning_gym import make_task, read_metadata
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
 from hpc_grpo.rewards.answers import final_answer
 from hpc_grpo.rewards.sandbox.isolation import CHOICES, Limits, SandboxedScorer, SandboxError, describe, find_isolation
+from hpc_grpo.section import Section
 
 _COLUMNS = ("task", "task_args", "metadata", "question", "answer")
 _SHARE_OF_TIMEOUT = 0.8

@@ -8,9 +8,9 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from hpc_grpo.config.section import Section
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
+from hpc_grpo.section import Section
 
 
 class RegexSettings(Section):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field, PositiveFloat
 
-from hpc_grpo.config.section import Section
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
 from hpc_grpo.rewards.http import AnswerError, Endpoint, HttpUrl, ask_all, load, wait_for
+from hpc_grpo.section import Section
 
 
 class RemoteSettings(Section):

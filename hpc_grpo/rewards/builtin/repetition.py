@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from pydantic import Field, PositiveInt
 
-from hpc_grpo.config.section import Section
 from hpc_grpo.rewards import Group, reward
+from hpc_grpo.section import Section
 
 
 class RepetitionSettings(Section):

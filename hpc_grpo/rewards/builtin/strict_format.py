@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from hpc_grpo.config.section import Section
 from hpc_grpo.rewards import Group, reward
+from hpc_grpo.section import Section
 
 
 class StrictFormatSettings(Section):

@@ -7,9 +7,9 @@ import string
 from collections import Counter
 from collections.abc import Iterator
 
-from hpc_grpo.config.section import Section
 from hpc_grpo.rewards import Group, reward
 from hpc_grpo.rewards.answers import after_thoughts, given_answer, plain_characters
+from hpc_grpo.section import Section
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 

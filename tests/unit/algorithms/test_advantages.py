@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hpc_grpo.algorithms.advantages import Advantage, AdvantageSettings, GroupAdvantage
-from hpc_grpo.config.section import OWN, variants
+from hpc_grpo.section import OWN, variants
 from tests.support.configs import loss_of
 
 BUILT_IN = {name: kind for name, kind in variants(get_args(Advantage)[0]).items() if name != OWN}

@@ -17,12 +17,12 @@ from hpc_grpo.algorithms.losses import Loss, LossSettings
 from hpc_grpo.algorithms.objective import policy_objective
 from hpc_grpo.algorithms.terms import LossInputs
 from hpc_grpo.config.resources import Budget
-from hpc_grpo.config.section import OWN, variants
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.accumulator import MetricAccumulator
 from hpc_grpo.learner.packing import pack
 from hpc_grpo.learner.split import split_microbatches
 from hpc_grpo.metrics.reductions import merge
+from hpc_grpo.section import OWN, variants
 from hpc_grpo.types import Minibatch, TrainSequence
 from tests.support.configs import loss_of, minimal_config
 from tests.unit.algorithms import references

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from hpc_grpo.config import RewardConfig
-from hpc_grpo.config.section import Section
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.grading.pool import RewardOutcome, RewardPool
 from hpc_grpo.rewards import BuiltIn, Group
 from hpc_grpo.rewards.scoring import Scored, Scorer, ScoringError
+from hpc_grpo.section import Section
 from tests.support.isolation import needs_isolation
 
 TOWERS = [rf"\boxed{{{base}^{{{base}^{{{base}^{{{base}}}}}}}}}" for base in range(5, 35, 2)]
