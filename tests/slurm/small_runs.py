@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpc_grpo.run.attempt import AttemptRecord, read_attempts
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
 from tests.integration.training_runs import LETTERS, tiny_config
@@ -56,7 +57,13 @@ class SmallRun:
         return state.step if state is not None and state.phase == "training" else 0
 
     def wait_for_step(self, step: int) -> None:
-        self.cluster.wait_until(lambda: self.step >= step, _DEADLINE_S, f"{self.run.path.name} has done step {step}")
+        """Wait for a step of training. Fail at once, with the reason, if the first attempt ends before."""
+
+        def is_there() -> bool:
+            assert self.step >= step or not (ended := ended_attempts(self.run)), ended[0].why
+            return self.step >= step
+
+        self.cluster.wait_until(is_there, _DEADLINE_S, f"{self.run.path.name} has done step {step}")
 
     def wait(self) -> JobEnd:
         return self.cluster.wait_for_job(self.job_id, _DEADLINE_S)
@@ -84,6 +91,10 @@ class Node:
     folders: list[str]
     shared_memory: list[str]
     needles: list[str] = field(default_factory=list)
+
+
+def ended_attempts(run: RunDir) -> list[AttemptRecord]:
+    return [attempt for attempt in read_attempts(run) if attempt.ended_at is not None]
 
 
 def run_of(workspace: Path, name: str) -> RunDir:
