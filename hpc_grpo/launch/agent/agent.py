@@ -111,7 +111,7 @@ class NodeAgent:
             # A port can be lost between the test and the start: once more elsewhere.
             say(f"ray start ended with {ended}, try {tries + 1} of {_MAX_RAY_STARTS}", sys.stderr)
             self._end_ray()
-        tail = "\n".join((Path(self._spec.log_dir) / RAY_LOG_NAME).read_text(errors="replace").splitlines()[-8:])
+        tail = "\n".join((self._own_dirs()[0] / RAY_LOG_NAME).read_text(errors="replace").splitlines()[-8:])
         return f"ray start failed {_MAX_RAY_STARTS} times; see {self._log_dir / RAY_LOG_NAME}. Its last lines:\n{tail}"
 
     def _start_ray(self, skip_ports: int) -> int | None:
@@ -126,7 +126,7 @@ class NodeAgent:
         self._ray = ray = RayProcess(
             start_command(spec, ip, ports, temp_dir, resources),
             ray_environment(os.environ, spec, ip, interface, str(shm_dir)),
-            (Path(self._spec.log_dir) / RAY_LOG_NAME),
+            own_dir / RAY_LOG_NAME,
             inside_of(spec, "ray", shm_dir),
         )
         while not ray.is_up():

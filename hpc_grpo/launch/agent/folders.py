@@ -221,7 +221,13 @@ def _opened(opened: contextlib.ExitStack, path: Path | str, flags: int, folder: 
 
 
 def keep_ray_logs(temp_dir: Path, log_dir: Path) -> None:
-    """Copy the logs of a Ray that has ended from its temp-dir, beside those of Rays before it in the same attempt."""
+    """Copy the logs of a Ray that has ended, beside those of Rays before it in the same attempt.
+
+    They are in its temp-dir, and beside that: on the node, so that a shared disk that is full ends no Ray.
+    """
+    for log in temp_dir.parent.glob("*.log"):
+        with log.open("rb") as reader, (log_dir / log.name).open("ab") as kept:
+            shutil.copyfileobj(reader, kept)
     logs = temp_dir / "session_latest" / "logs"
     if logs.is_dir():
         before = len(list(log_dir.glob("ray*/")))
