@@ -52,7 +52,7 @@ def test_the_folder_of_a_killed_agent_is_swept(tmp_path: Path) -> None:
     "ends",
     [
         "folder = OwnedDir(path); fill(path); shutil.rmtree = remove_one; folder.remove()",
-        "folder = shared_dir(path, fill, lambda: True); shutil.rmtree = remove_one; folder.leave()",
+        "folder = shared_dir(path, fill); shutil.rmtree = remove_one; folder.leave()",
     ],
     ids=["owned", "shared"],
 )
