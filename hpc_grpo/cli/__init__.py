@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import click
@@ -41,7 +42,8 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except HpcGrpoError as error:
-            echo(f"error: {error}", err=True)
+            with contextlib.suppress(OSError):  # a disk that is full changes no exit code
+                echo(f"error: {error}", err=True)
             ctx.exit(error.exit_code)
 
 

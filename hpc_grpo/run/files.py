@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpc_grpo.run.pulse import PULSE
+from hpc_grpo.system.say import say
 
 T = TypeVar("T")
 
@@ -240,7 +241,7 @@ def _object(text: bytes) -> dict[str, Any] | None:
 
 
 def _tell(problem: str) -> bool:
-    print(f"{problem}. The run waits for space; free some, and it goes on.", flush=True)
+    say(f"{problem}. The run waits for space; free some, and it goes on.")
     return True
 
 

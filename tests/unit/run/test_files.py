@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -186,6 +188,21 @@ def test_a_write_is_repeated_until_it_fits(number: int, capsys: pytest.CaptureFi
     assert told == [
         f"{os.strerror(number)}: metrics.jsonl cannot be written. The run waits for space; free some, and it goes on."
     ]
+
+
+def test_a_full_disk_may_also_be_that_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[BaseException] = [OSError(errno.ENOSPC, "full")]
+
+    def write() -> str:
+        if failures:
+            raise failures.pop()
+        return "written"
+
+    written = ""
+    with suppress(OSError), Path("/dev/full").open("w") as output:  # it cannot be closed in order
+        monkeypatch.setattr(sys, "stdout", output)
+        written = when_there_is_space(write, "metrics.jsonl", retry_s=0.0)
+    assert written == "written"
 
 
 def test_an_error_that_is_not_a_full_disk_is_raised() -> None:
