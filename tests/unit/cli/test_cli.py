@@ -10,6 +10,7 @@ import yaml
 
 from hpc_grpo import __version__
 from hpc_grpo.config import load_config
+from hpc_grpo.errors import EXIT_CONFIG
 from tests.support.command import call
 
 
@@ -82,7 +83,7 @@ def test_setup_lines_of_the_command_come_after_those_of_the_site(tmp_path: Path)
 
 def test_a_chain_of_so_many_jobs_and_of_as_many_as_it_takes_is_a_usage_error(tmp_path: Path) -> None:
     result = call("submit", "local/debug", f"run.root={tmp_path}", "--chain", "2", "--until-complete", "--dry-run")
-    assert (result.exit_code, "--chain N and --until-complete" in result.stderr) == (2, True)
+    assert (result.exit_code, "--chain N and --until-complete" in result.stderr) == (EXIT_CONFIG, True)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -7,7 +7,7 @@ nobody may ask for. A successor asks again for what was given, on top of what th
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,22 +81,20 @@ def from_variables(environ: Mapping[str, str]) -> Options:
 
 def overlaid(launch: LaunchConfig, given: Options) -> LaunchConfig:
     """Return `launch` asking for what was given, and for what it says itself where nothing was."""
-    return _asking_for(launch, _merged(_said(launch), given))
+    return _asking_for(launch, _merged(_said(launch, left_out=()), given))
 
 
 def where_silent(launch: LaunchConfig, given: Options) -> LaunchConfig:
     """Return `launch` asking for those of the options about which it says nothing itself."""
     chosen = {option for key, option in _KEYS.items() if key in launch.slurm.model_fields_set}
     given = {name: value for name, value in given.items() if name not in chosen}
-    defaults = set(_KEYS.values()) - chosen
-    said = {name: value for name, value in _said(launch).items() if name not in defaults}
-    return _asking_for(launch, _merged(given, said))
+    return _asking_for(launch, _merged(given, _said(launch, left_out=set(_KEYS.values()) - chosen)))
 
 
-def _said(launch: LaunchConfig) -> Options:
-    """Return the options that a config asks for."""
+def _said(launch: LaunchConfig, left_out: Collection[str]) -> Options:
+    """Return the options that a config asks for, those for nodes without `left_out`."""
     nodes = {name.replace("_", "-"): value for name, value in node_options(launch).items()}
-    return nodes | extra_options(launch.slurm)
+    return {name: value for name, value in nodes.items() if name not in left_out} | extra_options(launch.slurm)
 
 
 def _merged(*sources: Options) -> Options:
