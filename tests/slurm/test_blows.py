@@ -89,14 +89,14 @@ def strike(scene: Scene, kind: str, chance: random.Random) -> str:
     return node if kind in ("node", "cable") else f"job {job}"
 
 
-def seconds_of_steps(scene: Scene, happens: Callable[[], str]) -> tuple[float, str]:
-    """Return the seconds from now until further steps are done, of which the first may be all but done, and to what."""
-    wanted, begun = scene.step + STEPS_BETWEEN, time.monotonic()
-    what = happens()
+def steps_despite(scene: Scene, happens: Callable[[], str]) -> tuple[int, float, str]:
+    """Return how many steps were done from now on, the first of them begun before, in how many seconds; and despite what."""
+    before, begun = scene.step, time.monotonic()
+    what, wanted = happens(), before + STEPS_BETWEEN
     scene.cluster.wait_until(
         lambda: scene.step >= wanted or scene.run.is_complete(), DEADLINE_S, f"{STEPS_BETWEEN} steps after {what}"
     )
-    return time.monotonic() - begun, what
+    return scene.step - before, time.monotonic() - begun, what
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -118,12 +118,13 @@ def test_random_blows_cost_no_step_and_leave_nothing(
         launch={"setup_lines": [f'! rm "{small_disk}/bad-$(hostname)" 2> /dev/null || exit 1']},
     )
     scene.wait_for_step(1)
-    undisturbed_s, _ = seconds_of_steps(scene, lambda: "the first one")
+    num_steps, seconds, _ = steps_despite(scene, lambda: "the first one")
+    step_s = seconds / num_steps
     lost_s = []
     for number, kind in enumerate(kinds, 1):
         assert not scene.run.is_complete(), f"complete after {number - 1} blows: more steps are needed"
-        seconds, blow = seconds_of_steps(scene, lambda kind=kind: f"{kind} of {strike(scene, kind, chance)}")  # type: ignore[misc]
-        lost_s.append(max(0.0, seconds - undisturbed_s))
+        num_steps, seconds, blow = steps_despite(scene, lambda kind=kind: f"{kind} of {strike(scene, kind, chance)}")  # type: ignore[misc]
+        lost_s.append(max(0.0, seconds - num_steps * step_s))
         show(f"seed {seed}, blow {number}, {blow}: {lost_s[-1]:.0f} s lost")
     outcome = scene.see_it_through()
     show(
