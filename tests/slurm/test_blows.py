@@ -90,7 +90,7 @@ def strike(scene: Scene, kind: str, chance: random.Random) -> str:
 
 
 def steps_despite(scene: Scene, happens: Callable[[], str]) -> tuple[int, float, str]:
-    """Return how many steps were done from now on, the first of them begun before, in how many seconds; and despite what."""
+    """Let something happen, and wait; return how many steps were done since then, in how many seconds, despite what."""
     before, begun = scene.step, time.monotonic()
     what, wanted = happens(), before + STEPS_BETWEEN
     scene.cluster.wait_until(
