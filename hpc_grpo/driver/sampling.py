@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import uuid4
 
-from ray.exceptions import RayActorError
-
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, is_engine_failure
-from hpc_grpo.driver.remote import Deadline, all_errors, ended, first_error, get_all
+from hpc_grpo.driver.remote import Deadline, all_errors, death, ended, first_error, get_all
 from hpc_grpo.run.pulse import ASKED_AGAIN, PULSE
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
 
@@ -90,7 +88,7 @@ class StartedGroup:
         if error is None:
             self.state = "grading" if self.state == "sampling" else "done"
             return None
-        if is_engine_failure(error) if self.state == "sampling" else isinstance(error, RayActorError):
+        if is_engine_failure(error) if self.state == "sampling" else death(error):
             return error
         self.state = "failed"
         return None

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError
 
 from hpc_grpo.config import Config
 from hpc_grpo.driver.canary import Canary
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, is_engine_failure
-from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, first_error, get_all
+from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, death, first_error, get_all
 from hpc_grpo.errors import ConfigError, HpcGrpoError, PromptError, WeightSyncError
 from hpc_grpo.types import GroupRequest
 from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
@@ -144,9 +144,9 @@ class WeightSync:
         announcing = [learner.announce_weights.remote() for learner in self._learners]
         try:
             return self._failures(loading, announcing, f"the publish of weight version {version}"), loading
-        except (HpcGrpoError, RayTaskError) as error:
+        except (HpcGrpoError, RayError) as error:
             ends = all_errors(announcing, _ENGINE_ERROR_GRACE_S)
-            if any(isinstance(end, RayActorError) for end in ends):  # engines only see that the group broke
+            if any(end and death(end) for end in ends):  # engines only see that the group broke
                 raise ActorLostError(f"A learner died over the publish of weight version {version}.") from error
             # A publisher only sees that a worker failed, and often answers first: the engine knows why.
             cause = first_error(list(loading.values()), _ENGINE_ERROR_GRACE_S) or error
@@ -187,7 +187,7 @@ class WeightSync:
         """Wait for `calls` and `others`; return the engines that failed. Raises what no engine is to blame for."""
         try:
             get_all([*calls.values(), *others], self._deadline, waiting_for)
-        except (HpcGrpoError, RayTaskError):
+        except (HpcGrpoError, RayError):
             errors = zip(calls, all_errors(list(calls.values()), _ENGINE_ERROR_GRACE_S), strict=True)
             failures = {engine: own for engine, own in errors if own is not None and is_engine_failure(own)}
             if not failures:
