@@ -171,14 +171,17 @@ class WeightSync:
     def _replace(self, failures: Mapping[RemoteEngine, Exception]) -> set[RemoteEngine]:
         """Replace the engines that failed, and have all members of their nodes join new groups; return the replaced.
 
-        Of engines that fail together only one may have been seen yet: the others show when they are to join.
+        Of engines that fail together only one may have been seen yet: each is asked for a sign of life first, since a
+        group that waits for a dead one waits for all of `weights.deadline_s`.
         """
         replaced = set[RemoteEngine]()
         while failures:
             for engine, error in failures.items():
                 engine.replace(self._start_deadline, error)
             replaced |= failures.keys()
-            failures = self._join([node for node in self._nodes if not replaced.isdisjoint(node.engines)])
+            nodes = [node for node in self._nodes if not replaced.isdisjoint(node.engines)]
+            asked = {engine: engine.actor.ready.remote() for node in nodes for engine in node.engines}
+            failures = self._failures(asked, [], "a sign of life of the engines") or self._join(nodes)
         return replaced
 
     def _failures(
