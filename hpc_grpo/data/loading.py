@@ -239,8 +239,8 @@ class _Split:
     def _part(self, each: _Loaded, kept: NDArray[np.int64]) -> Part:
         if not len(kept):
             raise ConfigError(
-                f"Nothing of {each.source.path} ({each.name}) is left: lower data.held_out.fraction, or leave the "
-                f"source out."
+                f"Nothing of {each.source.path} ({each.name}) is left: its items are held out, or their prompts came "
+                f"before. Leave the source out, lower data.held_out.fraction, or set data.deduplicate=false."
             )
         sets, own = self._config.reward_sets, self._config.rewards_of(each.source)
         return Part(each.name, each.source, each.rows, kept, sets.index(own))
