@@ -34,7 +34,7 @@ TASKS: dict[str, dict[str, Any]] = {
 _TRAIN_ITEMS, _EVAL_ITEMS = 1000, 200
 _OF_THE_MACHINE: dict[str, Any] = {
     "rollout": {"prompts_per_step": 8, "max_new_tokens": 32},
-    "engine": {"engines_per_node": 1, "num_threads": 2},
+    "engine": {"engines_per_node": 1, "num_threads": 2, "kv_cache_gib": 0.5},
     "launch": {"object_store_gib": 0.25},
 }
 
