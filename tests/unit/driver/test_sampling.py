@@ -133,6 +133,13 @@ def test_an_error_that_is_meant_for_the_user_ends_the_wait() -> None:
     assert engines[0].num_restarts == 0
 
 
+def test_an_error_for_the_user_is_told_where_the_grader_died_as_well() -> None:
+    grader = FakeGrader(graded)
+    grader.actor = SimpleNamespace(grade=SimpleNamespace(remote=lambda *_: answered(ActorDiedError())))
+    with pytest.raises(PromptError, match="the prompt is longer"):
+        sample([FakeEngine(PromptError("the prompt is longer than max_model_len"))], grader=grader)
+
+
 @pytest.mark.parametrize("error", [RewardError("it returned no list"), ZeroDivisionError("division by zero")], ids=type)
 def test_an_error_of_a_grader_replaces_no_engine(error: Exception) -> None:
     engines = [FakeEngine("samples"), FakeEngine("samples")]
