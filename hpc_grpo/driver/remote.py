@@ -86,10 +86,11 @@ def _raise_failure(reference: Any, waiting_for: str) -> None:
         cause = as_raised(error)
         if isinstance(cause, HpcGrpoError):
             raise cause from error
-        if how := death(cause):
-            # Ray's account of what it killed for memory is a page: every process of the node.
-            told = str(cause).partition("\n")[0] if isinstance(cause, OutOfMemoryError) else cause
-            raise ActorLostError(f"A process {how} during {waiting_for}: {told}") from error
+        if isinstance(cause, OutOfMemoryError):  # its text is a page: every process of the node
+            reason, _, _ = str(cause).partition("\n")
+            raise ActorLostError(f"A process was killed during {waiting_for} to free memory: {reason}") from error
+        if death(cause):
+            raise ActorLostError(f"A process died during {waiting_for}: {cause}") from error
         raise
 
 
@@ -105,5 +106,5 @@ def death(cause: Exception) -> str:
     Ray has an error of its own for an actor that it killed to free memory.
     """
     if isinstance(cause, OutOfMemoryError):
-        return "was killed, its node running low on memory,"
+        return "was killed to free memory"
     return "died" if isinstance(cause, RayActorError | ActorLostError) else ""

@@ -63,7 +63,9 @@ def test_the_death_of_an_actor_is_an_error_that_says_what_was_waited_for() -> No
 
 def test_an_actor_that_ray_killed_for_memory_has_died_and_its_account_of_the_node_is_left_out() -> None:
     error = OutOfMemoryError("1 worker(s) were killed due to the node running low on memory.\nTop 10 memory users: ...")
-    with pytest.raises(ActorLostError, match=r"low on memory, during training: 1 worker\(s\) were killed .* memory\.$"):
+    with pytest.raises(
+        ActorLostError, match=r"was killed during training to free memory: 1 worker\(s\) were killed .* memory\.$"
+    ):
         get_all([answered(error)], TEN_SECONDS, "training")
 
 
