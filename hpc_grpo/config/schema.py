@@ -212,7 +212,10 @@ def _take_out(values: dict[str, Any], key: str) -> Any:
 
 def _first_key(key: str, value: Any) -> str:
     """Return the key of a value, and for a section that of its first value."""
-    return f"{key}.{next(iter(value))}" if isinstance(value, Mapping) and value else key
+    while isinstance(value, Mapping) and value:
+        name, value = next(iter(value.items()))
+        key = f"{key}.{name}"
+    return key
 
 
 def _with_sections(keys: Iterable[str]) -> set[str]:

@@ -185,7 +185,7 @@ def test_a_section_that_a_task_does_not_have_cannot_be_written(task: str, sectio
     if section in own:
         load(**sections)
         return
-    key = next(iter(FOREIGN[section]))
+    key = "kl.coef" if section == "loss" else next(iter(FOREIGN[section]))
     assert refusal(**sections).startswith(f"{section}.{key}: task = {task} has no such key. Leave it out")
     assert refusal(f"{section}={{}}", **TASKS[task]).startswith(f"{section}: task = {task} has no such key")
 
