@@ -130,6 +130,17 @@ def test_duplicates_and_prompts_of_the_eval_set_are_dropped_and_counted(
     assert "b.jsonl: 2 of 5 items are trained on (3 duplicate)." in told
 
 
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_eval_prompts_that_are_trained_on_are_told(
+    tokenizer: Any, capfd: pytest.CaptureFixture[str], deduplicate: bool
+) -> None:
+    write_items("d.jsonl", items("q", 6))
+    write_items("e.jsonl", [{"question": "q  1 ", "answer": "1"}, *items("q", 1), *items("h", 2)])
+    loaded(config_of({"path": "d.jsonl"}, evaluates=True, eval={"path": "e.jsonl"}, deduplicate=deduplicate), tokenizer)
+    told = "warning: e.jsonl: 2 of 4 eval prompts are trained on too. Set data.deduplicate=true"
+    assert (told in capfd.readouterr().err) is not deduplicate
+
+
 def test_named_eval_sets_lie_beside_what_is_held_out_and_keep_their_prompts_from_training(tokenizer: Any) -> None:
     write_items("d.jsonl", items("q", 100))
     write_items("h.jsonl", [*items("q", 1), *items("h", 2)])
