@@ -72,12 +72,11 @@ def _proximal(config: Config) -> None:
 def _kl(config: Config) -> None:
     kl = config.loss.kl
     if not config.needs.reference:
-        for key, value in (("reference", kl.reference), ("refresh_steps", kl.refresh_steps)):
-            if value is not None:
-                raise ConfigError(
-                    f"loss.kl.{key} = {value} would have no effect: the run has no reference. Set loss.kl.{key}=null, "
-                    f"or loss.kl.coef above 0."
-                )
+        for key, value in kl.model_dump(exclude={"coef"}, exclude_defaults=True).items():
+            raise ConfigError(
+                f"loss.kl.{key} = {value} would have no effect: the run has no reference. Leave loss.kl.{key} out, or "
+                f"set loss.kl.coef above 0."
+            )
     if kl.refresh_steps is not None and kl.reference is not None:
         raise ConfigError(
             f"loss.kl.refresh_steps = {kl.refresh_steps} would replace the reference loss.kl.reference = "

@@ -26,9 +26,9 @@ _OF_REWARDS = ("rollout.drop_zero_variance", "rollout.dynamic_sampling")
 _NOT_OF_TASK: dict[str, tuple[str, ...]] = {
     "grpo": ("ppo", "distill", "sft"),
     "ppo": ("distill", "sft", "loss.advantage", *_OF_REWARDS),
-    "distill": ("ppo", "sft", *_OF_REWARDS),
+    "distill": ("ppo", "sft", *_OF_REWARDS, "train.skip_zero_advantages"),
     "sft": (
-        "loss", "ppo", "distill", "rollout.prompts_per_step", "rollout.group_size", "rollout.max_policy_lag",
+        "loss", "ppo", "distill", "weights", "rollout.prompts_per_step", "rollout.group_size", "rollout.max_policy_lag",
         "rollout.logged_fraction", "rollout.mask_truncated", "rollout.overlong_tokens", *_OF_REWARDS,
         "train.skip_zero_advantages", "train.share_prompts",
     ),
@@ -212,7 +212,10 @@ def _take_out(values: dict[str, Any], key: str) -> Any:
 
 def _first_key(key: str, value: Any) -> str:
     """Return the key of a value, and for a section that of its first value."""
-    return f"{key}.{next(iter(value))}" if isinstance(value, Mapping) and value else key
+    while isinstance(value, Mapping) and value:
+        name, value = next(iter(value.items()))
+        key = f"{key}.{name}"
+    return key
 
 
 def _with_sections(keys: Iterable[str]) -> set[str]:

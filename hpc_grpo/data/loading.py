@@ -187,7 +187,18 @@ class _Split:
             part = self._part(each, kept)
             field = data.curriculum and data.curriculum.difficulty_field
             parts.append(replace(part, difficulty=difficulty_ranks(part, field)) if field else part)
+        self._tell_of_trained_evals(parts)
         return parts
+
+    def _tell_of_trained_evals(self, parts: Sequence[Part]) -> None:
+        trained = np.concatenate([part.rows.prompt_hashes[part.numbers] for part in parts])
+        for each in self._evaluated:
+            if num := int(np.isin(each.rows.prompt_hashes, trained).sum()):
+                print(
+                    f"warning: {each.source.path}: {num:,} of {len(each.rows):,} eval prompts are trained on too. Set "
+                    f"data.deduplicate=true to leave them out of training.",
+                    file=sys.stderr,
+                )
 
     def evals(self, sets: Mapping[str, Sequence[_Loaded]]) -> dict[str, PromptStream]:
         """Return a stream for each set of data that is there for eval, and for what is held out of training, as ""."""
@@ -239,8 +250,8 @@ class _Split:
     def _part(self, each: _Loaded, kept: NDArray[np.int64]) -> Part:
         if not len(kept):
             raise ConfigError(
-                f"Nothing of {each.source.path} ({each.name}) is left: lower data.held_out.fraction, or leave the "
-                f"source out."
+                f"Nothing of {each.source.path} ({each.name}) is left: its items are held out, or their prompts came "
+                f"before. Leave the source out, lower data.held_out.fraction, or set data.deduplicate=false."
             )
         sets, own = self._config.reward_sets, self._config.rewards_of(each.source)
         return Part(each.name, each.source, each.rows, kept, sets.index(own))

@@ -98,7 +98,7 @@ class RolloutBatches:
         return Batch(
             minibatches=_split(items, self._num_minibatches),
             ordinals=step.ordinals,
-            metrics=self._metrics(step, policy_version),
+            metrics=self._metrics(step, policy_version, [group for group, own in trained if self._leaves_out(own)]),
             measured=_measured(step.sampled),
             lines=[
                 line
@@ -111,9 +111,9 @@ class RolloutBatches:
             ahead=self._scheduler.ahead,
         )
 
-    def _metrics(self, step: StepGroups, policy_version: int) -> dict[str, float]:
+    def _metrics(self, step: StepGroups, policy_version: int, left_out: Sequence[GradedGroup]) -> dict[str, float]:
         sources = [group.prompt.source for group in step.sampled] if self._has_several_sources else ()
-        sampled, dropped = [group.grades for group in step.sampled], [group.grades for group in step.dropped]
+        sampled, dropped = ([group.grades for group in own] for own in (step.sampled, (*step.dropped, *left_out)))
         curriculum = self._scheduler.curriculum
         return {
             **rollout_metrics(sampled, policy_version, self._judged_by, sources),
@@ -136,12 +136,15 @@ class RolloutBatches:
 
     def _item(self, group: GradedGroup, advantages: tuple[float, ...]) -> TrainItem:
         grades = group.grades
-        if self._drops_zero_variance and not any(advantages):
+        if self._leaves_out(advantages):
             grades = replace(grades, valid=(False,) * len(grades.valid))
         num_trained = self._algorithm.num_trained_tokens(grades)
         num_sequences = self._algorithm.num_sequences(grades)
         remote = RemoteGroup(group.samples, advantages, grades.valid)
         return TrainItem(remote, num_trained, self._cost(group, grades, advantages), num_sequences)
+
+    def _leaves_out(self, advantages: Sequence[float]) -> bool:
+        return self._drops_zero_variance and not any(advantages)
 
     def _cost(self, group: GradedGroup, grades: GroupGrades, advantages: tuple[float, ...]) -> float:
         """Return what a learner computes of a group, in tokens: what balances learners, and decides nothing else."""

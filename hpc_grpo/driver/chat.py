@@ -61,6 +61,7 @@ class Chat:
                 given,
                 attention_mask=torch.ones_like(given),
                 max_new_tokens=rollout.max_new_tokens,
+                min_new_tokens=rollout.min_new_tokens,
                 eos_token_id=list(self._end),
                 pad_token_id=self._end[0],
                 streamer=_streamer(self._tokenizer, show),

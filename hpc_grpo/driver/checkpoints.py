@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError
 
 from hpc_grpo.config import Config
 from hpc_grpo.data.curriculum import Known
@@ -99,7 +99,7 @@ class Checkpoints:
         """Wait for the checkpoint on its way to the disk, after the run failed. It is whole, if it gets there."""
         try:
             self._take_written(waits=True)
-        except (HpcGrpoError, RayTaskError, RayActorError) as error:
+        except (HpcGrpoError, RayError) as error:
             print(f"The last checkpoint was not finished: {error}", flush=True)
 
     def _begin(self, state: DriverState, *, behind: bool) -> None:

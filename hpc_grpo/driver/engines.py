@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError
 
-from hpc_grpo.driver.remote import ActorLostError, Deadline, as_raised, get_all
+from hpc_grpo.driver.remote import Deadline, as_raised, death, get_all
 from hpc_grpo.errors import EngineLostError, GraderLostError, HpcGrpoError, LaunchError, NodesUnavailableError
 from hpc_grpo.run.pulse import PULSE
 
@@ -55,7 +55,7 @@ class RemoteActor:
             try:
                 get_all([self.actor.ready.remote()], deadline, f"{self._what.lower()} that was started again")
                 return
-            except (LaunchError, RayTaskError) as next_error:
+            except (LaunchError, RayError) as next_error:
                 print(f"It did not come up: {next_error}", flush=True)
                 failed = next_error
         self.replace(deadline, failed)
@@ -84,7 +84,5 @@ class RemoteGrader(RemoteActor):
 def _end(error: Exception) -> str:
     """Describe what became of an actor, on one line."""
     cause = as_raised(error)
-    if isinstance(cause, RayActorError | ActorLostError):
-        return "died"
     first_line, _, _ = str(cause).strip().partition("\n")
-    return f"raised {type(cause).__name__}: {first_line}"
+    return death(cause) or f"raised {type(cause).__name__}: {first_line}"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError
 
 from hpc_grpo.driver.batches import Batches
 from hpc_grpo.driver.checkpoints import DriverState
@@ -90,7 +90,7 @@ class TrainingLoop:
                     record()
                 with self.session.timer.phase("checkpoint"):
                     self.session.checkpoints.save(state)
-            except (HpcGrpoError, RayTaskError, RayActorError) as save_error:
+            except (HpcGrpoError, RayError) as save_error:
                 print(f"Step {state.step} could not be saved: {save_error}", flush=True)
             raise
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError
 
 from hpc_grpo.config import Config
 from hpc_grpo.data.fingerprint import fingerprints
@@ -74,7 +74,7 @@ def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
         session = Session(config, run_dir, length, journal, checkpoints, stop, times)
         try:
             state = _run_loop(session, workers, inputs)
-        except (HpcGrpoError, RayTaskError, RayActorError) as error:
+        except (HpcGrpoError, RayError) as error:
             if isinstance(error, WeightSyncError | EngineLostError):
                 workers.stop()  # the next driver is not to go on with engines that this one blames
             with timer.phase("checkpoint"):

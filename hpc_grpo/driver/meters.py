@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError
 
 from hpc_grpo.driver.weights import NodeMembers
 from hpc_grpo.metrics.usage import Reading, usage_metrics
@@ -67,5 +67,5 @@ class Meters:
         for process, call in list(self._asked.items()):
             if call in answered:
                 del self._asked[process]
-                with suppress(RayActorError, RayTaskError):
+                with suppress(RayError):
                     yield process, ray.get(call)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.profiling import StackProfile
@@ -65,7 +65,7 @@ class Profiles:
         for name, call in calls.items():
             try:
                 answers[name] = ray.get(call)
-            except (RayActorError, RayTaskError) as error:
+            except RayError as error:
                 print(f"{name} could not be profiled: {error}", flush=True)
         return answers
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from hpc_grpo.errors import HpcGrpoError, LaunchError
 from hpc_grpo.run.pulse import PULSE
@@ -68,7 +68,7 @@ def first_error(references: Sequence[Any], timeout_s: float | None) -> Exception
             return None
         try:
             ray.get(done[0])
-        except (RayTaskError, RayActorError) as error:
+        except RayError as error:
             return as_raised(error)
     return None
 
@@ -82,11 +82,14 @@ def all_errors(references: Sequence[Any], timeout_s: float | None) -> list[Excep
 def _raise_failure(reference: Any, waiting_for: str) -> None:
     try:
         ray.get(reference)
-    except (RayTaskError, RayActorError) as error:
+    except RayError as error:
         cause = as_raised(error)
         if isinstance(cause, HpcGrpoError):
             raise cause from error
-        if isinstance(cause, RayActorError):
+        if isinstance(cause, OutOfMemoryError):  # its text is a page: every process of the node
+            reason, _, _ = str(cause).partition("\n")
+            raise ActorLostError(f"A process was killed during {waiting_for} to free memory: {reason}") from error
+        if death(cause):
             raise ActorLostError(f"A process died during {waiting_for}: {cause}") from error
         raise
 
@@ -95,3 +98,13 @@ def as_raised(error: Exception) -> Exception:
     """Unwrap what the actor raised from what Ray made of it, also where it was a call's argument that failed."""
     cause: Exception = error.cause if isinstance(error, RayTaskError) else error
     return cause
+
+
+def death(cause: Exception) -> str:
+    """Say how the actor of a call died; "" where the call ended with another error.
+
+    Ray has an error of its own for an actor that it killed to free memory.
+    """
+    if isinstance(cause, OutOfMemoryError):
+        return "was killed to free memory"
+    return "died" if isinstance(cause, RayActorError | ActorLostError) else ""

@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import uuid4
 
-from ray.exceptions import RayActorError
-
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, is_engine_failure
-from hpc_grpo.driver.remote import Deadline, all_errors, ended, first_error, get_all
+from hpc_grpo.driver.remote import Deadline, all_errors, death, ended, first_error, get_all
 from hpc_grpo.run.pulse import ASKED_AGAIN, PULSE
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
 
@@ -63,6 +61,8 @@ class StartedGroup:
     samples: Any = field(init=False, repr=False)
     sampling: Call = field(init=False, repr=False)
     grading: Call = field(init=False, repr=False)
+    last: Call = field(init=False, repr=False)
+    """The call that a group ended with, which holds its grades or the error that it failed with."""
 
     @property
     def is_open(self) -> bool:
@@ -87,12 +87,12 @@ class StartedGroup:
     def note_end(self) -> Exception | None:
         """Wait for the call and change the state. Return the error of an engine or a grader that is to be replaced."""
         error = first_error([self.call.reference], None)
-        if error is None:
-            self.state = "grading" if self.state == "sampling" else "done"
-            return None
-        if is_engine_failure(error) if self.state == "sampling" else isinstance(error, RayActorError):
+        if error and (is_engine_failure(error) if self.state == "sampling" else death(error)):
             return error
-        self.state = "failed"
+        if not error and self.state == "sampling":
+            self.state = "grading"
+        else:
+            self.last, self.state = self.call, "failed" if error else "done"
         return None
 
 
@@ -142,7 +142,7 @@ class RolloutPool:
                 PULSE.turn_to(ASKED_AGAIN)
             self._follow(None)
         over = [group for group in started if not group.is_open]  # all, or one failed and its error is raised
-        grades = get_all([group.grading.reference for group in over], None, waiting_for)
+        grades = get_all([group.last.reference for group in over], None, waiting_for)
         for grader in self._graders:
             grader.note_success()
         taken = set(started)

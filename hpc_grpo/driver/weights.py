@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError
 
 from hpc_grpo.config import Config
 from hpc_grpo.driver.canary import Canary
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, is_engine_failure
-from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, first_error, get_all
+from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, death, first_error, get_all
 from hpc_grpo.errors import ConfigError, HpcGrpoError, PromptError, WeightSyncError
 from hpc_grpo.types import GroupRequest
 from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
@@ -144,9 +144,9 @@ class WeightSync:
         announcing = [learner.announce_weights.remote() for learner in self._learners]
         try:
             return self._failures(loading, announcing, f"the publish of weight version {version}"), loading
-        except (HpcGrpoError, RayTaskError) as error:
+        except (HpcGrpoError, RayError) as error:
             ends = all_errors(announcing, _ENGINE_ERROR_GRACE_S)
-            if any(isinstance(end, RayActorError) for end in ends):  # engines only see that the group broke
+            if any(end and death(end) for end in ends):  # engines only see that the group broke
                 raise ActorLostError(f"A learner died over the publish of weight version {version}.") from error
             # A publisher only sees that a worker failed, and often answers first: the engine knows why.
             cause = first_error(list(loading.values()), _ENGINE_ERROR_GRACE_S) or error
@@ -171,14 +171,17 @@ class WeightSync:
     def _replace(self, failures: Mapping[RemoteEngine, Exception]) -> set[RemoteEngine]:
         """Replace the engines that failed, and have all members of their nodes join new groups; return the replaced.
 
-        Of engines that fail together only one may have been seen yet: the others show when they are to join.
+        Of engines that fail together only one may have been seen yet: each is asked for a sign of life first, since a
+        group that waits for a dead one waits for all of `weights.deadline_s`.
         """
         replaced = set[RemoteEngine]()
         while failures:
             for engine, error in failures.items():
                 engine.replace(self._start_deadline, error)
             replaced |= failures.keys()
-            failures = self._join([node for node in self._nodes if not replaced.isdisjoint(node.engines)])
+            nodes = [node for node in self._nodes if not replaced.isdisjoint(node.engines)]
+            asked = {engine: engine.actor.ready.remote() for node in nodes for engine in node.engines}
+            failures = self._failures(asked, [], "a sign of life of the engines") or self._join(nodes)
         return replaced
 
     def _failures(
@@ -187,7 +190,7 @@ class WeightSync:
         """Wait for `calls` and `others`; return the engines that failed. Raises what no engine is to blame for."""
         try:
             get_all([*calls.values(), *others], self._deadline, waiting_for)
-        except (HpcGrpoError, RayTaskError):
+        except (HpcGrpoError, RayError):
             errors = zip(calls, all_errors(list(calls.values()), _ENGINE_ERROR_GRACE_S), strict=True)
             failures = {engine: own for engine, own in errors if own is not None and is_engine_failure(own)}
             if not failures:

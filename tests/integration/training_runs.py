@@ -68,6 +68,7 @@ def tiny_config(workspace: Path, name: str, model: Path | str = "tied", **sectio
     }
     if sections.get("task") == "sft":
         values["rollout"] = {"max_new_tokens": 24}
+        del values["weights"]
     for section, changes in sections.items():
         values[section] = {**values.get(section, {}), **changes} if isinstance(changes, Mapping) else changes
     path = workspace / f"{name}.yaml"

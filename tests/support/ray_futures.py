@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 Reference = Future[Any]
 
@@ -32,7 +32,7 @@ class FakeRay:
 def answered(outcome: Any) -> Reference:
     """A call's reference: its value, its actor's death, or what it raised as Ray hands that over."""
     reference: Reference = Future()
-    if isinstance(outcome, RayActorError):
+    if isinstance(outcome, RayError):
         reference.set_exception(outcome)
     elif isinstance(outcome, Exception):
         reference.set_exception(RayTaskError("call", "traceback", outcome).as_instanceof_cause())

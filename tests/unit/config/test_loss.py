@@ -33,6 +33,7 @@ FOREIGN: dict[str, dict[str, Any]] = {
     "ppo": {"critic": "c"},
     "distill": {"coef": 2.0},
     "sft": {"batch_size": 4},
+    "weights": {"canary_every": 5},
 }
 
 
@@ -104,9 +105,17 @@ def test_keys_that_are_left_out_are_those_of_the_papers_of_what_is_chosen(given:
         (["loss.denominator=0"], "loss.denominator = 0: must be tokens, sequences, constant, or a number of tokens"),
         (["loss.advantage={name: pass_k, k: 99}"], "loss.advantage.k = 99 must be at most rollout.group_size = 8"),
         (["loss.kl={coef: 0.1, where: reward, estimator: unbiased}"], "Set loss.kl.estimator to k1, k2 or k3, or"),
-        (["loss=kl_cov", "loss.kl.where=reward"], "other tokens than loss.fraction would be chosen. Set loss.kl.where"),
-        (["loss=clip_cov", "loss.kl.where=reward"], "loss.name = clip_cov compares the advantages of an optimizer ste"),
+        (
+            ["loss=kl_cov", "loss.kl={coef: 0.1, where: reward}"],
+            "other tokens than loss.fraction would be chosen. Set loss.kl.where",
+        ),
+        (
+            ["loss=clip_cov", "loss.kl={coef: 0.1, where: reward}"],
+            "loss.name = clip_cov compares the advantages of an optimizer ste",
+        ),
         (["loss.kl.refresh_steps=5"], "loss.kl.refresh_steps = 5 would have no effect: the run has no reference"),
+        (["loss.kl.estimator=k1"], "loss.kl.estimator = k1 would have no effect: the run has no reference"),
+        (["loss.kl.where=reward"], "loss.kl.where = reward would have no effect: the run has no reference"),
         (["loss.kl.reference=m2"], "loss.kl.reference = m2 would have no effect: the run has no reference"),
         (["loss.kl={coef: 0.1, mixup: 0.5}"], "loss.kl.mixup = 0.5 would have no effect: the reference is frozen"),
         (
@@ -171,11 +180,12 @@ def test_functions_of_the_users_take_any_args() -> None:
 @pytest.mark.parametrize("section", FOREIGN)
 def test_a_section_that_a_task_does_not_have_cannot_be_written(task: str, section: str) -> None:
     own = {"grpo": {"loss"}, "ppo": {"loss", "ppo"}, "distill": {"loss", "distill"}, "sft": {"sft"}}[task]
+    own |= {"weights"} if task != "sft" else set()
     sections = {**TASKS[task], section: {**TASKS[task].get(section, {}), **FOREIGN[section]}}
     if section in own:
         load(**sections)
         return
-    key = next(iter(FOREIGN[section]))
+    key = "kl.coef" if section == "loss" else next(iter(FOREIGN[section]))
     assert refusal(**sections).startswith(f"{section}.{key}: task = {task} has no such key. Leave it out")
     assert refusal(f"{section}={{}}", **TASKS[task]).startswith(f"{section}: task = {task} has no such key")
 
@@ -186,6 +196,7 @@ def test_a_section_that_a_task_does_not_have_cannot_be_written(task: str, sectio
         ("ppo", "loss.advantage=rloo"),
         ("ppo", "rollout.drop_zero_variance=true"),
         ("distill", "rollout.dynamic_sampling=2"),
+        ("distill", "train.skip_zero_advantages=false"),
         ("sft", "rollout.prompts_per_step=4"),
         ("sft", "rollout.mask_truncated=true"),
         ("sft", "train.skip_zero_advantages=false"),

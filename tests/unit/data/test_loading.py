@@ -130,6 +130,17 @@ def test_duplicates_and_prompts_of_the_eval_set_are_dropped_and_counted(
     assert "b.jsonl: 2 of 5 items are trained on (3 duplicate)." in told
 
 
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_eval_prompts_that_are_trained_on_are_told(
+    tokenizer: Any, capfd: pytest.CaptureFixture[str], deduplicate: bool
+) -> None:
+    write_items("d.jsonl", items("q", 6))
+    write_items("e.jsonl", [{"question": "q  1 ", "answer": "1"}, *items("q", 1), *items("h", 2)])
+    loaded(config_of({"path": "d.jsonl"}, evaluates=True, eval={"path": "e.jsonl"}, deduplicate=deduplicate), tokenizer)
+    told = "warning: e.jsonl: 2 of 4 eval prompts are trained on too. Set data.deduplicate=true"
+    assert (told in capfd.readouterr().err) is not deduplicate
+
+
 def test_named_eval_sets_lie_beside_what_is_held_out_and_keep_their_prompts_from_training(tokenizer: Any) -> None:
     write_items("d.jsonl", items("q", 100))
     write_items("h.jsonl", [*items("q", 1), *items("h", 2)])
@@ -165,7 +176,7 @@ def test_a_small_source_of_which_nothing_is_held_out_is_trained_on_alone(tokeniz
 def test_a_source_of_which_nothing_is_left_is_named(tokenizer: Any) -> None:
     write_items("a.jsonl", items("a", 2))
     config = config_of({"mix": [{"path": "a.jsonl"}, {"path": "a.jsonl"}]}, deduplicate=True)
-    with pytest.raises(ConfigError, match=r"Nothing of a.jsonl \(a#2\) is left"):
+    with pytest.raises(ConfigError, match=r"Nothing of a.jsonl \(a#2\) is left.* data.deduplicate=false"):
         loaded(config, tokenizer)
 
 

@@ -87,9 +87,11 @@ def test_advantages_of_a_users_function_that_are_too_few_or_not_finite_are_a_con
 def test_a_group_that_teaches_nothing_counts_nowhere_when_the_config_drops_it() -> None:
     scheduler: Any = FakeScheduler([group(0), group(1, rewards=(0.5, 0.5))])
     config = minimal_config(rollout={"drop_zero_variance": True})
-    [taught, dropped] = RolloutBatches(config, scheduler).take_step(6, StepTimer()).minibatches[0]
+    batch = RolloutBatches(config, scheduler).take_step(6, StepTimer())
+    [taught, dropped] = batch.minibatches[0]
     assert (taught.num_trained_tokens, taught.num_sequences, taught.data.valid) == (12, 2, (True, True))
     assert (dropped.num_trained_tokens, dropped.num_sequences, dropped.data.valid) == (0, 0, (False, False))
+    assert (batch.metrics["groups/trained"], batch.metrics["groups/dropped_alike"]) == (1.0, 1.0)
 
 
 def test_a_step_tells_which_groups_it_dropped_and_why() -> None:

@@ -7,9 +7,9 @@ import time
 from concurrent.futures import Future
 
 import pytest
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
 
-from hpc_grpo.driver.remote import Deadline, first_error, get_all
+from hpc_grpo.driver.remote import ActorLostError, Deadline, first_error, get_all
 from hpc_grpo.errors import LaunchError, RewardError, WeightSyncError
 from tests.support.ray_futures import FakeRay, Reference, answered
 
@@ -59,6 +59,14 @@ def test_other_errors_arrive_with_their_traceback() -> None:
 def test_the_death_of_an_actor_is_an_error_that_says_what_was_waited_for() -> None:
     with pytest.raises(LaunchError, match="A process died during the training step"):
         get_all([answered(ActorDiedError())], TEN_SECONDS, "the training step")
+
+
+def test_an_actor_that_ray_killed_for_memory_has_died_and_its_account_of_the_node_is_left_out() -> None:
+    error = OutOfMemoryError("1 worker(s) were killed due to the node running low on memory.\nTop 10 memory users: ...")
+    with pytest.raises(
+        ActorLostError, match=r"was killed during training to free memory: 1 worker\(s\) were killed .* memory\.$"
+    ):
+        get_all([answered(error)], TEN_SECONDS, "training")
 
 
 def test_one_deadline_covers_all_calls_together() -> None:

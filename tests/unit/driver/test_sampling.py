@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
 
 from hpc_grpo.driver.remote import Deadline
 from hpc_grpo.driver.sampling import RolloutPool
@@ -47,7 +47,10 @@ class FakeGrader:
     Ray gives a call whose argument failed the argument's error.
     """
 
-    def __init__(self, grade: Callable[[Prompt], Outcome], num_mortal: int = 0) -> None:
+    def __init__(
+        self, grade: Callable[[Prompt], Outcome], num_mortal: int = 0, death: type[Exception] = ActorDiedError
+    ) -> None:
+        self._death = death
         self._grade = grade
         self._num_mortal = num_mortal
         self.graded: list[int] = []
@@ -65,14 +68,14 @@ class FakeGrader:
             if isinstance(error, Exception):
                 return answered(error)
             if dies and prompt.ordinal > 0:  # one group was graded before
-                return answered(ActorDiedError())
+                return answered(self._death(""))
             self.graded.append(prompt.ordinal)
             return answered(self._grade(prompt))
 
         return SimpleNamespace(grade=SimpleNamespace(remote=call))
 
     def replace(self, deadline: Deadline, error: Exception) -> None:
-        assert isinstance(error, ActorDiedError)
+        assert isinstance(error, self._death)
         self.num_restarts += 1
         self.actor = self._make_actor()
 
@@ -103,7 +106,13 @@ ALL_GRADES = [f"grades {ordinal}" for ordinal in range(4)]
 
 
 @pytest.mark.parametrize(
-    "error", [ActorDiedError(), RuntimeError("CUDA error: an illegal memory access was encountered")], ids=type
+    "error",
+    [
+        ActorDiedError(),
+        OutOfMemoryError("1 worker(s) were killed"),
+        RuntimeError("CUDA error: an illegal memory access"),
+    ],
+    ids=type,
 )
 def test_an_engine_that_dies_or_raises_is_replaced_and_asked_again(error: Exception) -> None:
     engines = [FakeEngine(error), FakeEngine("samples")]
@@ -124,6 +133,13 @@ def test_an_error_that_is_meant_for_the_user_ends_the_wait() -> None:
     assert engines[0].num_restarts == 0
 
 
+def test_an_error_for_the_user_is_told_where_the_grader_died_as_well() -> None:
+    grader = FakeGrader(graded)
+    grader.actor = SimpleNamespace(grade=SimpleNamespace(remote=lambda *_: answered(ActorDiedError())))
+    with pytest.raises(PromptError, match="the prompt is longer"):
+        sample([FakeEngine(PromptError("the prompt is longer than max_model_len"))], grader=grader)
+
+
 @pytest.mark.parametrize("error", [RewardError("it returned no list"), ZeroDivisionError("division by zero")], ids=type)
 def test_an_error_of_a_grader_replaces_no_engine(error: Exception) -> None:
     engines = [FakeEngine("samples"), FakeEngine("samples")]
@@ -132,11 +148,13 @@ def test_an_error_of_a_grader_replaces_no_engine(error: Exception) -> None:
     assert [engine.num_restarts for engine in engines] == [0, 0]
 
 
-@pytest.mark.parametrize("num_deaths", [1, 2])
-def test_a_grader_that_dies_is_replaced_and_asked_for_what_it_had_not_graded(num_deaths: int) -> None:
+@pytest.mark.parametrize(("num_deaths", "death"), [(1, ActorDiedError), (2, ActorDiedError), (1, OutOfMemoryError)])
+def test_a_grader_that_dies_is_replaced_and_asked_for_what_it_had_not_graded(
+    num_deaths: int, death: type[Exception]
+) -> None:
     """Nothing is sampled again, and no group goes ungraded or is graded twice."""
     engines = [FakeEngine("samples"), FakeEngine("samples")]
-    grader = FakeGrader(graded, num_mortal=num_deaths)
+    grader = FakeGrader(graded, num_deaths, death)
     assert sample(engines, grader=grader) == ALL_GRADES
     assert sorted(grader.graded) == [0, 1, 2, 3]
     assert (grader.num_restarts, grader.num_successes) == (num_deaths, 1)

@@ -187,6 +187,15 @@ def test_an_engine_that_fails_as_its_node_joins_is_replaced_and_the_others_are_n
     assert [engine.joined for engine in engines] == [3, 3, 3]
 
 
+def test_engines_that_died_together_are_all_replaced_before_a_group_waits_for_one_of_them() -> None:
+    engines = [FakeEngine(OUT_OF_MEMORY), FakeEngine(), FakeEngine()]
+    weights = make_weights(engines)
+    engines[2].actor = FakeActor(ready=DEAD)
+    weights.revive(engines[0], DEAD)  # type: ignore[arg-type]
+    assert [engine.failures for engine in engines] == [[DEAD], [], [DEAD]]
+    assert [engine.joined for engine in engines] == [2, 2, 2], "the first time at the start"
+
+
 def test_an_engine_that_fails_at_the_first_join_is_replaced() -> None:
     engines = [FakeEngine(), FakeEngine(joins=[DEAD])]
     make_weights(engines)
