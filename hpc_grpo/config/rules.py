@@ -192,7 +192,9 @@ def check_engine(config: Config, *, on_gpu: bool) -> None:
             f"to null."
         )
     if is_ahead and not on_gpu:
-        raise ConfigError("engine.async_scheduling = true needs engines on GPUs: vLLM refuses it on CPU. Set it to null.")
+        raise ConfigError(
+            "engine.async_scheduling = true needs engines on GPUs: vLLM refuses it on CPU. Set it to null."
+        )
     if is_ahead and guesses is not None:
         raise ConfigError(
             f"engine.async_scheduling = true and engine.ngram_tokens = {guesses} exclude each other: vLLM guesses from "
