@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config
-from hpc_grpo.config.resources import kv_cache_gib, max_batched_tokens
+from hpc_grpo.config.resources import kv_cache_gib, max_batched_tokens, schedules_ahead
 from hpc_grpo.config.rules import check_engine
 from hpc_grpo.types import GIB, SamplingSpec
 
@@ -53,9 +53,7 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
     `model.path`.
     """
     check_engine(config, on_gpu=on_gpu)
-    engine, is_ahead = config.engine, config.engine.async_scheduling
-    if is_ahead is None:
-        is_ahead = on_gpu and engine.ngram_tokens is None
+    engine = config.engine
     options: dict[str, Any] = {
         "model": config.model.path,
         "trust_remote_code": False,
@@ -73,7 +71,7 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
         "enable_prefix_caching": engine.prefix_caching,
         "enforce_eager": engine.enforce_eager or not on_gpu,
         # Whatever touches the engine waits until no step is in flight (`StepLoop`).
-        "async_scheduling": is_ahead,
+        "async_scheduling": schedules_ahead(config, on_gpu=on_gpu),
         # In the order they came, but for the probe after a publish.
         "scheduling_policy": "priority",
         # Of the distribution sampled from: raw logprobs are 0.5 nats off at temperature 0.7.

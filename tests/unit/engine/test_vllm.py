@@ -71,7 +71,7 @@ def test_a_step_is_scheduled_ahead_on_gpus_where_vllm_can(engine: dict[str, Any]
 
 
 def test_vllm_is_not_asked_to_schedule_ahead_on_a_machine_without_gpus() -> None:
-    with pytest.raises(ConfigError, match="engine.async_scheduling = true needs engines on GPUs"):
+    with pytest.raises(ConfigError, match=r"engine\.async_scheduling = true needs engines on GPUs"):
         engine_options(minimal_config(engine={"async_scheduling": True}), on_gpu=False)
 
 
