@@ -187,9 +187,9 @@ def check_engine(config: Config, *, on_gpu: bool) -> None:
     guesses, is_ahead = config.engine.ngram_tokens, config.engine.async_scheduling
     if guesses is not None and not on_gpu:
         raise ConfigError(
-            f"engine.ngram_tokens = {guesses} needs engines on GPUs: on CPU, vLLM 0.32 samples what it has guessed at a "
-            f"temperature that it never sets (expand_kernel fills a copy): completions and logprobs are wrong. Set it to "
-            f"null."
+            f"engine.ngram_tokens = {guesses} needs engines on GPUs: on CPU, vLLM 0.32 samples what it has guessed at "
+            f"a temperature that it never sets (expand_kernel fills a copy): completions and logprobs are wrong. Set "
+            f"it to null."
         )
     if is_ahead and not on_gpu:
         raise ConfigError(
