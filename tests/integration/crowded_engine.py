@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest.mock import MagicMock
@@ -110,8 +111,8 @@ def schedule_ahead() -> None:
         vllm_config.scheduler_config.async_scheduling = True
 
     CpuPlatform.check_and_update_config = staticmethod(allow)
-    for name in ("Event", "Stream", "current_stream", "stream"):
-        setattr(torch.cuda, name, MagicMock)
+    torch.cuda.Event = torch.cuda.Stream = torch.cuda.current_stream = MagicMock
+    torch.cuda.stream = nullcontext
 
 
 def scale_logits(worker: Any, factor: float) -> None:
