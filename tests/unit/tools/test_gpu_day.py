@@ -9,16 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from hpc_grpo.config import load_config
+
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "gpu_day.sh"
 PYTHON = '[[ $1 != *weight_publish.py ]] || { echo "no room"; exit 3; }'
 
 
-@pytest.mark.parametrize(("num_gpus", "left_out"), [(0, 7), (2, 2), (4, 0)])
+@pytest.mark.parametrize(("num_gpus", "left_out", "num_runs"), [(0, 7, 0), (2, 2, 4), (4, 0, 6)])
 def test_a_part_that_fails_is_named_and_tried_again_and_one_that_needs_more_gpus_is_left_out(
-    tmp_path: Path, num_gpus: int, left_out: int
+    tmp_path: Path, num_gpus: int, left_out: int, num_runs: int
 ) -> None:
+    runs = tmp_path / "runs"
+
     def day(python: str) -> tuple[int, list[str], str]:
-        for name, body in {"python": python, "hpc-grpo": "", "nvidia-smi": f"seq {num_gpus}"}.items():
+        train = f'[ $1 != train ] || printf "%s\\n" "$@" "" >> {runs}'
+        for name, body in {"python": python, "hpc-grpo": train, "nvidia-smi": f"seq {num_gpus}"}.items():
             (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
             (tmp_path / name).chmod(0o755)
         environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -33,3 +38,8 @@ def test_a_part_that_fails_is_named_and_tried_again_and_one_that_needs_more_gpus
     assert code == 0, said
     assert any(re.fullmatch(r"publish: \d+ s", line) for line in lines)
     assert "install: done before" in said
+    trained = runs.read_text().strip().split("\n\n") if num_runs else []
+    assert len(trained) == num_runs
+    for words in trained:
+        command, name, *overrides = words.splitlines()
+        assert (command, load_config(name, overrides).model.device) == ("train", "cuda")
