@@ -45,15 +45,22 @@ with_gpus() {
     fi
 }
 
-# run NAME KEY=VALUE...: a whole run of four steps, with an export and its metrics in OUT
+# train NAME KEY=VALUE...: a whole run of four steps, with its report in OUT and its times in the summary
 train() {
     local name=$1
     shift
     hpc-grpo train local/debug run.name="$name" run.root="$out/runs" model.path="$out/model" model.dtype="$dtype" \
-        data.train.path="$out/train.jsonl" data.eval.path="$out/eval.jsonl" "${device[@]}" "$@" &&
-        hpc-grpo report "$out/runs/$name"
+        data.train.path="$out/train.jsonl" data.eval.path="$out/eval.jsonl" "${device[@]}" \
+        'rewards=[{name: regex, args: {pattern: "[aeiou]"}}]' eval.reward=regex "$@" &&
+        hpc-grpo report "$out/runs/$name" && say "$name: $(python -c 'import json, sys
+first, *steps = [json.loads(line) for line in open(sys.argv[1])]
+last = steps[-1]
+print("actors up after {:.1f} s; the last step: sampled {:.2f} s, trained {:.2f} s, published {:.3f} s; engine and "
+      "learner differ by {:.1e} nats".format(first["time/start_s"], last["time/generate_wait_s"], last["time/train_s"],
+                                           last["time/publish_s"], last["mismatch/kl"]))' \
+            "$out/runs/$name/metrics.jsonl")"
 }
-export -f train
+export -f train say
 export out
 
 if [ -n "$toy" ]; then
@@ -84,7 +91,9 @@ with_gpus 1 learner python benchmarks/gpu_learner.py "${learner[@]}" --out "$out
 part publish python benchmarks/weight_publish.py "${publish[@]}"
 run 2 run-1-1-cold engine.engines_per_node=1
 run 2 run-1-1-warm engine.engines_per_node=1
-run 1 run-colocated engine.engines_per_node=1 placement.colocate=true
+run 1 run-colocated engine.engines_per_node=1 placement.colocate=true engine.gpu_memory_utilization=0.5
+[ -n "$toy" ] || run 2 run-1-1-sync engine.engines_per_node=1 engine.async_scheduling=false
+run 3 run-1-tp2 engine.engines_per_node=1 engine.tensor_parallel=2
 run 4 run-1-3 engine.engines_per_node=3
 echo "Everything is in $out; summary.txt has a line for each part."
 exit "$failed"

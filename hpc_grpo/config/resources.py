@@ -106,6 +106,12 @@ def budget_of(config: Config) -> Budget:
     return Budget(train.max_tokens_per_microbatch, is_measured if train.share_prompts is None else train.share_prompts)
 
 
+def schedules_ahead(config: Config, *, on_gpu: bool) -> bool:
+    """Say whether an engine schedules a step while the one before is computed; vLLM refuses that with ngram guesses."""
+    asked = config.engine.async_scheduling
+    return on_gpu and config.engine.ngram_tokens is None if asked is None else asked
+
+
 def gpus_per_node(config: Config) -> int:
     return node_demand(config, with_gpus=expects_gpus(config)).num_gpus
 

@@ -124,6 +124,11 @@ class EngineConfig(Section):
         description="Tokens that an engine guesses from what prompt and completion have said before, and checks in one "
         "step (n-gram speculative decoding); samples keep their distribution. null: none.",
     )
+    async_scheduling: bool | None = Field(
+        None,
+        description="Schedule an engine's next step while its GPU computes this one; a publish waits for both. null: "
+        "true on GPUs without ngram_tokens, where vLLM can.",
+    )
     num_threads: PositiveInt = Field(1, description="OpenMP threads of one engine on CPU.")
     max_restarts: NonNegativeInt = Field(
         3, description="Times that an engine which died or failed is started anew before the driver ends."

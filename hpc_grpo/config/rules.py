@@ -13,10 +13,6 @@ from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ALGORITHMS, REWARDS
 
-NO_GUESSES_ON_CPU = (
-    "engine.ngram_tokens = {tokens} needs engines on GPUs: on CPU, vLLM 0.32 samples what it has guessed at a "
-    "temperature that it never sets (expand_kernel fills a copy): completions and logprobs are wrong. Set it to null."
-)
 _EVAL_SET = re.compile("[A-Za-z][A-Za-z0-9_-]*")
 
 
@@ -186,9 +182,28 @@ def _curriculum(config: Config) -> None:
         )
 
 
-def _guesses(config: Config) -> None:
-    if config.engine.ngram_tokens is not None and config.model.device == "cpu":
-        raise ConfigError(NO_GUESSES_ON_CPU.format(tokens=config.engine.ngram_tokens))
+def check_engine(config: Config, *, on_gpu: bool) -> None:
+    """Raise ConfigError for settings of `engine` that vLLM refuses, or gets wrong, on such a device."""
+    guesses, is_ahead = config.engine.ngram_tokens, config.engine.async_scheduling
+    if guesses is not None and not on_gpu:
+        raise ConfigError(
+            f"engine.ngram_tokens = {guesses} needs engines on GPUs: on CPU, vLLM 0.32 samples what it has guessed at "
+            f"a temperature that it never sets (expand_kernel fills a copy): completions and logprobs are wrong. Set "
+            f"it to null."
+        )
+    if is_ahead and not on_gpu:
+        raise ConfigError(
+            "engine.async_scheduling = true needs engines on GPUs: vLLM refuses it on CPU. Set it to null."
+        )
+    if is_ahead and guesses is not None:
+        raise ConfigError(
+            f"engine.async_scheduling = true and engine.ngram_tokens = {guesses} exclude each other: vLLM guesses from "
+            f"tokens that a step ahead does not have yet. Set one of them to null."
+        )
+
+
+def _engine(config: Config) -> None:
+    check_engine(config, on_gpu=config.model.device != "cpu")
 
 
 def _sequence_lengths(config: Config) -> None:
@@ -220,7 +235,7 @@ _RULES = (
     _eval_data,
     _eval,
     _curriculum,
-    _guesses,
+    _engine,
     _sequence_lengths,
     *PLACEMENT_RULES,
     *LOSS_RULES,

@@ -79,6 +79,16 @@ class Sampler:
             if output.finished:
                 self._finish(output)
 
+    def drain(self) -> None:
+        """Finish the steps that vLLM has scheduled ahead (`engine.async_scheduling`), and schedule no other."""
+        in_flight = self._engine.engine_core.engine_core.batch_queue
+        if not in_flight or self._failure is not None:
+            return
+        self._engine.sleep(level=0, mode="keep")  # pauses the scheduler alone
+        while in_flight:
+            self.step()
+        self._engine.wake_up(tags=["scheduling"])
+
     def fail(self, error: BaseException) -> None:
         """Raise this error from every group that waits, and from later calls: vLLM may be in any state now."""
         self._failure = error

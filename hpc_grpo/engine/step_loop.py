@@ -1,6 +1,7 @@
-"""The thread that owns an engine: it steps it, and runs everything else that touches it between two steps.
+"""The thread that owns an engine: it steps the engine, and runs everything else that touches it between two steps.
 
-Waits for work when idle; unblocked by `call`. Weight updates are calls, so none can fall inside a step.
+Waits for work when idle; unblocked by `call`. Weight updates are calls. Before a call the thread drains the engine, so
+no call meets a step in flight, and every token is one of the weights that its step began with.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ class Steppable(Protocol):
     def has_work(self) -> bool: ...
 
     def step(self) -> None: ...
+
+    def drain(self) -> None:
+        """Finish the steps in flight, and begin no other."""
 
     def fail(self, error: BaseException) -> None:
         """Raise this error from every call that still waits for a result."""
@@ -74,7 +78,7 @@ class StepLoop(Generic[S]):
                 engine.fail(error)
 
     def _run_calls(self, *, wait: bool) -> None:
-        """Run all calls in the queue; `wait` for the first. Of the sampling's pulse neither is part."""
+        """Run all calls in the queue; `wait` for the first. Draining counts as sampling for the pulse, calls do not."""
         while True:
             if wait:
                 PULSE.turn_to("")
@@ -83,8 +87,19 @@ class StepLoop(Generic[S]):
             except queue.Empty:
                 return
             wait = False
-            PULSE.turn_to("")
             try:
-                future.set_result(function(self._engine.result()))
+                engine = self._drained()
+                PULSE.turn_to("")
+                future.set_result(function(engine))
             except BaseException as error:  # noqa: BLE001 - raised by the caller
                 future.set_exception(error)
+
+    def _drained(self) -> S:
+        """Return the engine with no step in flight. A step that fails now fails all who wait."""
+        engine = self._engine.result()
+        try:
+            engine.drain()
+        except BaseException as error:
+            engine.fail(error)
+            raise
+        return engine

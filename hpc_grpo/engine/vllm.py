@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config
-from hpc_grpo.config.resources import kv_cache_gib, max_batched_tokens
-from hpc_grpo.config.rules import NO_GUESSES_ON_CPU
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.config.resources import kv_cache_gib, max_batched_tokens, schedules_ahead
+from hpc_grpo.config.rules import check_engine
 from hpc_grpo.types import GIB, SamplingSpec
 
 _CPU_ENVIRONMENT = {
@@ -53,6 +52,7 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
     Weights start as dummies, since version 0 comes from the learner; or, where there is none, it `reads_weights` of
     `model.path`.
     """
+    check_engine(config, on_gpu=on_gpu)
     engine = config.engine
     options: dict[str, Any] = {
         "model": config.model.path,
@@ -70,9 +70,8 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
         "tensor_parallel_size": engine.tensor_parallel,
         "enable_prefix_caching": engine.prefix_caching,
         "enforce_eager": engine.enforce_eager or not on_gpu,
-        # A step must have ended when `step` returns, or an update would race the one in flight, and what the old
-        # weights sampled would count as the new ones'. On CPU vLLM has no other way.
-        "async_scheduling": False,
+        # Whatever touches the engine waits until no step is in flight (`StepLoop`).
+        "async_scheduling": schedules_ahead(config, on_gpu=on_gpu),
         # In the order they came, but for the probe after a publish.
         "scheduling_policy": "priority",
         # Of the distribution sampled from: raw logprobs are 0.5 nats off at temperature 0.7.
@@ -91,8 +90,6 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
     if config.placement.colocate and on_gpu:  # a CPU's build refuses the option, not the calls
         options["enable_sleep_mode"] = True
     if engine.ngram_tokens is not None:
-        if not on_gpu:
-            raise ConfigError(NO_GUESSES_ON_CPU.format(tokens=engine.ngram_tokens))
         options["speculative_config"] = guessing(engine.ngram_tokens)
     kv_gib = kv_cache_gib(config, on_gpu=on_gpu)
     if kv_gib is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hpc_grpo.config import Config
-from hpc_grpo.config.resources import expects_gpus, gpus_per_node, trained_parameters
+from hpc_grpo.config.resources import expects_gpus, gpus_per_node, schedules_ahead, trained_parameters
 from hpc_grpo.plan.engine_memory import KvCache
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.learner_memory import is_checkpointed
@@ -25,21 +25,37 @@ NETWORK_SHARE = 0.8
 """A share of the peak bandwidth between GPUs, in a node and between nodes, assumed."""
 HOST_SHARE = 0.3
 """A share of the host memory's peak that torch's AdamW reaches on a learner's 16 threads, assumed."""
-DECODE_STEP_S = 0.005
-"""Seconds that scheduling and sampling of one decode step take beside the reads, assumed: no engine schedules ahead."""
+CPU_DECODING = Rate(0.002, 12e-6)
+"""Seconds that a CPU takes to schedule a decode step of n sequences and to handle their tokens, assumed."""
 ALL_REDUCE_S = 10e-6
 """Latency of an all-reduce between the GPUs of one engine, assumed."""
 
 
 @dataclass(frozen=True)
+class DecodeRate(Rate):
+    """Give the seconds of a decode step of n sequences: `fixed_s` + `part_s` n on the GPU, and those of the CPU.
+
+    The KV cache holds `held` sequences of average length. vLLM starts more and preempts some of them once it is full:
+    then n sequences take turns. A CPU that `is_ahead` works while the GPU does (engine.async_scheduling).
+    """
+
+    held: float
+    is_ahead: bool
+
+    def __call__(self, parts: float) -> float:
+        turns = max(1.0, parts / self.held)
+        gpu_s, cpu_s = super().__call__(parts / turns), CPU_DECODING(parts / turns)
+        return turns * (max(gpu_s, cpu_s) if self.is_ahead else gpu_s + cpu_s)
+
+
+@dataclass(frozen=True)
 class ExpectedRates:
-    """`decoding`: a decode step of n sequences in one engine, which decodes `running` at once.
+    """`decoding`: a decode step of n sequences in one engine.
 
     `training`: a step of n sampled tokens in one learner, with their prompts.
     """
 
-    decoding: Rate
-    running: int
+    decoding: DecodeRate
     training: Rate
 
 
@@ -88,8 +104,9 @@ def expected_step(plan: Plan, tokens: float | None = None) -> ExpectedStep | Non
     rates = expected_rates(plan, tokens)
     if rates is None:
         return None
-    full, rest = divmod(load.sequences_per_engine, rates.running)
-    decode_s = full * rates.decoding(rates.running) + (rates.decoding(rest) if rest else 0.0)
+    at_once = plan.config.engine.max_num_seqs
+    full, rest = divmod(load.sequences_per_engine, at_once)
+    decode_s = full * rates.decoding(at_once) + (rates.decoding(rest) if rest else 0.0)
     return ExpectedStep(
         sample_s=tokens * decode_s,
         train_s=rates.training(load.num_sequences * tokens / plan.num_learners),
@@ -100,20 +117,16 @@ def expected_step(plan: Plan, tokens: float | None = None) -> ExpectedStep | Non
 
 
 def expected_rates(plan: Plan, tokens: float) -> ExpectedRates | None:
-    """Return the rates where a sampled token is one of a completion of so many tokens; None where no step is expected.
-
-    An engine decodes as many sequences as its cache holds at their end, and `engine.max_num_seqs` at most.
-    """
+    """Return the rates where a sampled token is one of a completion of so many; None where no step is expected."""
     config, cache = plan.config, plan.kv_cache
     if not expects_gpus(config) or cache is None or not cache.num_sequences:
         return None
-    sequence = config.data.max_prompt_tokens + tokens
-    running = min(config.engine.max_num_seqs, cache.num_sequences_of(sequence))
-    return ExpectedRates(_decoding(plan, cache, sequence), running, _training(plan, workload(plan)))
+    average = config.data.max_prompt_tokens + tokens / 2
+    return ExpectedRates(_decoding(plan, cache, average), _training(plan, workload(plan)))
 
 
-def _decoding(plan: Plan, cache: KvCache, sequence: float) -> Rate:
-    """Rate a decode step, with a cache that is half full on average of sequences of so many tokens.
+def _decoding(plan: Plan, cache: KvCache, average: float) -> DecodeRate:
+    """Rate a decode step of sequences that have `average` tokens: a prompt and half of a completion.
 
     It is bound by memory: each token of a batch reads the weights and the batch's KV cache once.
     """
@@ -121,7 +134,12 @@ def _decoding(plan: Plan, cache: KvCache, sequence: float) -> Rate:
     byte_s = 1 / (hardware.gpu_bytes_per_s * READING_SHARE)
     weights = DTYPE_BYTES[plan.config.engine_dtype] * plan.model.num_parameters / parallel
     once, each = _all_reduces(plan) if parallel > 1 else (0.0, 0.0)
-    return Rate(weights * byte_s + DECODE_STEP_S + once, sequence / 2 * cache.bytes_per_token * byte_s + each)
+    return DecodeRate(
+        fixed_s=weights * byte_s + once,
+        part_s=average * cache.bytes_per_token * byte_s + each,
+        held=cache.num_sequences_of(average),
+        is_ahead=schedules_ahead(plan.config, on_gpu=True),
+    )
 
 
 def _all_reduces(plan: Plan) -> tuple[float, float]:

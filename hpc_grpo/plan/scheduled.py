@@ -88,7 +88,7 @@ def simulated(plan: Plan, lag: int, shares: tuple[float, ...]) -> Forecast | Non
     ahead = lag // config.train.num_minibatches
     num_bursts = max(1, round(min(_MOST_STEPS, _ROLLOUTS / (per_node * nodes)) / (ahead + 1)))
     return forecast_amid(
-        _simulated_config(config, expected.running, nodes / plan.num_nodes),
+        _simulated_config(config, nodes / plan.num_nodes),
         Sequences(shares, config.data.max_prompt_tokens, leaves_out=False),
         Rates(expected.decoding, expected.training, (DrawnStep(scale, 1.0, 1.0, 0.0, 0.0, alike_share=0.0),)),
         Setting(nodes, config.placement.learners_per_node, config.engine.engines_per_node, lag),
@@ -97,13 +97,9 @@ def simulated(plan: Plan, lag: int, shares: tuple[float, ...]) -> Forecast | Non
     )
 
 
-def _simulated_config(config: Config, running: int, share: float) -> Config:
-    """Return the config with a share of the prompts, and engines that decode so many sequences at once.
-
-    No algorithm or advantage of a user's is run.
-    """
-    engine = config.engine.model_copy(update={"max_num_seqs": running})
+def _simulated_config(config: Config, share: float) -> Config:
+    """Return the config with a share of the prompts. No algorithm or advantage of a user's is run."""
     prompts = max(1, round(share * config.rollout.prompts_per_step))
     rollout = config.rollout.model_copy(update={"prompts_per_step": prompts})
     loss = config.loss.model_copy(update={"advantage": GroupAdvantage()})
-    return config.model_copy(update={"task": "grpo", "engine": engine, "rollout": rollout, "loss": loss})
+    return config.model_copy(update={"task": "grpo", "rollout": rollout, "loss": loss})

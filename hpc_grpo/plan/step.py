@@ -34,14 +34,13 @@ class Workload:
     """The sequences and tokens of a step. The two `max_` count a step of longest sequences; None: SFT.
 
     `learner_tokens` are those of `max_tokens` that learners compute: a shared prompt's once.
-    `running_sequences` is what one engine decodes at once then; `num_microbatches` what one learner trains on.
+    `num_microbatches` is what one learner trains on.
     """
 
     num_sequences: int
     max_tokens: int | None
     max_new_tokens: int | None
     sequences_per_engine: int
-    running_sequences: int
     num_microbatches: int | None
     learner_tokens: int | None = None
 
@@ -67,7 +66,7 @@ class MeasuredSteps:
 def workload(plan: Plan) -> Workload:
     config, cache = plan.config, plan.kv_cache
     if cache is None:
-        return Workload(config.sft.batch_size, None, None, 0, 0, None)
+        return Workload(config.sft.batch_size, None, None, 0, None)
     sequences = config.rollout.prompts_per_step * config.rollout.group_size
     engines = plan.num_nodes * engines_per_node(config)
     prompts = config.rollout.prompts_per_step if budget_of(config).shares_prompts else sequences
@@ -76,7 +75,6 @@ def workload(plan: Plan) -> Workload:
         max_tokens=sequences * config.max_model_len,
         max_new_tokens=sequences * config.rollout.max_new_tokens,
         sequences_per_engine=ceil(sequences / engines),
-        running_sequences=min(config.engine.max_num_seqs, cache.num_sequences),
         num_microbatches=_num_microbatches(config, plan.num_learners),
         learner_tokens=prompts * config.data.max_prompt_tokens + sequences * config.rollout.max_new_tokens,
     )

@@ -106,11 +106,12 @@ def _step(plan: Plan) -> Iterator[str]:
             f"run has as many steps as without."
         )
     if all(budget.fits for budget in plan.budgets if budget.device == ENGINE_GPU):
+        at_once = plan.config.engine.max_num_seqs
+        preempts = ", and preempts some of them while the cache is full" if cache.num_sequences < at_once else ""
         yield from wrapped(
             f"An engine gets {load.sequences_per_engine:,} of them. Its KV cache takes {cache.bytes_per_token:,} bytes "
             f"a token and GPU and holds {cache.num_tokens:,} tokens: {counted(cache.num_sequences, 'sequence')} of "
-            f"full length. {load.running_sequences:,} of these run at once (engine.max_num_seqs: "
-            f"{plan.config.engine.max_num_seqs:,})."
+            f"full length. It decodes {at_once:,} at once (engine.max_num_seqs){preempts}."
         )
     yield f"A learner trains on at most {load.num_microbatches:,} microbatches a step."
 

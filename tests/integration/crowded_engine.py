@@ -1,7 +1,8 @@
-"""One engine under pressure: `python -m tests.integration.crowded_engine CONFIG` prints what it sampled, as JSON.
+"""One engine under pressure: `python -m tests.integration.crowded_engine CONFIG [ahead]` prints its samples as JSON.
 
 Many prompts, each longer than what is left of a step's tokens, with a KV cache too small for them: requests wait,
-are preempted, and are computed anew. Which tokens are sampled must depend on a request and its seed alone.
+are preempted, and are computed anew. Which tokens are sampled must depend on a request and its seed alone. With `ahead`
+vLLM schedules a step ahead, as on GPUs, and the weights change under the requests in flight.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 
@@ -71,8 +74,13 @@ def tokens_of(groups: list[GroupSamples]) -> Tokens:
     return [[completion.token_ids.tolist() for completion in group.completions] for group in groups]
 
 
-def largest_logprob_difference(model_path: str, groups: list[GroupSamples], forbidden: Sequence[int] = ()) -> float:
-    """Between the engine and transformers, which is not to sample the `forbidden` tokens, in nats."""
+def largest_logprob_difference(
+    model_path: str, groups: list[GroupSamples], forbidden: Sequence[int] = (), factor: float = 1.0
+) -> float:
+    """Between the engine and transformers, which is not to sample the `forbidden` tokens, in nats.
+
+    Each version of the weights scales logits by `factor` more.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -84,14 +92,67 @@ def largest_logprob_difference(model_path: str, groups: list[GroupSamples], forb
             with torch.no_grad():
                 logits = model(tokens).logits[0, :-1]
             logits[:, list(forbidden)] = -torch.inf
+            logits[-len(completion.token_ids) :] *= factor ** torch.from_numpy(completion.policy_versions)[:, None]
             logprobs = logits.log_softmax(-1)
             own = logprobs.gather(-1, tokens[0, 1:, None])[-len(completion.token_ids) :, 0].numpy()
             largest = max(largest, float(np.abs(own - completion.engine_logprobs).max()))
     return largest
 
 
+def schedule_ahead() -> None:
+    """Have vLLM schedule a step ahead on CPU, where it refuses to; streams and events of CUDA do nothing."""
+    import torch
+    from vllm.platforms.cpu import CpuPlatform
+
+    refuse = CpuPlatform.check_and_update_config
+
+    def allow(vllm_config: Any) -> None:
+        refuse(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = staticmethod(allow)
+    torch.cuda.Event = torch.cuda.Stream = torch.cuda.current_stream = MagicMock
+    torch.cuda.stream = nullcontext
+
+
+def scale_logits(worker: Any, factor: float) -> None:
+    """Change the weights of a worker: those of its last norm, on which all logits depend linearly."""
+    worker.model_runner.get_model().model.norm.weight.data.mul_(factor)
+
+
+def report_ahead(config: Config) -> dict[str, Any]:
+    schedule_ahead()
+    engine = start_engine(config)
+    sampler = Sampler(engine, stop_token_ids=[END])
+    requests = group_requests(config, engine.model_config.get_vocab_size())
+    in_flight = engine.engine_core.engine_core.batch_queue
+    most_in_flight, factor, version = 0, 0.5, 0
+
+    def publish(step: int) -> None:
+        nonlocal most_in_flight, version
+        most_in_flight = max(most_in_flight, len(in_flight))
+        if step % _STEPS_BETWEEN_INTERRUPTIONS == 0 and version < 3:
+            sampler.drain()
+            assert not in_flight
+            engine.collective_rpc(scale_logits, args=(factor,))
+            version += 1
+            sampler._switch_to(version)
+
+    report: dict[str, Any] = {"crowd": tokens_of(sample(sampler, requests, lambda step: None))}
+    changing = sample(sampler, requests, publish)
+    report["versions"] = sorted(
+        {int(v) for group in changing for each in group.completions for v in each.policy_versions}
+    )
+    report["most_in_flight"] = most_in_flight
+    report["logprob_difference"] = largest_logprob_difference(config.model.path, changing, factor=factor)
+    return report
+
+
 def main() -> None:
     config = load_config(sys.argv[1])
+    if sys.argv[2:] == ["ahead"]:
+        print(json.dumps(report_ahead(config)))
+        return
     engine = start_engine(config)
     scheduler = engine.engine_core.engine_core.scheduler
     num_preemptions = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +19,11 @@ SIZE = ModelSize(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, inte
 
 
 @pytest.fixture(scope="module")
-def crowded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What an engine sampled whose KV cache holds a sixth of the requests it was given."""
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine whose KV cache holds a sixth of the requests it is given."""
     workspace = tmp_path_factory.mktemp("engine")
     write_model(workspace / "model", SIZE, seed=0)
-    config = tiny_config(
+    return tiny_config(
         workspace,
         "crowded",
         "model",
@@ -30,6 +31,10 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         rollout={"max_new_tokens": NEW_TOKENS, "group_size": GROUP_SIZE},
         engine={"max_num_seqs": 64, "max_num_batched_tokens": 512, "kv_cache_gib": 0.002},
     )
+
+
+@pytest.fixture(scope="module")
+def crowded(config: Path) -> dict[str, Any]:
     return engine_report("crowded_engine", config)
 
 
@@ -44,6 +49,16 @@ def test_more_prompt_tokens_than_a_step_takes_are_all_sampled(crowded: dict[str,
 def test_completions_depend_on_prompt_and_seed_alone(crowded: dict[str, Any], otherwise: str) -> None:
     """Not on what else is in flight, its order, preemptions, or publishes that drop the cache."""
     assert crowded["crowd"] == crowded[otherwise]
+
+
+def test_vllm_that_schedules_ahead_samples_the_same_and_every_token_is_of_the_version_it_counts_as(
+    config: Path, crowded: dict[str, Any]
+) -> None:
+    """vLLM's own scheduler and queue of GPUs, on CPU; weights change three times under requests in flight."""
+    ahead = engine_report("crowded_engine", config, "ahead")
+    assert ahead["crowd"] == crowded["crowd"]
+    assert (ahead["most_in_flight"], ahead["versions"]) == (1, [0, 1, 2, 3])
+    assert ahead["logprob_difference"] < TOLERANCE
 
 
 def test_an_engine_that_refused_prompts_goes_on(crowded: dict[str, Any]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,35 @@ def test_what_is_left_out_where_gpus_are_installed_for_is_among_the_tested_versi
     left_out = re.search(r"grep -vE '\^\((.+)\)==' constraints.txt", (REPOSITORY / "tools" / "setup.sh").read_text())
     assert left_out is not None
     assert set(left_out[1].split("|")) <= {line.split("==")[0] for line in TESTED}
+
+
+@pytest.mark.parametrize(
+    ("torch_cuda", "code", "said"),
+    [
+        (None, 1, "error: this torch is built for CPUs"),
+        ("'13.0'", 0, "warning: torch is built for CUDA 13.0, the driver runs up to 12.7. put NVIDIA's cuda-compat"),
+        ("'12.9'", 0, ""),
+    ],
+)
+def test_an_installation_for_gpus_is_checked_against_the_driver(
+    tmp_path: Path, torch_cuda: str | None, code: int, said: str
+) -> None:
+    check = re.search(r"<<'END'\n(.*?)^END$", (REPOSITORY / "tools" / "setup.sh").read_text(), re.DOTALL | re.MULTILINE)
+    assert check is not None
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "version.py").write_text(f"cuda: str | None = {torch_cuda}\n")
+    (tmp_path / "nvidia-smi").write_text(
+        "#!/bin/sh\n[ $# = 0 ] && echo 'CUDA Version: 12.7' || echo '0, NVIDIA GH200 120GB, 4, 0'\n"
+    )
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(tmp_path), "CC": "gcc"}
+    done = subprocess.run(
+        [sys.executable, "-c", check[1]], cwd=REPOSITORY, env=environ, capture_output=True, text=True, check=False
+    )
+    warnings = [line for line in done.stderr.splitlines() if "Python.h" not in line]
+    assert done.returncode == code
+    assert "\n".join(warnings).startswith(said) if said else not warnings
 
 
 def test_uv_installs_what_the_tests_need_and_never_cpu_beside_gpu() -> None:

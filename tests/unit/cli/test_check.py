@@ -14,8 +14,11 @@ import pytest
 from hpc_grpo.cli import check
 from hpc_grpo.config import load_config, to_yaml
 from hpc_grpo.demo.model import ModelSize, write_model
+from hpc_grpo.plan import disk
 from hpc_grpo.plan.memory import HARDWARE
 from hpc_grpo.plan.model import FAMILY
+from hpc_grpo.system.disk import Room
+from hpc_grpo.types import GIB
 from tests.support.command import call
 
 SECRET = "planted-5f3c-value"
@@ -24,8 +27,9 @@ CONFIG_7B = "isambard/grpo_7b_rlzero_general"
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for runs below an empty working directory, and for models in an empty cache."""
+    """Look for runs below an empty working directory, for models in an empty cache, and always find as much room."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(disk, "room_in", lambda _: Room(4096 * GIB, "free"))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
 

@@ -58,6 +58,14 @@ def test_sft_has_no_rewards_to_check() -> None:
             {"engine": {"ngram_tokens": 4}, "model": {"device": "cpu"}},
             "engine.ngram_tokens = 4 needs engines on GPUs",
         ),
+        (
+            {"engine": {"async_scheduling": True}, "model": {"device": "cpu"}},
+            "engine.async_scheduling = true needs engines on GPUs",
+        ),
+        (
+            {"engine": {"async_scheduling": True, "ngram_tokens": 4}},
+            "engine.async_scheduling = true and engine.ngram_tokens = 4 exclude each other",
+        ),
         ({"task": "stf"}, "Algorithm 'stf' does not exist; did you mean 'sft'? Built in: "),
         (
             {"data": {"train": EVAL, "curriculum": {"hard_to": 1.0}}},

@@ -38,6 +38,9 @@ class FakeSampler:
     def has_work(self) -> bool:
         return False
 
+    def drain(self) -> None:
+        pass
+
     def add_groups(self, requests: Sequence[GroupRequest]) -> list[Future[Any]]:
         if self.failure is not None:
             raise self.failure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +19,9 @@ from vllm.exceptions import VLLMValidationError
 
 from hpc_grpo.engine import sampler as sampler_module
 from hpc_grpo.engine.sampler import Sampler
+from hpc_grpo.engine.step_loop import StepLoop
 
-VOCABULARY_SIZE = 100
+VOCABULARY_SIZE, LONG, DEADLINE_S = 100, 6, 10.0
 REQUEST = GroupRequest(0, (1, 2), (7, 8), SamplingSpec(4, 0, 1.0, 1.0))
 
 
@@ -44,6 +46,7 @@ class FakeVllm:
         self.asked_of_workers: list[str] = []
         self.engine_core = self.scheduler = self
         self.max_num_active_reqs = 8
+        self.batch_queue: Any = None
 
     def add_request(self, request_id: str, prompt: Any, params: Any, arrival_time: float | None, priority: int) -> None:
         if not prompt["prompt_token_ids"]:
@@ -66,6 +69,84 @@ class FakeVllm:
 
     def reset_prefix_cache(self, *, reset_running_requests: bool) -> None:
         pass
+
+
+class AheadVllm(FakeVllm):
+    """Schedules a step ahead, as vLLM does (`EngineCore.step_with_batch_queue`); each step samples one token of each.
+
+    A token is the number of the weights that it was computed with.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch_queue: deque[int] = deque()
+        self.weights, self.is_paused = 0, False
+        self.tokens: list[int] = []
+
+    def num_output_tokens(self) -> int:
+        return len(self.tokens)
+
+    def add_request(self, request_id: str, *args: Any, **options: Any) -> None:
+        super().add_request(request_id, *args, **options)
+        self.request_states[request_id].detokenizer = self  # type: ignore[assignment]
+
+    def step(self) -> list[Any]:
+        if not self.is_paused:
+            self.batch_queue.appendleft(self.weights)
+            if len(self.batch_queue) < 2:
+                return []
+        self.tokens.append(self.batch_queue.pop())
+        if len(self.tokens) < LONG:
+            return []
+        ((request_id, _),) = self.request_states.items()
+        self.request_states.clear()
+        logprobs = SimpleNamespace(logprobs=[0.0] * LONG)
+        result = SimpleNamespace(token_ids=self.tokens, logprobs=logprobs, finish_reason="length")
+        return [SimpleNamespace(finished=True, request_id=request_id, outputs=[result])]
+
+    def sleep(self, level: int, mode: str) -> None:
+        assert (level, mode) == (0, "keep")
+        self.is_paused = True
+
+    def wake_up(self, tags: list[str]) -> None:
+        assert tags == ["scheduling"]
+        self.is_paused = False
+
+    def collective_rpc(self, method: str, args: Any) -> list[Any]:
+        assert not self.batch_queue, "weights are loaded while a step computes with the old ones"
+        self.weights, _ = args
+        return super().collective_rpc(method, args)
+
+
+def test_a_publish_waits_for_the_steps_scheduled_ahead_and_every_token_counts_as_its_weights() -> None:
+    vllm = AheadVllm()
+    sampler = Sampler(vllm, [])
+    (answer,) = sampler.add_groups([replace(REQUEST, seeds=(7,))])
+    for version in range(1, 4):
+        sampler.step()
+        sampler.step()
+        sampler.drain()
+        sampler.receive_weights(version)
+    (completion,) = answer.result(timeout=0).completions
+    assert completion.policy_versions.tolist() == completion.token_ids.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_step_ahead_that_fails_fails_the_publish_and_all_who_wait() -> None:
+    vllm = AheadVllm()
+    sampler = Sampler(vllm, [])
+    (group,) = sampler.add_groups([REQUEST])
+    sampler.step()
+    failure = RuntimeError("CUDA error")
+
+    def fail() -> Any:
+        raise failure
+
+    vllm.step = fail  # type: ignore[method-assign]
+    loop = StepLoop(lambda: sampler)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        loop.call(lambda sampler: sampler.receive_weights(1)).result(DEADLINE_S)
+    assert group.exception(DEADLINE_S) is failure
+    assert vllm.weights == 0
 
 
 def test_engine_that_raised_in_a_step_tells_the_next_publish_why() -> None:

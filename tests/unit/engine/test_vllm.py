@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,25 @@ def test_tokens_are_guessed_where_the_config_says_so_and_on_gpus_alone() -> None
     assert "speculative_config" not in engine_options(minimal_config(), on_gpu=True)
     with pytest.raises(ConfigError, match="Set it to null"):
         engine_options(config, on_gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("engine", "on_gpu", "expected"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"async_scheduling": False}, True, False),
+        ({"async_scheduling": True}, True, True),
+        ({"ngram_tokens": 4}, True, False),
+    ],
+)
+def test_a_step_is_scheduled_ahead_on_gpus_where_vllm_can(engine: dict[str, Any], on_gpu: bool, expected: bool) -> None:
+    assert engine_options(minimal_config(engine=engine), on_gpu=on_gpu)["async_scheduling"] is expected
+
+
+def test_vllm_is_not_asked_to_schedule_ahead_on_a_machine_without_gpus() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.async_scheduling = true needs engines on GPUs"):
+        engine_options(minimal_config(engine={"async_scheduling": True}), on_gpu=False)
 
 
 def test_vllm_writes_traces_only_where_steps_are_to_be_profiled() -> None:

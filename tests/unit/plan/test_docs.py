@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from hpc_grpo.cli import check
 from hpc_grpo.plan import disk, engine_memory, expected, learner_memory, node_memory, scheduled
-from hpc_grpo.plan.memory import GH200, STATES, StateBytes
+from hpc_grpo.plan.memory import GH200, HARDWARE, STATES, StateBytes
 from hpc_grpo.plan.placement import CARD_DEFAULT, Split, ranked_splits
 from hpc_grpo.plan.step import num_steps
 from hpc_grpo.system.disk import Room
@@ -119,7 +119,8 @@ def test_assumed_numbers_are_those_of_the_code() -> None:
     assert shares == (0.4, 0.6, 0.8, 0.3)
     assert "(W · 0.4 · 989e12)" in text
     assert "(0.6 · 4.0e12)" in text
-    assert f"{expected.DECODE_STEP_S * 1e3:g} ms are the scheduling" in text
+    cpu = expected.CPU_DECODING
+    assert f"{cpu.fixed_s * 1e3:g} ms and {cpu.part_s * 1e6:g} µs a sequence" in text
     assert f"all-reduces a layer of {expected.ALL_REDUCE_S * 1e6:g} µs" in text
     assert f"at {expected.NETWORK_SHARE:.0%} of {GH200.network_bytes_per_s / 1e9:g} GB/s between nodes" in text
     assert f"{expected.NETWORK_SHARE:.0%} of {GH200.nvlink_bytes_per_s / 1e9:g} GB/s" in text
@@ -129,6 +130,22 @@ def test_assumed_numbers_are_those_of_the_code() -> None:
     assert f"with more than {scheduled._MOST_ROLLOUTS:,} rollouts" in text
     assert learner_memory.REDUCE_BUCKET_ELEMENTS == 5 * 10**8
     assert node_memory.SHARED_MEMORY_SHARE == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "sequences", "shown"), [("h100-sxm", 64, 13.0), ("h100-sxm", 120, 21.4), ("h200", 120, 14.9)]
+)
+def test_published_decode_steps_stand_beside_what_the_plan_expects(name: str, sequences: int, shown: float) -> None:
+    """Llama 7B in FP8: 6.74e9 bytes of weights, and 2 x 32 x 4,096 of cache for each of 128 + 1,024 tokens."""
+    byte_s = 1 / (HARDWARE[name].gpu_bytes_per_s * expected.READING_SHARE)
+    rate = expected.DecodeRate(6.74e9 * byte_s, 1152 * 2 * 32 * 4096 * byte_s, held=sequences, is_ahead=True)
+    assert rate(sequences) * 1e3 == pytest.approx(shown, abs=0.05)
+    assert f"| {shown} ms |" in PAGE
+
+
+def test_published_training_stands_beside_what_the_plan_expects() -> None:
+    rates = [expected.TRAINING_SHARE * GH200.gpu_flops_per_s / (flops * 8.03e9) for flops in (8, 6)]
+    assert "{:,.0f} with, {:,.0f} without".format(*rates) in PAGE
 
 
 def test_the_export_of_32b_on_two_nodes_is_warned_about() -> None:

@@ -11,6 +11,8 @@ from tests.unit.plan.plan_configs import plan_shipped_7b
 P = 7_615_616_512
 """Parameters of 7B. Its config has two learners and two engines a node, and samples a step ahead."""
 SEQUENCES, LENGTH, NEW = 1024, 5120, 4096
+AVERAGE = LENGTH - NEW / 2
+"""Tokens of a sequence, over the time in which it is sampled."""
 
 
 def expected(num_nodes: int, *overrides: str, size: str = "7B") -> ExpectedStep:
@@ -25,14 +27,22 @@ def test_training_takes_its_arithmetic_where_that_is_longer_than_its_communicati
 
 def test_sampling_reads_weights_and_cache_for_every_token_of_a_batch() -> None:
     step = expected(4)  # 128 sequences for each of 8 engines, at once
-    read = 2 * P + 128 * LENGTH / 2 * 57_344
-    assert step.sample_s == pytest.approx(NEW * (read / (0.6 * 4.0e12) + 0.005))
+    read = 2 * P + 128 * AVERAGE * 57_344
+    assert step.sample_s == pytest.approx(NEW * read / (0.6 * 4.0e12))
 
 
 def test_engines_in_float32_read_four_bytes_of_each_weight() -> None:
     step = expected(4, "engine.dtype=float32", "engine.max_num_seqs=64")
-    read = 4 * P + 64 * LENGTH / 2 * 2 * 57_344
-    assert step.sample_s == pytest.approx(2 * NEW * (read / (0.6 * 4.0e12) + 0.005))
+    read = 4 * P + 64 * AVERAGE * 2 * 57_344
+    assert step.sample_s == pytest.approx(2 * NEW * read / (0.6 * 4.0e12))
+
+
+def test_the_cpus_share_of_a_decode_step_comes_on_top_or_hides_behind_the_gpu() -> None:
+    """A step of 0.5B on few sequences is the CPU's alone; one of 7B hides it."""
+    in_turn, few = "engine.async_scheduling=false", "rollout.prompts_per_step=8"
+    assert expected(4, in_turn).sample_s == pytest.approx(expected(4).sample_s + NEW * (0.002 + 128 * 12e-6))
+    assert expected(4, "engine.ngram_tokens=4").sample_s == expected(4, in_turn).sample_s
+    assert expected(4, few, size="0.5B").sample_s == pytest.approx(NEW * (0.002 + 16 * 12e-6))
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -45,19 +55,35 @@ def test_at_worst_a_step_samples_as_often_as_its_bound_allows_and_trains_once(la
 
 
 def test_the_last_batch_of_an_engine_holds_the_rest() -> None:
-    plan = plan_shipped_7b("7B", 2)
-    assert plan.kv_cache is not None
-    at_once = plan.kv_cache.num_sequences
-    assert 128 < at_once < 256
-    reads = [2 * P + running * LENGTH / 2 * 57_344 for running in (at_once, 256 - at_once)]
-    assert expected(2).sample_s == pytest.approx(NEW * sum(read / (0.6 * 4.0e12) + 0.005 for read in reads))
+    reads = [2 * P + running * AVERAGE * 57_344 for running in (96, 96, 64)]
+    step = expected(2, "engine.max_num_seqs=96")
+    assert step.sample_s == pytest.approx(NEW * sum(read / (0.6 * 4.0e12) for read in reads))
+
+
+def test_sequences_for_which_the_cache_is_too_small_at_their_end_need_no_second_round() -> None:
+    """vLLM starts all of an engine's 256, whose cache holds 250 of full length and 417 of average length."""
+    cache = plan_shipped_7b("7B", 2).kv_cache
+    assert cache is not None
+    assert (cache.num_sequences, cache.num_sequences_of(AVERAGE)) == (250, 417)
+    read = 2 * P + 256 * AVERAGE * 57_344
+    assert expected(2).sample_s == pytest.approx(NEW * read / (0.6 * 4.0e12))
+
+
+def test_sequences_that_the_cache_does_not_hold_take_turns() -> None:
+    small = ("engine.kv_cache_gib=20.5", "engine.max_num_seqs=512")
+    cache = plan_shipped_7b("7B", 2, *small).kv_cache
+    assert cache is not None
+    held = cache.num_sequences_of(AVERAGE)
+    assert 100 < held < 128
+    read = 2 * P + held * AVERAGE * 57_344
+    assert expected(2, *small).sample_s == pytest.approx(NEW * 256 / held * read / (0.6 * 4.0e12))
 
 
 def test_engines_of_two_gpus_share_the_reads_and_pay_two_all_reduces_a_layer() -> None:
     step = expected(4, "engine.tensor_parallel=2", "engine.engines_per_node=1")
-    read_s = (P + 256 * LENGTH / 2 * 57_344 / 2) / (0.6 * 4.0e12)
+    read_s = (P + 256 * AVERAGE * 57_344 / 2) / (0.6 * 4.0e12)
     sent_s = 256 * 3584 * 2 / (0.8 * 150e9)
-    assert step.sample_s == pytest.approx(NEW * (read_s + 0.005 + 56 * (10e-6 + sent_s)))
+    assert step.sample_s == pytest.approx(NEW * (read_s + 56 * (10e-6 + sent_s)))
 
 
 @pytest.mark.parametrize(("stage", "in_microbatch", "in_step"), [(1, 0, 10), (2, 8, 2), (3, 8, 0)])

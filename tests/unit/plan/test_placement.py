@@ -47,7 +47,7 @@ def test_every_split_is_one_that_the_config_can_say_and_that_fits(size: str, num
 
 
 def test_the_default_stays_the_best_for_a_small_model_whose_steps_are_spent_on_sampling() -> None:
-    split = best(plan_7b_config("0.5B", 2))
+    split = best(plan_7b_config("0.5B", 8))
     assert split.layout == CARD_DEFAULT
     assert split.step.sample_s > split.step.train_s
 
