@@ -76,12 +76,17 @@ class SandboxError(Exception):
 
 
 def run_job(
-    isolation: str, argv: list[str], files: dict[str, str], cases: list[str], limits: Limits, stop_early: bool = True
+    isolation: str,
+    argv: list[str],
+    files: dict[str, str],
+    cases: list[str],
+    limits: Limits,
+    patience_s: float | None = None,
 ) -> list[CaseResult]:
     """Run `argv` once for each text on stdin, in a sandbox of its own. Raises SandboxError where it was not run.
 
-    Cases behind the first that did not end with `exit 0` are not run with `stop_early`; a sandbox that dies of its
-    programs is a result of the case it was in.
+    The first case that does not end with `exit 0` is the last one. With `patience_s`, the last one is the first that
+    passes a limit after so many seconds. A sandbox that dies of its programs is a result of the case it was in.
     """
     job = {
         "id": "",
@@ -89,7 +94,7 @@ def run_job(
         "files": files,
         "cases": cases,
         "limits": _for_kernel(isolation, limits),
-        "stop_early": stop_early,
+        "patience_s": patience_s,
     }
     with TemporaryDirectory(prefix="hpc-grpo-code-") as folder:
         try:
@@ -134,7 +139,7 @@ class SandboxedScorer:
         limits = {**_for_kernel(self._isolation, self._limits), "wall_s": wall_s}
         path = [*filter(None, sys.path), str(_PACKAGE.parent)]
         job: dict[str, Any] = {"id": secrets.token_hex(8), "scorer": function, "given": given, "path": path}
-        job |= {"files": {}, "cases": [text], "limits": limits, "stop_early": True}
+        job |= {"files": {}, "cases": [text], "limits": limits, "patience_s": None}
         was_there = self._process is not None
         answer = self._answer_to(job)
         if answer is None and was_there:
