@@ -200,11 +200,11 @@ def _watch(process: int, selector: Any, pending: Any, written: dict[str, bytearr
                 return "memory"
         if now > deadline:
             return "time"
-        ended, status = os.waitpid(process, os.WNOHANG)
+        ended, status, used = os.wait4(process, os.WNOHANG)
         if ended:
             _drain(selector, written, limits["output_bytes"])
             code = os.waitstatus_to_exitcode(status)
-            if code == -signal.SIGXCPU:
+            if code == -signal.SIGKILL and used.ru_utime + used.ru_stime > 0.9 * limits["cpu_s"]:  # by RLIMIT_CPU
                 return "time"
             return f"exit {code}" if code >= 0 else f"signal {-code}"
 
