@@ -79,10 +79,12 @@ _HEADER = re.compile(
     re.IGNORECASE,
 )
 _SPACED = re.compile(r"(?<![\w-])(?P<name>[A-Za-z_]\w*)[\"']?(?:\s*:\s*|[ \t]+(?:<<<[ \t]*)?)(?=" + _WRITTEN + r")")
-"""A name and a value with a blank or a colon between them, as in netrc, csh, YAML and JSON. Words follow words so too."""
+"""A name and a value behind a blank or a colon, as in netrc, csh, YAML and JSON. Other words stand so too."""
 
 _OF_COMMANDS = {
-    re.compile(r"\b(?:curl|wget)\b.*?\s(?:-[A-Za-z]*u|--user)[ \t=]*(?=[\"']?[^\s$\"']*:[^\s$])" + _WRITTEN): "PASSWORD",
+    re.compile(
+        r"\b(?:curl|wget)\b.*?\s(?:-[A-Za-z]*u|--user)[ \t=]*(?=[\"']?[^\s$\"']*:[^\s$])" + _WRITTEN
+    ): "PASSWORD",
     re.compile(r"\b(?:(?:docker|podman|apptainer)\s+login\b.*?|sshpass)\s-p[ \t]*" + _WRITTEN): "PASSWORD",
     re.compile(r"\bwandb[ \t]+login\b[^\n;&|]*?[ \t](?!-)" + _WRITTEN): "key",
 }

@@ -102,8 +102,7 @@ def run_job(
                 _command(isolation, limits),
                 input=json.dumps(job).encode(),
                 capture_output=True,
-                cwd=folder if isolation == "limits" else "/",
-                env={"PATH": "/usr/bin:/bin", "HOME": folder, "LANG": "C.UTF-8"},
+                **_surroundings(isolation, folder),
                 timeout=limits.wall_s * max(1, len(cases)) + _GRACE_S,
             )
         except subprocess.TimeoutExpired:
@@ -184,8 +183,7 @@ class SandboxedScorer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            cwd=self._folder.name if self._isolation == "limits" else "/",
-            env={"PATH": "/usr/bin:/bin", "HOME": self._folder.name, "LANG": "C.UTF-8"},
+            **_surroundings(self._isolation, self._folder.name),
         )
         return self._process
 
@@ -252,6 +250,11 @@ def _command(isolation: str, limits: Limits) -> list[str]:
         return _bubblewrap(shown, limits, inside)
     arguments = {"shown": shown, "tmp_bytes": limits.tmp_mib * _MIB, "argv": inside}
     return [sys.executable, "-I", "-S", str(_ENTER), json.dumps(arguments)]
+
+
+def _surroundings(isolation: str, folder: str) -> dict[str, Any]:
+    environ = {"PATH": "/usr/bin:/bin", "HOME": folder, "LANG": "C.UTF-8"}
+    return {"cwd": folder if isolation == "limits" else "/", "env": environ}
 
 
 def _bubblewrap(shown: list[str], limits: Limits, inside: list[str]) -> list[str]:

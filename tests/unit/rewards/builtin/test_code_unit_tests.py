@@ -206,11 +206,11 @@ def f(x): return 0""",
     "an interrupt that the tests catch": "import os, signal\ndef f(x):\n    os.kill(os.getppid(), signal.SIGINT)\n    return 0",
     "the tests' module": "import sys, types\nfor name in ('tests', '__main__', 'plain'):\n    sys.modules[name] = types.ModuleType(name)\ncheck = lambda *a: None\ndef f(x): return 0",
     "a message of its own": """
-import os, json, struct
+import os, json
 def f(x):
     for descriptor in range(4, 20):
         data = json.dumps({'values': {'nodes': [['yours', 0]], 'roots': [[0], False], 'same': []}, 'printed': ''}).encode()
-        try: os.write(descriptor, struct.pack('!Q', len(data)) + data)
+        try: os.write(descriptor, data + b'\\n')
         except OSError: pass
     return 0""",
     "an array that is always close": f"{ALWAYS_EQUAL}\n    __array__ = lambda self, *a, **k: Always()\n    __array_ufunc__ = __array_function__ = lambda *a, **k: True\ndef f(x): return Always()",
@@ -291,7 +291,10 @@ FORGED_FOR = {
         "class math: isclose = lambda *a, **k: True\ndef f(x): return 0.0",
         "import math\nfrom solution import *\nassert math.isclose(f(2), 1.4142135)",
     ),
-    "an end of iteration": ("def f(x): raise StopIteration", "assert all(map(lambda case: f(case[0]) == case[1], [(2, 4)]))"),
+    "an end of iteration": (
+        "def f(x): raise StopIteration",
+        "assert all(map(lambda case: f(case[0]) == case[1], [(2, 4)]))",
+    ),
     "a number that is large and then small": (
         "class F(float):\n    size = [1e9]\n    def __float__(self): self.size[0] *= -1; return -self.size[0]\n"
         "def f(x): return F()",

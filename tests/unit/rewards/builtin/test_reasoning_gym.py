@@ -117,8 +117,8 @@ exec("from sympy import *", SYMPY)
     "text",
     [
         *("__import__('os')", "().__class__", "open('x')", "[x for x in (1,)]", "lambda: 0", "lambdify('x', 'x')"),
-        *("exec('1')", "eval('1')", "getattr(1, 'real')", "f'{1}'", "(y := 1)", "globals()", "sympify('1')", "print(1)"),
-        *("True + True", "sum([])", "Integral(x, x)", "integrate(x, x)", "None"),
+        *("exec('1')", "eval('1')", "getattr(1, 'real')", "f'{1}'", "(y := 1)", "globals()", "sympify('1')"),
+        *("print(1)", "True + True", "sum([])", "Integral(x, x)", "integrate(x, x)", "None"),
     ],
 )
 def test_what_scorers_evaluate_is_an_expression(text: str, local: dict[str, Any]) -> None:
