@@ -72,14 +72,19 @@ _REFERENCE = re.compile(
 """A variable, a path, a placeholder or a number: what stands where a secret would, and is none."""
 
 _WRITTEN = r"[\"']?(?P<value>[^\s\"'`;#,&|()\[\]{}]+)"
-_SET = re.compile(r"(?<![\w-])(?P<name>[A-Za-z_][\w-]*)=(?=" + _WRITTEN + r")")
+_SET = re.compile(r"(?:(?<![\w-])|(?<=-e))(?P<name>[A-Za-z_][\w-]*)=(?=" + _WRITTEN + r")")
 _OPTION = re.compile(r"(?<!\S)--(?P<name>[A-Za-z][\w-]*)(?:=|[ \t]+)(?=" + _WRITTEN + r")")
 _HEADER = re.compile(
     r"\b(?P<name>authorization|[\w-]*(?:api-key|-token|-secret))\s*:\s*(?:(?:bearer|basic|token)\s+)?" + _WRITTEN,
     re.IGNORECASE,
 )
+_SPACED = re.compile(r"(?<![\w-])(?P<name>[A-Za-z_]\w*)[\"']?(?:\s*:\s*|[ \t]+(?:<<<[ \t]*)?)(?=" + _WRITTEN + r")")
+"""A name and a value behind a blank or a colon, as in netrc, csh, YAML and JSON. Other words stand so too."""
+
 _OF_COMMANDS = {
-    re.compile(r"\b(?:curl|wget)\b.*?\s(?:-u|--user)[ \t=]*(?=[\"']?[^\s$\"']*:[^\s$])" + _WRITTEN): "PASSWORD",
+    re.compile(
+        r"\b(?:curl|wget)\b.*?\s(?:-[A-Za-z]*u|--user)[ \t=]*(?=[\"']?[^\s$\"']*:[^\s$])" + _WRITTEN
+    ): "PASSWORD",
     re.compile(r"\b(?:(?:docker|podman|apptainer)\s+login\b.*?|sshpass)\s-p[ \t]*" + _WRITTEN): "PASSWORD",
     re.compile(r"\bwandb[ \t]+login\b[^\n;&|]*?[ \t](?!-)" + _WRITTEN): "key",
 }
@@ -118,7 +123,7 @@ def secret_keys(values: Any, prefix: str = "", name: str = "") -> list[str]:
 
 def _writes_secret(text: str) -> bool:
     """Return whether a text holds a secret of a known form, or gives one to a variable, an option or a header."""
-    text = text.replace("\\\n", " ")
+    text = text.replace("\\\n", "")
     return any(pattern.search(text) for pattern in _VALUES) or any(_is_given(*pair) for pair in _pairs(text))
 
 
@@ -130,11 +135,13 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
         yield found["name"].upper() if found["name"].lower().endswith("token") else found["name"], found["value"]
     for pattern, name in _OF_COMMANDS.items():
         yield from ((name, found["value"]) for found in pattern.finditer(text))
+    yield from ((found["name"], found["value"]) for found in _SPACED.finditer(text) if _RANDOM.search(found["value"]))
 
 
 def _is_given(name: str, value: str) -> bool:
     """Return whether a value that has such a name is a secret. Many names are those of other things: `answer_key`."""
-    name, value = name.replace("-", "_"), _SCHEME.sub("", value.strip())
+    name = re.sub(r"-|(?<=[a-z0-9])(?=[A-Z])", "_", name)  # clientSecret
+    value = _SCHEME.sub("", value.strip())
     if not is_secret(name) or _REFERENCE.match(value) or _OF_TEXT.search(name):
         return False
     is_key = len(value) >= _SHORTEST_KEY and _KEY_LIKE.fullmatch(value) and _RANDOM.search(value)

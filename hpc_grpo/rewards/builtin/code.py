@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,8 @@ from hpc_grpo.rewards.sandbox.isolation import (
 from hpc_grpo.section import Section
 
 _PYTHON = ("python", "python3", "py", "py3")
+_SHARE_OF_TIMEOUT = 0.8
+"""Of `timeout_s`, for a program that loops in each of its cases."""
 
 
 class CodeSettings(Section):
@@ -36,7 +39,7 @@ class CodeSettings(Section):
     isolation: Literal[CHOICES] = Field(  # type: ignore[valid-type]
         "strong", description="strong: namespaces or bubblewrap; limits: neither of them."
     )
-    parallel: PositiveInt = Field(8, description="Programs that run at the same time.")
+    parallel: PositiveInt = Field(8, description="Programs that run at the same time, at most one on each core.")
     time_s: PositiveFloat = Field(2.0, description="Processor seconds of one case; three times as many by the clock.")
     memory_mib: PositiveInt = Field(512, description="Memory of one case.")
     processes: PositiveInt = Field(32, description="Processes of one case.")
@@ -63,12 +66,14 @@ def code(group: Group, settings: CodeSettings) -> Iterator[float]:
 
     The column `tests_field` is a text of Python with assertions, run behind the program, or a list of
     `{"input": …, "output": …}`, also as JSON: the program then reads stdin, and what it prints is compared without
-    white space at ends of lines. With `partial` the score of such a list is the share that passed. `with_prompt` puts
-    the column `prompt_field` in front of the program: the head of a function, without the markup of a chat.
+    white space at ends of lines. With `partial` the score of such a list is the share that passed: a case that passes a
+    limit is the last one where another one could take all of `timeout_s`. `with_prompt` puts the column `prompt_field`
+    in front of the program: the head of a function, without the markup of a chat.
 
     A program has `time_s` of processor time for each case, and three times that by the clock. The sandbox has no
     network, no files but the system's, and /tmp in memory; `isolation: limits` is asked for by name alone.
     """
+    limits = settings.limits
     tests = group.column(settings.tests_field, "Set rewards.N.args.tests_field to the column of the tests.")
     cases, isolation = _cases(tests), find_isolation(settings.isolation)
     fix = "Set rewards.N.args.prompt_field to the column of the prompts."
@@ -77,11 +82,12 @@ def code(group: Group, settings: CodeSettings) -> Iterator[float]:
     def score(completion: str) -> float:
         program = behind_head(head, program_of(completion))
         if cases is None:
-            return float(passes_tests(isolation, program, tests, settings.limits))
-        passed = count_passed(isolation, program, cases, settings.limits, stop_early=not settings.partial)
+            return float(passes_tests(isolation, program, tests, limits))
+        patience_s = max(0.0, _SHARE_OF_TIMEOUT * group.timeout_s - limits.wall_s) if settings.partial else None
+        passed = count_passed(isolation, program, cases, limits, patience_s)
         return passed / len(cases) if settings.partial else float(passed == len(cases))
 
-    with ThreadPoolExecutor(settings.parallel) as threads:
+    with ThreadPoolExecutor(min(settings.parallel, len(os.sched_getaffinity(0)))) as threads:
         yield from threads.map(score, group.completions)
 
 
@@ -108,18 +114,23 @@ def behind_head(head: str, program: str) -> str:
 
 
 def passes_tests(isolation: str, program: str, tests: str, limits: Limits) -> bool:
-    """Tell whether a program's tests ran to their end. The program runs in another process than the tests."""
+    """Tell whether a program's tests ran to their end. The program runs in another process than the tests.
+
+    Raises ConfigError for tests that every program passes.
+    """
     job = json.dumps({"program": program, "tests": tests})
     [result] = run_job(isolation, [sys.executable, "-I", str(UNIT_TESTS)], {}, [job], limits)
+    if result.verdict == "nothing":
+        raise ConfigError(f"a text of tests asserts nothing, and calls none of its functions: {tests[:200]!r}.")
     return result.ended == "exit 0" and result.verdict == "passed"
 
 
 def count_passed(
-    isolation: str, program: str, cases: Sequence[tuple[str, str]], limits: Limits, stop_early: bool
+    isolation: str, program: str, cases: Sequence[tuple[str, str]], limits: Limits, patience_s: float | None
 ) -> int:
     """Count the cases whose output is right."""
     argv = [sys.executable, "-I", "solution.py"]
-    results = run_job(isolation, argv, {"solution.py": program}, [given for given, _ in cases], limits, stop_early)
+    results = run_job(isolation, argv, {"solution.py": program}, [given for given, _ in cases], limits, patience_s)
     return sum(_is_right(result, wanted) for result, (_, wanted) in zip(results, cases, strict=False))
 
 

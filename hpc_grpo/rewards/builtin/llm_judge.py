@@ -100,8 +100,8 @@ def _filled(settings: LlmJudgeSettings, prompt: str, completion: str, reference:
 
     A completion writes none of the template's own marks, such as `</response>`: its part would end there.
     """
-    marks = "|".join({"reference", *re.findall(r"</(\w+)>", settings.template)})
-    completion = re.sub(rf"(?i)<(?=\s*/?\s*(?:{marks})\b)", "&lt;", completion)
+    marks = "|".join(map(re.escape, {"reference", *re.findall(r"</([\w.:-]+)>", settings.template)}))
+    completion = re.sub(rf"(?i)<(?=\W{{0,9}}(?:{marks})\b)", "&lt;", completion)
     values = {"prompt": prompt, "completion": completion, "scale": f"{settings.scale:g}"}
     values["answer"] = "" if reference is None else str(reference)
     values["with_reference"] = "" if reference is None else " by the reference answer"

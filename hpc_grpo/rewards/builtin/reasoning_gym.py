@@ -36,6 +36,8 @@ _EVALUATED = (
 )  # fmt: skip
 """No attributes: they lead from any value to Python's modules."""
 _CALLED = frozenset({"abs", "complex", "float", "int", "list", "max", "min", "pow", "round", "set", "sum", "tuple"})
+_OF_PARSER = frozenset({"Float", "Function", "Integer", "Rational", "Symbol"})
+"""What sympy's parser makes of numbers and names."""
 
 
 class ReasoningGymSettings(Section):
@@ -128,26 +130,36 @@ _python_eval = eval
 
 
 def evaluate(source: str, names: Any = None, local: Any = None) -> Any:
-    """Evaluate an expression of literals, operators, sympy's functions and a few of Python's, in place of `eval`.
+    """Evaluate an expression of literals, operators and functions, in place of `eval`.
 
-    Raises ValueError for any other: an answer could otherwise write its own score.
+    sympy's parser gives `names`. It gets mathematical functions and constants where the task has a variable: others ask
+    for certain numbers, and `ceiling(pi)` is one more. Raises ValueError for any other expression: an answer could
+    otherwise write its own score.
     """
     caller = sys._getframe(1)
+    is_task_s = names is None
     names = caller.f_globals if names is None else names
-    local = (caller.f_locals if names is caller.f_globals else names) if local is None else local
+    local = (caller.f_locals if is_task_s else names) if local is None else local
+    has_variable = not is_task_s and any(_is_mathematics(value) for value in local.values())
     tree = ast.parse(source.lstrip(" \t"), mode="eval")
     for node in ast.walk(tree):
         is_taken = isinstance(node, _EVALUATED)
-        if isinstance(node, ast.Name):
-            is_taken = node.id in _CALLED or _is_mathematics(local.get(node.id, names.get(node.id)))
+        if isinstance(node, ast.Constant):
+            is_taken = isinstance(node.value, int | float | complex | str) and not isinstance(node.value, bool)
+        if isinstance(node, ast.Name) and is_task_s:
+            is_taken = node.id in _CALLED
+        elif isinstance(node, ast.Name):
+            value = local.get(node.id, names.get(node.id))
+            is_taken = node.id in _OF_PARSER or (has_variable and _is_mathematics(value))
         if not is_taken:
             raise ValueError(f"an answer is an expression, not {ast.unparse(node)!r}")
     return _python_eval(compile(tree, "<answer>", "eval"), names, local)
 
 
 def _is_mathematics(value: Any) -> bool:
+    """Tell whether a value is a constant, variable or function of sympy's. `Integral` is none: it solves nothing."""
     import sympy
 
     if isinstance(value, type):
-        return issubclass(value, sympy.Basic)
+        return issubclass(value, sympy.core.function.Application)
     return isinstance(value, sympy.Basic) or getattr(value, "__module__", "").startswith("sympy.functions.")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import signal
 import stat
 import sys
@@ -141,12 +142,12 @@ def _show(source: str, target: Path) -> None:
         target.symlink_to(Path(source).readlink())
         return
     _bind(source, target)
-    # Blanks are written as \\040. No codec does it: Python's own files are out of reach here.
-    lines = Path("/old/proc/self/mountinfo").read_text().splitlines()
-    for point in (line.split()[4].replace("\\040", " ") for line in lines):
-        if point == str(target) or point.startswith(f"{target}/"):
-            kept = sum(flag for bit, flag in _KEPT_FLAGS.items() if os.statvfs(point).f_flag & bit)
-            _mount(None, point, None, kept | _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
+    lines = Path("/old/proc/self/mountinfo").read_text().split("\n")[:-1]
+    # White space and backslashes are written as \\040.
+    points = [re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), line.split(" ")[4]) for line in lines]
+    for point in (str(target), *(each for each in points if each.startswith(f"{target}/"))):
+        kept = sum(flag for bit, flag in _KEPT_FLAGS.items() if os.statvfs(point).f_flag & bit)
+        _mount(None, point, None, kept | _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
 
 
 def _bind(source: str, target: Path) -> None:

@@ -5,9 +5,9 @@ A job has `cases` (texts), `limits`, `files` to write into the folder that it st
 - `scorer`, a function as `module:name`. It gets `given`, and returns a function that scores a case. This process
   imports the module and calls the function once. Each case is scored in a fork of this process, and so starts at once.
 
-The answer has the job's `id` and, for each case that was run, how the case ended and what the case wrote. With
-`stop_early`, the first case that does not end well is the last one. This process never runs a model's text, and no case
-can reach this process.
+The answer has the job's `id` and, for each case that was run, how the case ended and what the case wrote. The first
+case that does not end with `exit 0` is the last one. With `patience_s`, the last one is the first case that passes a
+limit or is killed after so many seconds. This process never runs a model's text, and no case can reach this process.
 
 The kernel's limits of memory hold for one process each, so this process watches what all of them take together. Where
 there is no namespace, this process kills its descendants. It imports the standard library alone, and holds no secret.
@@ -21,6 +21,7 @@ import fcntl
 import importlib
 import json
 import os
+import re
 import resource
 import selectors
 import signal
@@ -37,7 +38,7 @@ _POLL_S, _POLL_NODE_S = 0.02, 0.2
 _POLL_ENDING_S = 0.001
 """A program that has closed its pipes is about to end."""
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_MEMORY = re.compile(rb"^Vm(Size|RSS|Swap|PTE):\s+(\d+) kB$", re.MULTILINE)
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """OpenBLAS and MKL read it too. With a thread for each core of a large node, NumPy's import would pass the limits."""
 _DESCRIPTORS = {"stdin": 0, "stdout": 1, "stderr": 2, "verdict": 3}
@@ -68,6 +69,7 @@ def main() -> None:
 
 def _run_cases(job: dict[str, Any]) -> list[dict[str, str]]:
     results: list[dict[str, str]] = []
+    begun, patience_s = time.monotonic(), job["patience_s"]
     for case in job["cases"]:
         _empty_folder()
         for name, text in job["files"].items():
@@ -76,7 +78,8 @@ def _run_cases(job: dict[str, Any]) -> list[dict[str, str]]:
         if not _kill_all():
             results[-1]["ended"] = "processes that cannot be killed"
             break
-        if job["stop_early"] and results[-1]["ended"] != "exit 0":
+        how, taken_s = results[-1]["ended"].split()[0], time.monotonic() - begun
+        if results[-1]["ended"] != "exit 0" if patience_s is None else how != "exit" and taken_s > patience_s:
             break
     _empty_folder()
     return results
@@ -84,6 +87,7 @@ def _run_cases(job: dict[str, Any]) -> list[dict[str, str]]:
 
 def _empty_folder() -> None:
     """Remove what a case has left. Folders may be nested deeper than Python recurses, and than a path is long."""
+    Path.cwd().chmod(0o700)  # a path through "." would need the right that the case may have taken away
     pending, moved = [Path()], 0
     while pending:
         folder = pending.pop()
@@ -106,9 +110,9 @@ def _run(job: dict[str, Any], case: str) -> dict[str, str]:
     limits, score, address_bytes = dict(job["limits"]), None, job["limits"]["memory_bytes"]
     if "scorer" in job:
         score = _scorer(job)
-        address_pages, resident_pages = _memory_pages("self")
-        address_bytes += address_pages * _PAGE_BYTES  # a fork starts with what this process has imported
-        limits["memory_bytes"] += resident_pages * _PAGE_BYTES
+        own_address_bytes, own_bytes = _memory_bytes("self")
+        address_bytes += own_address_bytes  # a fork starts with what this process has imported
+        limits["memory_bytes"] += own_bytes
     pipes = {name: os.pipe() for name in _DESCRIPTORS}
     theirs = {name: ends[name != "stdin"] for name, ends in pipes.items()}
     ours = {name: ends[name == "stdin"] for name, ends in pipes.items()}
@@ -196,11 +200,11 @@ def _watch(process: int, selector: Any, pending: Any, written: dict[str, bytearr
                 return "memory"
         if now > deadline:
             return "time"
-        ended, status = os.waitpid(process, os.WNOHANG)
+        ended, status, used = os.wait4(process, os.WNOHANG)
         if ended:
             _drain(selector, written, limits["output_bytes"])
             code = os.waitstatus_to_exitcode(status)
-            if code == -signal.SIGXCPU:
+            if code == -signal.SIGKILL and used.ru_utime + used.ru_stime > 0.9 * limits["cpu_s"]:  # by RLIMIT_CPU
                 return "time"
             return f"exit {code}" if code >= 0 else f"signal {-code}"
 
@@ -244,16 +248,23 @@ def _taken(limits: dict[str, float]) -> tuple[int, float]:
     others, taken = _others(), 0.0
     for pid in others:
         with contextlib.suppress(OSError):
-            taken += _memory_pages(pid)[1] * _PAGE_BYTES
+            taken += _memory_bytes(pid)[1]
     if os.getpid() == 1:
         taken += limits["socket_bytes"] * (Path("/proc/self/net/unix").read_bytes().count(b"\n") - 1)
     return len(others), taken
 
 
-def _memory_pages(pid: int | str) -> tuple[int, int]:
-    """Return the pages of a process's address space, and those that are resident."""
-    address, resident = Path(f"/proc/{pid}/statm").read_text().split()[:2]
-    return int(address), int(resident)
+def _memory_bytes(pid: int | str) -> tuple[int, int]:
+    """Return the size of a process's address space, and what the process holds: resident, in swap, page tables.
+
+    A page table counts nowhere else, and a process can have gigabytes of them for empty pages. A process whose first
+    thread has ended shows its memory at the other threads alone.
+    """
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        found = {name: int(kib) << 10 for name, kib in _MEMORY.findall((thread / "status").read_bytes())}
+        if found:
+            return found.pop(b"Size"), sum(found.values())
+    return 0, 0
 
 
 def _others() -> list[int]:

@@ -76,12 +76,17 @@ class SandboxError(Exception):
 
 
 def run_job(
-    isolation: str, argv: list[str], files: dict[str, str], cases: list[str], limits: Limits, stop_early: bool = True
+    isolation: str,
+    argv: list[str],
+    files: dict[str, str],
+    cases: list[str],
+    limits: Limits,
+    patience_s: float | None = None,
 ) -> list[CaseResult]:
     """Run `argv` once for each text on stdin, in a sandbox of its own. Raises SandboxError where it was not run.
 
-    Cases behind the first that did not end with `exit 0` are not run with `stop_early`; a sandbox that dies of its
-    programs is a result of the case it was in.
+    The first case that does not end with `exit 0` is the last one. With `patience_s`, the last one is the first that
+    passes a limit after so many seconds. A sandbox that dies of its programs is a result of the case it was in.
     """
     job = {
         "id": "",
@@ -89,7 +94,7 @@ def run_job(
         "files": files,
         "cases": cases,
         "limits": _for_kernel(isolation, limits),
-        "stop_early": stop_early,
+        "patience_s": patience_s,
     }
     with TemporaryDirectory(prefix="hpc-grpo-code-") as folder:
         try:
@@ -97,8 +102,7 @@ def run_job(
                 _command(isolation, limits),
                 input=json.dumps(job).encode(),
                 capture_output=True,
-                cwd=folder if isolation == "limits" else "/",
-                env={"PATH": "/usr/bin:/bin", "HOME": folder, "LANG": "C.UTF-8"},
+                **_surroundings(isolation, folder),
                 timeout=limits.wall_s * max(1, len(cases)) + _GRACE_S,
             )
         except subprocess.TimeoutExpired:
@@ -134,7 +138,7 @@ class SandboxedScorer:
         limits = {**_for_kernel(self._isolation, self._limits), "wall_s": wall_s}
         path = [*filter(None, sys.path), str(_PACKAGE.parent)]
         job: dict[str, Any] = {"id": secrets.token_hex(8), "scorer": function, "given": given, "path": path}
-        job |= {"files": {}, "cases": [text], "limits": limits, "stop_early": True}
+        job |= {"files": {}, "cases": [text], "limits": limits, "patience_s": None}
         was_there = self._process is not None
         answer = self._answer_to(job)
         if answer is None and was_there:
@@ -179,8 +183,7 @@ class SandboxedScorer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            cwd=self._folder.name if self._isolation == "limits" else "/",
-            env={"PATH": "/usr/bin:/bin", "HOME": self._folder.name, "LANG": "C.UTF-8"},
+            **_surroundings(self._isolation, self._folder.name),
         )
         return self._process
 
@@ -247,6 +250,11 @@ def _command(isolation: str, limits: Limits) -> list[str]:
         return _bubblewrap(shown, limits, inside)
     arguments = {"shown": shown, "tmp_bytes": limits.tmp_mib * _MIB, "argv": inside}
     return [sys.executable, "-I", "-S", str(_ENTER), json.dumps(arguments)]
+
+
+def _surroundings(isolation: str, folder: str) -> dict[str, Any]:
+    environ = {"PATH": "/usr/bin:/bin", "HOME": folder, "LANG": "C.UTF-8"}
+    return {"cwd": folder if isolation == "limits" else "/", "env": environ}
 
 
 def _bubblewrap(shown: list[str], limits: Limits, inside: list[str]) -> list[str]:

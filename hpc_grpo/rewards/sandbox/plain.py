@@ -13,12 +13,10 @@ import builtins
 import importlib
 import json
 import os
-import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_HEADER = struct.Struct("!Q")
 _INLINE_BITS = 64
 _FILLED: dict[type, str] = {
     list: "list", set: "set", deque: "deque", dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter",
@@ -46,33 +44,22 @@ class BrokenMessageError(Exception):
 
 
 class Channel:
-    """Sends and receives messages over two pipes."""
+    """Sends and receives messages over two pipes, one on each line."""
 
     def __init__(self, reads: int, writes: int) -> None:
-        self._reads, self._writes = reads, writes
+        self._reads, self._writes = os.fdopen(reads, "rb"), os.fdopen(writes, "wb", buffering=0)
 
     def send(self, message: Any) -> None:
-        data = json.dumps(message).encode()
-        data = _HEADER.pack(len(data)) + data
+        data = json.dumps(message).encode() + b"\n"
         while data:
-            data = data[os.write(self._writes, data) :]
+            data = data[self._writes.write(data) :]
 
     def receive(self) -> Any:
         """Return the next message. Raises BrokenMessageError where there will be none."""
-        (size,) = _HEADER.unpack(self._read(_HEADER.size))
         try:
-            return json.loads(self._read(size))
+            return json.loads(self._reads.readline())
         except (ValueError, RecursionError, MemoryError) as error:
             raise BrokenMessageError(str(error)) from error
-
-    def _read(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            part = os.read(self._reads, min(size - len(data), 1 << 20))
-            if not part:
-                raise BrokenMessageError("the other process has ended")
-            data += part
-        return bytes(data)
 
 
 def pack(

@@ -20,8 +20,8 @@ _REFUSED = {
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186),
     "semget": (64, 190), "mq_open": (240, 180), "io_setup": (206, 0), "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "vmsplice": (278, 75), "splice": (275, 76),
-    "tee": (276, 77), "inotify_init": (253, None), "inotify_init1": (294, 26), "fanotify_init": (300, 262),
-    "userfaultfd": (323, 282), "bpf": (321, 280), "perf_event_open": (298, 241),
+    "tee": (276, 77), "sendfile": (40, 71), "inotify_init": (253, None), "inotify_init1": (294, 26),
+    "fanotify_init": (300, 262), "userfaultfd": (323, 282), "bpf": (321, 280), "perf_event_open": (298, 241),
     "landlock_create_ruleset": (444, 444),
     # Keys of the user's session.
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),

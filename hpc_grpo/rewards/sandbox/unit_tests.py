@@ -29,7 +29,7 @@ import os
 import signal
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,8 @@ _MAX_PRINTED = 1 << 18
 _SHOWN_NAMES = ("__name__", "__qualname__", "__doc__")
 """Special names of a Remote that are the program's. NumPy looks for others, and would believe them."""
 
-_PLAIN_BASES: tuple[Any, ...] = (int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset)
+_FIXED = (int, float, complex, str, bytes)
+_PLAIN_BASES: tuple[Any, ...] = (*_FIXED, bytearray, tuple, list, dict, set, frozenset)
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _BINARY = (
     "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and_", "or_", "xor",
@@ -133,7 +134,7 @@ class Remote:
             if isinstance(other, Remote):
                 return self.__peer.ask(operation, self, other)
             try:
-                value = self.__peer.ask("as_plain", self)
+                value = self.__peer.as_plain(self)
             except TypeError:
                 return NotImplemented
             return _OPERATIONS[operation](value, other)
@@ -156,6 +157,19 @@ class Peer:
         self._numbers: dict[int, int] = {}
         self._stand_ins: dict[int, Any] = {}
         self._numbers_of_stand_ins: dict[int, int] = {}
+        self._plain: dict[int, Any] = {}
+
+    def as_plain(self, remote: Remote) -> Any:
+        """Return an object of the other process as plain data. Raises TypeError for an object that is none.
+
+        A number or text that was asked for is kept: it could be above one bound, and then below the other one.
+        """
+        if id(remote) in self._plain:
+            return self._plain[id(remote)]
+        value = self.ask("as_plain", remote)
+        if isinstance(value, _FIXED):
+            self._plain[id(remote)] = value
+        return value
 
     def ask(self, operation: str, *operands: Any) -> Any:
         """Have the other process do something. Returns its value, or raises its error."""
@@ -165,9 +179,12 @@ class Peer:
             self._answer(reply)
         (value, is_error, *_), _ = plain.unpack(reply["values"], self._resolve, objects)
         sys.stdout.write(reply["printed"])
-        if is_error:
-            raise _error(*value)
-        return value
+        if not is_error:
+            return value
+        error = _error(*value)
+        if isinstance(error, StopIteration) and operation != "next":  # a `map` of the tests would end, and pass
+            raise RuntimeError("the program raised StopIteration") from error
+        raise error
 
     def serve(self) -> None:
         """Do what the other process asks for, until it has ended."""
@@ -228,8 +245,11 @@ class Peer:
         return awaited()
 
     def _error_class(self, module: str, name: str, bases: list[Any]) -> Any:
-        """Return the class of the same name of the standard library, else one made with the same bases."""
-        if module.partition(".")[0] in sys.stdlib_module_names:
+        """Return the class of the same name of the standard library, else one made with the same bases.
+
+        Not one of unittest, where a test that raises `SkipTest` has not failed.
+        """
+        if (top := module.partition(".")[0]) in sys.stdlib_module_names and top != "unittest":
             found = getattr(importlib.import_module(module), name, None)
             if isinstance(found, type) and issubclass(found, BaseException):
                 return found
@@ -258,8 +278,8 @@ def main() -> None:
     os.close(for_tests[1])
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     job = json.load(sys.stdin)
-    _run_tests(plain.Channel(for_tests[0], for_program[1]), job["program"], job["tests"])
-    os.write(_VERDICT_FD, b"passed")
+    has_tested = _run_tests(plain.Channel(for_tests[0], for_program[1]), job["program"], job["tests"])
+    os.write(_VERDICT_FD, b"passed" if has_tested else b"nothing")
     os._exit(0)
 
 
@@ -275,7 +295,7 @@ def _run_program(channel: Any, not_its: list[int]) -> None:
     def load(program: str) -> None:
         exec(compile(program, "solution.py", "exec", dont_inherit=True), module.__dict__)
 
-    def lookup(names: list[str]) -> dict[str, Any]:
+    def lookup(names: tuple[str, ...]) -> dict[str, Any]:
         return {name: vars(module)[name] for name in names if name in vars(module)}
 
     operations: dict[str, Callable[..., Any]] = {
@@ -287,8 +307,11 @@ def _run_program(channel: Any, not_its: list[int]) -> None:
     Peer(channel, lambda operation, operands: operations[operation](*operands)).serve()
 
 
-def _run_tests(channel: Any, program: str, tests: str) -> None:
-    """Run the tests in a namespace with the program's names. Raises what they raise."""
+def _run_tests(channel: Any, program: str, tests: str) -> bool:
+    """Run the tests in a namespace with the program's names. Return whether they test anything. Raises what they raise.
+
+    Functions that pytest would call are called, unless the tests do so.
+    """
 
     def do(operation: str, operands: list[Any]) -> Any:
         _refuse_to_program(peer, operation, *operands)
@@ -302,18 +325,55 @@ def _run_tests(channel: Any, program: str, tests: str) -> None:
     peer.ask("load", program)
     vars(module).update(_names(peer, code))
     exec(compile(code, "tests.py", "exec", dont_inherit=True), module.__dict__)
+    functions = {name: each for name, each in vars(module).items() if _is_test(each)}
+    if not (acts := _acts(code)) or not functions.keys() & _used(code):
+        for function in functions.values():
+            if isinstance(found := function(), types.CoroutineType):
+                _awaited(found)
+    return acts or bool(functions)
 
 
-def _names(peer: Peer, tests: ast.Module) -> Mapping[str, Any]:
+def _acts(node: ast.AST) -> bool:
+    """Tell whether a module asserts or calls anything, beside in what it defines."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return False
+    if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):  # it is another name here
+        return False
+    return isinstance(node, ast.Assert | ast.Call | ast.Raise) or any(map(_acts, ast.iter_child_nodes(node)))
+
+
+def _is_test(value: Any) -> bool:
+    """Tell whether pytest would call this object of the tests, without fixtures."""
+    is_function = isinstance(value, types.FunctionType) and value.__module__ == "tests"
+    return is_function and value.__name__[:4] == "test" and value.__code__.co_argcount == len(value.__defaults__ or ())
+
+
+def _used(tests: ast.Module) -> set[str]:
+    return {node.id for node in ast.walk(tests) if isinstance(node, ast.Name)}
+
+
+def _lookup(peer: Peer, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the program's values of these names, and no other: an answer may hold an `abs` that nobody asked for.
+
+    A tuple, since a program may change a list that it is given.
+    """
+    found = peer.ask("lookup", names)
+    return {name: found[name] for name in names if name in found}
+
+
+def _names(peer: Peer, tests: ast.Module) -> dict[str, Any]:
     """Return the program's values of names that the tests use.
 
-    A builtin is Python's, or a program could pass by an `abs` of its own. It is the program's where the tests use no
+    A builtin is Python's, or a program could pass by an `abs` of its own. It is the program's where the tests need no
     other name of the program: they test a function of this name then.
     """
-    used = {node.id for node in ast.walk(tests) if isinstance(node, ast.Name)}
-    own, of_python = used - vars(builtins).keys(), used & vars(builtins).keys()
-    values: Mapping[str, Any] = peer.ask("lookup", sorted(own)) or peer.ask("lookup", sorted(of_python))
-    return values
+    used = _used(tests)
+    found = _lookup(peer, tuple(used - vars(builtins).keys()))
+    bound = {getattr(node, each, None) for node in ast.walk(tests) for each in ("module", "name", "asname", "arg")}
+    bound |= {node.id for node in ast.walk(tests) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    if found or "solution" in bound or used - bound - vars(builtins).keys():
+        return found
+    return _lookup(peer, tuple(used & vars(builtins).keys()))
 
 
 class _Solution(types.ModuleType):
@@ -325,9 +385,9 @@ class _Solution(types.ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
-            names = self.__peer.ask("names")
-            return [each for each in names if not each.startswith("_") and each not in vars(builtins)]
-        found = {} if name.startswith("__") else self.__peer.ask("lookup", [name])
+            taken = vars(builtins).keys() | vars(sys.modules["tests"])  # `import *` must not bring another `math`
+            return [each for each in self.__peer.ask("names") if not each.startswith("_") and each not in taken]
+        found = {} if name.startswith("__") else _lookup(self.__peer, (name,))
         if name not in found:
             raise AttributeError(name)
         return found[name]

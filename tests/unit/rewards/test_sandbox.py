@@ -50,6 +50,45 @@ WAYS = {
         "libc = ctypes.CDLL(None)\nwhile True:\n    n = libc.msgget(0, 0o1600)\n    assert n >= 0\n    grown(0.016)\n    libc.msgsnd(n, ctypes.create_string_buffer(8192), 8000, 0o4000)\n    libc.msgsnd(n, ctypes.create_string_buffer(8192), 8000, 0o4000)"
     ),
 }
+WAYS |= {
+    "processes whose first thread has ended": """
+import threading
+def hold():
+    held = b'1' * (400 << 20)
+    time.sleep(9)
+for _ in range(4):
+    grown(400)
+    if not os.fork():
+        threading.Thread(target=hold).start()
+        ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[os.uname().machine], 0)
+time.sleep(9)""",
+    "page tables of empty pages": """
+mmap_ = ctypes.CDLL(None).mmap
+mmap_.restype = ctypes.c_void_p
+mmap_.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+for _ in range(8):
+    grown(156)
+    if not os.fork():
+        for n in range(2, 20_000):
+            at = mmap_(n << 30, 4096, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000, -1, 0)
+            ctypes.c_char.from_address(at).value
+        time.sleep(9)
+time.sleep(9)""",
+    "pages of a file that sockets keep": """
+def fill():
+    file, held = os.open(str(os.getpid()), os.O_CREAT | os.O_RDWR), []
+    for _ in range(60):
+        os.ftruncate(file, 0)
+        os.pwrite(file, b'1' * (8 << 20), 0)
+        for offset in range(0, 8 << 20, 4096):
+            try: os.sendfile(held[-1][0].fileno(), file, offset, 1)
+            except (BlockingIOError, IndexError):
+                held.append(socket.socketpair())
+                held[-1][0].setblocking(False)
+        grown(8)
+for _ in range(5): os.fork() or fill()
+time.sleep(9)""",
+}
 PRELUDE = f"""
 import ctypes, mmap, os, socket, sys, time
 taken = 0
@@ -194,10 +233,29 @@ def test_asyncio_multiprocessing_and_threads_work_inside() -> None:
 def test_folders_deeper_than_python_recurses_are_removed_before_the_next_case() -> None:
     program = (
         "import os\nprint(sorted(os.listdir()))\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\n"
-        "os.chmod('.', 0)\nos.chdir('/tmp')\nos.symlink('/usr', 'link')\nos.mkdir('0')"
+        "os.chmod('.', 0)\nos.chdir('/tmp')\nos.symlink('/usr', 'link')\nos.mkdir('0')\nos.chmod('/tmp', 0)"
     )
     results = run_job(ISOLATION, [sys.executable, "-I", "-c", program], {}, ["", "", ""], Limits(cpu_s=20.0))
     assert results == [CaseResult("exit 0", "[]\n")] * 3
+
+
+@needs_isolation
+@pytest.mark.parametrize(
+    ("program", "patience_s", "ends"),
+    [
+        ("while True: pass", None, ["time"]),
+        ("while True: pass", 0.0, ["time"]),
+        ("while True: pass", 60.0, ["time", "time"]),
+        ("exit(3)", None, ["exit 3"]),
+        ("exit(3)", 0.0, ["exit 3", "exit 3"]),
+    ],
+)
+def test_a_program_that_loops_in_each_of_its_cases_is_not_run_on_all(
+    program: str, patience_s: float | None, ends: list[str]
+) -> None:
+    argv = [sys.executable, "-I", "-c", program]
+    results = run_job(ISOLATION, argv, {}, ["", ""], Limits(cpu_s=1.0), patience_s)
+    assert [result.ended for result in results] == ends
 
 
 def _listing(python: Path, home: Path, *looked_for: Path) -> str:
@@ -261,6 +319,18 @@ def test_a_run_or_data_below_what_programs_see_is_refused(tmp_path: Path) -> Non
     sandbox.refuse_shown([tmp_path])
     with pytest.raises(ConfigError, match="would see"):
         sandbox.refuse_shown([Path(sys.base_prefix) / "lib" / "run"])
+
+
+@needs_isolation
+def test_a_shown_folder_is_read_only_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "a b\tc\\d\né"
+    folder.mkdir()
+    folder.chmod(0o777)  # root becomes nobody in a sandbox
+    shown = sandbox.shown_paths()
+    monkeypatch.setattr(sandbox, "shown_paths", lambda: [*shown, str(folder)])
+    program = f"import errno\ntry: open({str(folder / 'written')!r}, 'w')\nexcept OSError as error: print(errno.errorcode[error.errno])"
+    [result] = run_job(ISOLATION, [sys.executable, "-I", "-c", program], {}, [""], Limits(cpu_s=10.0))
+    assert (result.stdout, list(folder.iterdir())) == ("EROFS\n", []), result
 
 
 @needs_isolation

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import score
 from tests.support.isolation import needs_isolation
 
@@ -101,7 +102,24 @@ HONEST = {
         "from dataclasses import dataclass\n@dataclass(order=True)\nclass V:\n    x: int\n    def __add__(self, o): return V(self.x + o.x)\n    def __neg__(self): return V(-self.x)",
         "assert V(1) + V(2) == V(3) and -V(1) == V(-1) and V(1) < V(2) and V(1) != 1\nassert sorted([V(2), V(1)])[0].x == 1",
     ),
-    "a function called like a builtin": ("def sum(a, b): return a + b", "assert sum(10, 15) == 25"),
+    "a function called like a builtin": ("def sum(a, b): return a + b", "a = 10\nassert sum(a, 15) == 25"),
+    "functions for pytest": (
+        "def f(x): return 2 * x\ndef nothing():\n    for _ in (): yield",
+        "import pytest\nfrom solution import *\nCASES = dict(a=1)\ndef test_one(): assert f(1) == 2\n"
+        "async def test_two(case=2): assert f(case) == 4\ndef test_more(fixture): assert False\n"
+        "def test_end():\n    with pytest.raises(StopIteration): next(nothing())\n"
+        "if __name__ == '__main__': pytest.main()",
+    ),
+    "functions that the tests call": (
+        "def f(x): return 2 * x",
+        "calls = []\ndef test_one(): calls.append(f(1))\ntest_one()\nassert calls == [2]",
+    ),
+    "unittest": (
+        "def f(x): return 2 * x",
+        "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 2)\n"
+        "suite = unittest.defaultTestLoader.loadTestsFromTestCase(T)\n"
+        "assert unittest.TextTestRunner().run(suite).wasSuccessful()",
+    ),
     "context managers and coroutines": (
         "import contextlib\n@contextlib.contextmanager\ndef opened(x): yield [x]\nasync def later(x): return x + 1",
         "import asyncio\nwith opened(3) as x:\n    assert x == [3]\nassert asyncio.run(later(1)) == 2",
@@ -188,11 +206,11 @@ def f(x): return 0""",
     "an interrupt that the tests catch": "import os, signal\ndef f(x):\n    os.kill(os.getppid(), signal.SIGINT)\n    return 0",
     "the tests' module": "import sys, types\nfor name in ('tests', '__main__', 'plain'):\n    sys.modules[name] = types.ModuleType(name)\ncheck = lambda *a: None\ndef f(x): return 0",
     "a message of its own": """
-import os, json, struct
+import os, json
 def f(x):
     for descriptor in range(4, 20):
         data = json.dumps({'values': {'nodes': [['yours', 0]], 'roots': [[0], False], 'same': []}, 'printed': ''}).encode()
-        try: os.write(descriptor, struct.pack('!Q', len(data)) + data)
+        try: os.write(descriptor, data + b'\\n')
         except OSError: pass
     return 0""",
     "an array that is always close": f"{ALWAYS_EQUAL}\n    __array__ = lambda self, *a, **k: Always()\n    __array_ufunc__ = __array_function__ = lambda *a, **k: True\ndef f(x): return Always()",
@@ -235,3 +253,70 @@ def test_forged_verdicts_score_nothing(forgery: str) -> None:
         name for name, tests in TESTS.items() if score("code", [program], {"tests": tests}, timeout_s=90.0) != [0.0]
     }
     assert passed == set()
+
+
+OPERATIONS = """
+import sys
+frame = sys._getframe()
+while 'operations' not in frame.f_locals: frame = frame.f_back
+operations = frame.f_locals['operations']
+lookup = operations['lookup']
+def f(x): return 0.0
+"""
+"""The program's process is the program's: it may answer the tests as it likes."""
+CLOSE = "assert abs(f(2) - 1.4142135) < 1e-6"
+UNITTEST = HONEST["unittest"][1]
+FORGED_FOR = {
+    "an abs that nobody asked for": (
+        f"{OPERATIONS}operations['lookup'] = lambda names: {{**lookup(names), 'abs': lambda x: 0}}",
+        CLOSE,
+    ),
+    "builtins of its own": (
+        f"{OPERATIONS}import builtins\nclass Fake:\n    def __getattr__(self, name): return lambda *a, **k: True\n"
+        "own = {**{k: v for k, v in vars(builtins).items() if isinstance(v, type)}, '__import__': lambda *a: Fake()}"
+        "\noperations['lookup'] = lambda names: {**lookup(names), '__builtins__': own}",
+        TESTS["close"],
+    ),
+    "names that it puts into the question": (
+        f"{OPERATIONS}def answer(names):\n    found = lookup(names)\n    names[:] = [*names, 'abs']\n"
+        "    return {**found, 'abs': lambda x: 0}\noperations['lookup'] = answer",
+        CLOSE,
+    ),
+    "a function that is there once its abs has been taken": (
+        "import threading\nabs = lambda x: 0\ndef late(): globals()['f'] = lambda x: 0.0\n"
+        "threading.Timer(0.3, late).start()",
+        f"import time\ntime.sleep(1)\nfrom solution import f\n{CLOSE}",
+    ),
+    "another math by import *": (
+        "class math: isclose = lambda *a, **k: True\ndef f(x): return 0.0",
+        "import math\nfrom solution import *\nassert math.isclose(f(2), 1.4142135)",
+    ),
+    "an end of iteration": (
+        "def f(x): raise StopIteration",
+        "assert all(map(lambda case: f(case[0]) == case[1], [(2, 4)]))",
+    ),
+    "a number that is large and then small": (
+        "class F(float):\n    size = [1e9]\n    def __float__(self): self.size[0] *= -1; return -self.size[0]\n"
+        "def f(x): return F()",
+        "assert 1.41 < f(2) < 1.42",
+    ),
+    "a test that is skipped": ("import unittest\ndef f(x): raise unittest.SkipTest", UNITTEST),
+    "a subtest that has failed elsewhere": (
+        "import unittest.case\nclass Stop(unittest.case._ShouldStop): pass\ndef f(x): raise Stop",
+        UNITTEST,
+    ),
+}
+
+
+@needs_isolation
+@pytest.mark.parametrize("forgery", FORGED_FOR)
+def test_verdicts_forged_for_a_kind_of_tests_score_nothing(forgery: str) -> None:
+    program, tests = FORGED_FOR[forgery]
+    assert score("code", [program], {"tests": tests}, args={"time_s": 10.0}, timeout_s=60.0) == [0.0]
+
+
+@needs_isolation
+@pytest.mark.parametrize("tests", ["def check(f): assert f(2) == 4", "x = 4", "def test_f(x): assert f(x) == 4"])
+def test_tests_that_assert_nothing_are_refused(tests: str) -> None:
+    with pytest.raises(ConfigError, match="asserts nothing"):
+        score("code", ["def f(x): return 0"], {"tests": tests})

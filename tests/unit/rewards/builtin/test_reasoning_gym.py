@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import builtins
 from pathlib import Path
 from typing import Any
 
@@ -107,36 +108,36 @@ def test_fifteen_power_towers_do_not_mask_their_group() -> None:
     assert outcome.rewards[15] == 1.0
 
 
+SYMPY: dict[str, Any] = {}
+exec("from sympy import *", SYMPY)
+
+
+@pytest.mark.parametrize("local", [{}, {"x": SYMPY["Symbol"]("x")}], ids=["numbers", "variable"])
 @pytest.mark.parametrize(
     "text",
     [
         *("__import__('os')", "().__class__", "open('x')", "[x for x in (1,)]", "lambda: 0", "lambdify('x', 'x')"),
-        *(
-            "exec('1')",
-            "eval('1')",
-            "getattr(1, 'real')",
-            "f'{1}'",
-            "(x := 1)",
-            "globals()",
-            "sympify('1')",
-            "print(1)",
-        ),
+        *("exec('1')", "eval('1')", "getattr(1, 'real')", "f'{1}'", "(y := 1)", "globals()", "sympify('1')"),
+        *("print(1)", "True + True", "sum([])", "Integral(x, x)", "integrate(x, x)", "None"),
     ],
 )
-def test_what_scorers_evaluate_is_an_expression(text: str) -> None:
-    names: dict[str, Any] = {}
-    exec("from sympy import *; import builtins; names = vars(builtins)", names)  # as sympy's parser has them
+def test_what_scorers_evaluate_is_an_expression(text: str, local: dict[str, Any]) -> None:
+    names = {**vars(builtins), **SYMPY}  # as sympy's parser has them
     with pytest.raises(ValueError, match="an answer is an expression"):
-        evaluate(text, {**names["names"], **names})
+        evaluate(text, names, local)
+
+
+def test_an_expression_that_asks_for_certain_numbers_has_no_others() -> None:
+    for text in ("ceiling(pi)", "E", "factorial(Integer(3))"):
+        with pytest.raises(ValueError, match="an answer is an expression"):
+            evaluate(text, SYMPY, {})
 
 
 def test_expressions_are_evaluated_as_python_does() -> None:
-    names: dict[str, Any] = {}
-    exec("from sympy import *", names)
-    for text in (
-        "[1, (2, -3)]",
-        "'a' + 'b'",
-        "Integer(2)**Symbol('x') + sqrt(Rational(1, 2))*pi",
-        "max(1, 2) == abs(-2)",
-    ):
-        assert evaluate(text, names) == eval(text, names)
+    x = {"x": SYMPY["Symbol"]("x")}
+    for text in ("[1, (2, -3)]", "'a' + 'b'", "Integer(2)**Symbol('x')"):
+        assert evaluate(text, SYMPY, {}) == eval(text, SYMPY)
+    assert evaluate("sqrt(Rational(1, 2))*pi + exp(x) + Max(x, 1)", SYMPY, x) == eval(
+        "sqrt(Rational(1, 2))*pi + exp(x) + Max(x, 1)", SYMPY, x
+    )
+    assert evaluate("max(1, 2) == abs(-2)")
