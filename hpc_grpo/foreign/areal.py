@@ -113,9 +113,7 @@ def _longest(theirs: Theirs) -> int:
 
 def _microbatch(value: Any, theirs: Theirs) -> Any:
     longest = _longest(theirs)
-    if value is None:
-        return Differs(max(longest, 8192), "unbounded there")
-    return int(value) if int(value) >= longest else Differs(longest, "at least one whole sequence")
+    return Differs(max(longest, 8192), "unbounded there") if value is None else table.one_sequence(value, longest)
 
 
 def _whole(value: Any, theirs: Theirs) -> dict[str, Any]:
@@ -369,8 +367,7 @@ ROWS = (
     Row("actor.optimizer", convert=only(why="the optimizer has a section")),
     Row("actor.optimizer.type", convert=only("adam", "adamw", why="learners have AdamW alone")),
     Row("actor.optimizer.lr", "train.lr", default=1e-3),
-    Row("actor.optimizer.weight_decay", "train.weight_decay", default=0.01,
-        note="on all weights there; on matrices alone here"),
+    Row("actor.optimizer.weight_decay", "train.weight_decay", table.weight_decay, default=0.01),
     Row("actor.optimizer.beta1", "train.betas", lambda value, theirs: [value, theirs.get("actor.optimizer.beta2")],
         default=0.9, also={"actor.optimizer.beta2": 0.999}),
     Row("actor.optimizer.eps", "train.eps", default=1e-8),

@@ -219,9 +219,8 @@ ROWS = (
     Row("eval_response_length", convert=lambda value, theirs: only(
         theirs.get("response_length"), why="an eval's completions are bounded by "
         "rollout.max_new_tokens")(value, theirs)),
-    Row("pack_length", "train.max_tokens_per_microbatch", lambda value, theirs: max(
-        int(value), int(theirs.get("max_prompt_token_length")) + int(theirs.get("response_length"))), default=512,
-        note="at least one whole sequence"),
+    Row("pack_length", "train.max_tokens_per_microbatch", lambda value, theirs: table.one_sequence(
+        value, int(theirs.get("max_prompt_token_length")) + int(theirs.get("response_length"))), default=512),
     Row("num_unique_prompts_rollout", "rollout.prompts_per_step", default=16),
     Row("num_samples_per_prompt_rollout", "rollout.group_size", default=4),
     Row("temperature", "rollout.temperature", default=1.0),
@@ -236,8 +235,8 @@ ROWS = (
     Row("active_sampling", convert=_refilled, default=False, also={"filter_zero_std_samples": True}),
     Row("no_resampling_pass_rate no_resample_solve_rate no_resample_positive_rate", "data.curriculum", _retired,
         default=None),
-    Row("mask_truncated_completions", "rollout.mask_truncated", default=False,
-        note="dropped before means and deviations of groups there; without gradient after them here"),
+    Row("mask_truncated_completions", "rollout.mask_truncated", table.differs(
+        "dropped before means and deviations of groups there; without gradient after them here"), default=False),
     Row("non_stop_penalty", convert=only(
         False, why="a completion that is cut keeps its reward here, and gets non_stop_penalty_value there: "
         "rollout.mask_truncated, or a reward of your own")),
@@ -289,7 +288,8 @@ ROWS = (
     Row("vllm_enforce_eager", "engine.enforce_eager", default=False),
     Row("vllm_enable_prefix_caching", "engine.prefix_caching", default=False),
     Row("vllm_sync_backend vllm_attention_backend", note="weights go through shared memory and Gloo"),
-    Row("deepspeed_stage", "train.zero_stage", lambda value, _: max(1, int(value)), default=0, note="ZeRO 1 at least"),
+    Row("deepspeed_stage", "train.zero_stage", lambda value, _: value or Differs(1, "ZeRO 1 at least"),
+        default=0),
     Row("deepspeed_offload_optimizer", "train.offload_optimizer", lambda value, _: "cpu" if value else "none",
         default=False),
     Row("gradient_checkpointing", "train.gradient_checkpointing", lambda *_: True, default=False),

@@ -279,6 +279,19 @@ def kept(value: Any, _theirs: Theirs) -> Any:
     return Differs(2, "all checkpoints stay there, the newest two here") if value is None else value
 
 
+def differs(note: str) -> Convert:
+    """Return a conversion that takes a value as it is, and tells of it unless it is off."""
+    return lambda value, _: Differs(value, note) if value else value
+
+
+weight_decay = differs("on all weights there; on matrices alone here")
+
+
+def one_sequence(tokens: Any, longest: int) -> Any:
+    """Return a microbatch's tokens, which are enough for one sequence here."""
+    return int(tokens) if int(tokens) >= longest else Differs(longest, "at least one whole sequence")
+
+
 def whole_groups(count: Any, what: str) -> Any:
     """Return the number of minibatches, which are made of whole groups here, and of `what` there."""
     return 1 if int(count) == 1 else Differs(int(count), f"minibatches are made of whole groups here, of {what} there")
