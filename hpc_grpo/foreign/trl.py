@@ -272,8 +272,7 @@ ROWS = (
     Row("model_revision", convert=only("main", why="give the folder of that revision as model.path")),
     Row("model_init_kwargs model_init_kwargs.*", convert=by_hand("a folder with what these arguments load",
         "model.path")),
-    Row("dtype torch_dtype", "model.dtype", _dtype, default="float32",
-        also={"bf16": None, "fp16": False}),
+    Row("dtype torch_dtype", "model.dtype", _dtype, default="float32", also={"bf16": None, "fp16": False}),
     Row("cast_lm_head_to_fp32", "model.head_dtype", lambda value, _: "float32" if value else "model", default=False),
     Row("attn_implementation", "train.attention", choice(
         {"flash_attention_2": "flash_attention_2", "sdpa": "sdpa", None: "sdpa", "eager": "sdpa",
