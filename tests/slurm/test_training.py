@@ -124,7 +124,7 @@ def test_submit_with_zero_3(slurm_cluster: SlurmCluster, workspace: Path, one_le
 
 
 @pytest.mark.long
-def test_sbatch_of_open_instructs_options(slurm_cluster: SlurmCluster, workspace: Path, tmp_path: Path) -> None:
+def test_sbatch_of_open_instructs_options(slurm_cluster: SlurmCluster, workspace: Path) -> None:
     """As its fork for Slurm has them; the words after it put a tiny model and data in."""
     config = workspace / "config.sh"
     config.write_text(
