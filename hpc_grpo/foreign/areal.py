@@ -71,7 +71,7 @@ def _allocation(value: Any, theirs: Theirs) -> Any:
     if value and needed < nodes * gpus:
         raise RefusedError(f"{text} takes {needed} GPUs, and {nodes} nodes of {gpus} have {nodes * gpus}")
     shape = table.node_shape(learners, engines, tensor, nodes, min(gpus, -(-needed // nodes)))
-    told = [] if engine == "vllm" else ["SGLang samples there, vLLM here"]
+    told = [note] if (note := table.engine(engine)) else []
     if generates["p"] * generates["c"] > 1:
         told.append(f"an engine's {tensor} GPUs are {text.split('+')[0]} there, tensor parallel here")
     if trains["d"] < learners or trainer in ("megatron", "archon"):

@@ -319,6 +319,8 @@ def schedule(name: Any, note: str = "") -> Any:
 
 dtype = choice({"bfloat16": "bfloat16", "float32": "float32"}, "dtype")
 
+engine = choice({"vllm": "", "sglang": "SGLang samples there, vLLM here", None: ""}, "the engine")
+
 
 def reporters(value: Any, _theirs: Theirs) -> dict[str, Any]:
     names = as_list(value)

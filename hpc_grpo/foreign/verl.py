@@ -342,7 +342,7 @@ ROWS = (
         convert=only(False, why="quantised weights are not here")),
     Row(f"{_ACTOR}.freeze_vision_tower", convert=only(False, why="models of images are not here")),
     Row(f"{_ACTOR}.shuffle {_ACTOR}.data_loader_seed", note="the order within a step is that of the prompts"),
-    Row(f"{_ROLLOUT}.name", convert=only("vllm", why="engines are vLLM's alone")),
+    Row(f"{_ROLLOUT}.name", convert=lambda value, _: Differs({}, table.engine(value))),
     Row(f"{_ROLLOUT}.n", "rollout.group_size", default=1),
     Row(f"{_ROLLOUT}.temperature", "rollout.temperature", default=1.0),
     Row(f"{_ROLLOUT}.top_p", "rollout.top_p", default=1),

@@ -255,7 +255,6 @@ EXPECTED: dict[str, dict[str, Any]] = {
 REFUSED = {
     "areal/boba": "neither reward_norm nor adv_norm",
     "areal/lora": "LoRA is not here",
-    "verl/seq_balance": "engines are vLLM's alone",
     "open-instruct/olmo3-2026": "cannot be shared out evenly among 9 nodes",
     "open-instruct/olmo3": "take 72, and 8 nodes of 8 have 64",
     "open-instruct/qwen7b": "a right answer counts only in the right format",
