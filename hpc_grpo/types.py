@@ -65,12 +65,16 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class SamplingSpec:
-    """The settings that a completion is sampled with. `temperature` 0 is greedy; lengths are in tokens."""
+    """The settings that a completion is sampled with. `temperature` 0 is greedy; lengths are in tokens.
+
+    A text of `stop` ends a completion, as the end token does.
+    """
 
     max_new_tokens: int
     min_new_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class GroupRequest:
 class Completion:
     """One sampled completion; every array has length C.
 
-    `token_ids` includes the end token when `finish_reason` is "stop".
+    `token_ids` includes the end token, or those of a text of `stop`, when `finish_reason` is "stop".
     `engine_logprobs` are in nats, of the distribution sampled from (temperature applied).
     `policy_versions` counts the optimizer steps taken by the weights that sampled each token.
     """

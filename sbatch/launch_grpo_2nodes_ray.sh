@@ -17,6 +17,6 @@ if (($# == 0)) || [[ $1 == *=* ]]; then
   fi
   set -- "$CONFIG" "$@"
 fi
-home=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+home=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 if [[ -f $home/.venv/bin/activate ]]; then source "$home/.venv/bin/activate"; fi
 exec hpc-grpo host "$role" "$@"

@@ -44,7 +44,9 @@ def config(words: tuple[str, ...], sets: tuple[str, ...], as_yaml: bool, **forei
         raise click.NoSuchOption(unknown[0])
     if not words:
         raise click.UsageError("Missing argument 'CONFIG'.")
-    resolved = load_request(words[0], [*sets, *words[1:]]).config
+    request = load_request(words[0], [*sets, *words[1:]])
+    request.tell()
+    resolved = request.config
     echo(to_yaml(resolved) if as_yaml else describe(resolved), nl=False)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from hpc_grpo.cli.options import echo
 from hpc_grpo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpc_grpo.foreign.table import Translation
+    from hpc_grpo.foreign.table import Outcome, Translation
 
 _FILE = click.Path(path_type=Path)
 _VALUE_COLUMNS = 40
@@ -67,12 +67,8 @@ def _write(origin: str, translation: Translation, overrides: Sequence[str], opti
     from hpc_grpo.foreign.table import Kind
 
     echo(table_text(translation), err=True)
-    refused = translation.of(Kind.REFUSED)
-    if refused and not options["lenient"]:
-        reasons = "".join(f"\n  {outcome.theirs} = {outcome.value}: {outcome.note}." for outcome in refused)
-        raise ConfigError(
-            f"{origin} asks for what is not here:{reasons}\nChange it there, or let --lenient leave it out."
-        )
+    if not options["lenient"]:
+        refuse(origin, translation.of(Kind.REFUSED), "Change it there, or let --lenient leave it out.")
     config = load_values(translation.values, overrides, f"The translation of {origin}")
     given = config.model_dump(mode="json", exclude_unset=True)
     text = f"# From {origin}\n{to_yaml(given)}"
@@ -82,8 +78,18 @@ def _write(origin: str, translation: Translation, overrides: Sequence[str], opti
         options["out"].write_text(text)
 
 
+def refuse(origin: str, outcomes: Sequence[Outcome], how: str) -> None:
+    """Raise ConfigError with the reasons, and `how` to go on, unless there are none."""
+    if outcomes:
+        raise ConfigError(f"{origin} asks for what is not here:{notes(outcomes)}\n{how}")
+
+
+def notes(outcomes: Iterable[Outcome]) -> str:
+    return "".join(f"\n  {outcome.theirs} = {_short(outcome.value)}: {outcome.note}." for outcome in outcomes)
+
+
 def table_text(translation: Translation) -> str:
-    """Return a line for each of their keys, by what became of it; of their defaults, those that ours differ from."""
+    """Return a line for each of their keys and defaults, by what became of it."""
     from hpc_grpo.foreign.table import Kind
     from hpc_grpo.system.readable import table
 

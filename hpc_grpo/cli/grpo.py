@@ -5,7 +5,6 @@ The file `train_grpo.py` beside the package calls it. Defaults of options are th
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import signal
@@ -30,6 +29,14 @@ _GPUS_OF_A_LEARNER = 4
 
 _SHARE_OF_ONE_GPU = 0.4
 """The engine's share of a GPU's memory where it takes turns with the learner, whose states stay there."""
+
+_REWARDS = {"correctness": "exact"}
+"""Rewards of that script that have another name here: its correctness compares texts."""
+
+_NO_UNSLOTH = (
+    "--use_unsloth: all weights learn here, by DeepSpeed on all GPUs. What unsloth is used for is on without it: "
+    "packing, vLLM's sampling, gradient checkpointing."
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class GrpoOptions:
 @click.option("--num_generations", type=click.IntRange(2), default=4, show_default=True, help="Of a prompt.")
 @click.option("--max_prompt_length", type=click.IntRange(1), default=256, show_default=True, help="In tokens.")
 @click.option("--max_completion_length", type=click.IntRange(1), default=128, show_default=True, help="In tokens.")
-@click.option("--use_unsloth", is_flag=True, help="Refused: learners here are not unsloth's.")
+@click.option("--use_unsloth", is_flag=True, help="Taken: learners here are DeepSpeed's.")
 @OVERRIDES
 def grpo(overrides: tuple[str, ...], **options: Any) -> None:
     """Train by GRPO as train_grpo.py does, and put the model and its tokenizer into --output_dir.
@@ -82,7 +89,9 @@ def grpo(overrides: tuple[str, ...], **options: Any) -> None:
 
     given = GrpoOptions(**options)
     if given.use_unsloth:
-        raise ConfigError(_why_no_unsloth())
+        echo(_NO_UNSLOTH, err=True)
+    if given.reward_function in _REWARDS:
+        echo(f"--reward_function {given.reward_function}: {_REWARDS[given.reward_function]} here.", err=True)
     output = given.output_dir.expanduser().absolute()
     output.mkdir(parents=True, exist_ok=True)
     file = output / _CONFIG_FILE
@@ -109,7 +118,7 @@ def config_values(given: GrpoOptions, output: Path, num_gpus: int) -> dict[str, 
             "max_prompt_tokens": given.max_prompt_length,
             "drop_long_prompts": True,
         },
-        "rewards": [{"name": given.reward_function}],
+        "rewards": [{"name": _REWARDS.get(given.reward_function, given.reward_function)}],
         "rollout": {
             "prompts_per_step": given.batch_size,
             "group_size": given.num_generations,
@@ -147,16 +156,6 @@ def hand_over(run: Any, output: Path) -> None:
             shutil.copyfile(file, staged)
         staged.replace(output / file.name)
         staged.unlink(missing_ok=True)  # a rename between two links of one file leaves both
-
-
-def _why_no_unsloth() -> str:
-    installed = "is installed, but" if importlib.util.find_spec("unsloth") else "is not installed, and"
-    return (
-        f"--use_unsloth cannot be honoured: unsloth {installed} no learner here can use it. It replaces the attention "
-        f"of transformers' models with its own, which would let the sequences that are packed into one row see each "
-        f"other, and trains on one GPU without DeepSpeed. Leave the option out: packing, vLLM's sampling and gradient "
-        f"checkpointing, which it is used for, are on without it."
-    )
 
 
 def _run_until_over(command: Sequence[str]) -> int:

@@ -1,24 +1,25 @@
 """Resolve what the user asked for: a CONFIG argument (YAML, the name of a shipped config, or `.sh`) and overrides.
 
 A `.sh` config is a shell file that sets TRAINING_ARGS, exports variables and sets a few launch settings.
-TRAINING_ARGS (an array, or a string) holds the words after `hpc-grpo train`. Bash sources the file once and prints
-what it left behind NUL-separated, so that no value is parsed twice.
+TRAINING_ARGS (an array, or a string) holds the words after `hpc-grpo train`, or options of open-instruct. Bash sources
+the file once and prints what it left behind NUL-separated, so that no value is parsed twice.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hpc_grpo.cli.options import echo
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.config.load import find_config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.environment.rules import is_allowed, is_denied
 from hpc_grpo.launch.place.job_queue import JobQueue
+from hpc_grpo.system.commands import run_command
 
 SETTINGS: dict[str, str] = {
     "MAX_JOB_CHAINS": "launch.slurm.max_job_chains",
@@ -28,6 +29,9 @@ SETTINGS: dict[str, str] = {
     "ACCOUNT": "launch.slurm.account",
 }
 """Shell variable of a `.sh` config -> config key."""
+_BASE = "BASE"
+"""Shell variable with the config that options of open-instruct build on, such as a site's."""
+_OWN = (*SETTINGS, _BASE, "TRAINING_ARGS")
 
 _DEADLINE_S = 60.0
 _NOT_OURS = ("_", "SHLVL", "PWD", "OLDPWD", "BASH_", "LMOD_", "_LM", "__LMOD", "MODULE", "LOADEDMODULES", "MANPATH")
@@ -49,15 +53,24 @@ env -0
 
 @dataclass(frozen=True)
 class Request:
-    """A resolved config, the overrides that led to it, and the variables that a `.sh` config exported."""
+    """A resolved config, the overrides that led to it, and the variables that a `.sh` config exported.
+
+    `told` says what is different from the options of another system.
+    """
 
     config: Config
     overrides: list[str]
     exported: dict[str, str] = field(default_factory=dict)
+    told: str = ""
 
     @property
     def environ(self) -> dict[str, str]:
         return {**os.environ, **self.exported}
+
+    def tell(self) -> None:
+        """Print what is different from the options of another system."""
+        if self.told:
+            echo(self.told, err=True)
 
     def for_queue(self, queue: JobQueue) -> Request:
         """Return the request with what the user's own settings for `queue` ask for where the config is silent."""
@@ -67,11 +80,15 @@ class Request:
 
 @dataclass(frozen=True)
 class ShellConfig:
-    """Hold what a `.sh` config asks for; `exported` are the variables it exported or changed."""
+    """Hold what a `.sh` config asks for; `exported` are the variables it exported or changed.
+
+    With `options` of open-instruct the `config_name` is BASE, or empty.
+    """
 
     config_name: str
     overrides: list[str]
     exported: dict[str, str]
+    options: list[str]
 
 
 def load_request(config_name: str, overrides: Sequence[str]) -> Request:
@@ -79,9 +96,41 @@ def load_request(config_name: str, overrides: Sequence[str]) -> Request:
     if not config_name.endswith(".sh"):
         return Request(load_config(config_name, overrides), list(overrides))
     shell = read_shell_config(find_config(config_name))
-    all_overrides = [*shell.overrides, *overrides]
-    config = load_config(shell.config_name, all_overrides, {**os.environ, **shell.exported})
-    return Request(with_exported(config, shell.exported), all_overrides, shell.exported)
+    all_overrides, environ = [*shell.overrides, *overrides], {**os.environ, **shell.exported}
+    if shell.options:
+        config, told = _translated(config_name, shell, all_overrides, environ)
+    else:
+        config, told = load_config(shell.config_name, all_overrides, environ), ""
+    return Request(with_exported(config, shell.exported), all_overrides, shell.exported, told)
+
+
+def _translated(
+    origin: str, shell: ShellConfig, overrides: Sequence[str], environ: Mapping[str, str]
+) -> tuple[Config, str]:
+    """Translate options as open-instruct's fork for Slurm takes them; return the config, and what is different.
+
+    A job knows its GPUs; elsewhere BASE and the overrides may say them. Raises ConfigError for what cannot be honoured,
+    or is to be set by hand.
+    """
+    from hpc_grpo.cli.foreign import notes, refuse
+    from hpc_grpo.config.load import load_values, overridden, read_layers
+    from hpc_grpo.foreign.open_instruct import of_training_args
+    from hpc_grpo.foreign.reading import read_options
+    from hpc_grpo.foreign.systems import SYSTEMS
+    from hpc_grpo.foreign.table import Kind
+    from hpc_grpo.launch.place import find_place
+
+    base = read_layers(find_config(shell.config_name)) if shell.config_name else {}
+    launch, place = overridden(base, overrides).get("launch", {}), find_place(environ)
+    of_job = place.node_resources().num_gpus if place.queue is not None else 0
+    gpus = of_job or launch.get("slurm", {}).get("gpus_per_node", 0)
+    nodes = 1 if of_job else launch.get("num_nodes", 1)
+    translation = SYSTEMS["open_instruct"].translated(of_training_args(read_options(shell.options), nodes, gpus))
+    missing = [*translation.of(Kind.REFUSED), *translation.unset(overrides)]
+    refuse(origin, missing, "Change it there, or give KEY=VALUE, such as launch.slurm.gpus_per_node=4.")
+    config = load_values(translation.values, overrides, origin, base, environ)
+    different = [*translation.of(Kind.UNKNOWN), *translation.of(Kind.DIFFERS)]
+    return config, f"{origin} has options of open-instruct. What is different here:{notes(different)}"
 
 
 def with_exported(config: Config, exported: dict[str, str]) -> Config:
@@ -97,37 +146,35 @@ def with_exported(config: Config, exported: dict[str, str]) -> Config:
 def read_shell_config(path: Path) -> ShellConfig:
     """Source the file and collect what it set. Raises ConfigError with bash's own message."""
     # A setting of the caller's shell is not one of the file.
-    before = {name: value for name, value in os.environ.items() if name not in (*SETTINGS, "TRAINING_ARGS")}
+    before = {name: value for name, value in os.environ.items() if name not in _OWN}
     kind, count, *rest = _sourced(path, before)
-    words, rest = rest[: int(count)], rest[int(count) :]
+    words, (base, *rest) = rest[: int(count)], rest[int(count) :]
     if kind == "unset":
         raise ConfigError(f"{path} does not set TRAINING_ARGS, the words after `hpc-grpo train`, such as my.yaml.")
     if kind == "string":
         words = shlex.split(words[0], comments=True)
-    values, exported = rest[: len(SETTINGS)], rest[len(SETTINGS) :]
+    values, exported = rest[: len(SETTINGS)], _changed(rest[len(SETTINGS) :], before)
     settings = [f"{key}={value}" for key, value in zip(SETTINGS.values(), values, strict=True) if value]
+    if words and words[0].startswith("--") and words[0].partition("=")[0] != "--set":
+        return ShellConfig(base, settings, exported, words)
     config_name, overrides = _parse_words(words, path)
     beside = path.parent / config_name  # the working directory's wins
     if not Path(config_name).is_file() and beside.is_file():
         config_name = str(beside)
-    return ShellConfig(config_name, [*settings, *overrides], _changed(exported, before))
+    return ShellConfig(config_name, [*settings, *overrides], exported, [])
 
 
 def _sourced(path: Path, environ: dict[str, str]) -> list[str]:
     """Run _PROGRAM over the file; returns the fields it printed."""
-    command = ["bash", "--noprofile", "--norc", "-c", _PROGRAM, "bash", str(path.absolute()), *SETTINGS]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, timeout=_DEADLINE_S, env=environ, stdin=subprocess.DEVNULL, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"{path} did not finish within {_DEADLINE_S:.0f} s; it must only set variables.") from error
-    printed = done.stderr.decode(errors="replace").strip()
-    if done.returncode:
-        raise ConfigError(f"{path} failed with exit code {done.returncode}: {printed or 'it printed nothing'}")
-    fields = done.stdout.decode(errors="surrogateescape").split("\0")
+    command = ["bash", "--noprofile", "--norc", "-c", _PROGRAM, "bash", str(path.absolute()), _BASE, *SETTINGS]
+    answer = run_command(command, _DEADLINE_S, environ=environ, stdin="")
+    if answer.is_late:
+        raise ConfigError(f"{path} did not finish within {_DEADLINE_S:.0f} s; it must only set variables.")
+    if answer.error:
+        raise ConfigError(f"{path} failed: {answer.error}.")
+    fields = answer.text.split("\0")
     if len(fields) < 2:
-        raise ConfigError(f"{path} ended the shell (exit) instead of only setting variables. {printed}")
+        raise ConfigError(f"{path} ended the shell (exit) instead of only setting variables. {answer.said}")
     return fields
 
 
@@ -159,8 +206,4 @@ def _changed(exported: list[str], before: dict[str, str]) -> dict[str, str]:
     """Return the run's own variables among NAME=VALUE entries: new or changed, and no settings."""
     pairs = (entry.partition("=") for entry in exported if "=" in entry)
     new = {name: value for name, _, value in pairs if before.get(name) != value}
-    return {
-        name: value
-        for name, value in new.items()
-        if not name.startswith(_NOT_OURS) and name not in SETTINGS and name != "TRAINING_ARGS"
-    }
+    return {name: value for name, value in new.items() if not name.startswith(_NOT_OURS) and name not in _OWN}

@@ -77,6 +77,7 @@ def submit(
 
     queue = job_queue()
     request = load_request(config_name, [*sets, *overrides, *slurm_overrides(options)]).for_queue(queue)
+    request.tell()
     run = RunDir(request.config.run_path)
     job = JobRequest(run, request.config.launch, attempt_command(run, driver), after=(after,) if after else ())
     script = queue.render(job)

@@ -56,6 +56,7 @@ def start_training(
     from hpc_grpo.run.paths import RunDir
     from hpc_grpo.run.source import become_copy
 
+    request.tell()
     os.environ.update(request.exported)
     if not is_link:  # a link may wait for the one before it
         refuse_if_held(RunDir(request.config.run_path), time.sleep if is_restart else None)

@@ -62,9 +62,18 @@ def with_overrides(config: Config, overrides: Iterable[str], environ: Mapping[st
     return _validated(values, "With these overrides it", Loading(environ, resolved))
 
 
-def load_values(values: Mapping[str, Any], overrides: Iterable[str], origin: str) -> Config:
-    """Apply `overrides` to a config that is in no file and check it. Raises ConfigError, which names `origin`."""
-    return _validated(overridden(values, overrides), origin, Loading(os.environ))
+def load_values(
+    values: Mapping[str, Any],
+    overrides: Iterable[str],
+    origin: str,
+    base: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Config:
+    """Apply `values`, which are in no file, to those of `base`, then `overrides`, and check the result.
+
+    Raises ConfigError, which names `origin`.
+    """
+    return _validated(overridden(_merge(base or {}, values), overrides), origin, Loading(environ))
 
 
 def to_yaml(config: Config | Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from hpc_grpo.config.checked import checked
 from hpc_grpo.registry import REWARDS
 from hpc_grpo.section import Fraction, PathText, Section, TopP
+from hpc_grpo.types import SamplingSpec
 
 REWARD_LOAD_S = 120.0
 """Time for a reward worker to import the rewards: a shared file system with a cold cache takes its time."""
@@ -21,6 +22,9 @@ class RolloutConfig(Section):
     min_new_tokens: NonNegativeInt = Field(0, description="No end token before so many tokens.")
     temperature: PositiveFloat = Field(1.0, description="Sampling temperature.")
     top_p: TopP = Field(1.0, description="Nucleus sampling threshold.")
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list, description="Texts that end a completion, which keeps them, such as ['</answer>']."
+    )
     max_policy_lag: NonNegativeInt = Field(
         0, description="Optimizer steps by which rollouts may be older than the learner; 0: synchronous."
     )
@@ -39,6 +43,9 @@ class RolloutConfig(Section):
         description="Replace groups whose advantages are all 0 by those of the next prompts, until so many times "
         "prompts_per_step were sampled for a step (DAPO); null: no replacement.",
     )
+
+    def sampling(self, temperature: float, top_p: float) -> SamplingSpec:
+        return SamplingSpec(self.max_new_tokens, self.min_new_tokens, temperature, top_p, tuple(self.stop))
 
 
 class RewardConfig(Section):

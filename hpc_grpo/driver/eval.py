@@ -24,7 +24,7 @@ from hpc_grpo.metrics.rollouts import solved
 from hpc_grpo.registry import EVAL_METRICS
 from hpc_grpo.run.files import when_there_is_space, write_atomic
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.types import GroupRequest, Prompt, SamplingSpec
+from hpc_grpo.types import GroupRequest, Prompt
 
 _EVAL_SEED_OFFSET = 1_000_003
 """Keeps eval's sampling seeds apart from those of training."""
@@ -87,7 +87,7 @@ class EvalSets:
         seed = self._config.run.seed + _EVAL_SEED_OFFSET
         seeds = tuple(sampling_seed(seed, prompt.ordinal, index, 0) for index in range(settings.num_samples))
         assert settings.top_p is not None, "eval_settings resolves it"
-        sampling = SamplingSpec(rollout.max_new_tokens, rollout.min_new_tokens, settings.temperature, settings.top_p)
+        sampling = rollout.sampling(settings.temperature, settings.top_p)
         return GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling, is_urgent=self._is_beside_training)
 
     def _eval_group(self, group: GradedGroup) -> EvalGroup:

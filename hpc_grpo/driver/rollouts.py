@@ -22,7 +22,7 @@ from hpc_grpo.data.seeds import sampling_seed
 from hpc_grpo.data.stream import PromptStream
 from hpc_grpo.driver.sampling import GradedGroup, RolloutPool, StartedGroup
 from hpc_grpo.errors import HpcGrpoError, PromptError, RewardError
-from hpc_grpo.types import GroupGrades, GroupRequest, Prompt, SamplingSpec
+from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
 
 if TYPE_CHECKING:
     from hpc_grpo.driver.checkpoints import DriverState
@@ -183,7 +183,7 @@ class RolloutScheduler:
         rollout, seed = self._config.rollout, self._config.run.seed
         samples = range(rollout.group_size)
         seeds = tuple(sampling_seed(seed, prompt.ordinal, index, policy_version) for index in samples)
-        sampling = SamplingSpec(rollout.max_new_tokens, rollout.min_new_tokens, rollout.temperature, rollout.top_p)
+        sampling = rollout.sampling(rollout.temperature, rollout.top_p)
         return GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling)
 
 

@@ -255,7 +255,8 @@ class Sampler:
         versions, lengths = zip(*sample.segments, strict=True)
         group.completions[sample.index] = Completion(
             token_ids=np.asarray(result.token_ids, dtype=np.int32),
-            engine_logprobs=np.asarray(result.logprobs.logprobs, dtype=np.float32),
+            # Of tokens that were guessed behind a text of `stop` there are logprobs alone.
+            engine_logprobs=np.asarray(result.logprobs.logprobs[: len(result.token_ids)], dtype=np.float32),
             policy_versions=np.repeat(np.asarray(versions, dtype=np.int32), lengths),
             finish_reason="stop" if result.finish_reason == "stop" else "length",
         )

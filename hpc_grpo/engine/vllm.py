@@ -61,7 +61,7 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
         "hf_overrides": {"head_dtype": config.model.head_dtype},
         "seed": config.run.seed,
         "load_format": "auto" if reads_weights else "dummy",
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": not config.rollout.stop,  # vLLM looks for these in the text
         "max_model_len": config.max_model_len,
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": max_batched_tokens(config, on_gpu=on_gpu),
@@ -127,7 +127,12 @@ def sampling_params(spec: SamplingSpec, seed: int, stop_token_ids: list[int]) ->
         stop_token_ids=stop_token_ids,
         logprobs=0,
         flat_logprobs=True,
-        detokenize=False,
+        stop=list(spec.stop),
+        # All tokens as text, also special ones: any of them may be a part of `stop`.
+        detokenize=bool(spec.stop),
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        spaces_between_special_tokens=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 

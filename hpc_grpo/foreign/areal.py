@@ -1,96 +1,103 @@
 """AReaL's keys: those of 1.0.4 (areal/api/cli_args.py), and of its older versions back to 0.3 (realhf/api/cli_args.py).
 
-Defaults are those of areal 1.0.4; those of 0.3 where a config has its sections. Formulas are those of
-areal/trainer/ppo/actor.py and areal/utils/functional/functional.py. Longer than other files: the table of one system
-is one file.
+Formulas are those of areal/trainer/ppo/actor.py and areal/utils/functional/functional.py.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from hpc_grpo.foreign.allocation import allocation_values
-from hpc_grpo.foreign.table import ByHandError, Differs, RefusedError, Row, Theirs, by_hand, choice, only, whole_groups
+from hpc_grpo.foreign import table
+from hpc_grpo.foreign.table import ByHandError, Differs, RefusedError, Row, Theirs, below, by_hand, choice, only
+
+DEFAULTS_0_3: dict[str, Any] = {
+    "n_nodes": 1, "n_gpus_per_node": 8, "actor.bf16": False, "actor.gradient_checkpointing": True,
+    "actor.optimizer.lr": 2e-5, "actor.optimizer.weight_decay": 0.05, "actor.optimizer.beta2": 0.95,
+    "actor.optimizer.eps": 1e-5, "dataset.train_bs_n_seqs": 256, "dataset.max_prompt_len": 256,
+    "gconfig.max_tokens": None, "ppo.early_stop_imp_ratio": 5.0,
+}  # fmt: skip
+"""Where version 0.3 has other defaults. Its configs have a section `ppo` or `exp_ctrl`."""
 
 _MAX_NEW = ("gconfig.max_new_tokens", "ppo.gen.max_new_tokens")
 _MINIBATCHES = ("actor.ppo_n_minibatches", "ppo.ppo_n_minibatches")
-_NODES = ("n_nodes", "cluster.n_nodes")
-_GPUS = ("n_gpus_per_node", "cluster.n_gpus_per_node")
+_STEPS = ("total_train_steps", "exp_ctrl.total_train_steps")
 _CAPS = ("actor.behave_imp_weight_cap", "actor.behav_imp_weight_cap", "ppo.behav_imp_weight_cap")
 """The cap of versions before 1.0: tokens above it are masked, and null caps nothing."""
-_REJECTION = "actor.rejection_sampling"
-_EVAL_FREQUENCIES = tuple(
-    f"{prefix}freq_{unit}" for prefix in ("evaluator.", "exp_ctrl.eval_") for unit in ("epochs", "steps", "secs")
-)
-_DATA_SETS: dict[str, dict[str, Any]] = {"openai/gsm8k": {"subset": "main"}}
+_OLDER_NORMS = ("actor.group_adv_norm", "group_adv_norm", "ppo.adv_norm")
+_REJECTION = {f"actor.rejection_sampling.{key}": default for key, default in (
+    ("level", "token"), ("action", "mask"), ("metric", "ratio"), ("upper", 5.0), ("lower", None))}  # fmt: skip
+_NORM = {"mean_level": "batch", "std_level": "batch", "mean_leave1out": False, "std_unbiased": True, "eps": 1e-5}
+_NORMS = _REWARD_NORM, _ADV_NORM = ("actor.reward_norm", "actor.adv_norm")
+_DATA_SETS = {"openai/gsm8k": {"subset": "main"}}
 """Data sets that AReaL's own loaders read -> our keys for their columns."""
-_OWN = "AReaL's own processes: Ray and the run directory do this here"
-_DTYPES = {"bfloat16": "bfloat16", "float32": "float32", "float16": RefusedError("float16 is not here: take bfloat16")}
+
+_PART = re.compile(r"(?:(?P<backend>[a-z]+)(?:[\[(]\w+[\])])?[.:]?)??(?P<sizes>(?:[dtmpce]\d+)+)")
+_FORM = "ENGINE:dN[tM]+[fsdp:]dN, such as vllm:d4t1+d2"
 
 
-def _is_0_3(theirs: Theirs) -> bool:
-    return theirs.has("ppo.") or theirs.has("exp_ctrl.")
+def parse_allocation(text: str) -> list[tuple[str, dict[str, int]]]:
+    """Return backend and sizes of the parts that generate and train; m stands for t in version 0.3.
+
+    The grammar is areal/api/alloc_mode.py's: `vllm.d4p1t2+d8`, `vllm:d4t1+fsdp:d2`, `vllm[rollout]:d4+fsdp[actor]:d4`;
+    d is data, t tensor, p pipeline, c context and e expert parallelism. Raises RefusedError for other forms, among
+    them shared GPUs (`|`).
+    """
+    if "|" in text or text.count("+") != 1:
+        raise RefusedError(f"allocation_mode = {text!r} must be one part that generates and one that trains: {_FORM}")
+    parts = []
+    for part in text.split("+"):
+        found = _PART.fullmatch(part.strip())
+        if found is None:
+            raise RefusedError(f"allocation_mode = {text!r}: {part.strip()!r} cannot be read. Write {_FORM}")
+        sizes = {kind.replace("m", "t"): int(size) for kind, size in re.findall(r"([dtmpce])(\d+)", found["sizes"])}
+        parts.append((found["backend"] or "", dict.fromkeys("dtpc", 1) | sizes))
+    if parts[0][0] not in ("vllm", "sglang"):
+        raise RefusedError(f"allocation_mode = {text!r} must begin with the engine: {_FORM}")
+    return parts
 
 
-def _allocation(value: Any, theirs: Theirs) -> dict[str, Any]:
+def _allocation(value: Any, theirs: Theirs) -> Any:
     """Read allocation_mode, or since 1.0 the backends of rollout and actor."""
-    text = value or "+".join(str(theirs.get(f"{side}.backend", default="")) for side in ("rollout", "actor"))
+    text = str(value or "+".join(str(theirs.get(f"{side}.backend", default="")) for side in ("rollout", "actor")))
     if text == "+":
-        raise ByHandError("which GPUs sample and which train: give rollout.backend and actor.backend")
-    shape = allocation_values(str(text), int(theirs.get(*_NODES)), int(theirs.get(*_GPUS)))
-    return {**shape, "train.zero_stage": 3}  # which shards as FSDP does
-
-
-def _name(value: Any, theirs: Theirs) -> str:
-    return "-".join(str(part) for part in (value, theirs.get("trial_name")) if part)
-
-
-def _lag(value: Any, theirs: Theirs) -> Any:
-    """AReaL counts batches, we count optimizer steps."""
-    is_async = theirs.get("async_training")
-    return int(value) * int(theirs.get(*_MINIBATCHES)) if is_async else 0
-
-
-def _length(value: Any, theirs: Theirs) -> dict[str, Any]:
-    """Take the number of steps rather than that of epochs: each run here has one length."""
-    steps = theirs.get("total_train_steps", "exp_ctrl.total_train_steps")
-    return {"train.total_steps": int(steps)} if steps else {"train.total_epochs": int(value)}
+        raise ByHandError("which GPUs sample and which train (rollout.backend, actor.backend)", "placement")
+    (engine, generates), (trainer, trains) = parse_allocation(text)
+    nodes = int(theirs.get("n_nodes", "cluster.n_nodes"))
+    gpus = int(theirs.get("n_gpus_per_node", "cluster.n_gpus_per_node"))
+    engines, tensor = generates["d"], generates["t"] * generates["p"] * generates["c"]
+    learners = trains["d"] * trains["t"] * trains["p"] * trains["c"]
+    needed = engines * tensor + learners
+    if value and needed < nodes * gpus:
+        raise RefusedError(f"{text} takes {needed} GPUs, and {nodes} nodes of {gpus} have {nodes * gpus}")
+    shape = table.node_shape(learners, engines, tensor, nodes, min(gpus, -(-needed // nodes)))
+    told = [note] if (note := table.engine(engine)) else []
+    if generates["p"] * generates["c"] > 1:
+        told.append(f"an engine's {tensor} GPUs are {text.split('+')[0]} there, tensor parallel here")
+    if trains["d"] < learners or trainer in ("megatron", "archon"):
+        told.append(f"{learners} GPUs train as {text.split('+')[1]} there, as {learners} learners with ZeRO 3 here")
+    ours = {**shape, "train.zero_stage": 3}  # which shards as FSDP does
+    return Differs(ours, "; ".join(told)) if told else ours
 
 
 def _warmup(value: Any, theirs: Theirs) -> Any:
-    steps = theirs.get("total_train_steps", "exp_ctrl.total_train_steps")
-    if value and not steps:
-        if value <= 0.01:
-            return Differs(0, f"{value:g} of the run's steps: none of fewer than {round(1 / value)}")
-        raise ByHandError(
-            f"{value:g} of the steps of the run, whose number only the data tells: set train.warmup_steps"
-        )
-    return int(float(value or 0) * int(steps or 0)) * int(theirs.get(*_MINIBATCHES))
+    steps = theirs.get(*_STEPS)
+    if value and value <= 0.01 and not steps:
+        return Differs(0, f"{value:g} of the run's steps: none of fewer than {round(1 / value)}")
+    return int(table.share_of_steps(value, steps, "train.warmup_steps")) * int(theirs.get(*_MINIBATCHES))
 
 
 def _schedule(value: Any, theirs: Theirs) -> Any:
-    chosen = choice({name: name for name in ("constant", "linear", "cosine")}, "learning-rate schedule")(value, theirs)
     end = theirs.get("actor.optimizer.min_lr_ratio")
-    if end and chosen != "constant":
-        return Differs(chosen, f"down to {end:g} of lr there, down to 0 here")
-    return chosen
-
-
-def _microbatch(value: Any, theirs: Theirs) -> Any:
-    longest = _longest_prompt(None, theirs) + int(theirs.get(*_MAX_NEW))
-    if value is None:
-        return Differs(max(longest, 8192), "unbounded there")
-    return int(value) if int(value) >= longest else Differs(longest, "at least one whole sequence")
+    return table.schedule(value, f"down to {end:g} of lr there, down to 0 here" if end else "")
 
 
 def _longest_prompt(value: Any, theirs: Theirs) -> int:
     """Bound a prompt as AReaL does, or else by what the engine's longest sequence leaves for one."""
-    if value is None:
-        value = theirs.get("train_dataset.max_length", "dataset.max_prompt_len")
-    if value is None:
-        whole = int(theirs.get("vllm.max_model_len", "sglang.context_length", "actor.sglang.context_length"))
-        value = max(1, whole - int(theirs.get(*_MAX_NEW)))
-    return int(value)
+    if value is not None:
+        return int(value)
+    whole = theirs.get("vllm.max_model_len", "sglang.context_length", "actor.sglang.context_length")
+    return max(1, int(whole) - int(theirs.get(*_MAX_NEW)))
 
 
 def _max_prompt(value: Any, theirs: Theirs) -> dict[str, Any]:
@@ -99,13 +106,20 @@ def _max_prompt(value: Any, theirs: Theirs) -> dict[str, Any]:
     return {**ours, "data.drop_long_prompts": True} if value is not None else ours
 
 
+def _longest(theirs: Theirs) -> int:
+    prompt = theirs.get("train_dataset.max_length", "dataset.max_prompt_len")
+    return _longest_prompt(prompt, theirs) + int(theirs.get(*_MAX_NEW))
+
+
+def _microbatch(value: Any, theirs: Theirs) -> Any:
+    longest = _longest(theirs)
+    return Differs(max(longest, 8192), "unbounded there") if value is None else table.one_sequence(value, longest)
+
+
 def _whole(value: Any, theirs: Theirs) -> dict[str, Any]:
-    longest = _longest_prompt(None, theirs) + int(theirs.get(*_MAX_NEW))
-    if int(value) < longest:
-        raise RefusedError(
-            f"prompt and completion together have at most {value} tokens there; here each has its own bound, "
-            f"{longest} in all. Lower gconfig.max_new_tokens"
-        )
+    if value is not None and int(value) < (longest := _longest(theirs)):
+        raise RefusedError(f"prompt and completion together have at most {value} tokens there; here each has its own "
+                           f"bound, {longest} in all. Lower gconfig.max_new_tokens")  # fmt: skip
     return {}
 
 
@@ -115,168 +129,143 @@ def _group(value: Any, _theirs: Theirs) -> int:
     return int(value)
 
 
-def _loss(value: Any, theirs: Theirs) -> dict[str, Any]:
+def _loss(is_decoupled: Any, theirs: Theirs) -> Any:
     """Choose loss, proximal logprobs and correction by AReaL's switches.
 
     Decoupled, the ratio is to the learner at the start of the step; else to recomputed logprobs, or to the engine's.
     """
     by_sequence = theirs.get("actor.importance_sampling_level") == "sequence"
     ours: dict[str, Any] = {"loss.denominator": "tokens"}
-    if not value:
+    if is_decoupled:
+        methods = {"recompute": "recomputed", "metrics": "recomputed", "loglinear": "interpolated"}
+        method = choice(methods, "proximal logprobs by")(theirs.get("actor.prox_logp_method"))
+        ours |= _correction(theirs) | {"loss.proximal": method}
+    else:
         is_recomputed = theirs.get("actor.recompute_logprob", "ppo.recompute_logprob")
         ours |= {"loss.correction.name": "none", "loss.proximal": "recomputed" if is_recomputed else "engine"}
-    else:
-        ours |= _correction(theirs)
-        method = theirs.get("actor.prox_logp_method")
-        ours["loss.proximal"] = choice(
-            {"recompute": "recomputed", "metrics": "recomputed", "loglinear": "interpolated"}, "proximal logprobs by"
-        )(method, theirs)
     if theirs.get("actor.use_sapo_loss"):
-        ours |= {"loss.name": "sapo"} | {
-            f"loss.temperature_{side}": float(theirs.get(f"actor.sapo_tau_{short}"))
-            for side, short in (("positive", "pos"), ("negative", "neg"))
-        }
-        if value or by_sequence:
+        ours |= {"loss.name": "sapo", "loss.temperature_positive": theirs.get("actor.sapo_tau_pos"),
+                 "loss.temperature_negative": theirs.get("actor.sapo_tau_neg")}  # fmt: skip
+        if is_decoupled or by_sequence:
             raise RefusedError("sapo goes with use_decoupled_loss false and a ratio for each token alone", ours)
         return ours
-    low = float(theirs.get("actor.eps_clip", "ppo.eps_clip"))
-    clip = theirs.get("actor.c_clip", "ppo.c_clip")
-    ours |= {
-        "loss.name": "gspo" if by_sequence else "decoupled_ppo" if value else "grpo",
-        "loss.clip_low": low,
-        "loss.clip_high": float(theirs.get("actor.eps_clip_higher", default=low)),
-        "loss.dual_clip": None if clip is None else float(clip),
-    }
+    low, dual = theirs.get("actor.eps_clip", "ppo.eps_clip"), theirs.get("actor.c_clip", "ppo.c_clip")
+    ours |= {"loss.name": "gspo" if by_sequence else "decoupled_ppo" if is_decoupled else "grpo", "loss.clip_low": low,
+             "loss.clip_high": theirs.get("actor.eps_clip_higher", default=low), "loss.dual_clip": dual}  # fmt: skip
     if (threshold := theirs.get("actor.m2_threshold")) is not None:
-        m2po = {"loss.correction.name": "m2po", "loss.correction.cap": float(threshold)}
         without = {key: own for key, own in ours.items() if not key.startswith("loss.correction")}
         raise RefusedError(
             "m2_threshold masks in each microbatch, divides by what is left, and weighs by rejection_sampling there; "
             "loss.correction = m2po masks in the optimizer step, and weighs what is left by learner / engine",
-            without | m2po,
+            without | {"loss.correction.name": "m2po", "loss.correction.cap": threshold},
         )
+    if by_sequence and ours["loss.correction.name"] == "icepop":
+        return Differs(ours, "a sequence's ratio is over the tokens that are not masked there, over all of them here")
     return ours
 
 
 def _correction(theirs: Theirs) -> dict[str, Any]:
     """Weigh by w = proximal / engine. Since 1.0 there is no weight without rejection_sampling; before, always one."""
     none = {"loss.correction.name": "none"}
-    older = [theirs.exact(name) for name in _CAPS if theirs.is_given(name)]
+    caps = [theirs.exact(name) for name in _CAPS if theirs.is_given(name)]
     mode = theirs.get("actor.behave_imp_weight_mode")
     if mode not in (None, "token_mask", "disabled"):
         raise RefusedError("the cap on the weight masks tokens here (behave_imp_weight_mode: token_mask)", none)
     if mode == "disabled":
         return none
-    if older or _is_0_3(theirs) or mode:
-        return _masked(0.0, older[0] if older else None if _is_0_3(theirs) else 5.0)
-    if not theirs.has(_REJECTION):
+    if caps or theirs.has("ppo.") or mode:
+        return _masked(None, caps[0] if caps else None if theirs.has("ppo.") else 5.0)
+    if not theirs.has("actor.rejection_sampling"):
         return none
-    level, action, metric, upper, lower = (
-        theirs.get(f"{_REJECTION}.{key}") for key in ("level", "action", "metric", "upper", "lower")
-    )
-    masked = _masked(float(lower or 0.0), upper)
+    level, action, metric, upper, lower = map(theirs.get, _REJECTION)
     if (level, metric) != ("token", "ratio") or (action == "clamp" and lower):
         raise RefusedError(
             f"rejection_sampling by {level}, {metric}, {action} is not here: a sequence is weighed by the mean of its "
             f"log ratios there; loss.correction has icepop (token, ratio, mask) and truncated (clamp without lower)",
-            masked,
+            _masked(lower, upper),
         )
-    return masked if action == "mask" else {"loss.correction.name": "truncated", "loss.correction.cap": float(upper)}
+    truncated = {"loss.correction.name": "truncated", "loss.correction.cap": upper}
+    return _masked(lower, upper) if action == "mask" else truncated
 
 
-def _masked(low: float, cap: Any) -> dict[str, Any]:
-    return {"loss.correction.name": "icepop", "loss.correction.low": low,
-            "loss.correction.cap": float(cap) if cap else 1e9}  # fmt: skip
+def _masked(low: Any, cap: Any) -> dict[str, Any]:
+    return {"loss.correction.name": "icepop", "loss.correction.low": low or 0.0, "loss.correction.cap": cap or 1e9}
 
 
-_NORMS = ("actor.reward_norm", "actor.adv_norm")
+def _norm(theirs: Theirs, norm: str) -> dict[str, Any]:
+    """Return the settings of one of the two norms; empty where it is off."""
+    given = {key: theirs.exact(name) for key in _NORM if theirs.is_given(name := f"{norm}.{key}")}
+    return _NORM | given if theirs.has(f"{norm}.") else {}
+
+
 _RAW = "A = r, without a baseline there; here r - mean of its group"
 _TOKENS = "(r - mean) / (deviation + 1e-5) over all tokens of the batch there; over its completions here"
 
 
-def _norm(theirs: Theirs, norm: str) -> dict[str, Any] | None:
-    """Return the settings of one of the two norms; None where it is off."""
-    if not theirs.has(f"{norm}."):
-        return None
-    defaults = {"mean_level": "batch", "std_level": "batch", "mean_leave1out": False, "std_unbiased": True, "eps": 1e-5}
-    return {
-        key: theirs.exact(name) if theirs.is_given(name := f"{norm}.{key}") else own for key, own in defaults.items()
-    }
-
-
 def _advantage(_value: Any, theirs: Theirs) -> Any:
     """Choose by the norms of rewards and of advantages; AReaL before those had one of the batch, or of groups."""
-    reward, advantage = (_norm(theirs, norm) for norm in _NORMS)
-    if reward is None and advantage is None:
-        older = ("actor.group_adv_norm", "group_adv_norm", "ppo.adv_norm")
-        if not _is_0_3(theirs) and not any(map(theirs.is_given, older)):
-            raise RefusedError(f"neither reward_norm nor adv_norm: {_RAW}. Set one of them", {
-                "loss.advantage.name": "group", "loss.advantage.normalize_std": False})  # fmt: skip
-        by_group = theirs.get("actor.group_adv_norm", "group_adv_norm")
+    reward, advantage = _norm(theirs, _REWARD_NORM), _norm(theirs, _ADV_NORM)
+    group, sizes = theirs.get("gconfig.n_samples", "group_size"), (f"{norm}.group_size" for norm in _NORMS)
+    for norm, size in zip((reward, advantage), sizes, strict=True):
+        if "group" in norm.values() and theirs.get(size, default=1) != group:
+            raise RefusedError(f"{size} must be gconfig.n_samples = {group}: a norm is of whole groups here",
+                               {"loss.advantage.name": "group"})  # fmt: skip
+    if not reward and not advantage:
+        centred = {"loss.advantage.name": "group", "loss.advantage.normalize_std": False}
+        if not theirs.has("ppo.") and not any(map(theirs.is_given, _OLDER_NORMS)):
+            raise RefusedError(f"neither reward_norm nor adv_norm: {_RAW}. Set one of them", centred)
         if theirs.exact("ppo.adv_norm") is False:
-            raise RefusedError(f"ppo.adv_norm false: {_RAW}", {
-                "loss.advantage.name": "group", "loss.advantage.normalize_std": False})  # fmt: skip
+            raise RefusedError(f"ppo.adv_norm false: {_RAW}", centred)
+        by_group = theirs.get("actor.group_adv_norm", "group_adv_norm")
         return Differs({"loss.advantage.name": "group" if by_group else "reinforce_pp"}, _TOKENS)
-    if reward is None or advantage is None:
-        return _one_norm(reward or advantage or {}, is_of_tokens=reward is None)
-    ours, note = (
-        _one_norm(reward, is_of_tokens=False),
-        "b = norm of rewards, A = (b - mean(b)) / deviation(b) over tokens",
-    )
-    return Differs(ours.ours if isinstance(ours, Differs) else ours, f"{note} there; A = b here")
+    if not reward:
+        return _one_norm(advantage, is_of_tokens=True)
+    reward["eps"] /= abs(theirs.get("actor.reward_scaling") or 1.0)  # else the scale of the rewards cancels
+    ours = _one_norm(reward, is_of_tokens=False)
+    note = "b = norm of rewards, A = (b - mean(b)) / deviation(b) over tokens there; A = b here"
+    return Differs(ours.ours if isinstance(ours, Differs) else ours, note) if advantage else ours
 
 
 def _one_norm(norm: dict[str, Any], *, is_of_tokens: bool) -> Any:
     mean, std, leaves_one_out = norm["mean_level"], norm["std_level"], norm["mean_leave1out"]
+    ours: dict[str, Any] = {"loss.advantage.name": "group", "loss.advantage.normalize_std": std is not None}
     if mean not in ("group", "batch") or (std == "group" and mean == "batch"):
-        raise RefusedError(f"a mean by {mean} with a deviation by {std} is not here", {"loss.advantage.name": "group"})
-    if leaves_one_out and (mean, std) != ("group", None):
-        raise RefusedError(
-            "leave-one-out goes without a deviation here (std_level: null)", {"loss.advantage.name": "rloo"}
-        )
-    if mean == "batch":
-        return Differs(
-            {"loss.advantage.name": "reinforce_pp", "loss.advantage.normalize_std": std is not None}, _TOKENS
-        )
+        raise RefusedError(f"a mean by {mean} with a deviation by {std} is not here", ours)
     if leaves_one_out:
-        return {"loss.advantage.name": "rloo"}
+        ours = {"loss.advantage.name": "rloo"}
+        if (mean, std) != ("group", None):
+            raise RefusedError("leave-one-out goes without a deviation here (std_level: null)", ours)
+        return ours
+    if mean == "batch":
+        return Differs({**ours, "loss.advantage.name": "reinforce_pp"}, _TOKENS)
     if std == "batch":
         note = "deviation of b = r - mean of its group, + 1e-5 there; of the raw rewards, + 1e-4 here"
         return Differs({"loss.advantage.name": "group_step_std"}, _TOKENS if is_of_tokens else note)
-    ours: dict[str, Any] = {"loss.advantage.name": "group", "loss.advantage.normalize_std": std == "group"}
-    if std == "group":
-        ours |= {"loss.advantage.unbiased_std": bool(norm["std_unbiased"]), "loss.advantage.eps": float(norm["eps"])}
-    if is_of_tokens:
-        return Differs(ours, "a group's mean and deviation are over its tokens there, over its completions here")
-    return ours
+    if std:
+        ours |= {"loss.advantage.unbiased_std": norm["std_unbiased"], "loss.advantage.eps": norm["eps"]}
+    note = "a group's mean and deviation are over its tokens there, over its completions here"
+    return Differs(ours, note) if is_of_tokens else ours
 
 
 def _reward_scale(value: Any, theirs: Theirs) -> Any:
     """Weigh the reward where its scale reaches the gradient: advantages that nothing divides, or a KL beside it."""
-    if value is None or float(value) == 1.0:
+    norms = [norm for norm in (_norm(theirs, _REWARD_NORM), _norm(theirs, _ADV_NORM)) if norm]
+    is_divided = not norms or any(norm["std_level"] for norm in norms)
+    if value in (None, 1) or (is_divided and not theirs.get("actor.kl_ctl", "ppo.kl_ctl")):
         return {}
-    scaled = [norm for norm in (_norm(theirs, name) for name in _NORMS) if norm and norm["std_level"]]
-    is_divided = bool(scaled) or not any(_norm(theirs, norm) for norm in _NORMS)
-    if is_divided and not theirs.get("actor.kl_ctl", "ppo.kl_ctl"):
-        return {}
-    return Differs({"rewards": [{"name": "correctness", "weight": float(value)}]}, "the weight of the reward, which "
-                   "clips nothing; (r + bias) * scale within +-reward_clip there")  # fmt: skip
+    note = "the weight of the reward, which clips nothing; (r + bias) * scale within +-reward_clip there"
+    return Differs({"rewards": [{"name": "correctness", "weight": float(value)}]}, note)
 
 
 def _kl(value: Any, theirs: Theirs) -> Any:
     if not value:
         return {"loss.kl.coef": 0.0}
-    ours = {
-        "loss.kl.coef": float(value),
-        "loss.kl.where": "reward",
-        "loss.kl.estimator": theirs.get("actor.kl_estimator"),
-    }
-    if not _is_0_3(theirs) and not theirs.has("ref."):
-        raise RefusedError(
-            f"kl_ctl = {value} without a section ref: AReaL then takes 0 for the reference's logprobs, and rewards "
-            f"lose kl_ctl * log p. Set kl_ctl 0, or give ref", {"loss.kl.coef": 0.0})  # fmt: skip
-    reference = theirs.get("ref.path")
-    if reference not in (None, theirs.get("actor.path")):
+    if not theirs.has("ppo.") and not theirs.has("ref."):
+        raise RefusedError(f"kl_ctl = {value} without a section ref: AReaL then takes 0 for the reference's logprobs, "
+                           f"and rewards lose kl_ctl * log p. Set kl_ctl 0, or give ref",
+                           {"loss.kl.coef": 0.0})  # fmt: skip
+    ours = {"loss.kl.coef": value, "loss.kl.where": "reward", "loss.kl.estimator": theirs.get("actor.kl_estimator")}
+    if (reference := theirs.get("ref.path")) not in (None, theirs.get("actor.path")):
         ours["loss.kl.reference"] = reference
     return Differs(ours, "each token loses coef * the KL from it on, before the norm of advantages there, after it "
                    "here; decoupled, of the engine's logprobs there, of the learner's here")  # fmt: skip
@@ -286,42 +275,21 @@ def _critic(value: Any, theirs: Theirs) -> dict[str, Any]:
     """Refuse a critic: a section `critic` since 1.0; in 0.3 there is one unless ppo.disable_value is true."""
     has_critic = not theirs.get("ppo.disable_value") if theirs.has("ppo.") else theirs.has("critic.") or bool(value)
     if has_critic:
-        reason = "a critic trains beside the policy: that is task: ppo, and this table is for algorithms without one"
-        raise RefusedError(f"{reason}. Leave the section critic out, or in 0.3 set ppo.disable_value true")
+        raise RefusedError("a critic trains beside the policy: that is task: ppo, which no table translates. Leave the "
+                           "section critic out, or in 0.3 set ppo.disable_value true")  # fmt: skip
     return {}
 
 
 def _train_data(value: Any, _theirs: Theirs) -> Any:
-    columns = _DATA_SETS.get(str(value), {})
-    ours = {"data.train.path": value, **{f"data.train.{key}": own for key, own in columns.items()}}
+    ours = below("data.train", {"path": value, **_DATA_SETS.get(str(value), {})})
     return Differs(ours, "the reward is in AReaL's script: rewards.0.name is correctness here")
 
 
 def _eval_data(value: Any, theirs: Theirs) -> dict[str, Any]:
-    if not value or not any(theirs.get(name) for name in _EVAL_FREQUENCIES):
-        return {}
-    columns = {**_DATA_SETS.get(str(value), {}), "split": theirs.get("valid_dataset.split")}
-    return {"data.eval.path": value, **{f"data.eval.{key}": own for key, own in columns.items()}}
-
-
-def _eval_every(value: Any, theirs: Theirs) -> Any:
-    return value if theirs.get("valid_dataset.path") else None
-
-
-def _overlong(value: Any, theirs: Theirs) -> int | None:
-    if not value:
-        return None
-    tokens, factor = (theirs.get(f"actor.overlong_{key}") for key in ("tokens", "penalty_factor"))
-    if factor is None or float(factor) != 1.0:
-        raise RefusedError(f"the penalty of an overlong completion is at most 1 here, {factor} there", {
-            "rollout.overlong_tokens": int(tokens)})  # fmt: skip
-    return int(tokens)
-
-
-def _model_only(value: Any, theirs: Theirs) -> dict[str, Any]:
-    if value not in (None, "", theirs.get("actor.path")):
-        raise RefusedError("the tokenizer is that of model.path here")
-    return {}
+    ours = {"path": value, **_DATA_SETS.get(str(value), {}), "split": theirs.get("valid_dataset.split")}
+    is_read = any(theirs.get(f"{kind}_{unit}") for kind in ("evaluator.freq", "exp_ctrl.eval_freq")
+                  for unit in ("epochs", "steps", "secs"))  # fmt: skip
+    return below("data.eval", ours) if value and is_read else {}
 
 
 def _no_eos(value: Any, _theirs: Theirs) -> dict[str, Any]:
@@ -340,15 +308,16 @@ _ENGINE_OF_TRAINING = (
     "mb_spec.n_mbs_divisor mb_spec.packing_algorithm pad_to_maximum disable_dropout grad_reduce_dtype optimizer_dtype "
     "weight_update_mode fsdp fsdp.* archon.* megatron megatron.* offload enable_tree_training scheduling_spec* "
     "log_level request_timeout setup_timeout scheduling_strategy* log_agent_stats* max_new_tokens type.* sglang.* "
-    "vllm.* reward_norm reward_norm.group_size adv_norm adv_norm.group_size group_size use_decoupled_loss_*"
+    "vllm.* reward_norm adv_norm group_size use_decoupled_loss_*"
 )
 
 ROWS = (
-    Row("experiment_name", "run.name", _name, default="areal", also={"trial_name": None}),
+    Row("experiment_name", "run.name", lambda value, theirs: "-".join(
+        str(part) for part in (value, theirs.get("trial_name")) if part), default="areal", also={"trial_name": None}),
     Row("cluster.fileroot", "run.root", default="/tmp/areal/", note="the run is fileroot/NAME, with all of it inside"),
     Row("seed", "run.seed", default=1),
-    Row("total_train_epochs exp_ctrl.total_train_epochs", convert=_length, default=1,
-        also={"total_train_steps": None, "exp_ctrl.total_train_steps": None}),
+    Row("total_train_epochs exp_ctrl.total_train_epochs", convert=lambda value, theirs: table.length(
+        theirs.get(*_STEPS), value), default=1, also=dict.fromkeys(_STEPS)),
     Row("total_train_n_seqs", convert=only(why="a run's length is train.total_steps, total_episodes or total_epochs")),
     Row("mode", note="where it runs is the command: train here, submit on Slurm"),
     Row("recover_mode recover.mode", note="a run always resumes by the same command; another run.name starts anew"),
@@ -357,14 +326,14 @@ ROWS = (
     Row("allocation_mode", convert=_allocation, default="",
         also={"rollout.backend": None, "actor.backend": None, "n_nodes": None, "cluster.n_nodes": 32,
               "n_gpus_per_node": None, "cluster.n_gpus_per_node": 8}),
-    Row("rollout.max_head_offpolicyness max_head_offpolicyness", "rollout.max_policy_lag", _lag, default=0,
-        also={"async_training": True}),
+    Row("rollout.max_head_offpolicyness max_head_offpolicyness", "rollout.max_policy_lag", lambda value, theirs: int(
+        value) * int(theirs.get(*_MINIBATCHES)) if theirs.get("async_training") else 0, default=0,
+        also={"async_training": True}),  # AReaL counts batches
     Row("dynamic_bs", convert=only(False, why="a step has rollout.prompts_per_step groups")),
     Row("rollout.use_lora actor.use_lora vllm.enable_lora sglang.enable_lora",
         convert=only(False, why="LoRA is not here: all weights learn")),
     Row("*lora* actor.peft_type actor.target_modules", note="of LoRA"),
-    Row("teacher", convert=only(why="a teacher is task: distill")),
-    Row("teacher.*", convert=only(why="a teacher is task: distill")),
+    Row("teacher teacher.*", convert=only(why="a teacher is task: distill")),
     Row("gconfig.n_samples group_size", "rollout.group_size", _group, default=1),
     Row("gconfig.max_new_tokens ppo.gen.max_new_tokens", "rollout.max_new_tokens", default=16384),
     Row("gconfig.min_new_tokens ppo.gen.min_new_tokens", "rollout.min_new_tokens", default=0),
@@ -374,28 +343,31 @@ ROWS = (
     Row("gconfig.greedy ppo.gen.greedy", convert=only(False, why="a group of greedy completions has no advantages")),
     Row("gconfig.use_beam_search gconfig.ignore_eos",
         convert=only(False, why="completions are sampled up to the end token")),
-    Row("gconfig.stop gconfig.stop_token_ids", convert=by_hand("completions end with the end token alone")),
+    Row("gconfig.stop", "rollout.stop", lambda value, _: value or []),
+    Row("gconfig.stop_token_ids", convert=by_hand("the texts of these tokens", "rollout.stop")),
     Row("gconfig.frequency_penalty", convert=only(0, 0.0, why="sampling has no frequency penalty")),
     Row("gconfig.max_tokens", convert=_whole, default=32768),
-    Row("gconfig.skip_special_tokens ppo.gen.n", note="part of sampling that only AReaL's workflows read"),
+    Row("gconfig.skip_special_tokens ppo.gen.n ppo.gen.use_cuda_graph ppo.gen.force_*",
+        note="part of sampling that only AReaL's workflows read"),
     Row("eval_gconfig.n_samples", "eval.num_samples"),
     Row("eval_gconfig.temperature", "eval.temperature"),
     Row("eval_gconfig.top_p", "eval.top_p"),
-    Row("eval_gconfig", note="as gconfig"),
-    Row("eval_gconfig.*", note="as gconfig: rollout.max_new_tokens"),
+    Row("eval_gconfig eval_gconfig.*", note="as gconfig: rollout.max_new_tokens"),
     Row("actor.path", "model.path"),
-    Row("tokenizer_path", convert=_model_only),
+    Row("tokenizer_path", convert=lambda value, theirs: only(
+        "", theirs.get("actor.path"), why="the tokenizer is that of model.path here")(value, theirs)),
     Row("actor.init_from_scratch", convert=only(False, why="a policy begins with weights")),
-    Row("actor.dtype", "model.dtype", choice(_DTYPES, "dtype"), default="bfloat16"),
-    Row("actor.bf16 ref.bf16", note="model.dtype: bfloat16 here; float16 is not"),
+    Row("actor.dtype", "model.dtype", table.dtype, default="bfloat16"),
+    Row("actor.bf16", convert=lambda value, _: {} if value else Differs(
+        {"model.dtype": "bfloat16"}, "float16 there, bfloat16 here")),
+    Row("ref.bf16", note="the reference is computed as the policy is"),
     Row("actor.gradient_checkpointing", "train.gradient_checkpointing", default=False),
     Row("actor.mb_spec.max_tokens_per_mb actor_train.mb_spec.max_tokens_per_mb", "train.max_tokens_per_microbatch",
         _microbatch, default=None),
     Row("actor.optimizer", convert=only(why="the optimizer has a section")),
     Row("actor.optimizer.type", convert=only("adam", "adamw", why="learners have AdamW alone")),
     Row("actor.optimizer.lr", "train.lr", default=1e-3),
-    Row("actor.optimizer.weight_decay", "train.weight_decay", default=0.01,
-        note="on all weights there; on matrices alone here"),
+    Row("actor.optimizer.weight_decay", "train.weight_decay", table.weight_decay, default=0.01),
     Row("actor.optimizer.beta1", "train.betas", lambda value, theirs: [value, theirs.get("actor.optimizer.beta2")],
         default=0.9, also={"actor.optimizer.beta2": 0.999}),
     Row("actor.optimizer.eps", "train.eps", default=1e-8),
@@ -411,38 +383,35 @@ ROWS = (
               "actor.use_sapo_loss": False, "actor.sapo_tau_pos": 1.0, "actor.sapo_tau_neg": 1.05,
               "actor.importance_sampling_level": "token", "actor.prox_logp_method": "recompute",
               "actor.m2_threshold": None, "actor.behave_imp_weight_mode": None, **dict.fromkeys(_CAPS),
-              _REJECTION: None, f"{_REJECTION}.level": "token", f"{_REJECTION}.action": "mask",
-              f"{_REJECTION}.metric": "ratio", f"{_REJECTION}.upper": 5.0,
-              f"{_REJECTION}.lower": None}),
-    Row(f"{_REJECTION}.agg", note="of level sequence, which is refused"),
+              "actor.rejection_sampling": None, **_REJECTION}),
+    Row("actor.rejection_sampling.agg", note="of level sequence, which is refused"),
     Row("critic ppo.disable_value", convert=_critic, default=None, also={"critic.path": None}),
-    Row("critic.* ppo.value_eps_clip ppo.critic_sample_reuse ppo.fuse_rew_ref", note="of a critic, which is refused"),
+    Row("critic.* critic_* ppo.value_* ppo.critic_sample_reuse ppo.fuse_rew_ref", note="of a critic, which is refused"),
     Row("actor.kl_ctl ppo.kl_ctl", convert=_kl, default=0.1, also={"actor.kl_estimator": "k1", "ref.path": None}),
     Row("ppo.use_adaptive_kl_ctl", convert=only(False, why="the KL's weight stays as it is")),
     Row("actor.ppo_n_minibatches ppo.ppo_n_minibatches", "train.num_minibatches",
-        lambda value, _: whole_groups(value, "completions, balanced by tokens,"), default=4),
+        lambda value, _: table.whole_groups(value, "completions, balanced by tokens,"), default=4),
     Row("actor.reward_norm.mean_level", convert=_advantage, default=None,
-        also={f"{norm}.{key}": None for norm in _NORMS for key in (
-            "mean_level", "std_level", "mean_leave1out", "std_unbiased", "eps")}
-        | dict.fromkeys(("actor.group_adv_norm", "group_adv_norm", "ppo.adv_norm"))),
+        also={f"{norm}.{key}": None for norm in _NORMS for key in (*_NORM, "group_size")}
+        | dict.fromkeys(_OLDER_NORMS)),
     Row("actor.reward_scaling ppo.reward_output_scaling", convert=_reward_scale, default=1.0),
     Row("actor.reward_bias ppo.reward_output_bias", note="cancels in advantages that are centred, as these are"),
     Row("actor.reward_clip ppo.max_reward_clip", note="rewards here are bounded by their functions"),
     Row("actor.discount actor.gae_lambda ppo.discount ppo.gae_lambda",
         convert=only(1, 1.0, why="without a critic each token has the whole reward of its sequence")),
     Row("ppo.actor_sample_reuse", convert=only(1, why="each rollout is trained on once")),
-    Row("ppo.early_stop_imp_ratio", convert=only(why="no minibatch is skipped for its ratio: policy/ratio_mean shows "
-        "it")),
+    Row("ppo.early_stop_imp_ratio", convert=lambda value, _: {} if value is None else Differs(
+        {}, f"a minibatch whose mean ratio is above {value:g} is skipped there; none is here")),
     Row("actor.dynamic_sampling", "rollout.drop_zero_variance"),
-    Row("actor.overlong_reward_penalty", "rollout.overlong_tokens", _overlong, default=False,
+    Row("actor.overlong_reward_penalty", "rollout.overlong_tokens", lambda value, theirs: table.overlong(
+        value, *(theirs.get(f"actor.overlong_{key}") for key in ("tokens", "penalty_factor"))), default=False,
         also={"actor.overlong_tokens": None, "actor.overlong_penalty_factor": None}),
-    Row("actor.mask_no_eos_with_zero", convert=_no_eos),
+    Row("actor.mask_no_eos_with_zero mask_no_eos_with_zero", convert=_no_eos),
     Row("mask_too_long", "rollout.mask_truncated"),
     Row(_sections("actor", _ENGINE_OF_TRAINING),
         note="of AReaL's engines; here as sampling says, without dropout, with weights through shared memory"),
-    Row("ref", note="without kl_ctl nothing reads a reference"),
-    Row("ref.* ref_inf.* actor_inf.* actor_train.*", note="the reference is computed as the policy is"),
-    Row("vllm.dtype", "engine.dtype", choice(_DTYPES, "dtype of the engine"), default="bfloat16"),
+    Row("ref ref.* ref_inf.* actor_inf.* actor_train.*", note="the reference is computed as the policy is"),
+    Row("vllm.dtype", "engine.dtype", table.dtype, default="bfloat16"),
     Row("vllm.gpu_memory_utilization", "engine.gpu_memory_utilization", default=0.9),
     Row("vllm.enforce_eager", "engine.enforce_eager", default=False),
     Row("vllm.max_num_seqs", "engine.max_num_seqs", default=256),
@@ -462,7 +431,8 @@ ROWS = (
         for theirs, older, ours, convert in (
             ("saver.", "save", "checkpoint.export_every", None),
             ("recover.", "ckpt", "checkpoint.every", None),
-            ("evaluator.", "eval", "eval.every", _eval_every),
+            ("evaluator.", "eval", "eval.every",
+             lambda value, theirs: value if theirs.get("valid_dataset.path") else None),
         )
         for unit, our_unit in (("epochs", "epochs"), ("steps", "steps"), ("secs", "s"))
     ),
@@ -473,12 +443,17 @@ ROWS = (
     Row("stats_logger.wandb.entity wandb.entity", "metrics.wandb_entity"),
     Row("stats_logger.tensorboard.path tensorboard.path", "metrics.tensorboard", lambda value, _: bool(value),
         default=None),
-    Row("success_rate_ub success_rate_lb",
-        convert=only(1.0, 0.0, why="set data.curriculum, or rollout.drop_zero_variance")),
+    Row("success_rate_ub success_rate_lb dataset_filter_threshold dataset_max_filter_percentage",
+        convert=only(1.0, 0.0, 100.0, why="set data.curriculum, or rollout.drop_zero_variance")),
+    Row("ref_ema_eta", convert=only(why="set loss.kl.refresh_steps and loss.kl.mixup")),
+    Row("generation_size", convert=only(why="all completions of a group are trained on")),
+    Row("no_training check_xml_format", convert=only(False, why="it trains, and the reward is rewards.0.name")),
     Row("rollout.max_concurrent_rollouts max_concurrent_rollouts rollout.* n_rollout_workers flush_request_timeout",
         note="engines are kept full by themselves: engine.max_num_seqs, rollout.max_policy_lag"),
     Row("evaluator.eval_before_train", note="with an eval there is one before training, too"),
     Row("stats_logger.* wandb.* launcher.* scheduler.* perf_tracer* memory_profiler* saver.* recover.* evaluator.* "
         "checkpointer.* cluster.* exp_ctrl.* enable_offload torch_cache_mysophobia cache_clear_freq ray_temp_path "
-        "rw_type metric_discovery_port cpus_per_* mem_per_*", note=_OWN),
+        "rw_type metric_discovery_port cpus_per_* mem_per_* auto_eval* debug exclude nodelist partition schedule_* "
+        "ignore_worker_error new_tokens_per_chunk check_verifier_status actor.init_critic_from_actor",
+        note="AReaL's own processes: Ray and the run directory do this here"),
 )  # fmt: skip

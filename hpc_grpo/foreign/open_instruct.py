@@ -1,66 +1,66 @@
 """open-instruct's options: those of open_instruct/grpo_fast.py, and of mason.py where it stands before it.
 
-Defaults are those of its repository at e6c3044 (2026-08-20): open_instruct/grpo_utils.py and data_loader.py, which
+Defaults are those of its repository at e6c3044 (August 2026): open_instruct/grpo_utils.py and data_loader.py, which
 have the formulas too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from hpc_grpo.foreign.allocation import node_shape
-from hpc_grpo.foreign.table import (
-    ByHandError,
-    Differs,
-    RefusedError,
-    Row,
-    Theirs,
-    by_hand,
-    choice,
-    only,
-    shared_memory,
-    whole_groups,
-)
+from hpc_grpo.foreign import table
+from hpc_grpo.foreign.table import ByHandError, Differs, RefusedError, Row, Theirs, below, by_hand, choice, only
 
-_AI2 = "of AI2's cluster, evaluation service and hub"
-_KL = {name: estimator for number, estimator in enumerate(("k1", "k2", "k3", "unbiased"), 1)
-       for name in (f"kl{number}", number - 1)}  # fmt: skip
-"""By name, or by position from 0."""
+OLDER_DEFAULTS: dict[str, Any] = {
+    "seed": 1, "temperature": 0.7, "async_steps": 1, "advantage_normalization_type": "standard", "clip_higher": 0.2,
+    "use_rho_correction": False, "checkpoint_state_freq": -1, "output_dir": "output",
+    "dataset_mixer_eval_list": ["ai2-adapt-dev/rlvr_gsm8k_zs", 1.0],
+}  # fmt: skip
+"""Where older versions have other defaults, such as the fork of GeodesicResearch at f3a71b4 (February 2026)."""
+OLDER_KEYS = ("truncated_importance_sampling_ratio_cap", "wandb_project_name", "warm_up_steps")
+
+_KL = {"kl1": "k1", "kl2": "k2", "kl3": "k3", "kl4": "unbiased", 0: "k1", 1: "k2", 2: "k3", 3: "unbiased"}
+_TEMPLATES = ("simple_", "assistant_message_only", "zephyr", "olmo", "tulu", "r1_simple_chat")
+"""Beginnings of the names of its own chat templates. Any other name stands for that of the tokenizer."""
+_VERIFIERS = "a verifier for each item's `dataset` there, answers as mathematics here"
+
+
+def of_training_args(given: Mapping[str, Any], nodes: int = 1, gpus: int | None = None) -> dict[str, Any]:
+    """Return options as the fork on Slurm has them, which keeps them in TRAINING_ARGS and counts nodes by its job.
+
+    One number of learners is that of every node, and engines have the node's other GPUs. `gpus` are those of a node,
+    where they are known.
+    """
+    options = {OLDER_KEYS[0]: 0.0, "wandb_project_name": "geodesic-grpo", "wandb_entity": "geodesic", **given}
+    learners = table.as_list(given.get("num_learners_per_node", 1))
+    if len(learners) > 1:
+        return {**options, "num_nodes": len(learners)} | ({"gpus": gpus} if gpus else {})
+    options |= {"num_nodes": nodes, "num_learners_per_node": learners * nodes}
+    if gpus:
+        engines = (gpus - int(learners[0])) // int(given.get("vllm_tensor_parallel_size", 1))
+        options |= {"gpus": gpus, "vllm_num_engines": nodes * engines}
+    return options
 
 
 def _mix(key: str, value: Any, splits: Any, theirs: Theirs) -> dict[str, Any]:
     """Read `NAME SHARE NAME SHARE`: a share with a point is one of the data set, a whole number counts its items."""
-    words, splits = _as_list(value), _as_list(splits)
+    words, splits = table.as_list(value), table.as_list(splits)
     if len(words) % 2:
-        raise ByHandError("must be pairs of a data set and its share: set data.train")
+        raise ByHandError("must be pairs of a data set and its share", key)
     columns = {"messages_field": theirs.get("sft_messages_key"), "answer_field": theirs.get("ground_truths_key")}
     sources = []
     for place, (path, share) in enumerate(zip(words[::2], words[1::2], strict=True)):
         if isinstance(share, float) and share != 1.0:
-            raise ByHandError(f"{share:g} of {path}: set max_items of that source to so many items")
+            raise ByHandError(f"{share:g} of {path}, so many items as max_items of that source", key)
         most = {} if isinstance(share, float) else {"max_items": int(share)}
-        split = splits[place] if place < len(splits) else splits[-1]
-        sources.append({"path": path, "split": split, **columns, **most})
-    if len(sources) == 1:
-        return {f"{key}.{name}": own for name, own in sources[0].items()}
-    return {f"{key}.mix": sources} if sources else {}
+        sources.append({"path": path, "split": splits[min(place, len(splits) - 1)], **columns, **most})
+    return below(key, sources[0]) if len(sources) == 1 else {f"{key}.mix": sources} if sources else {}
 
 
-def _as_list(value: Any) -> list[Any]:
-    return [] if value is None else value if isinstance(value, list) else [value]
-
-
-def _train_data(value: Any, theirs: Theirs) -> Any:
-    ours = _mix("data.train", value, theirs.get("dataset_mixer_list_splits"), theirs)
-    return Differs(ours, "a verifier for each item's `dataset` there; here one reward, or `rewards` of each source")
-
-
-def _eval_data(value: Any, theirs: Theirs) -> dict[str, Any]:
-    return _mix("data.eval", value, theirs.get("dataset_mixer_eval_list_splits"), theirs)
-
-
-def _eval_every(value: Any, theirs: Theirs) -> int | None:
-    return int(value) if int(value) > 0 and theirs.get("dataset_mixer_eval_list") else None
+def _shares_gpu(theirs: Theirs) -> bool:
+    """Tell whether a learner and an engine take turns on one GPU: on request, and where there is but one."""
+    return bool(theirs.get("single_gpu_mode")) or theirs.get("gpus") == 1
 
 
 def _lag(value: Any, theirs: Theirs) -> Any:
@@ -70,53 +70,34 @@ def _lag(value: Any, theirs: Theirs) -> Any:
     return int(value) * int(theirs.get("num_mini_batches"))
 
 
-def _shares_gpu(theirs: Theirs) -> bool:
-    """Tell whether a learner and an engine take turns on one GPU: on request, and where there is but one."""
-    return bool(theirs.get("single_gpu_mode")) or theirs.get("gpus") == 1
-
-
-def _microbatch(value: Any, theirs: Theirs) -> int:
-    return max(int(value), int(theirs.get("max_prompt_token_length")) + int(theirs.get("response_length")))
-
-
 def _nodes(value: Any, theirs: Theirs) -> dict[str, Any]:
     """Learners and engines are counted in all there, and by mason's nodes and GPUs; each node has some of both here."""
-    learners, engines = sum(map(int, _as_list(theirs.get("num_learners_per_node")))), int(value)
-    tensor = int(theirs.get("vllm_tensor_parallel_size"))
-    nodes = int(theirs.get("num_nodes"))
     if _shares_gpu(theirs):
         return {"placement.colocate": True, "placement.learners_per_node": 1, "engine.engines_per_node": 1,
                 "launch.num_nodes": 1, "launch.slurm.gpus_per_node": 1}  # fmt: skip
+    learners, engines = sum(map(int, table.as_list(theirs.get("num_learners_per_node")))), int(value)
+    tensor, nodes = int(theirs.get("vllm_tensor_parallel_size")), int(theirs.get("num_nodes"))
     gpus = int(theirs.get("gpus", default=0)) or -(-(learners + engines * tensor) // nodes)
-    if learners + engines * tensor > nodes * gpus:
-        per_node = max(1, min(gpus - tensor, learners // nodes))
-        raise RefusedError(
-            f"{learners} learners and {engines} engines of {tensor} GPUs take {learners + engines * tensor}, and "
-            f"{nodes} nodes of {gpus} have {nodes * gpus}",
-            {"launch.num_nodes": nodes, "launch.slurm.gpus_per_node": gpus, "placement.learners_per_node": per_node,
-             "engine.tensor_parallel": tensor, "engine.engines_per_node": max(1, (gpus - per_node) // tensor)},
-        )  # fmt: skip
-    return node_shape(learners, engines, tensor, nodes, gpus)
+    return table.node_shape(learners, engines, tensor, nodes, gpus)
 
 
 def _rewards(value: Any, theirs: Theirs) -> Any:
     correct = {"name": "correctness", "weight": float(theirs.get("verification_reward"))}
-    if not theirs.get("apply_r1_style_format_reward"):
-        if not value:
-            raise ByHandError("no reward is left: set rewards")
-        return Differs([correct], "a verifier for each item's `dataset` there, answers as mathematics here")
-    tags = {"reasoning_tag": "think", "answer_tag": "answer"}
-    form = {"name": "strict_format", "weight": float(theirs.get("r1_style_format_reward")), "args": tags}
+    form = {"name": "strict_format", "weight": float(theirs.get("r1_style_format_reward")),
+            "args": {"reasoning_tag": "think", "answer_tag": "answer"}}  # fmt: skip
+    has_format = theirs.get("apply_r1_style_format_reward")
+    if not value and not has_format:
+        raise ByHandError("no reward is left", "rewards")
     if not value:
-        return [form]
-    if theirs.get("additive_format_reward"):
-        return Differs([correct, form], "a verifier for each item's `dataset` there, answers as mathematics here; the "
-                       "format is strict_format")  # fmt: skip
-    raise RefusedError(
-        "without additive_format_reward a right answer counts only in the right format (verifier if format = 1 else "
-        "0); rewards are added here. Set additive_format_reward true, or write the reward as module:function",
-        {"rewards": [correct, form]},
-    )
+        return {"rewards": [form], "eval.reward": "strict_format"}
+    ours = {"rewards": [correct, form] if has_format else [correct]}
+    if has_format and not theirs.get("additive_format_reward"):
+        raise RefusedError(
+            "without additive_format_reward a right answer counts only in the right format (verifier if format = 1 "
+            "else 0); rewards are added here. Set additive_format_reward true, or write the reward as module:function",
+            ours,
+        )
+    return Differs(ours, f"{_VERIFIERS}; the format is strict_format" if has_format else _VERIFIERS)
 
 
 def _retired(value: Any, theirs: Theirs) -> Any:
@@ -129,38 +110,31 @@ def _retired(value: Any, theirs: Theirs) -> Any:
     return {"easy_from": float(value) * best, "after": 1}
 
 
-def _filtered(value: Any, theirs: Theirs) -> dict[str, Any]:
-    """Without active_sampling groups of equal rewards are left out of the step, or stay in its token count."""
-    if value:
-        return {"rollout.dynamic_sampling": 10}
-    return {"rollout.drop_zero_variance": bool(theirs.get("filter_zero_std_samples"))}
-
-
 def _refilled(value: Any, theirs: Theirs) -> Any:
-    ours = _filtered(value, theirs)
-    return Differs(ours, "there without end; here until 10 times prompts_per_step were sampled") if value else ours
+    """Without active_sampling groups of equal rewards are left out of the step, or stay in its token count."""
+    note = "there without end; here until 10 times prompts_per_step were sampled"
+    without = {"rollout.drop_zero_variance": bool(theirs.get("filter_zero_std_samples"))}
+    return Differs({"rollout.dynamic_sampling": 10}, note) if value else without
 
 
 def _correction(value: Any, theirs: Theirs) -> Any:
     """Weigh by rho = learner / engine at the start of the step, clamped and masked; older versions have one cap."""
+    none, truncated = {"loss.correction.name": "none"}, {"loss.correction.name": "truncated"}
     if theirs.get("use_vllm_logprobs"):
-        return {"loss.proximal": "engine", "loss.correction.name": "none"}
-    if theirs.is_given("truncated_importance_sampling_ratio_cap"):
-        cap = float(theirs.get("truncated_importance_sampling_ratio_cap", default=0.0))
-        return {"loss.correction.name": "truncated", "loss.correction.cap": cap} if cap else {
-            "loss.correction.name": "none"}  # fmt: skip
+        return {"loss.proximal": "engine", **none}
+    if theirs.is_given(OLDER_KEYS[0]):
+        cap = theirs.get(OLDER_KEYS[0])
+        return {**truncated, "loss.correction.cap": cap} if cap else none
     if not value:
-        return {"loss.correction.name": "none"}
+        return none
     clamp_low, clamp_high, mask_low, mask_high = (
         float(theirs.get(f"rho_{name}_bound")) for name in ("clamp_lower", "clamp_upper", "mask_lower", "mask_upper")
     )
-    high = clamp_high or 1e9
-    if not (mask_low or mask_high):
-        ours: dict[str, Any] = {"loss.correction.name": "truncated", "loss.correction.cap": high}
-    else:
-        ours = {"loss.correction.name": "icepop", "loss.correction.low": mask_low,
-                "loss.correction.cap": mask_high or 1e9}  # fmt: skip
-    if clamp_low or ((mask_low or mask_high) and high < (mask_high or 1e9)):
+    is_masked, high, mask_high = bool(mask_low or mask_high), clamp_high or 1e9, mask_high or 1e9
+    ours: dict[str, Any] = {**truncated, "loss.correction.cap": high}
+    if is_masked:
+        ours = below("loss.correction", {"name": "icepop", "low": mask_low, "cap": mask_high})
+    if clamp_low or (is_masked and high < mask_high):
         raise RefusedError("a weight is truncated or masked here, not both, and truncated from above alone: set "
                            "rho_clamp_lower_bound 0, and rho_clamp_upper_bound 0 with a mask", ours)  # fmt: skip
     if theirs.get("rho_mask_sequence_level") or theirs.get("rho_mask_tv_divergence"):
@@ -172,83 +146,72 @@ def _correction(value: Any, theirs: Theirs) -> Any:
 def _warmup(value: Any, theirs: Theirs) -> int:
     group = int(theirs.get("num_unique_prompts_rollout")) * int(theirs.get("num_samples_per_prompt_rollout"))
     ratio, updates = float(theirs.get("warmup_ratio")), int(theirs.get("num_mini_batches"))
-    return int(value or 0) or int(ratio * (int(theirs.get("total_episodes")) // group) * updates)
-
-
-def _name(value: Any, theirs: Theirs) -> str:
-    return str(theirs.get("run_name", default=value))
-
-
-def _positive(value: Any, _theirs: Theirs) -> int | None:
-    return int(value) if value is not None and int(value) > 0 else None
+    return int(ratio * (int(theirs.get("total_episodes")) // group) * updates) or int(value or 0)
 
 
 def _state_every(value: Any, theirs: Theirs) -> Any:
-    """State is saved only with checkpoint_state_dir."""
-    return _positive(value, theirs) if theirs.get("checkpoint_state_dir") else Differs(
-        _positive(value, theirs), "without checkpoint_state_dir nothing is saved there")  # fmt: skip
+    every, note = table.positive(value, theirs), "without checkpoint_state_dir nothing is saved there"
+    return every if theirs.get("checkpoint_state_dir") else Differs(every, note)
 
 
 def _loss(value: Any, theirs: Theirs) -> dict[str, Any]:
-    high = {"loss.clip_high": float(theirs.get("clip_higher"))}
-    if value == "cispo":
-        return {"loss.name": "cispo", "loss.clip_low": 1.0, **high}
-    return {"loss.name": choice({"dapo": "grpo"}, "loss")(value, theirs),
-            "loss.clip_low": float(theirs.get("clip_lower")), **high}  # fmt: skip
+    name = choice({"dapo": "grpo", "cispo": "cispo"}, "loss")(value)
+    low = 1.0 if name == "cispo" else float(theirs.get("clip_lower"))
+    return {"loss.name": name, "loss.clip_low": low, "loss.clip_high": float(theirs.get("clip_higher"))}
 
 
 def _kl(value: Any, theirs: Theirs) -> Any:
     if not value:
         return {"loss.kl.coef": 0.0}
-    ours = {"loss.kl.coef": float(value), "loss.kl.estimator": choice(_KL, "KL estimator")(
-        theirs.get("kl_estimator"), theirs)}  # fmt: skip
-    if ours["loss.kl.estimator"] == "unbiased":
-        return Differs(ours, "r * k1 there; here w * r * k3, w the weight of the correction: the same gradient on "
-                       "average on-policy")  # fmt: skip
-    return ours
+    estimator = choice(_KL, "KL estimator")(theirs.get("kl_estimator"))
+    ours = {"loss.kl.coef": float(value), "loss.kl.estimator": estimator}
+    note = "r * k1 there; here w * r * k3, w the weight of the correction: the same gradient on average on-policy"
+    return Differs(ours, note) if estimator == "unbiased" else ours
 
 
 def _refresh(value: Any, theirs: Theirs) -> dict[str, Any]:
-    if value is None or int(value) <= 0 or not theirs.get("beta"):
-        return {}
-    return {"loss.kl.refresh_steps": int(value), "loss.kl.mixup": float(theirs.get("alpha"))}
+    ours = {"refresh_steps": table.positive(value, theirs), "mixup": float(theirs.get("alpha"))}
+    return below("loss.kl", ours) if ours["refresh_steps"] and theirs.get("beta") else {}
 
 
 def _advantage(value: Any, theirs: Theirs) -> dict[str, Any]:
-    is_scaled = choice({"standard": True, "centered": False}, "advantage")(value, theirs)
-    ours = {"loss.advantage.name": "group", "loss.advantage.normalize_std": is_scaled}
-    return {**ours, "loss.advantage.unbiased_std": False, "loss.advantage.eps": 1e-8} if is_scaled else ours
+    is_scaled = choice({"standard": True, "centered": False}, "advantage")(value)
+    ours = {"name": "group", "normalize_std": is_scaled}
+    return below("loss.advantage", ours | ({"unbiased_std": False, "eps": 1e-8} if is_scaled else {}))
 
 
 def _denominator(value: Any, _theirs: Theirs) -> Any:
-    if value == "token":
-        return "tokens"
-    raise RefusedError(
-        f"the sum over all tokens is divided by {value} there; here a number is the tokens of each sequence "
-        f"(loss.denominator: N divides by N times the sequences)", {"loss.denominator": "constant"})  # fmt: skip
+    if value != "token":
+        raise RefusedError(
+            f"the sum over all tokens is divided by {value} there; here a number is the tokens of each sequence "
+            f"(loss.denominator: N divides by N times the sequences)", {"loss.denominator": "constant"})  # fmt: skip
+    return "tokens"
 
 
-def _gradient_norm(value: Any, _theirs: Theirs) -> Any:
-    return Differs(1.0, "null clips nothing there; here a norm is needed") if value is None else value
-
-
-def _stage(value: Any, _theirs: Theirs) -> Any:
-    return max(1, int(value))
+def _template(value: Any, _theirs: Theirs) -> dict[str, Any]:
+    if value and str(value).startswith(_TEMPLATES):
+        raise ByHandError("its text, of open_instruct/dataset_transformation.py, as a Jinja file", "data.chat_template")
+    return {}
 
 
 ROWS = (
-    Row("exp_name", "run.name", _name, default="grpo", also={"run_name": None}),
+    Row("exp_name", "run.name", lambda value, theirs: theirs.get("run_name", default=value), default="grpo",
+        also={"run_name": None}),
     Row("output_dir", "run.root", default="output/", note="the run is NAME below it, with all of it inside"),
     Row("seed", "run.seed", default=42),
-    Row("model_name_or_path", "model.path", lambda value, _: str(value).strip()),
+    Row("model_name_or_path", "model.path", lambda value, _: value and str(value).strip()),
     Row("model_revision tokenizer_revision",
         convert=only("main", why="give the folder of that revision as model.path")),
     Row("tokenizer_name_or_path tokenizer_name", note="the tokenizer is that of model.path"),
     Row("trust_remote_code", convert=only(False, why="code that comes with a model is not run")),
-    Row("dataset_mixer_list", convert=_train_data, default=["ai2-adapt-dev/rlvr_gsm8k_zs", 1.0],
+    Row("dataset_mixer_list", convert=lambda value, theirs: Differs(_mix(
+        "data.train", value, theirs.get("dataset_mixer_list_splits"), theirs), _VERIFIERS),
+        default=["ai2-adapt-dev/rlvr_gsm8k_zs", 1.0],
         also={"dataset_mixer_list_splits": ["train"], "ground_truths_key": "ground_truth",
               "sft_messages_key": "messages"}),
-    Row("dataset_mixer_eval_list", convert=_eval_data, default=[], also={"dataset_mixer_eval_list_splits": ["test"]}),
+    Row("dataset_mixer_eval_list", convert=lambda value, theirs: _mix(
+        "data.eval", value, theirs.get("dataset_mixer_eval_list_splits"), theirs),
+        default=[], also={"dataset_mixer_eval_list_splits": ["test"]}),
     Row("max_prompt_token_length", convert=lambda value, _: {
         "data.max_prompt_tokens": value, "data.drop_long_prompts": True}, default=256),
     Row("max_token_length", note="of an older version: max_prompt_token_length bounds prompts"),
@@ -256,39 +219,39 @@ ROWS = (
     Row("eval_response_length", convert=lambda value, theirs: only(
         theirs.get("response_length"), why="an eval's completions are bounded by "
         "rollout.max_new_tokens")(value, theirs)),
-    Row("pack_length", "train.max_tokens_per_microbatch", _microbatch, default=512, note="at least one whole sequence"),
+    Row("pack_length", "train.max_tokens_per_microbatch", lambda value, theirs: table.one_sequence(
+        value, int(theirs.get("max_prompt_token_length")) + int(theirs.get("response_length"))), default=512),
     Row("num_unique_prompts_rollout", "rollout.prompts_per_step", default=16),
     Row("num_samples_per_prompt_rollout", "rollout.group_size", default=4),
     Row("temperature", "rollout.temperature", default=1.0),
     Row("vllm_top_p", "rollout.top_p", default=1.0),
-    Row("stop_strings", convert=by_hand("completions end with the end token alone, not with a text")),
-    Row("chat_template_name chat_template",
-        convert=by_hand("its text, from open_instruct/dataset_transformation.py, as a Jinja file: data.chat_template")),
-    Row("system_prompt_override_file", convert=by_hand("the file's text: data.system_prompt")),
-    Row("user_prompt_transform", convert=by_hand("the text around a prompt: data.chat_template")),
+    Row("stop_strings", "rollout.stop", lambda value, _: table.as_list(value)),
+    Row("chat_template_name chat_template", convert=_template),
+    Row("system_prompt_override_file", convert=by_hand("the file's text", "data.system_prompt")),
+    Row("user_prompt_transform", convert=by_hand("the text around a prompt", "data.chat_template")),
     Row("async_steps", "rollout.max_policy_lag", _lag, default=8),
     Row("async_mode", convert=only(True, why="set rollout.max_policy_lag: 0")),
     Row("inflight_updates", note="engines take weights between two of their steps; running completions go on"),
     Row("active_sampling", convert=_refilled, default=False, also={"filter_zero_std_samples": True}),
     Row("no_resampling_pass_rate no_resample_solve_rate no_resample_positive_rate", "data.curriculum", _retired,
         default=None),
-    Row("mask_truncated_completions", "rollout.mask_truncated", default=False,
-        note="dropped before means and deviations of groups there; without gradient after them here"),
+    Row("mask_truncated_completions", "rollout.mask_truncated", table.differs(
+        "dropped before means and deviations of groups there; without gradient after them here"), default=False),
     Row("non_stop_penalty", convert=only(
         False, why="a completion that is cut keeps its reward here, and gets non_stop_penalty_value there: "
         "rollout.mask_truncated, or a reward of your own")),
     Row("non_stop_penalty_value", note="of non_stop_penalty, which is refused"),
-    Row("num_mini_batches", "train.num_minibatches", lambda value, _: whole_groups(value, "packed rows"), default=1),
+    Row("num_mini_batches", "train.num_minibatches", lambda value, _: table.whole_groups(value, "packed rows"),
+        default=1),
     Row("num_epochs", convert=only(1, why="each rollout is trained on once")),
     Row("total_episodes", "train.total_episodes", default=100000),
     Row("learning_rate", "train.lr", default=2e-5),
-    Row("lr_scheduler_type", "train.schedule",
-        choice({name: name for name in ("constant", "linear", "cosine")} | {"constant_with_warmup": "constant"},
-               "learning-rate schedule"), default="linear"),
+    Row("lr_scheduler_type", "train.schedule", lambda value, _: table.schedule(value), default="linear"),
     Row("warm_up_steps", "train.warmup_steps", _warmup, default=None, also={"warmup_ratio": 0.0}),
     Row("weight_decay", "train.weight_decay", default=0.0),
     Row("set_weight_decay_on_bias_and_norm", note="vectors have no weight decay here, as with true there"),
-    Row("max_grad_norm", "train.max_grad_norm", _gradient_norm, default=1.0),
+    Row("max_grad_norm", "train.max_grad_norm", lambda value, _: Differs(
+        1.0, "null clips nothing there; here a norm is needed") if value is None else value, default=1.0),
     Row("adam_betas", "train.betas", default=[0.9, 0.999]),
     Row("beta", convert=_kl, default=0.05, also={"kl_estimator": 2}),
     Row("load_ref_policy", note="a reference is there where loss.kl.coef is not 0"),
@@ -301,45 +264,44 @@ ROWS = (
               "rho_mask_tv_divergence": False}),
     Row("advantage_normalization_type", convert=_advantage, default="centered"),
     Row("ref_policy_update_freq", convert=_refresh, default=None, also={"alpha": 0.6}),
-    Row("apply_verifiable_reward", "rewards", _rewards, default=True,
+    Row("apply_verifiable_reward", convert=_rewards, default=True,
         also={"verification_reward": 10.0, "apply_r1_style_format_reward": False, "r1_style_format_reward": 1.0,
               "additive_format_reward": False}),
     Row("apply_evolving_rubric_reward", convert=only(False, why="rewards do not change during the run")),
     Row("reward_aggregator", note="of several turns; episodes have one here"),
     Row("llm_judge_model llm_judge_* code_api_url code_* max_length_verifier_max_length remap_verifier",
         note="of verifiers; here a reward of its own: rewards.N.name = llm_judge, or code"),
-    Row("tools", convert=by_hand("episodes have one turn and no tools here")),
+    Row("tools", convert=only([], why="episodes have one turn and no tools here")),
     Row("tool_* env_* max_steps per_turn_max_tokens only_reward_good_outputs pass_tools_to_chat_template pool_size "
         "mask_tool_use", note="of tools"),
     Row("vllm_num_engines", convert=_nodes, default=1,
         also={"num_learners_per_node": [1], "vllm_tensor_parallel_size": 1, "num_nodes": 1, "gpus": None,
               "single_gpu_mode": False}),
-    Row("sequence_parallel_size", convert=only(1, why="sequence parallelism in training is not here")),
-    Row("cp_degree", convert=only(1, why="context and tensor parallelism in training are not here")),
-    Row("cp_strategy", note="of cp_degree, which is refused"),
+    Row("sequence_parallel_size cp_degree", convert=table.split_sequences),
+    Row("cp_strategy", note="of cp_degree"),
     Row("use_peft use_lora use_qlora", convert=only(False, why="LoRA is not here: all weights learn")),
     Row("lora_*", note="of LoRA"),
     Row("load_in_4bit load_in_8bit use_fp8_kv_cache", convert=only(False, why="quantised weights are not here")),
-    Row("model_dtype", "model.dtype", choice({"bfloat16": "bfloat16", "float32": "float32"}, "dtype"),
-        default="bfloat16"),
+    Row("model_dtype", "model.dtype", table.dtype, default="bfloat16"),
     Row("vllm_gpu_memory_utilization", "engine.gpu_memory_utilization",
-        lambda value, theirs: shared_memory(value, theirs) if _shares_gpu(theirs) else value, default=0.9),
+        lambda value, theirs: table.shared_memory(value, theirs) if _shares_gpu(theirs) else value, default=0.9),
     Row("vllm_enforce_eager", "engine.enforce_eager", default=False),
     Row("vllm_enable_prefix_caching", "engine.prefix_caching", default=False),
     Row("vllm_sync_backend vllm_attention_backend", note="weights go through shared memory and Gloo"),
-    Row("deepspeed_stage", "train.zero_stage", _stage, default=0, note="ZeRO 1 at least"),
+    Row("deepspeed_stage", "train.zero_stage", lambda value, _: value or Differs(1, "ZeRO 1 at least"), default=0),
     Row("deepspeed_offload_optimizer", "train.offload_optimizer", lambda value, _: "cpu" if value else "none",
         default=False),
     Row("gradient_checkpointing", "train.gradient_checkpointing", lambda *_: True, default=False),
-    Row("local_eval_every", "eval.every_steps", _eval_every, default=100),
+    Row("local_eval_every", "eval.every_steps", lambda value, theirs: table.positive(
+        value, theirs) if theirs.get("dataset_mixer_eval_list") else None, default=100),
     Row("eval_pass_at_k", "eval.num_samples", default=1),
-    Row("eval_temperature", "eval.temperature", lambda value, theirs: theirs.get("temperature", default=value)
+    Row("eval_temperature", "eval.temperature", lambda value, theirs: theirs.get("temperature")
         if value is None else value, default=None),
     Row("eval_top_p", "eval.top_p"),
-    Row("save_freq", "checkpoint.export_every_steps", _positive, default=200),
+    Row("save_freq", "checkpoint.export_every_steps", table.positive, default=200),
     Row("checkpoint_state_freq", "checkpoint.every_steps", _state_every, default=200,
         also={"checkpoint_state_dir": None}),
-    Row("keep_last_n_checkpoints", "checkpoint.keep_exports", _positive, default=3),
+    Row("keep_last_n_checkpoints", "checkpoint.keep_exports", table.positive, default=3),
     Row("with_tracking", "metrics.wandb_mode", lambda value, _: "auto" if value else "disabled", default=False),
     Row("wandb_project_name wandb_project", "metrics.wandb_project", default="open_instruct_internal"),
     Row("wandb_entity", "metrics.wandb_entity"),
@@ -360,8 +322,9 @@ ROWS = (
     Row("task_name cluster workspace priority pure_docker_mode image preemptible budget env description max_retries "
         "oe_eval_* try_launch_beaker_eval_jobs* try_auto_save_to_beaker eval_priority eval_workspace gs_* "
         "no_auto_dataset_cache auto_output_dir_path auto_checkpoint_state_dir dataset_local_cache_dir "
-        "dataset_skip_cache dataset_config_* timeout verbose active_fill_completions add_bos "
+        "dataset_skip_cache shuffle_eval_dataset dataset_config_* timeout verbose active_fill_completions add_bos "
         "add_seed_and_date_to_exp_name dataset_cache_mode dataset_transform_fn backend_timeout tokenizer_* "
         "get_tokenizer_fn use_fast use_slow_tokenizer cache_dataset_only cache_evolving_rubric_data_dir "
-        "max_active_rubrics data_loader_seed enable_queue_dashboard queue_dashboard_port send_slack_alerts", note=_AI2),
+        "max_active_rubrics data_loader_seed enable_queue_dashboard queue_dashboard_port send_slack_alerts",
+        note="of AI2's cluster, evaluation service and hub"),
 )  # fmt: skip

@@ -2,34 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import dropwhile, takewhile
+from pathlib import Path
 from typing import Any
 
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.foreign import areal, open_instruct, trl, verl
-from hpc_grpo.foreign.reading import read, read_options, read_words
-from hpc_grpo.foreign.table import Row, Translation, translate
+from hpc_grpo.foreign.reading import read_nested, read_options, read_script, read_words
+from hpc_grpo.foreign.table import Row, Theirs, Translation, translate, with_defaults
 
 
 @dataclass(frozen=True)
 class System:
-    """`program` is in the last command of a script; without one, configs are YAML files."""
+    """`program` is a pattern of a script's command; without one, configs are YAML files.
+
+    `of_launcher` are options from the words before it. Configs with a key that begins as one of `older_keys` are of a
+    version with `older_defaults`.
+    """
 
     title: str
     rows: Sequence[Row]
     parse: Callable[[Sequence[str]], dict[str, Any]] = read_words
     program: str = ""
     of_launcher: tuple[str, ...] = ()
+    older_keys: tuple[str, ...] = ()
+    older_defaults: Mapping[str, Any] = field(default_factory=dict)
+    of_training_args: Callable[[dict[str, Any]], dict[str, Any]] = dict
 
     def translate(self, words: Sequence[str]) -> tuple[str, Translation]:
-        """Return what is translated, in words, and the translation. Raises ConfigError for what cannot be read."""
-        name, given = read(words, self.parse, self.program, self.of_launcher)
-        return f"{self.title}: {name}", translate(self.rows, given)
+        """Translate what `words` name: a YAML file or a script and its arguments, or the program's own words.
+
+        Returns what was translated, in words, too. Raises ConfigError for what cannot be read.
+        """
+        name, given = self._read(words)
+        return f"{self.title}: {name}", self.translated(given)
+
+    def translated(self, given: Mapping[str, Any]) -> Translation:
+        is_older = any(key.startswith(self.older_keys) for key in given if self.older_keys)
+        return translate(with_defaults(self.rows, self.older_defaults) if is_older else self.rows, given)
+
+    def _read(self, words: Sequence[str]) -> tuple[str, dict[str, Any]]:
+        path = Path(words[0] if words else "")
+        is_file = path.suffix in (".yaml", ".yml", ".sh")
+        if not words or not (is_file or self.program):
+            raise ConfigError("There is nothing to translate: give a file, or the words of the command that it runs.")
+        if not is_file:
+            return "its words", self.parse(words)
+        if not path.is_file():
+            raise ConfigError(f"There is no file {path}. Give a file, or the words of the command that it runs.")
+        if path.suffix != ".sh":
+            return path.name, read_nested(path, self.parse(words[1:]), Theirs(self.rows, {}).defaults)
+        before, arguments, told = read_script(path, words[1:], self.program)
+        if before is None:
+            return path.name + told, self.of_training_args(self.parse(arguments))
+        launcher = read_options(list(takewhile(lambda word: word != "--", dropwhile(_is_no_option, before))))
+        return path.name + told, {key: launcher[key] for key in self.of_launcher if key in launcher} | self.parse(
+            arguments
+        )
+
+
+def _is_no_option(word: str) -> bool:
+    return not word.startswith("--")
 
 
 SYSTEMS = {
-    "areal": System("AReaL", areal.ROWS),
+    "areal": System("AReaL", areal.ROWS, older_keys=("ppo.", "exp_ctrl."), older_defaults=areal.DEFAULTS_0_3),
     "trl": System("TRL", trl.ROWS),
-    "verl": System("verl", verl.ROWS, program="verl.trainer.main_ppo"),
-    "open_instruct": System("open-instruct", open_instruct.ROWS, read_options, "grpo", ("num_nodes", "gpus")),
-}
+    "verl": System("verl", verl.ROWS, program=r"verl\.trainer\.main_ppo"),
+    "open_instruct": System(
+        "open-instruct", open_instruct.ROWS, read_options, r"grpo\w*\.py", ("num_nodes", "gpus"),
+        open_instruct.OLDER_KEYS, open_instruct.OLDER_DEFAULTS, open_instruct.of_training_args,
+    ),
+}  # fmt: skip

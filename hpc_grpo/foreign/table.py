@@ -6,7 +6,7 @@ the training is refused. Keys are dotted, values are those of YAML.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -37,12 +37,16 @@ class RefusedError(Exception):
 
 
 class ByHandError(Exception):
-    """Only the user can put the value into our terms, such as a file that is elsewhere."""
+    """Only the user can say what stands for a value: `what` is to be given as `key`."""
+
+    def __init__(self, what: str, key: str) -> None:
+        super().__init__(f"{what}: set {key}")
+        self.key = key
 
 
 @dataclass(frozen=True)
 class Differs:
-    """Our keys for a value, and what is different here, with both formulas where they matter."""
+    """Our value or keys for a value, and what is different here, with both formulas where they matter."""
 
     ours: Any
     note: str
@@ -57,16 +61,16 @@ class Theirs:
     def __init__(self, rows: Sequence[Row], given: Mapping[str, Any]) -> None:
         self.given = given
         self.read: set[str] = set()
-        self._defaults: dict[str, Any] = {}
+        self.defaults: dict[str, Any] = {}
         for row in reversed(rows):
-            self._defaults |= dict(row.also)
+            self.defaults |= dict(row.also)
             if row.default is not NOT_GIVEN:
-                self._defaults |= dict.fromkeys(row.names, row.default)
+                self.defaults |= dict.fromkeys(row.names, row.default)
 
     def get(self, *names: str, default: Any = None) -> Any:
         """Return the first of `names` that is given and not null, else upstream's default, else `default`."""
         self.read.update(names)
-        for values in (self.given, self._defaults):
+        for values in (self.given, self.defaults):
             for name in names:
                 if values.get(name) is not None:
                     return values[name]
@@ -75,7 +79,7 @@ class Theirs:
     def exact(self, name: str) -> Any:
         """Return the value of a key whose null is a value of its own: given, or upstream's default."""
         self.read.add(name)
-        return self.given[name] if name in self.given else self._defaults.get(name)
+        return self.given[name] if name in self.given else self.defaults.get(name)
 
     def is_given(self, name: str) -> bool:
         self.read.add(name)
@@ -86,8 +90,13 @@ class Theirs:
         self.read.add(prefix)
         return any(key.startswith(prefix) and value is not None for key, value in self.given.items())
 
+    def section(self, name: str) -> dict[str, Any]:
+        """Return the given keys below `name`, without it."""
+        return {key.removeprefix(f"{name}."): own for key, own in self.given.items() if key.startswith(f"{name}.")}
 
-Convert = Callable[[Any, Theirs], Any]
+
+Convert = Callable[..., Any]
+"""Takes a value and all their keys."""
 
 
 @dataclass(frozen=True)
@@ -113,24 +122,16 @@ class Row:
     def names(self) -> list[str]:
         return self.theirs.split()
 
-    def matches(self, key: str) -> bool:
-        return any(fnmatchcase(key, name) for name in self.names)
-
     def converted(self, value: Any, theirs: Theirs) -> tuple[dict[str, Any], str]:
         """Return our keys with their values, and the note of a difference."""
-        if self.convert is None and not self.ours:
-            return {}, ""
         result = self.convert(value, theirs) if self.convert else value
-        note = self.note
-        if isinstance(result, Differs):
-            result, note = result.ours, result.note
-        ours = {self.ours: result} if self.ours else dict(result)
-        return ours, note if ours else ""
+        told = result if isinstance(result, Differs) else Differs(result, self.note if result or self.ours else "")
+        return {self.ours: told.ours} if self.ours else dict(told.ours), told.note
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome for one key of theirs. `is_given` is False for a default of theirs."""
+    """The outcome for one key of theirs. `is_given` is False for a default of theirs; `by_hand` is a key of ours."""
 
     kind: Kind
     theirs: str
@@ -138,6 +139,7 @@ class Outcome:
     ours: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     is_given: bool = True
+    by_hand: str = ""
 
 
 @dataclass(frozen=True)
@@ -168,16 +170,30 @@ class Translation:
         """Count the given keys that became `kind`."""
         return sum(outcome.is_given for outcome in self.of(kind))
 
+    def unset(self, overrides: Iterable[str]) -> list[Outcome]:
+        """Return what is to be set by hand, and is not set by `overrides`."""
+        return [own for own in self.of(Kind.BY_HAND) if not any(each.startswith(own.by_hand) for each in overrides)]
+
 
 def translate(rows: Sequence[Row], given: Mapping[str, Any]) -> Translation:
     """Translate `given`, by dotted keys, row by row. A key belongs to the first row that matches it."""
     return Translation(tuple(_outcomes(rows, given)))
 
 
+def with_defaults(rows: Sequence[Row], defaults: Mapping[str, Any]) -> tuple[Row, ...]:
+    """Return the rows of a version with these defaults."""
+
+    def own(row: Row) -> Row:
+        default = next((defaults[name] for name in row.names if name in defaults), row.default)
+        return replace(row, default=default, also={key: defaults.get(key, old) for key, old in row.also.items()})
+
+    return tuple(map(own, rows))
+
+
 def _outcomes(rows: Sequence[Row], given: Mapping[str, Any]) -> Iterator[Outcome]:
     theirs, left = Theirs(rows, given), dict(given)
     for row in rows:
-        found = [key for key in left if row.matches(key)]
+        found = [key for key in left if any(fnmatchcase(key, name) for name in row.names)]
         further = {key: left.pop(key) for key in row.also if key in left and key not in found}
         for key in found:
             yield _outcome(row, key, left.pop(key), theirs)
@@ -185,9 +201,8 @@ def _outcomes(rows: Sequence[Row], given: Mapping[str, Any]) -> Iterator[Outcome
             outcome = _outcome(row, row.names[0], row.default, theirs, is_given=False)
             if further and outcome.kind in (Kind.REFUSED, Kind.BY_HAND, Kind.DIFFERS):
                 # What a given key led to stands beside that key, not beside a default.
-                key, value = next(iter(further.items()))
-                del further[key]
-                outcome = replace(outcome, theirs=key, value=value, is_given=True)
+                key = next(iter(further))
+                outcome = replace(outcome, theirs=key, value=further.pop(key), is_given=True)
             yield outcome
         for key, value in further.items():
             yield Outcome(Kind.TRANSLATED, key, value, note=f"with {row.names[0]}")
@@ -196,30 +211,26 @@ def _outcomes(rows: Sequence[Row], given: Mapping[str, Any]) -> Iterator[Outcome
 
 
 def _outcome(row: Row, key: str, value: Any, theirs: Theirs, *, is_given: bool = True) -> Outcome:
+    if not row.ours and row.convert is None:
+        return Outcome(Kind.NO_COUNTERPART, key, value, {}, row.note, is_given)
     try:
         ours, note = row.converted(value, theirs)
     except RefusedError as refused:
         return Outcome(Kind.REFUSED, key, value, refused.instead, str(refused), is_given)
-    except ByHandError as by_hand:
-        return Outcome(Kind.BY_HAND, key, value, {}, str(by_hand), is_given)
+    except ByHandError as error:
+        return Outcome(Kind.BY_HAND, key, value, {}, str(error), is_given, error.key)
     except (TypeError, ValueError) as error:  # the file may hold anything: a text where a number is meant, null
         return Outcome(Kind.REFUSED, key, value, {}, f"the value cannot be read: {error}", is_given)
-    if not row.ours and row.convert is None:
-        return Outcome(Kind.NO_COUNTERPART, key, value, {}, row.note, is_given)
     return Outcome(Kind.DIFFERS if note else Kind.TRANSLATED, key, value, ours, note, is_given)
 
 
 def choice(table: Mapping[Any, Any], what: str) -> Convert:
-    """Return a conversion by a table, in which an error stands for a refusal. Other values are refused as `what`."""
+    """Return a conversion by a table. Other values are refused as `what`."""
 
-    def convert(value: Any, _theirs: Theirs) -> Any:
-        found = table.get(value, NOT_GIVEN)
-        if found is NOT_GIVEN:
-            known = ", ".join(str(key) for key, ours in table.items() if not isinstance(ours, RefusedError))
-            raise RefusedError(f"{what} {value!r} is not here; translated are {known}")
-        if isinstance(found, RefusedError):
-            raise found
-        return found
+    def convert(value: Any, _theirs: Theirs | None = None) -> Any:
+        if value not in table:
+            raise RefusedError(f"{what} {value!r} is not here; translated are {', '.join(map(str, table))}")
+        return table[value]
 
     return convert
 
@@ -235,11 +246,98 @@ def only(*values: Any, why: str) -> Convert:
     return convert
 
 
+def by_hand(what: str, key: str) -> Convert:
+    """Return a conversion of a key that the user must set. Null, false, 0 and empty values need nothing."""
+
+    def convert(value: Any, _theirs: Theirs) -> dict[str, Any]:
+        if value in (None, False, "", 0) or value in ([], {}):
+            return {}
+        raise ByHandError(what, key)
+
+    return convert
+
+
+def below(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `values` as keys of a section of ours.
+
+    >>> below("data.train", {"path": "d", "split": "train"})
+    {'data.train.path': 'd', 'data.train.split': 'train'}
+    """
+    return {f"{key}.{name}": value for name, value in values.items()}
+
+
+def as_list(value: Any) -> list[Any]:
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def positive(value: Any, _theirs: Theirs) -> int | None:
+    """Return a number of steps, None where 0, -1 or null stands for never."""
+    return int(value) if value is not None and int(value) > 0 else None
+
+
+def kept(value: Any, _theirs: Theirs) -> Any:
+    return Differs(2, "all checkpoints stay there, the newest two here") if value is None else value
+
+
+def differs(note: str) -> Convert:
+    """Return a conversion that takes a value as it is, and tells of it unless it is off."""
+    return lambda value, _: Differs(value, note) if value else value
+
+
+weight_decay = differs("on all weights there; on matrices alone here")
+
+
+def one_sequence(tokens: Any, longest: int) -> Any:
+    """Return a microbatch's tokens, which are enough for one sequence here."""
+    return int(tokens) if int(tokens) >= longest else Differs(longest, "at least one whole sequence")
+
+
 def whole_groups(count: Any, what: str) -> Any:
     """Return the number of minibatches, which are made of whole groups here, and of `what` there."""
-    if int(count) == 1:
-        return 1
-    return Differs(int(count), f"minibatches are made of whole groups here, of {what} there")
+    return 1 if int(count) == 1 else Differs(int(count), f"minibatches are made of whole groups here, of {what} there")
+
+
+def length(steps: Any, epochs: Any) -> dict[str, Any]:
+    """Take the number of steps rather than that of epochs: each run here has one length."""
+    return {"train.total_steps": int(steps)} if steps else {"train.total_epochs": int(epochs)}
+
+
+def share_of_steps(share: Any, steps: Any, key: str) -> float:
+    """Return a share of the run's `steps`. Raises ByHandError where only the data tells their number."""
+    if share and not steps:
+        raise ByHandError(f"{share:g} of the steps of the run, whose number only the data tells", key)
+    return float(share or 0) * int(steps or 0)
+
+
+def schedule(name: Any, note: str = "") -> Any:
+    """Return our schedule; `note` says what is different where it is not constant."""
+    ours = choice(
+        {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine",
+         "cosine_with_min_lr": "cosine"}, "learning-rate schedule")(name, NOT_GIVEN)  # fmt: skip
+    return Differs(ours, note) if note and ours != "constant" else ours
+
+
+dtype = choice({"bfloat16": "bfloat16", "float32": "float32"}, "dtype")
+
+engine = choice({"vllm": "", "sglang": "SGLang samples there, vLLM here", None: ""}, "the engine")
+
+
+def reporters(value: Any, _theirs: Theirs) -> dict[str, Any]:
+    names = as_list(value)
+    return {
+        "metrics.wandb_mode": "auto" if {"all", "wandb"} & {*names} else "disabled",
+        "metrics.tensorboard": bool({"all", "tensorboard"} & {*names}),
+    }
+
+
+def overlong(is_on: Any, tokens: Any, factor: Any) -> int | None:
+    """Return the buffer of DAPO's penalty for completions that are too long."""
+    if not is_on:
+        return None
+    if float(factor) != 1.0:
+        instead = {"rollout.overlong_tokens": int(tokens)}
+        raise RefusedError(f"the penalty of an overlong completion is at most 1 here, {factor} there", instead)
+    return int(tokens)
 
 
 def shared_memory(value: Any, _theirs: Theirs) -> Any:
@@ -249,12 +347,29 @@ def shared_memory(value: Any, _theirs: Theirs) -> Any:
     return Differs(MOST_BESIDE_A_LEARNER, "the largest share of a GPU's memory for an engine beside a learner")
 
 
-def by_hand(how: str) -> Convert:
-    """Return a conversion of a key that the user must set. Null, false, 0 and empty values need nothing."""
+def split_sequences(value: Any, _theirs: Theirs) -> Any:
+    note = f"a sequence is split over {value} GPUs there; here each learner has whole sequences"
+    return {} if value in (None, 1) else Differs({}, note)
 
-    def convert(value: Any, _theirs: Theirs) -> dict[str, Any]:
-        if value in (None, False, "", 0) or value in ([], {}):
-            return {}
-        raise ByHandError(how)
 
-    return convert
+def node_shape(learners: int, engines: int, tensor: int, nodes: int, gpus_per_node: int) -> dict[str, Any]:
+    """Return our keys for so many learners and engines in all; each node here has as many as every other.
+
+    Raises RefusedError where that cannot be; --lenient takes the nearest shape that uses all GPUs.
+    """
+    shape = {
+        "launch.num_nodes": nodes, "launch.slurm.gpus_per_node": gpus_per_node, "engine.tensor_parallel": tensor,
+        "placement.learners_per_node": learners // nodes, "engine.engines_per_node": engines // nodes,
+    }  # fmt: skip
+    needed = learners + engines * tensor
+    if needed > nodes * gpus_per_node:
+        reason = (f"{learners} learners and {engines} engines of {tensor} GPUs take {needed}, and {nodes} nodes of "
+                  f"{gpus_per_node} have {nodes * gpus_per_node}")  # fmt: skip
+    elif learners % nodes or engines % nodes:
+        reason = (f"{learners} learners and {engines} engines cannot be shared out evenly among {nodes} nodes, which "
+                  f"are all alike here. Change them to multiples of {nodes}")  # fmt: skip
+    else:
+        return shape
+    shape["placement.learners_per_node"] = min(max(1, round(learners / nodes)), max(1, gpus_per_node - tensor))
+    left = gpus_per_node - shape["placement.learners_per_node"]
+    raise RefusedError(reason, shape | {"engine.engines_per_node": max(1, left // tensor)})

@@ -1,7 +1,6 @@
 """TRL's keys: GRPOConfig with what it inherits from transformers, the arguments of `trl grpo`, open-r1's recipes.
 
-Defaults are those of trl 1.16.0 and transformers 5.19.0. Formulas are those of trl/trainer/grpo_trainer.py. Longer
-than other files: the table of one system is one file.
+Defaults are those of trl 1.16.0 and transformers 5.19.0. Formulas are those of trl/trainer/grpo_trainer.py.
 """
 
 from __future__ import annotations
@@ -10,30 +9,20 @@ import math
 from pathlib import PurePath
 from typing import Any
 
-from hpc_grpo.foreign.table import (
-    ByHandError,
-    Differs,
-    RefusedError,
-    Row,
-    Theirs,
-    by_hand,
-    choice,
-    only,
-    shared_memory,
-    whole_groups,
-)
+from hpc_grpo.foreign import table
+from hpc_grpo.foreign.table import ByHandError, Differs, RefusedError, Row, Theirs, below, by_hand, choice, only
 
-_THINK = {"reasoning_tag": "think", "answer_tag": "answer"}
 _REWARDS: dict[str, dict[str, Any]] = {
     "accuracy": {"name": "math"},
     "accuracy_reward": {"name": "math"},
-    "format": {"name": "strict_format", "args": _THINK},
+    "format": {"name": "strict_format", "args": {"reasoning_tag": "think", "answer_tag": "answer"}},
     "repetition_penalty": {"name": "repetition"},
 }
 """Rewards that open-r1 and TRL have by name -> ours."""
-
 _CLIPPED = {"grpo": "sequences", "dapo": "tokens", "bnpo": "tokens", "dr_grpo": "constant", "luspo": 1}
 """Losses that are the clipped surrogate -> our denominator."""
+_CORRECTIONS = {"token_truncate": "truncated", "token_mask": "icepop", "sequence_truncate": "sequence",
+                "sequence_mask": "sequence_mask"}  # fmt: skip
 
 
 def _completions(theirs: Theirs) -> int:
@@ -44,15 +33,25 @@ def _completions(theirs: Theirs) -> int:
 
 def _generated(theirs: Theirs) -> int:
     """Count the completions that are sampled together: of one optimizer step, unless TRL is told otherwise."""
-    if whole := theirs.get("generation_batch_size"):
-        return int(whole)
-    if per := theirs.get("steps_per_generation"):
-        return int(theirs.get("per_device_train_batch_size")) * int(theirs.get("num_processes")) * int(per)
-    return _completions(theirs)
+    whole, per = theirs.get("generation_batch_size"), theirs.get("steps_per_generation")
+    of_processes = int(theirs.get("per_device_train_batch_size")) * int(theirs.get("num_processes"))
+    return int(whole) if whole else of_processes * int(per) if per else _completions(theirs)
 
 
 def _prompts(theirs: Theirs) -> int:
     return max(1, _generated(theirs) // int(theirs.get("num_generations")))
+
+
+def _updates(theirs: Theirs) -> int:
+    """Count the optimizer steps for each batch of rollouts."""
+    updates = max(1, min(_generated(theirs) // _completions(theirs), _prompts(theirs)))
+    return updates if int(theirs.get("num_iterations")) == 1 else 1
+
+
+def _minibatches(value: Any, theirs: Theirs) -> Any:
+    if int(value) != 1:
+        raise RefusedError("each rollout is trained on once (num_iterations)", {"train.num_minibatches": 1})
+    return table.whole_groups(_updates(theirs), "shuffled completions")
 
 
 def _longest_prompt(theirs: Theirs) -> int:
@@ -66,8 +65,8 @@ def _prompt_length(value: Any, theirs: Theirs) -> Any:
     keys: dict[str, Any] = {"data.max_prompt_tokens": _longest_prompt(theirs)}
     if value is None:
         return Differs(keys, "TRL 1.16 bounds no prompt; here a longer prompt ends the run with an error")
-    keys["data.drop_long_prompts"] = True
-    return Differs(keys, "older TRL keeps the last tokens of a longer prompt; here the prompt is dropped and counted")
+    note = "older TRL keeps the last tokens of a longer prompt; here the prompt is dropped and counted"
+    return Differs({**keys, "data.drop_long_prompts": True}, note)
 
 
 def _batch(value: Any, theirs: Theirs) -> dict[str, Any]:
@@ -84,26 +83,12 @@ def _processes(value: Any, theirs: Theirs) -> dict[str, Any]:
     return {**learners, "placement.colocate": True, "engine.engines_per_node": int(value)}
 
 
-def _updates(theirs: Theirs) -> int:
-    """Count the optimizer steps for each batch of rollouts."""
-    if int(theirs.get("num_iterations")) != 1:
-        return 1
-    return max(1, min(_generated(theirs) // _completions(theirs), _prompts(theirs)))
-
-
-def _minibatches(value: Any, theirs: Theirs) -> Any:
-    if int(value) != 1:
-        raise RefusedError("each rollout is trained on once (num_iterations)", {"train.num_minibatches": 1})
-    return whole_groups(_updates(theirs), "shuffled completions")
-
-
 def _batches(steps: Any, theirs: Theirs, key: str) -> Any:
     """Convert TRL's steps, which are optimizer steps, to batches of rollouts."""
     updates = _updates(theirs)
-    batches = max(1, round(int(steps) / updates))
-    if batches * updates == int(steps):
-        return {key: batches}
-    return Differs({key: batches}, f"{steps} optimizer steps are {int(steps) / updates:g} batches of {updates}")
+    batches, exact = max(1, round(int(steps) / updates)), int(steps) / updates
+    note = f"{steps} optimizer steps are {exact:g} batches of {updates}"
+    return {key: batches} if batches == exact else Differs({key: batches}, note)
 
 
 def _length(value: Any, theirs: Theirs) -> Any:
@@ -111,98 +96,67 @@ def _length(value: Any, theirs: Theirs) -> Any:
         return _batches(value, theirs, "train.total_steps")
     epochs = float(theirs.get("num_train_epochs"))
     if epochs != int(epochs) or epochs < 1:
-        raise ByHandError(f"{epochs:g} epochs are no whole number: set train.total_steps")
+        raise ByHandError(f"{epochs:g} epochs are no whole number", "train.total_steps")
     return {"train.total_epochs": int(epochs)}
 
 
 def _share_of_steps(value: Any, theirs: Theirs, key: str) -> int:
     """Return optimizer steps. A value below 1 is a share of the run's steps, known only with max_steps."""
-    if float(value) >= 1:
-        return int(value)
-    steps = int(theirs.get("max_steps"))
-    if steps <= 0:
-        raise ByHandError(f"{value:g} of the steps of the run, whose number only the data tells: set {key}")
-    return math.ceil(float(value) * steps)
+    if not value or float(value) >= 1:
+        return int(value or 0)
+    return math.ceil(table.share_of_steps(value, max(0, int(theirs.get("max_steps"))), key))
 
 
-def _warmup(value: Any, theirs: Theirs) -> int:
-    value = value or theirs.get("warmup_ratio")
-    return _share_of_steps(value, theirs, "train.warmup_steps") if value else 0
-
-
-def _schedule(value: Any, theirs: Theirs) -> Any:
-    names = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine",
-             "cosine_with_min_lr": "cosine"}  # fmt: skip
-    chosen = choice(names, "learning-rate schedule")(value, theirs)
-    if theirs.has("lr_scheduler_kwargs"):
-        return Differs(chosen, "its lr_scheduler_kwargs are not here: cosine is half a wave that ends at 0")
-    return chosen
+def _every(steps: Any, theirs: Theirs, key: str) -> Any:
+    return _batches(_share_of_steps(steps, theirs, key), theirs, key)
 
 
 def _save(value: Any, theirs: Theirs) -> Any:
     if value == "steps":
-        steps = _share_of_steps(theirs.get("save_steps"), theirs, "checkpoint.every_steps")
-        return _batches(steps, theirs, "checkpoint.every_steps")
+        return _every(theirs.get("save_steps"), theirs, "checkpoint.every_steps")
     return {"checkpoint.every_steps": None, "checkpoint.every_epochs": 1 if value == "epoch" else None}
+
+
+def _source(key: str, theirs: Theirs, split: str) -> dict[str, Any]:
+    configs = table.as_list(theirs.get("dataset_configs"))
+    subset = theirs.get("dataset_config", default=configs[0] if configs else None)
+    source = {"path": theirs.get("dataset_name"), "split": theirs.get(split),
+              "prompt_field": theirs.get("dataset_prompt_column"),
+              "answer_field": theirs.get("dataset_solution_column")}  # fmt: skip
+    return below(key, source | ({"subset": subset} if subset else {}))
 
 
 def _eval(value: Any, theirs: Theirs) -> Any:
     """TRL's eval samples as training does."""
     if value in (False, "no", None):
         return {}
-    source = {"path": theirs.get("dataset_name"), "split": theirs.get("dataset_test_split"), **_columns(theirs)}
-    samples = int(theirs.get("num_generations_eval", "num_generations"))
-    common = {f"data.eval.{key}": own for key, own in source.items()} | {
-        "eval.num_samples": samples, "eval.temperature": float(theirs.get("temperature")),
-    }  # fmt: skip
+    common = _source("data.eval", theirs, "dataset_test_split") | {
+        "eval.num_samples": int(theirs.get("num_generations_eval", "num_generations")),
+        "eval.temperature": float(theirs.get("temperature")),
+    }
     steps = theirs.get("eval_steps")
     if value == "epoch" or not steps:
         return {**common, "eval.every_epochs": 1}
-    every = _batches(_share_of_steps(steps, theirs, "eval.every_steps"), theirs, "eval.every_steps")
-    if isinstance(every, Differs):
-        return Differs({**common, **every.ours}, every.note)
-    return {**common, **every}
-
-
-def _columns(theirs: Theirs) -> dict[str, Any]:
-    configs = theirs.get("dataset_configs")
-    subset = theirs.get("dataset_config", default=configs[0] if isinstance(configs, list) and configs else configs)
-    columns = {
-        "prompt_field": theirs.get("dataset_prompt_column"),
-        "answer_field": theirs.get("dataset_solution_column"),
-    }
-    return columns | ({"subset": subset} if subset else {})
-
-
-def _data(value: Any, theirs: Theirs) -> dict[str, Any]:
-    if value is None:
-        return {}
-    source = {"path": value, "split": theirs.get("dataset_train_split"), **_columns(theirs)}
-    return {f"data.train.{key}": own for key, own in source.items()}
+    every = _every(steps, theirs, "eval.every_steps")
+    return Differs({**common, **every.ours}, every.note) if isinstance(every, Differs) else {**common, **every}
 
 
 def _graded_by(value: Any, theirs: Theirs) -> Any:
     if value is None:
-        raise ByHandError("TRL's command needs reward_funcs; a script gives them in Python: set rewards")
-    names = value if isinstance(value, list) else [value]
+        raise ByHandError("TRL's command needs reward_funcs; a script gives them in Python", "rewards")
+    names = table.as_list(value)
     weights = theirs.get("reward_weights", default=[1.0] * len(names))
-    known, missing = [], []
-    for name, weight in zip(names, weights, strict=True):
-        if name in _REWARDS:
-            known.append({**_REWARDS[name], "weight": float(weight)})
-        elif "." in name:  # a function by its dotted path, as TRL's command takes it
-            known.append({"name": ":".join(name.rsplit(".", 1)), "weight": float(weight)})
-        else:
-            missing.append(name)
+    # A function is given by its dotted path, as TRL's command takes it.
+    rewards = {name: _REWARDS.get(name, {"name": ":".join(name.rsplit(".", 1))}) for name in names}
+    missing = [name for name in names if name not in _REWARDS and "." not in name]
+    known = [{**rewards[name], "weight": float(weight)} for name, weight in zip(names, weights, strict=True)
+             if name not in missing]  # fmt: skip
     if missing:
-        raise RefusedError(
-            f"no reward here is {', '.join(missing)}. Name it as module.function, or leave it out",
-            {"rewards": known or [{"name": "math"}]},
-        )
-    rewards = {"rewards": known, "eval.reward": known[0]["name"]}
-    if any(name in _REWARDS for name in names):
-        return Differs(rewards, "graded by our functions: math, strict_format (no text outside of the elements)")
-    return Differs(rewards, "a function is called as f(prompts, completions, **columns), with texts")
+        raise RefusedError(f"no reward here is {', '.join(missing)}. Name it as module.function, or leave it out",
+                           {"rewards": known or [{"name": "math"}]})  # fmt: skip
+    ours = "graded by our functions: math, strict_format (no text outside of the elements)"
+    note = ours if {*names} & {*_REWARDS} else "a function is called as f(prompts, completions, **columns), with texts"
+    return Differs({"rewards": known, "eval.reward": known[0]["name"]}, note)
 
 
 def _output(value: Any, theirs: Theirs) -> dict[str, str]:
@@ -212,12 +166,9 @@ def _output(value: Any, theirs: Theirs) -> dict[str, str]:
 
 def _dtype(_value: Any, theirs: Theirs) -> str:
     """The dtype of loading matters without bf16 alone: with it, TRL's default, the forward pass is in bfloat16."""
-    if theirs.get("fp16"):
+    loaded, is_mixed = str(theirs.get("torch_dtype", "dtype")), theirs.get("bf16", default=True)
+    if theirs.get("fp16") or loaded == "float16":
         raise RefusedError("float16 is not here: take bf16", {"model.dtype": "bfloat16"})
-    is_mixed = theirs.get("bf16", default=True)
-    loaded = str(theirs.get("torch_dtype", "dtype"))
-    if loaded == "float16":
-        raise RefusedError("float16 is not here: take bfloat16", {"model.dtype": "bfloat16"})
     return "float32" if loaded == "float32" and not is_mixed else "bfloat16"
 
 
@@ -229,30 +180,24 @@ def _loss(value: Any, theirs: Theirs) -> Any:
         raise RefusedError(f"one ratio for a sequence goes with the clipped losses here, not with {value}", {
             "loss.name": value})  # fmt: skip
     if value == "sapo":
-        return _by_sequence_mean(theirs, {
-            "loss.name": "sapo", "loss.denominator": "sequences",
-            "loss.temperature_positive": float(theirs.get("sapo_temperature_pos")),
-            "loss.temperature_negative": float(theirs.get("sapo_temperature_neg")),
-        })  # fmt: skip
+        taus = {"temperature_positive": "sapo_temperature_pos", "temperature_negative": "sapo_temperature_neg"}
+        own = below("loss", {ours: float(theirs.get(name)) for ours, name in taus.items()})
+        return _by_sequence_mean(theirs, {"loss.name": "sapo", "loss.denominator": "sequences", **own})
     if value == "cispo":
         if high < 1:
             raise RefusedError(
                 f"TRL's cispo weighs by min(r, epsilon_high) with epsilon_high = {high:g}: less than 1 would scale all "
-                f"tokens down. Set epsilon_high above 1, such as its paper's 5",
-                {"loss.name": "cispo"},
-            )
-        return _by_window(theirs, {
-            "loss.name": "cispo", "loss.denominator": "tokens", "loss.clip_low": 1.0,
-            "loss.clip_high": high - 1.0})  # fmt: skip
-    denominator = choice(_CLIPPED | {"cispo": "tokens", "sapo": "sequences"}, "loss_type")(value, theirs)
+                f"tokens down. Set epsilon_high above 1, such as its paper's 5", {"loss.name": "cispo"})  # fmt: skip
+        return _by_window(theirs, {"loss.name": "cispo", "loss.denominator": "tokens", "loss.clip_low": 1.0,
+                                   "loss.clip_high": high - 1.0})  # fmt: skip
+    denominator = choice(_CLIPPED, "loss_type")(value)
     name = "gspo" if by_sequence else value if value in ("bnpo", "dr_grpo") else "grpo"
     chosen = {"loss.name": name, "loss.denominator": denominator, "loss.clip_low": low, "loss.clip_high": high}
     if (delta := theirs.get("delta")) is not None:
         if float(delta) < 1 + high:
-            raise RefusedError(
-                f"TRL has max(min(r, delta), clip(r)) where the advantage is negative, here min(max(r, clip(r)), "
-                f"dual_clip): the same from 1 + epsilon_high = {1 + high:g}, and delta = {delta} is "
-                "less", chosen)  # fmt: skip
+            raise RefusedError(f"TRL has max(min(r, delta), clip(r)) where the advantage is negative, here min(max(r, "
+                               f"clip(r)), dual_clip): the same from 1 + epsilon_high = {1 + high:g}, and delta = "
+                               f"{delta} is less", chosen)  # fmt: skip
         chosen["loss.dual_clip"] = float(delta)
     if value == "bnpo":
         return Differs(chosen, "divided by the tokens of each microbatch there, then averaged; here by those of the "
@@ -261,36 +206,31 @@ def _loss(value: Any, theirs: Theirs) -> Any:
 
 
 def _by_window(theirs: Theirs, ours: dict[str, Any]) -> Any:
-    if _updates(theirs) == 1:
-        return ours
-    return Differs(ours, "divided by the tokens of all minibatches / their number there; here by each minibatch's own")
+    note = "divided by the tokens of all minibatches / their number there; here by each minibatch's own"
+    return ours if _updates(theirs) == 1 else Differs(ours, note)
 
 
 def _by_sequence_mean(theirs: Theirs, ours: dict[str, Any]) -> Any:
-    if not theirs.get("mask_truncated_completions"):
-        return ours
-    return Differs(ours, "divided by the number of all completions there; here by that of those that are not masked")
+    note = "divided by the number of all completions there; here by that of those that are not masked"
+    return Differs(ours, note) if theirs.get("mask_truncated_completions") else ours
 
 
-def _scaling(value: Any, theirs: Theirs) -> dict[str, Any]:
+def _scaling(value: Any, _theirs: Theirs) -> dict[str, Any]:
     if value == "batch":
         return {"loss.advantage.name": "group_step_std"}
-    table = {True: True, "group": True, False: False, "none": False}
-    is_scaled = choice(table, "scale_rewards")(value, theirs)
+    is_scaled = choice({True: True, "group": True, False: False, "none": False}, "scale_rewards")(value)
     return {"loss.advantage.name": "group", "loss.advantage.normalize_std": is_scaled}
 
 
 def _kl(value: Any, theirs: Theirs) -> Any:
     if not value:
         return {"loss.kl.coef": 0.0}
-    keys: dict[str, Any] = {"loss.kl.coef": float(value)}
     if not theirs.get("use_bias_correction_kl"):
-        return {**keys, "loss.kl.estimator": "k3"}
-    keys["loss.kl.estimator"] = "unbiased"
+        return {"loss.kl.coef": float(value), "loss.kl.estimator": "k3"}
+    keys = {"loss.kl.coef": float(value), "loss.kl.estimator": "unbiased"}
     if theirs.get("importance_sampling_level") == "sequence":
-        raise RefusedError(
-            "the KL times the ratio of the sequence is not here: set use_bias_correction_kl to "
-            "false", keys)  # fmt: skip
+        raise RefusedError("the KL times the ratio of the sequence is not here: set use_bias_correction_kl to false",
+                           keys)  # fmt: skip
     return Differs(keys, "r * k3 there; here w * r * k3, w the weight of the correction: equal with correction none")
 
 
@@ -309,12 +249,9 @@ def _correction(value: Any, theirs: Theirs) -> Any:
                        "logprobs; here vLLM does, and min(learner / engine, 2) weighs its tokens")  # fmt: skip
     if not value:
         return {"loss.correction.name": "none"}
-    cap = theirs.get("vllm_importance_sampling_cap")
+    cap, low = (theirs.get(f"vllm_importance_sampling_{key}") for key in ("cap", "clip_min"))
     high = theirs.exact("vllm_importance_sampling_clip_max") if cap is None else cap
-    low = theirs.get("vllm_importance_sampling_clip_min")
-    names = {"token_truncate": "truncated", "token_mask": "icepop", "sequence_truncate": "sequence",
-             "sequence_mask": "sequence_mask"}  # fmt: skip
-    chosen = choice(names, "importance sampling")(theirs.get("vllm_importance_sampling_mode"), theirs)
+    chosen = choice(_CORRECTIONS, "importance sampling")(theirs.get("vllm_importance_sampling_mode"))
     keys = {"loss.correction.name": chosen, "loss.correction.cap": 1e9 if high is None else float(high)}
     if chosen in ("icepop", "sequence_mask"):
         return {**keys, "loss.correction.low": float(low or 0.0)}
@@ -323,25 +260,9 @@ def _correction(value: Any, theirs: Theirs) -> Any:
     return keys
 
 
-def _entropy(value: Any, theirs: Theirs) -> Any:
-    if not value:
-        return {}
-    return Differs(
-        {"loss.entropy_coef": float(value)}, "a mean over tokens there; here divided as loss.denominator says"
-    )
-
-
-def _reporters(value: Any, _theirs: Theirs) -> dict[str, Any]:
-    names = value if isinstance(value, list) else [value]
-    is_all = "all" in names
-    return {
-        "metrics.wandb_mode": "auto" if is_all or "wandb" in names else "disabled",
-        "metrics.tensorboard": is_all or "tensorboard" in names,
-    }
-
-
-def _kept(value: Any, _theirs: Theirs) -> Any:
-    return Differs(2, "all checkpoints stay there, the newest two here") if value is None else value
+def _entropy(value: Any, _theirs: Theirs) -> Any:
+    note = "a mean over tokens there; here divided as loss.denominator says"
+    return Differs({"loss.entropy_coef": float(value)}, note) if value else {}
 
 
 ROWS = (
@@ -349,26 +270,28 @@ ROWS = (
     Row("seed", "run.seed", default=42),
     Row("model_name_or_path", "model.path"),
     Row("model_revision", convert=only("main", why="give the folder of that revision as model.path")),
-    Row("model_init_kwargs", convert=by_hand("arguments of loading: give the model as a folder, model.path")),
-    Row("dtype torch_dtype", "model.dtype", _dtype, default="float32",
-        also={"bf16": None, "fp16": False}),
+    Row("model_init_kwargs model_init_kwargs.*", convert=by_hand("a folder with what these arguments load",
+        "model.path")),
+    Row("dtype torch_dtype", "model.dtype", _dtype, default="float32", also={"bf16": None, "fp16": False}),
     Row("cast_lm_head_to_fp32", "model.head_dtype", lambda value, _: "float32" if value else "model", default=False),
-    Row("attn_implementation", "train.attention", lambda value, theirs: choice(
+    Row("attn_implementation", "train.attention", choice(
         {"flash_attention_2": "flash_attention_2", "sdpa": "sdpa", None: "sdpa", "eager": "sdpa",
-         "kernels-community/flash-attn": "flash_attention_2"}, "attention")(value, theirs)),
+         "kernels-community/flash-attn": "flash_attention_2"}, "attention")),
     Row("use_cpu", "model.device", lambda value, _: "cpu" if value else "auto"),
     Row("trust_remote_code", convert=only(False, why="code that comes with a model is not run")),
     Row("use_peft load_in_4bit load_in_8bit", convert=only(False, why="adapters and quantised weights are not here")),
     Row("lora_* use_rslora use_dora bnb_4bit_* use_bnb_nested_quant", note="of LoRA and of quantised weights"),
-    Row("dataset_name", convert=_data,
+    Row("dataset_name",
+        convert=lambda value, theirs: _source("data.train", theirs, "dataset_train_split") if value else {},
         also={"dataset_config": None, "dataset_configs": None, "dataset_prompt_column": "prompt",
               "dataset_solution_column": "solution", "dataset_train_split": "train", "dataset_test_split": "test"}),
-    Row("datasets", convert=by_hand("several data sets: data.train.mix")),
+    Row("datasets", convert=by_hand("several data sets", "data.train.mix")),
     Row("dataset_streaming streaming", note="data sets are read whole"),
-    Row("test_split_size", convert=by_hand("a share of the data for evals: data.held_out.fraction")),
+    Row("test_split_size", convert=by_hand("a share of the data for evals", "data.held_out.fraction")),
     Row("system_prompt", "data.system_prompt"),
-    Row("chat_template", convert=by_hand("its text as a Jinja file: data.chat_template")),
-    Row("chat_template_kwargs", "data.template_args", lambda value, _: value or {}),
+    Row("chat_template", convert=by_hand("its text as a Jinja file", "data.chat_template")),
+    Row("chat_template_kwargs chat_template_kwargs.*", "data.template_args",
+        lambda _, theirs: theirs.section("chat_template_kwargs")),
     Row("max_prompt_length", convert=_prompt_length, default=None, also={"vllm_max_model_length": None}),
     Row("shuffle_dataset", "data.shuffle", lambda value, _: value is not False),
     Row("data_seed", convert=only(None, why="the order of prompts follows from run.seed")),
@@ -388,7 +311,8 @@ ROWS = (
     Row("top_p", "rollout.top_p", default=1.0),
     Row("top_k", convert=only(0, -1, why="top-k sampling is not here: use top_p")),
     Row("min_p", convert=only(0, 0.0, why="min-p sampling is not here: use top_p")),
-    Row("generation_kwargs", convert=only({}, why="further settings of sampling are not here")),
+    Row("generation_kwargs.stop", "rollout.stop", lambda value, _: table.as_list(value)),
+    Row("generation_kwargs generation_kwargs.*", convert=only({}, why="further settings of sampling are not here")),
     Row("repetition_penalty",
         convert=only(1, 1.0, why="sampling has no repetition penalty; the reward repetition is one")),
     Row("vllm_structured_outputs_regex", convert=only(why="completions are not bound to a pattern here")),
@@ -396,15 +320,18 @@ ROWS = (
     Row("mask_truncated_completions", "rollout.mask_truncated", default=False),
     Row("max_steps", convert=_length, default=-1, also={"num_train_epochs": 3.0}),
     Row("learning_rate", "train.lr", default=1e-6),
-    Row("lr_scheduler_type", "train.schedule", _schedule, default="linear"),
+    Row("lr_scheduler_type", "train.schedule", lambda value, theirs: table.schedule(
+        value, "its lr_scheduler_kwargs are not here: cosine is half a wave that ends at 0"
+        if theirs.has("lr_scheduler_kwargs") else ""), default="linear"),
     Row("lr_scheduler_kwargs*", note="with lr_scheduler_type"),
-    Row("warmup_steps", "train.warmup_steps", _warmup, default=0, also={"warmup_ratio": None}),
+    Row("warmup_steps", "train.warmup_steps", lambda value, theirs: _share_of_steps(
+        value or theirs.get("warmup_ratio"), theirs, "train.warmup_steps"), default=0, also={"warmup_ratio": None}),
     Row("weight_decay", "train.weight_decay", default=0.0),
     Row("adam_beta1", "train.betas", lambda value, theirs: [value, theirs.get("adam_beta2")], default=0.9,
         also={"adam_beta2": 0.999}),
     Row("adam_epsilon", "train.eps", default=1e-8),
     Row("optim", convert=only("adamw_torch", "adamw_torch_fused", "adamw", why="learners have AdamW alone")),
-    Row("optim_args optim_target_modules", convert=only(why="learners have AdamW alone")),
+    Row("optim_args optim_args.* optim_target_modules", convert=only(why="learners have AdamW alone")),
     Row("max_grad_norm", "train.max_grad_norm", default=1.0),
     Row("label_smoothing_factor", convert=only(0, 0.0, why="the loss has no label smoothing")),
     Row("neftune_noise_alpha", convert=only(why="embeddings get no noise")),
@@ -429,15 +356,15 @@ ROWS = (
         also={"use_vllm": False, "vllm_importance_sampling_mode": "sequence_mask",
               "vllm_importance_sampling_clip_max": 3.0, "vllm_importance_sampling_clip_min": None,
               "vllm_importance_sampling_cap": None}),
-    Row("vllm_gpu_memory_utilization", "engine.gpu_memory_utilization", shared_memory, default=0.3),
+    Row("vllm_gpu_memory_utilization", "engine.gpu_memory_utilization", table.shared_memory, default=0.3),
     Row("vllm_enable_sleep_mode vllm_group_port vllm_model_impl vllm_server_* cache_implementation "
         "use_transformers_* transformers_continuous_batching_config ds3_gather_for_generation",
         note="the run starts its engines itself: engine.engines_per_node"),
     Row("save_strategy", convert=_save, default="steps", also={"save_steps": 500}),
-    Row("save_total_limit", "checkpoint.keep_last", _kept, default=None),
+    Row("save_total_limit", "checkpoint.keep_last", table.kept, default=None),
     Row("load_best_model_at_end", convert=only(False, why="the export at the end is the last step's")),
     Row("eval_strategy", convert=_eval, default="no", also={"eval_steps": None, "num_generations_eval": None}),
-    Row("report_to", convert=_reporters, default="none"),
+    Row("report_to", convert=table.reporters, default="none"),
     Row("wandb_project", "metrics.wandb_project"),
     Row("wandb_entity", "metrics.wandb_entity"),
     Row("num_completions_to_print log_completions log_unique_prompts log_multimodal log_completions_hub_repo",
@@ -452,8 +379,8 @@ ROWS = (
         note="of the hub and of logging; the same command resumes"),
     Row("dataloader_* remove_unused_columns label_names length_column_name ignore_data_skip",
         note="of the data loader"),
-    Row("bf16_full_eval fp16_full_eval tf32 accelerator_config parallelism_config average_tokens_across_devices "
-        "auto_find_batch_size ddp_* deepspeed fsdp* full_determinism gradient_checkpointing_kwargs* "
+    Row("bf16_full_eval fp16_full_eval tf32 accelerator_config* parallelism_config* average_tokens_across_devices "
+        "auto_find_batch_size ddp_* deepspeed* fsdp* full_determinism gradient_checkpointing_kwargs* "
         "ignore_bias_buffers liger_kernel_config use_liger_kernel local_rank pad_to_multiple_of torch_compile* "
         "torch_empty_cache_steps use_cache enable_jit_checkpoint disable_dropout",
         note="of transformers' trainer: here DeepSpeed's ZeRO, packed sequences, no dropout"),

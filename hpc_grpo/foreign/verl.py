@@ -1,7 +1,7 @@
 """verl's keys: hydra overrides of verl.trainer.main_ppo with FSDP.
 
 Defaults are those of verl 0.9.1 (verl/trainer/config/_generated_ppo_trainer.yaml). Formulas are those of
-verl/trainer/ppo/core_algos.py. Longer than other files: the table of one system is one file.
+verl/trainer/ppo/core_algos.py.
 """
 
 from __future__ import annotations
@@ -9,62 +9,37 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Any
 
-from hpc_grpo.foreign.table import (
-    ByHandError,
-    Differs,
-    RefusedError,
-    Row,
-    Theirs,
-    by_hand,
-    choice,
-    only,
-    shared_memory,
-)
+from hpc_grpo.foreign import table
+from hpc_grpo.foreign.table import Differs, RefusedError, Row, Theirs, as_list, below, by_hand, choice, only, positive
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
+_OPTIM = f"{_ACTOR}.optim"
 _POLICY = f"{_ACTOR}.policy_loss"
 _CORRECTION = "algorithm.rollout_correction"
 _KL = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 _LOSSES = {"vanilla": "grpo", "gspo": "gspo_token", "clip_cov": "clip_cov", "kl_cov": "kl_cov", "cispo": "cispo",
            "sapo": "sapo"}  # fmt: skip
-_OWN = "verl's own workers and buffers; engine.*, train.* and placement.* have what is needed here"
+_ADVANTAGES = {"grpo": "group", "grpo_vectorized": "group", "rloo": "rloo", "rloo_vectorized": "rloo",
+               "reinforce_plus_plus": "reinforce_pp",
+               "reinforce_plus_plus_baseline": "reinforce_pp_baseline"}  # fmt: skip
 _OVERLONG = ("reward_model.overlong_buffer", "reward.reward_kwargs.overlong_buffer_cfg",
              "reward_model.reward_kwargs.overlong_buffer_cfg")  # fmt: skip
 
 
 def _files(key: str, value: Any, theirs: Theirs) -> dict[str, Any]:
     """verl's parquet files hold chat messages, and the answer inside the column reward_model."""
-    if value is None:
-        return {}
-    files = value if isinstance(value, list) else [value]
+    files = as_list(value)
     columns = {"messages_field": theirs.get("data.prompt_key"), "answer_field": "reward_model.ground_truth"}
     if len(files) == 1:
-        return {f"{key}.path": files[0], **{f"{key}.{name}": column for name, column in columns.items()}}
-    return {f"{key}.mix": [{"path": file, "name": _name_of(file), **columns} for file in files]}
-
-
-def _name_of(file: str) -> str:
-    """Return the folder above the file: verl's are all called train.parquet and test.parquet."""
-    return PurePath(file).parent.name or PurePath(file).stem
-
-
-def _train_files(value: Any, theirs: Theirs) -> dict[str, Any]:
-    return _files("data.train", value, theirs)
+        return below(key, {"path": files[0], **columns})
+    # All files of verl are called train.parquet and test.parquet, in folders with names.
+    mix = [{"path": file, "name": PurePath(file).parent.name or PurePath(file).stem, **columns} for file in files]
+    return {f"{key}.mix": mix} if mix else {}
 
 
 def _val_files(value: Any, theirs: Theirs) -> dict[str, Any]:
-    return _files("data.eval", value, theirs) if _every(theirs.get("trainer.test_freq"), theirs) else {}
-
-
-def _every(value: Any, _theirs: Theirs) -> int | None:
-    return int(value) if value is not None and int(value) > 0 else None
-
-
-def _length(value: Any, theirs: Theirs) -> dict[str, Any]:
-    """Take the number of steps rather than that of epochs: each run here has one length."""
-    steps = theirs.get("trainer.total_training_steps")
-    return {"train.total_steps": int(steps)} if steps else {"train.total_epochs": int(value)}
+    return _files("data.eval", value, theirs) if positive(theirs.get("trainer.test_freq"), theirs) else {}
 
 
 def _minibatches(value: Any, theirs: Theirs) -> int:
@@ -72,11 +47,6 @@ def _minibatches(value: Any, theirs: Theirs) -> int:
     if batch % int(value):
         raise RefusedError(f"data.train_batch_size = {batch} is no multiple of it", {"train.num_minibatches": 1})
     return batch // int(value)
-
-
-def _updates(theirs: Theirs) -> int:
-    """Count the optimizer steps of one of verl's steps."""
-    return max(1, int(theirs.get("data.train_batch_size")) // int(theirs.get(f"{_ACTOR}.ppo_mini_batch_size")))
 
 
 def _microbatch(value: Any, theirs: Theirs) -> int:
@@ -102,145 +72,100 @@ def _kl_loss(value: Any, theirs: Theirs) -> Any:
     if value and in_reward:
         raise RefusedError("the KL is in the loss or in the rewards here, not in both", {"loss.kl.coef": 0.0})
     if value:
-        name = str(theirs.get(f"{_ACTOR}.kl_loss_type"))
-        keys = {"loss.kl.coef": float(theirs.get(f"{_ACTOR}.kl_loss_coef")), "loss.kl.where": "loss"}
-        estimator = _estimator(name)
-        if name.endswith("+") and estimator != "k2":
-            return Differs({**keys, "loss.kl.estimator": "k2"}, f"value {estimator}, gradient of k2 there; here k2: "
-                           "the same gradient, k2's value in loss/kl")  # fmt: skip
-        return {**keys, "loss.kl.estimator": estimator}
+        name, coef = str(theirs.get(f"{_ACTOR}.kl_loss_type")), theirs.get(f"{_ACTOR}.kl_loss_coef")
+        keys = below("loss.kl", {"coef": float(coef), "where": "loss", "estimator": _estimator(name)})
+        if not name.endswith("+") or keys["loss.kl.estimator"] == "k2":
+            return keys
+        return Differs({**keys, "loss.kl.estimator": "k2"}, f"value {_estimator(name)}, gradient of k2 there; here k2: "
+                       "the same gradient, k2's value in loss/kl")  # fmt: skip
     if not in_reward:
         return {"loss.kl.coef": 0.0}
-    keys = {"loss.kl.coef": float(theirs.get("algorithm.kl_ctrl.kl_coef")), "loss.kl.where": "reward"}
-    keys["loss.kl.estimator"] = _estimator(theirs.get("algorithm.kl_penalty"))
-    before = "r_t - coef * KL_t is summed and then normalised with its group or batch"
-    return Differs(keys, f"{before} there: A = norm(r - coef * sum of KL); here after: A_t = norm(r) - coef * sum of "
-                   "the KL from t on")  # fmt: skip
-
-
-def _clip(theirs: Theirs) -> dict[str, float]:
-    """clip_ratio alone has no effect: clip_ratio_low and clip_ratio_high have a default that wins."""
-    plain = theirs.get(f"{_ACTOR}.clip_ratio")
-    sides = {side: theirs.exact(f"{_ACTOR}.clip_ratio_{side}") for side in ("low", "high")}
-    return {f"loss.clip_{side}": float(plain if own is None else own) for side, own in sides.items()}
+    name, coef = theirs.get("algorithm.kl_penalty"), theirs.get("algorithm.kl_ctrl.kl_coef")
+    keys = below("loss.kl", {"coef": float(coef), "where": "reward", "estimator": _estimator(name)})
+    return Differs(keys, "r_t - coef * KL_t is summed and then normalised with its group or batch there: A = norm(r - "
+                   "coef * sum of KL); here after: A_t = norm(r) - coef * sum of the KL from t on")  # fmt: skip
 
 
 def _loss(value: Any, theirs: Theirs) -> Any:
-    name = choice(_LOSSES, "policy loss")(value, theirs)
+    name = choice(_LOSSES, "policy loss")(value)
     keys: dict[str, Any] = {"loss.name": name}
     if name not in ("sapo", "kl_cov"):
-        keys |= _clip(theirs)
+        # clip_ratio alone has no effect: clip_ratio_low and clip_ratio_high have a default that wins.
+        plain = theirs.get(f"{_ACTOR}.clip_ratio")
+        sides = {side: theirs.exact(f"{_ACTOR}.clip_ratio_{side}") for side in ("low", "high")}
+        keys |= {f"loss.clip_{side}": float(plain if own is None else own) for side, own in sides.items()}
     if name == "grpo":
-        keys["loss.dual_clip"] = float(theirs.get(f"{_ACTOR}.clip_ratio_c"))
+        keys["loss.dual_clip"] = theirs.get(f"{_ACTOR}.clip_ratio_c")
     if name == "sapo":
-        taus = {"positive": "tau_pos", "negative": "tau_neg"}
-        keys |= {f"loss.temperature_{side}": float(theirs.get(f"{_ACTOR}.{tau}")) for side, tau in taus.items()}
+        keys |= {"loss.temperature_positive": theirs.get(f"{_ACTOR}.tau_pos"),
+                 "loss.temperature_negative": theirs.get(f"{_ACTOR}.tau_neg")}  # fmt: skip
     if name == "kl_cov":
         keys |= {"loss.fraction": theirs.get(f"{_POLICY}.kl_cov_ratio"),
                  "loss.kl_coef": theirs.get(f"{_POLICY}.ppo_kl_coef")}  # fmt: skip
         return Differs(keys, "of each microbatch, and ppo_kl_coef * |log r| there; of the optimizer step, and k3 here")
     if name == "clip_cov":
-        keys |= {"loss.fraction": theirs.get(f"{_POLICY}.clip_cov_ratio"),
-        "loss.low": theirs.get(f"{_POLICY}.clip_cov_lb"),
-                 "loss.high": theirs.get(f"{_POLICY}.clip_cov_ub")}  # fmt: skip
+        theirs_of = {"fraction": "ratio", "low": "lb", "high": "ub"}
+        keys |= {f"loss.{ours}": theirs.get(f"{_POLICY}.clip_cov_{own}") for ours, own in theirs_of.items()}
         return Differs(keys, "tokens are drawn from each microbatch there, from the optimizer step here")
-    if name == "cispo" and keys["loss.clip_low"] > 1:
-        keys["loss.clip_low"] = 1.0  # ratios are positive
+    if name == "cispo":
+        keys["loss.clip_low"] = min(1.0, keys["loss.clip_low"])  # ratios are positive
     return keys
 
 
 def _aggregation(value: Any, theirs: Theirs) -> Any:
+    longest = theirs.get(f"{_ACTOR}.loss_scale_factor", "data.max_response_length")
+    denominators = {"token-mean": "tokens", "seq-mean-token-mean": "sequences", "seq-mean-token-sum": 1,
+                    "seq-mean-token-sum-norm": int(longest)}  # fmt: skip
+    denominator, sequences = choice(denominators, "loss aggregation")(value), {"loss.denominator": "sequences"}
     loss = theirs.get(f"{_POLICY}.loss_mode")
-    sums = {"seq-mean-token-sum": 1, "seq-mean-token-sum-norm": int(
-        theirs.get(f"{_ACTOR}.loss_scale_factor", "data.max_response_length"))}  # fmt: skip
-    table = {"token-mean": "tokens", "seq-mean-token-mean": "sequences", **sums}
-    denominator = choice(table, "loss aggregation")(value, theirs)
-    keys = {"loss.denominator": denominator}
-    if denominator == "sequences":
-        return keys
-    sequences = {"loss.denominator": "sequences"}
-    if loss == "gspo":
+    if denominator != "sequences" and loss == "gspo":
         raise RefusedError(
             f"verl 0.9 divides gspo's loss by loss_agg_mode = {value}, verl up to 0.8 by sequences whatever it is. Set "
             f"{_ACTOR}.loss_agg_mode=seq-mean-token-mean, or here loss.denominator", sequences)  # fmt: skip
-    if loss == "sapo":
+    if denominator != "sequences" and loss == "sapo":
         return Differs(sequences, f"loss_agg_mode = {value} is of KL and entropy alone there: sapo's own term is "
                        "always seq-mean-token-mean; here all terms are")  # fmt: skip
-    return keys
-
-
-_TOKENS = "over all tokens of the batch, deviation over N - 1, there; over its completions, over N, here"
+    return {"loss.denominator": denominator}
 
 
 def _advantage(value: Any, theirs: Theirs) -> Any:
-    critic = RefusedError("PPO's critic is task: ppo; this table is for algorithms without one", {
-        "loss.advantage.name": "group"})  # fmt: skip
-    table = {
-        "grpo": "group",
-        "grpo_vectorized": "group",
-        "rloo": "rloo",
-        "rloo_vectorized": "rloo",
-        "reinforce_plus_plus": "reinforce_pp",
-        "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
-        "gae": critic,
-    }
-    chosen = choice(table, "advantage estimator")(value, theirs)
-    keys: dict[str, Any] = {"loss.advantage.name": chosen}
-    if chosen == "group":
+    if value == "gae":
+        raise RefusedError("PPO's critic is task: ppo; this table is for algorithms without one", {
+            "loss.advantage.name": "group"})  # fmt: skip
+    keys: dict[str, Any] = {"loss.advantage.name": choice(_ADVANTAGES, "advantage estimator")(value)}
+    if keys["loss.advantage.name"] == "group":
         is_scaled = bool(theirs.get("algorithm.norm_adv_by_std_in_grpo"))
         return keys | {"loss.advantage.normalize_std": is_scaled, "loss.advantage.eps": 1e-6}
-    return Differs(keys, f"(r - mean) / deviation {_TOKENS}") if chosen.startswith("reinforce") else keys
+    note = "(r - mean) / deviation over all tokens of the batch, deviation over N - 1, there; over its completions, "
+    return keys if "rloo" in value else Differs(keys, f"{note}over N, here")
 
 
 def _nodes(value: Any, theirs: Theirs) -> dict[str, Any]:
     """verl trains and samples on the same GPUs in turn, as colocated learners and engines do."""
     gpus = int(theirs.get("trainer.n_gpus_per_node"))
-    return {
-        "launch.num_nodes": int(value),
-        "launch.slurm.gpus_per_node": gpus,
-        "placement.colocate": True,
-        "placement.learners_per_node": gpus,
-        "engine.engines_per_node": gpus,
-    }
+    return {"launch.num_nodes": int(value), "launch.slurm.gpus_per_node": gpus, "placement.colocate": True,
+            "placement.learners_per_node": gpus, "engine.engines_per_node": gpus}  # fmt: skip
 
 
-def _tensor_parallel(value: Any, _theirs: Theirs) -> Any:
+def _parallel_engine(value: Any, _theirs: Theirs) -> Any:
     """Engines that share their GPUs with learners have one GPU each, whatever verl gives them."""
-    keys = {"engine.tensor_parallel": 1}
-    if int(value) == 1:
-        return keys
-    return Differs(keys, "engines that take turns with learners have one GPU each here: without room for the model, "
-                   "set placement.colocate=false")  # fmt: skip
-
-
-def _loggers(value: Any, _theirs: Theirs) -> dict[str, Any]:
-    names = value if isinstance(value, list) else [value]
-    return {
-        "metrics.wandb_mode": "auto" if "wandb" in names else "disabled",
-        "metrics.tensorboard": "tensorboard" in names,
-    }
+    keys, note = {"engine.tensor_parallel": 1}, "engines that take turns with learners have one GPU each here: without "
+    return keys if value in (None, 1) else Differs(keys, f"{note}room for the model, set placement.colocate=false")
 
 
 def _warmup(value: Any, theirs: Theirs) -> int:
     """verl's schedule goes on once a step, ours with each optimizer step."""
-    steps, ratio = int(value), theirs.get(f"{_ACTOR}.optim.lr_warmup_steps_ratio")
-    if steps <= 0 and ratio:
-        whole = theirs.get("trainer.total_training_steps")
-        if not whole:
-            raise ByHandError(
-                f"{ratio:g} of the steps of the run, whose number only the data tells: set train.warmup_steps"
-            )
-        return int(float(ratio) * int(whole)) * _updates(theirs)
-    return max(steps, 0) * _updates(theirs)
+    ratio, whole = theirs.get(f"{_OPTIM}.lr_warmup_steps_ratio"), theirs.get("trainer.total_training_steps")
+    steps = int(value) if int(value) > 0 else int(table.share_of_steps(ratio, whole, "train.warmup_steps"))
+    batch, of_step = theirs.get("data.train_batch_size"), theirs.get(f"{_ACTOR}.ppo_mini_batch_size")
+    return steps * max(1, int(batch) // int(of_step))
 
 
 def _schedule(value: Any, theirs: Theirs) -> Any:
-    names = {"constant": "constant", "cosine": "cosine"}
-    chosen = choice(names, "learning-rate schedule")(theirs.get(f"{_ACTOR}.optim.warmup_style", default=value), theirs)
-    end, cycles = (theirs.get(f"{_ACTOR}.optim.{key}") for key in ("min_lr_ratio", "num_cycles"))
-    if chosen == "cosine" and (end, cycles) != (0.0, 0.5):
-        return Differs(chosen, f"cosine of {cycles:g} waves down to {end:g} of lr there; half a wave down to 0 here")
-    return chosen
+    end, cycles = (theirs.get(f"{_OPTIM}.{key}") for key in ("min_lr_ratio", "num_cycles"))
+    note = f"cosine of {cycles:g} waves down to {end:g} of lr there; half a wave down to 0 here"
+    name = theirs.get(f"{_OPTIM}.warmup_style", default=value)
+    return table.schedule(name, "" if (end, cycles) == (0, 0.5) else note)
 
 
 def _resampled(value: Any, theirs: Theirs) -> Any:
@@ -249,23 +174,22 @@ def _resampled(value: Any, theirs: Theirs) -> Any:
     if (metric := theirs.get("algorithm.filter_groups.metric")) not in ("reward", "seq_reward", "seq_final_reward"):
         raise RefusedError(f"groups are compared by their rewards, not by {metric}", {"rollout.dynamic_sampling": 10})
     batches = int(theirs.get("algorithm.filter_groups.max_num_gen_batches"))
-    if batches >= 2:
-        return batches
-    return Differs(10, "there without end; here until 10 times prompts_per_step were sampled")
+    note = "there without end; here until 10 times prompts_per_step were sampled"
+    return batches if batches >= 2 else Differs(10, note)
 
 
 def _correction(value: Any, theirs: Theirs) -> dict[str, Any]:
     """Weigh by min(learner / engine, threshold), or mask outside of `lower_upper`."""
+    none = {"loss.correction.name": "none"}
     if theirs.get(f"{_CORRECTION}.bypass_mode"):
         if theirs.get(f"{_CORRECTION}.loss_type") != "ppo_clip":
-            raise RefusedError("bypass_mode is here with ppo_clip alone", {"loss.correction.name": "none"})
-        return {"loss.proximal": "engine", "loss.correction.name": "none"}
-    threshold = str(theirs.get(f"{_CORRECTION}.rollout_is_threshold"))
+            raise RefusedError("bypass_mode is here with ppo_clip alone", none)
+        return {"loss.proximal": "engine", **none}
     if not value:
-        return {"loss.correction.name": "none"}
-    low, _, high = threshold.rpartition("_")
+        return none
+    low, _, high = str(theirs.get(f"{_CORRECTION}.rollout_is_threshold")).rpartition("_")
     names = {"token": ("truncated", "icepop"), "sequence": ("sequence", "sequence_mask")}
-    name = choice(names, "importance sampling by")(value, theirs)[bool(low)]
+    name = choice(names, "importance sampling by")(value)[bool(low)]
     keys = {"loss.correction.name": name, "loss.correction.cap": float(high)}
     return keys | ({"loss.correction.low": float(low)} if low else {})
 
@@ -274,28 +198,11 @@ def _older_correction(value: Any, _theirs: Theirs) -> dict[str, Any]:
     return {"loss.correction.name": "truncated", "loss.correction.cap": float(value)} if value else {}
 
 
-def _overlong(value: Any, theirs: Theirs) -> Any:
-    if not value:
-        return None
+def _overlong(value: Any, theirs: Theirs) -> int | None:
     buffer, factor = (theirs.get(*(f"{name}.{key}" for name in _OVERLONG)) for key in ("len", "penalty_factor"))
-    if buffer is None:
+    if value and buffer is None:
         raise RefusedError("the buffer has no len")
-    if float(1.0 if factor is None else factor) != 1.0:
-        raise RefusedError(f"the penalty of an overlong completion is at most 1 here, {factor} there", {
-            "rollout.overlong_tokens": int(buffer)})  # fmt: skip
-    return int(buffer)
-
-
-def _kept(value: Any, _theirs: Theirs) -> Any:
-    return Differs(2, "all checkpoints stay there, the newest two here") if value is None else value
-
-
-def _offload(value: Any, _theirs: Theirs) -> str:
-    return "cpu" if value else "none"
-
-
-def _parallel(name: str) -> Any:
-    return only(1, why=f"{name} parallelism in training is not here: learners are data parallel, with ZeRO")
+    return table.overlong(value, buffer, 1.0 if factor is None else factor)
 
 
 def _named(prefix: str, names: str) -> str:
@@ -307,15 +214,16 @@ ROWS = (
     Row("trainer.default_local_dir", "run.root", lambda value, _: value or "checkpoints",
         note="the run is NAME below it, with all of it inside"),
     Row("trainer.project_name", "metrics.wandb_project", default="verl_examples"),
-    Row("trainer.logger", convert=_loggers, default=["console", "wandb"]),
+    Row("trainer.logger", convert=table.reporters, default=["console", "wandb"]),
     Row("trainer.nnodes", convert=_nodes, default=1, also={"trainer.n_gpus_per_node": 8}),
-    Row(f"{_ROLLOUT}.tensor_model_parallel_size", convert=_tensor_parallel, default=2),
+    Row(f"{_ROLLOUT}.tensor_model_parallel_size", convert=_parallel_engine, default=2),
     Row(_named(_ROLLOUT, "data_parallel_size expert_parallel_size pipeline_model_parallel_size"),
-        convert=_parallel("such")),
-    Row("trainer.total_epochs", convert=_length, default=30, also={"trainer.total_training_steps": None}),
-    Row("trainer.save_freq", "checkpoint.every_steps", _every, default=-1),
-    Row("trainer.test_freq", "eval.every_steps", _every, default=-1),
-    Row("trainer.max_actor_ckpt_to_keep", "checkpoint.keep_last", _kept, default=None),
+        convert=_parallel_engine),
+    Row("trainer.total_epochs", convert=lambda value, theirs: table.length(
+        theirs.get("trainer.total_training_steps"), value), default=30, also={"trainer.total_training_steps": None}),
+    Row("trainer.save_freq", "checkpoint.every_steps", positive, default=-1),
+    Row("trainer.test_freq", "eval.every_steps", positive, default=-1),
+    Row("trainer.max_actor_ckpt_to_keep", "checkpoint.keep_last", table.kept, default=None),
     Row("trainer.val_before_train", note="with an eval there is one before training, too"),
     Row("trainer.val_only", convert=only(False, why="an eval apart from training is hpc-grpo eval")),
     Row("trainer.device", convert=only("cuda", why="GPUs are NVIDIA's here, or there are none")),
@@ -324,11 +232,18 @@ ROWS = (
         "here")),
     Row("trainer.resume_mode trainer.resume_from_path", convert=only(
         "auto", "disable", why="the same command resumes; begin another run from model.path")),
-    Row("data.train_files", convert=_train_files, also={"data.prompt_key": "prompt"},
+    Row("--config-name", convert=only("ppo_trainer", "ppo_trainer.yaml", why="the table has the defaults of verl's "
+        "ppo_trainer, which trains with FSDP")),
+    Row("--config-path", note="where verl has its defaults"),
+    Row("data.train_files", convert=lambda value, theirs: _files("data.train", value, theirs),
+        also={"data.prompt_key": "prompt"},
         note="verl chooses the reward by data_source; here it is rewards.0.name"),
     Row("data.val_files", convert=_val_files),
     Row("data.train_max_samples data.val_max_samples", convert=only(-1, why="set max_items of the data set")),
-    Row("data.custom_cls.path data.custom_cls.name", convert=by_hand("a function that yields items: data.train.path")),
+    Row("data.sampler.class_path data.sampler.class_name",
+        convert=only(why="prompts come in the order of data.shuffle, or by data.curriculum")),
+    Row("data.custom_cls.path data.custom_cls.name",
+        convert=by_hand("a function that yields items", "data.train.path")),
     Row("data.train_batch_size", "rollout.prompts_per_step", default=1024),
     Row("data.gen_batch_size", note="as many groups are sampled as are trained on; with filter_groups further ones"),
     Row("data.max_prompt_length", "data.max_prompt_tokens", default=512),
@@ -337,8 +252,8 @@ ROWS = (
     Row("data.truncation", convert=only("error", why="prompts are never cut: they are dropped, or an error")),
     Row("data.shuffle", "data.shuffle", default=True),
     Row("data.seed", "run.seed", lambda value, _: value or 0),
-    Row("data.apply_chat_template_kwargs", "data.template_args", lambda value, _: value or {}),
-    Row("data.apply_chat_template_kwargs.*", convert=by_hand("arguments of the chat template: data.template_args")),
+    Row("data.apply_chat_template_kwargs data.apply_chat_template_kwargs.*", "data.template_args",
+        lambda _, theirs: theirs.section("data.apply_chat_template_kwargs")),
     Row("data.trust_remote_code actor_rollout_ref.model.trust_remote_code",
         convert=only(False, why="code that comes with a model is not run")),
     Row("data.tokenizer actor_rollout_ref.model.tokenizer_path actor_rollout_ref.model.hf_config_path",
@@ -349,7 +264,7 @@ ROWS = (
         note="of verl's data loader; models here read texts alone, in one turn"),
     Row("actor_rollout_ref.model.path", "model.path"),
     Row("actor_rollout_ref.model.custom_chat_template",
-        convert=by_hand("its text as a Jinja file: data.chat_template")),
+        convert=by_hand("its text as a Jinja file", "data.chat_template")),
     Row("actor_rollout_ref.model.override_config actor_rollout_ref.model.external_lib",
         convert=only({}, why="the model is as its folder says")),
     Row("actor_rollout_ref.model.override_config.*", convert=only(why="the model is as its folder says")),
@@ -361,29 +276,27 @@ ROWS = (
     Row("actor_rollout_ref.model.mtp.enable", convert=only(False, why="prediction of several tokens is not here")),
     Row("actor_rollout_ref.model.mtp.* actor_rollout_ref.model.use_* actor_rollout_ref.model.enable_activation_offload "
         "actor_rollout_ref.model.fused_kernel_options.* actor_rollout_ref.model.tiled_mlp.* "
-        "actor_rollout_ref.model.torch_dtype", note=_OWN),
+        "actor_rollout_ref.model.torch_dtype", note="verl's own workers and buffers"),
     Row(f"{_ACTOR}.strategy", "train.zero_stage", choice({"fsdp": 3, "fsdp2": 3}, "trainer"), default="fsdp",
         note="ZeRO 3 shards as FSDP does"),
-    Row(f"{_ACTOR}.fsdp_config.dtype", "model.dtype",
-        choice({"bfloat16": "bfloat16", "float32": "float32"}, "dtype"), default="bfloat16"),
+    Row(f"{_ACTOR}.fsdp_config.dtype", "model.dtype", table.dtype, default="bfloat16"),
     Row(f"{_ACTOR}.ppo_mini_batch_size", "train.num_minibatches", _minibatches, default=256),
     Row(f"{_ACTOR}.ppo_micro_batch_size_per_gpu {_ACTOR}.ppo_micro_batch_size", "train.max_tokens_per_microbatch",
         _microbatch, default=None,
         also={f"{_ACTOR}.use_dynamic_bsz": False, f"{_ACTOR}.ppo_max_token_len_per_gpu": 16384}),
     Row(f"{_ACTOR}.ppo_epochs", convert=only(1, why="each rollout is trained on once")),
-    Row(f"{_ACTOR}.optim.lr", "train.lr", default=1e-6),
-    Row(f"{_ACTOR}.optim.weight_decay", "train.weight_decay", default=0.01,
-        note="on all weights there; on matrices alone here"),
-    Row(f"{_ACTOR}.optim.betas", "train.betas", default=[0.9, 0.999]),
-    Row(f"{_ACTOR}.optim.optimizer", convert=only("AdamW", why="learners have AdamW alone")),
-    Row(_named(f"{_ACTOR}.optim", "optimizer_impl override_optimizer_config"),
+    Row(f"{_OPTIM}.lr", "train.lr", default=1e-6),
+    Row(f"{_OPTIM}.weight_decay", "train.weight_decay", table.weight_decay, default=0.01),
+    Row(f"{_OPTIM}.betas", "train.betas", default=[0.9, 0.999]),
+    Row(f"{_OPTIM}.optimizer", convert=only("AdamW", why="learners have AdamW alone")),
+    Row(_named(_OPTIM, "optimizer_impl override_optimizer_config override_optimizer_config.*"),
         convert=only("torch.optim", {}, why="learners have AdamW alone")),
-    Row(f"{_ACTOR}.optim.lr_warmup_steps", "train.warmup_steps", _warmup, default=-1,
-        also={f"{_ACTOR}.optim.lr_warmup_steps_ratio": 0.0}),
-    Row(f"{_ACTOR}.optim.lr_scheduler_type", "train.schedule", _schedule, default="constant",
-        also={f"{_ACTOR}.optim.warmup_style": None, f"{_ACTOR}.optim.min_lr_ratio": 0.0,
-              f"{_ACTOR}.optim.num_cycles": 0.5}),
-    Row(_named(f"{_ACTOR}.optim", "total_training_steps zero_indexed_step"), note="the run's length is train.total_*"),
+    Row(f"{_OPTIM}.lr_warmup_steps", "train.warmup_steps", _warmup, default=-1,
+        also={f"{_OPTIM}.lr_warmup_steps_ratio": 0.0}),
+    Row(f"{_OPTIM}.lr_scheduler_type", "train.schedule", _schedule, default="constant",
+        also={f"{_OPTIM}.warmup_style": None, f"{_OPTIM}.min_lr_ratio": 0.0,
+              f"{_OPTIM}.num_cycles": 0.5}),
+    Row(_named(_OPTIM, "total_training_steps zero_indexed_step"), note="the run's length is train.total_*"),
     Row(f"{_ACTOR}.grad_clip {_ACTOR}.optim.clip_grad", "train.max_grad_norm", default=1.0),
     Row(f"{_POLICY}.loss_mode", convert=_loss, default="vanilla",
         also={f"{_ACTOR}.{key}": own for key, own in {
@@ -417,19 +330,19 @@ ROWS = (
     Row(f"{_CORRECTION}.rollout_is_batch_normalize", convert=only(
         False, why="weights are not divided by their mean over the batch")),
     Row("algorithm.rollout_is_threshold", convert=_older_correction),
-    Row("algorithm.rollout_is*", convert=by_hand("loss.correction has truncated, sequence, sequence_mask, icepop")),
-    Row(f"{_ACTOR}.fsdp_config.optimizer_offload", "train.offload_optimizer", _offload, default=False),
+    Row("algorithm.rollout_is*",
+        convert=by_hand("one of truncated, sequence, sequence_mask, icepop", "loss.correction")),
+    Row(f"{_ACTOR}.fsdp_config.optimizer_offload", "train.offload_optimizer",
+        lambda value, _: "cpu" if value else "none", default=False),
     Row(f"{_ACTOR}.fsdp_config.param_offload actor_rollout_ref.ref.fsdp_config.param_offload",
         note="between phases verl moves weights to the host; here learners keep theirs"),
     Row(f"{_ACTOR}.ulysses_sequence_parallel_size {_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
-        convert=_parallel("sequence")),
-    *(Row(f"{_ACTOR}.megatron.{kind}_model_parallel_size", convert=_parallel(kind))
-      for kind in ("tensor", "pipeline", "expert")),
+        convert=table.split_sequences),
     Row(f"{_ACTOR}.qat.enable {_ACTOR}.fsdp_config.qat.enable {_ROLLOUT}.qat.enable",
         convert=only(False, why="quantised weights are not here")),
     Row(f"{_ACTOR}.freeze_vision_tower", convert=only(False, why="models of images are not here")),
     Row(f"{_ACTOR}.shuffle {_ACTOR}.data_loader_seed", note="the order within a step is that of the prompts"),
-    Row(f"{_ROLLOUT}.name", convert=only("vllm", why="engines are vLLM's alone")),
+    Row(f"{_ROLLOUT}.name", convert=lambda value, _: Differs({}, table.engine(value))),
     Row(f"{_ROLLOUT}.n", "rollout.group_size", default=1),
     Row(f"{_ROLLOUT}.temperature", "rollout.temperature", default=1.0),
     Row(f"{_ROLLOUT}.top_p", "rollout.top_p", default=1),
@@ -440,13 +353,12 @@ ROWS = (
     Row(f"{_ROLLOUT}.quantization", convert=only(why="quantised weights are not here")),
     Row(f"{_ROLLOUT}.multi_turn.enable", convert=only(False, why="episodes have one turn here")),
     Row(f"{_ROLLOUT}.agent.default_agent_loop", convert=only("single_turn_agent", why="episodes have one turn here")),
-    Row(f"{_ROLLOUT}.gpu_memory_utilization", "engine.gpu_memory_utilization", shared_memory, default=0.5),
+    Row(f"{_ROLLOUT}.gpu_memory_utilization", "engine.gpu_memory_utilization", table.shared_memory, default=0.5),
     Row(f"{_ROLLOUT}.max_num_seqs", "engine.max_num_seqs", default=256),
     Row(f"{_ROLLOUT}.max_num_batched_tokens", "engine.max_num_batched_tokens", default=8192),
     Row(f"{_ROLLOUT}.enforce_eager", "engine.enforce_eager", default=False),
     Row(f"{_ROLLOUT}.enable_prefix_caching", "engine.prefix_caching", default=True),
-    Row(f"{_ROLLOUT}.dtype", "engine.dtype",
-        choice({"bfloat16": "bfloat16", "float32": "float32"}, "dtype of the engine"), default="bfloat16"),
+    Row(f"{_ROLLOUT}.dtype", "engine.dtype", table.dtype, default="bfloat16"),
     Row(f"{_ROLLOUT}.val_kwargs.n", "eval.num_samples", default=1),
     Row(f"{_ROLLOUT}.val_kwargs.temperature", "eval.temperature", default=0),
     Row(f"{_ROLLOUT}.val_kwargs.top_p", "eval.top_p", default=1.0),
@@ -459,7 +371,7 @@ ROWS = (
     Row("reward_model.reward_manager reward.reward_manager.name", convert=only(
         "naive", "dapo", "prime", why="the reward is rewards.0.name")),
     Row("custom_reward_function.* reward.custom_reward_function.path",
-        convert=by_hand("rewards.0.name = FILE:FUNCTION, as f(prompts, completions, **columns) -> scores")),
+        convert=by_hand("FILE:FUNCTION, as f(prompts, completions, **columns) -> scores", "rewards")),
     Row("reward.custom_reward_function.name", note="of reward.custom_reward_function.path"),
     Row("distillation.enabled", convert=only(False, why="a teacher is task: distill")),
     Row("distillation.* reward.sandbox_fusion.* sandbox_fusion.* reward.* reward_model.*",
@@ -473,12 +385,12 @@ ROWS = (
                "router_config_path agent.* checkpoint_engine.* disaggregation.* engine_kwargs.* multi_turn.* "
                "prometheus.* trace.* mtp mtp.* qat.*"),
         _named(_ACTOR, "calculate_entropy calculate_sum_pi_squared checkpoint.* entropy_checkpointing "
-               "entropy_from_logits_* pad_to_length qat.* rollout_n use_fused_kernels use_prefix_grouper "
+               "entropy_from_logits_* pad_to_length profiler.* qat.* rollout_n use_fused_kernels use_prefix_grouper "
                "use_remove_padding use_torch_compile fsdp_config.* megatron.*"),
         "actor_rollout_ref.ref.* actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl* critic.* ray_kwargs.* "
         "ray_init.* global_profiler.* transfer_queue.* skip.* trainer.v1.* trainer.use_v1",
         _named("trainer", "balance_batch checkpoint_callback_class default_hdfs_dir del_local_ckpt_after_load "
                "esi_redundant_time log_val_generations max_critic_ckpt_to_keep ray_wait_register_center_timeout "
-               "rollout_data_dir validation_data_dir"),
-    )), note=_OWN),
+               "rollout_data_dir validation_data_dir use_legacy_worker_impl"),
+    )), note="verl's own workers and buffers"),
 )  # fmt: skip

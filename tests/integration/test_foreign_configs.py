@@ -23,8 +23,8 @@ SMALL = {
     "model.device": "cpu", "data.template": "plain", "data.prompt_format": '"{prompt}\\n"', "data.system_prompt": None,
     "data.train": "{path: train.jsonl}", "data.eval": None, "eval": "{}", "data.max_prompt_tokens": 16,
     "rewards": f"[{{name: '{LETTERS}'}}]", "rollout.prompts_per_step": 4, "rollout.group_size": 2,
-    "rollout.max_new_tokens": 16, "rollout.max_policy_lag": 0, "train.num_minibatches": 1, "train.zero_stage": 1,
-    "train.max_tokens_per_microbatch": 512, "train.attention": "sdpa", "train.total_steps": 2,
+    "rollout.max_new_tokens": 16, "rollout.stop": "[e, qq]", "rollout.max_policy_lag": 0, "train.num_minibatches": 1,
+    "train.zero_stage": 1, "train.max_tokens_per_microbatch": 512, "train.attention": "sdpa", "train.total_steps": 2,
     "train.total_epochs": None, "train.total_episodes": None, "engine.tensor_parallel": 1,
     "engine.engines_per_node": 1, "engine.kv_cache_gib": 0.0625, "engine.max_num_seqs": 32,
     "placement.learners_per_node": 1, "launch.num_nodes": 1, "launch.slurm.gpus_per_node": 0,
@@ -51,7 +51,17 @@ def test_a_translated_example_trains(option: str, example: Example, tmp_path: Pa
     subprocess.run([*command, "train", "ours.yaml"], cwd=tmp_path, check=True, timeout=RUN_DEADLINE_S)
     run = RunDir(tmp_path / "runs" / "translated")
     assert run.is_complete()
-    assert sorted(read_metrics(run.metrics))[-2:] == [1, 2]
+    metrics = read_metrics(run.metrics)
+    assert sorted(metrics)[-2:] == [1, 2]
+    # A text of rollout.stop ends a completion, whose last tokens engine and learner score alike.
+    texts = [line["completion"] for path in run.path.glob("rollouts/step_*.jsonl") for line in lines_of(path)]
+    assert {text.find("e") for text in texts} > {-1}
+    assert all(text.find("e") in (-1, len(text) - 1) for text in texts)
+    assert metrics[2]["mismatch/logprob_abs_diff_max"] < 1e-3
+
+
+def lines_of(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def words_of(option: str, example: Example, folder: Path) -> list[str]:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from hpc_grpo.config.load import load_resolved
 from hpc_grpo.launch.agent.protocol import Stage
 from hpc_grpo.launch.agent.stage import staged, version_of
 from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
+from tests.integration.test_foreign_configs import SMALL
 from tests.integration.training_runs import (
     exported_weights,
     metrics_of,
@@ -119,3 +121,30 @@ def test_submit_with_zero_3(slurm_cluster: SlurmCluster, workspace: Path, one_le
     assert (end.state, end.exit_code) == ("COMPLETED", "0:0"), log
     assert "Ray ready on 2 nodes, 8 GPUs" in log
     assert_same_training(run, one_learner)
+
+
+@pytest.mark.long
+def test_sbatch_of_open_instructs_options(slurm_cluster: SlurmCluster, workspace: Path) -> None:
+    """As its fork for Slurm has them; the words after it put a tiny model and data in."""
+    config = workspace / "config.sh"
+    config.write_text(
+        "EXP_NAME=oi\nexport MAX_JOB_CHAINS=0\n"
+        'TRAINING_ARGS="--exp_name ${EXP_NAME} --model_name_or_path tied --chat_template_name qwen '
+        "--dataset_mixer_list train.jsonl 1.0 --num_unique_prompts_rollout 4 --num_samples_per_prompt_rollout 2 "
+        "--max_prompt_token_length 16 --response_length 16 --pack_length 512 --beta 0.0 --total_episodes 16 "
+        '--num_learners_per_node 2 --vllm_num_engines 2 --vllm_sync_backend gloo --output_dir runs"\n'
+    )
+    kept = {"run.root", "run.name", "model.path", "placement.learners_per_node", "engine.engines_per_node",
+            "train.total_steps", "train.total_episodes", "launch.slurm.gpus_per_node"}  # fmt: skip
+    words = [f"{key}={'null' if own is None else own}" for key, own in SMALL.items() if key not in kept]
+    argv: list[str] = ["sbatch", "--parsable", "--time=10", SBATCH, str(config), *words]
+    done = slurm_cluster.run(argv, environment=ENVIRONMENT, cwd=workspace)
+    assert done.returncode == 0, done.stderr
+    end = slurm_cluster.wait_for_job(int(done.stdout), DEADLINE_S)
+    log = output_of(workspace, f"*-{int(done.stdout)}.out")
+    assert (end.state, end.exit_code) == ("COMPLETED", "0:0"), log
+    assert "has options of open-instruct. What is different here:" in log
+    run = RunDir(workspace / "runs" / "oi")
+    assert run.is_complete()
+    config_of_run = load_resolved(run.config)
+    assert (config_of_run.placement.learners_per_node, config_of_run.engine.engines_per_node) == (2, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def test_stdout_is_a_config_and_stderr_tells_of_each_key(areal_file: Path, tmp_p
     assert config.rollout.group_size == 16  # type: ignore[attr-defined]
     assert result.stdout.startswith("# From AReaL: theirs.yaml\nrun:\n")
     assert "rollout.max_policy_lag = 16" in result.stderr
-    assert "Of the keys given: 7 translated, with a difference, 51 translated, 55 no counterpart." in result.stderr
+    assert "Of the keys given: 7 translated, with a difference, 52 translated, 54 no counterpart." in result.stderr
 
 
 def test_their_words_come_after_the_file_and_ours_by_set(areal_file: Path, tmp_path: Path) -> None:
@@ -51,13 +52,19 @@ def test_their_words_come_after_the_file_and_ours_by_set(areal_file: Path, tmp_p
 
 
 def test_what_is_refused_ends_with_78_and_lenient_goes_on(tmp_path: Path) -> None:
-    file = written(tmp_path, AREAL["gsm8k-1.0.4"].keys)
+    file = written(tmp_path, AREAL["boba"].keys)
     refused = call("config", "--from-areal", str(file))
     assert (refused.exit_code, refused.stdout) == (78, "")
-    assert "SGLang is not here. Write vllm in its place" in refused.stderr
+    assert "neither reward_norm nor adv_norm" in refused.stderr
     lenient = call("config", "--from-areal", str(file), "--lenient", "--out", str(tmp_path / "ours.yaml"))
     assert (lenient.exit_code, lenient.stdout) == (0, "")
-    assert load_config(str(tmp_path / "ours.yaml")).engine.engines_per_node == 4
+    assert load_config(str(tmp_path / "ours.yaml")).engine.engines_per_node == 2
+
+
+def test_areals_sglang_is_vllm_here_and_that_is_told(tmp_path: Path) -> None:
+    result = call("config", "--from-areal", str(written(tmp_path, AREAL["gsm8k-1.0.4"].keys)))
+    assert loaded(result, tmp_path).engine.engines_per_node == 4  # type: ignore[attr-defined]
+    assert "SGLang samples there, vLLM here" in result.stderr
 
 
 def test_a_critic_is_refused_and_a_difference_has_both_formulas(areal_file: Path) -> None:
@@ -96,11 +103,27 @@ def test_verl_is_given_by_its_words_or_its_script(tmp_path: Path) -> None:
     assert by_words.stdout.split("\n", 1)[1] == by_script.stdout.split("\n", 1)[1]
 
 
-def test_open_instruct_is_given_by_its_options(tmp_path: Path) -> None:
-    words = [word for key, value in OPEN_INSTRUCT["gsm8k"].keys.items()
+@pytest.mark.parametrize("form", ["words", "mason", "yaml", "training_args"])
+def test_open_instruct_is_given_by_its_options_its_script_or_its_file(tmp_path: Path, form: str) -> None:
+    keys = OPEN_INSTRUCT["gsm8k"].keys
+    words = [word for key, value in keys.items()
              for word in (f"--{key}", *map(str, value if isinstance(value, list) else [value]))]  # fmt: skip
-    config = loaded(call("config", "--from-open-instruct", *words), tmp_path)
+    script = tmp_path / "run.sh"
+    launcher = "python mason.py --task_name grpo_test --num_nodes 1 --gpus 1 -- source setup.sh \\&\\& uv run"
+    given = {
+        "words": words,
+        "yaml": [str(written(tmp_path, keys)), "--seed", "7"],
+        "mason": [str(script), "--seed", "7"],
+        "training_args": [str(script)],
+    }[form]
+    line = f"{launcher} open_instruct/grpo_fast.py {shlex.join(words)} $@" if form == "mason" else (
+        f'TRAINING_ARGS="{shlex.join(words)}"')  # fmt: skip
+    script.write_text(f"{line}\n")
+    config = loaded(call("config", "--from-open-instruct", *given), tmp_path)
     assert config.rollout.group_size == 16  # type: ignore[attr-defined]
+    project = "geodesic-grpo" if form == "training_args" else "open_instruct_internal"
+    assert config.metrics.wandb_project == project  # type: ignore[attr-defined]
+    assert (config.run.seed == 7) is (form in ("yaml", "mason"))  # type: ignore[attr-defined]
 
 
 def test_the_names_of_areal_stand_in_the_help() -> None:

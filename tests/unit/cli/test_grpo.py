@@ -50,7 +50,7 @@ def test_the_options_are_the_config_of_the_run(tmp_path: Path) -> None:
     assert (config.model.path, config.model.device, config.model.dtype) == ("facebook/opt-1.3b", "cpu", "float32")
     assert (config.data.train.path, config.data.train.prompt_field) == ("/data/my_dataset.json", "prompt")
     assert (config.data.template, config.data.preprocessing, config.data.max_prompt_tokens) == ("plain", "generic", 256)
-    assert [reward.name for reward in config.rewards] == ["correctness"]
+    assert [reward.name for reward in config.rewards] == ["exact"]
     assert (config.rollout.prompts_per_step, config.rollout.group_size, config.rollout.max_new_tokens) == (1, 4, 128)
     assert (config.train.total_steps, config.train.lr) == (300, 5e-6)
 
@@ -72,15 +72,15 @@ def test_all_gpus_learn_or_sample(tmp_path: Path, num_gpus: int, learners: int, 
     assert config.placement.colocate is (num_gpus == 1)
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_unsloth_is_refused_with_the_reason(installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpo.importlib.util, "find_spec", lambda _name: object() if installed else None)
-    monkeypatch.chdir(tmp_path)
-    result = call("grpo", *WORDS, "--use_unsloth")
-    assert result.exit_code == 78
-    assert ("is installed, but" if installed else "is not installed, and") in result.output
-    assert "Leave the option out" in result.output
-    assert list(tmp_path.iterdir()) == []
+def test_unsloth_is_taken_and_correctness_compares_texts_and_both_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpo, "_run_until_over", lambda _command: 75)
+    result = call("grpo", *WORDS, "--use_unsloth", f"--output_dir={tmp_path}")
+    assert result.exit_code == 75
+    assert "--use_unsloth: all weights learn here, by DeepSpeed on all GPUs." in result.stderr
+    assert "--reward_function correctness: exact here." in result.stderr
+    assert [reward.name for reward in load_config(str(tmp_path / "train_grpo.yaml")).rewards] == ["exact"]
 
 
 def test_the_exit_code_of_training_is_the_commands(tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ def test_a_config_beside_the_script_is_found(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("X=1\n", "does not set TRAINING_ARGS"),
-        ("false\n", "failed with exit code 1"),
-        ("echo broken >&2; exit 3\n", "failed with exit code 3: broken"),
+        ("false\n", "failed: bash ended with 1"),
+        ("echo broken >&2; exit 3\n", "failed: bash ended with 3: broken"),
         ("exit 0\n", "ended the shell"),
         ("TRAINING_ARGS=(a.yaml b.yaml)\n", "exactly one config"),
         ("TRAINING_ARGS=()\n", "exactly one config"),
@@ -78,6 +78,73 @@ def test_a_config_beside_the_script_is_found(tmp_path: Path) -> None:
 def test_mistakes_are_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         read_shell_config(script(tmp_path, text))
+
+
+OPEN_INSTRUCT = """
+EXP_NAME="${EXP_NAME:-debug}"
+export MAX_JOB_CHAINS=3 NCCL_DEBUG=INFO
+BASE=%s
+TRAINING_ARGS="\\
+    --exp_name ${EXP_NAME} \\
+    --model_name_or_path Qwen/Qwen2.5-0.5B --chat_template_name %s \\
+    --dataset_mixer_list ai2-adapt-dev/math_ground_truth_zs 1.0 \\
+    --num_learners_per_node 1 --vllm_num_engines 3 --stop_strings '</answer>' --total_episodes 100 \\
+    --save_freq 10 --keep_last_n_checkpoints -1 --output_dir /models --push_to_hub false --with_tracking \\
+"
+"""
+"""As the fork of open-instruct for Slurm has its configs, in our own layout."""
+
+
+def test_options_of_open_instruct_are_translated_and_what_is_different_is_told(tmp_path: Path) -> None:
+    request = load_request(str(script(tmp_path, OPEN_INSTRUCT % ("", "qwen"))), ["train.lr=1e-6"])
+    config = request.config
+    assert (config.run.name, str(config.run.root), config.model.path) == ("debug", "/models", "Qwen/Qwen2.5-0.5B")
+    assert (config.placement.learners_per_node, config.engine.engines_per_node) == (1, 3)
+    assert (config.train.lr, config.train.total_episodes, config.rollout.stop) == (1e-6, 100, ["</answer>"])
+    # Where the fork's defaults are not those of today: advantages, clip, temperature, lag, correction.
+    assert (config.loss.advantage.normalize_std, config.loss.clip_high) == (True, 0.2)  # type: ignore[union-attr]
+    assert (config.rollout.temperature, config.rollout.max_policy_lag) == (0.7, 1)
+    assert config.loss.correction.name == "none"
+    # Its flags for exports and W&B.
+    assert (config.checkpoint.export_every_steps, config.checkpoint.keep_exports) == (10, None)
+    assert (config.metrics.wandb_mode, config.metrics.wandb_project) == ("auto", "geodesic-grpo")
+    assert config.launch.slurm.max_job_chains == 3
+    assert request.exported["NCCL_DEBUG"] == "INFO"
+    assert "has options of open-instruct. What is different here:" in request.told
+    assert "a verifier for each item's `dataset` there" in request.told
+
+
+@pytest.mark.parametrize(
+    ("overrides", "base", "job", "engines"),
+    [
+        (["launch.num_nodes=2", "launch.slurm.gpus_per_node=4"], "", 0, 3),
+        (["launch.num_nodes=2"], "site.yaml", 0, 7),
+        ([], "", 6, 5),
+    ],
+)
+def test_nodes_and_gpus_are_those_of_the_job_of_base_or_of_the_overrides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], base: str, job: int, engines: int
+) -> None:
+    (tmp_path / "site.yaml").write_text("launch: {interface: hsn0, slurm: {gpus_per_node: 8}}\n")
+    monkeypatch.chdir(tmp_path)
+    if job:
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+        monkeypatch.setenv("SLURM_GPUS_ON_NODE", str(job))
+    config = load_request(str(script(tmp_path, OPEN_INSTRUCT % (base, "qwen"))), overrides).config
+    assert (config.placement.learners_per_node, config.engine.engines_per_node) == (1, engines)
+    assert config.launch.interface == ("hsn0" if base else None)
+
+
+def test_what_open_instruct_asks_for_and_is_not_here_is_refused_unless_it_is_given(tmp_path: Path) -> None:
+    path = script(tmp_path, OPEN_INSTRUCT % ("", "olmo_thinker"))
+    with pytest.raises(ConfigError, match=r"as a Jinja file: set data\.chat_template"):
+        load_request(str(path), [])
+    (tmp_path / "mine.jinja").write_text("{{ messages }}")
+    given = [f"data.chat_template={tmp_path / 'mine.jinja'}"]
+    assert load_request(str(path), given).config.data.chat_template == str(tmp_path / "mine.jinja")
+    path.write_text('TRAINING_ARGS="--use_lora true"')
+    with pytest.raises(ConfigError, match="use_lora = True: LoRA is not here"):
+        load_request(str(path), given)
 
 
 def test_a_missing_script_is_a_config_error(tmp_path: Path) -> None:

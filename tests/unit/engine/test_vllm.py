@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.engine.vllm import engine_options
+from hpc_grpo.engine.vllm import engine_options, sampling_params
 from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
 
@@ -82,3 +82,12 @@ def test_vllm_writes_traces_only_where_steps_are_to_be_profiled() -> None:
     folder = Path(asked["torch_profiler_dir"])
     assert list(folder.iterdir()) == []
     folder.rmdir()
+
+
+def test_texts_that_end_a_completion_are_looked_for_by_vllm_which_then_has_the_tokenizer() -> None:
+    pytest.importorskip("vllm")
+    for stop in ([], ["</answer>"]):
+        config = minimal_config(rollout={"stop": stop})
+        assert engine_options(config, on_gpu=True)["skip_tokenizer_init"] is not bool(stop)
+        params = sampling_params(config.rollout.sampling(1.0, 1.0), 0, [2])
+        assert (params.stop, params.detokenize) == (stop, bool(stop))

@@ -31,9 +31,11 @@ class Completion:
     def ratios(self, of: str = "old") -> list[float]:
         return [math.exp(new - old) for new, old in zip(self.learner, getattr(self, of), strict=True)]
 
-    def ratio(self) -> float:
-        """The one ratio of the sequence: the geometric mean."""
-        return math.exp(fmean(new - old for new, old in zip(self.learner, self.old, strict=True)))
+    def ratio(self, weights: Sequence[float] | None = None) -> float:
+        """The one ratio of the sequence: the geometric mean, over the tokens that have a weight."""
+        kept = [1.0] * self.length if weights is None else weights
+        logs = [new - old for new, old, own in zip(self.learner, self.old, kept, strict=True) if own]
+        return math.exp(fmean(logs)) if logs else 1.0
 
     def mismatches(self) -> list[float]:
         return [math.exp(old - engine) for old, engine in zip(self.old, self.engine, strict=True)]
@@ -177,9 +179,9 @@ def areal(step: Step, advantages: Sequence[Sequence[float]], **s: Any) -> float:
     for group, of_group in zip(step, advantages, strict=True):
         for each, advantage in zip(group, of_group, strict=True):
             anchor = "old" if s["decoupled"] or s["recompute"] else "engine"
-            ratios = [each.ratio()] * each.length if s["level"] == "sequence" else each.ratios(anchor)
             weights = [w if w <= s["upper"] else 0.0 for w in each.mismatches()] if s["decoupled"] and s["upper"] else [
                 1.0] * each.length  # fmt: skip
+            ratios = [each.ratio(weights)] * each.length if s["level"] == "sequence" else each.ratios(anchor)
             losses.append([
                 gate(ratio, advantage, *s["sapo"]) if s["sapo"]
                 else weight * surrogate(ratio, advantage, s["eps_clip"], s["eps_clip"])

@@ -35,16 +35,25 @@ def told(translation: Translation) -> set[tuple[Kind, str]]:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_key_that_is_left_out_has_upstreams_default(system: str) -> None:
-    rows = SYSTEMS[system].rows
-    without = translate(rows, {})
-    meant = OURS | without.ours
-    wrong = {}
-    for key, default in upstream(system)["defaults"].items():
-        translation = translate(rows, {key: default})
+    assert not_as_left_out(system, upstream(system)["defaults"], {}) == {}
+
+
+@pytest.mark.parametrize("system", upstream("older"))
+def test_an_older_version_has_its_own_defaults(system: str) -> None:
+    facts = upstream("older")[system]
+    assert not_as_left_out(system, facts["defaults"], facts["given"]) == {}
+
+
+def not_as_left_out(system: str, defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The keys that mean something else, or are told of otherwise, where they are given with upstream's default."""
+    without = SYSTEMS[system].translated(given)
+    meant, wrong = OURS | without.ours, {}
+    for key, default in defaults.items():
+        translation = SYSTEMS[system].translated({key: default, **given})
         changed = {ours: own for ours, own in (OURS | translation.ours).items() if meant.get(ours, own) != own}
         if key not in PLACES and (changed or told(translation) != told(without)):
             wrong[key] = (default, changed, told(translation) ^ told(without))
-    assert wrong == {}
+    return wrong
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -61,3 +70,12 @@ def test_what_a_row_takes_for_a_further_key_is_upstreams_default(system: str) ->
     facts, rows = upstream(system)["defaults"], SYSTEMS[system].rows
     taken = {key: own for row in rows for key, own in row.also.items() if key in facts}
     assert taken == {key: facts[key] for key in taken}
+
+
+@pytest.mark.parametrize("section", upstream("areal")["sections"])
+def test_a_section_that_is_given_in_part_has_upstreams_defaults(section: str) -> None:
+    whole = {f"{section}.{key}": own for key, own in upstream("areal")["sections"][section].items()}
+    given = {"actor.use_decoupled_loss": True, "valid_dataset.path": "d", "evaluator.freq_steps": 1}
+    meant = SYSTEMS["areal"].translated(given | whole).ours
+    for key in (key for key, own in whole.items() if own is not None):
+        assert SYSTEMS["areal"].translated(given | {key: whole[key]}).ours == meant, key

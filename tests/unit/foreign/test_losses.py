@@ -15,7 +15,7 @@ from hpc_grpo.algorithms.terms import LossInputs
 from hpc_grpo.config import Config
 from hpc_grpo.config.load import load_values
 from hpc_grpo.foreign.systems import SYSTEMS
-from hpc_grpo.foreign.table import Kind, translate
+from hpc_grpo.foreign.table import Kind
 from hpc_grpo.types import Minibatch
 from tests.unit.foreign import peers
 from tests.unit.foreign.examples import AREAL, OPEN_INSTRUCT, TRL, VERL
@@ -43,7 +43,7 @@ MATCHING = [[dataclasses.replace(each, engine=each.old) for each in group] for g
 
 
 def loaded(system: str, keys: Mapping[str, Any]) -> Config:
-    return load_values(translate(SYSTEMS[system].rows, keys).values, [], system)
+    return load_values(SYSTEMS[system].translated(keys).values, [], system)
 
 
 def ours(config: Config, step: Step, advantages: Sequence[Sequence[float]] | None = None) -> float:
@@ -102,24 +102,33 @@ AREALS: dict[str, dict[str, Any]] = {
 }
 
 
+def notes_of(system: str, keys: Mapping[str, Any]) -> str:
+    return "; ".join(outcome.note for outcome in SYSTEMS[system].translated(keys).of(Kind.DIFFERS))
+
+
 @pytest.mark.parametrize("name", AREALS)
 def test_areals_loss_is_its_own_and_its_second_norm_is_the_difference_that_is_told(name: str) -> None:
     keys = keys_of(AREAL[name])
     config = loaded("areal", keys)
-    advantages = peers.areal_advantages(STEP, 10.0, -0.5)
-    second = peers.over_tokens(STEP, advantages)
+    first = peers.areal_advantages(STEP, 10.0, -0.5)
+    second = peers.over_tokens(STEP, first)
     assert ours(config, STEP, second) == pytest.approx(peers.areal(STEP, second, **AREALS[name]), rel=1e-9)
-    notes = [outcome.note for outcome in translate(SYSTEMS["areal"].rows, keys).of(Kind.DIFFERS)]
-    assert any("A = (b - mean(b)) / deviation(b) over tokens there; A = b here" in note for note in notes)
+    assert "A = (b - mean(b)) / deviation(b) over tokens there; A = b here" in notes_of("areal", keys)
     without = {key: value for key, value in keys.items() if not key.startswith("actor.adv_norm")}
     config = loaded("areal", without)
-    assert ours(config, STEP) == pytest.approx(peers.areal(STEP, _of_eps(1e-6), **AREALS[name]), rel=1e-4)
+    assert ours(config, STEP) == pytest.approx(peers.areal(STEP, first, **AREALS[name]), rel=1e-9)
     assert ours(config, STEP) != pytest.approx(peers.areal(STEP, second, **AREALS[name]), rel=1e-3)
 
 
-def _of_eps(eps: float) -> list[list[float]]:
-    """AReaL's first norm where the reward is not scaled: its 1e-5 beside a deviation that is 10 times as large."""
-    return peers.areal_advantages(STEP, 1.0, 0.0, eps=eps)
+def test_areals_ratio_of_a_sequence_leaves_masked_tokens_out_and_the_difference_is_told() -> None:
+    keys = {**_AREAL, "actor.use_decoupled_loss": True, "actor.importance_sampling_level": "sequence"}
+    masked = {**keys, "actor.rejection_sampling.upper": 1.2}
+    assert ours(loaded("areal", keys), STEP) == pytest.approx(
+        peers.areal(STEP, _norm(STEP), level="sequence", upper=None), rel=1e-9)  # fmt: skip
+    assert ours(loaded("areal", masked), STEP) != pytest.approx(
+        peers.areal(STEP, _norm(STEP), level="sequence", upper=1.2), rel=1e-9)  # fmt: skip
+    note = "a sequence's ratio is over the tokens that are not masked there"
+    assert (note in notes_of("areal", keys), note in notes_of("areal", masked)) == (False, True)
 
 
 _TRL = {"model_name_or_path": "m", "dataset_name": "d", "reward_funcs": "accuracy_reward", "use_vllm": True,
@@ -130,7 +139,8 @@ _ACTOR = "actor_rollout_ref.actor"
 _CORRECTION = "algorithm.rollout_correction"
 _AREAL = {"actor.path": "m", "train_dataset.path": "d", "gconfig.n_samples": 3, "actor.kl_ctl": 0.0,
           "rollout.backend": "vllm:d4", "actor.backend": "fsdp:d4", "cluster.n_nodes": 1, "train_dataset.batch_size": 8,
-          "actor.reward_norm.mean_level": "group", "actor.reward_norm.std_level": "group"}  # fmt: skip
+          "actor.reward_norm.mean_level": "group", "actor.reward_norm.std_level": "group",
+          "actor.reward_norm.group_size": 3}  # fmt: skip
 _INSTRUCT = {"model_name_or_path": "m", "dataset_mixer_list": ["d", 1.0]}
 
 
@@ -193,12 +203,12 @@ def test_trls_kl_is_that_of_ours_where_the_engine_agrees_and_else_the_difference
     config, peer = loaded("trl", keys), {"delta": 4, "epsilon": 0.2, "beta": 0.001}
     assert ours(config, MATCHING) == pytest.approx(peers.trl(MATCHING, **peer), rel=1e-9)
     assert ours(config, STEP) != pytest.approx(peers.trl(STEP, **peer), rel=1e-9)
-    told = {outcome.theirs: outcome.note for outcome in translate(SYSTEMS["trl"].rows, keys).of(Kind.DIFFERS)}
+    told = {outcome.theirs: outcome.note for outcome in SYSTEMS["trl"].translated(keys).of(Kind.DIFFERS)}
     assert told["beta"] == "r * k3 there; here w * r * k3, w the weight of the correction: equal with correction none"
 
 
 def test_verls_kl_in_the_reward_comes_before_the_normalisation_and_the_difference_is_told() -> None:
     keys = keys_of(VERL["rloo"])
-    told = {outcome.theirs: outcome.note for outcome in translate(SYSTEMS["verl"].rows, keys).outcomes}
+    told = {outcome.theirs: outcome.note for outcome in SYSTEMS["verl"].translated(keys).outcomes}
     assert "A = norm(r - coef * sum of KL)" in told[f"{_ACTOR}.use_kl_loss"]
     assert "A_t = norm(r) - coef * sum of the KL from t on" in told[f"{_ACTOR}.use_kl_loss"]

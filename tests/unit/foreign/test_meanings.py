@@ -258,3 +258,9 @@ def test_what_changes_sampling_or_the_schedule_is_told() -> None:
     kinds = {outcome.theirs: outcome.kind for outcome in translation.outcomes}
     assert kinds["top_k"] is Kind.REFUSED
     assert kinds["lr_scheduler_type"] is Kind.DIFFERS
+
+
+@pytest.mark.parametrize(("engine", "kind"), [("sglang", Kind.DIFFERS), ("trtllm", Kind.REFUSED)])
+def test_vllm_stands_for_verls_sglang_and_for_no_other_engine(engine: str, kind: Kind) -> None:
+    translation = translate(verl.ROWS, {f"{_ROLLOUT}.name": engine})
+    assert f"{_ROLLOUT}.name" in {outcome.theirs for outcome in translation.of(kind)}

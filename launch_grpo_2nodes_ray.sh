@@ -1,0 +1,1 @@
+sbatch/launch_grpo_2nodes_ray.sh
