@@ -26,9 +26,12 @@ from hpc_grpo.cli import (
     train,
 )
 from hpc_grpo.cli.options import echo
-from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.errors import EXIT_CONFIG, HpcGrpoError
 from hpc_grpo.run.owner import keep_others_from_writing
 from hpc_grpo.system.processes import write_no_core_dumps
+
+click.UsageError.exit_code = EXIT_CONFIG
+"""As of every other mistake of the user's: a fleet must not try a wrong command again."""
 
 
 class _Group(click.Group):

@@ -113,7 +113,7 @@ def logs(folder: Path | None, job_id: str, follows: bool, attempt: int | None, l
     offset, text = tail(path, lines)
     shown = path.resolve()
     echo(text, nl=False)
-    while follows and (row["status"] in ("queued", "pending", "running") or row["retry_at"] is not None):
+    while follows and (row["status"] in ("queued", "running") or row["retry_at"] is not None):
         time.sleep(1.0)
         row = find_job(database, job_id)
         if path.resolve() != shown:  # a newer attempt's, from its beginning

@@ -34,6 +34,7 @@ CONFIG_FILE = "config.yaml"
 """Stands in a command for the config that the spec holds, which the runner writes into the attempt's folder."""
 
 _KEPT_S = 7 * 86_400.0
+_MARGIN_S = 30.0
 
 
 class AttemptFolder:
@@ -69,6 +70,13 @@ class AttemptFolder:
         """Tell whether a visit to this machine made the attempt; one to another machine sees this folder on NFS."""
         visit = read_record(self.path / "key.json", lambda values: _identity(values["visit"]))
         return visit is None or visit.is_on_this_machine
+
+    def is_abandoned(self) -> bool:
+        """Tell whether a machine of another name had the attempt, whose lease and time for a checkpoint are over."""
+        spec, lease = self.spec(), self.path / "lease"
+        if spec is None or self.is_of_this_machine() or not lease.exists():
+            return False
+        return time.time() - lease.stat().st_mtime > float(spec["lease_s"]) + float(spec["end_s"]) + _MARGIN_S
 
     def renew(self, uptime: float) -> None:
         write_atomic(self.path / "lease", json.dumps(uptime))

@@ -17,7 +17,7 @@ from hpc_grpo.fleet.db import Database
 from hpc_grpo.fleet.messages import ORDERS_S, AttemptKey
 from hpc_grpo.fleet.schema import attempts, gpus, jobs, vms
 from hpc_grpo.fleet.settings import FleetSettings
-from hpc_grpo.fleet.states import TRANSITIONS, WAITING, Ending, JobState, Standing, Verdict, VmState, judge
+from hpc_grpo.fleet.states import TRANSITIONS, Ending, JobState, Standing, Verdict, VmState, judge
 from hpc_grpo.system.readable import printable
 
 
@@ -56,7 +56,8 @@ def _claim(connection: sa.Connection, place: Placement, now: float) -> AttemptKe
     locked = connection.execute(sa.select(gpus.c.gpu_index).where(is_free).with_for_update(skip_locked=True)).all()
     if is_there is None or len(locked) != len(place.gpus):
         raise _LostRaceError
-    is_same = sa.and_(jobs.c.job_id == key.job_id, jobs.c.attempt == place.attempt, jobs.c.status.in_(WAITING))
+    is_same = sa.and_(jobs.c.job_id == key.job_id, jobs.c.attempt == place.attempt)
+    is_queued = sa.and_(is_same, jobs.c.status == JobState.QUEUED)
     values = {
         "status": JobState.RUNNING,
         "attempt": key.attempt,
@@ -67,7 +68,7 @@ def _claim(connection: sa.Connection, place: Placement, now: float) -> AttemptKe
         "failure_reason": "",
         "exit_code": None,
     }
-    if connection.execute(sa.update(jobs).where(is_same).values(values)).rowcount != 1:
+    if connection.execute(sa.update(jobs).where(is_queued).values(values)).rowcount != 1:
         raise _LostRaceError
     owner = {"job_id": key.job_id, "attempt": key.attempt}
     if connection.execute(sa.update(gpus).where(is_free).values(owner)).rowcount != len(place.gpus):

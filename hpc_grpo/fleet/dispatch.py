@@ -17,9 +17,9 @@ from hpc_grpo.fleet.db import Database, DatabaseAwayError
 from hpc_grpo.fleet.machine import VisitError, Vm
 from hpc_grpo.fleet.messages import AttemptKey, Observation, Orders, Outcome, Request
 from hpc_grpo.fleet.observe import is_foreign, missed
-from hpc_grpo.fleet.schema import gpus, jobs, vms
+from hpc_grpo.fleet.schema import IS_FREE, gpus, jobs, vms
 from hpc_grpo.fleet.spec import make_spec
-from hpc_grpo.fleet.states import WAITING, Ending, JobState, VmState
+from hpc_grpo.fleet.states import Ending, JobState
 from hpc_grpo.system.say import say
 
 _CLAIMED_AT_ONCE = 64
@@ -52,7 +52,6 @@ class Dispatcher:
                 task = asyncio.create_task(self.start(plan.machines[vm_id], keys))
                 self._starting.add(task)
                 task.add_done_callback(self._starting.discard)
-        await asyncio.to_thread(mark_pending, db, plan.pending)
 
     async def round(self) -> None:
         """Sweep, and wait until all that was claimed has been started or given back."""
@@ -150,35 +149,30 @@ class FreeGpus:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where waiting jobs would go, the machines of these places, and the queued jobs for which there is none."""
+    """Where queued jobs would go, and the machines of these places."""
 
     placements: list[Placement]
     machines: dict[int, Vm]
-    pending: list[str]
 
 
 def place_jobs(db: Database) -> Plan:
-    """Find free GPUs for every waiting job that fits, by priority and age; changes nothing.
+    """Find free GPUs for every queued job that fits, by priority and age; changes nothing.
 
     A job goes back to the VM where its newest attempt was, if that has room: its checkpoints may be there.
     """
     with db.read() as connection:
-        is_ready = sa.and_(vms.c.state == VmState.READY, vms.c.is_drained == 0)
-        is_free = sa.and_(is_ready, gpus.c.job_id.is_(None), gpus.c.is_busy == 0)
-        found = sa.select(gpus.c.vm_id, gpus.c.gpu_index).join_from(gpus, vms).where(is_free)
+        found = sa.select(gpus.c.vm_id, gpus.c.gpu_index).join_from(gpus, vms).where(IS_FREE)
         free = FreeGpus((row[0], row[1]) for row in connection.execute(found.order_by(*gpus.primary_key)))
-        wanted = sa.select(jobs.c.job_id, jobs.c.attempt, jobs.c.num_gpus, jobs.c.vm_id, jobs.c.status)
+        wanted = sa.select(jobs.c.job_id, jobs.c.attempt, jobs.c.num_gpus, jobs.c.vm_id)
         order = (jobs.c.priority.desc(), jobs.c.submitted_at, jobs.c.job_id)
-        waiting = connection.execute(wanted.where(jobs.c.status.in_(WAITING)).order_by(*order)).all()
+        waiting = connection.execute(wanted.where(jobs.c.status == JobState.QUEUED).order_by(*order)).all()
         machines = {row["vm_id"]: Vm.from_row(row) for row in connection.execute(sa.select(vms)).mappings()}
-    placements, pending = [], []
-    for job in waiting:
-        taken = free.take(max(1, job.num_gpus), job.vm_id) if free.most else None
-        if taken is not None:
-            placements.append(Placement(job.job_id, job.attempt, *taken))
-        elif job.status == JobState.QUEUED:
-            pending.append(job.job_id)
-    return Plan(placements, machines, pending)
+    placements = [
+        Placement(job.job_id, job.attempt, *taken)
+        for job in waiting
+        if free.most and (taken := free.take(max(1, job.num_gpus), job.vm_id)) is not None
+    ]
+    return Plan(placements, machines)
 
 
 def claim_each(db: Database, placements: Sequence[Placement]) -> dict[int, list[AttemptKey]]:
@@ -188,16 +182,6 @@ def claim_each(db: Database, placements: Sequence[Placement]) -> dict[int, list[
         if key := claim(db, place):
             claimed[place.vm_id].append(key)
     return claimed
-
-
-def mark_pending(db: Database, job_ids: Sequence[str]) -> None:
-    """Note that no free GPUs fit these queued jobs."""
-    if not job_ids:
-        return
-    with db.write() as connection:
-        is_it = sa.and_(jobs.c.job_id == sa.bindparam("its_id"), jobs.c.status == JobState.QUEUED)
-        change = sa.update(jobs).where(is_it).values(status=JobState.PENDING, changed_at=db.now(connection))
-        connection.execute(change, [{"its_id": job_id} for job_id in job_ids])
 
 
 def _tell_of_unknown(db: Database, job_ids: Sequence[str]) -> None:

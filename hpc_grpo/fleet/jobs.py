@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.fleet.db import Database
-from hpc_grpo.fleet.schema import attempts, jobs, vms
+from hpc_grpo.fleet.schema import IS_FREE, attempts, gpus, jobs, vms
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.spec import make_spec, secrets_of
 from hpc_grpo.fleet.states import JobState
@@ -70,10 +70,10 @@ def submit_job(db: Database, job: NewJob, settings: FleetSettings) -> str:
 
 
 def list_jobs(db: Database, states: Sequence[str] = (), limit: int = 1000) -> list[dict[str, Any]]:
-    """Return rows of jobs, the newest first, each with the name of its VM and its GPUs."""
+    """Return rows of jobs, the newest first, each with its `state`, the name of its VM and its GPUs."""
     query = _with_vm().order_by(jobs.c.submitted_at.desc(), jobs.c.job_id).limit(limit)
     if states:
-        query = query.where(jobs.c.status.in_(states))
+        query = query.where(_STATE.in_(states))
     with db.read() as connection:
         return [dict(row) for row in connection.execute(query).mappings()]
 
@@ -81,7 +81,7 @@ def list_jobs(db: Database, states: Sequence[str] = (), limit: int = 1000) -> li
 def count_jobs(db: Database) -> dict[str, int]:
     """Return how many jobs there are in each state."""
     with db.read() as connection:
-        rows = connection.execute(sa.select(jobs.c.status, sa.func.count()).group_by(jobs.c.status)).all()
+        rows = connection.execute(sa.select(_STATE, sa.func.count()).group_by(_STATE)).all()
     found = {str(row[0]): int(row[1]) for row in rows}
     return {state.value: found.get(state, 0) for state in JobState}
 
@@ -106,6 +106,12 @@ def job_attempts(db: Database, job_id: str) -> list[Mapping[Any, Any]]:
         return list(rows.mappings())
 
 
+_OF_VM = sa.select(sa.func.count().label("free")).join_from(gpus, vms).where(IS_FREE).group_by(gpus.c.vm_id).subquery()
+_MOST_FREE = sa.select(sa.func.coalesce(sa.func.max(_OF_VM.c.free), 0)).scalar_subquery()
+_IS_PENDING = sa.and_(jobs.c.status == JobState.QUEUED, jobs.c.num_gpus > _MOST_FREE)
+_STATE = sa.case((_IS_PENDING, sa.literal(JobState.PENDING)), else_=jobs.c.status).label("state")
+
+
 def _vm_name() -> sa.ColumnElement[str]:
     return sa.func.coalesce(sa.func.nullif(vms.c.name, ""), vms.c.ip_address).label("vm")
 
@@ -113,4 +119,4 @@ def _vm_name() -> sa.ColumnElement[str]:
 def _with_vm() -> sa.Select[Any]:
     is_newest = sa.and_(attempts.c.job_id == jobs.c.job_id, attempts.c.attempt == jobs.c.attempt)
     joined = jobs.outerjoin(vms, jobs.c.vm_id == vms.c.vm_id).outerjoin(attempts, is_newest)
-    return sa.select(jobs, _vm_name(), attempts.c.gpus.label("gpus")).select_from(joined)
+    return sa.select(jobs, _STATE, _vm_name(), attempts.c.gpus.label("gpus")).select_from(joined)

@@ -1,4 +1,4 @@
-"""The loop that mends: jobs of lost VMs, retries that are due, jobs that have been pending for long."""
+"""The loop that mends: jobs of lost VMs, and retries that are due."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hpc_grpo.fleet.controller import Controller
 from hpc_grpo.fleet.db import Database
 from hpc_grpo.fleet.observe import lose
 from hpc_grpo.fleet.schema import jobs
-from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.states import JobState
 from hpc_grpo.system.say import say
 
@@ -32,24 +31,22 @@ class Requeuer:
         settings = self._controller.settings
         for key in await asyncio.to_thread(lose, self._controller.db, settings):
             say(f"Job {key.job_id}: its VM is lost, attempt {key.attempt} is over.")
-        queued = await asyncio.to_thread(queue_due, self._controller.db, settings)
+        queued = await asyncio.to_thread(queue_due, self._controller.db)
         if queued:
             await self._controller.bell.ring(queued)
 
 
-def queue_due(db: Database, settings: FleetSettings) -> list[str]:
-    """Queue the failed jobs whose retry is due, and those that are pending for too long; returns them."""
+def queue_due(db: Database) -> list[str]:
+    """Queue the failed jobs whose retry is due; returns them."""
     with db.read() as connection:
-        if not connection.scalars(sa.select(jobs.c.job_id).where(_is_due(db.now(connection), settings)).limit(1)).all():
+        if not connection.scalars(sa.select(jobs.c.job_id).where(_is_due(db.now(connection))).limit(1)).all():
             return []
     with db.write() as connection:
         now = db.now(connection)
         values = {"status": JobState.QUEUED, "changed_at": now, "retry_at": None}
-        change = sa.update(jobs).where(_is_due(now, settings)).values(values).returning(jobs.c.job_id)
+        change = sa.update(jobs).where(_is_due(now)).values(values).returning(jobs.c.job_id)
         return list(connection.scalars(change))
 
 
-def _is_due(now: float, settings: FleetSettings) -> sa.ColumnElement[bool]:
-    is_retry = sa.and_(jobs.c.status == JobState.FAILED, jobs.c.retry_at <= now)
-    is_stuck = sa.and_(jobs.c.status == JobState.PENDING, jobs.c.changed_at < now - settings.pending_s)
-    return sa.or_(is_retry, is_stuck)
+def _is_due(now: float) -> sa.ColumnElement[bool]:
+    return sa.and_(jobs.c.status == JobState.FAILED, jobs.c.retry_at <= now)

@@ -106,3 +106,6 @@ attempts = sa.Table(
     sa.Column("exit_code", sa.Integer),
     _text("reason"),
 )
+
+IS_FREE = sa.and_(vms.c.state == "ready", vms.c.is_drained == 0, gpus.c.job_id.is_(None), gpus.c.is_busy == 0)
+"""Of the GPUs, joined with their VMs, those that a job may have."""

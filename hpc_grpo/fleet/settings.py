@@ -42,7 +42,6 @@ class FleetSettings(Section):
     stale_s: float = Field(default=60.0, gt=0, description="A VM not seen for so long gets no new jobs.")
     lease_s: float = Field(default=300.0, gt=0, description="A job whose VM nobody visited for so long is ended there.")
     end_s: float = Field(default=120.0, gt=0, description="A job that is ended has so long for its checkpoint.")
-    pending_s: float = Field(default=300.0, gt=0, description="A job pending for so long is announced again.")
     max_retries: int = Field(default=3, ge=0, description="Of a job whose row does not say.")
     retry_s: float = Field(default=30.0, ge=0, description="Before the first retry; each further one waits twice that.")
     max_retry_s: float = Field(default=3600.0, ge=0, description="The longest wait before a retry.")

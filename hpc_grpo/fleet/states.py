@@ -24,6 +24,8 @@ from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CONFIG, EXIT_RESUMABLE
 
 
 class JobState(StrEnum):
+    """`pending` is computed for users (jobs.py), and in no row: a queued job that the free GPUs of no VM fit."""
+
     QUEUED = "queued"
     PENDING = "pending"
     RUNNING = "running"
@@ -41,11 +43,8 @@ class VmState(StrEnum):
     LOST = "lost"
 
 
-WAITING = (JobState.QUEUED, JobState.PENDING)
-
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
-    JobState.QUEUED: frozenset({JobState.PENDING, JobState.RUNNING, JobState.CANCELLED}),
-    JobState.PENDING: frozenset({JobState.QUEUED, JobState.RUNNING, JobState.CANCELLED}),
+    JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED}),
     JobState.RUNNING: frozenset({JobState.QUEUED, JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED}),
     JobState.COMPLETED: frozenset({JobState.QUEUED}),
     JobState.FAILED: frozenset({JobState.QUEUED, JobState.CANCELLED}),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.fleet.db import Database, DatabaseAwayError
 from hpc_grpo.fleet.jobs import count_jobs, list_jobs
-from hpc_grpo.fleet.states import WAITING, JobState
+from hpc_grpo.fleet.states import JobState
 from hpc_grpo.fleet.vms import list_vms
 from hpc_grpo.system.readable import UNKNOWN, duration, moment, one_line, printable, table
 
@@ -87,7 +87,7 @@ def picture(db: Database, height: int) -> RenderableType:
     room = max(5, min(_SHOWN_JOBS, height - len(machines) - 8))
     live = list_jobs(db, (JobState.RUNNING,), room)
     over = list_jobs(db, (JobState.FAILED, JobState.COMPLETED, JobState.CANCELLED), room // 3)
-    waiting = list_jobs(db, WAITING, room)
+    waiting = list_jobs(db, (JobState.QUEUED, JobState.PENDING), room)
     shown = [*live, *waiting][: room - len(over)]
     rows = [_job_cells(row, now) for row in [*shown, *over]]
     return Group(counts_line(count_jobs(db)), _drawn(_VM_TITLES, machines), _drawn(_JOB_TITLES, rows))
@@ -111,7 +111,7 @@ def _vm_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _job_cells(row: Mapping[str, Any], now: float) -> tuple[str, ...]:
-    state = row["status"]
+    state = row["state"]
     if state == JobState.RUNNING and row["started_at"] is None:
         state = "starting"
     if state == JobState.FAILED and row["retry_at"] is not None:

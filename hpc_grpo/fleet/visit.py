@@ -157,9 +157,10 @@ def _read_log(path: Path, offset: int) -> tuple[bytes, int]:
 
 
 def _revoke(folder: AttemptFolder, key: AttemptKey) -> bool:
-    """Decide that an attempt never starts here; False if it has begun, or its processes outlive its folder.
+    """Decide that an attempt never starts here, or never goes on; False if it has begun and may still run.
 
-    A runner whose folder was deleted ends its job, which may take `end_s`: the attempt is not over before that.
+    A runner whose folder was deleted ends its job, which may take `end_s`: the attempt is not over before that. A
+    machine that was given another name takes none of its attempts for its own: their leases run out.
     """
     if not folder.path.exists() and marked_processes(folder.path):
         return False
@@ -170,8 +171,10 @@ def _revoke(folder: AttemptFolder, key: AttemptKey) -> bool:
     if folder.key() is None:  # a visit was killed before it had written anything: nothing runs
         folder.write_key(key)
         folder.end(Ending("not_started", None, "its start was cut off"))
+    if folder.ending() is None and folder.is_abandoned():
+        folder.end(Ending("lost", None, "its machine has another name now"))
     ending = folder.ending()
-    return ending is not None and ending.kind == "not_started"
+    return ending is not None and ending.kind != "exit"
 
 
 def _forget(work_dir: Path, key: AttemptKey) -> None:

@@ -131,7 +131,7 @@ def placement(node: NodeFacts, needs: NodeNeeds) -> Finding:
     if needs.worker_cpus > node.num_cpus:
         says = f"learners and engines reserve {needs.worker_cpus:g} CPUs, the job has {node.num_cpus}"
         return failure(check, says, f"{fewer}.cpus_per_node; Slurm gives one CPU where nothing is asked for")
-    if node.num_gpus and needs.worker_gpus > node.num_gpus:
+    if (node.num_gpus or node.gpus) and needs.worker_gpus > node.num_gpus:
         says = f"learners and engines reserve {needs.worker_gpus} GPUs, the job has {node.num_gpus}"
         return failure(check, says, f"{fewer}.gpus_per_node")
     return ok(check, f"learners and engines fit on {node.num_cpus} CPUs and {node.num_gpus} GPUs")

@@ -12,6 +12,7 @@ import socket
 from pathlib import Path
 
 from hpc_grpo.run.contract import ATTEMPT_DIR_VARIABLE
+from hpc_grpo.run.files import when_there_is_space
 
 STACKS_NAME = "stacks"
 """The folder of the stacks, inside the attempt's."""
@@ -24,6 +25,8 @@ def dump_stacks_on_signal(role: str) -> None:
     """Answer STACKS_SIGNAL from here on with the stacks of this process's threads, in the attempt's folder."""
     if folder := os.environ.get(ATTEMPT_DIR_VARIABLE):
         path = Path(folder) / STACKS_NAME / f"{socket.gethostname()}-{os.getpid()}-{role}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        what = "the file of a process's stacks"
+        when_there_is_space(lambda: path.parent.mkdir(parents=True, exist_ok=True), what)
         # Open as long as the process lives: the handler must not allocate.
-        faulthandler.register(STACKS_SIGNAL, file=path.open("w"), all_threads=True)
+        file = when_there_is_space(lambda: path.open("w"), what)
+        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)

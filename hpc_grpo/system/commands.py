@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpc_grpo.system.processes import die_with_parent
 from hpc_grpo.system.signals import END_SIGNALS, Signals
@@ -43,7 +44,12 @@ class Answer:
 
 
 def run_command(
-    argv: Sequence[str], deadline_s: float = 10.0, *, environ: Mapping[str, str] | None = None, stdin: str | None = None
+    argv: Sequence[str],
+    deadline_s: float = 10.0,
+    *,
+    environ: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    cwd: Path | None = None,
 ) -> Answer:
     """Run `argv`; never raises where it is missing, fails or hangs. `environ` replaces this process's environment.
 
@@ -52,7 +58,7 @@ def run_command(
     pipe = subprocess.PIPE
     given = None if stdin is None else pipe
     try:
-        process = subprocess.Popen(argv, env=environ, stdin=given, stdout=pipe, stderr=pipe, errors="replace")
+        process = subprocess.Popen(argv, env=environ, cwd=cwd, stdin=given, stdout=pipe, stderr=pipe, errors="replace")
     except FileNotFoundError:
         return Answer(error=f"no {argv[0]} on PATH", is_absent=True)
     except OSError as error:

@@ -6,7 +6,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,19 @@ DEADLINE_S = 900.0
 NUM_STEPS = 24
 STRUCK_AT_STEP = 5
 HEAD, WORKER = "nid001", "nid002"
+SUPERVISOR = r"\S*python\S* (-E )?-u \S+/source attempt"
+
+
+@contextmanager
+def full(folder: Path, seconds: float) -> Iterator[None]:
+    """Fill the disk of a folder for the block, and for `seconds` at least."""
+    filler, begun = folder / "filler", time.monotonic()
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(1 << 16)):
+            pass
+    yield
+    time.sleep(max(0.0, seconds - (time.monotonic() - begun)))
+    filler.unlink()
 
 
 def chain_is_over(cluster: SlurmCluster, run: RunDir) -> bool:
@@ -63,7 +77,7 @@ class Scene:
             "checkpoint": {"every_steps": 2},
             **sections,
         }
-        launch = {"num_nodes": num_nodes, "slurm": slurm, "max_stalled_attempts": 2}
+        launch = {"num_nodes": num_nodes, "slurm": slurm, "max_stalled_attempts": 2, **settings.pop("launch", {})}
         config = tiny_config(workspace, "chaos", **settings, launch=launch)
         scene = cls(cluster, RunDir(Path(settings.get("run", {}).get("root", workspace / "runs")) / "chaos"))
         scene.command("submit", str(config), "--until-complete", "--driver", driver, cwd=workspace)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.progress import read_state
 from tests.integration.training_runs import metrics_of
-from tests.slurm.scene import HEAD, WORKER, Scene
+from tests.slurm.scene import HEAD, SUPERVISOR, WORKER, Scene, full
 from tests.support.outcomes import Outcome
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("no_chain_outlives_its_test")]
 
-SUPERVISOR = r"\S*python\S* (-E )?-u \S+/source attempt"
 DRIVER = r"\S*python\S* (\S+/source )?-m hpc_grpo.driver.main"
 ENGINE, LEARNER = "ray::Engine", "ray::LearnerActor"
 RAYLET, GCS = r"\S*/raylet/raylet ", r"\S*/gcs/gcs_server "
@@ -197,14 +195,10 @@ def test_slurmctld_down_for_a_minute(slurm_cluster: SlurmCluster, tmp_path: Path
 def test_a_full_disk(slurm_cluster: SlurmCluster, small_disk: Path, tmp_path: Path, record: Record) -> None:
     """The disk of the run directory, for `FULL_S`."""
     scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2, run={"root": str(small_disk)})
-    filler = small_disk / "filler"
 
     def blow() -> None:
-        with filler.open("wb", buffering=0) as file, suppress(OSError):
-            while file.write(bytes(1 << 16)):
-                pass
-        time.sleep(FULL_S)
-        filler.unlink()
+        with full(small_disk, FULL_S):
+            pass
 
     scene.strike(blow)
     expect_complete(scene, record, jobs=1, max_restarts=0)

@@ -34,7 +34,7 @@ from hpc_grpo.launch.agent.watch import Late, Watch, ask_for_stacks, kill, watch
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.run.pulse import PULSES_NAME
 from hpc_grpo.system.process_tree import descendants, end_processes, reap_adopted
-from hpc_grpo.system.processes import adopt_orphans, write_no_core_dumps
+from hpc_grpo.system.processes import adopt_orphans, hold_on, write_no_core_dumps
 from hpc_grpo.system.say import not_worth_the_run, say
 from hpc_grpo.system.signals import end_signals
 from hpc_grpo.system.waking_clock import LOOK_S
@@ -111,7 +111,7 @@ class NodeAgent:
             # A port can be lost between the test and the start: once more elsewhere.
             say(f"ray start ended with {ended}, try {tries + 1} of {_MAX_RAY_STARTS}", sys.stderr)
             self._end_ray()
-        tail = "\n".join((Path(self._spec.log_dir) / RAY_LOG_NAME).read_text(errors="replace").splitlines()[-8:])
+        tail = "\n".join((self._own_dirs()[0] / RAY_LOG_NAME).read_text(errors="replace").splitlines()[-8:])
         return f"ray start failed {_MAX_RAY_STARTS} times; see {self._log_dir / RAY_LOG_NAME}. Its last lines:\n{tail}"
 
     def _start_ray(self, skip_ports: int) -> int | None:
@@ -126,7 +126,7 @@ class NodeAgent:
         self._ray = ray = RayProcess(
             start_command(spec, ip, ports, temp_dir, resources),
             ray_environment(os.environ, spec, ip, interface, str(shm_dir)),
-            (Path(self._spec.log_dir) / RAY_LOG_NAME),
+            own_dir / RAY_LOG_NAME,
             inside_of(spec, "ray", shm_dir),
         )
         while not ray.is_up():
@@ -188,10 +188,21 @@ class NodeAgent:
         goes_on = self._lease.check(self._spec.lease_s, _POLL_S)
         for order in self._lease.take_orders():
             self._obey(order)
+        if self._lease.silent_s > self._spec.lease_s / 2:
+            self._wake_supervisor()
         if self._is_told and not self._has_reported:
             self._has_reported = True
             self._report(NodeReport("told", self._spec.node))
         return goes_on and not self._is_ended
+
+    def _wake_supervisor(self) -> None:
+        """Let a supervisor go on that somebody has stopped, before the leases end that it no longer renews."""
+        supervisor = self._spec.supervisor
+        if supervisor is None or not (supervisor.is_on_this_host and supervisor.has_process):
+            return
+        if hold_on(supervisor.pid) == "stopped":
+            say(f"The supervisor (process {supervisor.pid}) was stopped: somebody sent it SIGSTOP.", sys.stderr)
+            os.kill(supervisor.pid, signal.SIGCONT)
 
     @property
     def _is_ended(self) -> bool:

@@ -12,6 +12,7 @@ and whether it is locked is asked of the opened folder, never of its name, which
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -26,7 +27,7 @@ from hpc_grpo.errors import LaunchError
 
 SHM = Path("/dev/shm")
 _PREFIX = "hg-"
-_LOCK_NAME, _FILLED_NAME = ".agent", ".filled"
+_LOCK_NAME = ".agent"
 _MAX_LOG_BYTES = 32 * 2**20
 """A larger log of Ray is copied from its end only."""
 
@@ -50,51 +51,31 @@ class OwnedDir:
             raise
 
     def remove(self) -> None:
-        _remove(self.path)
+        """Remove the folder, unless it has been given another name, and let go of its lock."""
+        with contextlib.suppress(FileNotFoundError):
+            _remove(self.path)
         os.close(self._lock)
 
 
 class SharedDir:
-    """A folder with mode 0700 for all agents of this user on the node: the first one fills it, it goes with the last.
+    """A folder with mode 0700 for all agents of this user on the node; it goes with the last of them.
 
-    They hold its lock together; who fills or removes it holds it alone. Made by `shared_dir`.
+    They hold its lock together; who removes it holds it alone. Made by `shared_dir`.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the folder, and make it where it is missing. Raises LaunchError where it is another user's."""
+        """Take part in the folder. Raises FileNotFoundError where none is there, LaunchError for another user's."""
         self.path = path
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
         with contextlib.ExitStack() as opened:
             folder = _opened(opened, path, os.O_RDONLY | os.O_DIRECTORY)
             if os.fstat(folder).st_uid != os.getuid():
                 raise LaunchError(
                     f"{path} is another user's. Set launch.local_dir to a folder of your own on the node."
                 )
-            self._lock = os.open(_LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600, dir_fd=folder)
-
-    def is_filled(self) -> bool:
-        """Take part in a folder that is filled; False where it is not, or somebody is about to change that."""
-        return self._takes(fcntl.LOCK_SH) and (self.path / _FILLED_NAME).exists()
-
-    def fill(self, fill: Callable[[Path], bool]) -> bool:
-        """Have `fill` put everything into the folder, where nobody else does; remove it where that fails.
-
-        Returns False where others are at work, and where `fill` does.
-        """
-        if not self._takes(fcntl.LOCK_EX):
-            return False
-        os.pwrite(self._lock, socket.gethostname().encode(), 0)
-        is_filled = False
-        try:
-            _empty(self.path)  # of what an agent left that was killed
-            is_filled = fill(self.path)
-            if is_filled:
-                (self.path / _FILLED_NAME).touch()
-        finally:
-            if not is_filled:
-                _take_away(self.path)
-        return is_filled
+            self._lock = os.open(_LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW, dir_fd=folder)
+        if not self._takes(fcntl.LOCK_SH):  # the last agent in it removes it
+            self.close()
+            raise FileNotFoundError(path)
 
     def leave(self) -> None:
         """Remove the folder, unless others are in it."""
@@ -115,25 +96,25 @@ class SharedDir:
         return False
 
 
-def shared_dir(path: Path, fill: Callable[[Path], bool], goes_on: Callable[[], bool]) -> SharedDir | None:
-    """Return the folder at `path` once it is filled, by `fill` where no other agent does it; None where it was ended.
+def shared_dir(path: Path, fill: Callable[[Path], bool]) -> SharedDir | None:
+    """Return the folder at `path`, filled by `fill` where there is none; None where `fill` was ended, and is False.
 
-    `fill` and `goes_on`, which waits a moment, are False then. Raises LaunchError for a name that another user has or
-    may take, and what `fill` raises.
+    An agent fills a folder of its own, which then gets the name: what has the name is whole. Of agents that begin at
+    once each fills one, and all use the first. Raises LaunchError for another user's folder, and what `fill` raises.
     """
-    _prepare_parent(path.parent)
     while True:
-        with contextlib.suppress(FileNotFoundError):  # the last agent in it has just removed it
-            folder, is_filled = SharedDir(path), False
-            try:
-                is_filled = folder.is_filled() or (folder.fill(fill) and folder.is_filled())
-            finally:
-                if not is_filled:
-                    folder.close()
-            if is_filled:
-                return folder
-        if not goes_on():
-            return None
+        with contextlib.suppress(FileNotFoundError):
+            return SharedDir(path)
+        own = OwnedDir(path.with_name(f"{_PREFIX}{secrets.token_hex(8)}"))
+        try:
+            if not fill(own.path):
+                return None
+            own.path.rename(path)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # of a name that another agent has given by now
+                raise
+        finally:
+            own.remove()
 
 
 def shared_dir_path(parent: Path, contents: str) -> Path:
@@ -161,23 +142,15 @@ def _take_away(path: Path) -> None:
     """Remove a folder whose lock is held; from its name at once, so that who makes it anew finds nothing."""
     gone = path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")
     path.rename(gone)
-    try:
-        _remove(gone)
-    except OSError:  # an agent that came just then has put a lock into it
-        _remove(gone)
+    _remove(gone)
 
 
 def _remove(path: Path) -> None:
     """Remove a folder, its lock last: by it the next agent knows what one that is killed here has left."""
-    _empty(path)
-    shutil.rmtree(path)
-
-
-def _empty(path: Path) -> None:
-    """Remove all but the lock."""
     for entry in path.iterdir():
         if entry.name != _LOCK_NAME:
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    shutil.rmtree(path)
 
 
 def shm_dir_path(tag: str) -> Path:
@@ -221,7 +194,13 @@ def _opened(opened: contextlib.ExitStack, path: Path | str, flags: int, folder: 
 
 
 def keep_ray_logs(temp_dir: Path, log_dir: Path) -> None:
-    """Copy the logs of a Ray that has ended from its temp-dir, beside those of Rays before it in the same attempt."""
+    """Copy the logs of a Ray that has ended, beside those of Rays before it in the same attempt.
+
+    They are in its temp-dir, and beside that: on the node, so that a shared disk that is full ends no Ray.
+    """
+    for log in temp_dir.parent.glob("*.log"):
+        with log.open("rb") as reader, (log_dir / log.name).open("ab") as kept:
+            shutil.copyfileobj(reader, kept)
     logs = temp_dir / "session_latest" / "logs"
     if logs.is_dir():
         before = len(list(log_dir.glob("ray*/")))

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from hpc_grpo import __version__
 from hpc_grpo.errors import LaunchError
+from hpc_grpo.system.processes import ProcessIdentity
 
 HEAD = b"head "
 """Begins the line that tells a joining node the head's address."""
@@ -80,7 +81,7 @@ class NodeSpec:
     `token_digest` is that of the token that the head wrote, by which a node knows whether it sees the head's disk; ""
     on the head. `version` is that of the package at the head. `dashboard_port`: that of Ray's dashboard, if it is free,
     on the head's loopback; 0: any free one; None: no dashboard.
-    `templates_of`: the run whose templates of actors are started beside Ray; "": none.
+    `templates_of`: the run whose templates of actors are started beside Ray; "": none. `supervisor`: who sent the spec.
     """
 
     node: str
@@ -106,6 +107,7 @@ class NodeSpec:
     dashboard_port: int | None = None
     templates_of: str = ""
     stage: Stage = Stage()
+    supervisor: ProcessIdentity | None = None
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -144,6 +146,8 @@ def spec_from_line(line: bytes) -> NodeSpec:
         )
     if values.get("own_disk") is not None:
         values["own_disk"] = OwnDisk(**values["own_disk"])
+    if values.get("supervisor") is not None:
+        values["supervisor"] = ProcessIdentity(**values["supervisor"])
     values["stage"] = Stage(**values.get("stage", {}))
     return NodeSpec(**values)
 
@@ -180,6 +184,11 @@ class Lease:
                     return spec_from_line(line)
             elif not self._read():
                 return None
+
+    @property
+    def silent_s(self) -> float:
+        """Return for how long the supervisor has said nothing."""
+        return time.monotonic() - self._heard
 
     def check(self, lease_s: float, wait_s: float) -> bool:
         """Wait up to `wait_s` for a heartbeat; False once the lease is over."""

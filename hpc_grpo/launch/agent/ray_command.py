@@ -97,7 +97,7 @@ def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, reso
     """Return the argv of `ray start` in the foreground, as head or joining `spec.head_address`."""
     python = python_of(spec, os.environ)
     program = own_command("-m", "hpc_grpo.launch.agent.ray_program", python=python)
-    command = [*program, "start", *template_options(spec, python), "--block", "--disable-usage-stats"]
+    command = [*program, "start", *template_options(spec, python, temp_dir.parent), "--block", "--disable-usage-stats"]
     if spec.head_address:
         command += [f"--address={spec.head_address}"]
     else:
@@ -162,13 +162,13 @@ def template_clients(spec: NodeSpec, python: str) -> dict[str, str]:
     return {kind: " ".join(words) for kind, words in commands.items() if shlex.join(words) == " ".join(words)}
 
 
-def template_options(spec: NodeSpec, python: str) -> list[str]:
+def template_options(spec: NodeSpec, python: str, log_dir: Path) -> list[str]:
     """Return the words that have `ray_program` start the templates of this node."""
     options = []
     for kind in template_clients(spec, python):
         program = own_command("-m", TEMPLATE_MODULE, python=python)
         words = [_template_socket(spec, kind), kind, spec.templates_of]
-        log = str(Path(spec.log_dir) / f"{kind}_template.log")
+        log = str(log_dir / f"{kind}_template.log")
         options.append(f"--template={json.dumps({'program': program, 'words': words, 'log': log})}")
     return options
 

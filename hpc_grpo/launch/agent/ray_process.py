@@ -29,7 +29,6 @@ class RayProcess:
         self._log, self._inside = log, inside
         if inside:
             inside.container.refuse_absent()
-        log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             self._begin = output.tell()
             self._program = Program(command, environment, inside, stdout=output, stderr=subprocess.STDOUT)

@@ -95,7 +95,7 @@ def make_copies(
 
     def copy(path: Path | None, fill: Callable[[Path], bool]) -> None:
         begun = time.monotonic()
-        if path is not None and (folder := shared_dir(path, fill, goes_on)) is not None:
+        if path is not None and (folder := shared_dir(path, fill)) is not None:
             folders.append(folder)
             say(f"{path} has its copy after {time.monotonic() - begun:.1f} s", sys.stderr)
 

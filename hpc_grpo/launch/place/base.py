@@ -97,7 +97,7 @@ class Place(Protocol):
     follow-on jobs; None: it is no job. `is_attended`: a user watches, so a crash is theirs to judge, and the driver is
     not started again. `disks`: whether every node sees the run directory, or it is on the head's disk alone.
     `job_id`: the job of that queue that this process is in, known without a question; "" in no job.
-    `stop_grace_s`: how long a driver may take for its checkpoint after SIGTERM.
+    `stop_grace_s`: how long a driver may take for its checkpoint after SIGTERM. A queue's own SIGKILL needs no limit.
     `awaits_lost_nodes`: `remaining` waits for them. `dashboard_port`: where its users look for Ray's dashboard; 0: any
     free port. What has a body, or a value, answers for places that inherit this
     class and need no answer of their own.

@@ -36,6 +36,7 @@ from hpc_grpo.run.frozen_config import flat, read_config
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.source import packed_source, sums_digest
 from hpc_grpo.system.hugging_face import find_model
+from hpc_grpo.system.processes import ProcessIdentity
 
 _NONCE_BYTES = 6
 
@@ -144,6 +145,7 @@ class AttemptSetup:
             dashboard_port=self.place.dashboard_port if launch.ray_dashboard and head_address == "" else None,
             templates_of=str(self.run.path) if self.has_templates else "",
             stage=self.stage,
+            supervisor=ProcessIdentity.of_this_process(),
         )
 
     def joining_spec(self, node: str) -> NodeSpec:

@@ -16,7 +16,6 @@ import termios
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from hpc_grpo.launch.agent.folders import OwnedDir
 from hpc_grpo.launch.agent.program import Inside, Program
@@ -47,7 +46,7 @@ class Driver:
     ) -> None:
         """Start it, in `cwd`; `inside` a container, which sees no descriptor of this process, by a folder."""
         self._terminal = sys.stdout.isatty()
-        self._log: BinaryIO = when_there_is_space(lambda: log_path.open("ab"), log_path.name)
+        self._log = when_there_is_space(lambda: log_path.open("ab", buffering=0), log_path.name)
         self._printed = b""
         self._output = ForeignOutput()
         self._reader, writer = pty.openpty() if self._terminal else os.pipe()
@@ -96,7 +95,6 @@ class Driver:
         self._printed = (self._printed + plain)[-_KEPT_BYTES:]
         with contextlib.suppress(OSError):
             self._log.write(plain)
-            self._log.flush()
 
     def copy_window_size(self) -> None:
         if self._terminal:
@@ -127,4 +125,5 @@ class Driver:
         os.close(self._pulse)
         if self._folder:
             self._folder.remove()
-        self._log.close()
+        with contextlib.suppress(OSError):
+            self._log.close()

@@ -227,7 +227,7 @@ class RayWatch:
 
     def _start(self) -> tuple[Program, LineReader]:
         self._restart_at = time.monotonic() + _PROBE_RETRY_S
-        with self._log_path.open("ab") as log:
+        with when_there_is_space(lambda: self._log_path.open("ab"), self._log_path.name) as log:
             program = Program(self._command, self._env, self._inside, stdout=subprocess.PIPE, stderr=log)
         assert program.process.stdout is not None
         return program, LineReader(program.process.stdout)

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from hpc_grpo.config.launch import RewardServerConfig
 from hpc_grpo.errors import NodesUnavailableError
 from hpc_grpo.launch.environment.rules import is_denied
+from hpc_grpo.run.files import when_there_is_space
 from hpc_grpo.system.listeners import holders, listeners
 from hpc_grpo.system.process_tree import descendants, end_processes, session_members
 from hpc_grpo.system.processes import die_with_parent
@@ -100,7 +101,7 @@ class RewardServer:
     def _start(self) -> None:
         environ = {name: value for name, value in os.environ.items() if not is_denied(name)}
         self._started_at = time.monotonic()
-        with self._log.open("ab") as output:
+        with when_there_is_space(lambda: self._log.open("ab"), self._log.name) as output:
             try:
                 self._process = subprocess.Popen(
                     self._asked.command,

@@ -89,4 +89,4 @@ def test_clean_refuses_a_run_that_others_may_write(trained: RunBuilder) -> None:
 
 
 def test_clean_wants_a_run_by_name() -> None:
-    assert call("clean").exit_code == 2
+    assert call("clean").exit_code == EXIT_CONFIG

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpc_grpo.fleet.claims import Placement, cancel, claim, confirm, end_attempt, give_back, queue_again
 from hpc_grpo.fleet.db import Database
-from hpc_grpo.fleet.dispatch import claim_each, mark_pending, place_jobs
+from hpc_grpo.fleet.dispatch import claim_each, place_jobs
 from hpc_grpo.fleet.messages import AttemptKey, Orders
 from hpc_grpo.fleet.observe import record
 from hpc_grpo.fleet.requeue import queue_due
@@ -37,7 +37,6 @@ def end(db: Database, key: AttemptKey, ending: Ending, fleet: FleetSettings = SE
 def dispatch(db: Database) -> list[AttemptKey]:
     plan = place_jobs(db)
     claimed = claim_each(db, plan.placements)
-    mark_pending(db, plan.pending)
     return [key for keys in claimed.values() for key in keys]
 
 
@@ -122,7 +121,7 @@ def test_a_result_of_an_older_attempt_counts_for_nothing(db: Database) -> None:
     first = claim(db, Placement("job-1", 0, vm, (0,)))
     assert first is not None
     end(db, first, Ending("lost"), PATIENT)
-    queue_due(db, PATIENT)
+    queue_due(db)
     second = claim(db, Placement("job-1", 1, vm, (1,)))
     before = row_of(db, "job-1"), owners(db)
     assert end(db, first, Ending("exit", 0)) is None
@@ -242,7 +241,7 @@ def test_whatever_happens_gpus_and_attempts_and_jobs_agree(
         elif name == "again":
             queue_again(db, job_id)
         else:
-            queue_due(db, PATIENT)
+            queue_due(db)
         check(db, needs)
     db.close()
 

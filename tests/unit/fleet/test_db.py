@@ -28,16 +28,18 @@ def test_the_migrations_make_the_tables_that_the_code_uses(migrated: Database) -
     migrated.migrate()  # a second time changes nothing
 
 
-def test_the_id_of_a_deleted_vm_is_never_anothers_and_gpus_outlive_the_migration(tmp_path: Path) -> None:
+def test_the_id_of_a_deleted_vm_is_never_anothers_and_gpus_and_jobs_outlive_the_migration(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path / 'older.db'}")
     database.migrate("0001")
     with database.write() as connection:
         for address in ("a", "b"):
             connection.execute(sa.insert(vms).values(ip_address=address))
         connection.execute(sa.insert(gpus).values(vm_id=2, gpu_index=7, uuid="GPU-x"))
+        connection.execute(sa.insert(jobs).values(job_id="job123", status="pending"))
     database.migrate()
     with database.write() as connection:
         assert connection.execute(sa.select(gpus.c.vm_id, gpus.c.gpu_index, gpus.c.uuid)).all() == [(2, 7, "GPU-x")]
+        assert connection.scalar(sa.select(jobs.c.status)) == "queued"
         connection.execute(sa.delete(vms).where(vms.c.vm_id == 2))
         assert connection.scalars(sa.select(gpus.c.vm_id)).all() == []
         connection.execute(sa.insert(vms).values(ip_address="c"))

@@ -13,10 +13,11 @@ from hpc_grpo.fleet.claims import Placement, cancel, claim
 from hpc_grpo.fleet.controller import Controller
 from hpc_grpo.fleet.db import Database
 from hpc_grpo.fleet.dispatch import Dispatcher, FreeGpus
+from hpc_grpo.fleet.jobs import count_jobs, find_job, list_jobs
 from hpc_grpo.fleet.messages import AttemptKey, Observation
 from hpc_grpo.fleet.observe import lose, missed
 from hpc_grpo.fleet.poll import Poller
-from hpc_grpo.fleet.requeue import Requeuer, queue_due
+from hpc_grpo.fleet.requeue import Requeuer
 from hpc_grpo.fleet.schema import jobs, vms
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.states import Ending, JobState, VmState
@@ -50,12 +51,14 @@ def test_jobs_beyond_the_gpus_are_pending_until_some_are_free(db: Database, make
     controller, machines = make_controller(settings=EAGER)
     add_jobs(db, 6)
     asyncio.run(tick(controller))
-    assert [row_of(db, f"job-{n}")["status"] for n in range(1, 7)] == ["running"] * 4 + ["pending"] * 2
+    assert [find_job(db, f"job-{n}")["state"] for n in range(1, 7)] == ["running"] * 4 + ["pending"] * 2
+    assert len(list_jobs(db, ["pending"])) == count_jobs(db)["pending"] == 2
     machines[1].over = lambda _key: Ending("exit", 0)
     for _ in range(2):
         asyncio.run(tick(controller))
     assert {row_of(db, f"job-{n}")["status"] for n in range(1, 5)} == {"completed"}
     asyncio.run(tick(controller))
+    assert count_jobs(db)["pending"] == 0
     assert {row_of(db, f"job-{n}")["status"] for n in range(1, 7)} == {"completed"}
 
 
@@ -264,12 +267,6 @@ def test_a_vm_that_cannot_be_reached_at_the_start_gives_the_job_to_another(db: D
         asyncio.run(Dispatcher(controller).round())
     assert machines[2].specs.keys() == {("job-1", 2)}
     assert row_of(db, "job-1")["retry_count"] == 0
-
-
-def test_a_job_pending_for_long_is_queued_and_announced_again(db: Database) -> None:
-    add_jobs(db, 1, status="pending")
-    assert queue_due(db, FleetSettings()) == ["job-1"]
-    assert queue_due(db, FleetSettings()) == []
 
 
 def test_losing_a_vm_twice_counts_once(db: Database, make_controller: Make) -> None:

@@ -143,6 +143,7 @@ def test_an_attempt_of_another_machine_with_the_same_home_is_left_alone(
         for name, value in (("boot_id", "another-boot"), ("machine_id", "another-machine")):
             elsewhere.setattr(processes, name, lambda value=value: value)
         assert observe(scene.work_dir, Request(str(scene.work_dir), str(scene.nvidia_smi))).attempts == ()
+        assert obey(scene.work_dir, Orders(revoke=(KEY,)), 0.0).revoked == ()
     assert scene.folder.ending() is None
     with monkeypatch.context() as rebooted:
         rebooted.setattr(processes, "boot_id", lambda: "the-next-boot")
@@ -153,6 +154,17 @@ def test_an_attempt_of_another_machine_with_the_same_home_is_left_alone(
     ended = scene.ending()
     assert ended is not None
     assert ended.code == 75
+
+
+def test_an_attempt_of_a_machine_that_was_renamed_is_over_after_its_lease(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.visit(Orders(start=(scene.spec(60.0),)))
+    os.kill(json.loads((scene.folder.path / "runner.json").read_text())["pid"], signal.SIGKILL)
+    long_ago = time.time() - 3600.0
+    os.utime(scene.folder.path / "lease", (long_ago, long_ago))
+    monkeypatch.setattr(processes.socket, "gethostname", lambda: "renamed")
+    assert obey(scene.work_dir, Orders(revoke=(KEY,)), 0.0).revoked == (KEY,)
 
 
 def test_a_job_runs_on_its_gpus_by_words_and_leaves_its_log_and_its_code(scene: Scene) -> None:

@@ -77,6 +77,7 @@ def test_a_good_node_gives_ok_everywhere() -> None:
         ("cpus", "failure", "pinned to 1 of 288", {"num_usable_cpus": 1}),
         ("placement", "failure", "reserve 1 CPUs, the job has 0", {"num_cpus": 0}),
         ("placement", "failure", "reserve 2 GPUs, the job has 1", {"num_gpus": 1}),
+        ("placement", "failure", "reserve 2 GPUs, the job has 0", {"num_gpus": 0}),
         ("gpus", "failure", "no nvidia-smi", {"gpus": (), "gpus_error": "no nvidia-smi on PATH"}),
         ("gpus", "failure", "1 of 2 GPUs", {"gpus": (GPU,)}),
         ("gpus", "failure", "GPU 0 holds 70000 MiB", {"gpus": (replace(GPU, used_mib=70000), GPU)}),

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,22 @@ _NO_ACCOUNTING = ("accounting storage is disabled", "no sacct on PATH")
 _FINAL_STATES = frozenset(
     ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
 )
+
+
+def _accounted(ask: Ask, sleep: Callable[[float], None], job_id: str, field_name: str) -> Iterator[str]:
+    """Yield what accounting says of a job, asked again and again: it may be behind, or away for a moment.
+
+    Ends after three answers, of which "" is none; and at once on a site without accounting.
+    """
+    for pause_s in (0.0, *_ACCOUNTING_LAG_S):
+        sleep(pause_s)
+        try:
+            answer = ask(["sacct", "-X", "-n", "-P", "-j", job_id, "-o", field_name])
+        except LaunchError as error:
+            if any(sign in str(error) for sign in _NO_ACCOUNTING):
+                return
+            answer = ""
+        yield answer.partition("\n")[0].strip()
 
 
 @dataclass(frozen=True)
@@ -81,25 +98,19 @@ class SlurmQueue:
 
         scontrol names no author of a cancel. Accounting may be behind: it is asked again until it names the author.
         """
-        question = ["sacct", "-X", "-n", "-P", "-j", job_id, "-o", "State"]
         shown = ""
-        for pause_s in (0.0, *_ACCOUNTING_LAG_S):
-            self.sleep(pause_s)
-            try:
-                state = self.ask(question).partition("\n")[0].strip()
-                if state.partition(" ")[0] in _FINAL_STATES:
-                    return state
-                has_accounting = True
-            except LaunchError as error:
-                has_accounting = not any(sign in str(error) for sign in _NO_ACCOUNTING)
-            try:
-                job = self.show(job_id) if not shown else None
-            except LaunchError:
-                return ""
-            shown = shown or (job.state if job and job.state in _FINAL_STATES else "")
-            if not has_accounting or shown != "CANCELLED":
+        for state in _accounted(self.ask, self.sleep, job_id, "State"):
+            if state.partition(" ")[0] in _FINAL_STATES:
+                return state
+            if (shown := shown or self._shown_end(job_id)) != "CANCELLED":
                 return shown
-        return shown
+        return shown or self._shown_end(job_id)
+
+    def _shown_end(self, job_id: str) -> str:
+        with suppress(LaunchError):
+            if (job := self.show(job_id)) is not None and job.state in _FINAL_STATES:
+                return job.state
+        return ""
 
     def preempted_until(self, job_id: str) -> float | None:
         try:
@@ -162,21 +173,8 @@ class SlurmJob:
         return given.given_options(script, os.environ, submitted, name)
 
     def _submit_line(self) -> str:
-        """Return the words of sbatch's command line joined by blanks; "" on a site that does not keep them.
-
-        Accounting that does not answer, a database that restarts say, is asked again as one that is behind: what the
-        user gave sbatch, and nothing else says, is lost otherwise. One that the site does not have is asked once.
-        """
-        question = ["sacct", "-X", "-n", "-P", "-j", self.job_id, "-o", "SubmitLine"]
-        for pause_s in (0.0, *_ACCOUNTING_LAG_S):
-            self.sleep(pause_s)
-            try:
-                if answer := self.ask(question).strip():
-                    return answer
-            except LaunchError as error:
-                if any(sign in str(error) for sign in _NO_ACCOUNTING):
-                    return ""
-        return ""
+        """Return the words of sbatch's command line joined by blanks; "" on a site that does not keep them."""
+        return next(filter(None, _accounted(self.ask, self.sleep, self.job_id, "SubmitLine")), "")
 
     def _plain_resources(self) -> given.Options:
         """Return those resources of the job that no site rewrites, as options of sbatch."""

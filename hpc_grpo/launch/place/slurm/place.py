@@ -28,8 +28,6 @@ class SlurmPlace(Place):
     name = "slurm"
     disks: Literal["shared", "private"] = "shared"
     is_attended = False
-    stop_grace_s = 60.0
-    """Behind SIGTERM comes Slurm's SIGKILL: after `KillWait`, by default 30 s."""
 
     @staticmethod
     def is_here(environ: Mapping[str, str]) -> bool:

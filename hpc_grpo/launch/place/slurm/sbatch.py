@@ -64,9 +64,10 @@ def parameters(request: JobRequest) -> dict[str, Any]:
 def node_options(launch: LaunchConfig) -> dict[str, Any]:
     """Return the options that say which nodes and for how long, under submitit's names; without what is not given."""
     slurm = launch.slurm
+    has_tasks = bool({"ntasks", "ntasks-per-node"} & extra_options(slurm).keys())
     wanted = {
         "nodes": launch.num_nodes,
-        "ntasks_per_node": 1,
+        "ntasks_per_node": None if has_tasks else 1,
         "time": slurm.time_min,
         "partition": slurm.partition,
         "account": slurm.account,

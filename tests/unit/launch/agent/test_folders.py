@@ -13,7 +13,7 @@ import pytest
 
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.agent import folders
-from hpc_grpo.launch.agent.folders import OwnedDir, copy_logs, sweep
+from hpc_grpo.launch.agent.folders import OwnedDir, copy_logs, keep_ray_logs, sweep
 
 
 def test_a_folder_is_private_and_survives_a_sweep_while_owned(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_the_folder_of_a_killed_agent_is_swept(tmp_path: Path) -> None:
     "ends",
     [
         "folder = OwnedDir(path); fill(path); shutil.rmtree = remove_one; folder.remove()",
-        "folder = shared_dir(path, fill, lambda: True); shutil.rmtree = remove_one; folder.leave()",
+        "folder = shared_dir(path, fill); shutil.rmtree = remove_one; folder.leave()",
     ],
     ids=["owned", "shared"],
 )
@@ -199,6 +199,17 @@ def test_a_leftover_that_cannot_be_removed_is_no_reason_not_to_start(
 
     monkeypatch.setattr(folders.shutil, "rmtree", busy)
     assert sweep(tmp_path) == []
+
+
+def test_what_ray_start_says_in_an_attempt_is_kept_of_every_ray(tmp_path: Path) -> None:
+    kept = tmp_path / "n1"
+    kept.mkdir()
+    for number in (1, 2):
+        own = tmp_path / f"hg-17-0-{number}"
+        (own / "r").mkdir(parents=True)
+        (own / "ray_start.log").write_text(f"Ray {number}\n")
+        keep_ray_logs(own / "r", kept)
+    assert (kept / "ray_start.log").read_text() == "Ray 1\nRay 2\n"
 
 
 def test_logs_are_copied_without_empty_ones_and_huge_ones_from_their_end(

@@ -39,14 +39,14 @@ def spec(**changes: object) -> NodeSpec:
 
 
 def command(node: NodeSpec) -> list[str]:
-    return start_command(node, "10.0.0.1", PORTS, Path("/tmp/hg"), NodeResources(72, 4))
+    return start_command(node, "10.0.0.1", PORTS, Path("/tmp/hg/r"), NodeResources(72, 4))
 
 
 def test_every_port_is_pinned_and_resources_are_the_allocations() -> None:
     argv = command(spec())
     assert "--head" in argv
     assert {"--port=1", "--object-manager-port=2", "--node-manager-port=3", "--max-worker-port=99"} <= set(argv)
-    assert {"--num-cpus=72", "--num-gpus=4", "--temp-dir=/tmp/hg", "--node-ip-address=10.0.0.1"} <= set(argv)
+    assert {"--num-cpus=72", "--num-gpus=4", "--temp-dir=/tmp/hg/r", "--node-ip-address=10.0.0.1"} <= set(argv)
 
 
 def test_a_worker_joins_the_head_and_starts_no_head_services() -> None:
@@ -76,7 +76,7 @@ def test_templates_are_started_beside_ray_which_starts_such_actors_by_their_clie
     options = [word.removeprefix("--template=") for word in command(node) if word.startswith("--template=")]
     learner, engine = sorted((json.loads(option) for option in options), key=lambda told: -len(told["words"][1]))
     assert engine["words"] == ["/dev/shm/hg-17-1-0/engine.socket", "engine", "/runs/r"]
-    assert learner["log"] == "/logs/learner_template.log"
+    assert learner["log"] == "/tmp/hg/learner_template.log"
     client = ray_environment({}, node, "10.0.0.1", "lo", "/dev/shm/hg-17-1-0")["HPC_GRPO_ENGINE_PYTHON"]
     assert client.startswith(f"{sys.executable} -I -S ")
     assert client.endswith("template_client.py /dev/shm/hg-17-1-0/engine.socket")

@@ -27,10 +27,10 @@ def test_the_command_runs_where_the_run_was_started_and_learns_what_happened(run
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        (["/nowhere/tell"], "No such file or directory: '/nowhere/tell'"),
+        (["/nowhere/tell"], "no /nowhere/tell on PATH"),
         (["~nobody-of-that-name/tell"], "home directory"),
-        (["sh", "-c", "exit 3"], "launch.notify ended with 3; it was to tell that the run is ended."),
-        (["sleep", "60"], "timed out after 0."),
+        (["sh", "-c", "echo full >&2; exit 3"], "could not tell that the run is ended: sh ended with 3: full"),
+        (["sleep", "60"], "sleep gave no answer within 0 s"),
     ],
 )
 def test_a_command_that_fails_is_reported_and_costs_nothing(

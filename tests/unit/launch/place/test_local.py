@@ -20,7 +20,9 @@ def test_outside_of_any_job_the_place_is_this_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "grace_s"), [({}, math.inf), ({"HPC_GRPO_STOP_GRACE_S": "90.0"}, 90.0)], ids=["nobody waits", "a fleet"]
+    ("environ", "grace_s"),
+    [({}, math.inf), ({"HPC_GRPO_STOP_GRACE_S": "90.0"}, 90.0), ({"SLURM_JOB_ID": "7"}, math.inf)],
+    ids=["nobody waits", "a fleet", "Slurm kills by itself"],
 )
 def test_a_checkpoint_after_sigterm_takes_as_long_as_it_takes_unless_somebody_waits_for_it(
     environ: dict[str, str], grace_s: float

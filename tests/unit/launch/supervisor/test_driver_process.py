@@ -53,6 +53,16 @@ def test_output_goes_to_stdout_and_without_colours_to_the_log(
     assert driver.printed == "step 1\n"
 
 
+def test_a_driver_ends_in_order_although_its_log_takes_nothing(
+    start_driver: StartDriver, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "driver.log").symlink_to("/dev/full")
+    driver = start_driver("print('step 1')")
+    pump_until(driver, lambda: driver.program.poll() is not None)
+    driver.close(5.0)
+    assert (capfd.readouterr().out, driver.printed) == ("step 1\n", "step 1\n")
+
+
 def test_what_a_driver_quotes_does_not_act_on_the_terminal_of_its_user(
     start_driver: StartDriver, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ from hpc_grpo.launch.supervisor.events import Loss
 from hpc_grpo.launch.supervisor.nodes import Nodes, RayWatch
 from hpc_grpo.run.paths import RunDir
 from tests.support.configs import minimal_config
+from tests.support.full_disk import full_once
 from tests.support.places import FakePlace, allocation
 
 DEADLINE_S = 30.0
@@ -154,11 +155,12 @@ def test_every_formation_has_names_of_its_own_on_its_nodes(make_nodes: MakeNodes
     assert len({tag for pair in tags for tag in pair}) == 4
 
 
-def test_what_ray_prints_beside_the_probe_is_no_picture_of_the_nodes(
+def test_a_probe_waits_for_a_full_disk_and_what_ray_prints_beside_it_is_no_picture_of_the_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prints = "echo; echo 'WARNING: a node does not answer'; echo '{\"nodes\": {\"10.0.0.1\": 4}}'; sleep 60"
     monkeypatch.setattr(module, "own_command", lambda *_: ["bash", "-c", prints])
+    refused = full_once(monkeypatch, "probe.log")
     watch = RayWatch("10.0.0.1:6379", dict(os.environ), tmp_path / "probe.log")
     up = NodeReport("up", "n1", ip="10.0.0.1", num_gpus=4)
 
@@ -167,6 +169,6 @@ def test_what_ray_prints_beside_the_probe_is_no_picture_of_the_nodes(
         while watch.missing({"n1": up}) and time.monotonic() < deadline:
             watch.read()
             time.sleep(0.05)
-        assert watch.missing({"n1": up}) == []
+        assert (watch.missing({"n1": up}), len(refused)) == ([], 1)
     finally:
         watch.close()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +19,7 @@ from hpc_grpo.launch.supervisor.supervisor import Supervisor
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.paths import RunDir
 from tests.support.configs import minimal_config
+from tests.support.full_disk import full_once
 from tests.support.places import FakePlace, FakeQueue, allocation
 
 A_BUG = "raise RuntimeError('a bug that every start meets')"
@@ -183,16 +181,7 @@ def test_a_signal_reaches_the_driver_and_the_record_keeps_it(scene: Scene, numbe
 
 
 def test_a_full_disk_at_the_start_pauses_the_attempt(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused: list[Path] = []
-    opened = Path.open
-
-    def full(path: Path, *args: Any, **kwargs: Any) -> Any:
-        if path.name == "driver.log" and not refused:
-            refused.append(path)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return opened(path, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "open", full)
+    refused = full_once(monkeypatch, "driver.log")
     record = scene.see_through(FakeNodes("n1", is_ready=True), "raise SystemExit(75)")
     assert (record.exit_kind, len(refused)) == ("resumable", 1)
 

@@ -9,6 +9,7 @@ import pytest
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.launch.place.slurm.given import directives, from_variables, given_options, overlaid, where_silent
+from hpc_grpo.launch.place.slurm.sbatch import extra_options, node_options
 
 BY_HAND = Path(__file__).parents[5] / "sbatch" / "grpo_rlzero.sbatch"
 
@@ -73,21 +74,21 @@ def test_gpus_given_by_hand_replace_those_of_the_config(
 
 
 @pytest.mark.parametrize(
-    ("words", "cpus", "gpus", "extra"),
+    ("words", "per_node"),
     [
-        ("--ntasks-per-node=4 --cpus-per-task=72 --gpus-per-task=1", 288, 4, {}),
-        ("--tasks-per-node=4 --gpus-per-task=gh200:1", 4, 0, {"gres": "gpu:gh200:4"}),
-        ("--nodes=2 --ntasks=8 -c 9 --gpus-per-node=4", 36, 4, {}),
-        ("--ntasks-per-node=2 --gpus-per-node=4 --cpus-per-gpu=72", None, 4, {"cpus_per_gpu": "72"}),
-        ("--ntasks-per-node=1 -c 8 --gpus-per-task=4", 8, 0, {"gpus_per_task": "4"}),
+        ("--ntasks-per-node=4 --cpus-per-task=72 --gpus-per-task=1", None),
+        ("--nodes=2 --ntasks=8 -c 9 --gpus-per-node=4", None),
+        ("--ntasks-per-node=1 -c 8 --gpus-per-task=4", 1),
     ],
 )
-def test_what_was_given_for_each_of_several_tasks_is_asked_for_by_node(
-    words: str, cpus: int | None, gpus: int, extra: dict[str, str]
-) -> None:
-    """A successor has one task a node: it would get the CPUs and GPUs of one."""
-    slurm = overlaid(launch(gpus_per_node=1), given_options("", {}, f"sbatch {words} job.sh", "job.sh")).slurm
-    assert (slurm.cpus_per_node, slurm.gpus_per_node, slurm.extra) == (cpus, gpus, extra)
+def test_a_successor_has_the_tasks_of_a_job_by_hand(words: str, per_node: int | None) -> None:
+    """One task a node would get the CPUs and GPUs of one."""
+    given = given_options("", {}, f"sbatch {words} job.sh", "job.sh")
+    asked = overlaid(launch(gpus_per_node=1), given)
+    options = {name.replace("_", "-"): str(value) for name, value in node_options(asked).items()}
+    options |= extra_options(asked.slurm)
+    assert node_options(asked).get("ntasks_per_node") == per_node
+    assert options == {"nodes": "1", "time": "60"} | given
 
 
 def test_whole_nodes_and_a_network_given_by_hand_win_over_further_options_of_the_config() -> None:
