@@ -290,7 +290,7 @@ def test_losing_a_vm_twice_counts_once(db: Database, make_controller: Make) -> N
     ],
 )
 def test_jobs_are_placed_where_least_is_left_over_or_where_they_were(free: Any, wants: Any, gets: Any) -> None:
-    places = FreeGpus((vm, index) for vm, count in free.items() for index in range(count))
+    places = FreeGpus((vm, index, 0, True) for vm, count in free.items() for index in range(count))
     taken = [places.take(count, preferred) for count, preferred in wants]
     assert [one and one[0] for one in taken] == gets
     every = [(one[0], index) for one in taken if one for index in one[1]]
