@@ -50,7 +50,7 @@ def test_every_port_is_pinned_and_resources_are_the_allocations() -> None:
 
 
 @pytest.mark.parametrize(("asked", "debugger"), [("1", "legacy"), ("0", None), (None, None)])
-def test_debug_ray_switches_the_older_debugger_on_for_ray_and_the_actors(asked: str | None, debugger: str | None) -> None:
+def test_debug_ray_switches_the_older_debugger_on(asked: str | None, debugger: str | None) -> None:
     environ = {} if asked is None else {"DEBUG_RAY": asked}
     assert ray_environment(environ, spec(), "10.0.0.1", "lo", "/dev/shm/hg-x").get("RAY_DEBUG") == debugger
 
