@@ -189,9 +189,9 @@ def place_jobs(db: Database) -> Plan:
         waiting = connection.execute(wanted.where(jobs.c.status == JobState.QUEUED).order_by(*order)).all()
         machines = {row["vm_id"]: Vm.from_row(row) for row in connection.execute(sa.select(vms)).mappings()}
     placements = [
-        Placement(job.job_id, job.attempt, *taken, job.gpu_memory_mib)
+        Placement(job.job_id, job.attempt, *taken, max(0, job.gpu_memory_mib))
         for job in waiting
-        if (taken := free.take(max(1, job.num_gpus), job.vm_id, job.gpu_memory_mib)) is not None
+        if (taken := free.take(max(1, job.num_gpus), job.vm_id, max(0, job.gpu_memory_mib))) is not None
     ]
     return Plan(placements, machines)
 

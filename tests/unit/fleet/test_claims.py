@@ -34,6 +34,7 @@ from hpc_grpo.fleet.vms import list_vms
 from tests.support.simulated_vms import SimulatedVm, add_jobs, add_vms, row_of
 
 SETTINGS = FleetSettings()
+SHARE_MIB = 30_000
 PATIENT = FleetSettings(retry_s=0.0, max_retries=1)
 
 
@@ -231,7 +232,10 @@ OPERATIONS = st.lists(
 def test_whatever_happens_gpus_and_attempts_and_jobs_agree(
     tmp_path: Path, operations: list[tuple[str, int]], needs: list[int]
 ) -> None:
-    """A running job holds as many GPUs as it asked for, of one VM; no other job holds any; the record says the same."""
+    """A running job holds as many GPUs as it asked for, of one VM; no other job holds any; the record says the same.
+
+    Jobs of odd numbers share GPUs: what is claimed of a GPU is what its jobs declared, and none has it alone.
+    """
     db = Database(f"sqlite:///{tmp_path / 'fleet.db'}")
     with db.write() as connection:
         metadata.drop_all(connection)
@@ -239,7 +243,10 @@ def test_whatever_happens_gpus_and_attempts_and_jobs_agree(
     for vm in add_vms(db, 2):
         see(db, vm, SimulatedVm(num_gpus=3))
     with db.write() as connection:
-        rows = [{"job_id": f"job-{n}", "model": "m", "num_gpus": need} for n, need in enumerate(needs)]
+        rows = [
+            {"job_id": f"job-{n}", "model": "m", "num_gpus": need, "gpu_memory_mib": SHARE_MIB * (n % 2)}
+            for n, need in enumerate(needs)
+        ]
         connection.execute(sa.insert(jobs), rows)
     for name, number in operations:
         job_id = f"job-{number % len(needs)}"
@@ -270,6 +277,19 @@ def check(db: Database, needs: list[int]) -> None:
     with db.read() as connection:
         rows = connection.execute(sa.select(jobs)).mappings().all()
         records = connection.execute(sa.select(attempts)).mappings().all()
+        on_gpus = connection.execute(sa.select(gpus)).mappings().all()
+    shared = [
+        (row["vm_id"], index)
+        for row in records
+        if row["gpu_memory_mib"] and row["ended_at"] is None
+        for index in json.loads(row["gpus"])
+    ]
+    for gpu in on_gpus:
+        assert gpu["claimed_mib"] == SHARE_MIB * shared.count((gpu["vm_id"], gpu["gpu_index"])) <= gpu["memory_mib"]
+        assert not (gpu["claimed_mib"] and gpu["job_id"])
+    alone = {row["job_id"] for row in rows if not row["gpu_memory_mib"]}
+    rows = [row for row in rows if row["job_id"] in alone]
+    records = [record for record in records if record["job_id"] in alone]
     running = {(row["job_id"], row["attempt"]) for row in rows if row["status"] == JobState.RUNNING}
     assert held.keys() == running
     for (job_id, attempt), its in held.items():
