@@ -22,13 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from hpc_grpo.fleet.controller import Controller
 from hpc_grpo.fleet.db import Database
-from hpc_grpo.fleet.dispatch import Dispatcher, FreeGpus
+from hpc_grpo.fleet.dispatch import Dispatcher, place_jobs
 from hpc_grpo.fleet.messages import AttemptKey, Orders, Outcome
 from hpc_grpo.fleet.poll import Poller
 from hpc_grpo.fleet.requeue import Requeuer
-from hpc_grpo.fleet.schema import gpus, jobs
+from hpc_grpo.fleet.schema import jobs
 from hpc_grpo.fleet.settings import Fleet, FleetSettings
-from hpc_grpo.fleet.states import WAITING, Ending, JobState
+from hpc_grpo.fleet.states import Ending, JobState
 from tests.support.simulated_vms import SimulatedVm, add_vms
 
 _VISIT_S = 0.05
@@ -114,13 +114,7 @@ def completed(db: Database) -> int:
 
 def assert_nothing_waits(db: Database) -> None:
     """Fail where a waiting job would fit on free GPUs of a VM."""
-    with db.read() as connection:
-        is_free = sa.and_(gpus.c.job_id.is_(None), gpus.c.is_busy == 0)
-        free = FreeGpus(
-            (row[0], row[1]) for row in connection.execute(sa.select(gpus.c.vm_id, gpus.c.gpu_index).where(is_free))
-        )
-        least = connection.scalar(sa.select(sa.func.min(jobs.c.num_gpus)).where(jobs.c.status.in_(WAITING)))
-    assert least is None or least > free.most, (least, free.most)
+    assert not place_jobs(db).placements
 
 
 def quantile(values: list[float], share: float) -> float:

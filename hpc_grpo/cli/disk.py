@@ -36,16 +36,21 @@ def du(run_names: tuple[str, ...], root: Path | None, as_json: bool) -> None:
 
     folder = root or runs_root()
     runs = [find_run(name, root) for name in run_names] if run_names else runs_below(folder)
-    found = [(run, usage(run), sum(item.num_bytes for item in removable(run))) for run in runs]
+    found = [(run, usage(run), removable(run)) for run in runs]
     if as_json:
         values = [
-            {"run": str(run.path), "parts": [*map(asdict, parts)], "removable": free} for run, parts, free in found
+            {
+                "run": str(run.path),
+                "parts": [*map(asdict, parts)],
+                "removable": sum(item.taken.num_bytes for item in items),
+            }
+            for run, parts, items in found
         ]
         echo(json.dumps(values, indent=2))
         return
     rows = []
-    for run, parts, free in found:
-        note = f"clean would free {file_size(free)}" if free else ""
+    for run, parts, items in found:
+        note = f"clean would free {_total(items)}" if items else ""
         files = sum(part.num_files for part in parts)
         rows.append((run.path.name, file_size(sum(part.num_bytes for part in parts)), f"{files:,}", note))
         rows += [(f"  {part.name}", file_size(part.num_bytes), f"{part.num_files:,}", part.note) for part in parts]
@@ -81,14 +86,21 @@ def clean(run_names: tuple[str, ...], yes: bool) -> None:
         echo("There is nothing to remove.")
         return
     for item in items:
-        echo(f"{file_size(item.num_bytes):>10}  {item.path}  ({item.why})")
-    total = file_size(sum(item.num_bytes for item in items))
+        echo(f"{file_size(item.taken.num_bytes):>10}  {item.path}  ({item.why})")
+    total = _total(items)
     if not yes and not (sys.stdin.isatty() and click.confirm(f"Remove these, {total}?")):
         echo(f"Nothing was removed. --yes removes these, {total}.")
         return
     for run, of_run in found.items():
         _remove(run, of_run)
     echo(f"Removed {total}.")
+
+
+def _total(items: list[Removable]) -> str:
+    from hpc_grpo.system.readable import file_size
+
+    num_files = sum(item.taken.num_files for item in items)
+    return f"{file_size(sum(item.taken.num_bytes for item in items))} in {num_files:,} files"
 
 
 def _remove(run: RunDir, items: list[Removable]) -> None:

@@ -21,6 +21,7 @@ _JOB = click.argument("job_id", metavar="JOB")
 @OVERRIDES
 @click.option("--id", "job_id", default="", help="Default: one that is made up.")
 @click.option("--gpus", "num_gpus", default=1, show_default=True, type=click.IntRange(1), help="Of one VM.")
+@click.option("--gpu-memory-mib", default=0, type=click.IntRange(0), help="Share each GPU, of which it takes so much.")
 @click.option("--priority", default=0, show_default=True, help="Higher ones first.")
 @click.option("--retries", "max_retries", type=click.IntRange(0), help="Default: max_retries of fleet.yaml.")
 @click.option("--model", default="", help="Instead of CONFIG, with the options below: a job of train_grpo.py.")

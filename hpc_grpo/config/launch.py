@@ -64,9 +64,9 @@ class SlurmConfig(Section):
 
 class ContainerConfig(Section):
     image: PathText = Field(
-        description="Image that every node has; an absolute path is Apptainer's file, or podman's root file system."
+        description="Image that every node has; a path is Apptainer's or enroot's file, podman's root file system."
     )
-    engine: Literal["docker", "podman", "podman-hpc", "apptainer"] = Field(
+    engine: Literal["docker", "podman", "podman-hpc", "apptainer", "enroot"] = Field(
         "docker", description="Program that runs it, found on the PATH of every node."
     )
     python: str = Field("python3", description="Python in the image, with what hpc-grpo needs.")
@@ -82,6 +82,11 @@ class ContainerConfig(Section):
             raise ValueError(
                 f"launch.container.image = {self.image}: {self.engine} takes the name of an image, not a path. Give "
                 f"its name, or choose engine podman (a root file system) or apptainer (a file)"
+            )
+        if self.engine == "enroot" and not self.image.startswith("/"):
+            raise ValueError(
+                f"launch.container.image = {self.image}: enroot takes a squashfs file by its absolute path. Make it "
+                f"once with `enroot import -o FILE docker://...`"
             )
         return self
 

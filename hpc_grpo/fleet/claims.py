@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from hpc_grpo.fleet.db import Database
-from hpc_grpo.fleet.messages import ORDERS_S, AttemptKey
+from hpc_grpo.fleet.messages import ORDERS_S, AttemptKey, GpuSeen
 from hpc_grpo.fleet.schema import attempts, gpus, jobs, vms
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.states import TRANSITIONS, Ending, JobState, Standing, Verdict, VmState, judge
@@ -23,12 +23,16 @@ from hpc_grpo.system.readable import printable
 
 @dataclass(frozen=True)
 class Placement:
-    """A job's newest attempt as a reader saw it, and the GPUs of a VM that would suit it."""
+    """A job's newest attempt as a reader saw it, and the GPUs of a VM that would suit it.
+
+    `gpu_memory_mib` is what the job takes of each GPU, 0 for a GPU that it has alone.
+    """
 
     job_id: str
     attempt: int
     vm_id: int
     gpus: tuple[int, ...]
+    gpu_memory_mib: int = 0
 
 
 class _LostRaceError(Exception):
@@ -50,7 +54,9 @@ def _claim(connection: sa.Connection, place: Placement, now: float) -> AttemptKe
     key = AttemptKey(place.job_id, max(place.attempt, newest or 0) + 1)
     is_ready = sa.and_(vms.c.vm_id == place.vm_id, vms.c.state == VmState.READY, vms.c.is_drained == 0)
     its_gpus = sa.and_(gpus.c.vm_id == place.vm_id, gpus.c.gpu_index.in_(place.gpus))
-    is_free = sa.and_(its_gpus, gpus.c.job_id.is_(None), gpus.c.is_busy == 0)
+    share = place.gpu_memory_mib
+    has_room = gpus.c.memory_mib - gpus.c.claimed_mib >= share if share else gpus.c.claimed_mib == 0
+    is_free = sa.and_(its_gpus, gpus.c.job_id.is_(None), gpus.c.is_busy == 0, has_room)
     is_there = connection.execute(sa.select(vms.c.vm_id).where(is_ready).with_for_update(read=True)).first()
     # On PostgreSQL, what another claim is looking at is not waited for; SQLite has one writer at a time anyway.
     locked = connection.execute(sa.select(gpus.c.gpu_index).where(is_free).with_for_update(skip_locked=True)).all()
@@ -71,37 +77,44 @@ def _claim(connection: sa.Connection, place: Placement, now: float) -> AttemptKe
     if connection.execute(sa.update(jobs).where(is_queued).values(values)).rowcount != 1:
         raise _LostRaceError
     owner = {"job_id": key.job_id, "attempt": key.attempt}
-    if connection.execute(sa.update(gpus).where(is_free).values(owner)).rowcount != len(place.gpus):
+    taken = {"claimed_mib": gpus.c.claimed_mib + share} if share else owner
+    if connection.execute(sa.update(gpus).where(is_free).values(taken)).rowcount != len(place.gpus):
         raise _LostRaceError
-    entry = {"vm_id": place.vm_id, "gpus": json.dumps(sorted(place.gpus)), "claimed_at": now}
+    entry = {"vm_id": place.vm_id, "gpus": json.dumps(sorted(place.gpus)), "gpu_memory_mib": share, "claimed_at": now}
     connection.execute(sa.insert(attempts).values(**owner, **entry))
     return key
 
 
 def confirm(
-    db: Database, vm_id: int, keys: Sequence[AttemptKey], busy: Sequence[int], settings: FleetSettings
+    db: Database, vm_id: int, keys: Sequence[AttemptKey], seen: Sequence[GpuSeen], settings: FleetSettings
 ) -> dict[AttemptKey, Mapping[str, Any]]:
     """Return the rows of the claims that may start now, on a VM that has just answered; the others are given back.
 
-    `busy` are GPUs with load that is no job's. The VM counts as seen: nobody takes its jobs to be lost before what is
-    started now would have ended its lease.
+    A claim on a GPU with load that is no job's is given back. The VM counts as seen: nobody takes its jobs to be lost
+    before what is started now would have ended its lease.
     """
     with db.write() as connection:
         now = db.now(connection)
         is_gone = connection.execute(sa.update(vms).where(vms.c.vm_id == vm_id).values(last_seen=now)).rowcount == 0
-        if busy:
-            is_one = sa.and_(gpus.c.vm_id == vm_id, gpus.c.gpu_index.in_(busy))
-            connection.execute(sa.update(gpus).where(is_one).values(is_busy=1))
+        shared = sa.select(gpus.c.gpu_index, gpus.c.claimed_mib).where(gpus.c.vm_id == vm_id)
+        claimed_mib = dict(connection.execute(shared).tuples().all())
         may_start: dict[AttemptKey, Mapping[str, Any]] = {}
         for key in keys:
             row = connection.execute(sa.select(jobs).where(_is_current(key)).with_for_update()).mappings().first()
             if row is None:
                 continue
-            claimed = _claimed_gpus(connection, key)
+            claimed, share = claimed_gpus(connection, key)
+            busy = [
+                gpu.index
+                for gpu in seen
+                if gpu.index in claimed and is_foreign(gpu, settings, claimed_mib.get(gpu.index, share) - share)
+            ]
             is_late = now - row["changed_at"] > settings.start_s - 2 * ORDERS_S
-            is_taken = bool(set(claimed) & set(busy))
-            if is_taken or is_late or is_gone or row["is_cancelled"]:
-                why = "its GPUs were taken by somebody else" if is_taken else "its VM was reached too late"
+            if busy:
+                is_one = sa.and_(gpus.c.vm_id == vm_id, gpus.c.gpu_index.in_(busy))
+                connection.execute(sa.update(gpus).where(is_one).values(is_busy=1))
+            if busy or is_late or is_gone or row["is_cancelled"]:
+                why = "its GPUs were taken by somebody else" if busy else "its VM was reached too late"
                 why = "its VM's row was deleted" if is_gone else why
                 why = "it was cancelled" if row["is_cancelled"] else why
                 end_attempt(connection, key, Ending("not_started", why=why), settings, now)
@@ -128,7 +141,7 @@ def end_attempt(
     is_cancelled = bool(row["is_cancelled"])
     standing = Standing(row["retry_count"], max_retries, row["stalled"], row["step"], is_cancelled)
     why = printable(end.why)  # PostgreSQL takes no NUL
-    verdict = judge(standing, end, settings.retry_s, settings.max_retry_s)
+    verdict = judge(standing, end, settings.retry_s, settings.max_retry_s, settings.no_retry)
     assert verdict.state in TRANSITIONS[JobState.RUNNING]
     values = {
         "status": verdict.state,
@@ -144,6 +157,10 @@ def end_attempt(
         return None
     is_its = sa.and_(gpus.c.job_id == key.job_id, gpus.c.attempt == key.attempt)
     connection.execute(sa.update(gpus).where(is_its).values(job_id=None, attempt=None))
+    claimed, share = claimed_gpus(connection, key)
+    is_shared = sa.and_(gpus.c.vm_id == row["vm_id"], gpus.c.gpu_index.in_(claimed))
+    if share:
+        connection.execute(sa.update(gpus).where(is_shared).values(claimed_mib=gpus.c.claimed_mib - share))
     is_it = sa.and_(attempts.c.job_id == key.job_id, attempts.c.attempt == key.attempt)
     closed = {"ended_at": now, "outcome": end.kind, "exit_code": end.code, "reason": why}
     connection.execute(sa.update(attempts).where(is_it).values(closed))
@@ -194,6 +211,14 @@ def _is_current(key: AttemptKey) -> sa.ColumnElement[bool]:
     return sa.and_(is_it, jobs.c.status == JobState.RUNNING)
 
 
-def _claimed_gpus(connection: sa.Connection, key: AttemptKey) -> tuple[int, ...]:
-    is_its = sa.and_(gpus.c.job_id == key.job_id, gpus.c.attempt == key.attempt)
-    return tuple(connection.scalars(sa.select(gpus.c.gpu_index).where(is_its).order_by(gpus.c.gpu_index)))
+def claimed_gpus(connection: sa.Connection, key: AttemptKey) -> tuple[tuple[int, ...], int]:
+    """Return the indices of an attempt's GPUs, and the MiB that it has of each; 0 where it has them alone."""
+    is_it = sa.and_(attempts.c.job_id == key.job_id, attempts.c.attempt == key.attempt)
+    row = connection.execute(sa.select(attempts.c.gpus, attempts.c.gpu_memory_mib).where(is_it)).first()
+    return (tuple(json.loads(row.gpus)), row.gpu_memory_mib) if row else ((), 0)
+
+
+def is_foreign(gpu: GpuSeen, settings: FleetSettings, shared_mib: int = 0) -> bool:
+    """Tell whether somebody uses a GPU beside the jobs that share it, which may use `shared_mib`."""
+    has_strangers = gpu.num_processes > 0 and not shared_mib
+    return has_strangers or gpu.used_mib > settings.free_memory_mib + shared_mib

@@ -16,8 +16,8 @@ from hpc_grpo.fleet.controller import Controller
 from hpc_grpo.fleet.db import Database, DatabaseAwayError
 from hpc_grpo.fleet.machine import VisitError, Vm
 from hpc_grpo.fleet.messages import AttemptKey, Observation, Orders, Outcome, Request
-from hpc_grpo.fleet.observe import is_foreign, missed
-from hpc_grpo.fleet.schema import IS_FREE, gpus, jobs, vms
+from hpc_grpo.fleet.observe import missed
+from hpc_grpo.fleet.schema import HAS_ROOM, gpus, jobs, vms
 from hpc_grpo.fleet.spec import make_spec
 from hpc_grpo.fleet.states import Ending, JobState
 from hpc_grpo.system.say import say
@@ -64,8 +64,7 @@ class Dispatcher:
         settings = controller.settings
 
         async def decide(seen: Observation) -> Orders | None:
-            busy = [gpu.index for gpu in seen.gpus if is_foreign(gpu, settings)]
-            rows = await asyncio.to_thread(confirm, controller.db, vm.vm_id, keys, busy, settings)
+            rows = await asyncio.to_thread(confirm, controller.db, vm.vm_id, keys, seen.gpus, settings)
             specs = await asyncio.to_thread(self._specs, rows)
             return Orders(start=tuple(specs)) if specs else None
 
@@ -116,35 +115,56 @@ class Dispatcher:
 
 
 class FreeGpus:
-    """Free GPUs by VM, for placing jobs one after another."""
+    """The room on GPUs by VM, for placing jobs one after another: MiB of each, and which ones no job has."""
 
-    def __init__(self, rows: Iterable[tuple[int, int]]) -> None:
-        """`rows` are pairs of a VM's id and an index."""
-        self._of_vm: dict[int, list[int]] = defaultdict(list)
-        for vm_id, index in rows:
-            self._of_vm[vm_id].append(index)
+    def __init__(self, rows: Iterable[tuple[int, int, int, bool]]) -> None:
+        """`rows` are a VM's id, an index, the MiB that no job has claimed, and whether no job has any of it."""
+        self._mib: dict[int, dict[int, int]] = defaultdict(dict)
+        self._whole: dict[int, dict[int, None]] = defaultdict(dict)
+        for vm_id, index, free_mib, is_whole in rows:
+            self._mib[vm_id][index] = free_mib
+            if is_whole:
+                self._whole[vm_id][index] = None
         self._with: dict[int, dict[int, None]] = defaultdict(dict)
-        for vm_id, free in self._of_vm.items():
+        for vm_id, free in self._whole.items():
             self._with[len(free)][vm_id] = None
 
-    @property
-    def most(self) -> int:
-        """Return the most GPUs that are free on one VM."""
-        return max((count for count, ids in self._with.items() if ids and count), default=0)
+    def take(self, count: int, preferred: int | None, share_mib: int = 0) -> tuple[int, tuple[int, ...]] | None:
+        """Take GPUs of one VM, or MiB of each; None if no VM has them.
 
-    def take(self, count: int, preferred: int | None) -> tuple[int, tuple[int, ...]] | None:
-        """Take GPUs of one VM: the preferred one's, else of the VM where the fewest are left over; None if none has."""
-        vm_id = preferred if preferred is not None and len(self._of_vm.get(preferred, ())) >= count else None
+        Takes the preferred VM, else the VM where the least is left over.
+        """
+        found = self._shares(count, preferred, share_mib) if share_mib else self._alone(count, preferred)
+        if found is not None:
+            vm_id, indices = found
+            before = len(self._whole[vm_id])
+            for index in indices:
+                self._whole[vm_id].pop(index, None)
+                self._mib[vm_id][index] -= share_mib or self._mib[vm_id][index]
+            self._with[before].pop(vm_id, None)
+            self._with[len(self._whole[vm_id])][vm_id] = None
+        return found
+
+    def _alone(self, count: int, preferred: int | None) -> tuple[int, tuple[int, ...]] | None:
+        vm_id = preferred if preferred is not None and len(self._whole.get(preferred, ())) >= count else None
         if vm_id is None:
             fitting = [free for free, ids in self._with.items() if free >= count and ids]
             if not fitting:
                 return None
             vm_id = next(iter(self._with[min(fitting)]))
-        free = self._of_vm[vm_id]
-        del self._with[len(free)][vm_id]
-        taken, self._of_vm[vm_id] = free[:count], free[count:]
-        self._with[len(free) - count][vm_id] = None
-        return vm_id, tuple(taken)
+        return vm_id, tuple(self._whole[vm_id])[:count]
+
+    def _shares(self, count: int, preferred: int | None, share_mib: int) -> tuple[int, tuple[int, ...]] | None:
+        """Find the fullest GPUs with room. Looks at all VMs: such jobs are for few and small machines."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for vm_id, mib in self._mib.items():
+            fullest = sorted((free, index) for index, free in mib.items() if free >= share_mib)[:count]
+            if len(fullest) == count:
+                found[vm_id] = fullest
+        if not found:
+            return None
+        vm_id = preferred if preferred in found else min(found, key=lambda one: found[one])
+        return vm_id, tuple(sorted(index for _, index in found[vm_id]))
 
 
 @dataclass(frozen=True)
@@ -161,16 +181,17 @@ def place_jobs(db: Database) -> Plan:
     A job goes back to the VM where its newest attempt was, if that has room: its checkpoints may be there.
     """
     with db.read() as connection:
-        found = sa.select(gpus.c.vm_id, gpus.c.gpu_index).join_from(gpus, vms).where(IS_FREE)
-        free = FreeGpus((row[0], row[1]) for row in connection.execute(found.order_by(*gpus.primary_key)))
-        wanted = sa.select(jobs.c.job_id, jobs.c.attempt, jobs.c.num_gpus, jobs.c.vm_id)
+        room = (gpus.c.memory_mib - gpus.c.claimed_mib, gpus.c.claimed_mib == 0)
+        found = sa.select(gpus.c.vm_id, gpus.c.gpu_index, *room).join_from(gpus, vms).where(HAS_ROOM)
+        free = FreeGpus(connection.execute(found.order_by(*gpus.primary_key)).tuples())
+        wanted = sa.select(jobs.c.job_id, jobs.c.attempt, jobs.c.num_gpus, jobs.c.vm_id, jobs.c.gpu_memory_mib)
         order = (jobs.c.priority.desc(), jobs.c.submitted_at, jobs.c.job_id)
         waiting = connection.execute(wanted.where(jobs.c.status == JobState.QUEUED).order_by(*order)).all()
         machines = {row["vm_id"]: Vm.from_row(row) for row in connection.execute(sa.select(vms)).mappings()}
     placements = [
-        Placement(job.job_id, job.attempt, *taken)
+        Placement(job.job_id, job.attempt, *taken, max(0, job.gpu_memory_mib))
         for job in waiting
-        if free.most and (taken := free.take(max(1, job.num_gpus), job.vm_id)) is not None
+        if (taken := free.take(max(1, job.num_gpus), job.vm_id, max(0, job.gpu_memory_mib))) is not None
     ]
     return Plan(placements, machines)
 

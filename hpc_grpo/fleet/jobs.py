@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.fleet.db import Database
-from hpc_grpo.fleet.schema import IS_FREE, attempts, gpus, jobs, vms
+from hpc_grpo.fleet.schema import HAS_ROOM, IS_FREE, attempts, gpus, jobs, vms
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.spec import make_spec, secrets_of
 from hpc_grpo.fleet.states import JobState
@@ -39,6 +39,7 @@ class NewJob:
     use_unsloth: bool = False
     preprocessing: str = ""
     num_gpus: int = 1
+    gpu_memory_mib: int = 0
     priority: int = 0
     max_retries: int | None = None
 
@@ -108,7 +109,17 @@ def job_attempts(db: Database, job_id: str) -> list[Mapping[Any, Any]]:
 
 _OF_VM = sa.select(sa.func.count().label("free")).join_from(gpus, vms).where(IS_FREE).group_by(gpus.c.vm_id).subquery()
 _MOST_FREE = sa.select(sa.func.coalesce(sa.func.max(_OF_VM.c.free), 0)).scalar_subquery()
-_IS_PENDING = sa.and_(jobs.c.status == JobState.QUEUED, jobs.c.num_gpus > _MOST_FREE)
+_HAS_SHARES = (
+    sa.select(gpus.c.vm_id)
+    .join_from(gpus, vms)
+    .where(HAS_ROOM, gpus.c.memory_mib - gpus.c.claimed_mib >= jobs.c.gpu_memory_mib)
+    .group_by(gpus.c.vm_id)
+    .having(sa.func.count() >= jobs.c.num_gpus)
+    .correlate(jobs)
+    .exists()
+)
+_HAS_NO_PLACE = sa.case((jobs.c.gpu_memory_mib == 0, jobs.c.num_gpus > _MOST_FREE), else_=~_HAS_SHARES)
+_IS_PENDING = sa.and_(jobs.c.status == JobState.QUEUED, _HAS_NO_PLACE)
 _STATE = sa.case((_IS_PENDING, sa.literal(JobState.PENDING)), else_=jobs.c.status).label("state")
 
 

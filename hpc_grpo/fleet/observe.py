@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from hpc_grpo.fleet.claims import end_attempt, mark_started
+from hpc_grpo.fleet.claims import end_attempt, is_foreign, mark_started
 from hpc_grpo.fleet.db import Database
 from hpc_grpo.fleet.machine import Vm
 from hpc_grpo.fleet.messages import AttemptKey, GpuSeen, Observation, Orders
@@ -192,11 +192,6 @@ def end_revoked(db: Database, keys: tuple[AttemptKey, ...], settings: FleetSetti
             end_attempt(connection, key, ending, settings, db.now(connection))
 
 
-def is_foreign(gpu: GpuSeen, settings: FleetSettings) -> bool:
-    """Tell whether somebody uses a GPU that no job of the fleet has."""
-    return gpu.num_processes > 0 or gpu.used_mib > settings.free_memory_mib
-
-
 def _update_gpus(
     connection: sa.Connection, vm_id: int, seen: tuple[GpuSeen, ...], alive: set[int], settings: FleetSettings
 ) -> int:
@@ -210,7 +205,7 @@ def _update_gpus(
     free = 0
     for gpu in seen:
         row = rows.pop(gpu.index, None)
-        is_claimed = row is not None and row["job_id"] is not None
+        is_claimed = row is not None and (row["job_id"] is not None or row["claimed_mib"] > 0)
         is_busy = int(not is_claimed and (is_foreign(gpu, settings) or gpu.index in alive))
         free += not is_claimed and not is_busy
         values = {"uuid": gpu.uuid, "memory_mib": gpu.memory_mib, "used_mib": gpu.used_mib, "is_busy": is_busy}
@@ -220,6 +215,6 @@ def _update_gpus(
             is_it = sa.and_(gpus.c.vm_id == vm_id, gpus.c.gpu_index == gpu.index)
             connection.execute(sa.update(gpus).where(is_it).values(values))
     for index, row in rows.items():  # fell off the bus
-        if row["job_id"] is None:
+        if row["job_id"] is None and not row["claimed_mib"]:
             connection.execute(sa.delete(gpus).where(gpus.c.vm_id == vm_id, gpus.c.gpu_index == index))
     return free

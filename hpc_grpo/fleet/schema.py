@@ -50,6 +50,7 @@ gpus = sa.Table(
     _text("uuid"),
     _integer("memory_mib", 0),
     _integer("used_mib", 0),
+    _integer("claimed_mib", 0),  # of jobs that share the GPU; a job that has it alone is in job_id
     _integer("is_busy", 0),  # somebody else's processes, or memory in use that is no job's
     sa.Column("job_id", sa.Text),
     sa.Column("attempt", sa.Integer),
@@ -73,6 +74,7 @@ jobs = sa.Table(
     _text("preprocessing"),
     # What it needs.
     _integer("num_gpus", 1),
+    _integer("gpu_memory_mib", 0),  # of each GPU, to share it with other jobs; 0: the GPU alone
     _integer("priority", 0),
     sa.Column("max_retries", sa.Integer),
     # Where it stands.
@@ -99,6 +101,7 @@ attempts = sa.Table(
     sa.Column("attempt", sa.Integer, primary_key=True),
     sa.Column("vm_id", sa.Integer, nullable=False),
     _text("gpus"),  # JSON list of indices
+    _integer("gpu_memory_mib", 0),
     sa.Column("claimed_at", sa.Double, nullable=False),
     sa.Column("started_at", sa.Double),
     sa.Column("ended_at", sa.Double),
@@ -107,5 +110,6 @@ attempts = sa.Table(
     _text("reason"),
 )
 
-IS_FREE = sa.and_(vms.c.state == "ready", vms.c.is_drained == 0, gpus.c.job_id.is_(None), gpus.c.is_busy == 0)
+HAS_ROOM = sa.and_(vms.c.state == "ready", vms.c.is_drained == 0, gpus.c.job_id.is_(None), gpus.c.is_busy == 0)
+IS_FREE = sa.and_(HAS_ROOM, gpus.c.claimed_mib == 0)
 """Of the GPUs, joined with their VMs, those that a job may have."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.owner import Holding, refuse_shared
@@ -45,6 +46,9 @@ class FleetSettings(Section):
     max_retries: int = Field(default=3, ge=0, description="Of a job whose row does not say.")
     retry_s: float = Field(default=30.0, ge=0, description="Before the first retry; each further one waits twice that.")
     max_retry_s: float = Field(default=3600.0, ge=0, description="The longest wait before a retry.")
+    no_retry: tuple[str, ...] = Field(
+        default=(), description="Regular expressions: a job whose failure_reason has a match is not tried again."
+    )
     free_memory_mib: int = Field(default=512, ge=0, description="A GPU with more in use is somebody else's.")
     program: tuple[str, ...] = Field(
         default=(), description="What runs a job on a VM instead of its hpc-grpo: the words before `train CONFIG …`."
@@ -62,6 +66,16 @@ class FleetSettings(Section):
             if (value := getattr(self, name)) < 2 * self.poll_s:
                 raise ValueError(f"{name} = {value} must be at least twice poll_s = {self.poll_s}")
         return self
+
+    @field_validator("no_retry")
+    @classmethod
+    def _are_expressions(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        return patterns
 
     @model_validator(mode="after")
     def _no_secret(self) -> FleetSettings:

@@ -7,7 +7,7 @@
 | before it began                         | queued          |             | at once     |
 | 75, with a newer checkpoint than before | queued          |             | at once     |
 | 75, three in a row without one          | failed          | + 1         | back-off    |
-| 78                                      | failed          |             | never       |
+| 78, or why matches `no_retry`           | failed          |             | never       |
 | 73 (held), any other code, a signal     | failed          | + 1         | back-off    |
 | its VM was lost                         | failed          | + 1         | at once     |
 
@@ -16,6 +16,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -91,7 +93,7 @@ class Verdict:
     retry_in_s: float | None = None
 
 
-def judge(job: Standing, end: Ending, retry_s: float, max_retry_s: float) -> Verdict:
+def judge(job: Standing, end: Ending, retry_s: float, max_retry_s: float, no_retry: Sequence[str] = ()) -> Verdict:
     """Return what becomes of a job after an attempt: the table above."""
     if end.kind == "exit" and end.code == EXIT_COMPLETE:
         return Verdict(JobState.COMPLETED, job.retry_count)
@@ -99,7 +101,8 @@ def judge(job: Standing, end: Ending, retry_s: float, max_retry_s: float) -> Ver
         return Verdict(JobState.CANCELLED, job.retry_count)
     if end.kind == "not_started":
         return Verdict(JobState.QUEUED, job.retry_count, job.stalled)
-    if end.kind == "exit" and end.code == EXIT_CONFIG:
+    is_final = end.code == EXIT_CONFIG or any(re.search(pattern, end.why) for pattern in no_retry)
+    if end.kind == "exit" and end.code != EXIT_RESUMABLE and is_final:
         return Verdict(JobState.FAILED, job.retry_count)
     stalled = 0
     if end.kind == "exit" and end.code == EXIT_RESUMABLE:

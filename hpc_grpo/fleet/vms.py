@@ -30,7 +30,8 @@ def add_vm(db: Database, values: dict[str, Any]) -> int:
 
 def list_vms(db: Database) -> list[dict[str, Any]]:
     """Return the rows of VMs, each with how many GPUs it has, how many are claimed, and how many somebody else uses."""
-    claimed = sa.func.count(gpus.c.job_id).label("claimed")
+    has_jobs = sa.or_(gpus.c.job_id.is_not(None), gpus.c.claimed_mib > 0)
+    claimed = sa.func.count(sa.case((has_jobs, 1))).label("claimed")
     busy = sa.func.coalesce(sa.func.sum(gpus.c.is_busy), 0).label("busy")
     query = sa.select(vms, sa.func.count(gpus.c.gpu_index).label("gpus"), claimed, busy)
     query = query.select_from(vms.outerjoin(gpus)).group_by(vms.c.vm_id).order_by(vms.c.vm_id)

@@ -39,7 +39,7 @@ class Removable:
     """A folder of a run that it does not need, and why."""
 
     path: Path
-    num_bytes: int
+    taken: Taken
     why: str
 
 
@@ -90,7 +90,7 @@ def removable(run: RunDir) -> list[Removable]:
     Without a whole checkpoint no checkpoint goes, damaged or not: one may be mended. A link is the user's, and stays.
     """
     found = [*_old_checkpoints(run), *_old_exports(run), *_leftovers(run)]
-    return [Removable(path, taken_on_disk(path).num_bytes, why) for path, why in found if not path.is_symlink()]
+    return [Removable(path, taken_on_disk(path), why) for path, why in found if not path.is_symlink()]
 
 
 def refuse_unless_newest_is_whole(run: RunDir, items: Sequence[Removable]) -> None:

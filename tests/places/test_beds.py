@@ -96,7 +96,7 @@ class TestPods:
         pods.kill("pod2")
         assert sleeper.wait(10) == -signal.SIGKILL
         pods.start("pod2")
-        assert output(pods, "pod2", "ls", "/tmp") == ""
+        assert "lost" not in output(pods, "pod2", "ls", "/tmp").split()
         assert output(pods, "pod2", "ls", str(pods.layout.storage)) == "kept"
         output(pods, "pod2", "rm", str(pods.layout.storage / "kept"))
         assert residue_of(pods) == {}

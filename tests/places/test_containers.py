@@ -12,7 +12,7 @@ from tests.places.conftest import residue_of
 from tests.places.scene import Scene
 from tools.virtual_machines.beds import Bed
 
-pytestmark = [pytest.mark.places, pytest.mark.long]
+pytestmark = pytest.mark.places
 
 PODMAN: dict[str, Any] = {
     "container": {

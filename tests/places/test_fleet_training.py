@@ -1,4 +1,4 @@
-"""Real training through the fleet: two jobs at once on one VM over ssh, a config's and train_grpo.py's; minutes."""
+"""Real training through the fleet: two jobs at once on one VM over ssh, a config's and train_grpo.py's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.places.fleet_scene import fleet_on
 from tools.virtual_machines.bed_layout import Shape
 from tools.virtual_machines.beds import Bed
 
-pytestmark = [pytest.mark.places, pytest.mark.long]
+pytestmark = pytest.mark.places
 
 NUM_STEPS = 2
 SMALL = (

@@ -9,11 +9,11 @@ import pytest
 
 from hpc_grpo.run.checkpoint import newest_step
 from tests.places.conftest import residue_of
-from tests.places.scene import STEPPING, Command, Scene
+from tests.places.scene import PROGRAMS, STEPPING, Command, Scene
 from tests.support.outcomes import Outcome
 from tools.virtual_machines.beds import Bed
 
-pytestmark = [pytest.mark.places, pytest.mark.long]
+pytestmark = pytest.mark.places
 
 Record = Callable[[Outcome], None]
 HEAD, WORKER = "host1", "host2"
@@ -47,6 +47,7 @@ def assert_nothing_left(bed: Bed) -> None:
     assert residue_of(bed) == {}
 
 
+@pytest.mark.long
 def test_two_hosts_by_hand(hosts: Bed, record: Record) -> None:
     with Scene(hosts, "by-hand") as scene:
         for command in commands_by_hand(scene).values():
@@ -55,6 +56,7 @@ def test_two_hosts_by_hand(hosts: Bed, record: Record) -> None:
     assert_nothing_left(hosts)
 
 
+@pytest.mark.long
 def test_two_hosts_over_ssh(hosts: Bed, record: Record) -> None:
     with Scene(hosts, "over-ssh", launch=OVER_SSH) as scene:
         command = scene.start_stepping(HEAD, "train", str(scene.config))
@@ -63,7 +65,7 @@ def test_two_hosts_over_ssh(hosts: Bed, record: Record) -> None:
     assert_nothing_left(hosts)
 
 
-@pytest.mark.parametrize("launch", [{}, OVER_SSH], ids=["by-hand", "over-ssh"])
+@pytest.mark.parametrize("launch", [{}, pytest.param(OVER_SSH, marks=pytest.mark.long)], ids=["by-hand", "over-ssh"])
 def test_two_hosts_train(hosts: Bed, record: Record, launch: dict[str, list[str]]) -> None:
     """Real training."""
     name = "trained-over-ssh" if launch else "trained-by-hand"
@@ -78,6 +80,7 @@ def test_two_hosts_train(hosts: Bed, record: Record, launch: dict[str, list[str]
     assert_nothing_left(hosts)
 
 
+@pytest.mark.long
 def test_ctrl_c_over_ssh_keeps_a_checkpoint_and_leaves_nothing(hosts: Bed, record: Record) -> None:
     with Scene(hosts, "ssh-ctrl-c", launch=OVER_SSH) as scene:
         command = scene.start_stepping(HEAD, "train", str(scene.config), **SLOWLY)
@@ -92,6 +95,7 @@ def test_ctrl_c_over_ssh_keeps_a_checkpoint_and_leaves_nothing(hosts: Bed, recor
     assert_nothing_left(hosts)
 
 
+@pytest.mark.long
 def test_a_host_over_ssh_that_is_lost_is_named(hosts: Bed, record: Record) -> None:
     with Scene(hosts, "ssh-lost", launch=OVER_SSH) as scene:
         command = scene.start_stepping(HEAD, "train", str(scene.config), **SLOWLY)
@@ -109,7 +113,7 @@ def test_a_host_over_ssh_that_is_lost_is_named(hosts: Bed, record: Record) -> No
     assert_nothing_left(hosts)
 
 
-@pytest.mark.parametrize("at", [HEAD, WORKER])
+@pytest.mark.parametrize("at", [HEAD, pytest.param(WORKER, marks=pytest.mark.long)])
 def test_stop_on_either_host_leaves_nothing(hosts: Bed, record: Record, at: str) -> None:
     """On the head there is a checkpoint and the worker is told; on the worker the head names its loss."""
     with Scene(hosts, f"stop-at-{at}", launch={"rejoin_s": 5}) as scene:
@@ -130,4 +134,18 @@ def test_stop_on_either_host_leaves_nothing(hosts: Bed, record: Record, at: str)
         outcome = scene.outcome()
         record(outcome)
         assert outcome.state != "complete"
+    assert_nothing_left(hosts)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("at", [HEAD, WORKER])
+def test_ray_stop_by_habit_costs_a_restart_of_ray(hosts: Bed, record: Record, at: str) -> None:
+    with Scene(hosts, f"ray-stop-{at}") as scene:
+        commands = commands_by_hand(scene, **SLOWLY)
+        scene.strike(lambda: hosts.run(at, [str(PROGRAMS / "ray"), "stop"], deadline_s=60))
+        scene.await_recovery()
+        for command in commands.values():
+            assert command.wait() == 0, command.text
+        expect_complete(scene, record)
+        assert len(scene.attempts[-1].restarts) == 1
     assert_nothing_left(hosts)

@@ -14,7 +14,7 @@ from tests.places.conftest import residue_of, wait_until
 from tests.places.scene import DEADLINE_S, Scene
 from tools.virtual_machines.beds import Bed
 
-pytestmark = [pytest.mark.places, pytest.mark.long]
+pytestmark = pytest.mark.places
 
 HEAD, WORKER = "host1", "host2"
 TOKEN = "HPC_GRPO_REWARD_TOKEN"
@@ -35,6 +35,7 @@ def server(command: list[str], deadline_s: float = DEADLINE_S) -> dict[str, Any]
     return {"hosts": [HEAD, WORKER], "reward_server": asked}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "deadline_s", "how"),
     [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,5 +22,7 @@ def strong_isolation() -> str:
         return ""
 
 
+SHOWN_IN_TMP = sorted({Path(path).parts[2] for path in (sys.prefix, sys.base_prefix) if path.startswith("/tmp/")})
+"""What a program sees in /tmp before it writes there: where this Python lies below it."""
 ISOLATION = strong_isolation()
 needs_isolation = pytest.mark.skipif(not ISOLATION, reason="this machine gives no user namespaces, nor bubblewrap")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy as sa
@@ -28,29 +29,35 @@ class SimulatedVm:
     is_away: bool = False
     takes_s: float = 0.0
     over: Callable[[AttemptKey], Ending | None] = lambda _key: None
+    logs: dict[AttemptKey, bytes] = field(default_factory=dict)
     specs: dict[AttemptKey, dict[str, Any]] = field(default_factory=dict)
     ended: dict[AttemptKey, Ending] = field(default_factory=dict)
     renewed: list[AttemptKey] = field(default_factory=list)
     revoked: set[AttemptKey] = field(default_factory=set)
 
-    async def visit(self, _request: Request, decide: Decide) -> Outcome:
+    async def visit(self, request: Request, decide: Decide) -> Outcome:
         await asyncio.sleep(self.takes_s)
         if self.is_away:
             raise VisitError("no route to host", is_before_orders=True)
-        orders = await decide(self.observe())
+        orders = await decide(self.observe(request.log_offsets))
         return self.obey(orders) if orders else Outcome()
 
     async def close(self) -> None:
         pass
 
-    def observe(self) -> Observation:
+    def observe(self, log_offsets: Mapping[str, int] = MappingProxyType({})) -> Observation:
+        """Return what a visit sees; of each log eight bytes, from the offset that the controller has."""
         for key in self.specs:
             if key not in self.ended and (end := self.over(key)):
                 self.ended[key] = end
         gpus = tuple(
             GpuSeen(i, f"GPU-{i}", 81559, 9 * (i in self.foreign), i in self.foreign) for i in range(self.num_gpus)
         )
-        seen = [AttemptSeen(key, tuple(spec["gpus"]), self.ended.get(key), 0) for key, spec in self.specs.items()]
+        seen = []
+        for key, spec in self.specs.items():
+            log, offset = self.logs.get(key, b""), log_offsets.get(key.folder, 0)
+            piece = log[offset : offset + 8]
+            seen.append(AttemptSeen(key, tuple(spec["gpus"]), self.ended.get(key), len(log), piece))
         return Observation(gpus, tuple(seen))
 
     def obey(self, orders: Orders) -> Outcome:

@@ -135,7 +135,16 @@ def watched_on_node(shm_dir: Path, ray: int) -> Iterator[Watched]:
     known = {actor.pid: actor for actor in _actors(shm_dir / PULSES_NAME)}
     yield from known.values()
     for pid in {ray, *descendants(ray, depth=2)} - known.keys():
-        yield Watched("process of Ray", pid, start_time(pid))
+        if not _holds_image(pid):
+            yield Watched("process of Ray", pid, start_time(pid))
+
+
+def _holds_image(pid: int) -> bool:
+    """Tell whether a process is enroot's that keeps a container's image mounted: it stops itself."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() == b"fuse-shim\0"
+    except OSError:
+        return False
 
 
 def _actors(folder: Path) -> Iterator[Watched]:

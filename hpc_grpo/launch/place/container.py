@@ -35,13 +35,14 @@ from hpc_grpo.system.say import say
 if TYPE_CHECKING:
     from hpc_grpo.config import Config, LaunchConfig
 
-Engine = Literal["docker", "podman", "podman-hpc", "apptainer"]
+Engine = Literal["docker", "podman", "podman-hpc", "apptainer", "enroot"]
 
 GPU_OPTIONS: dict[Engine, tuple[str, ...]] = {
     "docker": ("--gpus=all",),
     "podman": ("--device=nvidia.com/gpu=all",),  # CDI
     "podman-hpc": ("--gpu",),
     "apptainer": ("--nv",),
+    "enroot": ("--env=NVIDIA_VISIBLE_DEVICES=all", "--env=NVIDIA_DRIVER_CAPABILITIES=compute,utility"),  # its hook's
 }
 """What gives a container all GPUs of the node: CUDA_VISIBLE_DEVICES chooses among them, as without."""
 
@@ -63,6 +64,7 @@ _LIMITS = ("nofile", "nproc", "memlock", "core")
 
 _NOT_MOUNTED = tuple(map(Path, ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr")))
 _RECORD_PID = 'echo $$ > "$0" && exec "$@"'
+_ENROOT_RC = Path(__file__).with_name("enroot_rc.sh")
 _ASK_S = 20.0
 
 
@@ -128,24 +130,31 @@ class Container:
             told = {f"APPTAINERENV_{name}": value for name, value in passed.items() if name != "HOME"}
             options = ["--cleanenv", f"--pwd={cwd}", *(f"--bind={mount}" for mount in mounts), *gpus]
             return [program, "exec", *options, *self.args, self.image, *inner], {**os.environ, **told}
+        if self.engine == "enroot":
+            mounts = ["{}:{}:none:x-create=auto,rbind,{}".format(*f"{mount}:rw".split(":")[:3]) for mount in mounts]
         by_value = [f"--env={name}={value}" for name, value in passed.items() if name in _OF_THE_CLIENT]
         by_name = [name for name in passed if name not in _OF_THE_CLIENT]
+        told = {**os.environ, **{name: passed[name] for name in by_name}}
+        variables = [*by_value, *(f"--env={name}" for name in by_name)]
+        if self.engine == "enroot":
+            options = [*(f"--mount={mount}" for mount in mounts), *gpus, *variables, *self.args]
+            start = [program, "start", "--rw", f"--rc={_ENROOT_RC}"]  # what programs write stays in memory
+            return [*start, *options, self.image, str(cwd), *inner], told
         options = [
             *_run_options(self.engine, labels),
             f"--workdir={cwd}",
             *(f"--volume={mount}" for mount in mounts),
             *(f"--device={path}" for pattern in _DEVICES for path in sorted(Path("/dev").glob(pattern))),
             *gpus,
-            *by_value,
-            *(f"--env={name}" for name in by_name),
+            *variables,
             *self.args,
             *(["--rootfs"] if self.image.startswith("/") else []),
         ]
-        return [program, "run", *options, self.image, *inner], {**os.environ, **{n: passed[n] for n in by_name}}
+        return [program, "run", *options, self.image, *inner], told
 
     def end(self, labels: Sequence[str]) -> None:
         """End the containers with all of `labels`, whatever became of their clients; says what it could not do."""
-        if self.engine == "apptainer":  # its programs are processes like any others
+        if self.engine in ("apptainer", "enroot"):  # their programs are processes like any others
             return
         filters = [f"--filter=label={label}" for label in labels]
         listed = run_command([self.engine, "ps", "--all", "--quiet", *filters], _ASK_S)

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpc_grpo.fleet.claims import Placement, cancel, claim, confirm, end_attempt, give_back, queue_again
+from hpc_grpo.fleet.claims import (
+    Placement,
+    cancel,
+    claim,
+    confirm,
+    end_attempt,
+    give_back,
+    mark_started,
+    queue_again,
+)
 from hpc_grpo.fleet.db import Database
 from hpc_grpo.fleet.dispatch import claim_each, place_jobs
-from hpc_grpo.fleet.messages import AttemptKey, Orders
+from hpc_grpo.fleet.jobs import find_job, job_attempts
+from hpc_grpo.fleet.messages import AttemptKey, GpuSeen, Orders
 from hpc_grpo.fleet.observe import record
 from hpc_grpo.fleet.requeue import queue_due
 from hpc_grpo.fleet.schema import attempts, gpus, jobs, metadata
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.states import Ending, JobState
+from hpc_grpo.fleet.vms import list_vms
 from tests.support.simulated_vms import SimulatedVm, add_jobs, add_vms, row_of
 
 SETTINGS = FleetSettings()
+SHARE_MIB = 30_000
 PATIENT = FleetSettings(retry_s=0.0, max_retries=1)
 
 
@@ -44,6 +57,10 @@ def owners(db: Database) -> dict[tuple[int, int], tuple[str, int] | None]:
     with db.read() as connection:
         rows = connection.execute(sa.select(gpus)).mappings()
         return {(r["vm_id"], r["gpu_index"]): (r["job_id"], r["attempt"]) if r["job_id"] else None for r in rows}
+
+
+def claimed_on(db: Database, key: AttemptKey) -> str:
+    return next(str(row["gpus"]) for row in job_attempts(db, key.job_id) if row["attempt"] == key.attempt)
 
 
 def test_a_claim_takes_the_job_and_all_its_gpus(db: Database) -> None:
@@ -154,7 +171,7 @@ def test_foreign_load_that_came_after_the_claim_gives_it_back_uncounted(db: Data
     see(db, vm, SimulatedVm())
     add_jobs(db, 2)
     keys = [claim(db, Placement(f"job-{n}", 0, vm, (n,))) for n in (1, 2)]
-    may_start = confirm(db, vm, [key for key in keys if key], [1], SETTINGS)
+    may_start = confirm(db, vm, [key for key in keys if key], SimulatedVm(foreign={1}).observe().gpus, SETTINGS)
     assert list(may_start) == [("job-2", 1)]
     row = row_of(db, "job-1")
     assert (row["status"], row["retry_count"]) == (JobState.QUEUED, 0)
@@ -215,7 +232,10 @@ OPERATIONS = st.lists(
 def test_whatever_happens_gpus_and_attempts_and_jobs_agree(
     tmp_path: Path, operations: list[tuple[str, int]], needs: list[int]
 ) -> None:
-    """A running job holds as many GPUs as it asked for, of one VM; no other job holds any; the record says the same."""
+    """A running job holds as many GPUs as it asked for, of one VM; no other job holds any; the record says the same.
+
+    Jobs of odd numbers share GPUs: what is claimed of a GPU is what its jobs declared, and none has it alone.
+    """
     db = Database(f"sqlite:///{tmp_path / 'fleet.db'}")
     with db.write() as connection:
         metadata.drop_all(connection)
@@ -223,7 +243,10 @@ def test_whatever_happens_gpus_and_attempts_and_jobs_agree(
     for vm in add_vms(db, 2):
         see(db, vm, SimulatedVm(num_gpus=3))
     with db.write() as connection:
-        rows = [{"job_id": f"job-{n}", "model": "m", "num_gpus": need} for n, need in enumerate(needs)]
+        rows = [
+            {"job_id": f"job-{n}", "model": "m", "num_gpus": need, "gpu_memory_mib": SHARE_MIB * (n % 2)}
+            for n, need in enumerate(needs)
+        ]
         connection.execute(sa.insert(jobs), rows)
     for name, number in operations:
         job_id = f"job-{number % len(needs)}"
@@ -254,6 +277,19 @@ def check(db: Database, needs: list[int]) -> None:
     with db.read() as connection:
         rows = connection.execute(sa.select(jobs)).mappings().all()
         records = connection.execute(sa.select(attempts)).mappings().all()
+        on_gpus = connection.execute(sa.select(gpus)).mappings().all()
+    shared = [
+        (row["vm_id"], index)
+        for row in records
+        if row["gpu_memory_mib"] and row["ended_at"] is None
+        for index in json.loads(row["gpus"])
+    ]
+    for gpu in on_gpus:
+        assert gpu["claimed_mib"] == SHARE_MIB * shared.count((gpu["vm_id"], gpu["gpu_index"])) <= gpu["memory_mib"]
+        assert not (gpu["claimed_mib"] and gpu["job_id"])
+    alone = {row["job_id"] for row in rows if not row["gpu_memory_mib"]}
+    rows = [row for row in rows if row["job_id"] in alone]
+    records = [record for record in records if record["job_id"] in alone]
     running = {(row["job_id"], row["attempt"]) for row in rows if row["status"] == JobState.RUNNING}
     assert held.keys() == running
     for (job_id, attempt), its in held.items():
@@ -262,3 +298,34 @@ def check(db: Database, needs: list[int]) -> None:
         assert {entry["vm_id"]} == {vm for vm, _ in its}
         assert json.loads(entry["gpus"]) == sorted(index for _, index in its)
     assert {(one["job_id"], one["attempt"]) for one in records if one["ended_at"] is None} == running
+
+
+def test_jobs_share_a_gpu_by_the_memory_that_they_declare(db: Database) -> None:
+    """A third one that has no room there, and one that wants a GPU alone, have other GPUs."""
+    (vm,) = add_vms(db, 1)
+    see(db, vm, SimulatedVm(num_gpus=2))
+    add_jobs(db, 4, gpu_memory_mib=40_000)
+    with db.write() as connection:
+        connection.execute(sa.update(jobs).where(jobs.c.job_id == "job-4").values(gpu_memory_mib=0))
+    first, second, third = dispatch(db)
+    assert [claimed_on(db, key) for key in (first, second, third)] == ["[0]", "[0]", "[1]"]
+    assert dispatch(db) == []
+    assert find_job(db, "job-4")["state"] == JobState.PENDING
+    for key in (first, second):
+        end(db, key, Ending("exit", 0))
+        end(db, key, Ending("exit", 0))  # by another controller, to which nothing is left to free
+    assert [claimed_on(db, key) for key in dispatch(db)] == ["[0]"]
+    assert list_vms(db)[0]["claimed"] == 2
+
+
+def test_what_a_job_on_a_shared_gpu_uses_is_foreign_beyond_its_claim_alone(db: Database) -> None:
+    (vm,) = add_vms(db, 1)
+    see(db, vm, SimulatedVm(num_gpus=1))
+    add_jobs(db, 3, gpu_memory_mib=20_000)
+    old, *_ = dispatch(db)
+    loaded = GpuSeen(0, "GPU-0", 81_559, 30_000, 1)
+    with db.write() as connection:
+        mark_started(connection, old, 0.0)
+    new = [AttemptKey(f"job-{n}", 1) for n in (2, 3)]
+    assert list(confirm(db, vm, new[:1], [loaded], SETTINGS)) == new[:1]
+    assert confirm(db, vm, new[1:], [replace(loaded, used_mib=50_000)], SETTINGS) == {}

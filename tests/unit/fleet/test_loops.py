@@ -21,6 +21,7 @@ from hpc_grpo.fleet.requeue import Requeuer
 from hpc_grpo.fleet.schema import jobs, vms
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.states import Ending, JobState, VmState
+from hpc_grpo.fleet.vms import list_vms
 from tests.support.simulated_vms import SimulatedVm, add_jobs, row_of, vm_of
 
 Make = Callable[..., tuple[Controller, dict[int, SimulatedVm]]]
@@ -60,6 +61,38 @@ def test_jobs_beyond_the_gpus_are_pending_until_some_are_free(db: Database, make
     asyncio.run(tick(controller))
     assert count_jobs(db)["pending"] == 0
     assert {row_of(db, f"job-{n}")["status"] for n in range(1, 7)} == {"completed"}
+
+
+def test_available_gpus_are_those_that_nobody_uses(db: Database, make_controller: Make) -> None:
+    controller, machines = make_controller(settings=EAGER, foreign={0})
+
+    def available() -> int:
+        asyncio.run(tick(controller))
+        return int(list_vms(db)[0]["available_gpus"])
+
+    assert available() == 3
+    add_jobs(db, 2)
+    assert [available(), available()] == [3, 1]  # the second look sees what the first one's end has claimed
+    machines[1].foreign = set()
+    assert available() == 2
+    machines[1].over = lambda _key: Ending("exit", 0)
+    assert available() == 4
+
+
+def test_a_log_is_fetched_piece_by_piece_before_its_vm_may_drop_it(db: Database, make_controller: Make) -> None:
+    controller, machines = make_controller(settings=EAGER)
+    add_jobs(db, 1)
+    asyncio.run(tick(controller))
+    (key,) = machines[1].specs
+    machines[1].logs[key] = b"step 1 of 9, and more than one visit brings\n"
+    machines[1].over = lambda _key: Ending("exit", 0)
+    poller = Poller(controller)
+    asyncio.run(poller.visit(vm_of(db, 1)))
+    assert key in machines[1].specs
+    asyncio.run(poller.round())
+    assert controller.logs.path("job-1").read_bytes() == machines[1].logs[key]
+    asyncio.run(poller.round())
+    assert machines[1].specs == {}
 
 
 def test_gpus_with_foreign_load_are_left_alone(db: Database, make_controller: Make) -> None:
@@ -152,7 +185,7 @@ def test_a_visit_renews_and_starts_nothing_on_a_vm_whose_row_was_deleted_meanwhi
 
     vm, observe = vm_of(db, 1), machines[1].observe
 
-    def observe_late() -> Observation:
+    def observe_late(*_: Any) -> Observation:
         with db.write() as connection:
             connection.execute(sa.delete(vms))
         return observe()
@@ -290,7 +323,7 @@ def test_losing_a_vm_twice_counts_once(db: Database, make_controller: Make) -> N
     ],
 )
 def test_jobs_are_placed_where_least_is_left_over_or_where_they_were(free: Any, wants: Any, gets: Any) -> None:
-    places = FreeGpus((vm, index) for vm, count in free.items() for index in range(count))
+    places = FreeGpus((vm, index, 0, True) for vm, count in free.items() for index in range(count))
     taken = [places.take(count, preferred) for count, preferred in wants]
     assert [one and one[0] for one in taken] == gets
     every = [(one[0], index) for one in taken if one for index in one[1]]

@@ -45,3 +45,15 @@ def test_a_job_after_an_attempt_is_what_the_table_says(job: Standing, end: Endin
 def test_waits_before_retries_double_up_to_a_bound() -> None:
     waits = [judge(Standing(n, 9, 0, None, False), Ending("exit", 1), 30.0, 100.0).retry_in_s for n in range(4)]
     assert waits == [30.0, 60.0, 100.0, 100.0]
+
+
+@pytest.mark.parametrize(
+    ("end", "is_tried_again"),
+    [
+        (Ending("exit", 1, "RuntimeError: CUDA out of memory"), False),
+        (Ending("exit", 1, "RuntimeError: NCCL timeout"), True),
+        (Ending("lost", why="CUDA out of memory"), True),
+    ],
+)
+def test_a_reason_that_the_settings_name_is_not_tried_again(end: Ending, is_tried_again: bool) -> None:
+    assert (judge(FRESH, end, 30.0, 3600.0, [r"out of mem\w+"]).retry_in_s is not None) == is_tried_again

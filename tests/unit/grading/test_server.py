@@ -207,6 +207,31 @@ def test_a_server_that_is_away_is_waited_for_through_the_pool(reward_server: str
     assert stand_in.requests[-1][1] == {"prompts": ["p"] * 2, "completions": ["a", "b"], "fields": {"level": [3, 3]}}
 
 
+def test_a_server_of_openrlhf_is_asked_in_its_own_protocol(serve: Serve) -> None:
+    """As its math_verifier.py: no page for its health, and more lists in its answer than rewards."""
+
+    def answer(path: str, body: Any) -> Reply:
+        if path != "/get_reward":
+            return 404, {}
+        scores = [float(query.endswith(label)) for query, label in zip(body["query"], body["labels"], strict=True)]
+        return 200, {"rewards": scores, "format_rewards": [9.0] * len(scores)}
+
+    stand_in = serve(answer)
+    args = {"url": stand_in.url, "protocol": "openrlhf", "label_field": "solution"}
+    pool = RewardPool([RewardConfig(name="remote", timeout_s=30.0, args=args)], num_workers=1)
+    try:
+        pool.check()
+        outcome = pool.submit("1 + 1 = ", ["2", "3"], {"solution": "2"}).result()
+    finally:
+        pool.close()
+    assert outcome.rewards == (1.0, 0.0)
+    assert stand_in.requests[-1][1] == {
+        "query": ["1 + 1 = 2", "1 + 1 = 3"], "prompts": ["1 + 1 = "] * 2, "labels": ["2"] * 2
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="label_field"):
+        score("remote", ["2"], {}, args={"url": stand_in.url, "protocol": "openrlhf"})
+
+
 def test_a_server_that_stays_away_masks_the_group_and_says_why() -> None:
     args = {"url": "http://127.0.0.1:9"}
     pool = RewardPool([RewardConfig(name="remote", timeout_s=1.5, args=args)], num_workers=1)

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import base64
+import json
 import time
 from pathlib import Path
+from typing import Any, cast
 from unittest.mock import MagicMock
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -22,6 +26,7 @@ from hpc_grpo.metrics.sinks import (
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
 from tests.support.configs import minimal_config
+from tests.support.stand_in_server import Reply, Serve
 
 KEY = "0123456789" * 4
 
@@ -51,7 +56,7 @@ def test_without_a_key_wandb_is_off_and_the_variable_named(
     [
         ("api.wandb.ai", {}, "online"),
         ("api.wandb.ai", {"WANDB_BASE_URL": "https://wandb.example:8080"}, None),
-        ("wandb.example", {"WANDB_BASE_URL": "https://wandb.example:8080"}, "online"),
+        ("wandb.example:8080", {"WANDB_BASE_URL": "https://wandb.example:8080"}, "online"),
         ("github.com", {}, None),
         ("api.wandb.ai", {"WANDB_MODE": "disabled"}, None),
     ],
@@ -129,6 +134,46 @@ def test_wandb_offline_really_writes_and_a_resume_keeps_the_id(
     assert len(logs) == 2
     assert {log.name for log in logs} == {f"run-{run_id}.wandb"}
     assert all(b"reward/mean" in log.read_bytes() for log in logs)
+
+
+def test_a_login_logs_to_a_server_in_wandbs_protocol(
+    config: Config,
+    run_dir: RunDir,
+    record: StepRecord,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    serve: Serve,
+) -> None:
+    """W&B's own client and its background service, a server of ours; `wandb login` left the key in ~/.netrc."""
+    import wandb
+
+    project = {"name": "hpc-grpo", "entity": {"id": "e", "name": "team"}}
+    lines: list[dict[str, Any]] = []
+
+    def answer(path: str, body: Any) -> Reply:
+        if path.endswith("/file_stream"):
+            history = body.get("files", {}).get("wandb-history.jsonl", {"content": []})["content"]
+            lines.extend(map(json.loads, history))
+        operation = body.get("operationName") if path == "/graphql" else None
+        bucket = {"id": "b", "name": run_dir.wandb_id.read_text().strip(), "config": "{}", "project": project}
+        answers = {
+            "UpsertBucket": {"upsertBucket": {"bucket": bucket, "inserted": True}},
+            "CreateRunFiles": {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": []}},
+        }
+        return 200, {"data": answers.get(operation, {})}
+
+    server = serve(answer)
+    (tmp_path / ".netrc").write_text(f"machine {urlsplit(server.url).netloc}\n  login user\n  password {KEY}\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    wandb.teardown()  # W&B reads the environment once in a process
+    sink = WandbSink(config, run_dir, cast(Any, wandb_mode(config.metrics)))
+    sink.write(record)
+    sink.close()
+    wandb.teardown()
+    keys = {key for path, _, key in server.requests if path == "/graphql"}
+    assert [(line["step"], line["reward/mean"]) for line in lines] == [(6, 0.53125)]
+    assert keys == {"Basic " + base64.b64encode(f"api:{KEY}".encode()).decode()}
 
 
 def test_failing_wandb_is_said_once_and_training_goes_on(

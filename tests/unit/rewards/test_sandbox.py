@@ -20,7 +20,7 @@ import pytest
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards.sandbox import isolation as sandbox
 from hpc_grpo.rewards.sandbox.isolation import CaseResult, Limits, SandboxedScorer, run_job
-from tests.support.isolation import ISOLATION, needs_isolation
+from tests.support.isolation import ISOLATION, SHOWN_IN_TMP, needs_isolation
 
 MOST_MIB = 2048
 """An attack stops here: the machine has other users."""
@@ -236,7 +236,7 @@ def test_folders_deeper_than_python_recurses_are_removed_before_the_next_case() 
         "os.chmod('.', 0)\nos.chdir('/tmp')\nos.symlink('/usr', 'link')\nos.mkdir('0')\nos.chmod('/tmp', 0)"
     )
     results = run_job(ISOLATION, [sys.executable, "-I", "-c", program], {}, ["", "", ""], Limits(cpu_s=20.0))
-    assert results == [CaseResult("exit 0", "[]\n")] * 3
+    assert results == [CaseResult("exit 0", f"{SHOWN_IN_TMP}\n")] * 3
 
 
 @needs_isolation

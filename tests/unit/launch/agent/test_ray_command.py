@@ -49,6 +49,12 @@ def test_every_port_is_pinned_and_resources_are_the_allocations() -> None:
     assert {"--num-cpus=72", "--num-gpus=4", "--temp-dir=/tmp/hg/r", "--node-ip-address=10.0.0.1"} <= set(argv)
 
 
+@pytest.mark.parametrize(("asked", "debugger"), [("1", "legacy"), ("0", None), (None, None)])
+def test_debug_ray_switches_the_older_debugger_on(asked: str | None, debugger: str | None) -> None:
+    environ = {} if asked is None else {"DEBUG_RAY": asked}
+    assert ray_environment(environ, spec(), "10.0.0.1", "lo", "/dev/shm/hg-x").get("RAY_DEBUG") == debugger
+
+
 def test_a_worker_joins_the_head_and_starts_no_head_services() -> None:
     argv = command(spec(head_address="10.0.0.1:6000"))
     assert "--address=10.0.0.1:6000" in argv

@@ -153,6 +153,11 @@ def test_on_a_node_actors_and_the_processes_of_ray_are_watched_and_nothing_below
     assert not dead.exists()
 
 
+def test_the_process_by_which_enroot_holds_an_image_is_not_watched(tmp_path: Path) -> None:
+    with subprocess.Popen(["fuse-shim"], executable="/bin/cat", stdin=subprocess.PIPE) as shim:
+        assert list(watched_on_node(tmp_path, shim.pid)) == []
+
+
 def test_a_signal_spares_a_later_process_of_the_same_id(sleeper: subprocess.Popen[bytes]) -> None:
     Watched("engine", sleeper.pid, 1).send(signal.SIGKILL)
     time.sleep(0.1)

@@ -6,6 +6,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import ValidationError
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import EXIT_CONFIG, ConfigError
 from hpc_grpo.launch.place import container as module
-from hpc_grpo.launch.place.container import Container, container_of, exit_code, labels_of, node_command
+from hpc_grpo.launch.place.container import Container, Engine, container_of, exit_code, labels_of, node_command
 from hpc_grpo.run.source import own_command
 from tests.support.configs import minimal_config
 
@@ -52,7 +53,7 @@ def test_a_program_of_podman_has_the_nodes_spaces_and_the_images_python(engines:
 
 
 def test_values_of_variables_are_in_no_argument(engines: Path) -> None:
-    for engine in ("docker", "podman", "podman-hpc", "apptainer"):
+    for engine in get_args(Engine):
         argv, environ = replace(PODMAN, engine=engine).wrap(PROGRAM, ENVIRON, CWD, [])
         assert not any("a-secret" in word for word in argv)
         assert "a-secret" in environ.values()
@@ -74,6 +75,19 @@ def test_apptainer_gets_variables_by_its_own_names_and_none_of_the_hosts(engines
     assert environ["APPTAINERENV_HF_TOKEN"] == "a-secret"
     assert "APPTAINERENV_LD_LIBRARY_PATH" not in environ
     assert argv[argv.index("/images/x.sif") + 1 :] == ["python3", *PROGRAM[1:]]
+
+
+def test_enroot_starts_the_file_in_the_folder_of_the_run_and_mounts_by_its_own_options(engines: Path) -> None:
+    box = replace(PODMAN, engine="enroot", image="/images/x.sqsh", mounts=["/opt/x:/y:ro", "/z"])
+    argv, environ = box.wrap(PROGRAM, ENVIRON, CWD, labels_of("tag", "ray"), Path("/dev/shm/x/pid"))
+    assert argv[1:3] == ["start", "--rw"]
+    assert [word for word in argv if word.startswith("--mount=")][:2] == [
+        "--mount=/opt/x:/y:none:x-create=auto,rbind,ro",
+        "--mount=/z:/z:none:x-create=auto,rbind,rw",
+    ]
+    assert {"--env=HF_TOKEN", "--env=HOME=/home/me"} <= {*argv}
+    assert environ["HF_TOKEN"] == "a-secret"
+    assert argv[argv.index("/images/x.sqsh") + 1 :][:3] == ["/work", "sh", "-c"]
 
 
 def test_folders_of_the_run_and_of_its_variables_are_mounted_and_those_of_the_system_are_not(
@@ -166,9 +180,13 @@ def test_paths_and_variables_of_a_config_reach_its_container(tmp_path: Path) -> 
     assert container_of(LaunchConfig(), config, []) is None
 
 
-def test_a_docker_image_that_is_a_path_is_refused() -> None:
-    with pytest.raises(ValidationError, match="takes the name of an image, not a path"):
-        minimal_config(launch={"container": {"image": "/a/b", "engine": "docker"}})
+@pytest.mark.parametrize(
+    ("image", "engine", "words"),
+    [("/a/b", "docker", "takes the name of an image, not a path"), ("nvcr.io#a/b", "enroot", "enroot import -o")],
+)
+def test_an_image_that_its_engine_cannot_start_is_refused(image: str, engine: str, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        minimal_config(launch={"container": {"image": image, "engine": engine}})
 
 
 def test_without_a_container_a_node_runs_the_module_itself() -> None:

@@ -12,7 +12,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import score
 from hpc_grpo.rewards.builtin.code import CodeSettings, prepare, program_of
 from hpc_grpo.rewards.sandbox.isolation import STRONG, Limits, SandboxError, find_isolation, run_job
-from tests.support.isolation import ISOLATION, needs_isolation
+from tests.support.isolation import ISOLATION, SHOWN_IN_TMP, needs_isolation
 
 SECRET = "planted-8c1e"
 
@@ -99,7 +99,7 @@ def test_bubblewrap_and_namespaces_hide_the_same(isolation: str, tmp_path: Path)
         [result] = run_job(isolation, [sys.executable, "-I", "-c", program], {}, [""], Limits(cpu_s=10.0))
     except SandboxError as error:
         pytest.skip(f"{isolation}: {error}")
-    assert result.stdout == "False 1 [] True\n", result
+    assert result.stdout == f"False 1 {SHOWN_IN_TMP} True\n", result
 
 
 def test_weaker_isolation_is_refused_unless_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
