@@ -54,6 +54,10 @@ class Group:
             raise ConfigError(f"the column {name!r} holds {value!r:.200}; it must hold {allowed}. {fix}")
         return value
 
+    def column_of(self, settings: Section, key: str, *kinds: type) -> Any:
+        """Return the row's value of the column that the setting `key` names."""
+        return self.column(getattr(settings, key), f"Set rewards.N.args.{key} to the right column.", *kinds)
+
     def answer(self, *others: type) -> Any:
         """Return the reference answer: a text, a number, or a value of `others`. Raises ConfigError for any other."""
         fix = "Set data.*.answer_field to the column of the reference answer."

@@ -126,10 +126,7 @@ def reference_answer(reference: str) -> str:
     '42'
     """
     reference = plain_characters(reference)
-    for find in (after_hashes, last_boxed):
-        if (found := find(reference)) is not None:
-            return found
-    return reference.strip()
+    return after_hashes(reference) or last_boxed(reference) or reference.strip()
 
 
 def marked_answer(completion: str) -> str | None:

@@ -70,10 +70,9 @@ def code(group: Group, settings: CodeSettings) -> Iterator[float]:
     A program has `time_s` of processor time for each case, and three times that by the clock. The sandbox has no
     network, no files but the system's, and /tmp in memory; `isolation: limits` is asked for by name alone.
     """
-    tests = group.column(settings.tests_field, "Set rewards.N.args.tests_field to the column of the tests.")
+    tests = group.column_of(settings, "tests_field")
     cases, isolation = _cases(tests), find_isolation(settings.isolation)
-    fix = "Set rewards.N.args.prompt_field to the column of the prompts."
-    head = group.column(settings.prompt_field, fix, str) if settings.with_prompt else ""
+    head = group.column_of(settings, "prompt_field", str) if settings.with_prompt else ""
 
     def score(completion: str) -> float:
         program = behind_head(head, program_of(completion, is_tested=cases is None))

@@ -9,12 +9,8 @@ from hpc_grpo.rewards.answers import answer_blocks, given_answer, is_same_text, 
 from hpc_grpo.section import Section
 
 
-class ExactSettings(Section):
-    """The reward `exact` has no settings."""
-
-
-@reward("exact", ExactSettings)
-def exact(group: Group, settings: ExactSettings) -> Iterator[float]:
+@reward("exact", Section)
+def exact(group: Group, settings: Section) -> Iterator[float]:
     """Compare texts: the marked or announced answer, else the whole completion, with the column `answer`.
 
     Case, punctuation and notation count: 0.5 is not 1/2. Digits of any script and line ends are those of ASCII. Marks

@@ -52,8 +52,7 @@ def ifeval(group: Group, settings: IfevalSettings) -> Iterator[float]:
     before `</think>` is not judged. `loose`: an instruction is also followed where it is without the first line, the
     last one, or both, each with and without asterisks.
     """
-    names = group.column(settings.ids_field, "Set rewards.N.args.ids_field.", list)
-    checks = _checks_of(names, group.column(settings.kwargs_field, "Set rewards.N.args.kwargs_field.", list))
+    checks = _checks_of(group.column_of(settings, "ids_field", list), group.column_of(settings, "kwargs_field", list))
     for completion in group.completions:
         said = after_thoughts(completion).strip()
         texts = [text for text in (_variants(said) if settings.mode == "loose" else [said]) if text.strip()]
@@ -61,7 +60,7 @@ def ifeval(group: Group, settings: IfevalSettings) -> Iterator[float]:
         yield sum(followed) / len(followed) if settings.partial else float(all(followed))
 
 
-def _checks_of(names: Any, arguments: Any) -> list[Check]:
+def _checks_of(names: list[Any], arguments: list[Any]) -> list[Check]:
     """Return the item's checks, with their arguments. Raises ConfigError for those that are unknown or lack one."""
     if not names or len(names) != len(arguments) or not all(isinstance(each, dict | None) for each in arguments):
         raise ConfigError(f"the instructions {names!r} need a mapping of arguments each, not {arguments!r}.")

@@ -37,8 +37,7 @@ def json_schema(group: Group, settings: JsonSchemaSettings) -> Iterator[float]:
     """
     wanted: Any = settings.wanted
     if wanted is None:
-        fix = "Set rewards.N.args.schema or rewards.N.args.schema_field."
-        wanted = group.column(settings.schema_field, fix, dict, bool, str)
+        wanted = group.column_of(settings, "schema_field", dict, bool, str)
     validator = _validator(wanted)
     for completion in group.completions:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -52,21 +51,11 @@ def _wanted(reference: Any, letters: str) -> str:
     return text
 
 
-@dataclass(frozen=True)
-class Patterns:
-    """Finds choices of some letters. `said`: in a sentence that chooses. `alone`: a text that is the choice.
-
-    `another`: a second letter beside a choice, as in "A or B". `listed`: a line of a list of options.
-    """
-
-    said: re.Pattern[str]
-    alone: re.Pattern[str]
-    another: re.Pattern[str]
-    listed: re.Pattern[str]
-
-
 @cache
-def patterns_of(letters: str) -> Patterns:
+def patterns_of(letters: str) -> tuple[re.Pattern[str], ...]:
+    """Return patterns: of a sentence that chooses a letter, of a text that is the choice, of a second letter beside a
+    choice ("A or B"), and of a line in a list of options.
+    """
     upper, lower = re.escape(letters.upper()), re.escape(letters.lower())
     letter = (
         rf"[\s\[{{\"'*_$`]{{0,8}}\(?(?:([{upper}])|([{lower}])(?=[\s*]*(?:[).,;:]|$)))(?![\w+-]|'\w|\s*\?)"
@@ -87,7 +76,7 @@ def patterns_of(letters: str) -> Patterns:
     another = (
         rf"[)*\s]*(?:(?:\b(?:or|and)\b|[/&])\s*[(*]*[{upper}](?![\w'])|,\s*[(*]*[{upper}][)*]*\W?(?:$|\s(?:or|and)\b))"
     )
-    return Patterns(*map(re.compile, (said, alone, another, rf"(?m)^[\s(*-]*[{upper}][).:]")))
+    return tuple(map(re.compile, (said, alone, another, rf"(?m)^[\s(*-]*[{upper}][).:]")))
 
 
 def chosen_letter(completion: str, letters: str) -> str | None:
@@ -96,17 +85,17 @@ def chosen_letter(completion: str, letters: str) -> str | None:
     >>> chosen_letter("The answer is B. Option A is wrong.", "ABCD"), chosen_letter("It is A or B", "ABCD")
     ('B', None)
     """
-    patterns = patterns_of(letters)
+    said, alone, another, listed = patterns_of(letters)
     text = LATEX_TEXT.sub(r"\1", plain_characters(after_thoughts(completion)))
     marked = marked_answer(text)
     text = (text if marked is None else marked).strip()
     last = last_line(text)
-    found = list(patterns.said.finditer(text))
-    if not found and len(patterns.listed.findall(text)) < 2:
-        found = [match for part in (text, last, _SENTENCE_END.split(last)[-1]) if (match := patterns.alone.match(part))]
+    found = list(said.finditer(text))
+    if not found and len(listed.findall(text)) < 2:
+        found = [match for part in (text, last, _SENTENCE_END.split(last)[-1]) if (match := alone.match(part))]
     if not found:
         return None
     choice = found[-1]
     [letter] = filter(None, choice.groups())
-    is_one = patterns.another.match(choice.string, choice.end(choice.lastindex or 0)) is None
+    is_one = another.match(choice.string, choice.end(choice.lastindex or 0)) is None
     return str(letter).upper() if is_one else None

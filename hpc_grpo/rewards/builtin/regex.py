@@ -37,8 +37,7 @@ def regex(group: Group, settings: RegexSettings) -> Iterator[float]:
     """
     wanted: Any = settings.pattern
     if wanted is None:
-        fix = "Set rewards.N.args.pattern or rewards.N.args.pattern_field."
-        wanted = group.column(settings.pattern_field, fix, str)
+        wanted = group.column_of(settings, "pattern_field", str)
     try:
         compiled = re.compile(wanted, re.DOTALL | (re.IGNORECASE if settings.ignore_case else 0))
     except re.error as error:

@@ -14,12 +14,8 @@ from hpc_grpo.section import Section
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-class StringF1Settings(Section):
-    """The reward `string_f1` has no settings."""
-
-
-@reward("string_f1", StringF1Settings)
-def string_f1(group: Group, settings: StringF1Settings) -> Iterator[float]:
+@reward("string_f1", Section)
+def string_f1(group: Group, settings: Section) -> Iterator[float]:
     """Return the F1 of words as SQuAD's evaluation has it (arXiv:1606.05250), the best over several references.
 
     Case, punctuation and English articles do not count. The marked or announced answer is compared, else the whole
