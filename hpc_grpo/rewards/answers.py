@@ -60,7 +60,7 @@ _SAID = re.compile(
 )
 # A dot behind an initial or a title ends nothing: J. K. Rowling, the U.S. Navy, 5 p.m. today, St. Louis.
 _STATEMENT_END = re.compile(
-    r"(?<!^[A-Z])(?<!\w\s[A-Z])(?<!\.[A-Za-z])(?<!\.\s[A-Z])(?<!\b(?:Dr|Ft|Mr|Ms|Mt|St))(?<!\bMrs)[.!?](?=\s+[^\s=]|\s*$)"
+    r"(?<!\b[A-Z](?=\.\s?[A-Z]\.))(?<!\w\s[A-Z])(?<!\.[A-Za-z])(?<!\.\s[A-Z])(?<!\b(?:Dr|Ft|Mr|Ms|Mt|St))(?<!\bMrs)[.!?](?=\s+[^\s=]|\s*$)"
     r"|,?\s(?:because|since|as|so)\b|,\s(?:not|and not|which)\b|\n"
 )
 _VERB = re.compile(r"(?:\b(?:is|are|was|were|be|equals?)\b|:(?=\s))\s*")
@@ -309,10 +309,10 @@ def plain_verdict(given: str, answer: str) -> bool | None:
         return ours == theirs or (None if "%" in given + answer else False)
     if _WORDS.fullmatch(given.strip()) and (theirs is not None or _WORDS.fullmatch(answer.strip())):
         return False
-    # Notation for math-verify: 1 2 3 would be 123.
-    rows = [_ROW.fullmatch(text.strip()) is not None for text in (given, answer)]
-    is_row_and_number = any(rows) and (ours, theirs) != (None, None)
-    return False if is_row_and_number or _are_letters(given, answer) else None
+    if any(_ROW.fullmatch(text.strip()) for text in (given, answer)):  # math-verify would multiply 1 2 3
+        rows = [[parse_number(number) for number in text.split()] for text in (given, answer)]
+        return rows[0] == rows[1]
+    return False if _are_letters(given, answer) else None
 
 
 def parse_number(text: str) -> Fraction | None:

@@ -120,6 +120,8 @@ def is_correct(completion: str, reference: str) -> bool:
         ("The answer is 45a. Option Z is wrong.", "45a"),
         ("The answer is x^2 + C. It is so.", "x^2 + C"),
         ("The answer is St. Louis. It is large.", "St. Louis"),
+        ("The answer is B. Option Z is wrong.", "B"),
+        ("**Final Answer:** **J. K. Rowling**", "J. K. Rowling"),
         ("The answer is J. K. Rowling. She wrote it.", "J. K. Rowling"),
         ("The answer is 6? No, 7.", "7"),
         ("It is 10^3", "1000"),
