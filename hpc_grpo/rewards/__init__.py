@@ -39,16 +39,29 @@ class Group:
     fields: Mapping[str, Any]
     timeout_s: float = 10.0
 
-    def column(self, name: str, fix: str) -> Any:
-        """Return the row's value of a column. Raises ConfigError with `fix` where the data have no such column."""
+    def column(self, name: str, fix: str, *kinds: type) -> Any:
+        """Return the row's value of a column.
+
+        Raises ConfigError with `fix` where the data have no such column, or the value is of none of `kinds`: as text,
+        a list or a null would be a reference that no completion meets.
+        """
         if name not in self.fields:
             have = ", ".join(sorted(self.fields)) or "none"
             raise ConfigError(f"the data have no column {name!r}. Columns: {have}. {fix}")
-        return self.fields[name]
+        value = self.fields[name]
+        if kinds and not isinstance(value, kinds):
+            allowed = " or ".join(kind.__name__ for kind in kinds)
+            raise ConfigError(f"the column {name!r} holds {value!r:.200}; it must hold {allowed}. {fix}")
+        return value
 
-    def answer(self) -> Any:
-        """Return the reference answer. Raises ConfigError where the data have none."""
-        return self.column("answer", "Set data.*.answer_field to the column of the reference answer.")
+    def column_of(self, settings: Section, key: str, *kinds: type) -> Any:
+        """Return the row's value of the column that the setting `key` names."""
+        return self.column(getattr(settings, key), f"Set rewards.N.args.{key} to the right column.", *kinds)
+
+    def answer(self, *others: type) -> Any:
+        """Return the reference answer: a text, a number, or a value of `others`. Raises ConfigError for any other."""
+        fix = "Set data.*.answer_field to the column of the reference answer."
+        return self.column("answer", fix, str, int, float, *others)
 
 
 @dataclass(frozen=True)

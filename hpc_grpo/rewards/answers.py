@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Collection
 from fractions import Fraction
 
 from hpc_grpo.rewards.fences import fenced_blocks
@@ -37,6 +38,10 @@ _NUMBER_IN_TEXT = re.compile(
     rf"(?<![\w^.])(?:(?<![)\]}}])[-+])?(?:{_MIXED})?{_UNSIGNED}(?:\s*/\s*{_UNSIGNED})?"
     r"(?!\s*\^|\.?\d|[eE][-+]?\d|[^\W\d_mgshlLCFKNJWVA](?!\w))"
 )
+_SUPERSCRIPT = re.compile("(?<!m)(?<!ft)[\u207a\u207b]?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")  # m\u00b2 is a unit
+_POWER_OF_TEN = re.compile(
+    r"(?<=\d)\s*(?:\\times|\\cdot|[x*\u00d7\u00b7])\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,3})\s*\}|([-+]?\d{1,3}))(?!\d)"
+)
 _FRACTION = re.compile(r"(\d)?\\[dtc]?frac(?:\{(-?\d+)\}\{(\d+)\}|(\d)(\d))")
 _THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\}|\\,|,\\!)(?=\d{3}(?!\d))")
 _GROUPS = re.compile(r"\d{1,3}(?: \d{3})+")
@@ -53,16 +58,20 @@ _SAID = re.compile(
     r"(?:(\b(?:is|are|was|(?:must|should|would|will) be|equals?)\b(?!\s*(?:not|wrong|incorrect)\b):?)|[:=])"
     r"(?:\*\*|__)?\s*|\u7b54\u6848(\u662f|\u4e3a|:)\s*"
 )
+# A dot behind an initial or a title ends nothing: J. K. Rowling, the U.S. Navy, 5 p.m. today, St. Louis.
 _STATEMENT_END = re.compile(
-    r"(?:(?<=[^\W\d_]{3})|(?<=[\d)\]}$*\"'`%]))[.!?](?=\s|$)"
+    r"(?<!\b[A-Z](?=\.\s?[A-Z]\.))(?<!\w\s[A-Z])(?<!\.[A-Za-z])(?<!\.\s[A-Z])(?<!\b(?:Dr|Ft|Mr|Ms|Mt|St))(?<!\bMrs)[.!?](?=\s+[^\s=]|\s*$)"
     r"|,?\s(?:because|since|as|so)\b|,\s(?:not|and not|which)\b|\n"
 )
 _VERB = re.compile(r"(?:\b(?:is|are|was|were|be|equals?)\b|:(?=\s))\s*")
 _BETWEEN_BOXES = re.compile(r"(?:[\s$,;(){}\[\]]|\\[()\[\],;]|\\?(?:q?quad|text|and|or))*")
 _MARKS = re.compile(r"(__|[_`\"']|\$\$?|\\\(|\\\[)(.+)(\1|\\\)|\\\])", re.DOTALL)
+LATEX_TEXT = re.compile(r"\\(?:text|math)(?:bf|rm|it)?\s*\{([^{}]*)\}")
+_HEAD = re.compile(r"\A[^\n]*:\n+")
 _ITEM = re.compile(r"\A(?:[-*+\u2022>]|\d+[.)])\s+")
 _NOTATION = re.compile(r"\\(?!%|,|!|\$|text|mathrm|boxed)|[\^\u221a\u03c0\u00b1]")
 _RELATION = re.compile(r"[<>|\[\]{}]|(?<!\s)\(|\d!")
+_OR = re.compile(r"\d\W{0,9}\bor\b\W{0,9}(?:\w+\s?=\s?)?\Z")
 _AND_MORE = re.compile(r"\W*(?:(?:or|and|to)\W+)?\d|.*\bor\b")
 
 
@@ -104,7 +113,10 @@ def plain_characters(text: str) -> str:
     '42 42 2 1/2 -5\n'
     """
     text = text.replace("\r\n", "\n")
-    return text if text.isascii() else text.translate(_CHARACTERS)
+    if text.isascii():
+        return text
+    text = _SUPERSCRIPT.sub(lambda found: "^{" + unicodedata.normalize("NFKC", found[0]) + "}", text)
+    return text.translate(_CHARACTERS)
 
 
 def reference_answer(reference: str) -> str:
@@ -114,10 +126,7 @@ def reference_answer(reference: str) -> str:
     '42'
     """
     reference = plain_characters(reference)
-    for find in (after_hashes, last_boxed):
-        if (found := find(reference)) is not None:
-            return found
-    return reference.strip()
+    return after_hashes(reference) or last_boxed(reference) or reference.strip()
 
 
 def marked_answer(completion: str) -> str | None:
@@ -151,17 +160,49 @@ def final_answer(completion: str, reference: str) -> str:
     >>> final_answer("The GCD of 8 and 12 is **4**.", "6"), final_answer("So it is Paris.", "Rome")
     ('4', 'Paris')
     """
-    given = given_answer(completion)
-    text = plain_characters(after_thoughts(completion)).strip() if given is None else given
+    marked = marked_answer(completion)
+    text = plain_characters(after_thoughts(completion)).strip() if marked is None else marked
+    if "\n" in reference.strip() or not reference.strip():
+        found = _text_of_lines(text, reference.strip().count("\n\n") + 1, is_marked=marked is not None)
+        return reference if is_same_text(found, reference) else found
+    given = announced_answer(text) or marked
+    text = text if given is None else given
     if parse_number(reference) is not None:
         return _last_number(text) if given is None else _stated_number(text)
-    if "\n" in reference.strip() or not reference.strip():
-        blocks = fenced_blocks(text)
-        return blocks[-1].content.strip("\n") if blocks else text
     line = bare(_ITEM.sub("", last_line(text)))
+    if is_same_text(line, reference):
+        return reference
     if plain_verdict(line, reference) or "$" in line or (given is not None and not _WORDS.fullmatch(line)):
         return line
     return bare(_VERB.split(_statement(line))[-1])
+
+
+def _text_of_lines(text: str, num_paragraphs: int, is_marked: bool) -> str:
+    """Return an answer of several lines: the last block in fences, all that is marked, or so many paragraphs.
+
+    Those are the first ones that "the answer is" announces, else the last ones.
+    """
+    if blocks := fenced_blocks(text):
+        return blocks[-1].content.strip("\n")
+    if is_marked:
+        return text
+    *_, start = 0, *(found.end() for found in _SAID.finditer(text))
+    paragraphs = text[start:].strip("\n").split("\n\n")
+    found = "\n\n".join(paragraphs[:num_paragraphs] if start else paragraphs[-num_paragraphs:])
+    return _HEAD.sub("", found)
+
+
+def answer_blocks(completion: str, tags: Collection[str]) -> list[str]:
+    """Return the blocks in code fences with one of `tags`; without one those without a tag, else all of the answer.
+
+    A block of another language is no answer: the commands before a program, or the output after it.
+    """
+    text = after_thoughts(completion)
+    blocks = fenced_blocks(text)
+    for accepted in (tags, ("",)):
+        if fitting := [block.content for block in blocks if block.tag in accepted]:
+            return fitting
+    return [_last_answer_element(text) or text]
 
 
 def announced_answer(text: str) -> str | None:
@@ -177,6 +218,8 @@ def announced_answer(text: str) -> str | None:
         if blocks := fenced_blocks(rest) if rest.startswith(("```", "~~~")) else []:
             return blocks[0].content.strip()
         statement = _statement(rest)
+        if rest[len(statement) :].startswith("? "):
+            continue
         is_label = not (found[1] or found[2])
         opens = _NUMBER_IN_TEXT.match(bare(statement).lstrip("$")) and "=" not in statement
         if statement and not (is_label and not opens and re.search(r"\d", rest[len(statement) :])):
@@ -195,9 +238,20 @@ def bare(text: str) -> str:
     >>> bare("**$42$**."), bare("`x`"), bare("$1$ and $2$")
     ('42', 'x', '$1$ and $2$')
     """
-    text = text.strip("* \t\n").rstrip(".").strip("* \t\n")
+    text = text.lstrip("* \t\n").rstrip("*. \t\n")
+    if found := LATEX_TEXT.fullmatch(text):
+        return bare(found[1])
     found = _MARKS.fullmatch(text)
     return text if found is None or found[1] in found[2] else bare(found[2])
+
+
+def is_same_text(given: str, reference: str) -> bool:
+    """Tell whether two texts are the same but for the marks around them. An empty text is no other's.
+
+    >>> is_same_text("**Yes**.", "Yes"), is_same_text("yes", "Yes"), is_same_text("", "...")
+    (True, False, False)
+    """
+    return bool(given) and (given == reference or bare(given) == bare(reference) != "")
 
 
 def _statement(text: str) -> str:
@@ -223,15 +277,18 @@ def _last_number(text: str) -> str:
     """Return the last number of a text; the notation around it where it is a part of one; else the last line."""
     marked = _without_marks(re.sub(r"\\[()\[\]]|(?<!\\)\$", "\u00a6", text))  # a bar for what delimits notation
     numbers = list(_NUMBER_IN_TEXT.finditer(marked))
-    if not numbers or parse_number(bare(last_line(text))) is not None:
-        return bare(last_line(text))
+    line = bare(_VERB.split(last_line(text))[-1])
+    if not numbers or parse_number(line) is not None:
+        return line
     found = numbers[-1]
     before, after = marked[: found.start()], marked[found.end() :]
+    if _OR.search(before[-30:]):
+        return ""
     if before.count("\u00a6") % 2 and "\u00a6" in after:
         return _stated_number(before.rpartition("\u00a6")[2] + found[0] + after.partition("\u00a6")[0])
     around = (before.split() or [""])[-1] if not before[-1:].isspace() else ""
     around += found[0] + ("" if after[:1].isspace() else after.split(maxsplit=1)[0] if after else "")
-    return around if _NOTATION.search(around.rpartition("=")[2]) else found[0]
+    return bare(around) if _NOTATION.search(around.rpartition("=")[2]) else found[0]
 
 
 def plain_verdict(given: str, answer: str) -> bool | None:
@@ -252,10 +309,10 @@ def plain_verdict(given: str, answer: str) -> bool | None:
         return ours == theirs or (None if "%" in given + answer else False)
     if _WORDS.fullmatch(given.strip()) and (theirs is not None or _WORDS.fullmatch(answer.strip())):
         return False
-    # Notation for math-verify: 1 2 3 would be 123.
-    rows = [_ROW.fullmatch(text.strip()) is not None for text in (given, answer)]
-    is_row_and_number = any(rows) and (ours, theirs) != (None, None)
-    return False if is_row_and_number or _are_letters(given, answer) else None
+    if any(_ROW.fullmatch(text.strip()) for text in (given, answer)):  # math-verify would multiply 1 2 3
+        rows = [[parse_number(number) for number in text.split()] for text in (given, answer)]
+        return rows[0] == rows[1]
+    return False if _are_letters(given, answer) else None
 
 
 def parse_number(text: str) -> Fraction | None:
@@ -346,12 +403,13 @@ def after_hashes(text: str) -> str | None:
 def _last_answer_element(text: str) -> str | None:
     before, closing, _ = text.rpartition("</answer>")
     _, opening, content = before.rpartition("<answer>")
-    return content.strip() if closing and opening else None
+    return content.strip("\r\n") if closing and opening else None
 
 
 def _without_marks(text: str) -> str:
     """Rewrite a number as in prose: no dollars, no separators of thousands, a/b for a fraction."""
     text = text.replace("\\$", "").replace("$", "").replace("\\%", "%")
+    text = _POWER_OF_TEN.sub(lambda found: f"e{found[1] or found[2]}", text)
     return _FRACTION.sub(_as_in_prose, _THOUSANDS.sub("", text))
 
 

@@ -7,6 +7,7 @@ is an alarm, which Python handles between two bytecodes, and so never in the mid
 from __future__ import annotations
 
 import logging
+import re
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
@@ -14,6 +15,10 @@ _MAX_CHARACTERS = 1000
 """Longer answers are none; parsing takes time and stack with the length."""
 
 _FROM_NOTATION = (LatexExtractionConfig(boxed_match_priority=-1), ExprExtractionConfig())
+
+_ROOT = re.compile(r"\u221a\s*(\([^()]*\)|\w+)")
+_NEGATIVE_POWER = re.compile(r"\^(-\d+)")
+_SIGNS = str.maketrans({"\u221e": r"\infty ", "\u00b7": r"\cdot "})
 
 # It warns that no alarm of its own is set: the budget is the scorer's.
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
@@ -30,4 +35,5 @@ def are_equal(given: str, answer: str) -> bool:
 
 
 def _as_notation(text: str) -> str:
+    text = _ROOT.sub(r"\\sqrt{\1}", _NEGATIVE_POWER.sub(r"^{\1}", text)).translate(_SIGNS)
     return text if "$" in text or "\\(" in text or "\\[" in text else f"${text}$"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +14,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
-from hpc_grpo.rewards.answers import after_thoughts
-from hpc_grpo.rewards.fences import last_block
+from hpc_grpo.rewards.answers import answer_blocks
 from hpc_grpo.rewards.sandbox.isolation import (
     CHOICES,
     UNIT_TESTS,
@@ -29,6 +29,7 @@ from hpc_grpo.section import Section
 _PYTHON = ("python", "python3", "py", "py3")
 _SHARE_OF_TIMEOUT = 0.8
 """Of `timeout_s`, for a program that loops in each of its cases."""
+_DEFINITION = re.compile(r"^(?:async def|def|class)\b", re.MULTILINE)
 
 
 class CodeSettings(Section):
@@ -62,7 +63,7 @@ def prepare(settings: CodeSettings, timeout_s: float, is_resume: bool) -> str:
 
 @reward("code", CodeSettings, prepare=prepare, runs_here=False)
 def code(group: Group, settings: CodeSettings) -> Iterator[float]:
-    """Score 1.0 for a program that passes its tests: the last Python block in code fences, else the whole completion.
+    """Score 1.0 for a program that passes its tests; `program_of` finds it.
 
     The column `tests_field` is a text of Python with assertions, run behind the program, or a list of
     `{"input": …, "output": …}`, also as JSON: the program then reads stdin, and what it prints is compared without
@@ -74,13 +75,12 @@ def code(group: Group, settings: CodeSettings) -> Iterator[float]:
     network, no files but the system's, and /tmp in memory; `isolation: limits` is asked for by name alone.
     """
     limits = settings.limits
-    tests = group.column(settings.tests_field, "Set rewards.N.args.tests_field to the column of the tests.")
+    tests = group.column_of(settings, "tests_field")
     cases, isolation = _cases(tests), find_isolation(settings.isolation)
-    fix = "Set rewards.N.args.prompt_field to the column of the prompts."
-    head = str(group.column(settings.prompt_field, fix)) if settings.with_prompt else ""
+    head = group.column_of(settings, "prompt_field", str) if settings.with_prompt else ""
 
     def score(completion: str) -> float:
-        program = behind_head(head, program_of(completion))
+        program = behind_head(head, program_of(completion, is_tested=cases is None))
         if cases is None:
             return float(passes_tests(isolation, program, tests, limits))
         patience_s = max(0.0, _SHARE_OF_TIMEOUT * group.timeout_s - limits.wall_s) if settings.partial else None
@@ -91,13 +91,17 @@ def code(group: Group, settings: CodeSettings) -> Iterator[float]:
         yield from threads.map(score, group.completions)
 
 
-def program_of(completion: str) -> str:
-    """Return the program in a completion.
+def program_of(completion: str, is_tested: bool = False) -> str:
+    """Return the program in a completion: its last block in code fences that is tagged Python.
+
+    With `is_tested`, the last of these that defines a function or class: an example of its use may follow it.
 
     >>> program_of("Like this:\\n```python\\nprint(1)\\n```\\nDone.")
     'print(1)\\n'
     """
-    return last_block(after_thoughts(completion), _PYTHON)
+    programs = answer_blocks(completion, _PYTHON)
+    defining = [program for program in programs if is_tested and _DEFINITION.search(program)]
+    return (defining or programs)[-1]
 
 
 def behind_head(head: str, program: str) -> str:

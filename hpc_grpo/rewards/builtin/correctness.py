@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from hpc_grpo.rewards import reward
-from hpc_grpo.rewards.builtin.math import MathSettings, load, math
+from hpc_grpo.rewards.builtin.math import load, math
 
-correctness = reward("correctness", MathSettings, load=load)(math.function)
+correctness = reward("correctness", math.settings, load=load)(math.function)

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_grpo.rewards import Group, reward
-from hpc_grpo.rewards.answers import after_thoughts, given_answer, plain_characters
+from hpc_grpo.rewards.answers import answer_blocks, given_answer, is_same_text, plain_characters
 from hpc_grpo.section import Section
 
 
-class ExactSettings(Section):
-    """The reward `exact` has no settings."""
-
-
-@reward("exact", ExactSettings)
-def exact(group: Group, settings: ExactSettings) -> Iterator[float]:
+@reward("exact", Section)
+def exact(group: Group, settings: Section) -> Iterator[float]:
     """Compare texts: the marked or announced answer, else the whole completion, with the column `answer`.
 
-    Case, punctuation and notation count: 0.5 is not 1/2. Digits of any script and line ends are those of ASCII.
+    Case, punctuation and notation count: 0.5 is not 1/2. Digits of any script and line ends are those of ASCII. Marks
+    around the answer, such as bold and quotes, and a dot at its end do not count.
     """
     wanted = plain_characters(str(group.answer())).strip()
     for completion in group.completions:
-        whole = plain_characters(after_thoughts(completion)).strip()
-        yield float(bool(wanted) and wanted in (whole, given_answer(completion)))
+        whole = plain_characters(answer_blocks(completion, ())[-1]).strip()
+        given = given_answer(completion)
+        yield float(wanted == whole != "" or is_same_text(whole if given is None else given, wanted))

@@ -8,19 +8,20 @@ written, not as a pattern; a missing argument is an error, not a random choice; 
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, validate_call
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
+from hpc_grpo.rewards.answers import after_thoughts
 from hpc_grpo.section import Section
 
 Check = Callable[..., bool]
+Relation = Literal["less than", "at least"]
 _CHECKS: dict[str, Check] = {}
 _OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
@@ -51,18 +52,17 @@ def ifeval(group: Group, settings: IfevalSettings) -> Iterator[float]:
     before `</think>` is not judged. `loose`: an instruction is also followed where it is without the first line, the
     last one, or both, each with and without asterisks.
     """
-    names = group.column(settings.ids_field, "Set rewards.N.args.ids_field.")
-    checks = _checks_of(names, group.column(settings.kwargs_field, "Set rewards.N.args.kwargs_field."))
+    checks = _checks_of(group.column_of(settings, "ids_field", list), group.column_of(settings, "kwargs_field", list))
     for completion in group.completions:
-        said = completion.rpartition("</think>")[2].strip()
+        said = after_thoughts(completion).strip()
         texts = [text for text in (_variants(said) if settings.mode == "loose" else [said]) if text.strip()]
         followed = [any(check(text) for text in texts) for check in checks]
         yield sum(followed) / len(followed) if settings.partial else float(all(followed))
 
 
-def _checks_of(names: Any, arguments: Any) -> list[Check]:
+def _checks_of(names: list[Any], arguments: list[Any]) -> list[Check]:
     """Return the item's checks, with their arguments. Raises ConfigError for those that are unknown or lack one."""
-    if not names or len(names) != len(arguments):
+    if not names or len(names) != len(arguments) or not all(isinstance(each, dict | None) for each in arguments):
         raise ConfigError(f"the instructions {names!r} need a mapping of arguments each, not {arguments!r}.")
     return [_check(name, given or {}) for name, given in zip(names, arguments, strict=True)]
 
@@ -71,10 +71,13 @@ def _check(name: str, arguments: Mapping[str, Any]) -> Check:
     if name not in _CHECKS:
         raise ConfigError(f"there is no instruction {name!r}. There are: {', '.join(sorted(_CHECKS))}.")
     given = {key: value for key, value in arguments.items() if value is not None}
-    wanted = list(inspect.signature(_CHECKS[name]).parameters)[1:]
-    if sorted(given) != sorted(wanted):
-        raise ConfigError(f"{name} takes {', '.join(wanted) or 'no arguments'}; it was given {given!r}.")
-    return functools.partial(_CHECKS[name], **given)
+    check = functools.partial(_CHECKS[name], **given)
+    try:
+        check("")  # refuses what is missing, unknown, or of another type
+    except ValidationError as error:
+        wrong = "; ".join(f"{each['loc'][0]}: {each['msg']}" for each in error.errors())
+        raise ConfigError(f"the arguments of {name} are {given!r}. {wrong}.") from error
+    return check
 
 
 def _variants(text: str) -> list[str]:
@@ -84,12 +87,10 @@ def _variants(text: str) -> list[str]:
 
 
 def _instruction(name: str) -> Callable[[Check], Check]:
-    return lambda check: _CHECKS.setdefault(name, check)
+    return lambda check: _CHECKS.setdefault(name, validate_call(check))
 
 
-def _compare(number: int, relation: str, threshold: int) -> bool:
-    if relation not in ("less than", "at least"):
-        raise ConfigError(f"a relation is {relation!r}. There are: less than, at least.")
+def _compare(number: int, relation: Relation, threshold: int) -> bool:
     return number < threshold if relation == "less than" else number >= threshold
 
 
@@ -99,7 +100,7 @@ def _existence(text: str, keywords: Sequence[str]) -> bool:
 
 
 @_instruction("keywords:frequency")
-def _frequency(text: str, keyword: str, frequency: int, relation: str) -> bool:
+def _frequency(text: str, keyword: str, frequency: int, relation: Relation) -> bool:
     return _compare(text.lower().count(keyword.strip().lower()), relation, frequency)
 
 
@@ -109,7 +110,7 @@ def _forbidden_words(text: str, forbidden_words: Sequence[str]) -> bool:
 
 
 @_instruction("keywords:letter_frequency")
-def _letter_frequency(text: str, letter: str, let_frequency: int, let_relation: str) -> bool:
+def _letter_frequency(text: str, letter: str, let_frequency: int, let_relation: Relation) -> bool:
     return _compare(text.lower().count(letter.lower()), let_relation, let_frequency)
 
 
@@ -129,7 +130,7 @@ def _language(text: str) -> str | None:
 
 
 @_instruction("length_constraints:number_sentences")
-def _number_sentences(text: str, num_sentences: int, relation: str) -> bool:
+def _number_sentences(text: str, num_sentences: int, relation: Relation) -> bool:
     return _compare(len(_sentence_tokenizer().tokenize(text)), relation, num_sentences)
 
 
@@ -148,7 +149,7 @@ def _number_paragraphs(text: str, num_paragraphs: int) -> bool:
 
 
 @_instruction("length_constraints:number_words")
-def _number_words(text: str, num_words: int, relation: str) -> bool:
+def _number_words(text: str, num_words: int, relation: Relation) -> bool:
     return _compare(len(re.findall(r"\w+", text)), relation, num_words)
 
 
@@ -239,7 +240,7 @@ def _quotation(text: str) -> bool:
 
 
 @_instruction("change_case:capital_word_frequency")
-def _capital_word_frequency(text: str, capital_frequency: int, capital_relation: str) -> bool:
+def _capital_word_frequency(text: str, capital_frequency: int, capital_relation: Relation) -> bool:
     words = re.findall(r"[\w.'\u2019/-]+", text)
     return _compare(sum(word.isupper() for word in words), capital_relation, capital_frequency)
 

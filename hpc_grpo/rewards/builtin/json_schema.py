@@ -10,8 +10,7 @@ from pydantic import Field
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
-from hpc_grpo.rewards.answers import after_thoughts
-from hpc_grpo.rewards.fences import last_block
+from hpc_grpo.rewards.answers import answer_blocks
 from hpc_grpo.section import Section
 
 
@@ -38,11 +37,11 @@ def json_schema(group: Group, settings: JsonSchemaSettings) -> Iterator[float]:
     """
     wanted: Any = settings.wanted
     if wanted is None:
-        wanted = group.column(settings.schema_field, "Set rewards.N.args.schema or rewards.N.args.schema_field.")
+        wanted = group.column_of(settings, "schema_field", dict, bool, str)
     validator = _validator(wanted)
     for completion in group.completions:
         try:
-            value = json.loads(last_block(after_thoughts(completion), ("json",)), parse_constant=_refuse)
+            value = json.loads(answer_blocks(completion, ("json",))[-1], parse_constant=_refuse)
         except (ValueError, RecursionError):
             yield 0.0
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from types import NoneType
 from typing import Any
 
 from pydantic import Field
@@ -25,8 +26,7 @@ def keyword_match(group: Group, settings: KeywordMatchSettings) -> Iterator[floa
     """
     wanted: Any = settings.keyword_list
     if wanted is None:
-        fix = "Set rewards.N.args.keyword_list or rewards.N.args.keyword_field."
-        wanted = group.column(settings.keyword_field, fix)
+        wanted = group.column_of(settings, "keyword_field", str, list, NoneType)
     flags = 0 if settings.case_sensitive else re.IGNORECASE
     patterns = [re.compile(_pattern(keyword), flags) for keyword in _as_list(wanted)]
     for completion in group.completions:

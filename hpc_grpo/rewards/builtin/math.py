@@ -9,18 +9,14 @@ from hpc_grpo.rewards.answers import final_answer, plain_verdict, reference_answ
 from hpc_grpo.section import Section
 
 
-class MathSettings(Section):
-    """The reward `math` has no settings."""
-
-
 def load() -> None:
     from hpc_grpo.rewards.symbolic import are_equal
 
     are_equal(r"\sqrt{8}", r"2\sqrt{2}")  # the first comparison builds the parser
 
 
-@reward("math", MathSettings, load=load)
-def math(group: Group, settings: MathSettings) -> Iterator[float]:
+@reward("math", Section, load=load)
+def math(group: Group, settings: Section) -> Iterator[float]:
     r"""Compare each completion with its `answer`: a number, words, or notation such as `\sqrt{8}`, sets, matrices.
 
     `answers.final_answer` finds a completion's answer.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -12,10 +11,10 @@ from pydantic import Field
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
-from hpc_grpo.rewards.answers import after_thoughts, last_line, marked_answer, plain_characters
+from hpc_grpo.rewards.answers import LATEX_TEXT, after_thoughts, last_line, marked_answer, plain_characters
 from hpc_grpo.section import Section
 
-_LATEX_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
+_SENTENCE_END = re.compile(r"(?<=[a-z]{2}[.!?])\s+")
 _IS = r"(?:is|was|are|(?:must|should|would|will)\sbe|[:=\u2192]|[-=]>):?"
 _FILLER = (
     r"(?:\s*\b(?:most|likely|probably|clearly|definitely|therefore|thus|indeed|the|letter|option|choice|answer)\b:?)"
@@ -52,41 +51,32 @@ def _wanted(reference: Any, letters: str) -> str:
     return text
 
 
-@dataclass(frozen=True)
-class Patterns:
-    """Finds choices of some letters. `said`: in a sentence that chooses. `alone`: a text that is the choice.
-
-    `another`: a second letter beside a choice, as in "A or B". `listed`: a line of a list of options.
-    """
-
-    said: re.Pattern[str]
-    alone: re.Pattern[str]
-    another: re.Pattern[str]
-    listed: re.Pattern[str]
-
-
 @cache
-def patterns_of(letters: str) -> Patterns:
+def patterns_of(letters: str) -> tuple[re.Pattern[str], ...]:
+    """Return patterns: of a sentence that chooses a letter, of a text that is the choice, of a second letter beside a
+    choice ("A or B"), and of a line in a list of options.
+    """
     upper, lower = re.escape(letters.upper()), re.escape(letters.lower())
     letter = (
-        rf"[\s\[\"'*_$`]{{0,8}}\(?(?:([{upper}])|([{lower}])(?=[\s*]*(?:[).,;:]|$)))(?![\w'+-]|\s*\?)"
+        rf"[\s\[{{\"'*_$`]{{0,8}}\(?(?:([{upper}])|([{lower}])(?=[\s*]*(?:[).,;:]|$)))(?![\w+-]|'\w|\s*\?)"
         # The article: "the answer is A large city".
         r"(?!(?<=A)\s+(?!(?:because|since|as|and|or|is|not|which|for|with)\b)[a-z])"
     )
     said = (
-        rf"\b(?i:(?:answer|choice|option|selection)\b[\s*_\"']{{0,4}}(?:(?:to|for)\b[^.\n]{{0,80}}?)?\s?{_IS}{_FILLER}){letter}"
+        rf"(?:\b(?i:(?:ans|answer|choice|option|selection)\b[\s*_\"']{{0,4}}(?:(?:to|for)\b[^.\n]{{0,80}}?)?\s?{_IS}{_FILLER})"
+        rf"|\u7b54\u6848[\u662f\u4e3a:]){letter}"
         rf"|(?<!not\s)(?<!n't\s)\b(?i:(?:choose|chose|pick|select|selected|go\swith|opt\sfor|settled?\son){_FILLER}){letter}"
         rf"|{letter}\)?(?i:[*\s]+is\s(?:(?:the|clearly|most|indeed|only)\s)*(?:correct|right|best|answer)\b)"
-        rf"|\b(?i:it(?:'s|\s(?:is|must\sbe))){letter}(?=[)*]*(?:[.,;!]|$))"
+        rf"|\b(?i:it(?:'s|\s(?:is|must\sbe))){letter}(?=[)*]*(?:[.,;!]|$|\s(?:because|since|as)\b))"
     )
     alone = (
-        rf"(?:[-*+]\s+)?(?i:(?:(?:final|correct|so|thus|hence|therefore|the|answer|option|choice|it\sis|it's|must\sbe)\b[\s,:*_]*)*)"
+        rf"(?:(?:[-*+>\u2192]|[-=]>)\s+)?(?i:(?:(?:final|correct|so|thus|hence|therefore|the|answer|option|choice|it\sis|it's|must\sbe)\b[\s,:*_]*)*)"
         rf"{letter}(?:[).:,*\]\"'`$_]|\s[-(]|[\s`]*$)"
     )
     another = (
         rf"[)*\s]*(?:(?:\b(?:or|and)\b|[/&])\s*[(*]*[{upper}](?![\w'])|,\s*[(*]*[{upper}][)*]*\W?(?:$|\s(?:or|and)\b))"
     )
-    return Patterns(*map(re.compile, (said, alone, another, rf"(?m)^[\s(*-]*[{upper}][).:]")))
+    return tuple(map(re.compile, (said, alone, another, rf"(?m)^[\s(*-]*[{upper}][).:]")))
 
 
 def chosen_letter(completion: str, letters: str) -> str | None:
@@ -95,16 +85,17 @@ def chosen_letter(completion: str, letters: str) -> str | None:
     >>> chosen_letter("The answer is B. Option A is wrong.", "ABCD"), chosen_letter("It is A or B", "ABCD")
     ('B', None)
     """
-    patterns = patterns_of(letters)
-    text = _LATEX_TEXT.sub(r"\1", plain_characters(after_thoughts(completion)))
+    said, alone, another, listed = patterns_of(letters)
+    text = LATEX_TEXT.sub(r"\1", plain_characters(after_thoughts(completion)))
     marked = marked_answer(text)
     text = (text if marked is None else marked).strip()
-    found = list(patterns.said.finditer(text))
-    if not found and len(patterns.listed.findall(text)) < 2:
-        found = [match for line in (text, last_line(text)) if (match := patterns.alone.match(line))]
+    last = last_line(text)
+    found = list(said.finditer(text))
+    if not found and len(listed.findall(text)) < 2:
+        found = [match for part in (text, last, _SENTENCE_END.split(last)[-1]) if (match := alone.match(part))]
     if not found:
         return None
     choice = found[-1]
     [letter] = filter(None, choice.groups())
-    is_one = patterns.another.match(choice.string, choice.end(choice.lastindex or 0)) is None
+    is_one = another.match(choice.string, choice.end(choice.lastindex or 0)) is None
     return str(letter).upper() if is_one else None

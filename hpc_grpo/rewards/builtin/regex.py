@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -35,11 +35,9 @@ def regex(group: Group, settings: RegexSettings) -> Iterator[float]:
 
     A dot matches a newline too, as completions have several lines.
     """
-    wanted = settings.pattern
+    wanted: Any = settings.pattern
     if wanted is None:
-        wanted = str(
-            group.column(settings.pattern_field, "Set rewards.N.args.pattern or rewards.N.args.pattern_field.")
-        )
+        wanted = group.column_of(settings, "pattern_field", str)
     try:
         compiled = re.compile(wanted, re.DOTALL | (re.IGNORECASE if settings.ignore_case else 0))
     except re.error as error:

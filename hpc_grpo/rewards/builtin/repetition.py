@@ -21,12 +21,6 @@ def repetition(group: Group, settings: RepetitionSettings) -> Iterator[float]:
     Fewer words than `ngram` repeat nothing.
     """
     for text in group.completions:
-        yield _penalty(text.lower().split(), settings.ngram)
-
-
-def _penalty(words: list[str], size: int) -> float:
-    total = len(words) - size + 1
-    if total < 1:
-        return 0.0
-    distinct = len({tuple(words[start : start + size]) for start in range(total)})
-    return distinct / total - 1.0
+        words = text.lower().split()
+        ngrams = list(zip(*(words[start:] for start in range(settings.ngram)), strict=False))
+        yield len(set(ngrams)) / len(ngrams) - 1.0 if ngrams else 0.0

@@ -14,19 +14,15 @@ from hpc_grpo.section import Section
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-class StringF1Settings(Section):
-    """The reward `string_f1` has no settings."""
-
-
-@reward("string_f1", StringF1Settings)
-def string_f1(group: Group, settings: StringF1Settings) -> Iterator[float]:
+@reward("string_f1", Section)
+def string_f1(group: Group, settings: Section) -> Iterator[float]:
     """Return the F1 of words as SQuAD's evaluation has it (arXiv:1606.05250), the best over several references.
 
     Case, punctuation and English articles do not count. The marked or announced answer is compared, else the whole
     completion behind its thoughts. `answer` is a text, or a list of texts of which one suffices.
     """
-    references = group.answer()
-    accepted = [_words(str(each)) for each in (references if isinstance(references, list | tuple) else [references])]
+    references = group.answer(list)
+    accepted = [_words(str(each)) for each in (references if isinstance(references, list) else [references])]
     for completion in group.completions:
         given = _words(given_answer(completion) or after_thoughts(completion))
         yield max((_f1(given, wanted) for wanted in accepted), default=0.0)

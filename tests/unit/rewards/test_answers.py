@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 from hpc_grpo.rewards import score
-from hpc_grpo.rewards.answers import last_boxed, last_number, parse_number
+from hpc_grpo.rewards.answers import final_answer, last_boxed, last_number, parse_number
 
 
 def is_correct(completion: str, reference: str) -> bool:
@@ -115,6 +115,24 @@ def is_correct(completion: str, reference: str) -> bool:
         ("`42`", "42"),
         ("<answer>The GCD is 4.</answer>", "4"),
         ("<answer>\n**4**\n</answer>", "4"),
+        ("The answer is x. I hope it helps.", "x"),
+        ("The answer is no. The sum is odd.", "no"),
+        ("The answer is 45a. Option Z is wrong.", "45a"),
+        ("The answer is x^2 + C. It is so.", "x^2 + C"),
+        ("The answer is St. Louis. It is large.", "St. Louis"),
+        ("The answer is B. Option Z is wrong.", "B"),
+        ("**Final Answer:** **J. K. Rowling**", "J. K. Rowling"),
+        ("The answer is J. K. Rowling. She wrote it.", "J. K. Rowling"),
+        ("The answer is 6? No, 7.", "7"),
+        ("It is 10^3", "1000"),
+        ("It is 5\u00b2.", "25"),
+        ("The area is 10 m\u00b2.", "10"),
+        ("x\u00b2 + 1", "x^2+1"),
+        ("The answer is 2\u221a2.", "2\\sqrt{2}"),
+        ("(-\u221e, 2]", "(-\\infty,2]"),
+        ("6.02 \u00d7 10^23 atoms", "6.02e23"),
+        (r"\boxed{6.02\times10^{23}}", "602000000000000000000000"),
+        ("3 \u00d7 10\u207b\u00b3", "0.003"),
     ],
 )
 def test_an_equal_answer_is_correct(completion: str, reference: str) -> None:
@@ -156,10 +174,35 @@ def test_an_equal_answer_is_correct(completion: str, reference: str) -> None:
         ("The answer is 3x", "3"),
         ("The answer is x = 5 or x = 6", "6"),
         ("The answer is not 5. It is 6.", "5"),
+        ("5 or 6", "6"),
+        ("**5** or **6**", "6"),
+        ("It is 5\u00b2.", "5"),
+        ("It is 3 x 10^2.", "10"),
     ],
 )
 def test_another_answer_is_wrong(completion: str, reference: str) -> None:
     assert not is_correct(completion, reference)
+
+
+@pytest.mark.parametrize(
+    "surrounding",
+    [
+        *("{}", "<answer>\n{}\n</answer>", "So:\n```text\n{}\n```\nDone.", "We add.\n\n**Answer:**\n\n{}\n\nDone."),
+        *("The answer is {}.", "It is as follows:\n{}", "We add.\n\n{}", "The answer is:\r\n{}\r\n"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("reference", "other"), [("1 0\n0 1", "1 0\n1 0"), ("a < b\n\n. .", "a > b\n\n. ."), ("Go up.\nEnd.", "End.")]
+)
+def test_an_answer_of_several_lines_is_found(surrounding: str, reference: str, other: str) -> None:
+    assert final_answer(surrounding.format(reference), reference) == reference
+    assert final_answer(surrounding.format(other), reference) != reference
+
+
+@pytest.mark.parametrize("reference", ["...", "***", "...\n..."])
+def test_nothing_is_no_answer(reference: str) -> None:
+    assert final_answer("", reference) == final_answer(r"\boxed{}", reference) == ""
+    assert score("exact", ["", r"\boxed{}", reference], {"answer": reference}) == [0.0, 0.0, 1.0]
 
 
 def test_numbers_and_boxes_are_found_in_text() -> None:

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from hpc_grpo.rewards.fences import fenced_blocks, last_block
+from hpc_grpo.rewards.answers import answer_blocks
+from hpc_grpo.rewards.fences import fenced_blocks
 
 PROGRAM = "def one():\n    return 1\n"
 PYTHON = ("python", "py", "python3")
@@ -27,6 +28,9 @@ PYTHON = ("python", "py", "python3")
         "```\n{}```",
         "```sh\nls\n```\n```\n{}```",
         "```python\n{}",
+        "Like this: ```python\n{}```\nDone.",
+        "<answer>\n{}</answer>",
+        "```python\n{}```python\nDone.",
         "<answer>```python\n{}```</answer>",
         "<answer>\n```python\n{}```\n</answer>",
         "{}",
@@ -34,13 +38,13 @@ PYTHON = ("python", "py", "python3")
 )
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
 def test_the_program_is_found_whatever_stands_around_it(text: str, line_end: str) -> None:
-    found = last_block(text.format(PROGRAM).replace("\n", line_end), PYTHON)
-    assert found.replace("\r\n", "\n") == PROGRAM
+    found = answer_blocks(text.format(PROGRAM).replace("\n", line_end), PYTHON)[-1]
+    assert found.replace("\r\n", "\n").rstrip("\n") == PROGRAM.rstrip("\n")
 
 
 def test_a_block_in_a_list_loses_the_indentation_of_its_fence() -> None:
     indented = "".join(f"    {line}\n" for line in PROGRAM.splitlines())
-    assert last_block(f"1. Do:\n\n    ```python\n{indented}    ```\n2. Run it.", PYTHON) == PROGRAM
+    assert answer_blocks(f"1. Do:\n\n    ```python\n{indented}    ```\n2. Run it.", PYTHON)[-1] == PROGRAM
 
 
 def test_a_fence_ends_with_one_of_its_own_kind_and_length() -> None:
@@ -58,5 +62,5 @@ def test_a_fence_ends_with_one_of_its_own_kind_and_length() -> None:
 )
 def test_degenerate_fences_take_no_time(text: str) -> None:
     begun = time.process_time()
-    last_block(text, PYTHON)
+    answer_blocks(text, PYTHON)[-1]
     assert time.process_time() - begun < 0.5

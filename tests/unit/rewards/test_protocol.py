@@ -14,7 +14,7 @@ from hpc_grpo.config import RewardConfig, load_config, to_yaml
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.registry import REWARDS
-from hpc_grpo.rewards import builtin
+from hpc_grpo.rewards import builtin, score
 from tests.support.configs import minimal_config
 from tests.support.isolation import needs_isolation
 from tests.support.stand_in_server import Reply, Serve
@@ -71,6 +71,26 @@ def test_a_column_that_is_called_like_a_setting_stays_a_column(name: str, serve:
         outcome = pool.submit("p", completions, row).result()
     assert outcome.errors == ()
     assert outcome.rewards == pytest.approx(tuple(scores))
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "values"),
+    [
+        ("math", "answer", [None, ["2"], {"text": "2"}]),
+        ("exact", "answer", [None, ["2"]]),
+        ("string_f1", "answer", [None, {"text": ["a"]}]),
+        ("regex", "pattern", [None, 5, ["^yes$"]]),
+        ("keyword_match", "keywords", [5, {"tea": 1}]),
+        ("json_schema", "schema", [None, 5, [1]]),
+        ("ifeval", "kwargs", [None, "[{}]", ["{}"]]),
+    ],
+)
+def test_a_column_of_another_type_is_refused_and_scores_nothing(name: str, column: str, values: list[Any]) -> None:
+    """As text it would be a reference that no completion meets, and every completion would score 0."""
+    _, row, completions, _ = CASES[name]
+    for value in values:
+        with pytest.raises(ConfigError, match=rf"the column '{column}' holds|need a mapping of arguments"):
+            score(name, completions, {**row, column: value})
 
 
 def test_every_setting_has_a_description_and_what_is_required_is_named() -> None:

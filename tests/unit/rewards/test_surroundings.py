@@ -113,6 +113,11 @@ def _value(text: str) -> float:
 
 
 UNEQUAL = st.tuples(NUMBERS, NUMBERS).filter(lambda pair: abs(_value(pair[0]) - _value(pair[1])) > 1e-9)
+NOTATION = [
+    *((r"2\sqrt{2}", r"2\sqrt{3}"), ("x^2 + 1", "x^2 - 1"), (r"\frac{\pi}{4}", r"\frac{\pi}{3}"), ("[0, 1)", "[0, 1]")),
+    *(("(1, 2)", "(2, 1)"), (r"\{1, 2\}", r"\{1, 3\}"), ("1 2 3", "3 2 1"), ("10^{-3}", "10^{-2}"), ("x > 3", "x < 3")),
+    *(("Paris", "London"), ("no", "yes"), ("B", "C"), ("3 + 4i", "4 + 3i"), (r"50\%", r"40\%"), ("1:2", "2:1")),
+]
 GCD = {"question": "", "task": "gcd", "task_args": "{}", "metadata": "{}"}
 WISH = "keywords:existence"
 
@@ -122,9 +127,9 @@ def _written(text: str, is_right: bool) -> str:
 
 
 TASKS: dict[str, Task] = {
-    "math": Task(UNEQUAL, lambda right: {"answer": right}),
+    "math": Task(UNEQUAL | st.sampled_from(NOTATION), lambda right: {"answer": right}, examples=30),
     "correctness": Task(UNEQUAL, lambda right: {"answer": right}, examples=2),
-    "exact": Task(distinct(st.one_of(INTEGERS, PHRASES)), lambda right: {"answer": right}),
+    "exact": Task(distinct(INTEGERS | PHRASES) | st.sampled_from(NOTATION), lambda right: {"answer": right}),
     "gsm8k": Task(
         distinct(INTEGERS), lambda right: {"answer": f"It is so.\n#### {right}"}, form=lambda a: f"\n#### {a}\n"
     ),

@@ -147,6 +147,12 @@ def test_tests_that_are_none_name_the_fix(row: dict[str, object], words: str, mo
         score("code", ["pass"], row)
 
 
+def test_an_example_of_its_use_may_follow_a_program_that_tests_call() -> None:
+    shown = "```python\ndef one(): return 1\n```\nUse it:\n```python\nprint(one())\n```"
+    assert program_of(shown, is_tested=True) == "def one(): return 1\n"
+    assert program_of(shown) == "print(one())\n"
+
+
 def test_the_last_python_block_in_fences_is_the_program() -> None:
     assert program_of("```python\nx = 1\n```\nor\n```python\nx = 2\n```") == "x = 2\n"
     assert program_of("```\nx = 1\n```\nor\n```\nx = 2\n```") == "x = 2\n"

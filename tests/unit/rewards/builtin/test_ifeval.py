@@ -117,7 +117,7 @@ def test_an_empty_completion_follows_nothing_and_thoughts_are_not_judged() -> No
             ["startend:end_checker"],
             [{"end_phrase": None}],
             {},
-            "startend:end_checker takes end_phrase; it was given {}",
+            "the arguments of startend:end_checker are {}. end_phrase: Missing required argument",
         ),
         (["startend:quotation"], [{}, {}], {}, "need a mapping of arguments each"),
         ([], [], {}, "need a mapping of arguments each"),
@@ -131,8 +131,9 @@ def test_an_empty_completion_follows_nothing_and_thoughts_are_not_judged() -> No
             ["keywords:frequency"],
             [{"keyword": "a", "frequency": 1, "relation": "more than"}],
             {},
-            "a relation is 'more than'",
+            "relation: Input should be 'less than' or 'at least'",
         ),
+        (["keywords:existence"], [{"keywords": "tea"}], {}, "'str' instances are not allowed as a Sequence value"),
     ],
 )
 def test_an_item_that_cannot_be_judged_is_an_error_and_no_score(

@@ -135,6 +135,12 @@ def test_gsm8k_refuses_a_reference_without_number() -> None:
         ("Paris", None),
         ("Answer: B (Paris), since option C is a river", "B"),
         ("The answer is: A) Paris. B) is wrong because it is small.", "A"),
+        ("Looking at A, it is wrong. Thus B.", "B"),
+        ("The answer is 'C'.", "C"),
+        ("The answer is {D}", "D"),
+        ("It is D because it fits.", "D"),
+        ("=> D", "D"),
+        ("\u7b54\u6848\u662f (D)\u3002", "D"),
     ],
 )
 def test_the_chosen_letter_is_the_marked_or_announced_one(completion: str, choice: str | None) -> None:
@@ -150,12 +156,24 @@ def test_exact_compares_texts() -> None:
     assert score("exact", [""], {"answer": ""}) == [0.0]
 
 
+@pytest.mark.parametrize("reference", ["Yes", "U.S.", '"hi"', "one\ntwo", "f(x) = `y`"])
+def test_marks_around_an_exact_answer_do_not_count(reference: str) -> None:
+    marked = [
+        f"**{reference}**",
+        f"```\n{reference}\n```",
+        f"\\boxed{{\\text{{{reference}}}}}",
+        f"<answer>{reference}</answer>",
+    ]
+    assert score("exact", marked, {"answer": reference}) == [1.0] * 4
+    assert score("exact", marked, {"answer": "no"}) == [0.0] * 4
+
+
 @pytest.mark.parametrize("reference", ["B", "b", "(B)", "B.", 1, "1"])
 def test_the_reference_is_a_letter_or_its_number(reference: Any) -> None:
     assert score("multiple_choice", ["B", "A"], {"answer": reference}) == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("reference", ["G", 7, "Paris", None])
+@pytest.mark.parametrize("reference", ["G", 7, "Paris"])
 def test_a_reference_that_is_no_choice_is_an_error(reference: Any) -> None:
     with pytest.raises(ConfigError, match="none of the letters ABCDE"):
         score("multiple_choice", ["B"], {"answer": reference})
@@ -172,6 +190,7 @@ def test_a_reference_that_is_no_choice_is_an_error(reference: Any) -> None:
         ("", "Paris", 0.0),
         ("the", "a", 1.0),
         ("New York City", ["NYC", "New York"], 4 / 5),
+        (r"\boxed{\text{Eiffel Tower}}", "Eiffel Tower", 1.0),
     ],
 )
 def test_string_f1_is_that_of_squad(completion: str, reference: Any, f1: float) -> None:

@@ -102,6 +102,7 @@ PERSON = {
         ('{"name": "Ada", "age": 36}', 1.0),
         ('Here you are:\n```json\n{"name": "Ada", "age": 36}\n```\nDone.', 1.0),
         ('```\n{}\n```\n```json\n{"name": "Ada", "age": 0}\n```', 1.0),
+        ('<answer>{"name": "Ada", "age": 36}</answer>', 1.0),
         ('{"name": "Ada", "age": -1}', 0.25),
         ('{"name": "Ada"}', 0.25),
         ('{"name": "Ada", "age": NaN}', 0.0),
