@@ -1,13 +1,18 @@
-"""The commands that take a checkpoint up without Ray: to train a recorded step again, or to export its model."""
+"""The commands that take a checkpoint up on one learner in this process, without Ray.
+
+They train a recorded step again, or export the checkpoint's model. The run stays as it is.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -17,7 +22,8 @@ from hpc_grpo.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpc_grpo.config import Config
-    from hpc_grpo.learner.replay import Replay
+    from hpc_grpo.learner.learner import Learner
+    from hpc_grpo.run.checkpoint import Checkpoint
     from hpc_grpo.run.paths import RunDir
 
 _OF_THE_STEP = (
@@ -49,8 +55,6 @@ def replay(run_name: str, overrides: tuple[str, ...], step: int, as_json: bool) 
     changed = with_overrides(config, _as_in_papers(config, overrides))
     _prepare_process(run, changed)
     with redirect_stdout(sys.stderr):  # libraries report there when they are imported, and when they start
-        from hpc_grpo.learner.replay import replay as train_again
-
         result = train_again(run, step, config, changed)
     echo(json.dumps(asdict(result), indent=2) if as_json else shown(result, step))
 
@@ -72,23 +76,109 @@ def export(run_name: str, overrides: tuple[str, ...], step: int | None) -> None:
     config = with_overrides(read_config(run), overrides)
     _prepare_process(run, config)
     with redirect_stdout(sys.stderr):
-        from hpc_grpo.learner.replay import export_checkpoint
-
         folder = export_checkpoint(run, step, config)
     echo(folder)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The learners' metrics of a step, by name: those of the run, and those of this process.
+
+    `num_learners` shared the step then. The replay began after step `first_step`.
+    """
+
+    recorded: Mapping[str, float]
+    replayed: Mapping[str, float]
+    num_learners: int
+    first_step: int
+
+
+def train_again(run: RunDir, step: int, config: Config, changed: Config) -> Replay:
+    """Train `step` again: by `changed`, from the weights that the steps before it gave by `config`.
+
+    Raises ConfigError where the run has no record of it, or of a step between it and the checkpoint before it.
+    """
+    from hpc_grpo.learner.learner import Learner
+    from hpc_grpo.learner.record import read_batches
+    from hpc_grpo.metrics.reductions import merge
+    from hpc_grpo.run.checkpoint import valid_checkpoints
+    from hpc_grpo.run.progress import read_metrics, read_state
+
+    start = next((each for each in valid_checkpoints(run, check_hashes=False) if each.step < step), None)
+    first_step = start.step if start else 0
+    records = {number: read_batches(_batch_record(run, number)) for number in range(first_step + 1, step + 1)}
+    recorded = read_metrics(run.metrics).get(step)
+    if recorded is None:
+        raise ConfigError(f"{run.metrics} has no line of step {step}: there is nothing to compare with.")
+    state = read_state(run)
+    total_steps = state.total_steps if state else step
+    learner = Learner(changed, total_optimizer_steps=config.optimizer_steps(total_steps))
+    if start is not None:
+        load_here(learner, start)
+    learner.train_by(config)
+    for number in range(first_step + 1, step):
+        learner.train_step(records[number][0])
+    learner.train_by(changed)
+    minibatches, num_learners = records[step]
+    replayed = merge([learner.train_step(minibatches)])
+    return Replay({name: recorded[name] for name in replayed if name in recorded}, replayed, num_learners, first_step)
+
+
+def export_checkpoint(run: RunDir, step: int | None, config: Config) -> Path:
+    """Write the export of a checkpoint, by default of the newest. Raises ConfigError where there is none of `step`."""
+    from hpc_grpo.learner.export import export_model
+    from hpc_grpo.learner.learner import Learner
+    from hpc_grpo.run.checkpoint import valid_checkpoints
+
+    found = {each.step: each for each in valid_checkpoints(run, check_hashes=False)}
+    if not found or (step is not None and step not in found):
+        there = ", ".join(map(str, sorted(found))) or "none"
+        asked = "" if step is None else f"--step = {step}: "
+        raise ConfigError(f"{asked}run {run.path.name} has whole checkpoints of these steps: {there}.")
+    checkpoint = found[max(found) if step is None else step]
+    learner = Learner(config, total_optimizer_steps=1)
+    load_here(learner, checkpoint)
+    export_model(learner, run.export(checkpoint.step))
+    return run.export(checkpoint.step)
+
+
+def load_here(learner: Learner, checkpoint: Checkpoint) -> None:
+    """Load a checkpoint of any number of learners; what is written for that goes into a temporary folder."""
+    from hpc_grpo.learner.checkpoint import load_checkpoint, write_universal
+
+    if checkpoint.manifest.world_size == 1:
+        load_checkpoint(learner, checkpoint.path)
+        return
+    with tempfile.TemporaryDirectory(prefix="hpc-grpo-") as folder:
+        write_universal(checkpoint.path, Path(folder))
+        load_checkpoint(learner, checkpoint.path, Path(folder))
+
+
+def _batch_record(run: RunDir, step: int) -> Path:
+    from hpc_grpo.run.paths import step_dirs
+
+    folder = run.batches(step)
+    if not folder.is_dir():
+        there = ", ".join(map(str, sorted(step_dirs(folder.parent)))) or "none"
+        raise ConfigError(
+            f"The batch of step {step} of run {run.path.name} was not kept. Steps with a batch: {there}. A replay "
+            f"needs that of its step, and of each one since the checkpoint before it: set checkpoint.keep_batches."
+        )
+    return folder
 
 
 def shown(result: Replay, step: int) -> str:
     """Return a table of the metrics, and a sentence on how far they are apart."""
     from hpc_grpo.system.readable import UNKNOWN, table
 
-    rows = []
-    for name, value in result.replayed.items():
-        recorded = result.recorded.get(name)
-        difference = UNKNOWN if recorded is None else f"{value - recorded:.3g}"
-        rows.append((name, UNKNOWN if recorded is None else f"{recorded:.9g}", f"{value:.9g}", difference))
+    rows = [
+        (name, f"{result.recorded[name]:.9g}", f"{value:.9g}", f"{value - result.recorded[name]:.3g}")
+        if name in result.recorded
+        else (name, UNKNOWN, f"{value:.9g}", UNKNOWN)
+        for name, value in result.replayed.items()
+    ]
     lines = [table(("METRIC", "RECORDED", "REPLAYED", "DIFFERENCE"), rows)]
-    if not result.differences:
+    if all(result.replayed[name] == value for name, value in result.recorded.items()):
         lines.append(f"Step {step}: all {len(result.recorded)} metrics are those of the run, to the last bit.")
     elif result.num_learners > 1:
         lines.append(f"The run shared the step among {result.num_learners} learners, which add up in another order.")

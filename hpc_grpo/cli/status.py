@@ -123,13 +123,13 @@ def explain(run_name: str) -> None:
     """Say what became of every attempt of a run, and what to do about it."""
     import time
 
-    from hpc_grpo.report.explain import explain_attempts, explanation_text, unrecorded_attempts
+    from hpc_grpo.report.explain import explain_attempts, unrecorded_attempts
     from hpc_grpo.report.logs import why_no_attempt
 
     run = find_run(run_name)
     (records,) = _records([run])
     for explanation in explain_attempts(records, time.time()):
-        echo(f"{printable(explanation_text(explanation))}\n")
+        echo(f"{printable(str(explanation))}\n")
     unrecorded = unrecorded_attempts(records)
     for path in unrecorded:
         echo(f"{path.relative_to(run.path)}: its attempt.json is missing or damaged. Was the disk full?\n")
@@ -148,8 +148,7 @@ def explain(run_name: str) -> None:
 )
 def report(run_names: tuple[str, ...], out: Path | None) -> None:
     """Show what runs have learned: in the terminal, as report.png in each, and as one HTML page of all of them."""
-    from hpc_grpo.report.curves import print_report
-    from hpc_grpo.report.page import write_page
+    from hpc_grpo.report.page import print_report, write_page
 
     runs = list(dict.fromkeys(find_run(name) for name in run_names))
     for run in runs:

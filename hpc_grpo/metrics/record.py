@@ -1,7 +1,8 @@
-"""The record of one step, which the driver gives to every sink."""
+"""The record of one step, which the driver gives to every sink, and the phases of its time."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,3 +30,16 @@ class StepRecord:
     step_in_epoch: int = 1
     steps_per_epoch: int = 1
     time_s: float = field(default_factory=time.time)
+
+
+def phase_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of a step by phase, without what is no phase: the step's own, and those left of the run.
+
+    >>> phase_seconds({"time/step_s": 4.0, "time/train_s": 3.0, "time/eta_s": 99.0, "lr": 0.1})
+    {'train': 3.0}
+    """
+    return {
+        name.removeprefix("time/").removesuffix("_s"): value
+        for name, value in metrics.items()
+        if name.startswith("time/") and name not in ("time/step_s", "time/eta_s") and not math.isnan(value)
+    }

@@ -8,15 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.report.records import RunRecords, read_records
 from hpc_grpo.report.status import is_over
-from hpc_grpo.run.chain import ChainRecord
 from hpc_grpo.run.paths import RunDir
 
 DRIVER_LOG = "driver.log"
-_NODE_LOGS = ("agent.log", "ray_start.log")
-_BLOCK_BYTES = 1 << 16
 _MAX_TAIL_BYTES = 1 << 22
 _MAX_READ_BYTES = 1 << 20
 _POLL_S = 0.5
@@ -24,8 +21,7 @@ _POLL_S = 0.5
 
 def attempt_dirs(run: RunDir) -> dict[int, Path]:
     """Return the folders of a run's attempts by number, in order."""
-    numbered = {int(path.name.split("-")[0]): path for path in run.attempts.glob("[0-9]*-*")}
-    return dict(sorted(numbered.items()))
+    return dict(sorted((int(path.name.split("-")[0]), path) for path in run.attempts.glob("[0-9]*-*")))
 
 
 def attempt_dir(run: RunDir, number: int | None) -> Path | None:
@@ -45,20 +41,16 @@ def log_files(attempt: Path, node: str | None) -> list[Path]:
         return [attempt / DRIVER_LOG]
     known = sorted(path.name for path in (attempt / "nodes").glob("*"))
     if node not in known:
-        import difflib
-
-        near = difflib.get_close_matches(node, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ConfigError(
-            f"--node = {node!r} must be a node of attempt {attempt.name}; it has: {', '.join(known) or 'none'}.{hint}"
+            f"--node = {node!r} must be a node of attempt {attempt.name}; it has: {', '.join(known) or 'none'}"
+            f"{nearest(node, known)}"
         )
-    return [attempt / "nodes" / node / name for name in _NODE_LOGS]
+    return [attempt / "nodes" / node / name for name in ("agent.log", "ray_start.log")]
 
 
 def ray_logs(attempt: Path, node: str) -> list[Path]:
     """Return what was kept of Ray's own logs of a node; its agent copies them when the attempt ends."""
-    folders = (attempt / "nodes" / node).glob("ray*/")
-    return sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in (attempt / "nodes" / node).glob("ray*/**/*") if path.is_file())
 
 
 def is_of_an_actor(path: Path) -> bool:
@@ -66,22 +58,10 @@ def is_of_an_actor(path: Path) -> bool:
     return path.name.startswith("worker-") and path.suffix in (".err", ".out") and path.stat().st_size > 0
 
 
-def job_output(run: RunDir, chain: ChainRecord, job_id: str) -> Path:
-    """Return the file with what the scheduler and the supervisor printed in a job.
-
-    A job that the user's own script submitted writes elsewhere, and says where when it starts.
-    """
-    link, path = chain.link(job_id), run.slurm_log(job_id)
-    return Path(link.output) if link is not None and link.output and not path.exists() else path
-
-
 def why_no_attempt(records: RunRecords) -> str:
     """Say that no attempt has started, and where the output of the job is that is to start one."""
-    run, link = records.run, records.unstarted_link
-    text = f"No attempt of run {run.path.name} has started yet."
-    if link is None:
-        return text
-    return f"{text} Slurm's output of job {link.job_id}: {job_output(run, records.chain, link.job_id)}"
+    text, link = f"No attempt of run {records.run.path.name} has started yet.", records.unstarted_link
+    return text if link is None else f"{text} Slurm's output of job {link.job_id}: {records.job_output(link.job_id)}"
 
 
 def tail(path: Path, num_lines: int, max_bytes: int = _MAX_TAIL_BYTES) -> str:
@@ -89,26 +69,21 @@ def tail(path: Path, num_lines: int, max_bytes: int = _MAX_TAIL_BYTES) -> str:
     return _tail_and_end(path, num_lines, max_bytes)[0]
 
 
-def _tail_and_end(path: Path, num_lines: int, max_bytes: int = _MAX_TAIL_BYTES) -> tuple[str, int]:
+def _tail_and_end(path: Path, num_lines: int, max_bytes: int) -> tuple[str, int]:
     """Return the last lines, and the offset in bytes behind them."""
     try:
         with path.open("rb") as file:
-            end = start = file.seek(0, os.SEEK_END)
-            data = b""
-            while start > 0 and end - start < max_bytes and data.count(b"\n", 0, -1) < num_lines:
-                step = min(_BLOCK_BYTES, start, max_bytes - (end - start))
-                start -= step
-                file.seek(start)
-                data = file.read(step) + data
+            start = file.seek(max(0, file.seek(0, os.SEEK_END) - max_bytes))
+            data = file.read(max_bytes)
     except FileNotFoundError:
         return "", 0
     lines = data.decode(errors="replace").split("\n")
     kept = num_lines + (lines[-1] == "")
-    return "\n".join(lines[-kept:]) if num_lines else "", end
+    return "\n".join(lines[-kept:]) if num_lines else "", start + len(data)
 
 
-class GrowingFile:
-    """Read text that is appended to a file; it need not exist yet."""
+class _GrowingFile:
+    """Text that is appended to a file, which need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -116,8 +91,8 @@ class GrowingFile:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def skip_to_tail(self, num_lines: int) -> str:
-        """Return the last lines that are there now; `read` goes on behind them."""
-        text, self._offset = _tail_and_end(self.path, num_lines)
+        """Return the last lines that are there now; `read` continues behind them."""
+        text, self._offset = _tail_and_end(self.path, num_lines, _MAX_TAIL_BYTES)
         return text
 
     def read(self) -> str:
@@ -133,16 +108,15 @@ class GrowingFile:
 
 
 class LogFollower:
-    """Read the logs of one attempt or, with `attempt` None, of the newest and of every one after it.
+    """Reads the driver's logs, or those of `node`: of one attempt or, without `attempt`, of the newest and later ones.
 
-    `node` names the node whose logs are meant; None means the driver's. Raises ConfigError for a node that the first
-    attempt does not have; in later attempts it is waited for.
+    Raises ConfigError for a node that the first attempt does not have; in later attempts the node is waited for.
     """
 
     def __init__(self, run: RunDir, *, node: str | None, attempt: int | None, num_lines: int) -> None:
         self._run, self._node, self._fixed = run, node, attempt
         self._number = 0
-        self._files: list[GrowingFile] = []
+        self._files: list[_GrowingFile] = []
         self._last_shown: Path | None = None
         self._start = ""
         if (folder := attempt_dir(run, attempt)) is not None:
@@ -150,7 +124,7 @@ class LogFollower:
             self._start = "".join(self._headed(file, file.skip_to_tail(num_lines)) for file in self._files)
 
     def read(self) -> str:
-        """Return what the logs gained since the last call; goes over to the next attempt once there is nothing more."""
+        """Return what the logs gained since the last call; then opens the next attempt's logs."""
         text, self._start = self._start, ""
         while True:
             text += "".join(self._headed(file, file.read()) for file in self._files)
@@ -160,26 +134,21 @@ class LogFollower:
     def is_over(self) -> bool:
         """Tell whether the logs cannot grow any more: call it before the last `read`."""
         records, now = read_records(self._run), time.time()
-        if self._fixed is None or is_over(records, now):
-            return is_over(records, now)
-        mine = [attempt for attempt in records.attempts if attempt.attempt == self._fixed]
-        return bool(mine) and not records.is_running(mine[0], now)
+        ended = (attempt for attempt in records.attempts if not records.is_running(attempt, now))
+        return is_over(records, now) or self._fixed in [attempt.attempt for attempt in ended]
 
     def _open(self, folder: Path) -> None:
         self._number = int(folder.name.split("-")[0])
-        self._files = [GrowingFile(path) for path in log_files(folder, self._node)]
+        self._files = [_GrowingFile(path) for path in log_files(folder, self._node)]
 
     def _open_next(self) -> bool:
-        if self._fixed is not None:
-            return False
-        for number, folder in attempt_dirs(self._run).items():
-            has_logs = self._node is None or (folder / "nodes" / self._node).is_dir()
-            if number > self._number and has_logs:
+        for number, folder in attempt_dirs(self._run).items() if self._fixed is None else ():
+            if number > self._number and (self._node is None or (folder / "nodes" / self._node).is_dir()):
                 self._open(folder)
                 return True
         return False
 
-    def _headed(self, file: GrowingFile, text: str) -> str:
+    def _headed(self, file: _GrowingFile, text: str) -> str:
         """Put the file's path before the text where another file's came last."""
         if not text or file.path == self._last_shown:
             return text

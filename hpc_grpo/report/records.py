@@ -16,7 +16,7 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import RunState, read_state
 
 SILENT_S = 60.0
-"""A supervisor beats every 5 s; after so long a silence it is taken for dead."""
+"""A supervisor beats every 5 s; after so long a silence it counts as dead."""
 _SET_UP_S = 600.0
 """Longer than modules and set-up lines of a job take."""
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunRecords:
-    """Hold what the files of one run say.
+    """What the files of one run say.
 
     `owner` is the attempt that holds the run; `attempts` are in order; `created_at` is in unix seconds; `unreadable`
     names files that are there but damaged.
@@ -47,21 +47,23 @@ class RunRecords:
 
     @property
     def waiting_job(self) -> str:
-        """Return the job that carries on after the newest attempt and has not started, "" if there is none."""
+        """The job that continues after the newest attempt and has not started, "" if there is none."""
         return "" if self.chain.successor in self._attempted_jobs else self.chain.successor
 
     @property
     def unstarted_link(self) -> Link | None:
-        """Return the last job of the chain, if there is no attempt of it and one may still come."""
-        if not self.chain.links or self.chain.ended:
-            return None
-        last = self.chain.links[-1]
-        return None if last.job_id in self._attempted_jobs else last
+        """The last job of the chain, if it has no attempt and one may still come."""
+        last = self.chain.links[-1] if self.chain.links and not self.chain.ended else None
+        return None if last is None or last.job_id in self._attempted_jobs else last
+
+    @property
+    def _attempted_jobs(self) -> set[str]:
+        return {attempt.job_id for attempt in self.attempts}
 
     def early_death(self, now: float) -> str:
         """Say which job since the newest attempt began long ago and left none, "" if none did.
 
-        Of a chain that has ended the last job that began is no such: it ran, and said why nothing follows.
+        The last job that began of a chain that has ended is not such a job: it ran, and said why nothing follows.
         """
         links = takewhile(lambda link: link.job_id not in self._attempted_jobs, reversed(self.chain.links))
         begun = [link.job_id for link in links if self.run.job_mark(link.job_id).exists()]
@@ -70,16 +72,20 @@ class RunRecords:
                 return f"Job {job_id}: {before_it_ran(self.run, job_id)}"
         return ""
 
-    @property
-    def _attempted_jobs(self) -> set[str]:
-        return {attempt.job_id for attempt in self.attempts}
+    def job_output(self, job_id: str) -> Path:
+        """Return the file with what the scheduler and the supervisor printed in a job.
+
+        A job that the user's own script submitted writes elsewhere, and says where when it starts.
+        """
+        link, path = self.chain.link(job_id), self.run.slurm_log(job_id)
+        return Path(link.output) if link is not None and link.output and not path.exists() else path
 
     def is_held(self, now: float) -> bool:
         """Tell whether a supervisor works on the run; `now` is in unix seconds."""
         return self.owner is not None and now - self.owner.beat_at <= SILENT_S
 
     def is_running(self, attempt: AttemptRecord, now: float) -> bool:
-        """Tell whether this attempt still goes on: its record alone cannot say that it was killed."""
+        """Tell whether this attempt is not over: its record alone cannot say that it was killed."""
         is_newest = self.newest is not None and attempt.attempt == self.newest.attempt
         return attempt.exit_kind == "running" and is_newest and self.is_held(now)
 
@@ -87,12 +93,9 @@ class RunRecords:
         """Return the unix time of the newest attempt's last beat or finished step; None if it left neither."""
         if self.newest is None:
             return None
-        signs = []
-        if self.owner is not None and self.owner.attempt == self.newest.attempt:
-            signs.append(self.owner.beat_at)
-        if self.state is not None and self.state.attempt == self.newest.attempt:
-            signs.append(self.state.heartbeat)
-        return max(signs, default=None)
+        beat = (self.owner.attempt, self.owner.beat_at) if self.owner else (0, 0.0)
+        step = (self.state.attempt, self.state.heartbeat) if self.state else (0, 0.0)
+        return max((at for attempt, at in (beat, step) if attempt == self.newest.attempt), default=None)
 
 
 def read_records(run: RunDir) -> RunRecords:
@@ -116,7 +119,9 @@ def read_records(run: RunDir) -> RunRecords:
         attempts=tuple(read_attempts(run)),
         chain=guarded(run.chain, read_chain, ChainRecord()),
         state=guarded(run.state, read_state, None),
-        created_at=guarded(run.source, _read_created_at, None),
+        created_at=guarded(
+            run.source, lambda run: read_record(run.source, lambda values: float(values["created_at"])), None
+        ),
         unreadable=tuple(unreadable),
     )
 
@@ -125,7 +130,3 @@ def ended_by_time_limit(attempt: AttemptRecord, last_sign: float | None) -> bool
     """Tell whether an attempt ended with its allocation; `last_sign` (unix s) stands in for an end not recorded."""
     end = next((at for at in (attempt.ended_at, attempt.signalled_at, last_sign) if at is not None), None)
     return attempt.ends_at is not None and end is not None and end >= attempt.ends_at - NEAR_THE_LIMIT_S
-
-
-def _read_created_at(run: RunDir) -> float | None:
-    return read_record(run.source, lambda values: float(values["created_at"]))

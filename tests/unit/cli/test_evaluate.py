@@ -10,7 +10,7 @@ import pytest
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.errors import EXIT_CONFIG
 from hpc_grpo.launch.freeze import freeze
-from hpc_grpo.run.evals import answer_file, read_request, result_file
+from hpc_grpo.run.evals import ANSWER, RESULT, read_request
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir
@@ -26,14 +26,14 @@ class Started:
         self.exit_code = 0
 
     def run_attempt(self, folder: RunDir, driver: str, *, comes_back: bool) -> int:
-        assert (driver, comes_back) == ("hpc_grpo.driver.evaluate", True)
+        assert (driver, comes_back) == ("hpc_grpo.driver.evaluation", True)
         self.folders.append(folder)
         self.configs = [*getattr(self, "configs", []), read_config(folder)]
         self.request = read_request(folder)
         if self.request.prompts:
             self.prompts = [line["prompt"] for line in read_jsonl(folder.path / "prompts.jsonl")]
-        result_file(folder).write_text('{"models": {}}')
-        answer_file(folder).write_text("56\n")
+        (folder.path / RESULT).write_text('{"models": {}}')
+        (folder.path / ANSWER).write_text("56\n")
         print(f"Attempt 1 of run {folder.path.name}")
         return self.exit_code
 

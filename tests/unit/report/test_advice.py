@@ -85,7 +85,7 @@ def test_an_attempt_that_was_no_job_is_not_sent_to_a_scheduler(kind: str) -> Non
 TODOS = [
     advice.todo for table in (tables._BY_KIND, tables._WITHOUT_JOBS, tables._OTHERWISE) for advice in table.values()
 ]
-TODOS += [advice.todo for _, advice in tables._BY_PATTERN] + [tables._UNKNOWN.todo]
+TODOS += [advice.todo for advice in tables._BY_PATTERN.values()] + [tables._UNKNOWN.todo]
 KEY = re.compile(rf"\b((?:{'|'.join(Config.model_fields)})\.\w+(?:\.\w+)*)")
 NEEDS_A_NEW_RUN = {
     "model.path",

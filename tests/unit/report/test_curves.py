@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Sequence
@@ -11,8 +12,8 @@ from PIL import Image, ImageColor
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import JsonlSink
-from hpc_grpo.report.curves import Curve, plot, print_report, write_picture
-from hpc_grpo.report.drawings import PALETTE
+from hpc_grpo.report.figure import PALETTE, Figure, Series, draw_png, draw_text
+from hpc_grpo.report.page import print_report
 from hpc_grpo.run.paths import RunDir
 
 
@@ -142,7 +143,7 @@ def test_sft_run_shows_its_loss(run_dir: RunDir, capsys: pytest.CaptureFixture[s
 
 
 def test_a_rising_curve_goes_from_the_lower_left_to_the_upper_right_without_colours() -> None:
-    text = plot([Curve("reward/mean", (0, 10), (0.0, 1.0))])
+    text = draw_text(Figure("run", [Series("reward/mean", (0, 10), (0.0, 1.0))]))
     assert "\x1b" not in text
     rows = [line for line in text.splitlines() if "│" in line]
     ends = [(min(dots), max(dots)) for row in rows if (dots := [n for n, char in enumerate(row) if "⠀" < char <= "⣿"])]
@@ -152,19 +153,19 @@ def test_a_rising_curve_goes_from_the_lower_left_to_the_upper_right_without_colo
 
 
 def test_one_point_and_a_constant_can_be_drawn() -> None:
-    assert plot([Curve("eval/pass@1", (0,), (0.5,))]).count("●") == 2  # the point and the legend
-    constant = plot([Curve("reward/mean", (1, 2, 3), (0.5, 0.5, 0.5))])
+    point = Series("eval/pass@1", (0,), (0.5,), marked=True)
+    assert draw_text(Figure("run", [point])).count("●") == 2  # the point and the legend
+    constant = draw_text(Figure("run", [Series("reward/mean", (1, 2, 3), (0.5, 0.5, 0.5))]))
     assert sum("⠀" < char <= "⣿" for char in constant) > 50
 
 
 def test_of_a_long_curve_the_means_of_neighbours_are_drawn() -> None:
-    flat = plot([Curve("reward/mean", tuple(range(8000)), (0.0, 1.0) * 4000)])
+    flat = draw_text(Figure("run", [Series("reward/mean", tuple(range(8000)), (0.0, 1.0) * 4000)]))
     assert sum(any("⠀" < char <= "⣿" for char in line) for line in flat.splitlines() if "│" in line) == 1
 
 
-def test_the_picture_has_the_colours_that_all_can_tell_apart(tmp_path: Path) -> None:
-    curves = [Curve(name, (1, 2), (float(n), float(n))) for n, name in enumerate(("reward/mean", "eval/pass@1"))]
-    write_picture(curves, tmp_path / "p.png", "run")
-    with Image.open(tmp_path / "p.png") as picture:
+def test_the_picture_has_the_colours_that_all_can_tell_apart() -> None:
+    curves = [Series(name, (1, 2), (float(n), float(n))) for n, name in enumerate(("reward/mean", "eval/pass@1"))]
+    with Image.open(io.BytesIO(draw_png(Figure("run", curves)))) as picture:
         drawn = {color for _, color in picture.convert("RGB").getcolors(maxcolors=1 << 20)}
     assert {ImageColor.getrgb(color) for color in PALETTE[:2]} <= drawn

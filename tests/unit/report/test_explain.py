@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.report.explain import Explanation, explain_attempts, explanation_text
+from hpc_grpo.report.explain import Explanation, explain_attempts
 from hpc_grpo.report.records import read_records
 from hpc_grpo.run.chain import ChainRecord, write_chain
 from tests.support.run_builder import RunBuilder
@@ -33,7 +33,7 @@ def test_steps_of_a_run_that_published_nothing_are_unknown(built: RunBuilder) ->
     built.attempt(1, "bringup_failed")
     (entry,) = explained(built)
     assert entry.num_steps is None
-    assert "steps      -" in explanation_text(entry)
+    assert "steps      -" in str(entry)
 
 
 def test_a_running_attempt_needs_no_advice(built: RunBuilder) -> None:
@@ -43,10 +43,10 @@ def test_a_running_attempt_needs_no_advice(built: RunBuilder) -> None:
     assert (entry.kind, entry.advice) == ("running", None)
     assert entry.duration_s is not None
     assert 119 < entry.duration_s < 130
-    assert "not yet: it is running" in explanation_text(entry)
+    assert "not yet: it is running" in str(entry)
     built.attempt(2, age_s=120.0, signalled="SIGTERM")
     built.hold(2)
-    assert "not yet: SIGTERM asked it to" in explanation_text(explained(built)[1])
+    assert "not yet: SIGTERM asked it to" in str(explained(built)[1])
 
 
 def test_a_killed_attempt_lasted_until_its_last_sign_of_life(built: RunBuilder) -> None:
@@ -98,7 +98,7 @@ def test_an_error_that_the_reason_quotes_is_not_repeated(built: RunBuilder) -> N
     why = "Something must be changed first: model.path = m is no model; see driver.log."
     built.log(built.attempt(1, "config", why=why), "error: model.path = m is no model.\n")
     built.log(built.attempt(2, "config", why=why), "error: model.path = m is no model.\n  It has no tokenizer.\n")
-    once, more = map(explanation_text, explained(built))
+    once, more = map(str, explained(built))
     assert once.count("is no model") == 1
     assert "said       error: model.path = m is no model.\n             " in more
 
@@ -142,7 +142,7 @@ def test_an_attempt_killed_after_it_lost_a_node_has_the_cause_node_lost(built: R
 
 def test_lost_nodes_and_restarts_are_listed(built: RunBuilder) -> None:
     built.attempt(1, "node_lost", lost_nodes={"n2": "its agent ended"}, restarts=["It crashed.", "Again."])
-    text = explanation_text(explained(built)[0])
+    text = str(explained(built)[0])
     assert "lost node  n2: its agent ended" in text
     assert "restarted  It crashed." in text
     assert "restarted  Again." in text

@@ -12,7 +12,7 @@ import pytest
 
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import JsonlSink
-from hpc_grpo.report.page import phase_seconds, write_page
+from hpc_grpo.report.page import write_page
 from hpc_grpo.report.samples import SHOWN_OF_A_STEP, SHOWN_STEPS, take_samples
 from hpc_grpo.run.paths import RunDir
 from tests.support.command import call
@@ -73,8 +73,9 @@ def page_of(path: Path) -> StrictPage:
     return StrictPage(path.read_text())
 
 
-def svg_of(image: dict[str, str | None]) -> str:
-    head, _, data = str(image["src"]).partition(",")
+def svg_of(page: StrictPage, title: str) -> str:
+    (source,) = (str(image["src"]) for image in page.all("img") if image["alt"] == title)
+    head, _, data = source.partition(",")
     assert head == "data:image/svg+xml;base64"
     text = base64.b64decode(data, validate=True).decode()
     assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
@@ -92,10 +93,9 @@ def test_runs_are_drawn_over_each_other_with_what_ended_them_and_their_rollouts(
     other = RunBuilder(tmp_path / "other")
     write_steps(other.run, 3)
     page = page_of(write_page([built.run, other.run], tmp_path / "report.html"))
-    pictures = {image["alt"]: svg_of(image) for image in page.all("img")}
-    assert ">adder<" in pictures["reward/mean"]
-    assert ">other<" in pictures["reward/mean"]
-    assert {"lag/mean", "adder: seconds of a step by phase", "Length of completions", "adder"} <= pictures.keys()
+    assert all(f">{name}<" in svg_of(page, "reward/mean") for name in ("adder", "other"))
+    for title in ("lag/mean", "adder: seconds of a step by phase", "Length of completions", "adder"):
+        svg_of(page, title)
     assert "crash: out of GPU memory" in page.text
     assert "Learner: lower train.max_tokens_per_microbatch" in page.text
     assert "reward 0.500, math 1.000, format 0.250, advantage -" in page.text
@@ -112,7 +112,7 @@ def test_hostile_texts_neither_become_elements_nor_run(tmp_path: Path) -> None:
     path = write_page([built.run], tmp_path / "report.html")
     page = page_of(path)
     assert all(set(image) == {"src", "alt"} for image in page.all("img"))
-    assert all(svg_of(image) for image in page.all("img"))
+    assert all(svg_of(page, str(image["alt"])) for image in page.all("img"))
     assert "\x1b" not in path.read_text()
     assert HOSTILE.replace("\x1b", "\\x1b") in page.texts
     (script,) = re.findall("<script>(.*?)</script>", path.read_text(), re.DOTALL)
@@ -165,9 +165,7 @@ def test_runs_whose_folders_have_the_same_name_are_told_apart(tmp_path: Path) ->
     for one in built:
         write_steps(one.run, 2)
     page = page_of(write_page([one.run for one in built], tmp_path / "report.html"))
-    (reward,) = (svg_of(image) for image in page.all("img") if image["alt"] == "reward/mean")
-    assert ">one/july/adder<" in reward
-    assert ">two/july/adder<" in reward
+    assert all(f">{name}/july/adder<" in svg_of(page, "reward/mean") for name in ("one", "two"))
 
 
 def test_a_run_that_has_recorded_no_phase_has_no_picture_of_them(built: RunBuilder, tmp_path: Path) -> None:
@@ -180,9 +178,13 @@ def test_a_run_that_has_recorded_no_phase_has_no_picture_of_them(built: RunBuild
     assert "reward/mean" in [image["alt"] for image in page.all("img")]
 
 
-def test_time_that_no_phase_covers_is_told() -> None:
-    metrics = {n: {"time/step_s": 4.0, "time/train_s": 3.0, "time/eta_s": 99.0} for n in (1, 2)}
-    assert phase_seconds(metrics) == {"train": 6.0, "other": 2.0}
+def test_time_that_no_phase_covers_is_told(built: RunBuilder, tmp_path: Path) -> None:
+    write_steps(built.run, 2)
+    page = page_of(write_page([built.run], tmp_path / "report.html"))
+    assert re.findall(r"(train|other) (6 s|2 s) (75%|25%)", page.text) == [
+        ("train", "6 s", "75%"),
+        ("other", "2 s", "25%"),
+    ]
 
 
 @pytest.mark.parametrize("out", [None, "both.html"])
@@ -207,3 +209,24 @@ def test_a_run_given_twice_is_one_and_a_folder_that_is_no_run_hides_none(
     result = call("report", "adder", str(built.run.path))
     assert result.output.count("Picture: ") == 1
     assert result.output.endswith(f"Page: {built.run.path / 'report.html'}\n")
+
+
+def test_the_time_of_steps_is_drawn_by_node_and_the_slowest_one_is_named(built: RunBuilder, tmp_path: Path) -> None:
+    times = {"node/sample_s/n1": 2.0, "node/sample_s/n2": 3.0, "node/train_s/n1": 1.0, "node/train_s/n2": 1.5}
+    write_steps(built.run, 6, **times, **{"node/median_s": 3.0})
+    page = page_of(write_page([built.run], tmp_path / "page.html"))
+    drawn = svg_of(page, "adder: seconds of a step by node")
+    assert all(f">{text}<" in drawn for text in ("n1", "n2", "sample", "train"))
+    assert "the slowest node n2 takes 1.50 times as long as the others do" in page.text
+
+
+def test_what_processes_use_is_drawn_as_far_as_it_is_on_record(built: RunBuilder, tmp_path: Path) -> None:
+    used = {"cpu_cores/driver-0": 0.1, "cpu_cores/engine-0": 1.0, "gpu_utilization/engine-0": 0.8}
+    write_steps(built.run, 3, **{f"process/{name}": value for name, value in used.items()})
+    page = page_of(write_page([built.run], tmp_path / "page.html"))
+    assert all(f">{name}<" in svg_of(page, "adder: CPU cores by process") for name in ("driver-0", "engine-0"))
+    titles = [str(image["alt"]).removeprefix("adder: ") for image in page.all("img")]
+    assert [title for title in titles if "by process" in title] == [
+        "CPU cores by process",
+        "GPU utilization by process",
+    ]

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import JsonlSink
-from hpc_grpo.report.watch import last_rollouts, last_steps, snapshot, view, watch_live, watch_plainly
+from hpc_grpo.report.watch import snapshot, view, watch_live, watch_plainly
 from hpc_grpo.run.paths import RunDir
 from tests.support.command import call
 from tests.support.run_builder import RunBuilder
@@ -31,11 +31,11 @@ def complete(built: RunBuilder) -> None:
 
 
 def test_the_last_steps_are_lines_of_text(built: RunBuilder) -> None:
-    assert last_steps(built.run) == []
+    assert snapshot(built.run).steps == []
     write_steps(built.run, *range(1, 21))
     with built.run.metrics.open("a") as file:
         file.write('{"step": 21, "torn')
-    shown = last_steps(built.run)
+    shown = snapshot(built.run).steps
     assert len(shown) == 8
     assert shown[-1] == "step 20  reward 2.000  tokens/s 2.8k  took 3.4 s"
 
@@ -87,7 +87,7 @@ def test_the_view_shows_progress_length_rollouts_and_alerts_and_obeys_no_complet
     line = {"completion": "It is [bold]2[/].\x1b[2J\nYes.", "reward": 0.25}
     built.run.rollouts(20).write_text(json.dumps(line) + "\n")
     console = Console(record=True, file=io.StringIO(), width=140, height=40)
-    console.print(view(built.run, snapshot(built.run), console.height))
+    console.print(view(snapshot(built.run), console.height))
     shown = console.export_text()
     assert "20/95" in shown
     assert "does not end within this job: 1 h 00 min" in shown or "does not end within this job: 59 min" in shown
@@ -95,7 +95,7 @@ def test_the_view_shows_progress_length_rollouts_and_alerts_and_obeys_no_complet
     assert "! no sign of life for " in shown
     assert "! no further job waits" in shown
     assert "! half of the completions or more are cut off" in shown
-    low = _lines_of(view(built.run, snapshot(built.run), shown.count("\n") - 1), width=140)
+    low = _lines_of(view(snapshot(built.run), shown.count("\n") - 1), width=140)
     assert "last rollouts" not in low
     assert "last steps" in low
 
@@ -105,7 +105,7 @@ def test_a_reward_that_is_no_usual_number_is_shown(built: RunBuilder, reward: ob
     built.state(1, step=20)
     built.run.rollouts(20).parent.mkdir()
     built.run.rollouts(20).write_text(json.dumps({"completion": "Yes.", "reward": reward}) + "\n")
-    assert last_rollouts(built.run) == [f"{shown}  Yes."]
+    assert snapshot(built.run).rollouts == [f"{shown}  Yes."]
 
 
 def test_the_view_is_never_higher_than_the_terminal(built: RunBuilder) -> None:
@@ -119,7 +119,7 @@ def test_the_view_is_never_higher_than_the_terminal(built: RunBuilder) -> None:
     built.run.rollouts(20).parent.mkdir()
     built.run.rollouts(20).write_text((json.dumps({"completion": "x" * 500, "reward": 0.5}) + "\n") * 9)
     for width, height in ((140, 40), (80, 26), (50, 26), (80, 24), (40, 8)):
-        shown = _lines_of(view(built.run, snapshot(built.run), height), width)
+        shown = _lines_of(view(snapshot(built.run), height), width)
         assert shown.count("\n") <= height, (width, height)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from hpc_grpo.config import Config, with_overrides
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.evaluation import config_of_model, eval_config, sample_config
+from hpc_grpo.run.evals import config_of_model, eval_config, sample_config
 from hpc_grpo.run.paths import RunDir
 from tests.support.configs import minimal_config
 
