@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,36 +25,37 @@ if TYPE_CHECKING:
 
 _SAID_OTHERWISE = {"run.name": "--folder", "run.root": "--folder", "model.path": "RUN|MODEL"}
 
-_TARGET = click.argument("target", metavar="RUN|MODEL")
-_CONFIG = click.option("--config", "settings_of", metavar="CONFIG", help="For a MODEL: take the settings of a config.")
-_STEP = click.option(
-    "--step", "steps", type=click.IntRange(0), multiple=True, metavar="N", help="The export of step N; default: newest."
-)
-_BASE = click.option("--base", is_flag=True, help="The model that the run began with; with --step: that one too.")
-_MAX_NEW_TOKENS = click.option("--max-new-tokens", type=click.IntRange(1), metavar="N", help="Longest completion.")
-_TEMPERATURE = click.option("--temperature", type=click.FloatRange(0), metavar="T", help="0: greedy.")
-_FOLDER = click.option(
-    "--folder", type=click.Path(file_okay=False, path_type=Path), help="Work below this folder, not in the run's."
-)
+_OPTIONS = (
+    click.argument("target", metavar="RUN|MODEL"),
+    click.option("--config", "settings_of", metavar="CONFIG", help="For a MODEL: take the settings of a config."),
+    click.option(
+        "--step", "steps", type=click.IntRange(0), multiple=True, metavar="N",
+        help="The export of step N; default: newest.",
+    ),
+    click.option("--base", is_flag=True, help="The model that the run began with; with --step: that one too."),
+    click.option("--temperature", type=click.FloatRange(0), metavar="T", help="0: greedy."),
+    click.option("--max-new-tokens", type=click.IntRange(1), metavar="N", help="Longest completion."),
+    click.option(
+        "--folder", type=click.Path(file_okay=False, path_type=Path), help="Work below this folder, not in the run's."
+    ),
+)  # fmt: skip
+
+
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(_OPTIONS), command)
 
 
 @click.command("eval")
-@_TARGET
+@_with_options
 @click.argument("words", nargs=-1, metavar="[RUN|MODEL]... [KEY=VALUE]...")
 @click.option(
     "--data", "paths", multiple=True, metavar="PATH",
     help="A data set, as data.eval.path; several: a mix. Default: the eval sets of the run.",
 )  # fmt: skip
-@_CONFIG
-@_STEP
-@_BASE
 @click.option("--num-samples", type=click.IntRange(1), metavar="N", help="Completions of each prompt.")
 @click.option("--pass-k", type=click.IntRange(1), multiple=True, metavar="K", help="Report pass@K too.")
 @click.option("--max-items", type=click.IntRange(1), metavar="N", help="Only the first N items of each --data.")
-@_TEMPERATURE
-@_MAX_NEW_TOKENS
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Put the results there, as JSON.")
-@_FOLDER
 def evaluate(
     target: str,
     words: tuple[str, ...],
@@ -93,20 +95,14 @@ def evaluate(
 
 
 @click.command()
-@_TARGET
+@_with_options
 @click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
 @SET
-@_CONFIG
-@_STEP
-@_BASE
 @click.option("--num", "num_samples", type=click.IntRange(1), metavar="N", help="Completions of each prompt.")
 @click.option("--source", metavar="NAME", help="Take the template of this source of data.train; default: the first.")
 @click.option(
     "--interactive", is_flag=True, help="Take prompts from the terminal, and answer in this process, without engines."
 )
-@_TEMPERATURE
-@_MAX_NEW_TOKENS
-@_FOLDER
 def sample(
     target: str,
     prompts: tuple[str, ...],
@@ -166,10 +162,8 @@ class Subject:
         """Add the models of other RUN|MODEL, of a run its newest export."""
         models = dict(self.models)
         for target in targets:
-            if _is_model(target):
-                name, path = Path(target).name, _absolute(target)
-            else:
-                run = _find_run(target)
+            name, path = Path(target).name, _absolute(target)
+            if (run := _run_unless_model(target)) is not None:
                 ((step, path),) = _subject_of_run(run, (), with_base=False).models.items()
                 name = f"{run.path.name}/{step}"
             models[name if name not in models else f"{name}#{len(models) + 1}"] = path
@@ -182,10 +176,10 @@ def find_subject(target: str, options: dict[str, Any], data: Sequence[str]) -> S
     Raises ConfigError where RUN|MODEL is neither, and for options that do not go with it.
     """
     settings_of, steps, base = (options.pop(key) for key in ("settings_of", "steps", "base"))
-    if not _is_model(target):
+    if (run := _run_unless_model(target)) is not None:
         if settings_of is not None:
             raise ConfigError("--config goes with a MODEL: a RUN has its own. Change keys of it by KEY=VALUE.")
-        return _subject_of_run(_find_run(target), steps, with_base=base)
+        return _subject_of_run(run, steps, with_base=base)
     if steps or base:
         raise ConfigError(f"--step and --base go with a RUN, and {target} is a model. Leave them out.")
     if settings_of is not None:
@@ -227,22 +221,19 @@ def _subject_of_run(run: RunDir, steps: Sequence[int], *, with_base: bool) -> Su
     return Subject(config, models, run.evals, started_in if started_in.is_dir() else Path.cwd())
 
 
-def _find_run(target: str) -> RunDir:
+def _run_unless_model(target: str) -> RunDir | None:
+    """Return the run that RUN|MODEL names, None for a model. Raises ConfigError where it is neither."""
+    from hpc_grpo.system.hugging_face import find_model
+
+    is_model = (Path(target) / "config.json").is_file()
+    with suppress(ConfigError):
+        is_model = is_model or (target.count("/") == 1 and find_model(target, os.environ).is_dir())
+    if is_model:
+        return None
     try:
         return find_run(target)
     except ConfigError as error:
         raise ConfigError(f"{error} Nor is it a model: a folder with config.json, or a name in the cache.") from error
-
-
-def _is_model(target: str) -> bool:
-    from hpc_grpo.system.hugging_face import find_model
-
-    if (Path(target) / "config.json").is_file():
-        return True
-    try:
-        return target.count("/") == 1 and find_model(target, os.environ).is_dir()
-    except ConfigError:
-        return False
 
 
 def _named_data(path: str) -> str:

@@ -4,8 +4,8 @@ In the loop they run between two steps, on the engines of training. With a polic
 them, and the eval's prompts come first. Seeds depend on the prompt alone, so that evals of one run compare.
 
 Apart, the supervisor starts `python -m hpc_grpo.driver.evaluation FOLDER`. It reads the folder's config and request,
-and leaves completions, result.json and the answer to print. Its engines read the weights from the model's own folder, one
-model after the other, each on all engines.
+and leaves completions, result.json and the answer to print. Its engines read the weights from the model's own folder.
+One model follows the other, each on all engines.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import comb
 from statistics import NormalDist, fmean, pvariance, variance
 from typing import Any, TypeVar
@@ -56,11 +55,11 @@ def eval_metrics(
     sources, each metric comes again for each source, as `NAME/SOURCE`. Raises ConfigError for an `own` metric that
     breaks its contract.
     """
-    intervals = {f"pass@{k}": partial(share_interval, max_draws=settings.num_samples // k) for k in _ks(settings)}
 
     def measured(part: Sequence[EvalGroup]) -> dict[str, float]:
         graded = [group for group in part if group.is_graded]
-        metrics = _means([_scores(group, settings) for group in part], intervals)
+        scores = [_scores(group, settings) for group in part]
+        metrics = _means(scores, lambda shares, k: share_interval(shares, settings.num_samples // k))
         metrics["failed_fraction"] = 1.0 - len(graded) / len(part)
         for name, function in (own or {}).items() if graded else ():
             metrics |= _checked(name, function(graded), taken=metrics)
@@ -82,8 +81,8 @@ def paired_differences(
         return {}
     scores = [[_scores(group, settings) for group in pair] for pair in zip(before, after, strict=True)]
     rows = [{name: new[name] - old[name] for name in old if name in new} for old, new in scores]
-    intervals = {f"pass@{k}": difference_interval for k in _ks(settings)}
-    return _by_source(rows, [group.source for group in before], lambda part: _means(part, intervals))
+    sources = [group.source for group in before]
+    return _by_source(rows, sources, lambda part: _means(part, lambda shares, k: difference_interval(shares)))
 
 
 def bounds_of(name: str) -> tuple[str, str]:
@@ -100,17 +99,8 @@ def bounds_of(name: str) -> tuple[str, str]:
 def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
     """Estimate, without bias, the chance that at least one of `k` completions solves the prompt.
 
-    `1 - C(n - c, k) / C(n, k)` for n samples of which c are solved: the share of all k-subsets that hold a
-    solved one. Chen et al. 2021, Evaluating Large Language Models Trained on Code (arXiv:2107.03374), eq. 1.
-    Unlike `1 - (1 - c/n)^k` it is not biased low. Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
-
-    >>> pass_at_k(num_samples=4, num_solved=1, k=2)
-    0.5
+    `1 - C(n - c, k) / C(n, k)` for n samples of which c are solved (Chen et al. 2021, arXiv:2107.03374, eq. 1).
     """
-    if not 0 <= num_solved <= num_samples:
-        raise ValueError(f"num_solved = {num_solved} must be between 0 and num_samples = {num_samples}.")
-    if not 1 <= k <= num_samples:
-        raise ValueError(f"k = {k} must be between 1 and num_samples = {num_samples}.")
     # Exact integers: the factorials of a few hundred samples do not fit a float.
     return 1.0 - comb(num_samples - num_solved, k) / comb(num_samples, k)
 
@@ -126,17 +116,10 @@ def share_interval(shares: Sequence[float], max_draws: int = 1) -> tuple[float, 
     they are (Franco et al. 2019, doi:10.1093/jssam/smy019, sec. 2). n is at most N * `max_draws`, the independent draws
     behind a share, and N where all shares are 0 or all are 1. It holds for few prompts and for shares near 0 and 1,
     where the bootstrap promises too much (Bowyer et al. 2025, arXiv:2503.01747).
-
-    >>> low, high = share_interval([0.0] * 20)
-    >>> round(low, 3), round(high, 3)
-    (0.0, 0.161)
     """
     p, num_prompts = fmean(shares), len(shares)
-    spread = pvariance(shares, p)
-    n = float(num_prompts * max_draws)
-    if not 0.0 < p < 1.0:
-        n = float(num_prompts)
-    elif spread:
+    n = float(num_prompts * (max_draws if 0.0 < p < 1.0 else 1))
+    if spread := pvariance(shares, p):
         n = min(n, num_prompts * p * (1 - p) / spread)
     middle, half = p + _Z**2 / (2 * n), _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2))
     scale = 1 + _Z**2 / n
@@ -161,10 +144,6 @@ def difference_interval(differences: Sequence[float]) -> tuple[float, float]:
 
     S is the sum of the squares. It holds for few prompts, and where no prompt tells the models apart. Where one prompt
     in a hundred differs, always one way, it holds the truth in 86 of 100 cases of 200 prompts: a little short.
-
-    >>> low, high = difference_interval([0.0] * 20)
-    >>> round(low, 3), round(high, 3)
-    (-0.089, 0.089)
     """
     n = len(differences) + 2
     middle = sum(differences) / n
@@ -173,29 +152,28 @@ def difference_interval(differences: Sequence[float]) -> tuple[float, float]:
     return max(-1.0, middle - half), min(1.0, middle + half)
 
 
-def _ks(settings: EvalConfig) -> list[int]:
-    return sorted({1, *settings.pass_k})
-
-
 def _scores(group: EvalGroup, settings: EvalConfig) -> dict[str, float]:
     """Return a prompt's own values by metric: without a grade, its length alone."""
-    scores = {"tokens_mean": fmean(group.num_tokens)}
-    if group.is_graded:
-        scores["reward_mean"] = fmean(group.rewards)
-        scores |= {f"pass@{k}": pass_at_k(settings.num_samples, sum(group.solved), k) for k in _ks(settings)}
-    return scores
+    lengths = {"tokens_mean": fmean(group.num_tokens)}
+    if not group.is_graded:
+        return lengths
+    num_solved, ks = sum(group.solved), {1, *settings.pass_k}
+    shares = {f"pass@{k}": pass_at_k(settings.num_samples, num_solved, k) for k in ks}
+    return {**shares, "reward_mean": fmean(group.rewards), **lengths}
 
 
 def _means(
-    rows: Sequence[Mapping[str, float]], intervals: Mapping[str, Callable[[Sequence[float]], tuple[float, float]]]
+    rows: Sequence[Mapping[str, float]], interval_of_shares: Callable[[Sequence[float], int], tuple[float, float]]
 ) -> dict[str, float]:
-    """Average each metric over the prompts that have it, with its interval: that of a mean, unless `intervals` says."""
+    """Average each metric over the prompts that have it, with its interval; pass@k are shares."""
     metrics: dict[str, float] = {}
     for name in sorted({name for row in rows for name in row}):
         values = [row[name] for row in rows if name in row]
         metrics[name] = fmean(values)
-        if name in intervals or len(values) > 1:
-            metrics |= zip(bounds_of(name), intervals.get(name, mean_interval)(values), strict=True)
+        if name.startswith("pass@"):
+            metrics |= zip(bounds_of(name), interval_of_shares(values, int(name[5:])), strict=True)
+        elif len(values) > 1:
+            metrics |= zip(bounds_of(name), mean_interval(values), strict=True)
     return metrics
 
 

@@ -15,10 +15,8 @@ PASS_AT_1 = "eval/pass@1"
 class StepRecord:
     """The metrics of one training step and its place in the run.
 
-    `step` counts finished steps from 1; 0 is the record of the eval before the first step. `epoch` and
-    `step_in_epoch` count from 1 too. `metrics` maps the field-standard names (`reward/mean`, `time/train_s`)
-    to floats; a name without a value in this step is absent, never 0.
-    `time_s` is seconds since the Unix epoch.
+    `step`, `epoch` and `step_in_epoch` count from 1; step 0 is the eval before the first step. `metrics` lacks a name
+    that has no value in this step. `time_s` is in unix seconds.
     """
 
     step: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -54,36 +54,27 @@ def usage_metrics(readings: Sequence[Reading]) -> dict[str, float]:
     A line must not grow with the run. A kind with more than 32 processes has all cores together, the most memory and
     the mean utilization of GPUs. Of more than 32 nodes, the line has the slowest ones.
     """
-    by_kind: dict[str, list[Reading]] = defaultdict(list)
-    by_node: dict[str, dict[str, float]] = defaultdict(dict)
+    sizes = Counter(reading.kind for reading in readings)
+    processes: dict[str, list[Usage]] = defaultdict(list)
+    nodes: dict[str, dict[str, float]] = defaultdict(dict)
     for reading in readings:
-        by_kind[reading.kind].append(reading)
+        is_named = sizes[reading.kind] <= _MAX_NAMED
+        processes[f"{reading.kind}-{reading.index}" if is_named else f"{reading.kind}s"].append(reading.usage)
         if phase := NODE_PHASES.get(reading.kind):
-            seconds = by_node[reading.node]
+            seconds = nodes[reading.node]
             seconds[phase] = max(seconds.get(phase, 0.0), reading.usage.busy_s)
     metrics: dict[str, float] = {}
-    for kind, own in by_kind.items():
-        if len(own) > _MAX_NAMED:
-            metrics |= _metrics_of(f"{kind}s", [each.usage for each in own])
-        else:
-            for each in own:
-                metrics |= _metrics_of(f"{kind}-{each.index}", [each.usage])
-    totals = {node: sum(seconds.values()) for node, seconds in by_node.items()}
+    for name, usages in processes.items():
+        metrics[f"process/cpu_cores/{name}"] = sum(each.cpu_s / each.wall_s for each in usages if each.wall_s)
+        metrics[f"process/memory_gib/{name}"] = max(each.memory for each in usages) / GIB
+        if on_gpu := [each.gpu_memory for each in usages if each.gpu_memory is not None]:
+            metrics[f"process/gpu_memory_gib/{name}"] = max(on_gpu) / GIB
+        if sampled := [each.gpu_utilization for each in usages if each.gpu_utilization is not None]:
+            metrics[f"process/gpu_utilization/{name}"] = statistics.fmean(sampled)
+    totals = {node: sum(seconds.values()) for node, seconds in nodes.items()}
     for node in sorted(totals, key=totals.__getitem__, reverse=True)[:_MAX_NAMED]:
-        metrics |= {f"node/{phase}_s/{node}": seconds for phase, seconds in by_node[node].items()}
+        metrics |= {f"node/{phase}_s/{node}": seconds for phase, seconds in nodes[node].items()}
     return {**metrics, "node/median_s": statistics.median_low(totals.values())} if totals else metrics
-
-
-def _metrics_of(name: str, usages: Sequence[Usage]) -> dict[str, float]:
-    metrics = {
-        f"process/cpu_cores/{name}": sum(each.cpu_s / each.wall_s for each in usages if each.wall_s),
-        f"process/memory_gib/{name}": max(each.memory for each in usages) / GIB,
-    }
-    if on_gpu := [each.gpu_memory for each in usages if each.gpu_memory is not None]:
-        metrics[f"process/gpu_memory_gib/{name}"] = max(on_gpu) / GIB
-    if sampled := [each.gpu_utilization for each in usages if each.gpu_utilization is not None]:
-        metrics[f"process/gpu_utilization/{name}"] = statistics.fmean(sampled)
-    return metrics
 
 
 def node_seconds(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
@@ -94,8 +85,7 @@ def node_seconds(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """
     by_node: dict[str, dict[str, float]] = defaultdict(dict)
     for name, value in metrics.items():
-        match = _NODE_METRIC.fullmatch(name)
-        if match and math.isfinite(value):
+        if (match := _NODE_METRIC.fullmatch(name)) and math.isfinite(value):
             by_node[match[2]][match[1]] = value
     return dict(by_node)
 

@@ -84,19 +84,21 @@ def learning_curves(metrics: Metrics, *, with_sources: bool) -> list[Series]:
 
 
 def figures(runs: Sequence[RunData]) -> dict[str, list[Figure]]:
-    """Return the figures of runs by heading, each metric with a curve for each run."""
+    """Return the figures of runs by heading, each metric with a curve for each run; without those that are empty."""
     learned = {curve.name for run in runs for curve in learning_curves(run.metrics, with_sources=False)}
     evals = sorted((name for name in learned if name.startswith("eval/")), key=lambda name: (len(name), name))
     parts = {name for run in runs for name in _names(run.metrics) if _PART.fullmatch(name)}
-    return {
+    sections = {
         "What was learned": _curves(runs, [*sorted(learned - set(evals)), *evals[:_MAX_EVALS], *_LEARNING]),
         "Parts of the reward": _curves(runs, sorted(parts)),
         "Policy lag and mismatch": _curves(runs, _SYNC),
-        "Speed and lengths": [*_curves(runs, _SPEED), *_lengths(runs)],
-        "Where the time went": [figure for run in runs for figure in (*_phases(run), *_nodes(run))],
-        "CPU and memory": [figure for run in runs for figure in _processes(run)],
-        "Attempts and jobs": [figure for run in runs for figure in _timeline(run)],
+        "Speed and lengths": [*_curves(runs, _SPEED), _lengths(runs)],
+        "Where the time went": [figure for run in runs for figure in (_phases(run), _nodes(run))],
+        "CPU and memory": [_processes(run, unit) for run in runs for unit in _UNITS],
+        "Attempts and jobs": [_timeline(run) for run in runs],
     }
+    drawn = {heading: [each for each in own if each.series or each.bars] for heading, own in sections.items()}
+    return {heading: own for heading, own in drawn.items() if own}
 
 
 def _names(metrics: Metrics) -> set[str]:
@@ -104,25 +106,18 @@ def _names(metrics: Metrics) -> set[str]:
 
 
 def _curves(runs: Sequence[RunData], names: Iterable[str]) -> list[Figure]:
-    found = {name: [curve_of(name, run.metrics, run.name) for run in runs] for name in dict.fromkeys(names)}
-    drawn = {name: [curve for curve in curves if curve.steps] for name, curves in found.items()}
-    return [Figure(name, curves) for name, curves in drawn.items() if curves]
-
-
-def _lengths(runs: Sequence[RunData]) -> list[Figure]:
-    """Return the lengths of completions at the first step on record and at the last, a figure for each unit."""
-    found: dict[str, list[Series]] = {"tokens": [], "characters": []}
-    for run in runs:
-        samples = run.samples
-        found[samples.unit] += [Series(f"{run.name}, step {step}", (), row) for step, row in samples.lengths]
     return [
-        Figure("Length of completions", series, form="histogram", x_label=unit, y_label="completions")
-        for unit, series in found.items()
-        if series
+        Figure(name, [curve for run in runs if (curve := curve_of(name, run.metrics, run.name)).steps])
+        for name in dict.fromkeys(names)
     ]
 
 
-def _phases(run: RunData) -> list[Figure]:
+def _lengths(runs: Sequence[RunData]) -> Figure:
+    series = [Series(f"{run.name}, step {step}", (), own) for run in runs for step, own in run.samples.lengths.items()]
+    return Figure("Length of completions", series, form="histogram", x_label="tokens", y_label="completions")
+
+
+def _phases(run: RunData) -> Figure:
     """Return the seconds of each step by phase; step 0 has the start, beside which all others would vanish."""
     lines = {step: phase_seconds(line) for step, line in run.metrics.items() if step > 0}
     longest = [phase for phase in run.phases() if any(phase in line for line in lines.values())]
@@ -130,10 +125,10 @@ def _phases(run: RunData) -> list[Figure]:
         Series(phase, tuple(lines), tuple(line.get(phase, 0.0) for line in lines.values()))
         for phase in longest[:_MAX_PHASES]
     ]
-    return [Figure(f"{run.name}: seconds of a step by phase", series, form="stack", y_label="s")] if series else []
+    return Figure(f"{run.name}: seconds of a step by phase", series, form="stack", y_label="s")
 
 
-def _nodes(run: RunData) -> list[Figure]:
+def _nodes(run: RunData) -> Figure:
     """Return the mean seconds of a step by node, the slowest nodes first."""
     seconds: dict[str, dict[str, list[float]]] = {}
     for line in run.metrics.values():
@@ -141,30 +136,24 @@ def _nodes(run: RunData) -> list[Figure]:
             for phase, spent in phases.items():
                 seconds.setdefault(node, {}).setdefault(phase, []).append(spent)
     means = {node: {phase: fmean(own) for phase, own in phases.items()} for node, phases in seconds.items()}
-    bars = [
-        Bar(node, begin, end, phase)
-        for node in sorted(means, key=lambda node: -sum(means[node].values()))[:_MAX_NODES]
-        for phase, (begin, end) in zip(
-            means[node], pairwise(accumulate(means[node].values(), initial=0.0)), strict=True
-        )
-    ]
-    return [Figure(f"{run.name}: seconds of a step by node", bars=bars, form="shares", x_label="s")] if bars else []
+    bars = []
+    for node in sorted(means, key=lambda node: -sum(means[node].values()))[:_MAX_NODES]:
+        ends = list(accumulate(means[node].values()))
+        bars += [Bar(node, *span, phase) for phase, span in zip(means[node], pairwise([0.0, *ends]), strict=True)]
+    return Figure(f"{run.name}: seconds of a step by node", bars=bars, form="shares", x_label="s")
 
 
-def _processes(run: RunData) -> list[Figure]:
-    """Return the cores, the memory and the GPUs of the processes that use most."""
-    drawn = []
-    for unit, title in _UNITS.items():
-        start = f"process/{unit}/"
-        names = sorted(name for name in _names(run.metrics) if name.startswith(start))
-        found = [curve for name in names if (curve := curve_of(name, run.metrics, name.removeprefix(start))).steps]
-        largest = sorted(found, key=lambda curve: -fmean(curve.values))[:_MAX_PROCESSES]
-        # By name, so that a process has the same colour in all figures.
-        drawn.append(Figure(f"{run.name}: {title} by process", sorted(largest, key=lambda curve: curve.name)))
-    return [figure for figure in drawn if figure.series]
+def _processes(run: RunData, unit: str) -> Figure:
+    """Return the cores, the memory or the GPUs of the processes that use most."""
+    start = f"process/{unit}/"
+    names = sorted(name for name in _names(run.metrics) if name.startswith(start))
+    found = [curve for name in names if (curve := curve_of(name, run.metrics, name.removeprefix(start))).steps]
+    largest = sorted(found, key=lambda curve: -fmean(curve.values))[:_MAX_PROCESSES]
+    # By name, so that a process has the same colour in all figures.
+    return Figure(f"{run.name}: {_UNITS[unit]} by process", sorted(largest, key=lambda curve: curve.name))
 
 
-def _timeline(run: RunData) -> list[Figure]:
+def _timeline(run: RunData) -> Figure:
     """Return when jobs waited and attempts ran, in hours; a row names its attempt, job and number of nodes."""
     submitted = {link.job_id: link.submitted_at for link in run.records.chain.links}
     spans = []
@@ -176,4 +165,4 @@ def _timeline(run: RunData) -> list[Figure]:
         spans.append((row, record.started_at, record.started_at + (attempt.duration_s or 0.0), attempt.kind))
     first = min((begin for _, begin, _, _ in spans), default=0.0)
     bars = [Bar(row, (begin - first) / 3600, (end - first) / 3600, kind) for row, begin, end, kind in spans]
-    return [Figure(run.name, bars=bars, form="timeline", x_label="hours")] if bars else []
+    return Figure(run.name, bars=bars, form="timeline", x_label="hours")

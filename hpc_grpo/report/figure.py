@@ -104,23 +104,16 @@ def draw_text(figure: Figure, num_columns: int = 80, num_rows: int = 18) -> str:
     return "\n".join([*drawn, f"  {'   '.join(f'{mark} {line.name}' for mark, line in legend)}"])
 
 
-def draw_png(figure: Figure) -> bytes:
-    return _drawn(figure, "png", (8, 4.5))
-
-
-def draw_svg(figure: Figure) -> bytes:
-    num_rows = len({bar.row for bar in figure.bars})
-    width = 11.0 if figure.form == "timeline" else 5.4
-    return _drawn(figure, "svg", (width, 0.9 + 0.32 * num_rows if num_rows else 3.2))
-
-
-def _drawn(figure: Figure, file_format: Literal["png", "svg"], size: tuple[float, float]) -> bytes:
+def draw_image(figure: Figure, file_format: Literal["png", "svg"]) -> bytes:
+    """Draw a PNG of 960 x 540 pixels, or a smaller SVG, of which a page has many."""
     import matplotlib
     from matplotlib.figure import Figure as Canvas  # not pyplot, which looks for a display and keeps every figure
 
+    num_rows = len({bar.row for bar in figure.bars})
+    small = (11.0 if figure.form == "timeline" else 5.4, 0.9 + 0.32 * num_rows if num_rows else 3.2)
     # Names are not ours: "$" in one must not be read as mathematics. Text stays text, which is small and sharp.
     with matplotlib.rc_context({"text.parse_math": False, "svg.fonttype": "none", "font.size": 9}):
-        canvas = Canvas(figsize=size, dpi=120, layout="constrained")
+        canvas = Canvas(figsize=(8, 4.5) if file_format == "png" else small, dpi=120, layout="constrained")
         axes = canvas.add_subplot()
         (_draw_bars if figure.bars else _draw_series)(axes, figure)
         axes.set(xlabel=figure.x_label, ylabel=figure.y_label)

@@ -83,17 +83,12 @@ def _tail_and_end(path: Path, num_lines: int, max_bytes: int) -> tuple[str, int]
 
 
 class _GrowingFile:
-    """Text that is appended to a file, which need not exist yet."""
+    """Text that is appended to a file, which need not exist yet; `start` is its last lines, if those are wanted."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, num_lines: int | None = None) -> None:
         self.path = path
-        self._offset = 0
+        self.start, self._offset = ("", 0) if num_lines is None else _tail_and_end(path, num_lines, _MAX_TAIL_BYTES)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def skip_to_tail(self, num_lines: int) -> str:
-        """Return the last lines that are there now; `read` continues behind them."""
-        text, self._offset = _tail_and_end(self.path, num_lines, _MAX_TAIL_BYTES)
-        return text
 
     def read(self) -> str:
         """Return what came since the last call, at most 1 MiB of it."""
@@ -120,8 +115,8 @@ class LogFollower:
         self._last_shown: Path | None = None
         self._start = ""
         if (folder := attempt_dir(run, attempt)) is not None:
-            self._open(folder)
-            self._start = "".join(self._headed(file, file.skip_to_tail(num_lines)) for file in self._files)
+            self._open(folder, num_lines)
+            self._start = "".join(self._headed(file, file.start) for file in self._files)
 
     def read(self) -> str:
         """Return what the logs gained since the last call; then opens the next attempt's logs."""
@@ -137,9 +132,9 @@ class LogFollower:
         ended = (attempt for attempt in records.attempts if not records.is_running(attempt, now))
         return is_over(records, now) or self._fixed in [attempt.attempt for attempt in ended]
 
-    def _open(self, folder: Path) -> None:
+    def _open(self, folder: Path, num_lines: int | None = None) -> None:
         self._number = int(folder.name.split("-")[0])
-        self._files = [_GrowingFile(path) for path in log_files(folder, self._node)]
+        self._files = [_GrowingFile(path, num_lines) for path in log_files(folder, self._node)]
 
     def _open_next(self) -> bool:
         for number, folder in attempt_dirs(self._run).items() if self._fixed is None else ():

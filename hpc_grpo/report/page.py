@@ -19,7 +19,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.record import REWARD
 from hpc_grpo.report.curves import RunData, figures, learning_curves
 from hpc_grpo.report.explain import explain_attempts
-from hpc_grpo.report.figure import Figure, draw_png, draw_svg, draw_text
+from hpc_grpo.report.figure import Figure, draw_image, draw_text
 from hpc_grpo.report.records import read_records
 from hpc_grpo.report.samples import before_and_after, take_samples
 from hpc_grpo.report.status import summarize
@@ -49,7 +49,7 @@ def print_report(run_dir: RunDir, in_their_order: int = 0) -> Path:
     for curve in curves:
         say(str(curve))
     picture = run_dir.path / "report.png"
-    picture.write_bytes(draw_png(Figure(run_dir.path.name, curves)))
+    picture.write_bytes(draw_image(Figure(run_dir.path.name, curves), "png"))
     say(f"\n{before_and_after(run_dir, in_their_order)}\nPicture: {picture}")
     return picture
 
@@ -59,7 +59,11 @@ def write_page(runs: Sequence[RunDir], path: Path) -> Path:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     now = time.time()
-    data = [_read(run, name, now) for run, name in zip(runs, _names(runs), strict=True)]
+    data = []
+    for run, name in zip(runs, _names(runs), strict=True):
+        records = read_records(run)
+        summary, attempts = summarize(records, now), explain_attempts(records, now)
+        data.append(RunData(name, records, summary, read_metrics(run.metrics), take_samples(run), attempts))
     environment = Environment(
         loader=FileSystemLoader(_HERE),
         autoescape=True,
@@ -72,35 +76,25 @@ def write_page(runs: Sequence[RunDir], path: Path) -> Path:
     filters: dict[str, Callable[..., Any]] = {
         "decimal": decimal,
         "duration": duration,
-        "links": lambda run: _links(run, path.absolute().parent),
+        "link": lambda file: quote(os.path.relpath(file, path.absolute().parent)),
         "moment": moment,
         "short": short_number,
         "size": file_size,
-        "svg": lambda figure: base64.b64encode(draw_svg(figure)).decode(),
+        "svg": lambda figure: base64.b64encode(draw_image(figure, "svg")).decode(),
     }
     environment.filters |= filters
     script = (_HERE / "page.js").read_text()
     html = environment.get_template("page.html").render(
         runs=data,
-        sections={heading: drawn for heading, drawn in figures(data).items() if drawn},
+        sections=figures(data),
         steps=sorted({step for run in data for step in run.samples.steps}),
+        linked=_LINKED,
         script=script,
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         now=now,
     )
     write_atomic(path, html, mode=0o600)
     return path
-
-
-def _read(run: RunDir, name: str, now: float) -> RunData:
-    records = read_records(run)
-    attempts = explain_attempts(records, now)
-    return RunData(name, records, summarize(records, now), read_metrics(run.metrics), take_samples(run), attempts)
-
-
-def _links(run: RunDir, folder: Path) -> list[tuple[str, str]]:
-    files = [file for file in _LINKED if (run.path / file).exists()]
-    return [(file, quote(os.path.relpath(run.path / file, folder))) for file in files]
 
 
 def _names(runs: Sequence[RunDir]) -> list[str]:

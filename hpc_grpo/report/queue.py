@@ -45,7 +45,15 @@ class QueueReport:
 
     def corrected(self, summaries: Sequence[RunSummary]) -> list[RunSummary]:
         """Name as a problem what the runs' own records cannot know: a run waits for a job that is over."""
-        return [_with_problem(summary, jobs) for summary, jobs in zip(summaries, self.jobs, strict=True)]
+        found = []
+        for summary, jobs in zip(summaries, self.jobs, strict=True):
+            waits = [job for job in jobs if job.job_id != summary.job_id or summary.attempt is None]
+            problem = summary.problem
+            if summary.state in ("submitted", "waiting") and waits and all(job.is_over for job in waits):
+                ended = ", ".join(f"{job.job_id} ({job.state})" for job in waits)
+                problem = f"Its job will not start, Slurm says: {ended}. Submit it again: hpc-grpo resume {summary.run}"
+            found.append(replace(summary, problem=problem))
+        return found
 
 
 def ask_about(runs: Sequence[RunRecords]) -> QueueReport:
@@ -63,15 +71,6 @@ def _unfinished_jobs(records: RunRecords) -> list[str]:
     runs = newest is not None and newest.exit_kind == "running" and queue_of(newest.source) is not None
     found = [newest.job_id if newest and runs else "", records.waiting_job, link.job_id if link else ""]
     return list(dict.fromkeys(filter(None, found)))
-
-
-def _with_problem(summary: RunSummary, jobs: Sequence[QueuedJob]) -> RunSummary:
-    waits = [job for job in jobs if job.job_id != summary.job_id or summary.attempt is None]
-    if summary.state not in ("submitted", "waiting") or not waits or any(not job.is_over for job in waits):
-        return summary
-    ended = ", ".join(f"{job.job_id} ({job.state})" for job in waits)
-    problem = f"Its job will not start, Slurm says: {ended}. Submit it again: hpc-grpo resume {summary.run}"
-    return replace(summary, problem=problem)
 
 
 def _least_seconds_between_questions(records: RunRecords) -> float:

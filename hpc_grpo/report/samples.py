@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -43,15 +42,14 @@ class Rollout:
 class Samples:
     """The first rollouts of a few steps, and the sizes of what they were taken from.
 
-    `lengths` are those of a step's completions, by step, in `unit`: characters where a run did not record tokens.
+    `lengths` are those of completions at the first and the last step on record, in tokens.
     """
 
-    rollouts: tuple[Rollout, ...] = ()
-    steps: tuple[int, ...] = ()
-    num_steps: int = 0
-    num_bytes: int = 0
-    lengths: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    unit: str = "tokens"
+    rollouts: list[Rollout]
+    steps: list[int]
+    num_steps: int
+    num_bytes: int
+    lengths: dict[int, list[int]]
 
 
 def take_samples(run: RunDir) -> Samples:
@@ -64,18 +62,15 @@ def take_samples(run: RunDir) -> Samples:
     if (count := len(steps)) > SHOWN_STEPS:
         steps = [steps[index * (count - 1) // (SHOWN_STEPS - 1)] for index in range(SHOWN_STEPS)]
     lines = {step: list(islice(read_jsonl(files[step]), _MEASURED_OF_A_STEP)) for step in steps}
-    has_tokens = all(_is_length(line.get("tokens")) for of_step in lines.values() for line in of_step)
-    lengths = {
-        step: tuple(line["tokens"] if has_tokens else len(str(line.get("completion", ""))) for line in lines[step])
-        for step in steps[:1] + steps[-1:]
-    }
     return Samples(
-        rollouts=tuple(_rollout(step, line) for step in steps for line in lines[step][:SHOWN_OF_A_STEP]),
-        steps=tuple(steps),
+        rollouts=[_rollout(step, line) for step in steps for line in lines[step][:SHOWN_OF_A_STEP]],
+        steps=steps,
         num_steps=len(files),
         num_bytes=sum(_size(path) for path in files.values()),
-        lengths=tuple(lengths.items()),
-        unit="tokens" if has_tokens else "characters",
+        lengths={
+            step: [n for line in lines[step] if isinstance(n := line.get("tokens"), int) and 0 <= n <= _LONGEST]
+            for step in steps[:1] + steps[-1:]
+        },
     )
 
 
@@ -91,7 +86,12 @@ def before_and_after(run: RunDir, in_their_order: int = 0) -> str:
     first, last = _first_samples(files[begin]), _first_samples(files[end])
     shared = sorted(first.keys() & last.keys())
     if in_their_order:
-        shared = _sources_in_turn({ordinal: last[ordinal]["source"] for ordinal in shared})
+        counts = Counter[str]()
+        turns = {}
+        for ordinal in shared:
+            turns[ordinal] = counts[last[ordinal]["source"]]
+            counts[last[ordinal]["source"]] += 1
+        shared.sort(key=turns.__getitem__)
     else:
         shared.sort(key=lambda ordinal: (bool(first[ordinal]["solved"]), not last[ordinal]["solved"], ordinal))
     blocks = []
@@ -110,19 +110,6 @@ def before_and_after(run: RunDir, in_their_order: int = 0) -> str:
 def _files_by_step(folder: Path, prefix: str) -> dict[int, Path]:
     found = ((re.fullmatch(rf"{prefix}(\d+)\.jsonl", path.name), path) for path in folder.glob(f"{prefix}*.jsonl"))
     return {int(match[1]): path for match, path in found if match}
-
-
-def _sources_in_turn(sources: Mapping[int, str]) -> list[int]:
-    """Order ordinals so that the first of each source come first, then the second of each.
-
-    >>> _sources_in_turn({0: "gcd", 1: "gcd", 2: "sums"})
-    [0, 2, 1]
-    """
-    of_source: dict[str, list[int]] = defaultdict(list)
-    for ordinal, source in sources.items():
-        of_source[source].append(ordinal)
-    turns = {ordinal: turn for ordinals in of_source.values() for turn, ordinal in enumerate(ordinals)}
-    return sorted(turns, key=lambda ordinal: (turns[ordinal], ordinal))
 
 
 def _first_samples(path: Path) -> dict[int, dict[str, Any]]:
@@ -156,10 +143,6 @@ def _cut(text: str) -> str:
 
 def _shortened(text: str) -> str:
     return one_line(text, 400) if text.strip() else ""
-
-
-def _is_length(value: Any) -> bool:
-    return isinstance(value, int) and 0 <= value <= _LONGEST
 
 
 def _size(path: Path) -> int:

@@ -96,8 +96,10 @@ def run_status(records: RunRecords, now: float) -> RunStatus:
         return "stopping" if state.phase == "stopped" else "training"
     if records.stop_asked:
         return "cancelled" if newest is not None and _was_cancelled(records, newest) else "stopped"
-    if newest is not None and records.waiting_job and _is_continued(newest):
-        return "waiting"
+    if newest is not None and records.waiting_job:
+        at_limit = newest.exit_kind == "cancelled" and ended_by_time_limit(newest, None)
+        if newest.exit_kind in _CONTINUED or at_limit:
+            return "waiting"
     if (link := records.unstarted_link) is not None and link.job_id != records.waiting_job:
         return "submitted"
     if newest is None:
@@ -176,11 +178,6 @@ def _was_cancelled(records: RunRecords, newest: AttemptRecord) -> bool:
     if newest.was_killed_in_teardown:
         return not ended_by_time_limit(newest, records.last_sign_of_life())
     return newest.exit_kind == "cancelled"
-
-
-def _is_continued(newest: AttemptRecord) -> bool:
-    at_limit = newest.exit_kind == "cancelled" and ended_by_time_limit(newest, None)
-    return newest.exit_kind in _CONTINUED or at_limit
 
 
 def _finite(value: float | None) -> float | None:

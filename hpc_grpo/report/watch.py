@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.metrics.record import REWARD
 from hpc_grpo.report.logs import tail
-from hpc_grpo.report.records import SILENT_S, RunRecords, read_records
+from hpc_grpo.report.records import SILENT_S, read_records
 from hpc_grpo.report.status import RunSummary, is_over, summarize
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
@@ -57,12 +57,21 @@ def snapshot(run: RunDir) -> Snapshot:
     records, state = read_records(run), read_state(run)
     summary = summarize(records, now)
     steps = _last_lines(run.metrics, _SHOWN_STEPS, "step")
+    alerts = []
+    if summary.heartbeat_age_s is not None and summary.heartbeat_age_s > SILENT_S / 2:
+        alerts.append(f"no sign of life for {duration(summary.heartbeat_age_s)}")
+    if any("does not" in line for line in _length(summary)) and not records.waiting_job:
+        alerts.append("no further job waits: when this one ends, hpc-grpo resume RUN carries on")
+    if summary.slow_node is not None:
+        alerts.append(summary.slow_node)
+    last = steps[-1] if steps else {}
+    alerts += [text for name, (limit, text) in _LIMITS.items() if (last.get(name) or 0.0) >= limit]
     rollouts = _last_lines(run.rollouts(state.step if state else 0), _SHOWN_ROLLOUTS, "completion")
     return Snapshot(
         summary,
         [_step_line(values) for values in steps],
         [f"{decimal(number_or_none(own.get('reward')))}  {one_line(str(own['completion']), 200)}" for own in rollouts],
-        _alerts(summary, records, steps[-1] if steps else {}),
+        alerts,
         is_over(records, now),
     )
 
@@ -133,19 +142,6 @@ def _length(summary: RunSummary) -> list[str]:
     if eta_s <= left_s:
         return ["ends within this job"]
     return [f"does not end within this job: {duration(eta_s - left_s)} of training are left for the next ones"]
-
-
-def _alerts(summary: RunSummary, records: RunRecords, values: Mapping[str, Any]) -> list[str]:
-    """Say what deserves a look; `values` are the last step's metrics."""
-    alerts = []
-    silent_s = summary.heartbeat_age_s
-    if silent_s is not None and silent_s > SILENT_S / 2:
-        alerts.append(f"no sign of life for {duration(silent_s)}")
-    if any("does not" in line for line in _length(summary)) and not records.waiting_job:
-        alerts.append("no further job waits: when this one ends, hpc-grpo resume RUN carries on")
-    if summary.slow_node is not None:
-        alerts.append(summary.slow_node)
-    return alerts + [text for name, (limit, text) in _LIMITS.items() if (values.get(name) or 0.0) >= limit]
 
 
 def _last_lines(path: Path, count: int, key: str) -> list[dict[str, Any]]:

@@ -33,7 +33,8 @@ def trained_by(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         return SAME
 
     monkeypatch.setattr("hpc_grpo.cli.replay.train_again", replay)
-    monkeypatch.setattr("hpc_grpo.cli.replay._prepare_process", lambda run, config: None)
+    monkeypatch.setattr("hpc_grpo.driver.processes.learner_environment", lambda *_, **__: {})
+    monkeypatch.chdir(Path.cwd())
     return asked
 
 

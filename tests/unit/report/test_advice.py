@@ -8,8 +8,8 @@ from hpc_grpo.config import Config, load_config, with_overrides
 from hpc_grpo.launch.freeze import may_change
 from hpc_grpo.launch.supervisor.endings import end_of_driver
 from hpc_grpo.launch.supervisor.events import DriverEnded
-from hpc_grpo.report import advice as tables
-from hpc_grpo.report.advice import advise
+from hpc_grpo.report import explain as tables
+from hpc_grpo.report.explain import advise
 
 RAY_ACTOR_DIED = """ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
 The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker

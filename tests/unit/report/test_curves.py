@@ -12,7 +12,7 @@ from PIL import Image, ImageColor
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import JsonlSink
-from hpc_grpo.report.figure import PALETTE, Figure, Series, draw_png, draw_text
+from hpc_grpo.report.figure import PALETTE, Figure, Series, draw_image, draw_text
 from hpc_grpo.report.page import print_report
 from hpc_grpo.run.paths import RunDir
 
@@ -166,6 +166,6 @@ def test_of_a_long_curve_the_means_of_neighbours_are_drawn() -> None:
 
 def test_the_picture_has_the_colours_that_all_can_tell_apart() -> None:
     curves = [Series(name, (1, 2), (float(n), float(n))) for n, name in enumerate(("reward/mean", "eval/pass@1"))]
-    with Image.open(io.BytesIO(draw_png(Figure("run", curves)))) as picture:
+    with Image.open(io.BytesIO(draw_image(Figure("run", curves), "png"))) as picture:
         drawn = {color for _, color in picture.convert("RGB").getcolors(maxcolors=1 << 20)}
     assert {ImageColor.getrgb(color) for color in PALETTE[:2]} <= drawn

@@ -125,29 +125,12 @@ def test_of_many_rollouts_a_few_of_evenly_spread_steps_are_taken(run_dir: RunDir
     for step in range(1, 102):
         write_rollouts(run_dir, step, "x" * 10_000, SHOWN_OF_A_STEP + 8)
     samples = take_samples(run_dir)
-    assert samples.steps == (1, 26, 51, 76, 101)
+    assert samples.steps == [1, 26, 51, 76, 101]
     assert len(samples.rollouts) == SHOWN_STEPS * SHOWN_OF_A_STEP
     assert samples.num_steps == 101
     assert samples.num_bytes == sum(path.stat().st_size for path in run_dir.rollouts(1).parent.iterdir())
     assert samples.rollouts[0].completion.endswith("x [… 7,000 characters more …] " + "x" * 1500)
-    assert [(step, len(lengths)) for step, lengths in samples.lengths] == [(1, 40), (101, 40)]
-
-
-def test_lengths_are_characters_where_a_run_did_not_record_tokens(run_dir: RunDir) -> None:
-    path = run_dir.rollouts(1)
-    path.parent.mkdir()
-    path.write_text('{"completion": "abc", "reward": null}\n')
-    samples = take_samples(run_dir)
-    assert (samples.unit, samples.lengths) == ("characters", ((1, (3,)),))
-    assert samples.rollouts[0].reward is None
-
-
-def test_a_length_that_is_no_number_is_not_counted_in_tokens(run_dir: RunDir) -> None:
-    path = run_dir.rollouts(1)
-    path.parent.mkdir()
-    path.write_text('{"completion": "abc", "tokens": 2}\n{"completion": "abcd", "tokens": null}\n')
-    samples = take_samples(run_dir)
-    assert (samples.unit, samples.lengths) == ("characters", ((1, (3, 4)),))
+    assert {step: len(lengths) for step, lengths in samples.lengths.items()} == {1: 40, 101: 40}
 
 
 def test_numbers_that_no_float_holds_are_shown_as_infinite(built: RunBuilder, tmp_path: Path) -> None:
@@ -156,7 +139,7 @@ def test_numbers_that_no_float_holds_are_shown_as_infinite(built: RunBuilder, tm
     line = {"completion": "2", "reward": 10**400, "rewards": {"math": -(10**400)}, "tokens": 10**400}
     path.write_text(json.dumps(line) + "\n")
     samples = take_samples(built.run)
-    assert (samples.unit, samples.lengths) == ("characters", ((1, (1,)),))
+    assert samples.lengths == {1: []}
     assert "reward inf, math -inf, advantage -" in page_of(write_page([built.run], tmp_path / "page.html")).text
 
 
