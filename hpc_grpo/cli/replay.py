@@ -139,8 +139,8 @@ def train_again(run: RunDir, step: int, config: Config, changed: Config) -> Repl
     if missing := [number for number in steps if not run.batches(number).is_dir()]:
         there = ", ".join(map(str, sorted(step_dirs(run.batches(step).parent)))) or "none"
         raise ConfigError(
-            f"The batch of step {missing[0]} of run {run.path.name} was not kept. Steps with a batch: {there}. It "
-            f"needs those of its step and of each step since the checkpoint before it: set checkpoint.keep_batches."
+            f"The batch of step {missing[0]} of run {run.path.name} was not kept. It kept: {there}. To train "
+            f"step {step} again, all from step {steps[0]} on are needed: set checkpoint.keep_batches."
         )
     records = {number: read_batches(run.batches(number)) for number in steps}
     recorded = read_metrics(run.metrics).get(step)

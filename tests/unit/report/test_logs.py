@@ -1,30 +1,23 @@
 from __future__ import annotations
 
-import queue
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from hpc_grpo.report.logs import LogFollower, follow, tail
+from tests.support.command import call
 from tests.support.run_builder import RunBuilder
 
-DEADLINE_S = 20.0
 
-
-def follower(built: RunBuilder, node: str | None = None, attempt: int | None = None, num_lines: int = 2) -> LogFollower:
-    return LogFollower(built.run, node=node, attempt=attempt, num_lines=num_lines)
+def follower(built: RunBuilder, node: str | None = None, attempt: int | None = None) -> LogFollower:
+    return LogFollower(built.run, node=node, attempt=attempt, num_lines=2)
 
 
 def test_it_starts_with_the_end_and_goes_on_with_what_comes(built: RunBuilder) -> None:
     record = built.attempt(1)
     built.log(record, "a\nb\nc\n")
     following = follower(built)
-    assert following.read() == "==> attempts/1-11/driver.log <==\nb\nc\n"
-    assert following.read() == ""
+    assert [following.read(), following.read()] == ["==> attempts/1-11/driver.log <==\nb\nc\n", ""]
     built.log(record, "d")
     assert following.read() == "d"
 
@@ -34,8 +27,7 @@ def test_it_reads_the_rest_before_it_switches_to_the_next_attempt(built: RunBuil
     following = follower(built)
     built.log(first, "the end of 1\n")
     second = built.attempt(2)
-    assert following.read() == "==> attempts/1-11/driver.log <==\nthe end of 1\n"
-    assert following.read() == ""
+    assert [following.read(), following.read()] == ["==> attempts/1-11/driver.log <==\nthe end of 1\n", ""]
     built.log(second, "2 begins\n")
     built.log(built.attempt(3), "3 begins\n")
     assert following.read() == "\n==> attempts/2-12/driver.log <==\n2 begins\n"
@@ -49,17 +41,19 @@ def test_a_chosen_attempt_is_not_left(built: RunBuilder) -> None:
     assert not following.is_over()
     built.log(built.attempt(2), "2\n")
     built.log(first, "1\n")
-    assert following.read() == "==> attempts/1-11/driver.log <==\n1\n"
-    assert following.read() == ""
+    assert [following.read(), following.read()] == ["==> attempts/1-11/driver.log <==\n1\n", ""]
     assert following.is_over()
 
 
-def test_it_waits_for_the_first_attempt(built: RunBuilder) -> None:
+def test_it_waits_for_the_first_attempt_and_joins_a_character_that_comes_in_two_parts(built: RunBuilder) -> None:
     following = follower(built)
-    assert following.read() == ""
-    assert not following.is_over()
-    built.log(built.attempt(1), "hello\n")
-    assert following.read().endswith("hello\n")
+    assert (following.read(), following.is_over()) == ("", False)
+    record = built.attempt(1)
+    with (built.folder(record) / "driver.log").open("ab", buffering=0) as file:
+        file.write("é".encode()[:1])
+        assert following.read() == ""
+        file.write("é".encode()[1:])
+    assert following.read().endswith("é")
 
 
 def test_a_nodes_logs_are_followed_across_attempts_without_it(built: RunBuilder) -> None:
@@ -68,20 +62,9 @@ def test_a_nodes_logs_are_followed_across_attempts_without_it(built: RunBuilder)
         for node in ("n1", "n2") if number != 2 else ("n2",):
             (folder / node).mkdir(parents=True)
             (folder / node / "agent.log").write_text(f"{node} of {number}\n")
-    following = follower(built, node="n1")
-    assert following.read().endswith("n1 of 3\n")
-    following = follower(built, node="n1", attempt=1)
-    assert following.read() == "==> attempts/1-11/nodes/n1/agent.log <==\nn1 of 1\n"
-
-
-def test_a_character_that_comes_in_two_parts_is_whole(built: RunBuilder) -> None:
-    record = built.attempt(1)
-    following = follower(built)
-    with (built.folder(record) / "driver.log").open("ab", buffering=0) as file:
-        file.write("é".encode()[:1])
-        assert following.read() == ""
-        file.write("é".encode()[1:])
-    assert following.read().endswith("é")
+    assert follower(built, node="n1").read().endswith("n1 of 3\n")
+    of_first = follower(built, node="n1", attempt=1)
+    assert of_first.read() == "==> attempts/1-11/nodes/n1/agent.log <==\nn1 of 1\n"
 
 
 def test_following_ends_after_the_last_line_of_a_complete_run(built: RunBuilder) -> None:
@@ -112,38 +95,9 @@ def test_following_goes_on_while_the_next_job_waits(built: RunBuilder) -> None:
     assert len(naps) == 1
 
 
-def test_the_command_follows_from_one_attempt_to_the_next(built: RunBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
-    built.log(built.attempt(1), "one\n")
-    built.hold(1)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-    program = "from hpc_grpo.cli.status import logs; logs()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, "-f", str(built.run.path)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        lines: queue.Queue[str] = queue.Queue()
-        reader = threading.Thread(target=lambda out=process.stdout: [lines.put(line) for line in out], daemon=True)
-        reader.start()
-        expect(lines, "one\n")
-        built.attempt(1, "resumable")
-        built.log(built.attempt(2), "two\n")
-        built.hold(2)
-        expect(lines, "two\n")
-        built.attempt(2, "complete")
-        built.run.holder.unlink()
-        built.run.complete_marker.touch()
-        assert process.wait(DEADLINE_S) == 0
-        reader.join(DEADLINE_S)
-    finally:
-        process.kill()
-        process.wait()
-
-
-def expect(lines: queue.Queue[str], wanted: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while lines.get(timeout=max(0.1, deadline - time.monotonic())) != wanted:
-        pass
+def test_the_command_follows_a_run_until_it_is_over(built: RunBuilder) -> None:
+    built.log(built.attempt(1, "crash"), "one\x1b[2J\n")
+    assert call("logs", "-f", "adder").stdout == "==> attempts/1-11/driver.log <==\none\n"
 
 
 @pytest.mark.parametrize(

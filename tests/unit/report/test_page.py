@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -53,12 +54,16 @@ class StrictPage(HTMLParser):
         return " ".join(self.texts)
 
 
-def write_steps(run: RunDir, num_steps: int, **more: float) -> None:
+def write_lines(run: RunDir, lines: Sequence[Mapping[str, float]]) -> None:
     sink = JsonlSink(run.metrics)
-    for step in range(1, num_steps + 1):
-        metrics = {"reward/mean": step / 10, "time/step_s": 4.0, "time/train_s": 3.0, "lag/mean": 1.0, **more}
+    for step, metrics in enumerate(lines, start=1):
         sink.write(StepRecord(step=step, total_steps=95, metrics=metrics))
     sink.close()
+
+
+def write_steps(run: RunDir, num_steps: int, **more: float) -> None:
+    times = {"time/step_s": 4.0, "time/train_s": 3.0, "time/eta_s": 99.0, "lag/mean": 1.0, **more}
+    write_lines(run, [{"reward/mean": step / 10, **times} for step in range(1, num_steps + 1)])
 
 
 def write_rollouts(run: RunDir, step: int, completion: str, count: int) -> None:
@@ -152,10 +157,7 @@ def test_runs_whose_folders_have_the_same_name_are_told_apart(tmp_path: Path) ->
 
 
 def test_a_run_that_has_recorded_no_phase_has_no_picture_of_them(built: RunBuilder, tmp_path: Path) -> None:
-    sink = JsonlSink(built.run.metrics)
-    for step in (1, 2):
-        sink.write(StepRecord(step=step, total_steps=95, metrics={"reward/mean": 0.5}))
-    sink.close()
+    write_lines(built.run, [{"reward/mean": 0.5}] * 2)
     page = page_of(write_page([built.run], tmp_path / "report.html"))
     assert "Where the time went" not in page.texts
     assert "reward/mean" in [image["alt"] for image in page.all("img")]
