@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -38,15 +38,13 @@ def grades(ordinal: int, *rewards: float, **changes: Any) -> GroupGrades:
     return GroupGrades(**{**values, **changes})
 
 
-def failed(ordinal: int) -> GroupGrades:
-    """As the grader gives them: every reward 0.0 and no rollout valid."""
-    return grades(ordinal, 0.0, 0.0, 0.0, valid=(False,) * NUM_SAMPLES, errors=(f"prompt {ordinal}, sympy: timed out",))
+FAILED = grades(0, 0.0, 0.0, 0.0, valid=(False,) * NUM_SAMPLES, errors=("prompt 0, sympy: timed out",))
+"""As the grader gives them: every reward 0.0 and no rollout valid."""
 
 
 class FakeStream:
     def __init__(self, size: int, text: str = "prompt") -> None:
-        self._size = size
-        self._text = text
+        self._size, self._text = size, text
 
     def __len__(self) -> int:
         return self._size
@@ -57,9 +55,7 @@ class FakeStream:
 
 class FakePool:
     def __init__(self, answers: Sequence[GroupGrades]) -> None:
-        self._answers = answers
-        self.requests: list[GroupRequest] = []
-        self.num_forgotten = 0
+        self._answers, self.requests, self.num_forgotten = answers, list[GroupRequest](), 0
 
     def start(self, prompts: Sequence[Prompt], requests: Sequence[GroupRequest], with_texts: Sequence[bool]) -> Any:
         self.requests += requests
@@ -72,95 +68,91 @@ class FakePool:
         self.num_forgotten += 1
 
 
-def config_of(**sections: Any) -> Config:
-    return minimal_config(
-        {
-            "data": {"train": {"path": "d.jsonl"}, "eval": {"path": "e.jsonl"}},
-            "eval": {"every_steps": 2, "num_samples": NUM_SAMPLES, "pass_k": [2]},
-            "train": {"total_steps": 6},
-        },
-        **sections,
-    )
+def config_of(hard: dict[str, Any] | None = None, **sections: Any) -> Config:
+    """With `hard`, the config has a second eval set of that name."""
+    sets = {} if hard is None else {"hard": {"path": "h.jsonl", **hard}}
+    defaults = {
+        "data": {"train": {"path": "d.jsonl"}, "eval": {"path": "e.jsonl"}, "eval_sets": sets},
+        "eval": {"every_steps": 2, "num_samples": NUM_SAMPLES, "pass_k": [2]},
+        "train": {"total_steps": 6},
+    }
+    return minimal_config(defaults, **sections)
 
 
-def evaluation_of(config: Config, streams: dict[str, FakeStream], pool: FakePool, folder: Path) -> Evaluation:
+def run_eval(folder: Path, config: Config, answers: Sequence[GroupGrades], num_hard: int = 0) -> Evaluated:
+    """Evaluate at a step, the last `num_hard` answers as those of the set `hard`."""
+    streams = {"": FakeStream(len(answers) - num_hard)} | ({"hard": FakeStream(num_hard, "hard")} if num_hard else {})
+    pool = FakePool(answers)
     length = TrainLength(total_steps=6, items_per_step=4, items_per_epoch=10)
     sets = EvalSets(config, streams, pool)  # type: ignore[arg-type]
-    return Evaluation(config, sets, RunDir(folder), length)
+    return Evaluated(pool, Evaluation(config, sets, RunDir(folder), length).run(STEP))
 
 
-def run_eval(folder: Path, answers: Sequence[GroupGrades], max_failed_fraction: float = 0.5) -> dict[str, float]:
-    """The metrics of an eval, without the bounds of intervals."""
-    config = config_of(grading={"max_failed_fraction": max_failed_fraction})
-    metrics = evaluation_of(config, {"": FakeStream(len(answers))}, FakePool(answers), folder).run(STEP)
-    return {name: value for name, value in metrics.items() if not name.endswith(("_low", "_high"))}
+class Evaluated(NamedTuple):
+    pool: FakePool
+    metrics: dict[str, float]
+
+    def values(self) -> dict[str, float]:
+        """Return the metrics without the bounds of intervals."""
+        return {name: value for name, value in self.metrics.items() if not name.endswith(("_low", "_high"))}
 
 
-def test_an_eval_of_two_prompts_averages_over_them(tmp_path: Path) -> None:
-    assert run_eval(tmp_path, [grades(0, 1.0, 0.0, 0.0), grades(1, 1.0, 1.0, 1.0)]) == {
+ONE_OF_THREE, ALL = grades(0, 1.0, 0.0, 0.0), grades(1, 1.0, 1.0, 1.0)
+
+
+def test_an_eval_averages_over_prompts_and_leaves_out_and_counts_those_whose_reward_failed(tmp_path: Path) -> None:
+    """A verifier that is down says nothing about the model; as rewards of 0 it would look like a worse one."""
+    expected = {
         "eval/pass@1": pytest.approx((1 / 3 + 1) / 2),
         "eval/pass@2": pytest.approx((2 / 3 + 1) / 2),
         "eval/reward_mean": pytest.approx(4 / 6),
         "eval/failed_fraction": 0.0,
         "eval/tokens_mean": 4.0,
     }
-
-
-def test_a_prompt_whose_reward_failed_is_left_out_and_counted(tmp_path: Path) -> None:
-    """A verifier that is down says nothing about the model; as rewards of 0 it would look like a worse one."""
-    whole = run_eval(tmp_path, [grades(0, 1.0, 0.0, 0.0), grades(1, 1.0, 1.0, 1.0)])
-    metrics = run_eval(tmp_path, [grades(0, 1.0, 0.0, 0.0), failed(1), failed(2), grades(3, 1.0, 1.0, 1.0)])
-    assert metrics == {**whole, "eval/failed_fraction": 0.5}
+    assert run_eval(tmp_path, config_of(), [ONE_OF_THREE, ALL]).values() == expected
+    halfway = run_eval(tmp_path, config_of(grading={"max_failed_fraction": 0.5}), [ONE_OF_THREE, FAILED, FAILED, ALL])
+    assert halfway.values() == {**expected, "eval/failed_fraction": 0.5}
     lines = list(read_jsonl(RunDir(tmp_path).eval_rollouts(STEP)))
     assert [(line["reward"], line["solved"]) for line in lines[2:5]] == [(0.0, False), (None, None), (None, None)]
 
 
 def test_an_eval_in_which_nothing_could_be_graded_has_no_score(tmp_path: Path) -> None:
-    metrics = run_eval(tmp_path, [failed(0), failed(1)], max_failed_fraction=1.0)
-    assert metrics == {"eval/failed_fraction": 1.0, "eval/tokens_mean": 4.0}
+    allowed = config_of(grading={"max_failed_fraction": 1.0})
+    nothing = {"eval/failed_fraction": 1.0, "eval/tokens_mean": 4.0}
+    assert run_eval(tmp_path, allowed, [FAILED, FAILED]).values() == nothing
     with pytest.raises(RewardError, match="failed for 2 of 2 prompts"):
-        run_eval(tmp_path, [failed(0), failed(1)])
+        run_eval(tmp_path, config_of(), [FAILED, FAILED])
 
 
 def test_a_cut_completion_counts_even_where_training_masks_it(tmp_path: Path) -> None:
     cut = grades(0, 1.0, 0.0, 0.0, valid=(True, False, False), truncated=(False, True, True))
-    metrics = run_eval(tmp_path, [cut])
-    assert metrics["eval/pass@1"] == pytest.approx(1 / 3)
-    assert metrics["eval/failed_fraction"] == 0.0
+    metrics = run_eval(tmp_path, config_of(), [cut]).metrics
+    assert (metrics["eval/pass@1"], metrics["eval/failed_fraction"]) == (pytest.approx(1 / 3), 0.0)
 
 
 def test_each_eval_set_has_its_own_metrics_files_and_samples(tmp_path: Path) -> None:
-    hard = {"path": "h.jsonl", "num_samples": 2, "pass_k": [1], "temperature": 0.5}
-    data = {"train": {"path": "d.jsonl"}, "eval": {"path": "e.jsonl"}, "eval_sets": {"hard": hard}}
+    config = config_of({"num_samples": 2, "pass_k": [1], "temperature": 0.5})
     two = {"valid": (True,) * 2, "num_completion_tokens": (8, 8), "texts": ("a", "b")}
-    pool = FakePool([grades(0, 1.0, 0.0, 0.0), grades(0, 1.0, 0.0, **two), grades(1, 0.0, 0.0, **two)])
-    streams = {"": FakeStream(1), "hard": FakeStream(2, "hard prompt")}
-    metrics = evaluation_of(config_of(data=data), streams, pool, tmp_path).run(STEP)
+    answers = [ONE_OF_THREE, grades(0, 1.0, 0.0, **two), grades(1, 0.0, 0.0, **two)]
+    pool, metrics = run_eval(tmp_path, config, answers, num_hard=2)
     assert (metrics["eval/pass@1"], metrics["eval/hard/pass@1"]) == pytest.approx((1 / 3, 1 / 4))
     assert (metrics["eval/tokens_mean"], metrics["eval/hard/tokens_mean"]) == (4.0, 8.0)
     assert ("eval/pass@2" in metrics, "eval/hard/pass@2" in metrics) == (True, False)
-    assert [(len(request.seeds), request.sampling.temperature) for request in pool.requests] == [
-        (3, 1.0), (2, 0.5), (2, 0.5)
-    ]  # fmt: skip
+    sampled = [(len(request.seeds), request.sampling.temperature) for request in pool.requests]
+    assert sampled == [(3, 1.0), (2, 0.5), (2, 0.5)]
     run = RunDir(tmp_path)
     assert [line["prompt"] for line in read_jsonl(run.eval_rollouts(STEP))] == ["prompt 0"] * 3
     lines = [(line["prompt"], line["ordinal"], line["solved"]) for line in read_jsonl(run.eval_rollouts(STEP, "hard"))]
-    first, second = "hard prompt 0", "hard prompt 1"
-    assert lines == [(first, 0, True), (first, 0, False), (second, 1, False), (second, 1, False)]
+    assert lines == [("hard 0", 0, True), ("hard 0", 0, False), ("hard 1", 1, False), ("hard 1", 1, False)]
 
 
 def test_a_set_whose_rewards_failed_ends_the_run_however_many_others_went_well(tmp_path: Path) -> None:
-    streams = {"": FakeStream(3), "hard": FakeStream(2)}
-    data = {"train": {"path": "d.jsonl"}, "eval": {"path": "e.jsonl"}, "eval_sets": {"hard": {"path": "h.jsonl"}}}
-    pool = FakePool([grades(ordinal, 1.0, 0.0, 0.0) for ordinal in range(3)] + [failed(0), failed(1)])
     with pytest.raises(RewardError, match="failed for 2 of 2 prompts"):
-        evaluation_of(config_of(data=data), streams, pool, tmp_path).run(STEP)
+        run_eval(tmp_path, config_of({}), [ALL] * 3 + [FAILED] * 2, num_hard=2)
 
 
 def test_an_eval_is_due_at_both_ends_and_as_often_as_the_config_says(tmp_path: Path) -> None:
-    config = minimal_config(
-        data={"train": {"path": "d.jsonl"}, "eval": {"path": "e.jsonl"}}, eval={"every_steps": None, "every_epochs": 2}
-    )
+    config = config_of(eval={"every_steps": None, "every_epochs": 2})
     length = TrainLength(total_steps=12, items_per_step=4, items_per_epoch=10)  # epochs end in steps 3, 5, 8, 10
     evaluation = Evaluation(config, EvalSets(config, {}, FakePool([])), RunDir(tmp_path), length)  # type: ignore[arg-type]
     assert [step for step in range(13) if evaluation.is_due(step)] == [0, 5, 10, 12]
@@ -170,24 +162,19 @@ def test_an_eval_is_due_at_both_ends_and_as_often_as_the_config_says(tmp_path: P
 def test_an_eval_beside_rollouts_comes_before_them_and_leaves_their_prefixes_alone(
     lag: int, forgotten: int, tmp_path: Path
 ) -> None:
-    pool = FakePool([grades(0, 1.0, 0.0, 0.0), grades(1, 1.0, 1.0, 1.0)])
-    config = config_of(rollout={"max_policy_lag": lag})
-    evaluation_of(config, {"": FakeStream(2)}, pool, tmp_path).run(STEP)
+    pool, _ = run_eval(tmp_path, config_of(rollout={"max_policy_lag": lag}), [ONE_OF_THREE, ALL])
     assert [request.is_urgent for request in pool.requests] == [lag > 0] * 2
     assert pool.num_forgotten == forgotten
 
 
-def test_evals_sample_with_the_nucleus_of_training_unless_they_have_their_own(tmp_path: Path) -> None:
-    def sampled(**of_eval: Any) -> list[float]:
-        hard = {"path": "h.jsonl", "top_p": 0.5}
-        data = {"train": {"path": "d.jsonl"}, "eval": {"path": "e.jsonl"}, "eval_sets": {"hard": hard}}
-        config = config_of(data=data, rollout={"top_p": 0.9}, eval={"every_steps": 2, "num_samples": 3, **of_eval})
-        pool = FakePool([grades(0, 1.0, 0.0, 0.0)] * 2)
-        evaluation_of(config, {"": FakeStream(1), "hard": FakeStream(1)}, pool, tmp_path).run(STEP)
-        return [request.sampling.top_p for request in pool.requests]
-
-    assert sampled() == [0.9, 0.5]
-    assert sampled(top_p=0.7) == [0.7, 0.5]
+@pytest.mark.parametrize(("of_eval", "expected"), [({}, [0.9, 0.5]), ({"top_p": 0.7}, [0.7, 0.5])])
+def test_evals_sample_with_the_nucleus_of_training_unless_they_have_their_own(
+    tmp_path: Path, of_eval: dict[str, float], expected: list[float]
+) -> None:
+    settings = {"every_steps": 2, "num_samples": 3, **of_eval}
+    config = config_of({"top_p": 0.5}, rollout={"top_p": 0.9}, eval=settings)
+    pool, _ = run_eval(tmp_path, config, [ONE_OF_THREE] * 2, num_hard=1)
+    assert [request.sampling.top_p for request in pool.requests] == expected
 
 
 BOUNDS = {"eval/pass@1": 0.5, "eval/pass@1_low": 0.25, "eval/pass@1_high": 0.75, "eval/tokens_mean": 40.0}

@@ -10,7 +10,6 @@ from hpc_grpo.report.records import read_records
 from hpc_grpo.run.chain import ChainRecord, write_chain
 from tests.support.run_builder import RunBuilder
 
-
 OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=11.batch."
 
 
