@@ -15,8 +15,7 @@ from hpc_grpo.system.readable import printable
 
 if TYPE_CHECKING:
     from hpc_grpo.report.queue import QueueReport
-    from hpc_grpo.report.records import RunRecords
-    from hpc_grpo.report.status import RunSummary
+    from hpc_grpo.report.status import RunRecords, RunSummary
     from hpc_grpo.run.paths import RunDir
 
 _ROOT = click.option(
@@ -99,8 +98,8 @@ def watch(run_name: str) -> None:
 @click.option("--lines", type=click.IntRange(0), default=50, show_default=True, metavar="N", help="So many at the end.")
 def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, lines: int) -> None:
     """Print the end of the driver's log, or of a node's."""
-    from hpc_grpo.report.logs import LogFollower, attempt_dir, follow, why_no_attempt
-    from hpc_grpo.report.records import read_records
+    from hpc_grpo.report.logs import attempt_dir, follow, why_no_attempt
+    from hpc_grpo.report.status import read_records
 
     run = find_run(run_name)
     folder = attempt_dir(run, attempt)
@@ -111,7 +110,7 @@ def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, li
             _print_logs(folder, node, lines)
         return
     try:
-        for text in follow(LogFollower(run, node=node, attempt=attempt, num_lines=lines)):
+        for text in follow(run, node=node, attempt=attempt, num_lines=lines):
             echo(undrawn(text), nl=False)
     except KeyboardInterrupt:
         return
@@ -157,7 +156,7 @@ def report(run_names: tuple[str, ...], out: Path | None) -> None:
 
 
 def _records(runs: Sequence[RunDir]) -> list[RunRecords]:
-    from hpc_grpo.report.records import read_records
+    from hpc_grpo.report.status import read_records
 
     return [read_records(run) for run in runs]
 

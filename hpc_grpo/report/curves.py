@@ -15,9 +15,8 @@ from hpc_grpo.metrics.record import PASS_AT_1, REWARD, phase_seconds
 from hpc_grpo.metrics.usage import SlowestNode, node_seconds, slowest_node
 from hpc_grpo.report.explain import Explanation
 from hpc_grpo.report.figure import Bar, Figure, Series
-from hpc_grpo.report.records import RunRecords
 from hpc_grpo.report.samples import Samples
-from hpc_grpo.report.status import RunSummary
+from hpc_grpo.report.status import RunRecords, RunSummary
 from hpc_grpo.system.readable import counted
 
 Metrics = Mapping[int, Mapping[str, Any]]

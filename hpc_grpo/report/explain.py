@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from hpc_grpo.launch.place.slurm.text import own_lines
 from hpc_grpo.report.logs import DRIVER_LOG, attempt_dirs, tail
-from hpc_grpo.report.records import RunRecords, ended_by_time_limit
+from hpc_grpo.report.status import RunRecords, ended_by_time_limit
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.last_error import last_error, reason_to_stop
 from hpc_grpo.system.readable import UNKNOWN, duration, moment

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hpc_grpo.errors import ConfigError, nearest
-from hpc_grpo.report.records import RunRecords, read_records
-from hpc_grpo.report.status import is_over
+from hpc_grpo.report.status import RunRecords, is_over, read_records
 from hpc_grpo.run.paths import RunDir
 
 DRIVER_LOG = "driver.log"
@@ -83,80 +82,61 @@ def _tail_and_end(path: Path, num_lines: int, max_bytes: int) -> tuple[str, int]
 
 
 class _GrowingFile:
-    """Text that is appended to a file, which need not exist yet; `start` is its last lines, if those are wanted."""
+    """Text that is appended to a file, which need not exist yet: from its beginning, or from its last lines on."""
 
-    def __init__(self, path: Path, num_lines: int | None = None) -> None:
+    def __init__(self, path: Path, num_lines: int | None) -> None:
         self.path = path
-        self.start, self._offset = ("", 0) if num_lines is None else _tail_and_end(path, num_lines, _MAX_TAIL_BYTES)
+        self._start, self._offset = ("", 0) if num_lines is None else _tail_and_end(path, num_lines, _MAX_TAIL_BYTES)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def read(self) -> str:
         """Return what came since the last call, at most 1 MiB of it."""
+        start, self._start = self._start, ""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read(_MAX_READ_BYTES)
         except FileNotFoundError:
-            return ""
+            data = b""
         self._offset += len(data)
-        return self._decoder.decode(data)
+        return start + self._decoder.decode(data)
 
 
-class LogFollower:
-    """Reads the driver's logs, or those of `node`: of one attempt or, without `attempt`, of the newest and later ones.
+def follow(
+    run: RunDir,
+    *,
+    node: str | None,
+    attempt: int | None,
+    num_lines: int,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[str]:
+    """Yield the end of the driver's logs, or of those of `node`, and what they gain, until they cannot grow any more.
 
-    Raises ConfigError for a node that the first attempt does not have; in later attempts the node is waited for.
+    They are those of one attempt or, without `attempt`, of the newest and every later one. Each file's path stands
+    before its text. Raises ConfigError for a node that the first attempt does not have; in later ones it is waited for.
     """
-
-    def __init__(self, run: RunDir, *, node: str | None, attempt: int | None, num_lines: int) -> None:
-        self._run, self._node, self._fixed = run, node, attempt
-        self._number = 0
-        self._files: list[_GrowingFile] = []
-        self._last_shown: Path | None = None
-        self._start = ""
-        if (folder := attempt_dir(run, attempt)) is not None:
-            self._open(folder, num_lines)
-            self._start = "".join(self._headed(file, file.start) for file in self._files)
-
-    def read(self) -> str:
-        """Return what the logs gained since the last call; then opens the next attempt's logs."""
-        text, self._start = self._start, ""
-        while True:
-            text += "".join(self._headed(file, file.read()) for file in self._files)
-            if text or not self._open_next():
-                return text
-
-    def is_over(self) -> bool:
-        """Tell whether the logs cannot grow any more: call it before the last `read`."""
-        records, now = read_records(self._run), time.time()
-        ended = (attempt for attempt in records.attempts if not records.is_running(attempt, now))
-        return is_over(records, now) or self._fixed in [attempt.attempt for attempt in ended]
-
-    def _open(self, folder: Path, num_lines: int | None = None) -> None:
-        self._number = int(folder.name.split("-")[0])
-        self._files = [_GrowingFile(path, num_lines) for path in log_files(folder, self._node)]
-
-    def _open_next(self) -> bool:
-        for number, folder in attempt_dirs(self._run).items() if self._fixed is None else ():
-            if number > self._number and (self._node is None or (folder / "nodes" / self._node).is_dir()):
-                self._open(folder)
-                return True
-        return False
-
-    def _headed(self, file: _GrowingFile, text: str) -> str:
-        """Put the file's path before the text where another file's came last."""
-        if not text or file.path == self._last_shown:
-            return text
-        gap = "" if self._last_shown is None else "\n"
-        self._last_shown = file.path
-        return f"{gap}==> {file.path.relative_to(self._run.path)} <==\n{text}"
-
-
-def follow(follower: LogFollower, sleep: Callable[[float], None] = time.sleep) -> Iterator[str]:
+    number, files, shown = 0, list[_GrowingFile](), Path()
+    if (folder := attempt_dir(run, attempt)) is not None:
+        number = int(folder.name.split("-")[0])
+        files = [_GrowingFile(path, num_lines) for path in log_files(folder, node)]
     while True:
-        over = follower.is_over()
-        while text := follower.read():
-            yield text
+        records, now = read_records(run), time.time()  # before the last read
+        ended = [each.attempt for each in records.attempts if not records.is_running(each, now)]
+        over = is_over(records, now) or attempt in ended
+        while True:
+            gained = [(file.path, text) for file in files if (text := file.read())]
+            for path, text in gained:
+                gap = "\n" if shown.name else ""
+                yield text if path == shown else f"{gap}==> {path.relative_to(run.path)} <==\n{text}"
+                shown = path
+            if gained:
+                continue
+            dirs = attempt_dirs(run).items() if attempt is None else ()
+            later = ((n, own) for n, own in dirs if n > number and (node is None or (own / "nodes" / node).is_dir()))
+            number, folder = next(later, (number, None))
+            if folder is None:
+                break
+            files = [_GrowingFile(path, None) for path in log_files(folder, node)]
         if over:
             return
         sleep(_POLL_S)

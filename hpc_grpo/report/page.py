@@ -20,9 +20,8 @@ from hpc_grpo.metrics.record import REWARD
 from hpc_grpo.report.curves import RunData, figures, learning_curves
 from hpc_grpo.report.explain import explain_attempts
 from hpc_grpo.report.figure import Figure, draw_image, draw_text
-from hpc_grpo.report.records import read_records
 from hpc_grpo.report.samples import before_and_after, take_samples
-from hpc_grpo.report.status import summarize
+from hpc_grpo.report.status import read_records, summarize
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics

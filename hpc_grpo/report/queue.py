@@ -11,8 +11,7 @@ from hpc_grpo.config import LaunchConfig, load_resolved_launch
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place import queue_of
 from hpc_grpo.launch.place.slurm.queue import QueueAnswer, QueuedJob, cache_path, queue_answer
-from hpc_grpo.report.records import RunRecords
-from hpc_grpo.report.status import RunSummary
+from hpc_grpo.report.status import RunRecords, RunSummary
 from hpc_grpo.system.readable import UNKNOWN, duration, moment
 
 

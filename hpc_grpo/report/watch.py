@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.metrics.record import REWARD
 from hpc_grpo.report.logs import tail
-from hpc_grpo.report.records import SILENT_S, read_records
-from hpc_grpo.report.status import RunSummary, is_over, summarize
+from hpc_grpo.report.status import SILENT_S, RunSummary, is_over, read_records, summarize
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
 from hpc_grpo.system.readable import UNKNOWN, decimal, duration, number_or_none, one_line, printable, short_number

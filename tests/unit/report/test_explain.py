@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.report.explain import Explanation, explain_attempts
-from hpc_grpo.report.records import read_records
+from hpc_grpo.report.status import read_records
 from hpc_grpo.run.chain import ChainRecord, write_chain
 from tests.support.run_builder import RunBuilder
 

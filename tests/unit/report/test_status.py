@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.report.records import read_records
-from hpc_grpo.report.status import RunSummary, is_over, status_table, summarize
+from hpc_grpo.report.status import RunSummary, is_over, read_records, status_table, summarize
 from hpc_grpo.run.chain import write_chain
 from tests.support.run_builder import RunBuilder
 
