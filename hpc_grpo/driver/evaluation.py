@@ -10,18 +10,18 @@ One model follows the other, each on all engines.
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.data.seeds import sampling_seed
 from hpc_grpo.data.stream import PromptStream
-from hpc_grpo.driver.actors import NodeSlots, Workers, reserve_nodes
-from hpc_grpo.driver.inputs import EvalInputs, load_eval_inputs
+from hpc_grpo.driver.actors import Workers, reserve_nodes
+from hpc_grpo.driver.inputs import load_eval_inputs
 from hpc_grpo.driver.length import TrainLength
 from hpc_grpo.driver.remote import connect, run_driver
 from hpc_grpo.driver.rollouts import check_failures
@@ -140,28 +140,21 @@ def evaluate(folder: RunDir) -> bool:
     results: dict[str, Mapping[str, float]] = {}
     sampled: dict[str, Sampled] = {}
     for name, own in configs.items():
-        results[name], sampled[name] = _evaluate_model(name, own, slots, inputs[name], folder, timer)
+        with timer.phase("start"):
+            workers = Workers(own, slots, inputs[name], total_optimizer_steps=0)
+            workers.start()
+        with timer.phase("eval"):
+            sets = EvalSets(own, inputs[name].eval_streams, workers.rollout_pool())
+            results[name], sampled[name] = sets.run(functools.partial(completions_file, folder, name))
+        workers.stop()  # the next model's engines and graders need their places
     if request.prompts:
         answer = shown_completions(folder, request)
     else:
-        answer = _report(folder, config, request, results, differences(sampled, config), inputs)
+        streams = next(iter(inputs.values())).eval_streams
+        answer = _report(folder, config, request, results, differences(sampled, config), streams)
     write_atomic(folder.path / ANSWER, answer + "\n")
     write_atomic(folder.complete_marker, "evaluated\n")
     return True
-
-
-def _evaluate_model(
-    name: str, config: Config, slots: Sequence[NodeSlots], inputs: EvalInputs, folder: RunDir, timer: StepTimer
-) -> tuple[dict[str, float], Sampled]:
-    """Evaluate one model, and end its engines and graders, so that those of the next model have their places."""
-    with timer.phase("start"):
-        workers = Workers(config, slots, inputs, total_optimizer_steps=0)
-        workers.start()
-    with timer.phase("eval"):
-        sets = EvalSets(config, inputs.eval_streams, workers.rollout_pool())
-        found = sets.run(lambda of_set: completions_file(folder, name, of_set))
-    workers.stop()
-    return found
 
 
 def differences(sampled: Mapping[str, Sampled], config: Config) -> dict[str, dict[str, float]]:
@@ -211,7 +204,7 @@ def _report(
     request: EvalRequest,
     results: Mapping[str, Mapping[str, float]],
     apart: Mapping[str, Mapping[str, float]],
-    inputs: Mapping[str, EvalInputs],
+    streams: Mapping[str, PromptStream],
 ) -> str:
     """Write result.json; return the tables of the models and of their differences."""
     models = {
@@ -222,13 +215,12 @@ def _report(
         }
         for name, metrics in results.items()
     }
-    settings: dict[str, Any] = config.eval.model_dump(mode="json")
+    settings = config.eval.model_dump(mode="json")
     values = {"models": models, "differences": apart, "data": data_of(config), "settings": settings}
     write_json_atomic(folder.path / RESULT, values)
-    streams = next(iter(inputs.values())).eval_streams
     sources = {name: [part.name for part in stream.parts] for name, stream in streams.items()}
-    tables = [shown_metrics(results, sources, config)]
-    return "\n\n".join(tables + ([shown_metrics(apart, sources, config, of="DIFFERENCE")] if apart else []))
+    shown = shown_metrics(results, sources, config)
+    return f"{shown}\n\n{shown_metrics(apart, sources, config, of='DIFFERENCE')}" if apart else shown
 
 
 def data_of(config: Config) -> list[str]:

@@ -66,12 +66,12 @@ def write_steps(run: RunDir, num_steps: int, **more: float) -> None:
     write_lines(run, [{"reward/mean": step / 10, **times} for step in range(1, num_steps + 1)])
 
 
-def write_rollouts(run: RunDir, step: int, completion: str, count: int) -> None:
+def write_rollouts(run: RunDir, step: int, count: int = 1, **changes: object) -> None:
     path = run.rollouts(step)
     path.parent.mkdir(exist_ok=True)
-    line = {"ordinal": 3, "source": "sums", "prompt": "1+1?", "completion": completion, "reward": 0.5}
+    line = {"ordinal": 3, "source": "sums", "prompt": "1+1?", "completion": "2", "reward": 0.5}
     more = {"rewards": {"math": 1.0, "format": 0.25}, "advantage": None, "tokens": 7}
-    path.write_text((json.dumps({**line, **more}) + "\n") * count)
+    path.write_text((json.dumps({**line, **more, **changes}) + "\n") * count)
 
 
 def page_of(path: Path) -> StrictPage:
@@ -94,17 +94,15 @@ def test_runs_are_drawn_over_each_other_with_what_ended_them_and_their_rollouts(
     built.attempt(2, "complete")
     built.chain("11", "12")
     write_steps(built.run, 5)
-    write_rollouts(built.run, 4, "It is 2.", 3)
+    write_rollouts(built.run, 4, 3, completion="It is 2.")
     other = RunBuilder(tmp_path / "other")
     write_steps(other.run, 3)
     page = page_of(write_page([built.run, other.run], tmp_path / "report.html"))
     assert all(f">{name}<" in svg_of(page, "reward/mean") for name in ("adder", "other"))
     for title in ("lag/mean", "adder: seconds of a step by phase", "Length of completions", "adder"):
         svg_of(page, title)
-    assert "crash: out of GPU memory" in page.text
-    assert "Learner: lower train.max_tokens_per_microbatch" in page.text
-    assert "reward 0.500, math 1.000, format 0.250, advantage -" in page.text
-    assert "It is 2." in page.texts
+    for text in ("crash: out of GPU memory", "Learner: lower", "math 1.000, format 0.250, advantage -", "It is 2."):
+        assert text in page.text
     links = {link["href"] for link in page.all("a")}
     assert all(link and (tmp_path / link).exists() for link in links), links
 
@@ -113,7 +111,7 @@ def test_hostile_texts_neither_become_elements_nor_run(tmp_path: Path) -> None:
     built = RunBuilder(tmp_path / "<img src=y onerror=alert(2)>")
     built.attempt(1, "crash", why=HOSTILE, lost_nodes={"n2": HOSTILE})
     write_steps(built.run, 2, **{f"reward/{HOSTILE.replace('/', '')}": 1.0})
-    write_rollouts(built.run, 1, HOSTILE, 1)
+    write_rollouts(built.run, 1, completion=HOSTILE)
     path = write_page([built.run], tmp_path / "report.html")
     page = page_of(path)
     assert all(set(image) == {"src", "alt"} for image in page.all("img"))
@@ -128,7 +126,7 @@ def test_hostile_texts_neither_become_elements_nor_run(tmp_path: Path) -> None:
 
 def test_of_many_rollouts_a_few_of_evenly_spread_steps_are_taken(run_dir: RunDir) -> None:
     for step in range(1, 102):
-        write_rollouts(run_dir, step, "x" * 10_000, SHOWN_OF_A_STEP + 8)
+        write_rollouts(run_dir, step, SHOWN_OF_A_STEP + 8, completion="x" * 10_000)
     samples = take_samples(run_dir)
     assert samples.steps == [1, 26, 51, 76, 101]
     assert len(samples.rollouts) == SHOWN_STEPS * SHOWN_OF_A_STEP
@@ -139,12 +137,8 @@ def test_of_many_rollouts_a_few_of_evenly_spread_steps_are_taken(run_dir: RunDir
 
 
 def test_numbers_that_no_float_holds_are_shown_as_infinite(built: RunBuilder, tmp_path: Path) -> None:
-    path = built.run.rollouts(1)
-    path.parent.mkdir()
-    line = {"completion": "2", "reward": 10**400, "rewards": {"math": -(10**400)}, "tokens": 10**400}
-    path.write_text(json.dumps(line) + "\n")
-    samples = take_samples(built.run)
-    assert samples.lengths == {1: []}
+    write_rollouts(built.run, 1, reward=10**400, rewards={"math": -(10**400)}, tokens=10**400)
+    assert take_samples(built.run).lengths == {1: []}
     assert "reward inf, math -inf, advantage -" in page_of(write_page([built.run], tmp_path / "page.html")).text
 
 
