@@ -66,7 +66,7 @@ class Chat:
         said = self._style.prompt_format.replace("{prompt}", prompt)
         asked = [*self._messages, {"role": "user", "content": said}]
         token_ids = self._encode({self._source.prompt_field: prompt}) if self._is_plain else self._encode_end(asked)
-        settings = self._config.eval_settings("")
+        rollout, settings = self._config.rollout, self._config.eval_settings("")
         sampling: dict[str, Any] = {"do_sample": False}
         if settings.temperature > 0.0:
             sampling = {"do_sample": True, "temperature": settings.temperature, "top_p": settings.top_p, "top_k": 0}
@@ -75,7 +75,8 @@ class Chat:
             found = self._model.generate(
                 tokens,
                 attention_mask=torch.ones_like(tokens),
-                max_new_tokens=self._config.rollout.max_new_tokens,
+                max_new_tokens=rollout.max_new_tokens,
+                min_new_tokens=rollout.min_new_tokens,
                 eos_token_id=list(self._end),
                 pad_token_id=self._end[0],
                 streamer=Shown(self._tokenizer, skip_prompt=True, skip_special_tokens=True),

@@ -80,6 +80,18 @@ def test_prompts_of_a_plain_template_stand_alone(model: Path) -> None:
     assert given == ["Q: 1+1?\nA:", "Q: 2+2?\nA:"]
 
 
+def test_it_samples_as_the_config_says(model: Path) -> None:
+    config = config_of(model)
+    rollout = config.rollout.model_copy(update={"min_new_tokens": 3, "top_p": 0.9})
+    settings = config.eval.model_copy(update={"temperature": 0.7})
+    chat = Chat(config.model_copy(update={"rollout": rollout, "eval": settings}))
+    generate, asked = chat._model.generate, dict[str, Any]()
+    chat._model.generate = lambda token_ids, **options: asked.update(options) or generate(token_ids, **options)
+    chat.say("1+1?", lambda _: None)
+    wanted = {"temperature": 0.7, "top_p": 0.9, "min_new_tokens": 3, "max_new_tokens": 5}
+    assert {key: asked[key] for key in wanted} == wanted
+
+
 class FakeChat:
     """Repeats what it is told, with its model's name; stops where it is told to, as on Ctrl+C."""
 

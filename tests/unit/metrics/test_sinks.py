@@ -48,37 +48,22 @@ def test_without_a_key_wandb_is_off_and_the_variable_named(
 
 
 @pytest.mark.parametrize(
-    ("configured", "environ", "login", "expected"),
+    ("host", "environ", "expected"),
     [
-        ("auto", {}, "", None),
-        ("auto", {"WANDB_API_KEY": KEY}, "", "online"),
-        ("auto", {"WANDB_MODE": "offline"}, "", "offline"),
-        ("auto", {"WANDB_API_KEY": KEY, "WANDB_MODE": "offline"}, "", "offline"),
-        ("auto", {"WANDB_API_KEY": KEY, "WANDB_MODE": "disabled"}, "", None),
-        ("offline", {}, "", "offline"),
-        ("disabled", {"WANDB_API_KEY": KEY}, "", None),
-        ("auto", {}, "api.wandb.ai", "online"),
-        ("auto", {"WANDB_BASE_URL": "https://wandb.example:8080"}, "api.wandb.ai", None),
-        ("auto", {"WANDB_BASE_URL": "https://wandb.example:8080"}, "wandb.example", "online"),
-        ("auto", {}, "github.com", None),
-        ("auto", {"WANDB_MODE": "disabled"}, "api.wandb.ai", None),
+        ("api.wandb.ai", {}, "online"),
+        ("api.wandb.ai", {"WANDB_BASE_URL": "https://wandb.example:8080"}, None),
+        ("wandb.example", {"WANDB_BASE_URL": "https://wandb.example:8080"}, "online"),
+        ("github.com", {}, None),
+        ("api.wandb.ai", {"WANDB_MODE": "disabled"}, None),
     ],
 )
-def test_config_environment_and_a_login_that_wandb_has_kept_decide_its_mode(
-    config: Config,
-    tmp_path: Path,
-    configured: str,
-    environ: dict[str, str],
-    login: str,
-    expected: str | None,
-    capsys: pytest.CaptureFixture[str],
+def test_a_login_that_wandb_has_kept_switches_it_on(
+    config: Config, tmp_path: Path, host: str, environ: dict[str, str], expected: str | None
 ) -> None:
-    if login:
-        (tmp_path / ".netrc").write_text(f"machine {login}\n  login user\n  password {KEY}\n")
-        (tmp_path / ".netrc").chmod(0o600)
-    settings = metrics_of(config, wandb_mode=configured).metrics
-    assert wandb_mode(settings, {"HOME": str(tmp_path), **environ}) == expected
-    assert KEY not in "".join(capsys.readouterr())
+    (tmp_path / ".netrc").write_text(f"machine {host}\n  login user\n  password {KEY}\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    environ = {"HOME": str(tmp_path), **environ}
+    assert wandb_mode(metrics_of(config, wandb_mode="auto").metrics, environ) == expected
 
 
 @pytest.mark.parametrize(("names", "theirs"), [("areal", "ppo_actor/task_reward/avg"), ("areal-0.3", "task_reward")])
@@ -95,6 +80,25 @@ def test_other_sinks_and_the_log_get_areals_names_and_the_file_keeps_ours(
     inner = MagicMock()
     RenamingSink([inner], NAMES[names]).write(record)
     assert inner.write.call_args.args[0].metrics == {theirs: 0.25, "lag/mean": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("configured", "environ", "expected"),
+    [
+        ("auto", {}, None),
+        ("auto", {"WANDB_API_KEY": KEY}, "online"),
+        ("auto", {"WANDB_MODE": "offline"}, "offline"),
+        ("auto", {"WANDB_API_KEY": KEY, "WANDB_MODE": "offline"}, "offline"),
+        ("auto", {"WANDB_API_KEY": KEY, "WANDB_MODE": "disabled"}, None),
+        ("offline", {}, "offline"),
+        ("disabled", {"WANDB_API_KEY": KEY}, None),
+    ],
+)
+def test_config_and_environment_decide_the_wandb_mode(
+    config: Config, configured: str, environ: dict[str, str], expected: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert wandb_mode(metrics_of(config, wandb_mode=configured).metrics, environ) == expected
+    assert KEY not in "".join(capsys.readouterr())
 
 
 def test_wandb_offline_really_writes_and_a_resume_keeps_the_id(
