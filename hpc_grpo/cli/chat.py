@@ -6,7 +6,7 @@ The template, the system prompt and the sampling are those of the config. transf
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -112,22 +112,17 @@ def converse(config: Config, models: Mapping[str, str], chat_of: Callable[[Confi
     with redirect_stdout(sys.stderr):  # libraries report there when they are imported
         chats = {name: chat_of(with_model(config, path)) for name, path in models.items()}
     echo(_HELP, err=True)
-    for prompt in _prompts():
-        for name, chat in chats.items():
-            if prompt == NEW:
-                chat.forget()
-                continue
-            echo(f"[{name}] " if len(chats) > 1 else "", nl=False)
-            with suppress(KeyboardInterrupt):
-                chat.say(prompt, partial(echo, nl=False))
-            echo("")
-
-
-def _prompts() -> Iterator[str]:
-    """Yield the lines that are not empty. Ctrl+C at the prompt ends as the end of the input does."""
-    if sys.stdin.isatty():
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
         import readline  # noqa: F401 - gives input() its editing and history
-    with suppress(EOFError, KeyboardInterrupt):
+    with suppress(EOFError, KeyboardInterrupt):  # Ctrl+C at the prompt ends as the end of the input does
         while True:
-            if prompt := input("> " if sys.stdin.isatty() else "").strip():
-                yield prompt
+            prompt = input("> " if is_terminal else "").strip()
+            for name, chat in chats.items() if prompt else ():
+                if prompt == NEW:
+                    chat.forget()
+                    continue
+                echo(f"[{name}] " if len(chats) > 1 else "", nl=False)
+                with suppress(KeyboardInterrupt):
+                    chat.say(prompt, partial(echo, nl=False))
+                echo("")

@@ -32,7 +32,7 @@ from hpc_grpo.metrics.evals import EvalGroup, bounds_of, eval_metrics, paired_di
 from hpc_grpo.metrics.rollouts import solved
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.registry import EVAL_METRICS
-from hpc_grpo.run.evals import ANSWER, RESULT, EvalRequest, completions_file, read_request, with_model
+from hpc_grpo.run.evals import ANSWER, RESULT, EvalRequest, completions_file, judged_sources, read_request, with_model
 from hpc_grpo.run.files import read_jsonl, when_there_is_space, write_atomic, write_json_atomic
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir
@@ -215,18 +215,12 @@ def _report(
         }
         for name, metrics in results.items()
     }
-    settings = config.eval.model_dump(mode="json")
-    values = {"models": models, "differences": apart, "data": data_of(config), "settings": settings}
+    data, settings = [source.path for source in judged_sources(config.data)], config.eval.model_dump(mode="json")
+    values = {"models": models, "differences": apart, "data": data, "settings": settings}
     write_json_atomic(folder.path / RESULT, values)
     sources = {name: [part.name for part in stream.parts] for name, stream in streams.items()}
     shown = shown_metrics(results, sources, config)
     return f"{shown}\n\n{shown_metrics(apart, sources, config, of='DIFFERENCE')}" if apart else shown
-
-
-def data_of(config: Config) -> list[str]:
-    """List the paths of the eval sets, and of the training data where a share of them is held out."""
-    held_out = config.data.sources(for_eval=False) if config.data.held_out is not None else []
-    return [source.path for _, source in (*held_out, *config.data.sources(for_eval=True))]
 
 
 def _cell(metrics: Mapping[str, float], name: str) -> str:

@@ -78,17 +78,13 @@ def snapshot(run: RunDir) -> Snapshot:
 def watch_plainly(run: RunDir, sleep: Callable[[float], None] = time.sleep) -> Iterator[str]:
     """Yield lines for a pipe or a file: the headline whenever it changes, and every step once."""
     last_headline, last_step = "", ""
-    while True:
-        now = snapshot(run)
+    for now in _snapshots(run, sleep):
         new = now.steps[now.steps.index(last_step) + 1 :] if last_step in now.steps else now.steps
         yield from new
         last_step = new[-1] if new else last_step
         if now.headline != last_headline:
             yield now.headline
-            last_headline = now.headline
-        if now.is_over:
-            return
-        sleep(_REFRESH_S)
+        last_headline = now.headline
 
 
 def watch_live(run: RunDir, console: Console, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -98,13 +94,18 @@ def watch_live(run: RunDir, console: Console, sleep: Callable[[float], None] = t
     now = snapshot(run)
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            live.update(view(now, console.height), refresh=True)
-            while not now.is_over:
-                sleep(_REFRESH_S)
-                now = snapshot(run)
+            for now in _snapshots(run, sleep):
                 live.update(view(now, console.height), refresh=True)
     finally:  # also after Ctrl+C, which is how most stop watching
         console.print(view(now, console.height))
+
+
+def _snapshots(run: RunDir, sleep: Callable[[float], None]) -> Iterator[Snapshot]:
+    while True:
+        yield (now := snapshot(run))
+        if now.is_over:
+            return
+        sleep(_REFRESH_S)
 
 
 def view(now: Snapshot, height: int) -> RenderableType:

@@ -106,8 +106,8 @@ def eval_config(config: Config, folder: RunDir, model: str, data: Sequence[Mappi
     of_data = values["data"]
     if data:
         of_training = _keys_for_others(config.data.sources(for_eval=False)[0][1])
-        sources = [{**of_training, **source} for source in data]
-        evaluated = sources[0] if len(sources) == 1 else {"mix": sources}
+        named = [{**of_training, **source} for source in data]
+        evaluated = named[0] if len(named) == 1 else {"mix": named}
         of_data |= {"eval": evaluated, "held_out": None, "eval_sets": {}}
     sets = [each for each in (of_data["eval"], *of_data["eval_sets"].values()) if each]
     if not sets and not of_data["held_out"]:
@@ -121,9 +121,12 @@ def eval_config(config: Config, folder: RunDir, model: str, data: Sequence[Mappi
     values["rollout"]["overlong_tokens"] = None
     values["rewards"] = values["rewards"] or [{"name": "correctness"}]  # of SFT and distillation, which need none
     values["eval"] |= {"every_steps": 1, "every_epochs": None, "every_s": None}
-    names = [reward["name"] for reward in values["rewards"]]
-    if config.eval.reward not in names and not _all_have_rewards(DataConfig.model_validate(of_data)):
-        values["eval"]["reward"] = names[0]
+    names, sources = (
+        [reward["name"] for reward in values["rewards"]],
+        judged_sources(DataConfig.model_validate(of_data)),
+    )
+    if config.eval.reward not in names and any(source.rewards is None for source in sources):
+        values["eval"]["reward"] = names[0]  # a source without rewards of its own is judged by those of the run
     values["launch"]["notify"] = []
     return Config.model_validate(values)
 
@@ -146,10 +149,10 @@ def sample_config(config: Config, folder: RunDir, model: str, prompts: str, sour
     return Config.model_validate(values)
 
 
-def _all_have_rewards(data: DataConfig) -> bool:
-    """Return True if each source of the eval sets has its own rewards, so that those of the run judge none."""
-    sources = data.sources(for_eval=True) + (data.sources(for_eval=False) if data.held_out is not None else [])
-    return all(source.rewards is not None for _, source in sources)
+def judged_sources(data: DataConfig) -> list[SourceConfig]:
+    """Return the sources of the eval sets, and of the training data where a share of them is held out."""
+    held_out = data.sources(for_eval=False) if data.held_out is not None else []
+    return [source for _, source in (*held_out, *data.sources(for_eval=True))]
 
 
 def _keys_for_others(source: SourceConfig) -> dict[str, Any]:

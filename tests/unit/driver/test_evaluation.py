@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from hpc_grpo.config import Config
-from hpc_grpo.driver.evaluation import EvalSets, Evaluation, data_of, differences, shown_completions, shown_metrics
+from hpc_grpo.driver.evaluation import EvalSets, Evaluation, differences, shown_completions, shown_metrics
 from hpc_grpo.driver.length import TrainLength
 from hpc_grpo.driver.sampling import GradedGroup
 from hpc_grpo.errors import RewardError
@@ -209,12 +209,6 @@ def test_each_model_has_its_difference_from_the_first_by_set() -> None:
     shown = shown_metrics(apart, {"": ["d"], "hard": ["h"]}, config, of="DIFFERENCE").splitlines()
     assert shown[0].split() == ["DIFFERENCE", "DATA", "PASS@1", "REWARD", "TOKENS"]
     assert shown[1].split()[:5] == ["step_4", "-", "base", "all", "0.500"]
-
-
-def test_a_held_out_share_is_told_as_the_data_that_it_was_taken_from() -> None:
-    data = {"train": {"path": "t.jsonl"}, "held_out": {"fraction": 0.1}, "eval_sets": {"hard": {"path": "h.jsonl"}}}
-    assert data_of(minimal_config(data=data)) == ["t.jsonl", "h.jsonl"]
-    assert data_of(minimal_config(data={"eval": {"path": "e.jsonl"}})) == ["e.jsonl"]
 
 
 def write_completions(folder: RunDir, model: str, *lines: tuple[int, str]) -> None:
