@@ -1,54 +1,130 @@
-"""The conversation of `hpc-grpo sample --interactive`: prompts from the terminal, one at a time, to each model."""
+"""The conversation of `hpc-grpo sample --interactive`: prompts from the terminal, to each model in this process.
+
+The template, the system prompt and the sampling are those of the config. transformers generates: no Ray, no engines.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.cli.options import echo
 
 if TYPE_CHECKING:
     from hpc_grpo.config import Config
-    from hpc_grpo.driver.chat import Chat
 
 NEW = "/new"
 _HELP = f"Each line is a prompt; {NEW} begins a new conversation, Ctrl+C stops an answer, Ctrl+D ends."
+_MESSAGES = "messages"
 
 
-def converse(config: Config, models: Mapping[str, str]) -> None:
-    """Answer prompts by each of `models` (name -> path) until the input ends. Raises ConfigError as `Chat` does."""
-    with redirect_stdout(sys.stderr):  # libraries report there when they are imported
-        chats = {name: _chat_with(config, path) for name, path in models.items()}
-    echo(_HELP, err=True)
-    for prompt in _prompts():
-        for name, chat in chats.items():
-            if prompt == NEW:
-                chat.forget()
-            else:
-                _answer(chat, prompt, f"[{name}] " if len(chats) > 1 else "")
+class Chat:
+    """A model and what was said so far; without a chat template each prompt stands alone.
 
+    The prompts of `config` are those of its first eval source. Raises ConfigError where the model cannot be loaded, or
+    its tokenizer does not fit the template.
+    """
 
-def _chat_with(config: Config, path: str) -> Chat:
-    from hpc_grpo.driver.chat import Chat
+    def __init__(self, config: Config) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
 
-    return Chat(config.model_copy(update={"model": config.model.model_copy(update={"path": path})}))
+        from hpc_grpo.data.templates import PromptTemplate, prompt_style
+        from hpc_grpo.data.tokenizer import load_tokenizer, model_folder, stop_token_ids
 
+        logging.disable_progress_bar()
+        self._config = config
+        self._tokenizer = load_tokenizer(config)
+        self._end = stop_token_ids(config, self._tokenizer)
+        (_, self._source), *_ = config.data.sources(for_eval=True)
+        self._style = prompt_style(config.data, self._source)
+        self._is_plain = self._style.template == "plain"
+        fields = {} if self._is_plain else {"messages_field": _MESSAGES, "prompt_format": "{prompt}"}
+        self._template = PromptTemplate(config.data, self._source.model_copy(update=fields), self._tokenizer)
+        on_gpu = config.model.device != "cpu" and torch.cuda.is_available()
+        dtype = getattr(torch, config.engine.dtype or config.model.dtype)
+        folder = model_folder(config.model.path)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False)
+        self._model = model.to("cuda" if on_gpu else "cpu").eval()
+        self._messages: list[dict[str, str]] = []
 
-def _answer(chat: Chat, prompt: str, before: str) -> None:
-    echo(before, nl=False)
-    with suppress(KeyboardInterrupt):
-        chat.say(prompt, partial(echo, nl=False))
-    echo("")
+    def say(self, prompt: str, show: Callable[[str], None]) -> str:
+        """Return the model's answer to `prompt`; `show` gets it piece by piece. A stopped answer is forgotten."""
+        import torch
+        from transformers import TextStreamer
 
+        class Shown(TextStreamer):  # type: ignore[misc]
+            """Hands whole words on, as they come."""
 
-def _prompts() -> Iterator[str]:
-    """Yield the lines that are not empty. Ctrl+C at the prompt ends as the end of the input does."""
-    if sys.stdin.isatty():
-        import readline  # noqa: F401 - gives input() its editing and history
-    with suppress(EOFError, KeyboardInterrupt):
+            def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+                show(text)
+
+        said = self._style.prompt_format.replace("{prompt}", prompt)
+        asked = [*self._messages, {"role": "user", "content": said}]
+        token_ids = self._encode({self._source.prompt_field: prompt}) if self._is_plain else self._encode_end(asked)
+        rollout, settings = self._config.rollout, self._config.eval_settings("")
+        sampling: dict[str, Any] = {"do_sample": False}
+        if settings.temperature > 0.0:
+            sampling = {"do_sample": True, "temperature": settings.temperature, "top_p": settings.top_p, "top_k": 0}
+        tokens = torch.tensor([token_ids], device=self._model.device)
+        with torch.no_grad():
+            found = self._model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                max_new_tokens=rollout.max_new_tokens,
+                min_new_tokens=rollout.min_new_tokens,
+                stop_strings=rollout.stop or None,
+                tokenizer=self._tokenizer,
+                eos_token_id=list(self._end),
+                pad_token_id=self._end[0],
+                streamer=Shown(self._tokenizer, skip_prompt=True, skip_special_tokens=True),
+                **sampling,
+            )
+        answer = str(self._tokenizer.decode(found[0, len(token_ids) :], skip_special_tokens=True)).strip()
+        if not self._is_plain:
+            self._messages = [*asked, {"role": "assistant", "content": answer}]
+        return answer
+
+    def forget(self) -> None:
+        """Begin a new conversation."""
+        self._messages = []
+
+    def _encode(self, item: dict[str, Any]) -> list[int]:
+        (token_ids,) = self._template.encode([self._template.render(item, 0)])
+        return token_ids
+
+    def _encode_end(self, messages: list[dict[str, str]]) -> list[int]:
+        """Return the token ids of a conversation, without its oldest turns where all turns exceed the context."""
+        limit = getattr(self._model.config, "max_position_embeddings", None)
         while True:
-            if prompt := input("> " if sys.stdin.isatty() else "").strip():
-                yield prompt
+            token_ids = self._encode({_MESSAGES: messages})
+            if limit is None or len(messages) < 3 or len(token_ids) + self._config.rollout.max_new_tokens <= limit:
+                return token_ids
+            messages = messages[2:]
+
+
+def converse(config: Config, models: Mapping[str, str], chat_of: Callable[[Config], Chat] = Chat) -> None:
+    """Answer prompts by each of `models` (name -> path) until the input ends. Raises ConfigError as `Chat` does."""
+    from hpc_grpo.run.evals import with_model
+
+    with redirect_stdout(sys.stderr):  # libraries report there when they are imported
+        chats = {name: chat_of(with_model(config, path)) for name, path in models.items()}
+    echo(_HELP, err=True)
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        import readline  # noqa: F401 - gives input() its editing and history
+    with suppress(EOFError, KeyboardInterrupt):  # Ctrl+C at the prompt ends as the end of the input does
+        while True:
+            prompt = input("> " if is_terminal else "").strip()
+            for name, chat in chats.items() if prompt else ():
+                if prompt == NEW:
+                    chat.forget()
+                    continue
+                echo(f"[{name}] " if len(chats) > 1 else "", nl=False)
+                with suppress(KeyboardInterrupt):
+                    chat.say(prompt, partial(echo, nl=False))
+                echo("")

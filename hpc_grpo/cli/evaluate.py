@@ -2,59 +2,60 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_grpo.cli.options import SET, echo
-from hpc_grpo.cli.subject import Subject, absolute, find_subject, with_others
+from hpc_grpo.cli.options import SET, echo, find_run, runs_root
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.contract import EVAL_DRIVER
 
 if TYPE_CHECKING:
     from hpc_grpo.config import Config
-    from hpc_grpo.run.evals import EvalRequest
     from hpc_grpo.run.paths import RunDir
 
 _SAID_OTHERWISE = {"run.name": "--folder", "run.root": "--folder", "model.path": "RUN|MODEL"}
 
-_TARGET = click.argument("target", metavar="RUN|MODEL")
-_CONFIG = click.option("--config", "settings_of", metavar="CONFIG", help="For a MODEL: take the settings of a config.")
-_STEP = click.option(
-    "--step", "steps", type=click.IntRange(0), multiple=True, metavar="N", help="The export of step N; default: newest."
-)
-_BASE = click.option("--base", is_flag=True, help="The model that the run began with; with --step: that one too.")
-_MAX_NEW_TOKENS = click.option("--max-new-tokens", type=click.IntRange(1), metavar="N", help="Longest completion.")
-_TEMPERATURE = click.option("--temperature", type=click.FloatRange(0), metavar="T", help="0: greedy.")
-_FOLDER = click.option(
-    "--folder", type=click.Path(file_okay=False, path_type=Path), help="Work below this folder, not in the run's."
-)
+_OPTIONS = (
+    click.argument("target", metavar="RUN|MODEL"),
+    click.option("--config", "settings_of", metavar="CONFIG", help="For a MODEL: take the settings of a config."),
+    click.option(
+        "--step", "steps", type=click.IntRange(0), multiple=True, metavar="N",
+        help="The export of step N; default: newest.",
+    ),
+    click.option("--base", is_flag=True, help="The model that the run began with; with --step: that one too."),
+    click.option("--temperature", type=click.FloatRange(0), metavar="T", help="0: greedy."),
+    click.option("--max-new-tokens", type=click.IntRange(1), metavar="N", help="Longest completion."),
+    click.option(
+        "--folder", type=click.Path(file_okay=False, path_type=Path), help="Work below this folder, not in the run's."
+    ),
+)  # fmt: skip
+
+
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(_OPTIONS), command)
 
 
 @click.command("eval")
-@_TARGET
+@_with_options
 @click.argument("words", nargs=-1, metavar="[RUN|MODEL]... [KEY=VALUE]...")
 @click.option(
     "--data", "paths", multiple=True, metavar="PATH",
     help="A data set, as data.eval.path; several: a mix. Default: the eval sets of the run.",
 )  # fmt: skip
-@_CONFIG
-@_STEP
-@_BASE
 @click.option("--num-samples", type=click.IntRange(1), metavar="N", help="Completions of each prompt.")
 @click.option("--pass-k", type=click.IntRange(1), multiple=True, metavar="K", help="Report pass@K too.")
 @click.option("--max-items", type=click.IntRange(1), metavar="N", help="Only the first N items of each --data.")
-@_TEMPERATURE
-@_MAX_NEW_TOKENS
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Put the results there, as JSON.")
-@_FOLDER
 def evaluate(
     target: str,
     words: tuple[str, ...],
@@ -70,8 +71,7 @@ def evaluate(
     data.eval.prompt_field=problem. Further RUN|MODEL are evaluated by the same config, a run's newest export; then, and
     with --base or several --step, each one's difference from the first on the same prompts is given too.
     """
-    from hpc_grpo.launch.evaluation import eval_config
-    from hpc_grpo.run.evals import EvalRequest, new_eval_dir, result_file
+    from hpc_grpo.run.evals import RESULT, eval_config
 
     output = output and output.absolute()
     if output is not None and not output.parent.is_dir():
@@ -81,38 +81,28 @@ def evaluate(
             f"--max-items = {max_items} is about --data, and none is given. Of the run's own sets: "
             f"data.eval.max_items={max_items}."
         )
-    subject = find_subject(target, data=paths, **{key: options.pop(key) for key in ("settings_of", "steps", "base")})
-    subject = with_others(subject, [word for word in words if "=" not in word])
-    overrides = [word for word in words if "=" in word]
+    subject = find_subject(target, options, data=paths).with_others([word for word in words if "=" not in word])
     data = [{"path": _named_data(path), "max_items": max_items} for path in paths]
-    eval_dir = new_eval_dir(folder or subject.folder)
-    os.chdir(subject.working_dir)
-    with _removed_if_refused(eval_dir):
-        config = eval_config(subject.config, eval_dir, subject.first_model, data)
-        _freeze(config, [*_as_overrides(config, options), *overrides])
-    code = _run(eval_dir, EvalRequest(subject.models))
+    overrides = [word for word in words if "=" in word]
+    eval_dir, code = _evaluate(
+        subject, folder, options, overrides, lambda place: eval_config(subject.config, place, subject.first_model, data)
+    )
     if code == 0:
         if output is not None:
-            shutil.copyfile(result_file(eval_dir), output)
-        echo(f"Results: {output or result_file(eval_dir)}", err=True)
+            shutil.copyfile(eval_dir.path / RESULT, output)
+        echo(f"Results: {output or eval_dir.path / RESULT}", err=True)
     sys.exit(code)
 
 
 @click.command()
-@_TARGET
+@_with_options
 @click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
 @SET
-@_CONFIG
-@_STEP
-@_BASE
 @click.option("--num", "num_samples", type=click.IntRange(1), metavar="N", help="Completions of each prompt.")
 @click.option("--source", metavar="NAME", help="Take the template of this source of data.train; default: the first.")
 @click.option(
     "--interactive", is_flag=True, help="Take prompts from the terminal, and answer in this process, without engines."
 )
-@_TEMPERATURE
-@_MAX_NEW_TOKENS
-@_FOLDER
 def sample(
     target: str,
     prompts: tuple[str, ...],
@@ -126,79 +116,124 @@ def sample(
 
     A prompt gets the template and the system prompt of training. With --base and --step N: before and after.
     """
-    from hpc_grpo.launch.evaluation import sample_config
-    from hpc_grpo.run.evals import EvalRequest, new_eval_dir
+    from hpc_grpo.config import with_overrides
+    from hpc_grpo.run.evals import sample_config
+    from hpc_grpo.run.paths import RunDir
 
     if interactive == bool(prompts):
         raise ConfigError("Give prompts to answer, or --interactive for a conversation: one of the two.")
-    subject = find_subject(target, data=("-",), **{key: options.pop(key) for key in ("settings_of", "steps", "base")})
+    subject = find_subject(target, options, data=("-",))
+
+    def configure(place: RunDir) -> Config:
+        file = place.path / "prompts.jsonl"
+        if prompts:
+            file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+        return sample_config(subject.config, place, subject.first_model, str(file), source)
+
     if interactive:
-        _converse(subject, source, [*sets], options)
+        from hpc_grpo.cli.chat import converse
+
+        if options["num_samples"] is not None:
+            raise ConfigError("--num is about prompts on the command line: a conversation goes on from one answer.")
+        os.chdir(subject.working_dir)
+        config = configure(RunDir(subject.folder / "chat"))
+        converse(with_overrides(config, [*_as_overrides(config, options), *sets]), subject.models)
         return
-    eval_dir = new_eval_dir(folder or subject.folder)
-    file = eval_dir.path / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
-    os.chdir(subject.working_dir)
-    with _removed_if_refused(eval_dir):
-        config = sample_config(subject.config, eval_dir, subject.first_model, str(file), source)
-        _freeze(config, [*_as_overrides(config, options), *sets])
-    code = _run(eval_dir, EvalRequest(subject.models, prompts))
+    eval_dir, code = _evaluate(subject, folder, options, sets, configure, prompts)
     if code == 0:
         shutil.rmtree(eval_dir.path)
     sys.exit(code)
 
 
-def _converse(subject: Subject, source: str | None, overrides: Sequence[str], options: Mapping[str, Any]) -> None:
-    """Answer prompts from the terminal. Raises ConfigError for options that an eval alone has."""
-    from hpc_grpo.cli.chat import converse
-    from hpc_grpo.config import with_overrides
-    from hpc_grpo.launch.evaluation import sample_config
-    from hpc_grpo.run.paths import RunDir
+@dataclass(frozen=True)
+class Subject:
+    """The models to look at by name, the config to do it by, and the folders to work in and to start from."""
 
-    if options.get("num_samples") is not None:
-        raise ConfigError("--num is about prompts on the command line: a conversation goes on from one answer.")
-    os.chdir(subject.working_dir)
-    nowhere = RunDir(subject.folder / "chat")
-    config = sample_config(subject.config, nowhere, subject.first_model, "prompts.jsonl", source)
-    converse(with_overrides(config, [*_as_overrides(config, options), *overrides]), subject.models)
+    config: Config
+    models: Mapping[str, str]
+    folder: Path
+    working_dir: Path
 
+    @property
+    def first_model(self) -> str:
+        return next(iter(self.models.values()))
 
-@contextmanager
-def _removed_if_refused(folder: RunDir) -> Iterator[None]:
-    """Leave no folder of an eval that was refused before anything began in it."""
-    try:
-        yield
-    except ConfigError:
-        shutil.rmtree(folder.path)
-        raise
-
-
-def _freeze(config: Config, overrides: Sequence[str]) -> None:
-    from hpc_grpo.config import with_overrides
-    from hpc_grpo.launch.freeze import freeze
-
-    for key, instead in _SAID_OTHERWISE.items():
-        if any(override.partition("=")[0] == key for override in overrides):
-            raise ConfigError(f"{key} cannot be changed for an eval: {instead} says it. Leave it out.")
-    freeze(with_overrides(config, overrides), sys.argv, overrides)
+    def with_others(self, targets: Sequence[str]) -> Subject:
+        """Add the models of other RUN|MODEL, of a run its newest export."""
+        models = dict(self.models)
+        for target in targets:
+            name, path = Path(target).name, _absolute(target)
+            if (run := _run_unless_model(target)) is not None:
+                ((step, path),) = _subject_of_run(run, (), with_base=False).models.items()
+                name = f"{run.path.name}/{step}"
+            models[name if name not in models else f"{name}#{len(models) + 1}"] = path
+        return replace(self, models=models)
 
 
-def _run(folder: RunDir, request: EvalRequest) -> int:
-    """Run an attempt in `folder`, with Ray as for training, and print the answer; return the exit code.
+def find_subject(target: str, options: dict[str, Any], data: Sequence[str]) -> Subject:
+    """Return what RUN|MODEL names, and take from `options` those that say it: --config, --step, --base.
 
-    Stdout gets the answer alone, so that it can be piped; what the attempt has to say goes to stderr.
+    Raises ConfigError where RUN|MODEL is neither, and for options that do not go with it.
     """
-    from hpc_grpo.launch.supervisor.attempt import run_attempt
-    from hpc_grpo.run.evals import answer_file
+    settings_of, steps, base = (options.pop(key) for key in ("settings_of", "steps", "base"))
+    if (run := _run_unless_model(target)) is not None:
+        if settings_of is not None:
+            raise ConfigError("--config goes with a MODEL: a RUN has its own. Change keys of it by KEY=VALUE.")
+        return _subject_of_run(run, steps, with_base=base)
+    if steps or base:
+        raise ConfigError(f"--step and --base go with a RUN, and {target} is a model. Leave them out.")
+    if settings_of is not None:
+        from hpc_grpo.cli.request import load_request
 
-    request.save(folder)
-    with redirect_stdout(sys.stderr):
-        code = run_attempt(folder, EVAL_DRIVER, comes_back=True)  # to print the answer
-    if code == 0:
-        echo(answer_file(folder).read_text(), nl=False)
+        config = load_request(settings_of, []).config
+    elif data:
+        from hpc_grpo.run.evals import config_of_model
+
+        config = config_of_model(target, data[0])
     else:
-        echo(f"What it was to do, and its logs: {folder.path}", err=True)
-    return code
+        raise ConfigError(
+            "A MODEL has no eval set: give a data set (--data PATH), or a config that has one (--config CONFIG)."
+        )
+    return Subject(config, {Path(target).name: _absolute(target)}, runs_root() / "evals", Path.cwd())
+
+
+def _subject_of_run(run: RunDir, steps: Sequence[int], *, with_base: bool) -> Subject:
+    from hpc_grpo.launch.freeze import working_dir
+    from hpc_grpo.run.frozen_config import read_config
+    from hpc_grpo.run.paths import step_dirs
+
+    config, exports, started_in = read_config(run), step_dirs(run.exports), working_dir(run)
+    if missing := [step for step in steps if step not in exports]:
+        there = ", ".join(map(str, sorted(exports))) or "none"
+        raise ConfigError(
+            f"--step = {missing[0]}: run {run.path.name} has exports of these steps: {there}. "
+            f"`hpc-grpo export {run.path} --step N` makes one of a checkpoint."
+        )
+    if not exports and not with_base:
+        raise ConfigError(
+            f"Run {run.path.name} has no export yet: there is one when it is complete, or as often as "
+            f"checkpoint.export_every_steps says. `hpc-grpo export {run.path}` makes one of its newest checkpoint; "
+            f"--base looks at the model that it began with."
+        )
+    chosen = steps or ([] if with_base else [max(exports)])
+    base = {"base": _absolute(config.model.path, started_in)} if with_base else {}
+    models = base | {f"step_{step}": str(exports[step]) for step in chosen}
+    return Subject(config, models, run.evals, started_in if started_in.is_dir() else Path.cwd())
+
+
+def _run_unless_model(target: str) -> RunDir | None:
+    """Return the run that RUN|MODEL names, None for a model. Raises ConfigError where it is neither."""
+    from hpc_grpo.system.hugging_face import find_model
+
+    is_model = (Path(target) / "config.json").is_file()
+    with suppress(ConfigError):
+        is_model = is_model or (target.count("/") == 1 and find_model(target, os.environ).is_dir())
+    if is_model:
+        return None
+    try:
+        return find_run(target)
+    except ConfigError as error:
+        raise ConfigError(f"{error} Nor is it a model: a folder with config.json, or a name in the cache.") from error
 
 
 def _named_data(path: str) -> str:
@@ -210,7 +245,54 @@ def _named_data(path: str) -> str:
         if not place.exists():
             raise ConfigError(f"--data = {path}: there is no {place.absolute()}. Give the path of a data set.")
         return str(place.absolute())
-    return absolute(path)
+    return _absolute(path)
+
+
+def _absolute(path: str, folder: Path | None = None) -> str:
+    """Return the path of something on this disk, a function's file included; other names as they are."""
+    file, separator, name = path.rpartition(":") if ".py:" in path else (path, "", "")
+    place = (folder or Path.cwd()) / file
+    return f"{place}{separator}{name}" if place.exists() else path
+
+
+def _evaluate(
+    subject: Subject,
+    parent: Path | None,
+    options: Mapping[str, Any],
+    overrides: Sequence[str],
+    configure: Callable[[RunDir], Config],
+    prompts: Sequence[str] = (),
+) -> tuple[RunDir, int]:
+    """Run an attempt in a new folder, with Ray as for training, and print the answer; return folder and exit code.
+
+    Stdout gets the answer alone, so that it can be piped; what the attempt has to say goes to stderr. An eval that was
+    refused before anything began leaves no folder.
+    """
+    from hpc_grpo.config import with_overrides
+    from hpc_grpo.launch.freeze import freeze
+    from hpc_grpo.launch.supervisor.attempt import run_attempt
+    from hpc_grpo.run.evals import ANSWER, EvalRequest, new_eval_dir
+
+    folder = new_eval_dir(parent or subject.folder)
+    os.chdir(subject.working_dir)
+    try:
+        config = configure(folder)
+        for key, instead in _SAID_OTHERWISE.items():
+            if any(override.partition("=")[0] == key for override in overrides):
+                raise ConfigError(f"{key} cannot be changed for an eval: {instead} says it. Leave it out.")
+        every = [*_as_overrides(config, options), *overrides]
+        freeze(with_overrides(config, every), sys.argv, every)
+    except ConfigError:
+        shutil.rmtree(folder.path)
+        raise
+    EvalRequest(subject.models, prompts).save(folder)
+    with redirect_stdout(sys.stderr):
+        code = run_attempt(folder, EVAL_DRIVER, comes_back=True)  # to print the answer
+    if code == 0:
+        echo((folder.path / ANSWER).read_text(), nl=False)
+    else:
+        echo(f"What it was to do, and its logs: {folder.path}", err=True)
+    return folder, code
 
 
 def _as_overrides(config: Config, options: Mapping[str, Any]) -> list[str]:

@@ -1,13 +1,18 @@
-"""The commands that take a checkpoint up without Ray: to train a recorded step again, or to export its model."""
+"""The commands that take a checkpoint up on one learner in this process, without Ray.
+
+They train a recorded step again, or export the checkpoint's model. The run stays as it is.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -17,16 +22,16 @@ from hpc_grpo.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpc_grpo.config import Config
-    from hpc_grpo.learner.replay import Replay
+    from hpc_grpo.learner.learner import Learner
+    from hpc_grpo.run.checkpoint import Checkpoint
     from hpc_grpo.run.paths import RunDir
 
 _OF_THE_STEP = (
     "loss.", "ppo.", "model.", "train.max_tokens_per_microbatch", "train.skip_zero_advantages", "train.share_prompts",
-    "train.logprob_chunk_tokens", "train.attention",
-    "train.gradient_checkpointing", "train.num_threads", "run.root", "run.name", "placement.",
+    "train.logprob_chunk_tokens", "train.attention", "train.gradient_checkpointing", "train.num_threads", "run.root",
+    "run.name", "placement.",
 )  # fmt: skip
-_DECIDED_BEFORE = ("loss.advantage",)
-_OF_EVERY_LOSS = ("proximal", "entropy_coef", "advantage", "kl")
+"""Keys whose change the replay of a step shows."""
 
 
 @click.command("replay")
@@ -40,17 +45,8 @@ def replay(run_name: str, overrides: tuple[str, ...], step: int, as_json: bool) 
     Needs checkpoint.keep_batches in the run. KEY=VALUE changes what this step is trained by, such as loss.name=dapo,
     with the settings of its paper. The run stays as it is.
     """
-    from hpc_grpo.config import with_overrides
-    from hpc_grpo.run.frozen_config import read_config
-
-    run = find_run(run_name)
-    config = read_config(run)
-    _refuse_others(override.partition("=")[0] for override in overrides)
-    changed = with_overrides(config, _as_in_papers(config, overrides))
-    _prepare_process(run, changed)
+    run, config, changed = _prepared(run_name, overrides)
     with redirect_stdout(sys.stderr):  # libraries report there when they are imported, and when they start
-        from hpc_grpo.learner.replay import replay as train_again
-
         result = train_again(run, step, config, changed)
     echo(json.dumps(asdict(result), indent=2) if as_json else shown(result, step))
 
@@ -64,52 +60,27 @@ def export(run_name: str, overrides: tuple[str, ...], step: int | None) -> None:
 
     KEY=VALUE says what differs on this machine, such as model.device=cpu.
     """
-    from hpc_grpo.config import with_overrides
-    from hpc_grpo.run.frozen_config import read_config
-
-    run = find_run(run_name)
-    _refuse_others(override.partition("=")[0] for override in overrides)
-    config = with_overrides(read_config(run), overrides)
-    _prepare_process(run, config)
+    run, _, config = _prepared(run_name, overrides)
     with redirect_stdout(sys.stderr):
-        from hpc_grpo.learner.replay import export_checkpoint
-
         folder = export_checkpoint(run, step, config)
     echo(folder)
 
 
-def shown(result: Replay, step: int) -> str:
-    """Return a table of the metrics, and a sentence on how far they are apart."""
-    from hpc_grpo.system.readable import UNKNOWN, table
+def _prepared(run_name: str, overrides: Sequence[str]) -> tuple[RunDir, Config, Config]:
+    """Return the run, its config, and that with `overrides`; make this process a learner's before torch is imported.
 
-    rows = []
-    for name, value in result.replayed.items():
-        recorded = result.recorded.get(name)
-        difference = UNKNOWN if recorded is None else f"{value - recorded:.3g}"
-        rows.append((name, UNKNOWN if recorded is None else f"{recorded:.9g}", f"{value:.9g}", difference))
-    lines = [table(("METRIC", "RECORDED", "REPLAYED", "DIFFERENCE"), rows)]
-    if not result.differences:
-        lines.append(f"Step {step}: all {len(result.recorded)} metrics are those of the run, to the last bit.")
-    elif result.num_learners > 1:
-        lines.append(f"The run shared the step among {result.num_learners} learners, which add up in another order.")
-    return "\n".join(lines)
+    Numbers depend on a learner's variables. Relative paths of the config are relative to the folder that the run was
+    started in, while that is there. Raises ConfigError for keys whose change the replay of a step would not show.
+    """
+    from hpc_grpo.config import with_overrides
+    from hpc_grpo.driver.processes import learner_environment, uses_cuda
+    from hpc_grpo.launch.freeze import working_dir
+    from hpc_grpo.run.frozen_config import read_config
 
-
-def _as_in_papers(config: Config, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides, with the settings of another loss or correction from its paper, not from the one before."""
-    named = [override.replace("loss.correction.name=", "loss.correction=") for override in overrides]
-    names = [override.partition("=")[2] for override in named if override.startswith("loss.name=")]
-    if not names:
-        return named
-    written = config.model_dump(mode="json")["loss"]
-    loss = {key: value for key, value in written.items() if key in _OF_EVERY_LOSS}
-    return [f"loss={json.dumps({'name': names[-1], **loss})}", *named]
-
-
-def _refuse_others(changed: Iterable[str]) -> None:
-    """Raise ConfigError for keys whose change the replay of a step would not show."""
-    for key in changed:
-        if key.startswith(_DECIDED_BEFORE):
+    run = find_run(run_name)
+    config = read_config(run)
+    for key, _, _ in (override.partition("=") for override in overrides):
+        if key.startswith("loss.advantage"):
             raise ConfigError(
                 f"{key} cannot change in a replay: the advantages of a step are decided before learners see it, and "
                 f"are in its record. Leave it out."
@@ -119,19 +90,122 @@ def _refuse_others(changed: Iterable[str]) -> None:
                 f"{key} cannot change in a replay: it would change nothing in a step whose batch and optimizer state "
                 f"are recorded. What may: {', '.join(f'{key}*' if key[-1] == '.' else key for key in _OF_THE_STEP)}."
             )
-
-
-def _prepare_process(run: RunDir, config: Config) -> None:
-    """Give this process the folder and the variables of a learner's, before torch is imported: numbers depend on them.
-
-    Relative paths of the config are relative to the folder that the run was started in, while that is there.
-    """
-    from hpc_grpo.driver.processes import learner_environment, uses_cuda
-    from hpc_grpo.launch.freeze import working_dir
-
+    changed = with_overrides(config, _as_in_papers(config, overrides))
     if (started_in := working_dir(run)).is_dir():
         os.chdir(started_in)
-    os.environ.update(learner_environment(config, os.environ, on_gpu=uses_cuda(config)))
+    os.environ.update(learner_environment(changed, os.environ, on_gpu=uses_cuda(changed)))
+    return run, config, changed
+
+
+def _as_in_papers(config: Config, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides, with the settings of another loss or correction from its paper, not from the one before."""
+    named = [override.replace("loss.correction.name=", "loss.correction=") for override in overrides]
+    names = [override.partition("=")[2] for override in named if override.startswith("loss.name=")]
+    if not names:
+        return named
+    loss = config.model_dump(mode="json")["loss"]
+    shared = {key: loss[key] for key in ("proximal", "entropy_coef", "advantage", "kl") if key in loss}
+    return [f"loss={json.dumps({'name': names[-1], **shared})}", *named]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The learners' metrics of a step, by name: those of the run, and those of this process.
+
+    `num_learners` shared the step then. The replay began after step `first_step`.
+    """
+
+    recorded: Mapping[str, float]
+    replayed: Mapping[str, float]
+    num_learners: int
+    first_step: int
+
+
+def train_again(run: RunDir, step: int, config: Config, changed: Config) -> Replay:
+    """Train `step` again: by `changed`, from the weights that the steps before it gave by `config`.
+
+    Raises ConfigError where the run has no record of it, or of a step between it and the checkpoint before it.
+    """
+    from hpc_grpo.learner.learner import Learner
+    from hpc_grpo.learner.record import read_batches
+    from hpc_grpo.metrics.reductions import merge
+    from hpc_grpo.run.checkpoint import valid_checkpoints
+    from hpc_grpo.run.paths import step_dirs
+    from hpc_grpo.run.progress import read_metrics, read_state
+
+    start = next((each for each in valid_checkpoints(run, check_hashes=False) if each.step < step), None)
+    first_step = start.step if start else 0
+    steps = range(first_step + 1, step + 1)
+    if missing := [number for number in steps if not run.batches(number).is_dir()]:
+        there = ", ".join(map(str, sorted(step_dirs(run.batches(step).parent)))) or "none"
+        raise ConfigError(
+            f"The batch of step {missing[0]} of run {run.path.name} was not kept. It kept: {there}. To train "
+            f"step {step} again, all from step {steps[0]} on are needed: set checkpoint.keep_batches."
+        )
+    records = {number: read_batches(run.batches(number)) for number in steps}
+    recorded = read_metrics(run.metrics).get(step)
+    if recorded is None:
+        raise ConfigError(f"{run.metrics} has no line of step {step}: there is nothing to compare with.")
+    state = read_state(run)
+    total_steps = config.optimizer_steps(state.total_steps if state else step)
+    learner = Learner(changed, total_optimizer_steps=total_steps)
+    if start is not None:
+        load_here(learner, start)
+    learner.train_by(config)
+    for number in steps[:-1]:
+        learner.train_step(records[number][0])
+    learner.train_by(changed)
+    minibatches, num_learners = records[step]
+    replayed = merge([learner.train_step(minibatches)])
+    return Replay({name: recorded[name] for name in replayed if name in recorded}, replayed, num_learners, first_step)
+
+
+def export_checkpoint(run: RunDir, step: int | None, config: Config) -> Path:
+    """Write the export of a checkpoint, by default of the newest. Raises ConfigError where there is none of `step`."""
+    from hpc_grpo.learner.export import export_model
+    from hpc_grpo.learner.learner import Learner
+    from hpc_grpo.run.checkpoint import valid_checkpoints
+
+    found = {each.step: each for each in valid_checkpoints(run, check_hashes=False)}
+    if not found or (step is not None and step not in found):
+        there = ", ".join(map(str, sorted(found))) or "none"
+        asked = "" if step is None else f"--step = {step}: "
+        raise ConfigError(f"{asked}run {run.path.name} has whole checkpoints of these steps: {there}.")
+    checkpoint = found[max(found) if step is None else step]
+    learner = Learner(config, total_optimizer_steps=1)
+    load_here(learner, checkpoint)
+    export_model(learner, run.export(checkpoint.step))
+    return run.export(checkpoint.step)
+
+
+def load_here(learner: Learner, checkpoint: Checkpoint) -> None:
+    """Load a checkpoint of any number of learners; what is written for that goes into a temporary folder."""
+    from hpc_grpo.learner.checkpoint import load_checkpoint, write_universal
+
+    if checkpoint.manifest.world_size == 1:
+        load_checkpoint(learner, checkpoint.path)
+        return
+    with tempfile.TemporaryDirectory(prefix="hpc-grpo-") as folder:
+        write_universal(checkpoint.path, Path(folder))
+        load_checkpoint(learner, checkpoint.path, Path(folder))
+
+
+def shown(result: Replay, step: int) -> str:
+    """Return a table of the metrics, and a sentence on how far they are apart."""
+    from hpc_grpo.system.readable import UNKNOWN, table
+
+    rows = [
+        (name, f"{result.recorded[name]:.9g}", f"{value:.9g}", f"{value - result.recorded[name]:.3g}")
+        if name in result.recorded
+        else (name, UNKNOWN, f"{value:.9g}", UNKNOWN)
+        for name, value in result.replayed.items()
+    ]
+    lines = [table(("METRIC", "RECORDED", "REPLAYED", "DIFFERENCE"), rows)]
+    if all(result.replayed[name] == value for name, value in result.recorded.items()):
+        lines.append(f"Step {step}: all {len(result.recorded)} metrics are those of the run, to the last bit.")
+    elif result.num_learners > 1:
+        lines.append(f"The run shared the step among {result.num_learners} learners, which add up in another order.")
+    return "\n".join(lines)
 
 
 COMMANDS = (replay, export)

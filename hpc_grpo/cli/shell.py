@@ -73,7 +73,7 @@ def _running_attempt(run: RunDir) -> AttemptRecord:
     import time
 
     from hpc_grpo.launch.place import queue_of
-    from hpc_grpo.report.records import read_records
+    from hpc_grpo.report.status import read_records
 
     records = read_records(run)
     newest = records.newest

@@ -15,8 +15,7 @@ from hpc_grpo.system.readable import printable
 
 if TYPE_CHECKING:
     from hpc_grpo.report.queue import QueueReport
-    from hpc_grpo.report.records import RunRecords
-    from hpc_grpo.report.status import RunSummary
+    from hpc_grpo.report.status import RunRecords, RunSummary
     from hpc_grpo.run.paths import RunDir
 
 _ROOT = click.option(
@@ -99,8 +98,8 @@ def watch(run_name: str) -> None:
 @click.option("--lines", type=click.IntRange(0), default=50, show_default=True, metavar="N", help="So many at the end.")
 def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, lines: int) -> None:
     """Print the end of the driver's log, or of a node's."""
-    from hpc_grpo.report.logs import LogFollower, attempt_dir, follow, why_no_attempt
-    from hpc_grpo.report.records import read_records
+    from hpc_grpo.report.logs import attempt_dir, follow, why_no_attempt
+    from hpc_grpo.report.status import read_records
 
     run = find_run(run_name)
     folder = attempt_dir(run, attempt)
@@ -111,7 +110,7 @@ def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, li
             _print_logs(folder, node, lines)
         return
     try:
-        for text in follow(LogFollower(run, node=node, attempt=attempt, num_lines=lines)):
+        for text in follow(run, node=node, attempt=attempt, num_lines=lines):
             echo(undrawn(text), nl=False)
     except KeyboardInterrupt:
         return
@@ -123,13 +122,13 @@ def explain(run_name: str) -> None:
     """Say what became of every attempt of a run, and what to do about it."""
     import time
 
-    from hpc_grpo.report.explain import explain_attempts, explanation_text, unrecorded_attempts
+    from hpc_grpo.report.explain import explain_attempts, unrecorded_attempts
     from hpc_grpo.report.logs import why_no_attempt
 
     run = find_run(run_name)
     (records,) = _records([run])
     for explanation in explain_attempts(records, time.time()):
-        echo(f"{printable(explanation_text(explanation))}\n")
+        echo(f"{printable(str(explanation))}\n")
     unrecorded = unrecorded_attempts(records)
     for path in unrecorded:
         echo(f"{path.relative_to(run.path)}: its attempt.json is missing or damaged. Was the disk full?\n")
@@ -148,8 +147,7 @@ def explain(run_name: str) -> None:
 )
 def report(run_names: tuple[str, ...], out: Path | None) -> None:
     """Show what runs have learned: in the terminal, as report.png in each, and as one HTML page of all of them."""
-    from hpc_grpo.report.curves import print_report
-    from hpc_grpo.report.page import write_page
+    from hpc_grpo.report.page import print_report, write_page
 
     runs = list(dict.fromkeys(find_run(name) for name in run_names))
     for run in runs:
@@ -158,7 +156,7 @@ def report(run_names: tuple[str, ...], out: Path | None) -> None:
 
 
 def _records(runs: Sequence[RunDir]) -> list[RunRecords]:
-    from hpc_grpo.report.records import read_records
+    from hpc_grpo.report.status import read_records
 
     return [read_records(run) for run in runs]
 

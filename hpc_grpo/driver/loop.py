@@ -16,13 +16,13 @@ from ray.exceptions import RayError
 
 from hpc_grpo.driver.batches import Batches
 from hpc_grpo.driver.checkpoints import DriverState
-from hpc_grpo.driver.eval import Evaluation
 from hpc_grpo.driver.journal import Session
 from hpc_grpo.driver.learners import LearnerGroup
 from hpc_grpo.driver.profiles import Profiles
 from hpc_grpo.errors import EngineLostError, GraderLostError, HpcGrpoError, PromptError, RewardError
 
 if TYPE_CHECKING:
+    from hpc_grpo.driver.evaluation import Evaluation
     from hpc_grpo.driver.meters import Meters
     from hpc_grpo.driver.weights import WeightSync
 
@@ -117,7 +117,7 @@ class TrainingLoop:
     def _evaluate(self, state: DriverState, policy_version: int) -> dict[str, float]:
         """Evaluate if it is due: before new prompts start where a resumed run must meet the same batches, else beside.
 
-        The eval's prompts come first then (driver/eval.py), and engines sample the others where it leaves room.
+        The eval's prompts come first then (driver/evaluation.py), and engines sample the others where it leaves room.
         """
         if self.evaluation is None or not self._evaluates_at(state.step):
             return {}

@@ -7,12 +7,10 @@ Its exit code says how it ended (see errors.py). It knows nothing of Slurm.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from pathlib import Path
 
-import ray
 from ray.exceptions import RayError
 
 from hpc_grpo.config import Config
@@ -22,14 +20,15 @@ from hpc_grpo.driver.actors import Workers, reserve_nodes
 from hpc_grpo.driver.batches import DemonstrationBatches, RolloutBatches
 from hpc_grpo.driver.canary import Canary
 from hpc_grpo.driver.checkpoints import Checkpoints, DriverState, refuse_without_checkpoint
-from hpc_grpo.driver.eval import EvalSets, Evaluation
+from hpc_grpo.driver.evaluation import EvalSets, Evaluation
 from hpc_grpo.driver.inputs import Inputs, load_inputs
 from hpc_grpo.driver.journal import Journal, Session
 from hpc_grpo.driver.length import StepTimes, train_length
 from hpc_grpo.driver.loop import TrainingLoop
+from hpc_grpo.driver.remote import connect, run_driver
 from hpc_grpo.driver.rollouts import RolloutScheduler
 from hpc_grpo.driver.stop import StopRequest, wait_for_ray
-from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, EngineLostError, HpcGrpoError, WeightSyncError
+from hpc_grpo.errors import EngineLostError, HpcGrpoError, WeightSyncError
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.compiled import save_behind
 from hpc_grpo.run.files import write_atomic
@@ -38,8 +37,6 @@ from hpc_grpo.run.inputs import take_inputs
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
 from hpc_grpo.run.pulse import PULSE, patience_of_driver
-from hpc_grpo.run.source import PACKAGE, runs_from_copy
-from hpc_grpo.run.stacks import dump_stacks_on_signal
 
 
 def train(run_dir: RunDir) -> bool:
@@ -60,8 +57,8 @@ def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
     address = wait_for_ray(lambda: stop.reason(0.0) is not None)
     if address is None:
         return False
-    with timer.phase("connect"), own_package_first():
-        ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="hpc-grpo")
+    with timer.phase("connect"):
+        connect(address)
     stop.listen()
     times = StepTimes.after(read_state(run_dir))
     journal = Journal(config, run_dir, length, times, timer)
@@ -96,14 +93,6 @@ def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
     return True
 
 
-def own_package_first() -> contextlib.AbstractContextManager[None]:
-    """Have workers that Ray starts import this package from where the driver has it, while `ray.init` runs in it.
-
-    Ray puts the driver's current folder first on their search path, before anything of ours: often that is a checkout.
-    """
-    return contextlib.chdir(PACKAGE.parent) if runs_from_copy() else contextlib.nullcontext()
-
-
 def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState:
     config, timer = session.config, session.timer
     with timer.phase("resume"):
@@ -129,15 +118,7 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
 
 
 def main() -> int:
-    run_dir = RunDir(Path(sys.argv[1]))
-    dump_stacks_on_signal("driver")
-    try:
-        return EXIT_COMPLETE if train(run_dir) else EXIT_RESUMABLE
-    except HpcGrpoError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
-    finally:
-        ray.shutdown()
+    return run_driver(train)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,26 @@
-"""Waits for calls of Ray actors: the first failure ends the wait, errors arrive as they were raised."""
+"""The driver's end of Ray: joins it, and waits for calls of actors.
+
+The first failure ends a wait, and errors arrive as they were raised.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
-from hpc_grpo.errors import HpcGrpoError, LaunchError
+from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, HpcGrpoError, LaunchError
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.pulse import PULSE
+from hpc_grpo.run.source import PACKAGE, runs_from_copy
+from hpc_grpo.run.stacks import dump_stacks_on_signal
 
 
 class ActorLostError(LaunchError):
@@ -24,6 +33,27 @@ class Deadline:
 
     seconds: float
     key: str
+
+
+def run_driver(body: Callable[[RunDir], bool]) -> int:
+    """Run `body`, which returns whether it is complete, on the folder of the command line; return the exit code."""
+    dump_stacks_on_signal("driver")
+    try:
+        return EXIT_COMPLETE if body(RunDir(Path(sys.argv[1]))) else EXIT_RESUMABLE
+    except HpcGrpoError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    finally:
+        ray.shutdown()
+
+
+def connect(address: str | None) -> None:
+    """Join Ray, and have its workers import this package from where the driver has it.
+
+    Ray puts the driver's current folder first on their search path, before anything of ours: often that is a checkout.
+    """
+    with contextlib.chdir(PACKAGE.parent) if runs_from_copy() else contextlib.nullcontext():
+        ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="hpc-grpo")
 
 
 def get_all(references: Sequence[Any], deadline: Deadline | None, waiting_for: str) -> list[Any]:

@@ -6,21 +6,21 @@ Pure functions of what was graded. A metric of your own is a function from `Eval
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 from statistics import NormalDist, fmean, pvariance, variance
-from typing import Any
+from typing import Any, TypeVar
 
 from hpc_grpo.config import EvalConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.system.readable import number_or_none
 
-LOW, HIGH = "_low", "_high"
-"""After a metric's name: the bounds of its interval."""
+T = TypeVar("T")
 
-_CONFIDENCE = 0.95
-_Z = NormalDist().inv_cdf((1 + _CONFIDENCE) / 2)
+_Z = NormalDist().inv_cdf(0.975)
+_WITH_INTERVAL = re.compile(r"pass@\d+|reward_mean|tokens_mean")
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,24 @@ EvalMetric = Callable[[Sequence[EvalGroup]], Mapping[str, float]]
 def eval_metrics(
     groups: Sequence[EvalGroup], settings: EvalConfig, own: Mapping[str, EvalMetric] | None = None
 ) -> dict[str, float]:
-    """Measure a set as `pass@k`, `reward_mean`, `tokens_mean`, `failed_fraction`, and what the user's `own` make of it.
+    """Measure a set as `pass@k`, `reward_mean`, `tokens_mean`, `failed_fraction`, and by the user's `own` metrics.
 
     The first three have 95% intervals, `NAME_low` to `NAME_high`. pass@k and rewards leave out the prompts whose reward
-    failed, and are absent where none is left; `failed_fraction` is their share. Of a set with several sources each
-    metric comes once more for each, as `NAME/SOURCE`. Raises ConfigError where one of the user's breaks its contract.
+    failed, and are absent where no prompt is left; `failed_fraction` is the share of those prompts. With several
+    sources, each metric comes again for each source, as `NAME/SOURCE`. Raises ConfigError for an `own` metric that
+    breaks its contract.
     """
-    metrics = _measured(groups, settings, own or {})
-    sources = sorted({group.source for group in groups})
-    for source in sources if len(sources) > 1 else ():
-        of_source = _measured([group for group in groups if group.source == source], settings, own or {})
-        metrics |= {f"{name}/{source}": value for name, value in of_source.items()}
-    return metrics
+
+    def measured(part: Sequence[EvalGroup]) -> dict[str, float]:
+        graded = [group for group in part if group.is_graded]
+        scores = [_scores(group, settings) for group in part]
+        metrics = _means(scores, lambda shares, k: share_interval(shares, settings.num_samples // k))
+        metrics["failed_fraction"] = 1.0 - len(graded) / len(part)
+        for name, function in (own or {}).items() if graded else ():
+            metrics |= _checked(name, function(graded), taken=metrics)
+        return metrics
+
+    return _by_source(groups, [group.source for group in groups], measured)
 
 
 def paired_differences(
@@ -67,41 +73,40 @@ def paired_differences(
 ) -> dict[str, float]:
     """Measure how far two models are apart on the same prompts, `after` minus `before`, with 95% intervals.
 
-    The metrics are those of `eval_metrics` that have intervals, by its names; where the reward of either failed, a
-    prompt counts for neither. Empty where the prompts are not the same.
+    The metrics are those of `eval_metrics` that have intervals, under the same names. Where the reward of either model
+    failed, a prompt has no pass@k and no reward. Empty where the prompts are not the same.
     """
     # As text: NaN, as columns have it for nothing, is not equal to itself.
     if [repr(group.fields) for group in before] != [repr(group.fields) for group in after]:
         return {}
-    pairs = list(zip(before, after, strict=True))
-    sources = sorted({group.source for group in before})
-    metrics = _differences(pairs, settings)
-    for source in sources if len(sources) > 1 else ():
-        of_source = _differences([pair for pair in pairs if pair[0].source == source], settings)
-        metrics |= {f"{name}/{source}": value for name, value in of_source.items()}
-    return metrics
+    scores = [[_scores(group, settings) for group in pair] for pair in zip(before, after, strict=True)]
+    rows = [{name: new[name] - old[name] for name in old if name in new} for old, new in scores]
+    sources = [group.source for group in before]
+    return _by_source(rows, sources, lambda part: _means(part, lambda shares, k: difference_interval(shares)))
+
+
+def bounds_of(name: str) -> tuple[str, str]:
+    """Return the names of the bounds of a metric's interval, whether it has one or not.
+
+    >>> bounds_of("eval/pass@1/gcd"), bounds_of("lr")
+    (('eval/pass@1_low/gcd', 'eval/pass@1_high/gcd'), ('lr_low', 'lr_high'))
+    """
+    match = _WITH_INTERVAL.search(name)
+    end = match.end() if match else len(name)
+    return f"{name[:end]}_low{name[end:]}", f"{name[:end]}_high{name[end:]}"
 
 
 def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
     """Estimate, without bias, the chance that at least one of `k` completions solves the prompt.
 
-    `1 - C(n - c, k) / C(n, k)` for n samples of which c are solved: the share of all k-subsets that hold a
-    solved one. Chen et al. 2021, Evaluating Large Language Models Trained on Code (arXiv:2107.03374), eq. 1.
-    Unlike `1 - (1 - c/n)^k` it is not biased low. Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
-
-    >>> pass_at_k(num_samples=4, num_solved=1, k=2)
-    0.5
+    `1 - C(n - c, k) / C(n, k)` for n samples of which c are solved (Chen et al. 2021, arXiv:2107.03374, eq. 1).
     """
-    if not 0 <= num_solved <= num_samples:
-        raise ValueError(f"num_solved = {num_solved} must be between 0 and num_samples = {num_samples}.")
-    if not 1 <= k <= num_samples:
-        raise ValueError(f"k = {k} must be between 1 and num_samples = {num_samples}.")
     # Exact integers: the factorials of a few hundred samples do not fit a float.
     return 1.0 - comb(num_samples - num_solved, k) / comb(num_samples, k)
 
 
 def share_interval(shares: Sequence[float], max_draws: int = 1) -> tuple[float, float]:
-    """Return the 95% interval of the mean of prompts' own shares, each in [0, 1], over prompts of their kind.
+    """Return the 95% interval of the mean of prompts' own shares, each in [0, 1].
 
     Wilson's score interval (1927, J. Am. Stat. Assoc. 22) with an effective number of draws in the place of n:
 
@@ -109,20 +114,12 @@ def share_interval(shares: Sequence[float], max_draws: int = 1) -> tuple[float, 
 
     p is the mean and V the variance of the N shares: completions of one prompt are alike, and count as few draws where
     they are (Franco et al. 2019, doi:10.1093/jssam/smy019, sec. 2). n is at most N * `max_draws`, the independent draws
-    behind a share, and N where all shares are 0 or all 1. Of one draw a prompt it is Wilson's own. It stays in [0, 1],
-    and means something for the few prompts and the shares near 0 and 1 at which p -+ z * standard error and the
-    bootstrap promise too much (Bowyer et al. 2025, arXiv:2503.01747).
-
-    >>> low, high = share_interval([0.0] * 20)
-    >>> round(low, 3), round(high, 3)
-    (0.0, 0.161)
+    behind a share, and N where all shares are 0 or all are 1. It holds for few prompts and for shares near 0 and 1,
+    where the bootstrap promises too much (Bowyer et al. 2025, arXiv:2503.01747).
     """
     p, num_prompts = fmean(shares), len(shares)
-    spread = pvariance(shares, p)
-    n = float(num_prompts * max_draws)
-    if not 0.0 < p < 1.0:
-        n = float(num_prompts)
-    elif spread:
+    n = float(num_prompts * (max_draws if 0.0 < p < 1.0 else 1))
+    if spread := pvariance(shares, p):
         n = min(n, num_prompts * p * (1 - p) / spread)
     middle, half = p + _Z**2 / (2 * n), _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2))
     scale = 1 + _Z**2 / n
@@ -132,8 +129,7 @@ def share_interval(shares: Sequence[float], max_draws: int = 1) -> tuple[float, 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the 95% interval of the mean of prompts' own means, m -+ z * s / sqrt(N); needs two prompts.
 
-    By the central limit theorem, with prompts as the unit that is drawn: completions of one prompt are a cluster
-    (Miller 2024, arXiv:2411.00640, sec. 2).
+    Prompts are the unit that is drawn: completions of one prompt are a cluster (Miller 2024, arXiv:2411.00640, sec. 2).
     """
     half = _Z * math.sqrt(variance(values) / len(values))
     return fmean(values) - half, fmean(values) + half
@@ -146,14 +142,8 @@ def difference_interval(differences: Sequence[float]) -> tuple[float, float]:
 
         d' -+ z * sqrt((S + 1) / (N + 2) - d'^2) / sqrt(N + 2),   d' = sum(d) / (N + 2)
 
-    S is the sum of the squares: half an observation more for each pair of outcomes, of which two differ. It means
-    something for few prompts, and where no prompt or every one tells the two models apart; the bootstrap's is a point
-    then, and promises too much. Of several completions a prompt, d is the difference of its shares. Where one prompt in
-    a hundred differs, and always one way, it holds the truth in 86 of 100 cases of 200 prompts: a little short.
-
-    >>> low, high = difference_interval([0.0] * 20)
-    >>> round(low, 3), round(high, 3)
-    (-0.089, 0.089)
+    S is the sum of the squares. It holds for few prompts, and where no prompt tells the models apart. Where one prompt
+    in a hundred differs, always one way, it holds the truth in 86 of 100 cases of 200 prompts: a little short.
     """
     n = len(differences) + 2
     middle = sum(differences) / n
@@ -162,41 +152,40 @@ def difference_interval(differences: Sequence[float]) -> tuple[float, float]:
     return max(-1.0, middle - half), min(1.0, middle + half)
 
 
-def _differences(pairs: Sequence[tuple[EvalGroup, EvalGroup]], settings: EvalConfig) -> dict[str, float]:
-    graded = [pair for pair in pairs if all(group.is_graded for group in pair)]
-    metrics: dict[str, float] = {}
-    for k in sorted({1, *settings.pass_k}) if graded else ():
-        shares = [[pass_at_k(settings.num_samples, sum(group.solved), k) for group in pair] for pair in graded]
-        values = [after - before for before, after in shares]
-        metrics |= _with_bounds(f"pass@{k}", values, difference_interval(values))
-    if graded:
-        metrics |= _of_means("reward_mean", [fmean(after.rewards) - fmean(before.rewards) for before, after in graded])
-    return metrics | _of_means(
-        "tokens_mean", [fmean(after.num_tokens) - fmean(before.num_tokens) for before, after in pairs]
-    )
+def _scores(group: EvalGroup, settings: EvalConfig) -> dict[str, float]:
+    """Return a prompt's own values by metric: without a grade, its length alone."""
+    lengths = {"tokens_mean": fmean(group.num_tokens)}
+    if not group.is_graded:
+        return lengths
+    num_solved, ks = sum(group.solved), {1, *settings.pass_k}
+    shares = {f"pass@{k}": pass_at_k(settings.num_samples, num_solved, k) for k in ks}
+    return {**shares, "reward_mean": fmean(group.rewards), **lengths}
 
 
-def _measured(groups: Sequence[EvalGroup], settings: EvalConfig, own: Mapping[str, EvalMetric]) -> dict[str, float]:
-    graded = [group for group in groups if group.is_graded]
+def _means(
+    rows: Sequence[Mapping[str, float]], interval_of_shares: Callable[[Sequence[float], int], tuple[float, float]]
+) -> dict[str, float]:
+    """Average each metric over the prompts that have it, with its interval; pass@k are shares."""
     metrics: dict[str, float] = {}
-    for k in sorted({1, *settings.pass_k}) if graded else ():
-        shares = [pass_at_k(settings.num_samples, sum(group.solved), k) for group in graded]
-        metrics |= _with_bounds(f"pass@{k}", shares, share_interval(shares, settings.num_samples // k))
-    if graded:
-        metrics |= _of_means("reward_mean", [fmean(group.rewards) for group in graded])
-    metrics["failed_fraction"] = 1.0 - len(graded) / len(groups)
-    metrics |= _of_means("tokens_mean", [fmean(group.num_tokens) for group in groups])
-    for name, function in own.items() if graded else ():
-        metrics |= _checked(name, function(graded), taken=metrics)
+    for name in sorted({name for row in rows for name in row}):
+        values = [row[name] for row in rows if name in row]
+        metrics[name] = fmean(values)
+        if name.startswith("pass@"):
+            metrics |= zip(bounds_of(name), interval_of_shares(values, int(name[5:])), strict=True)
+        elif len(values) > 1:
+            metrics |= zip(bounds_of(name), mean_interval(values), strict=True)
     return metrics
 
 
-def _of_means(name: str, values: Sequence[float]) -> dict[str, float]:
-    return _with_bounds(name, values, mean_interval(values)) if len(values) > 1 else {name: values[0]}
-
-
-def _with_bounds(name: str, values: Sequence[float], bounds: tuple[float, float]) -> dict[str, float]:
-    return {name: fmean(values), f"{name}{LOW}": bounds[0], f"{name}{HIGH}": bounds[1]}
+def _by_source(
+    items: Sequence[T], sources: Sequence[str], measure: Callable[[Sequence[T]], dict[str, float]]
+) -> dict[str, float]:
+    """Measure everything and, of several sources, each source again."""
+    metrics = measure(items)
+    for source in sorted(set(sources)) if len(set(sources)) > 1 else ():
+        part = measure([item for item, own in zip(items, sources, strict=True) if own == source])
+        metrics |= {f"{name}/{source}": value for name, value in part.items()}
+    return metrics
 
 
 def _checked(name: str, values: Any, taken: Mapping[str, float]) -> dict[str, float]:

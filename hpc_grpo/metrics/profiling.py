@@ -43,7 +43,6 @@ class TorchTrace:
     def stop(self) -> bytes:
         """End it; return the trace as Chrome's JSON, compressed by gzip, as Perfetto reads it."""
         self._profile.stop()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json.gz"
-            self._profile.export_chrome_trace(str(path))
-            return path.read_bytes()
+        with tempfile.NamedTemporaryFile(suffix=".json.gz") as file:
+            self._profile.export_chrome_trace(file.name)
+            return Path(file.name).read_bytes()

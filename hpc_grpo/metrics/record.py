@@ -1,7 +1,8 @@
-"""The record of one step, which the driver gives to every sink."""
+"""The record of one step, which the driver gives to every sink, and the phases of its time."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,10 +15,8 @@ PASS_AT_1 = "eval/pass@1"
 class StepRecord:
     """The metrics of one training step and its place in the run.
 
-    `step` counts finished steps from 1; 0 is the record of the eval before the first step. `epoch` and
-    `step_in_epoch` count from 1 too. `metrics` maps the field-standard names (`reward/mean`, `time/train_s`)
-    to floats; a name without a value in this step is absent, never 0.
-    `time_s` is seconds since the Unix epoch.
+    `step`, `epoch` and `step_in_epoch` count from 1; step 0 is the eval before the first step. `metrics` lacks a name
+    that has no value in this step. `time_s` is in unix seconds.
     """
 
     step: int
@@ -29,3 +28,16 @@ class StepRecord:
     step_in_epoch: int = 1
     steps_per_epoch: int = 1
     time_s: float = field(default_factory=time.time)
+
+
+def phase_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of a step by phase, without what is no phase: the step's own, and those left of the run.
+
+    >>> phase_seconds({"time/step_s": 4.0, "time/train_s": 3.0, "time/eta_s": 99.0, "lr": 0.1})
+    {'train': 3.0}
+    """
+    return {
+        name.removeprefix("time/").removesuffix("_s"): value
+        for name, value in metrics.items()
+        if name.startswith("time/") and name not in ("time/step_s", "time/eta_s") and not math.isnan(value)
+    }

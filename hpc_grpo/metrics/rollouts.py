@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hpc_grpo.config import EvalConfig
 from hpc_grpo.types import Completion, GroupGrades
-
-T = TypeVar("T")
 
 MEASURES: Mapping[str, Callable[[Completion, str], float]] = {
     "tokens/completion_mean": lambda completion, text: len(completion.token_ids),
@@ -30,8 +27,8 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """Average over all rollouts of a step. Lag counts optimizer steps, from `policy_version` of the learner.
 
-    `sources` are the groups' own, where the run has several: what tells how well each does comes once more as
-    `NAME/SOURCE`, and `data/prompts/SOURCE` counts its groups; a source that a step lacks has none.
+    `sources` are the groups' own, where the run has several. Each source that the step has gets its own quality, as
+    `NAME/SOURCE`, and `data/prompts/SOURCE` counts its groups.
     """
     lags = [policy_version - version for grade in grades for version in grade.mean_policy_versions]
     metrics = {
@@ -40,10 +37,9 @@ def rollout_metrics(
         "lag/mean": _mean(lags),
         "lag/max": float(policy_version - min(min(grade.min_policy_versions) for grade in grades)),
     }
+    scored = [grade for grade in grades if not grade.errors]
     for name in dict.fromkeys(name for grade in grades for name in grade.reward_parts):
-        graded = [grade for grade in grades if name in grade.reward_parts]
-        parts = [reward for grade in graded for reward in _scored(grade, grade.reward_parts[name])]
-        metrics[f"reward/{name}"] = _mean(parts)
+        metrics[f"reward/{name}"] = _mean(part for grade in scored for part in grade.reward_parts.get(name, ()))
     for source in sorted(set(sources)):
         own = [grade for grade, of in zip(grades, sources, strict=True) if of == source]
         metrics |= {f"{name}/{source}": value for name, value in _quality(own, judged_by).items()}
@@ -54,8 +50,8 @@ def rollout_metrics(
 def solved(grades: GroupGrades, judged_by: EvalConfig) -> tuple[bool, ...]:
     """Tell of each rollout `[G]` whether it solves its prompt: whether the reward that decides is high enough.
 
-    That is `eval.reward`, else the first one of the prompt's source. Says nothing of a group that no reward scored.
-    Without rewards, as a distillation may be, what decides is their sum: 0.
+    That is `eval.reward`, else the first reward of the prompt's source, else (a distillation may have none) 0. The
+    result says nothing of a group that no reward scored.
     """
     parts = grades.reward_parts
     of_name = (values for label, values in parts.items() if label.partition("#")[0] == judged_by.reward)
@@ -66,54 +62,42 @@ def solved(grades: GroupGrades, judged_by: EvalConfig) -> tuple[bool, ...]:
 def _quality(grades: Sequence[GroupGrades], judged_by: EvalConfig) -> dict[str, float]:
     """Measure how well some groups did.
 
-    `reward/mean` and `reward/solved_fraction` are means over all completions that were scored: also over those that
-    `rollout.mask_truncated` masks, as evals do. `reward/invalid_fraction` counts the rollouts that are masked, or that
-    no reward scored. `reward/over_budget_fraction` is the share of completions that used up the budget of a reward, or
-    crashed it: it scored them 0. `reward/zero_variance_fraction` is the share of groups that teach nothing, since all
-    their valid rewards are equal.
+    `reward/mean` and `reward/solved_fraction` are means over all completions that were scored, as in evals: those that
+    `rollout.mask_truncated` masks too. `reward/invalid_fraction` counts the rollouts that are masked, or that no reward
+    scored; `reward/over_budget_fraction` those that used up the budget of a reward, or crashed it, and were scored 0.
+    `reward/zero_variance_fraction` is the share of groups whose valid rewards are all equal: they teach nothing.
     """
-    metrics = {
-        "reward/mean": _mean([reward for grade in grades for reward in _scored(grade, grade.rewards)]),
-        "reward/solved_fraction": _mean(
-            [flag for grade in grades for flag in _scored(grade, solved(grade, judged_by))]
-        ),
-        "reward/invalid_fraction": 1.0 - _mean([flag for grade in grades for flag in grade.valid]),
-        "reward/over_budget_fraction": _mean([bool(each) for grade in grades for each in grade.over_budget]),
-        "reward/zero_variance_fraction": _mean([len(set(_valid(grade, grade.rewards))) <= 1 for grade in grades]),
+    scored = [grade for grade in grades if not grade.errors]
+    valid = [[reward for reward, ok in zip(grade.rewards, grade.valid, strict=True) if ok] for grade in grades]
+    return {
+        "reward/mean": _mean(reward for grade in scored for reward in grade.rewards),
+        "reward/solved_fraction": _mean(flag for grade in scored for flag in solved(grade, judged_by)),
+        "reward/invalid_fraction": 1.0 - _mean(flag for grade in grades for flag in grade.valid),
+        "reward/over_budget_fraction": _mean(bool(each) for grade in grades for each in grade.over_budget),
+        "reward/zero_variance_fraction": _mean(len(set(rewards)) <= 1 for rewards in valid),
+        **{name: _mean(value for grade in grades for value in grade.measures[name]) for name in grades[0].measures},
     }
-    for name in grades[0].measures:
-        metrics[name] = _mean([value for grade in grades for value in grade.measures[name]])
-    return metrics
 
 
 def selection_metrics(num_sampled: int, num_passed_over: int, dropped: Sequence[GroupGrades]) -> dict[str, float]:
     """Count the groups of a step, and those that were sampled and dropped by the reason.
 
-    The reward failed; fewer than two rollouts were left by `rollout.mask_truncated`; or all were worth the same, whose
-    mean reward tells the solved from the hopeless.
+    The reward failed; `rollout.mask_truncated` left fewer than two rollouts; or all rewards were equal. The mean reward
+    of the latter tells solved prompts from hopeless ones.
     """
     graded = [grades for grades in dropped if not grades.errors]
     alike = [grades for grades in graded if sum(grades.valid) > 1]
-    metrics: dict[str, float] = {
-        "groups/sampled": num_sampled,
-        "groups/trained": num_sampled - len(dropped),
-        "groups/passed_over": num_passed_over,
-        "groups/dropped_failed": len(dropped) - len(graded),
-        "groups/dropped_masked": len(graded) - len(alike),
-        "groups/dropped_alike": len(alike),
+    metrics = {
+        "groups/sampled": float(num_sampled),
+        "groups/trained": float(num_sampled - len(dropped)),
+        "groups/passed_over": float(num_passed_over),
+        "groups/dropped_failed": float(len(dropped) - len(graded)),
+        "groups/dropped_masked": float(len(graded) - len(alike)),
+        "groups/dropped_alike": float(len(alike)),
     }
-    if alike:
-        metrics["groups/alike_reward_mean"] = _mean([reward for grades in alike for reward in grades.rewards])
-    return {name: float(value) for name, value in metrics.items()}
+    return metrics | ({"groups/alike_reward_mean": _mean(r for own in alike for r in own.rewards)} if alike else {})
 
 
-def _scored(grades: GroupGrades, values: Sequence[T]) -> Sequence[T]:
-    return () if grades.errors else values
-
-
-def _valid(grades: GroupGrades, values: Sequence[T]) -> list[T]:
-    return [value for value, valid in zip(values, grades.valid, strict=True) if valid]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+def _mean(values: Iterable[float]) -> float:
+    counted = list(values)
+    return sum(counted) / len(counted) if counted else 0.0

@@ -9,16 +9,46 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 from hpc_grpo.config import Config, MetricsConfig
 from hpc_grpo.metrics.console import ConsoleSink
-from hpc_grpo.metrics.names import NAMES, renamed
-from hpc_grpo.metrics.record import StepRecord
+from hpc_grpo.metrics.record import REWARD, StepRecord
 from hpc_grpo.run.files import drop_torn_line, when_there_is_space, write_atomic
 from hpc_grpo.run.paths import RunDir
+
+NAMES: Mapping[str, Mapping[str, str]] = {
+    "areal": {
+        REWARD: "ppo_actor/task_reward/avg",
+        "policy/ratio_mean": "ppo_actor/update/importance_weight/avg",
+        "policy/clip_fraction": "ppo_actor/update/clip_ratio/avg",
+        "policy/entropy": "ppo_actor/update/entropy/avg",
+        "loss/policy": "ppo_actor/update/actor_loss/avg",
+        "grad_norm": "ppo_actor/update/grad_norm",
+        "lr": "ppo_actor/update/lr",
+        "correction/weight_mean": "ppo_actor/update/behave_imp_weight/avg",
+        "tokens/prompt_mean": "ppo_actor/prompt_len/avg",
+        "tokens/sequence_mean": "ppo_actor/seq_len/avg",
+        "tokens/truncated_fraction": "ppo_actor/no_eos_ratios/avg",
+    },
+    "areal-0.3": {
+        REWARD: "task_reward",
+        "policy/ratio_mean": "importance_weight",
+        "policy/clip_fraction": "actor_clip_ratio",
+        "loss/policy": "actor_loss",
+        "tokens/prompt_mean": "avg_prompt_len",
+        "tokens/sequence_mean": "avg_seq_len",
+        "tokens/truncated_fraction": "no_eos_ratio",
+    },
+}
+"""`metrics.names` -> our name -> AReaL's (inclusionAI/AReaL).
+
+`areal` is areal/trainer/ppo/actor.py (stats_tracker's scopes `ppo_actor` and `update`). `areal-0.3` is what realhf's
+master worker logs (docs of version 0.3, "Key Training Statistics").
+"""
 
 _WANDB_ID = re.compile("[0-9a-f]{8}")
 _WANDB_INIT_TIMEOUT_S = 60.0
@@ -34,46 +64,33 @@ class MetricSink(Protocol):
 
 def make_sinks(config: Config, run_dir: RunDir) -> list[MetricSink]:
     """Open the sinks of `config`, metrics.jsonl first, so that no other one can keep a line from it."""
-    sinks: list[MetricSink] = [JsonlSink(run_dir.metrics)]
-    mode = wandb_mode(config.metrics)
-    others: list[MetricSink] = []
-    if mode is not None:
+    first, others = JsonlSink(run_dir.metrics), list[MetricSink]()
+    if (mode := wandb_mode(config.metrics)) is not None:
         others.append(WandbSink(config, run_dir, mode))
     if config.metrics.tensorboard:
         others.append(TensorBoardSink(run_dir))
     if (names := config.metrics.names) != "ours":
-        others = [RenamingSink([*others, StatisticsSink(names)], names)]
-    return [*sinks, *others, ConsoleSink(config.run.name)]
+        others = [RenamingSink(others, NAMES[names])]
+    return [first, *others, ConsoleSink(config.run.name)]
 
 
 class RenamingSink:
-    """Gives other sinks the metrics under another system's names; metrics.jsonl always has ours."""
+    """Prints what has a name in another system, and gives other sinks that name; metrics.jsonl always has ours."""
 
-    def __init__(self, sinks: Sequence[MetricSink], names: str) -> None:
+    def __init__(self, sinks: Sequence[MetricSink], names: Mapping[str, str]) -> None:
         self._sinks, self._names = sinks, names
 
     def write(self, record: StepRecord) -> None:
+        metrics = {self._names.get(name, name): value for name, value in record.metrics.items()}
         for sink in self._sinks:
-            sink.write(renamed(record, self._names))
-
-    def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()
-
-
-class StatisticsSink:
-    """Prints what has a name in another system, a line a step."""
-
-    def __init__(self, names: str) -> None:
-        self._names = set(NAMES[names].values())
-
-    def write(self, record: StepRecord) -> None:
-        shown = [f"{name} {value:.4g}" for name, value in record.metrics.items() if name in self._names]
+            sink.write(replace(record, metrics=metrics))
+        shown = [f"{self._names[name]} {value:.4g}" for name, value in record.metrics.items() if name in self._names]
         if shown:
             print(f"global step {record.step}: {' '.join(shown)}", flush=True)
 
     def close(self) -> None:
-        """Nothing is open."""
+        for sink in self._sinks:
+            sink.close()
 
 
 class JsonlSink:
@@ -184,20 +201,18 @@ class WandbSink:
         print(f"W&B run {self._run.id}: {where}", flush=True)
 
     def write(self, record: StepRecord) -> None:
-        if self._run is None:
-            return
-        try:
-            self._run.log({**record.metrics, "step": record.step, "epoch": record.epoch, "attempt": record.attempt})
-        except self._failures as error:
-            self._give_up(error)
+        values = {**record.metrics, "step": record.step, "epoch": record.epoch, "attempt": record.attempt}
+        self._try(lambda run: run.log(values))
 
     def close(self) -> None:
-        if self._run is None:
-            return
-        try:
-            self._run.finish()
-        except self._failures as error:
-            self._give_up(error)
+        self._try(lambda run: run.finish())
+
+    def _try(self, call: Callable[[Any], Any]) -> None:
+        if self._run is not None:
+            try:
+                call(self._run)
+            except self._failures as error:
+                self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
         """Say so once and be silent from then on: training goes on, and metrics.jsonl holds everything."""

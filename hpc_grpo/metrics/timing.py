@@ -13,7 +13,7 @@ _RECENT_STEPS = 20
 
 
 class StepTimer:
-    """Times the named phases of a step.
+    """Times the named phases of a step; `on_phase` gets each phase that begins, and `BETWEEN` when one ends.
 
     >>> clock = iter([0.0, 1.0, 3.0, 4.0])
     >>> timer = StepTimer(clock=lambda: next(clock))
@@ -26,12 +26,14 @@ class StepTimer:
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, on_phase: Callable[[str], None] = lambda _name: None
     ) -> None:
-        """`on_phase` is called with each phase that begins, and with `BETWEEN` when one ends."""
-        self._clock = clock
-        self._on_phase = on_phase
-        self._step_started = clock()
-        self._phases: dict[str, float] = {}
+        self._clock, self._on_phase = clock, on_phase
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Begin a step now, and forget the phases so far."""
+        self._step_started = self._clock()
+        self._phases: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -41,24 +43,15 @@ class StepTimer:
         try:
             yield
         finally:
-            ended = self._clock()
+            self._phases[name] = self._phases.get(name, 0.0) + self._clock() - started
             self._on_phase(BETWEEN)
-            self._phases[name] = self._phases.get(name, 0.0) + ended - started
 
     def finish_step(self) -> dict[str, float]:
         """Return `time/<phase>_s` of every phase and `time/step_s` since the last call, and start over."""
-        now = self._clock()
-        step_s = now - self._step_started
-        times = {f"time/{name}_s": seconds for name, seconds in self._phases.items()}
-        self._recent.append(step_s)
-        self._step_started = now
-        self._phases = {}
-        return {**times, "time/step_s": step_s}
-
-    def start_over(self) -> None:
-        """Leave what has happened so far out of the first step."""
-        self._step_started = self._clock()
-        self._phases = {}
+        times, began = {f"time/{name}_s": seconds for name, seconds in self._phases.items()}, self._step_started
+        self.start_over()
+        self._recent.append(self._step_started - began)
+        return {**times, "time/step_s": self._recent[-1]}
 
     def eta_s(self, num_remaining_steps: int) -> float | None:
         """Estimate the seconds to the end of the run; None before the first step has ended."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,8 @@ from hpc_grpo.types import GIB
 NODE_PHASES = {"learner": "train", "engine": "sample"}
 """Kind of process -> what it is busy with in a step."""
 
-NOTABLE_RATIO = 1.2
+_NODE_METRIC = re.compile(f"node/({'|'.join(NODE_PHASES.values())})_s/(.+)")
+_NOTABLE_RATIO = 1.2
 """A node that takes so many times as long as the median is named."""
 
 _FEWEST_STEPS = 5
@@ -40,7 +42,7 @@ class SlowestNode:
 
     @property
     def is_notable(self) -> bool:
-        return self.ratio >= NOTABLE_RATIO
+        return self.ratio >= _NOTABLE_RATIO
 
     def __str__(self) -> str:
         return f"node {self.name} takes {self.ratio:.2f} times as long as the others do"
@@ -49,77 +51,59 @@ class SlowestNode:
 def usage_metrics(readings: Sequence[Reading]) -> dict[str, float]:
     """Return CPU cores in use, memory and use of GPUs of every process, and the seconds that nodes took.
 
-    A line must not be as long as the run is large: of a kind with more than 32 processes it has all cores together,
-    the most memory and the mean utilization of GPUs, of more than 32 nodes the slowest ones.
+    A line must not grow with the run. A kind with more than 32 processes has all cores together, the most memory and
+    the mean utilization of GPUs. Of more than 32 nodes, the line has the slowest ones.
     """
-    by_kind: dict[str, list[Reading]] = defaultdict(list)
+    sizes = Counter(reading.kind for reading in readings)
+    processes: dict[str, list[Usage]] = defaultdict(list)
+    nodes: dict[str, dict[str, float]] = defaultdict(dict)
     for reading in readings:
-        by_kind[reading.kind].append(reading)
-    metrics: dict[str, float] = {}
-    for kind, own in by_kind.items():
-        if len(own) > _MAX_NAMED:
-            metrics |= _metrics_of(f"{kind}s", [each.usage for each in own])
-        else:
-            for each in own:
-                metrics |= _metrics_of(f"{kind}-{each.index}", [each.usage])
-    return metrics | _node_metrics(readings)
-
-
-def _metrics_of(name: str, usages: Sequence[Usage]) -> dict[str, float]:
-    metrics = {
-        f"process/cpu_cores/{name}": sum(each.cpu_s / each.wall_s for each in usages if each.wall_s),
-        f"process/memory_gib/{name}": max(each.memory for each in usages) / GIB,
-    }
-    if on_gpu := [each.gpu_memory for each in usages if each.gpu_memory is not None]:
-        metrics[f"process/gpu_memory_gib/{name}"] = max(on_gpu) / GIB
-    if sampled := [each.gpu_utilization for each in usages if each.gpu_utilization is not None]:
-        metrics[f"process/gpu_utilization/{name}"] = statistics.fmean(sampled)
-    return metrics
-
-
-def _node_metrics(readings: Sequence[Reading]) -> dict[str, float]:
-    by_node: dict[str, dict[str, float]] = defaultdict(dict)
-    for reading in readings:
+        is_named = sizes[reading.kind] <= _MAX_NAMED
+        processes[f"{reading.kind}-{reading.index}" if is_named else f"{reading.kind}s"].append(reading.usage)
         if phase := NODE_PHASES.get(reading.kind):
-            seconds = by_node[reading.node]
+            seconds = nodes[reading.node]
             seconds[phase] = max(seconds.get(phase, 0.0), reading.usage.busy_s)
-    if not by_node:
-        return {}
-    totals = {node: sum(seconds.values()) for node, seconds in by_node.items()}
-    slowest = sorted(totals, key=totals.__getitem__, reverse=True)[:_MAX_NAMED]
-    named = {f"node/{phase}_s/{node}": s for node in slowest for phase, s in by_node[node].items()}
-    return {**named, "node/median_s": statistics.median_low(totals.values())}
+    metrics: dict[str, float] = {}
+    for name, usages in processes.items():
+        metrics[f"process/cpu_cores/{name}"] = sum(each.cpu_s / each.wall_s for each in usages if each.wall_s)
+        metrics[f"process/memory_gib/{name}"] = max(each.memory for each in usages) / GIB
+        if on_gpu := [each.gpu_memory for each in usages if each.gpu_memory is not None]:
+            metrics[f"process/gpu_memory_gib/{name}"] = max(on_gpu) / GIB
+        if sampled := [each.gpu_utilization for each in usages if each.gpu_utilization is not None]:
+            metrics[f"process/gpu_utilization/{name}"] = statistics.fmean(sampled)
+    totals = {node: sum(seconds.values()) for node, seconds in nodes.items()}
+    for node in sorted(totals, key=totals.__getitem__, reverse=True)[:_MAX_NAMED]:
+        metrics |= {f"node/{phase}_s/{node}": seconds for phase, seconds in nodes[node].items()}
+    return {**metrics, "node/median_s": statistics.median_low(totals.values())} if totals else metrics
 
 
 def node_seconds(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Return the seconds of a step by node and phase: of each, what its slowest learner or engine took.
+    """Return the seconds of a step by node and phase: what its slowest learner or engine took.
 
-    >>> node_seconds({"node/train_s/a": 2.0, "node/sample_s/a": 5.0, "time/train_s": 3.0})
+    >>> node_seconds({"node/train_s/a": 2.0, "node/sample_s/a": 5.0, "node/median_s": 3.0})
     {'a': {'train': 2.0, 'sample': 5.0}}
     """
-    by_node: dict[str, dict[str, float]] = {}
+    by_node: dict[str, dict[str, float]] = defaultdict(dict)
     for name, value in metrics.items():
-        room, _, rest = name.partition("/")
-        phase, _, node = rest.partition("_s/")
-        if room == "node" and phase in NODE_PHASES.values() and node and math.isfinite(value):
-            by_node.setdefault(node, {})[phase] = value
-    return by_node
+        if (match := _NODE_METRIC.fullmatch(name)) and math.isfinite(value):
+            by_node[match[2]][match[1]] = value
+    return dict(by_node)
 
 
 def slowest_node(steps: Iterable[Mapping[str, float]]) -> SlowestNode | None:
-    """Return the node that took longest over all steps; None of a single node, or of fewer than five steps that tell.
+    """Return the node that took longest over all steps; None of a single node, or of fewer than five such steps.
 
-    In the median's place of two nodes stands the faster one.
+    Of two nodes, the faster one stands in the median's place.
     """
     totals: dict[str, float] = defaultdict(float)
-    median_s, num_told = 0.0, 0
+    median_s, num_steps = 0.0, 0
     for metrics in steps:
         seconds = node_seconds(metrics)
-        num_told += bool(seconds)
+        num_steps += bool(seconds)
         median_s += metrics.get("node/median_s", 0.0)
         for node, phases in seconds.items():
             totals[node] += sum(phases.values())
-    if num_told < _FEWEST_STEPS or len(totals) < 2 or not median_s > 0:
+    if num_steps < _FEWEST_STEPS or len(totals) < 2 or not median_s > 0:
         return None
     name = max(totals, key=totals.__getitem__)
     return SlowestNode(name, totals[name] / median_s)

@@ -1,224 +1,167 @@
-"""Show what a run has learned, from its files alone: curves, and completions before and after.
-
-Nothing in the terminal needs colours: a job's log has none, and not every reader can tell them apart.
-"""
+"""Choose what to draw of runs: curves of their metrics, lengths of completions, time, attempts."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import accumulate, pairwise
+from statistics import fmean
 from typing import Any
 
-from hpc_grpo.errors import ConfigError
-from hpc_grpo.metrics.evals import HIGH, LOW
-from hpc_grpo.metrics.record import PASS_AT_1, REWARD
-from hpc_grpo.report.drawings import curve_styles, thinned
-from hpc_grpo.run.files import read_jsonl
-from hpc_grpo.run.paths import RunDir
-from hpc_grpo.run.progress import read_metrics
-from hpc_grpo.system.readable import one_line
-from hpc_grpo.system.say import say
+from hpc_grpo.metrics.evals import bounds_of
+from hpc_grpo.metrics.record import PASS_AT_1, REWARD, phase_seconds
+from hpc_grpo.metrics.usage import SlowestNode, node_seconds, slowest_node
+from hpc_grpo.report.explain import Explanation
+from hpc_grpo.report.figure import Bar, Figure, Series
+from hpc_grpo.report.samples import Samples
+from hpc_grpo.report.status import RunRecords, RunSummary
+from hpc_grpo.system.readable import counted
 
-_SHOWN_COMPLETIONS = 4
-_SHOWN_CHARACTERS = 400
-_LINE = "⠤"
-_MARKS = "●■▲◆○□△◇"
-"""One for each eval curve: evals have few points, and a mark says where they are."""
+Metrics = Mapping[int, Mapping[str, Any]]
 
-_USER_TURN = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
-
-_PASS_AT_K = re.compile("(eval/(?:[^/@]+/)?pass@[0-9]+)(?:/.+)?")
-"""Matches pass@1 of a set; with what comes after the number, that of one of its sources."""
+_PASS_AT_K = re.compile("eval/(?:[^/@]+/)?pass@[0-9]+(?:/.+)?")
+_PART = re.compile("reward/(?!(?:mean|zero_variance_fraction)$)[^/]+")
+_LEARNING = ("loss/policy", "policy/entropy", "grad_norm", "reward/zero_variance_fraction")
+_SYNC = (
+    *("lag/mean", "lag/max", "mismatch/logprob_abs_diff_mean", "mismatch/kl"),
+    *("correction/clipped_fraction", "correction/ess"),
+)
+_SPEED = ("throughput/tokens_per_s", "time/step_s", "tokens/completion_mean", "tokens/truncated_fraction")
+_UNITS = {
+    "cpu_cores": "CPU cores",
+    "memory_gib": "memory in GiB",
+    "gpu_memory_gib": "GPU memory in GiB",
+    "gpu_utilization": "GPU utilization",
+}
+_MAX_EVALS, _MAX_PHASES, _MAX_NODES, _MAX_PROCESSES = 6, 8, 16, 14
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Hold one metric over the steps that have it; all tuples have the same length.
-
-    `low` and `high` bound its 95% interval, and are empty where it has none.
-    """
+class RunData:
+    """Everything that a report says of one run, under a name that no other run of the report has."""
 
     name: str
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
+    records: RunRecords
+    summary: RunSummary
+    metrics: Metrics
+    samples: Samples
+    attempts: Sequence[Explanation]
 
     @property
-    def is_eval(self) -> bool:
-        return self.name.startswith("eval/")
+    def slowest(self) -> SlowestNode | None:
+        return slowest_node(self.metrics.values())
 
-    @property
-    def is_of_source(self) -> bool:
-        """Tell whether it is of one source of an eval set alone."""
-        return self.is_eval and "/" in self.name.partition("@")[2]
-
-    def __str__(self) -> str:
-        bounds = f" [{self.low[-1]:.3f}, {self.high[-1]:.3f}]" if self.low else ""
-        first = f"{self.values[0]:.3f} (step {self.steps[0]})"
-        return f"{self.name}: {first} -> {self.values[-1]:.3f}{bounds} (step {self.steps[-1]})"
-
-
-def print_report(run_dir: RunDir, in_their_order: int = 0) -> Path:
-    """Print a run's curves and completions; return the path of report.png. Raises ConfigError without metrics.
-
-    Completions are those of a few prompts, newly solved ones first, or of the first `in_their_order` prompts.
-    """
-    metrics = read_metrics(run_dir.metrics)
-    curves = find_curves(metrics)
-    if not curves:
-        raise ConfigError(
-            f"{run_dir.metrics} holds no {REWARD} or eval yet: has the run finished a step? "
-            f"Give the run's folder, <runs root>/<run name>."
-        )
-    say(plot([curve for curve in curves if not curve.is_of_source]))
-    for curve in curves:
-        say(str(curve))
-    picture = run_dir.path / "report.png"
-    write_picture(curves, picture, run_dir.path.name)
-    say(f"\n{before_and_after(run_dir, in_their_order)}\nPicture: {picture}")
-    return picture
+    def phases(self) -> dict[str, float]:
+        """Sum what all steps spent in each phase, the longest first; "other" is what no phase covers."""
+        totals: dict[str, float] = {}
+        for line in self.metrics.values():
+            for phase, seconds in phase_seconds(line).items():
+                totals[phase] = totals.get(phase, 0.0) + seconds
+        other = sum(line.get("time/step_s", 0.0) for line in self.metrics.values()) - sum(totals.values())
+        return dict(sorted({**totals, "other": max(0.0, other)}.items(), key=lambda item: -item[1]))
 
 
-def find_curves(metrics: dict[int, dict[str, Any]]) -> list[Curve]:
-    """Return the reward and every eval pass@k, those of sources last or, of a run with neither (SFT), the loss."""
-    names = {name for line in metrics.values() for name in line}
+def curve_of(name: str, metrics: Metrics, label: str = "") -> Series:
+    """Return a metric over the steps that have it; its tuples are empty where no step has it."""
+    points = {step: line[name] for step, line in metrics.items() if not math.isnan(line.get(name, math.nan))}
+    low, high = (tuple(metrics[step][bound] for step in points if bound in metrics[step]) for bound in bounds_of(name))
+    if not len(low) == len(high) == len(points):
+        low = high = ()
+    return Series(label or name, tuple(points), tuple(points.values()), low, high, marked=name.startswith("eval/"))
+
+
+def learning_curves(metrics: Metrics, *, with_sources: bool) -> list[Series]:
+    """Return the reward and every eval pass@k, those of single sources last; for SFT, which has neither, the loss."""
+    names = _names(metrics)
     wanted = [name for name in (REWARD, PASS_AT_1) if name in names]
-    others = [name for name in names if _PASS_AT_K.fullmatch(name) and name != PASS_AT_1]
+    others = {name for name in names if _PASS_AT_K.fullmatch(name)} - {PASS_AT_1}
     wanted += sorted(others, key=lambda name: (name.count("/"), name))
-    if not wanted and "loss/policy" in names:
-        wanted = ["loss/policy"]
-    return [curve for curve in (curve_of(name, metrics) for name in wanted) if curve.steps]
+    shown = [name for name in wanted or ["loss/policy"] if with_sources or "/" not in name.partition("@")[2]]
+    return [curve for name in shown if (curve := curve_of(name, metrics)).steps]
 
 
-def curve_of(name: str, metrics: dict[int, dict[str, Any]]) -> Curve:
-    """Return a metric over the steps that have it; its tuples are empty where none has."""
-    points = [(step, line[name]) for step, line in metrics.items() if not math.isnan(line.get(name, math.nan))]
-    low, high = (
-        tuple(metrics[step][bound] for step, _ in points if bound in metrics[step]) for bound in _bounds_of(name)
-    )
-    has_bounds = len(low) == len(high) == len(points)
-    steps, values = (tuple(column) for column in zip(*points, strict=True)) if points else ((), ())
-    return Curve(name, steps, values, low if has_bounds else (), high if has_bounds else ())
+def figures(runs: Sequence[RunData]) -> dict[str, list[Figure]]:
+    """Return the figures of runs by heading, each metric with a curve for each run; without those that are empty."""
+    learned = {curve.name for run in runs for curve in learning_curves(run.metrics, with_sources=False)}
+    evals = sorted((name for name in learned if name.startswith("eval/")), key=lambda name: (len(name), name))
+    parts = {name for run in runs for name in _names(run.metrics) if _PART.fullmatch(name)}
+    sections = {
+        "What was learned": _curves(runs, [*sorted(learned - set(evals)), *evals[:_MAX_EVALS], *_LEARNING]),
+        "Parts of the reward": _curves(runs, sorted(parts)),
+        "Policy lag and mismatch": _curves(runs, _SYNC),
+        "Speed and lengths": [*_curves(runs, _SPEED), _lengths(runs)],
+        "Where the time went": [figure for run in runs for figure in (_phases(run), _nodes(run))],
+        "CPU and memory": [_processes(run, unit) for run in runs for unit in _UNITS],
+        "Attempts and jobs": [_timeline(run) for run in runs],
+    }
+    drawn = {heading: [each for each in own if each.series or each.bars] for heading, own in sections.items()}
+    return {heading: own for heading, own in drawn.items() if own}
 
 
-def _bounds_of(name: str) -> tuple[str, str]:
-    """Return the names of a metric's bounds.
-
-    >>> _bounds_of("eval/pass@1/gcd")
-    ('eval/pass@1_low/gcd', 'eval/pass@1_high/gcd')
-    """
-    match = _PASS_AT_K.fullmatch(name)
-    end = match.end(1) if match else len(name)
-    return f"{name[:end]}{LOW}{name[end:]}", f"{name[:end]}{HIGH}{name[end:]}"
+def _names(metrics: Metrics) -> set[str]:
+    return {name for line in metrics.values() for name in line}
 
 
-def plot(curves: Sequence[Curve], num_columns: int = 80, num_rows: int = 18) -> str:
-    """Draw the curves over common axes, as lines of braille dots and, for evals, a mark at each point."""
-    import plotext
-
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.limit_size(False, False)  # not by this terminal: the output may go to a file
-    plotext.plotsize(num_columns, num_rows)
-    legend = []
-    for curve in curves:
-        plotext.plot(thinned(curve.steps), thinned(curve.values), marker="braille")
-    for mark, curve in zip(_MARKS, (curve for curve in curves if curve.is_eval), strict=False):
-        plotext.scatter(thinned(curve.steps), thinned(curve.values), marker=mark)
-        legend.append(f"{mark} {curve.name}")
-    legend += [f"{_LINE} {curve.name}" for curve in curves if not curve.is_eval]
-    first, last = min(curve.steps[0] for curve in curves), max(curve.steps[-1] for curve in curves)
-    plotext.xticks(sorted({first, (first + last) // 2, last}))
-    plotext.xlabel("step")
-    lines = plotext.uncolorize(plotext.build()).splitlines()
-    return "\n".join([*(line.rstrip() for line in lines), f"  {'   '.join(legend)}"])
+def _curves(runs: Sequence[RunData], names: Iterable[str]) -> list[Figure]:
+    return [
+        Figure(name, [curve for run in runs if (curve := curve_of(name, run.metrics, run.name)).steps])
+        for name in dict.fromkeys(names)
+    ]
 
 
-def write_picture(curves: list[Curve], path: Path, title: str) -> None:
-    # Not pyplot: it would look for a display and keep the figure in a global list.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for curve, (color, line) in zip(curves, curve_styles(), strict=False):
-        steps, values, low, high = (thinned(row) for row in (curve.steps, curve.values, curve.low, curve.high))
-        mark = "o" if curve.is_eval else None
-        axes.plot(steps, values, color=color, linestyle=line, marker=mark, label=curve.name)
-        if low:
-            axes.fill_between(steps, low, high, color=color, alpha=0.12, linewidth=0)
-    axes.set_xlabel("step")
-    axes.set_title(title)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path)
+def _lengths(runs: Sequence[RunData]) -> Figure:
+    series = [Series(f"{run.name}, step {step}", (), own) for run in runs for step, own in run.samples.lengths.items()]
+    return Figure("Length of completions", series, form="histogram", x_label="tokens", y_label="completions")
 
 
-def before_and_after(run_dir: RunDir, in_their_order: int = 0) -> str:
-    """Compare the same held-out prompts at the first and at the last eval, newly solved ones first.
-
-    With `in_their_order` the first so many instead, of each source in turn: not chosen by how they ended.
-    """
-    files = run_dir.eval_rollouts(0).parent.glob("eval_step_*.jsonl")
-    steps = sorted(int(path.stem.removeprefix("eval_step_")) for path in files)
-    if len(steps) < 2:
-        return "Completions are compared once two evals have been written."
-    first, last = (_first_samples(run_dir.eval_rollouts(step)) for step in (steps[0], steps[-1]))
-    shared = sorted(ordinal for ordinal in last if ordinal in first)
-    if in_their_order:
-        shared = _sources_in_turn({ordinal: last[ordinal]["source"] for ordinal in shared})
-    else:
-        shared.sort(key=lambda ordinal: (bool(first[ordinal]["solved"]), not last[ordinal]["solved"], ordinal))
-    blocks = []
-    for ordinal in shared[: in_their_order or _SHOWN_COMPLETIONS]:
-        before, after = first[ordinal], last[ordinal]
-        result = str(after["answer"]).rpartition("####")[2]  # of GSM8K's form, else all of it
-        blocks.append(
-            f"{_shortened(_asked(after['prompt']))}   (answer: {_shortened(result)})\n"
-            f"  step {steps[0]:>4} {_verdict(before)} {_shortened(before['completion'])}\n"
-            f"  step {steps[-1]:>4} {_verdict(after)} {_shortened(after['completion'])}"
-        )
-    return "\n".join(blocks)
+def _phases(run: RunData) -> Figure:
+    """Return the seconds of each step by phase; step 0 has the start, beside which all others would vanish."""
+    lines = {step: phase_seconds(line) for step, line in run.metrics.items() if step > 0}
+    longest = [phase for phase in run.phases() if any(phase in line for line in lines.values())]
+    series = [
+        Series(phase, tuple(lines), tuple(line.get(phase, 0.0) for line in lines.values()))
+        for phase in longest[:_MAX_PHASES]
+    ]
+    return Figure(f"{run.name}: seconds of a step by phase", series, form="stack", y_label="s")
 
 
-def _sources_in_turn(sources: Mapping[int, str]) -> list[int]:
-    """Order ordinals so that the first of each source come first, then the second of each.
-
-    >>> _sources_in_turn({0: "gcd", 1: "gcd", 2: "sums"})
-    [0, 2, 1]
-    """
-    seen: Counter[str] = Counter()
-    turns = {}
-    for ordinal, source in sources.items():
-        turns[ordinal] = seen[source]
-        seen[source] += 1
-    return sorted(turns, key=lambda ordinal: (turns[ordinal], ordinal))
-
-
-def _first_samples(path: Path) -> dict[int, dict[str, Any]]:
-    """Return the first completion of every prompt whose reward did not fail, by ordinal."""
-    samples: dict[int, dict[str, Any]] = {}
-    for line in read_jsonl(path):
-        if line["solved"] is not None:
-            samples.setdefault(line["ordinal"], line)
-    return samples
+def _nodes(run: RunData) -> Figure:
+    """Return the mean seconds of a step by node, the slowest nodes first."""
+    seconds: dict[str, dict[str, list[float]]] = {}
+    for line in run.metrics.values():
+        for node, phases in node_seconds(line).items():
+            for phase, spent in phases.items():
+                seconds.setdefault(node, {}).setdefault(phase, []).append(spent)
+    means = {node: {phase: fmean(own) for phase, own in phases.items()} for node, phases in seconds.items()}
+    bars = []
+    for node in sorted(means, key=lambda node: -sum(means[node].values()))[:_MAX_NODES]:
+        ends = list(accumulate(means[node].values()))
+        bars += [Bar(node, *span, phase) for phase, span in zip(means[node], pairwise([0.0, *ends]), strict=True)]
+    return Figure(f"{run.name}: seconds of a step by node", bars=bars, form="shares", x_label="s")
 
 
-def _asked(prompt: str) -> str:
-    """Return what the user says last in a prompt in ChatML (Qwen, SmolLM), else the whole prompt."""
-    said = _USER_TURN.findall(prompt)
-    return str(said[-1]) if said else prompt
+def _processes(run: RunData, unit: str) -> Figure:
+    """Return the cores, the memory or the GPUs of the processes that use most."""
+    start = f"process/{unit}/"
+    names = sorted(name for name in _names(run.metrics) if name.startswith(start))
+    found = [curve for name in names if (curve := curve_of(name, run.metrics, name.removeprefix(start))).steps]
+    largest = sorted(found, key=lambda curve: -fmean(curve.values))[:_MAX_PROCESSES]
+    # By name, so that a process has the same colour in all figures.
+    return Figure(f"{run.name}: {_UNITS[unit]} by process", sorted(largest, key=lambda curve: curve.name))
 
 
-def _verdict(sample: dict[str, Any]) -> str:
-    return "right" if sample["solved"] else "wrong"
-
-
-def _shortened(text: str) -> str:
-    return one_line(text, _SHOWN_CHARACTERS) if text.strip() else ""
+def _timeline(run: RunData) -> Figure:
+    """Return when jobs waited and attempts ran, in hours; a row names its attempt, job and number of nodes."""
+    submitted = {link.job_id: link.submitted_at for link in run.records.chain.links}
+    spans = []
+    for attempt in run.attempts:
+        record = attempt.record
+        row = f"attempt {record.attempt}, job {record.job_id}, {counted(len(record.nodes), 'node')}"
+        if record.job_id in submitted:
+            spans.append((row, submitted[record.job_id], record.started_at, "queued"))
+        spans.append((row, record.started_at, record.started_at + (attempt.duration_s or 0.0), attempt.kind))
+    first = min((begin for _, begin, _, _ in spans), default=0.0)
+    bars = [Bar(row, (begin - first) / 3600, (end - first) / 3600, kind) for row, begin, end, kind in spans]
+    return Figure(run.name, bars=bars, form="timeline", x_label="hours")

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hpc_grpo.launch.place.slurm.text import own_lines
-from hpc_grpo.report.advice import Advice, advise
-from hpc_grpo.report.logs import DRIVER_LOG, attempt_dirs, job_output, tail
-from hpc_grpo.report.records import RunRecords, ended_by_time_limit
+from hpc_grpo.report.logs import DRIVER_LOG, attempt_dirs, tail
+from hpc_grpo.report.status import RunRecords, ended_by_time_limit
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.last_error import last_error, reason_to_stop
 from hpc_grpo.system.readable import UNKNOWN, duration, moment
 
-_READ_BYTES = 1 << 16
-_READ_LINES = 400
+_READ = {"num_lines": 400, "max_bytes": 1 << 16}
 _END_LINES = 40
-"""Patterns are searched for in so many lines at the end of a log, when no error message has one."""
+"""Lines at the end of a log in which patterns are searched for, where no error message has one."""
 
 _DUE_TO = "DUE TO "
-"""Slurm says it of a job that it cancelled by itself: the time limit, a node failure, preemption."""
+"""Slurm's words for a job that it cancelled by itself: the time limit, a node failure, preemption."""
 
-_NO_ERROR = ("complete", "stopped", "resumable")
+_NO_ERROR = ("complete", "resumable", "stopped")
 _WIDTH = 110
+
+
+class Advice(NamedTuple):
+    """What happened, and what the user does about it."""
+
+    cause: str
+    todo: str
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Explain one attempt.
+    """`kind` is the attempt's exit kind, or `walltime`, `killed` or `running`; `num_steps` is what it added to the run.
 
-    `kind` is its exit kind, or `walltime`, `killed` or `running`; `num_steps` is what it added to the run. `error` is
-    the last error in its log, or why its driver stopped early; it may be "".
+    `error` is the last error in its log, or why its driver stopped early; it may be "".
     """
 
     record: AttemptRecord
@@ -40,6 +46,28 @@ class Explanation:
     num_steps: int | None
     error: str
     advice: Advice | None
+
+    def __str__(self) -> str:
+        record = self.record
+        gained = UNKNOWN if self.num_steps is None else f"{self.num_steps}, from step {record.first_step}"
+        code = "" if record.exit_code is None else f" (exit code {record.exit_code})"
+        running = f"not yet: {record.signalled} asked it to" if record.signalled else "not yet: it is running"
+        is_repeated = "\n" not in self.error and self.error.removeprefix("error: ").rstrip(".") in record.why
+        fields = [
+            ("time", f"{moment(record.started_at)}, for {duration(self.duration_s)}"),
+            ("nodes", f"{len(record.nodes)}: {', '.join(record.nodes) or UNKNOWN}"),
+            ("steps", gained),
+            ("ended", running if self.kind == "running" else f"{self.kind}{code}"),
+            ("why", record.why),
+            *(("lost node", f"{node}: {why}") for node, why in record.lost_nodes.items()),
+            *(("stood still", why) for why in record.late),
+            *(("restarted", why) for why in record.restarts),
+            ("said", "" if is_repeated else self.error),
+        ]
+        if self.advice is not None:
+            fields += [("cause", self.advice.cause), ("what to do", self.advice.todo)]
+        title = f"Attempt {record.attempt} (job {record.job_id})"
+        return "\n".join([title, *(_field(name, text) for name, text in fields if text)])
 
 
 def explain_attempts(records: RunRecords, now: float) -> list[Explanation]:
@@ -54,101 +82,206 @@ def unrecorded_attempts(records: RunRecords) -> list[Path]:
     return [path for number, path in attempt_dirs(records.run).items() if number not in recorded]
 
 
-def explanation_text(explanation: Explanation) -> str:
-    record = explanation.record
-    nodes = ", ".join(record.nodes) or UNKNOWN
-    gained = UNKNOWN if explanation.num_steps is None else f"{explanation.num_steps}, from step {record.first_step}"
-    code = "" if record.exit_code is None else f" (exit code {record.exit_code})"
-    fields = [
-        ("time", f"{moment(record.started_at)}, for {duration(explanation.duration_s)}"),
-        ("nodes", f"{len(record.nodes)}: {nodes}"),
-        ("steps", gained),
-        ("ended", _not_yet(record) if explanation.kind == "running" else f"{explanation.kind}{code}"),
-        ("why", record.why),
-        *(("lost node", f"{node}: {why}") for node, why in record.lost_nodes.items()),
-        *(("stood still", why) for why in record.late),
-        *(("restarted", why) for why in record.restarts),
-        ("said", "" if _is_repeated(explanation.error, record.why) else explanation.error),
-    ]
-    if explanation.advice is not None:
-        fields += [("cause", explanation.advice.cause), ("what to do", explanation.advice.todo)]
-    title = f"Attempt {record.attempt} (job {record.job_id})"
-    return "\n".join([title, *(_field(name, text) for name, text in fields if text)])
-
-
-def _not_yet(record: AttemptRecord) -> str:
-    return f"not yet: {record.signalled} asked it to" if record.signalled else "not yet: it is running"
-
-
 def _explain(records: RunRecords, index: int, folder: Path | None, now: float) -> Explanation:
     record = records.attempts[index]
-    kind = _kind(records, record, now)
-    log = tail(folder / DRIVER_LOG, _READ_LINES, _READ_BYTES) if folder else ""
-    error = reason_to_stop(log) if kind in _NO_ERROR else last_error(log)
-    slurm_lines = "" if kind in _NO_ERROR else _slurm_lines(records, record.job_id)
-    log_end = "\n".join(log.splitlines()[-_END_LINES:])
-    texts = (slurm_lines, error, record.why, log_end)
+    is_running = records.is_running(record, now)
+    sign = records.last_sign_of_life() if record is records.newest else None
+    end = record.ended_at if record.ended_at is not None else now if is_running else sign
+    printed = _printed_by_slurm(records, record.job_id)
+    kind = "running" if is_running else _kind(record, sign, printed)
+    log = tail(folder / DRIVER_LOG, **_READ) if folder else ""
+    error, printed = (reason_to_stop(log), "") if kind in _NO_ERROR else (last_error(log), printed)
+    texts = (printed, error, record.why, "\n".join(log.splitlines()[-_END_LINES:]))
     return Explanation(
         record=record,
         kind=kind,
-        duration_s=_duration_s(records, record, now),
+        duration_s=None if end is None else end - record.started_at,
         num_steps=_num_steps(records, index),
-        error=error or slurm_lines,
-        advice=None if kind == "running" else advise(kind, *texts, has_jobs=record.source == "slurm"),
+        error=error or printed,
+        advice=None if is_running else advise(kind, *texts, has_jobs=record.source == "slurm"),
     )
 
 
-def _kind(records: RunRecords, record: AttemptRecord, now: float) -> str:
-    """Return how the attempt ended: its record cannot say that it was killed, nor by whom."""
-    if records.is_running(record, now):
-        return "running"
-    sign = records.last_sign_of_life() if record is records.newest else None
+def _kind(record: AttemptRecord, sign: float | None, printed: str) -> str:
+    """Return how an attempt ended: its record cannot say that it was killed, nor by whom."""
     if record.exit_kind in ("running", "cancelled") and ended_by_time_limit(record, sign):
         return "walltime"
-    if record.was_killed_in_teardown and _DUE_TO not in _slurm_lines(records, record.job_id):
+    if record.was_killed_in_teardown and _DUE_TO not in printed:
         return "cancelled"
     if record.exit_kind != "running":
         return record.exit_kind
     return "node_lost" if record.lost_nodes else "killed"
 
 
-def _duration_s(records: RunRecords, record: AttemptRecord, now: float) -> float | None:
-    """Return how long the attempt lasted; one that was killed, up to its last sign of life, if that is still there."""
-    end = record.ended_at
-    if end is None and record is records.newest:
-        end = now if records.is_running(record, now) else records.last_sign_of_life()
-    return None if end is None else end - record.started_at
-
-
 def _num_steps(records: RunRecords, index: int) -> int | None:
     """Return by how many steps the run was further on after this attempt; steps that were lost again do not count."""
-    record = records.attempts[index]
+    record, state = records.attempts[index], records.state
     if index + 1 < len(records.attempts):
         return records.attempts[index + 1].first_step - record.first_step
-    if records.state is None:
+    if state is None:
         return None
-    return max(0, records.state.step - record.first_step) if records.state.attempt == record.attempt else 0
+    return max(0, state.step - record.first_step) if state.attempt == record.attempt else 0
 
 
-def _slurm_lines(records: RunRecords, job_id: str) -> str:
+def _printed_by_slurm(records: RunRecords, job_id: str) -> str:
     """Return Slurm's own lines at the end of a job's output: the only trace of some kills."""
-    path = job_output(records.run, records.chain, job_id)
+    path = records.job_output(job_id)
     try:
-        lines = tail(path, _READ_LINES, _READ_BYTES).splitlines() if path.is_file() else []
+        lines = tail(path, **_READ).splitlines() if path.is_file() else []
     except OSError:  # the user may have put it anywhere
         return ""
     return "\n".join(own_lines(lines, job_id))[-2000:]
 
 
-def _is_repeated(error: str, why: str) -> bool:
-    """Tell whether `why` quotes the error already."""
-    return "\n" not in error and error.removeprefix("error: ").rstrip(".") in why
-
-
 def _field(name: str, text: str) -> str:
     """Return a named field, wrapped; an error keeps its lines."""
-    lines = [
-        part for line in text.splitlines() for part in (textwrap.wrap(line, _WIDTH, break_long_words=False) or [""])
-    ]
-    first, *rest = lines if name != "said" else text.splitlines()
-    return "\n".join([f"  {name:<11}{first}", *(f"{'':13}{line}" for line in rest)])
+    lines = text.splitlines()
+    if name != "said":
+        lines = [part for line in lines for part in (textwrap.wrap(line, _WIDTH, break_long_words=False) or [""])]
+    return "\n".join([f"  {name:<11}{lines[0]}", *(f"{'':13}{line}" for line in lines[1:])])
+
+
+def advise(kind: str, *texts: str, has_jobs: bool = True) -> Advice | None:
+    """Return what to do about an attempt that ended as `kind`: an exit kind, or `walltime` or `killed`.
+
+    Without jobs (`has_jobs`), the advice sends nobody to a scheduler. `texts` are what the attempt left, the clearest
+    first: its last error, why it ended, the end of its log. Returns None for a run that is complete.
+
+    >>> advise("crash", "torch.OutOfMemoryError: CUDA out of memory.").cause
+    'out of GPU memory'
+    """
+    if kind == "complete":
+        return None
+    if advice := ({} if has_jobs else _WITHOUT_JOBS).get(kind) or _BY_KIND.get(kind):
+        return advice
+    found = (advice for text in texts for pattern, advice in _BY_PATTERN.items() if re.search(pattern, text, re.I))
+    return next(found, _OTHERWISE.get(kind, _UNKNOWN))
+
+
+_BY_KIND = {
+    "resumable": Advice(
+        "stopped in time",
+        "Nothing is wrong: it wrote a checkpoint. If no job of its chain waits, hpc-grpo resume RUN continues.",
+    ),
+    "stopped": Advice("stopped by request", "hpc-grpo resume RUN continues from its checkpoint."),
+    "cancelled": Advice(
+        "cancelled",
+        "If that was not you, ask who ended the job. hpc-grpo resume RUN continues from the last checkpoint.",
+    ),
+    "walltime": Advice(
+        "walltime",
+        "The time limit came before the last checkpoint; later steps are trained again. Save more often or ask for "
+        "more time: hpc-grpo resume RUN checkpoint.every_steps=N launch.slurm.time_min=MIN.",
+    ),
+    "node_lost": Advice(
+        "node lost",
+        "A machine failed, not the run. hpc-grpo resume RUN, or the next job of its chain, continues from the last "
+        "checkpoint. To keep off a node that fails again: hpc-grpo resume RUN launch.slurm.extra.exclude=NODE.",
+    ),
+}
+"""Looked up first: what the log shows besides is a consequence."""
+
+_WITHOUT_JOBS = {
+    "resumable": Advice("stopped in time", "Nothing is wrong: it wrote a checkpoint. The same command continues."),
+    "stopped": Advice("stopped by request", "The same command continues from its checkpoint."),
+    "cancelled": Advice(
+        "cancelled", "If that was not you, ask who ended it. The same command continues from the last checkpoint."
+    ),
+    "node_lost": Advice(
+        "node lost",
+        "A machine failed, not the run: the same command continues from the last checkpoint, on every node whose "
+        "worker does not wait for the head. launch.min_nodes continues with fewer nodes than launch.num_nodes.",
+    ),
+    "killed": Advice(
+        "killed without a word",
+        "Nothing could be recorded: the node died, or somebody killed the process. The same command continues from the "
+        "last checkpoint.",
+    ),
+}
+"""Looked up before all others where a run has no jobs: on pods, on hosts, on a workstation."""
+
+_BY_PATTERN = {
+    r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|No available memory for the cache blocks|less than desired GPU memory utilization": Advice(
+        "out of GPU memory",
+        "Learner: lower train.max_tokens_per_microbatch or train.logprob_chunk_tokens; more nodes (launch.num_nodes) "
+        "shard the optimizer further. Engine: lower engine.gpu_memory_utilization or engine.max_num_seqs. Then "
+        "hpc-grpo resume RUN KEY=VALUE. With a new run.name, train.zero_stage=3 and train.offload_optimizer=cpu hold "
+        "less on the GPU.",
+    ),
+    r"weight store needs|SIGBUS|/dev/shm[^\n]*No space left|No space left[^\n]*/dev/shm": Advice(
+        "out of shared memory",
+        "Less must fit in the node's /dev/shm: hpc-grpo resume RUN weights.num_buffers=1, or with a smaller "
+        "launch.object_store_gib.",
+    ),
+    r"SIGKILL(?! by OOM killer)|oom[-_]kill|OUT_OF_MEMORY|ray\.exceptions\.OutOfMemoryError"
+    r"|node running low on memory|Cannot allocate memory|std::bad_alloc|DefaultCPUAllocator|\bMemoryError\b": Advice(
+        "out of host memory (probably)",
+        "A process was killed, most often because the job used more memory than it asked for. Ask for more "
+        "(launch.slurm.extra.mem=0: all of the node), or use less: launch.object_store_gib, weights.num_buffers=1, or "
+        "fewer engine.engines_per_node. Then hpc-grpo resume RUN KEY=VALUE. With a new run.name, also "
+        "train.offload_optimizer=none if the GPU has room.",
+    ),
+    # The second line: torch.save's, without the errno.
+    r"No space left on device|Disk quota exceeded|ENOSPC|EDQUOT"
+    r"|inline_container\.cc[^\n]*unexpected pos|basic_ios::clear: iostream error": Advice(
+        "disk full",
+        "Free space where the run directory is, or raise your quota. Then hpc-grpo resume RUN, or with a lower "
+        "checkpoint.keep_last=N, continues from the last whole checkpoint.",
+    ),
+    r"checksum mismatch": Advice(
+        "damaged weights",
+        "Bytes changed between a learner and an engine. Once may be chance, and the run continues from its checkpoint. "
+        "Twice on one node is bad memory: exclude it (launch.slurm.extra.exclude=NODE) and tell the site.",
+    ),
+    r"The reward failed for|Reward '[^\n]*' (returned|does not|must be|raised)|RewardError|\breward '[^\n]*': ": Advice(
+        "reward error",
+        "The reward function failed; its own error is above. Mend it, raise rewards.N.timeout_s if it is only slow, or "
+        "allow more failures: grading.max_failed_fraction. Then hpc-grpo resume RUN KEY=VALUE, with what you raised.",
+    ),
+    r"gradient of .* is not finite": Advice(
+        "diverged",
+        "A run with a checkpoint keeps its train.lr: give a new run.name and a lower train.lr or train.max_grad_norm. "
+        "Its model.path may be an export of this run, if checkpoint.export_every_steps made one.",
+    ),
+    r"NCCL[^\n]*(tim(e|ed)[ -]?out|unhandled|remote process|system error|abort)|collective operation timeout"
+    r"|DistBackendError|ProcessGroupNCCL|gloo[^\n]*(timed out|connection|closed by peer)|Connection closed by peer"
+    r"|weight group broke|Timed out waiting \d+ms": Advice(
+        "nodes stopped talking (NCCL or Gloo)",
+        "One process died or the network failed, and the others waited in vain: look for the first error with hpc-grpo "
+        "logs RUN --node NODE. On several nodes name the network: launch.interface. If it is always one node, exclude "
+        "it: launch.slurm.extra.exclude=NODE.",
+    ),
+    r"DUE TO TIME LIMIT|end of its walltime": _BY_KIND["walltime"],
+    r"NODE_FAIL|DUE TO NODE FAILURE": _BY_KIND["node_lost"],
+    # Last: Ray always names an OOM killer among the causes.
+    r"potential root causes|ActorDiedError|WorkerCrashedError": Advice(
+        "an engine, learner or grader died",
+        "It left no error of its own; most often such a process was killed because the node's memory was used up. Its "
+        "last output is among the files that hpc-grpo logs RUN --node NODE lists.",
+    ),
+}
+"""Searched in order, in one text after the other; upper and lower case are the same."""
+
+_OTHERWISE = {
+    "config": Advice(
+        "configuration error",
+        "Trying again gives the same. Change what the message names: hpc-grpo resume RUN KEY=VALUE, which says "
+        "whether a key may not change and needs a new run.name.",
+    ),
+    "bringup_failed": Advice(
+        "nodes did not come up",
+        "See hpc-grpo logs RUN --node NODE for each node named. A slow file system needs launch.bringup_deadline_s; a "
+        "wrong network launch.interface; a broken node launch.slurm.extra.exclude=NODE.",
+    ),
+    "killed": Advice(
+        "killed without a word",
+        "Nothing could be recorded: the node died, or Slurm or a person killed the job. Slurm's output of the job may "
+        "say which. hpc-grpo resume RUN, or the next job of its chain, continues from the last checkpoint.",
+    ),
+}
+_UNKNOWN = Advice(
+    "not recognised",
+    "Read the error above, if there is one, and hpc-grpo logs RUN. hpc-grpo resume RUN tries again from the last "
+    "checkpoint. The same error twice is a bug in the reward, the model or hpc-grpo.",
+)

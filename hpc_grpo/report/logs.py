@@ -8,15 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hpc_grpo.errors import ConfigError
-from hpc_grpo.report.records import RunRecords, read_records
-from hpc_grpo.report.status import is_over
-from hpc_grpo.run.chain import ChainRecord
+from hpc_grpo.errors import ConfigError, nearest
+from hpc_grpo.report.status import RunRecords, is_over, read_records
 from hpc_grpo.run.paths import RunDir
 
 DRIVER_LOG = "driver.log"
-_NODE_LOGS = ("agent.log", "ray_start.log")
-_BLOCK_BYTES = 1 << 16
 _MAX_TAIL_BYTES = 1 << 22
 _MAX_READ_BYTES = 1 << 20
 _POLL_S = 0.5
@@ -24,8 +20,7 @@ _POLL_S = 0.5
 
 def attempt_dirs(run: RunDir) -> dict[int, Path]:
     """Return the folders of a run's attempts by number, in order."""
-    numbered = {int(path.name.split("-")[0]): path for path in run.attempts.glob("[0-9]*-*")}
-    return dict(sorted(numbered.items()))
+    return dict(sorted((int(path.name.split("-")[0]), path) for path in run.attempts.glob("[0-9]*-*")))
 
 
 def attempt_dir(run: RunDir, number: int | None) -> Path | None:
@@ -45,20 +40,16 @@ def log_files(attempt: Path, node: str | None) -> list[Path]:
         return [attempt / DRIVER_LOG]
     known = sorted(path.name for path in (attempt / "nodes").glob("*"))
     if node not in known:
-        import difflib
-
-        near = difflib.get_close_matches(node, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ConfigError(
-            f"--node = {node!r} must be a node of attempt {attempt.name}; it has: {', '.join(known) or 'none'}.{hint}"
+            f"--node = {node!r} must be a node of attempt {attempt.name}; it has: {', '.join(known) or 'none'}"
+            f"{nearest(node, known)}"
         )
-    return [attempt / "nodes" / node / name for name in _NODE_LOGS]
+    return [attempt / "nodes" / node / name for name in ("agent.log", "ray_start.log")]
 
 
 def ray_logs(attempt: Path, node: str) -> list[Path]:
     """Return what was kept of Ray's own logs of a node; its agent copies them when the attempt ends."""
-    folders = (attempt / "nodes" / node).glob("ray*/")
-    return sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in (attempt / "nodes" / node).glob("ray*/**/*") if path.is_file())
 
 
 def is_of_an_actor(path: Path) -> bool:
@@ -66,22 +57,10 @@ def is_of_an_actor(path: Path) -> bool:
     return path.name.startswith("worker-") and path.suffix in (".err", ".out") and path.stat().st_size > 0
 
 
-def job_output(run: RunDir, chain: ChainRecord, job_id: str) -> Path:
-    """Return the file with what the scheduler and the supervisor printed in a job.
-
-    A job that the user's own script submitted writes elsewhere, and says where when it starts.
-    """
-    link, path = chain.link(job_id), run.slurm_log(job_id)
-    return Path(link.output) if link is not None and link.output and not path.exists() else path
-
-
 def why_no_attempt(records: RunRecords) -> str:
     """Say that no attempt has started, and where the output of the job is that is to start one."""
-    run, link = records.run, records.unstarted_link
-    text = f"No attempt of run {run.path.name} has started yet."
-    if link is None:
-        return text
-    return f"{text} Slurm's output of job {link.job_id}: {job_output(run, records.chain, link.job_id)}"
+    text, link = f"No attempt of run {records.run.path.name} has started yet.", records.unstarted_link
+    return text if link is None else f"{text} Slurm's output of job {link.job_id}: {records.job_output(link.job_id)}"
 
 
 def tail(path: Path, num_lines: int, max_bytes: int = _MAX_TAIL_BYTES) -> str:
@@ -89,110 +68,75 @@ def tail(path: Path, num_lines: int, max_bytes: int = _MAX_TAIL_BYTES) -> str:
     return _tail_and_end(path, num_lines, max_bytes)[0]
 
 
-def _tail_and_end(path: Path, num_lines: int, max_bytes: int = _MAX_TAIL_BYTES) -> tuple[str, int]:
+def _tail_and_end(path: Path, num_lines: int, max_bytes: int) -> tuple[str, int]:
     """Return the last lines, and the offset in bytes behind them."""
     try:
         with path.open("rb") as file:
-            end = start = file.seek(0, os.SEEK_END)
-            data = b""
-            while start > 0 and end - start < max_bytes and data.count(b"\n", 0, -1) < num_lines:
-                step = min(_BLOCK_BYTES, start, max_bytes - (end - start))
-                start -= step
-                file.seek(start)
-                data = file.read(step) + data
+            start = file.seek(max(0, file.seek(0, os.SEEK_END) - max_bytes))
+            data = file.read(max_bytes)
     except FileNotFoundError:
         return "", 0
     lines = data.decode(errors="replace").split("\n")
     kept = num_lines + (lines[-1] == "")
-    return "\n".join(lines[-kept:]) if num_lines else "", end
+    return "\n".join(lines[-kept:]) if num_lines else "", start + len(data)
 
 
-class GrowingFile:
-    """Read text that is appended to a file; it need not exist yet."""
+class _GrowingFile:
+    """Text that is appended to a file, which need not exist yet: from its beginning, or from its last lines on."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, num_lines: int | None) -> None:
         self.path = path
-        self._offset = 0
+        self._start, self._offset = ("", 0) if num_lines is None else _tail_and_end(path, num_lines, _MAX_TAIL_BYTES)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def skip_to_tail(self, num_lines: int) -> str:
-        """Return the last lines that are there now; `read` goes on behind them."""
-        text, self._offset = _tail_and_end(self.path, num_lines)
-        return text
 
     def read(self) -> str:
         """Return what came since the last call, at most 1 MiB of it."""
+        start, self._start = self._start, ""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read(_MAX_READ_BYTES)
         except FileNotFoundError:
-            return ""
+            data = b""
         self._offset += len(data)
-        return self._decoder.decode(data)
+        return start + self._decoder.decode(data)
 
 
-class LogFollower:
-    """Read the logs of one attempt or, with `attempt` None, of the newest and of every one after it.
+def follow(
+    run: RunDir,
+    *,
+    node: str | None,
+    attempt: int | None,
+    num_lines: int,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[str]:
+    """Yield the end of the driver's logs, or of those of `node`, and what they gain, until they cannot grow any more.
 
-    `node` names the node whose logs are meant; None means the driver's. Raises ConfigError for a node that the first
-    attempt does not have; in later attempts it is waited for.
+    They are those of one attempt or, without `attempt`, of the newest and every later one. Each file's path stands
+    before its text. Raises ConfigError for a node that the first attempt does not have; in later ones it is waited for.
     """
-
-    def __init__(self, run: RunDir, *, node: str | None, attempt: int | None, num_lines: int) -> None:
-        self._run, self._node, self._fixed = run, node, attempt
-        self._number = 0
-        self._files: list[GrowingFile] = []
-        self._last_shown: Path | None = None
-        self._start = ""
-        if (folder := attempt_dir(run, attempt)) is not None:
-            self._open(folder)
-            self._start = "".join(self._headed(file, file.skip_to_tail(num_lines)) for file in self._files)
-
-    def read(self) -> str:
-        """Return what the logs gained since the last call; goes over to the next attempt once there is nothing more."""
-        text, self._start = self._start, ""
-        while True:
-            text += "".join(self._headed(file, file.read()) for file in self._files)
-            if text or not self._open_next():
-                return text
-
-    def is_over(self) -> bool:
-        """Tell whether the logs cannot grow any more: call it before the last `read`."""
-        records, now = read_records(self._run), time.time()
-        if self._fixed is None or is_over(records, now):
-            return is_over(records, now)
-        mine = [attempt for attempt in records.attempts if attempt.attempt == self._fixed]
-        return bool(mine) and not records.is_running(mine[0], now)
-
-    def _open(self, folder: Path) -> None:
-        self._number = int(folder.name.split("-")[0])
-        self._files = [GrowingFile(path) for path in log_files(folder, self._node)]
-
-    def _open_next(self) -> bool:
-        if self._fixed is not None:
-            return False
-        for number, folder in attempt_dirs(self._run).items():
-            has_logs = self._node is None or (folder / "nodes" / self._node).is_dir()
-            if number > self._number and has_logs:
-                self._open(folder)
-                return True
-        return False
-
-    def _headed(self, file: GrowingFile, text: str) -> str:
-        """Put the file's path before the text where another file's came last."""
-        if not text or file.path == self._last_shown:
-            return text
-        gap = "" if self._last_shown is None else "\n"
-        self._last_shown = file.path
-        return f"{gap}==> {file.path.relative_to(self._run.path)} <==\n{text}"
-
-
-def follow(follower: LogFollower, sleep: Callable[[float], None] = time.sleep) -> Iterator[str]:
+    number, files, shown = 0, list[_GrowingFile](), Path()
+    if (folder := attempt_dir(run, attempt)) is not None:
+        number = int(folder.name.split("-")[0])
+        files = [_GrowingFile(path, num_lines) for path in log_files(folder, node)]
     while True:
-        over = follower.is_over()
-        while text := follower.read():
-            yield text
+        records, now = read_records(run), time.time()  # before the last read
+        ended = [each.attempt for each in records.attempts if not records.is_running(each, now)]
+        over = is_over(records, now) or attempt in ended
+        while True:
+            gained = [(file.path, text) for file in files if (text := file.read())]
+            for path, text in gained:
+                gap = "\n" if shown.name else ""
+                yield text if path == shown else f"{gap}==> {path.relative_to(run.path)} <==\n{text}"
+                shown = path
+            if gained:
+                continue
+            dirs = attempt_dirs(run).items() if attempt is None else ()
+            later = ((n, own) for n, own in dirs if n > number and (node is None or (own / "nodes" / node).is_dir()))
+            number, folder = next(later, (number, None))
+            if folder is None:
+                break
+            files = [_GrowingFile(path, None) for path in log_files(folder, node)]
         if over:
             return
         sleep(_POLL_S)

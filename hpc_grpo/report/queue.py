@@ -1,4 +1,4 @@
-"""Put what the scheduler says about runs' jobs beside what their directories say, for those who ask for it."""
+"""Put what the scheduler says about runs' jobs beside what their directories say, for `status --slurm`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from hpc_grpo.config import LaunchConfig, load_resolved_launch
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place import queue_of
 from hpc_grpo.launch.place.slurm.queue import QueueAnswer, QueuedJob, cache_path, queue_answer
-from hpc_grpo.report.records import RunRecords
-from hpc_grpo.report.status import RunSummary
+from hpc_grpo.report.status import RunRecords, RunSummary
 from hpc_grpo.system.readable import UNKNOWN, duration, moment
-
-_NOT_STARTED = ("submitted", "waiting")
 
 
 @dataclass(frozen=True)
 class QueueReport:
-    """Hold the scheduler's answer, and of each run asked about the jobs that it knows, in the order of the runs."""
+    """The scheduler's answer, and the jobs that it knows of each run asked about, in the order of the runs."""
 
     answer: QueueAnswer
     jobs: tuple[tuple[QueuedJob, ...], ...]
 
     def cells(self) -> list[tuple[str, str]]:
-        return [(_states(jobs), _starts(jobs)) for jobs in self.jobs]
+        """Return, for each run, its jobs' states and when those that wait are expected to start."""
+        return [
+            (
+                ", ".join(f"{job.job_id} {job.state}{f' ({job.reason})' if job.reason else ''}" for job in jobs)
+                or UNKNOWN,
+                ", ".join(moment(job.starts_at) for job in jobs if job.state == "PENDING") or UNKNOWN,
+            )
+            for jobs in self.jobs
+        ]
 
     def values(self) -> list[dict[str, Any]]:
         return [{"asked_at": self.answer.asked_at, "jobs": [asdict(job) for job in jobs]} for jobs in self.jobs]
@@ -39,7 +44,15 @@ class QueueReport:
 
     def corrected(self, summaries: Sequence[RunSummary]) -> list[RunSummary]:
         """Name as a problem what the runs' own records cannot know: a run waits for a job that is over."""
-        return [_with_problem(summary, jobs) for summary, jobs in zip(summaries, self.jobs, strict=True)]
+        found = []
+        for summary, jobs in zip(summaries, self.jobs, strict=True):
+            waits = [job for job in jobs if job.job_id != summary.job_id or summary.attempt is None]
+            problem = summary.problem
+            if summary.state in ("submitted", "waiting") and waits and all(job.is_over for job in waits):
+                ended = ", ".join(f"{job.job_id} ({job.state})" for job in waits)
+                problem = f"Its job will not start, Slurm says: {ended}. Submit it again: hpc-grpo resume {summary.run}"
+            found.append(replace(summary, problem=problem))
+        return found
 
 
 def ask_about(runs: Sequence[RunRecords]) -> QueueReport:
@@ -48,39 +61,15 @@ def ask_about(runs: Sequence[RunRecords]) -> QueueReport:
     min_s = max((_least_seconds_between_questions(records) for records in runs), default=0.0)
     job_ids = sorted({job_id for jobs in jobs_of_runs for job_id in jobs})
     answer = queue_answer(job_ids, min_s, cache_path(os.environ))
-    known = [tuple(filter(None, map(answer.job, jobs))) for jobs in jobs_of_runs]
-    return QueueReport(answer, tuple(known))
+    return QueueReport(answer, tuple(tuple(filter(None, map(answer.job, jobs))) for jobs in jobs_of_runs))
 
 
 def _unfinished_jobs(records: RunRecords) -> list[str]:
     """Return the jobs of a run that may still be there: of the attempt that has not ended, and those that wait."""
-    found = []
-    newest = records.newest
-    if newest is not None and newest.exit_kind == "running" and queue_of(newest.source) is not None:
-        found.append(newest.job_id)
-    if records.waiting_job:
-        found.append(records.waiting_job)
-    if (link := records.unstarted_link) is not None and link.job_id not in found:
-        found.append(link.job_id)
-    return found
-
-
-def _states(jobs: Sequence[QueuedJob]) -> str:
-    shown = [f"{job.job_id} {job.state}{f' ({job.reason})' if job.reason else ''}" for job in jobs]
-    return ", ".join(shown) or UNKNOWN
-
-
-def _starts(jobs: Sequence[QueuedJob]) -> str:
-    return ", ".join(moment(job.starts_at) for job in jobs if job.state == "PENDING") or UNKNOWN
-
-
-def _with_problem(summary: RunSummary, jobs: Sequence[QueuedJob]) -> RunSummary:
-    waits = [job for job in jobs if job.job_id != summary.job_id or summary.attempt is None]
-    if summary.state not in _NOT_STARTED or not waits or any(not job.is_over for job in waits):
-        return summary
-    ended = ", ".join(f"{job.job_id} ({job.state})" for job in waits)
-    problem = f"Its job will not start, Slurm says: {ended}. Submit it again: hpc-grpo resume {summary.run}"
-    return replace(summary, problem=problem)
+    newest, link = records.newest, records.unstarted_link
+    runs = newest is not None and newest.exit_kind == "running" and queue_of(newest.source) is not None
+    found = [newest.job_id if newest and runs else "", records.waiting_job, link.job_id if link else ""]
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def _least_seconds_between_questions(records: RunRecords) -> float:

@@ -1,45 +1,40 @@
-"""Derive where a run stands from its records, and show it as a table, a card or JSON."""
+"""Read the small files of a run directory once, derive the run's status, and show it as a table, a card or JSON."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
-from hpc_grpo.report.records import RunRecords, ended_by_time_limit
-from hpc_grpo.run.attempt import AttemptRecord
+from hpc_grpo.run.attempt import NEAR_THE_LIMIT_S, AttemptRecord, read_attempts
+from hpc_grpo.run.chain import ChainRecord, Link, before_it_ran, read_chain
+from hpc_grpo.run.files import is_damaged, read_record
+from hpc_grpo.run.lock import LockOwner, read_lock_owner
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.progress import RunState, read_state
 from hpc_grpo.system.readable import UNKNOWN, decimal, duration, fraction, moment, one_line, short_number, table
 
+T = TypeVar("T")
+
 RunStatus = Literal[
-    "new",
-    "submitted",
-    "starting",
-    "training",
-    "stopping",
-    "waiting",
-    "stopped",
-    "complete",
-    "failed",
-    "cancelled",
+    "new", "submitted", "starting", "training", "stopping", "waiting", "stopped", "complete", "failed", "cancelled",
     "lost",
-]
+]  # fmt: skip
 """`submitted`: no attempt of the newest job yet. `starting`: an attempt runs, no step of it has ended.
-`waiting`: the chain's next job is to carry on. `lost`: recorded as running, without a sign of life."""
+`waiting`: the chain's next job is to continue. `lost`: recorded as running, without a sign of life."""
 
 _OVER: tuple[RunStatus, ...] = ("complete", "failed", "stopped", "cancelled")
 _RUNNING: tuple[RunStatus, ...] = ("starting", "training", "stopping")
 
-_CARRIED_ON = ("running", "resumable", "crash", "node_lost", "bringup_failed")
-"""Exit kinds after which the next job of a chain carries on; `running` is the record of an attempt that was killed."""
+_CONTINUED = ("running", "resumable", "crash", "node_lost", "bringup_failed")
+"""Exit kinds after which the next job of a chain continues; `running` is the record of an attempt that was killed."""
 
-_AFTER: dict[str, RunStatus] = {
-    "resumable": "stopped",
-    "stopped": "stopped",
-    "complete": "stopped",  # without COMPLETE: the run was extended since
-}
-"""An attempt that ended so leaves the run so without a further job; after any other exit kind it has failed."""
+_STOPPED = ("resumable", "stopped", "complete")
+"""Exit kinds after which a run without a further job is stopped; `complete` without COMPLETE: it was extended since."""
 
 _WENT_WRONG = ("config", "crash", "cancelled", "bringup_failed", "node_lost")
 _WENT_WELL = ("complete", "stopped")
@@ -48,10 +43,124 @@ _NARROWEST_PROBLEM = 30
 _TITLES = ("run", "state", "attempt", "step", "reward", "tokens/s", "ETA", "walltime left", "heartbeat", "last problem")
 _QUEUE_TITLES = ("Slurm", "estimated start")
 
+SILENT_S = 60.0
+"""A supervisor beats every 5 s; after so long a silence it counts as dead."""
+_SET_UP_S = 600.0
+"""Longer than modules and set-up lines of a job take."""
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """What the files of one run say.
+
+    `owner` is the attempt that holds the run; `attempts` are in order; `created_at` is in unix seconds; `unreadable`
+    names files that are there but damaged.
+    """
+
+    run: RunDir
+    is_complete: bool
+    stop_asked: bool
+    owner: LockOwner | None
+    attempts: tuple[AttemptRecord, ...]
+    chain: ChainRecord
+    state: RunState | None
+    created_at: float | None
+    unreadable: tuple[str, ...] = ()
+
+    @property
+    def newest(self) -> AttemptRecord | None:
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def waiting_job(self) -> str:
+        """The job that continues after the newest attempt and has not started, "" if there is none."""
+        return "" if self.chain.successor in self._attempted_jobs else self.chain.successor
+
+    @property
+    def unstarted_link(self) -> Link | None:
+        """The last job of the chain, if it has no attempt and one may still come."""
+        last = self.chain.links[-1] if self.chain.links and not self.chain.ended else None
+        return None if last is None or last.job_id in self._attempted_jobs else last
+
+    @property
+    def _attempted_jobs(self) -> set[str]:
+        return {attempt.job_id for attempt in self.attempts}
+
+    def early_death(self, now: float) -> str:
+        """Say which job since the newest attempt began long ago and left none, "" if none did.
+
+        The last job that began of a chain that has ended is not such a job: it ran, and said why nothing follows.
+        """
+        links = takewhile(lambda link: link.job_id not in self._attempted_jobs, reversed(self.chain.links))
+        begun = [link.job_id for link in links if self.run.job_mark(link.job_id).exists()]
+        for job_id in begun[1:] if self.chain.ended else begun:
+            if now - self.run.job_mark(job_id).stat().st_mtime > _SET_UP_S:
+                return f"Job {job_id}: {before_it_ran(self.run, job_id)}"
+        return ""
+
+    def job_output(self, job_id: str) -> Path:
+        """Return the file with what the scheduler and the supervisor printed in a job.
+
+        A job that the user's own script submitted writes elsewhere, and says where when it starts.
+        """
+        link, path = self.chain.link(job_id), self.run.slurm_log(job_id)
+        return Path(link.output) if link is not None and link.output and not path.exists() else path
+
+    def is_held(self, now: float) -> bool:
+        """Tell whether a supervisor works on the run; `now` is in unix seconds."""
+        return self.owner is not None and now - self.owner.beat_at <= SILENT_S
+
+    def is_running(self, attempt: AttemptRecord, now: float) -> bool:
+        """Tell whether this attempt is not over: its record alone cannot say that it was killed."""
+        is_newest = self.newest is not None and attempt.attempt == self.newest.attempt
+        return attempt.exit_kind == "running" and is_newest and self.is_held(now)
+
+    def last_sign_of_life(self) -> float | None:
+        """Return the unix time of the newest attempt's last beat or finished step; None if it left neither."""
+        if self.newest is None:
+            return None
+        beat = (self.owner.attempt, self.owner.beat_at) if self.owner else (0, 0.0)
+        step = (self.state.attempt, self.state.heartbeat) if self.state else (0, 0.0)
+        return max((at for attempt, at in (beat, step) if attempt == self.newest.attempt), default=None)
+
+
+def read_records(run: RunDir) -> RunRecords:
+    """Read the records of a run; a damaged file is named in `unreadable`, so that it hides no other run."""
+    unreadable: list[str] = []
+
+    def guarded(path: Path, read: Callable[[RunDir], T], default: T) -> T:
+        try:
+            if is_damaged(path):
+                unreadable.append(path.name)
+            return read(run)
+        except OSError:
+            unreadable.append(path.name)
+            return default
+
+    return RunRecords(
+        run=run,
+        is_complete=run.is_complete(),
+        stop_asked=run.stop_marker.exists(),
+        owner=guarded(run.holder, read_lock_owner, None),
+        attempts=tuple(read_attempts(run)),
+        chain=guarded(run.chain, read_chain, ChainRecord()),
+        state=guarded(run.state, read_state, None),
+        created_at=guarded(
+            run.source, lambda run: read_record(run.source, lambda values: float(values["created_at"])), None
+        ),
+        unreadable=tuple(unreadable),
+    )
+
+
+def ended_by_time_limit(attempt: AttemptRecord, last_sign: float | None) -> bool:
+    """Tell whether an attempt ended with its allocation; `last_sign` (unix s) stands in for an end not recorded."""
+    end = next((at for at in (attempt.ended_at, attempt.signalled_at, last_sign) if at is not None), None)
+    return attempt.ends_at is not None and end is not None and end >= attempt.ends_at - NEAR_THE_LIMIT_S
+
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Hold what `status`, `list` and `watch` show of a run; unknown values are None.
+    """What `status`, `list` and `watch` show of a run; unknown values are None.
 
     A field ending in `_s` is in seconds, `_at` in unix seconds. `step` of `total_steps` have ended. `walltime_left_s`
     is that of the running attempt's allocation, `heartbeat_age_s` the time since its supervisor's last sign of life.
@@ -74,36 +183,65 @@ class RunSummary:
     problem: str | None = None
     slow_node: str | None = None
 
+    def card(self) -> list[str]:
+        """Return the lines that `watch` shows of the run."""
+        labelled = [f"{title} {value}" for title, value in zip(_TITLES, self.cells(), strict=True)]
+        lines = [f"{self.run}: {self.state}  {'  '.join(labelled[2:4])}", "  ".join(labelled[4:9])]
+        return lines if self.problem is None else [*lines, f"last problem: {one_line(self.problem)}"]
+
+    def cells(self) -> list[str]:
+        """Return the values under _TITLES."""
+        return [
+            self.run,
+            self.state,
+            UNKNOWN if self.attempt is None else str(self.attempt),
+            fraction(self.step, self.total_steps),
+            decimal(self.reward),
+            short_number(self.tokens_per_s),
+            *map(duration, (self.eta_s, self.walltime_left_s, self.heartbeat_age_s)),
+            one_line(self.problem or self.slow_node),
+        ]
+
 
 def run_status(records: RunRecords, now: float) -> RunStatus:
     """Return the status of a run at `now`, in unix seconds."""
     if records.is_complete:
         return "complete"
-    newest = records.newest
-    if records.is_held(now) and (newest is None or _is_underway(records, newest)):
-        return _while_held(records)
+    newest, owner = records.newest, records.owner if records.is_held(now) else None
+    # An attempt takes the lock before its record is written, and gives it up after.
+    if owner and (newest is None or owner.attempt > newest.attempt or newest.exit_kind == "running"):
+        state = records.state
+        if records.stop_asked:
+            return "stopping"
+        if state is None or state.attempt != owner.attempt or state.phase == "starting":
+            return "starting"
+        return "stopping" if state.phase == "stopped" else "training"
     if records.stop_asked:
         return "cancelled" if newest is not None and _was_cancelled(records, newest) else "stopped"
-    if newest is not None and records.waiting_job and _is_carried_on(newest):
-        return "waiting"
+    if newest is not None and records.waiting_job:
+        at_limit = newest.exit_kind == "cancelled" and ended_by_time_limit(newest, None)
+        if newest.exit_kind in _CONTINUED or at_limit:
+            return "waiting"
     if (link := records.unstarted_link) is not None and link.job_id != records.waiting_job:
         return "submitted"
     if newest is None:
         return "submitted" if records.unstarted_link else "new"
     if newest.exit_kind == "running" and not records.chain.ended:
         return "lost"
-    return "cancelled" if _was_cancelled(records, newest) else _AFTER.get(newest.exit_kind, "failed")
+    if _was_cancelled(records, newest):
+        return "cancelled"
+    return "stopped" if newest.exit_kind in _STOPPED else "failed"
 
 
 def is_over(records: RunRecords, now: float) -> bool:
-    """Tell whether nothing more will happen in the run directory until the user does something."""
+    """Return True if the run will not change until the user acts."""
     return run_status(records, now) in _OVER and not records.is_held(now)
 
 
 def summarize(records: RunRecords, now: float) -> RunSummary:
     """Sum the run up at `now`, in unix seconds."""
     status, newest, state = run_status(records, now), records.newest, records.state
-    link = records.unstarted_link
+    link, trains = records.unstarted_link, status in ("training", "stopping")
     ends_at = newest.ends_at if newest is not None and status in _RUNNING else None
     sign = records.last_sign_of_life() if status in (*_RUNNING, "lost") else None
     return RunSummary(
@@ -117,11 +255,11 @@ def summarize(records: RunRecords, now: float) -> RunSummary:
         total_steps=state.total_steps if state else None,
         reward=_finite(state.reward) if state else None,
         tokens_per_s=_finite(state.tokens_per_s) if state else None,
-        eta_s=_finite(state.eta_s) if state and status in ("training", "stopping") else None,
+        eta_s=_finite(state.eta_s) if state and trains else None,
         walltime_left_s=None if ends_at is None else max(0.0, ends_at - now),
         heartbeat_age_s=None if sign is None else max(0.0, now - sign),
         problem=_problem(records, status, now),
-        slow_node=(state.slow_node or None) if state and status in ("training", "stopping") else None,
+        slow_node=(state.slow_node or None) if state and trains else None,
     )
 
 
@@ -132,7 +270,7 @@ def status_table(
 
     `queue` has what the scheduler says of each run's jobs, and when it expects to start them.
     """
-    titles, rows = list(_TITLES), [_cells(summary) for summary in summaries]
+    titles, rows = list(_TITLES), [summary.cells() for summary in summaries]
     if queue is not None:
         titles[-1:-1] = _QUEUE_TITLES
         for row, cells in zip(rows, queue, strict=True):
@@ -158,54 +296,10 @@ def status_json(summaries: Sequence[RunSummary], queue: Sequence[dict[str, Any]]
     return json.dumps(entries, indent=2, allow_nan=False)
 
 
-def card(summary: RunSummary) -> list[str]:
-    """Return the lines that `watch` shows of one run."""
-    labelled = [f"{title} {value}" for title, value in zip(_TITLES, _cells(summary), strict=True)]
-    lines = [f"{summary.run}: {summary.state}  {'  '.join(labelled[2:4])}", "  ".join(labelled[4:9])]
-    return lines if summary.problem is None else [*lines, f"last problem: {one_line(summary.problem)}"]
-
-
-def _cells(summary: RunSummary) -> list[str]:
-    """Return the values under _TITLES."""
-    return [
-        summary.run,
-        summary.state,
-        UNKNOWN if summary.attempt is None else str(summary.attempt),
-        fraction(summary.step, summary.total_steps),
-        decimal(summary.reward),
-        short_number(summary.tokens_per_s),
-        duration(summary.eta_s),
-        duration(summary.walltime_left_s),
-        duration(summary.heartbeat_age_s),
-        one_line(summary.problem or summary.slow_node),
-    ]
-
-
-def _is_underway(records: RunRecords, newest: AttemptRecord) -> bool:
-    """Tell whether the lock's attempt runs: it is taken before the attempt's record is written, and given up after."""
-    assert records.owner is not None
-    return records.owner.attempt > newest.attempt or newest.exit_kind == "running"
-
-
-def _while_held(records: RunRecords) -> RunStatus:
-    assert records.owner is not None
-    if records.stop_asked:
-        return "stopping"
-    state = records.state
-    if state is None or state.attempt != records.owner.attempt or state.phase == "starting":
-        return "starting"
-    return "stopping" if state.phase == "stopped" else "training"
-
-
 def _was_cancelled(records: RunRecords, newest: AttemptRecord) -> bool:
     if newest.was_killed_in_teardown:
         return not ended_by_time_limit(newest, records.last_sign_of_life())
     return newest.exit_kind == "cancelled"
-
-
-def _is_carried_on(newest: AttemptRecord) -> bool:
-    at_limit = newest.exit_kind == "cancelled" and ended_by_time_limit(newest, None)
-    return newest.exit_kind in _CARRIED_ON or at_limit
 
 
 def _finite(value: float | None) -> float | None:
@@ -214,19 +308,20 @@ def _finite(value: float | None) -> float | None:
 
 def _problem(records: RunRecords, status: RunStatus, now: float) -> str | None:
     """Say what last went wrong; an attempt before the newest is named."""
+    ended, newest = records.chain.ended, records.newest
     if records.unreadable:
         return f"{', '.join(records.unreadable)} cannot be read."
     if status == "complete":
         return None
     if early_death := records.early_death(now):
         return early_death
-    if records.newest is not None and records.chain.ended and records.newest.exit_kind not in _WENT_WELL:
-        why = _what_went_wrong(records.newest, is_running=False)
-        return records.chain.ended if why in records.chain.ended else f"{why} {records.chain.ended}"
+    if newest is not None and ended and newest.exit_kind not in _WENT_WELL:
+        why = _what_went_wrong(newest, is_running=False)
+        return ended if why in ended else f"{why} {ended}"
     for attempt in reversed(records.attempts):
         if why := _what_went_wrong(attempt, records.is_running(attempt, now)):
-            return why if attempt is records.newest else f"attempt {attempt.attempt}: {why}"
-    return records.chain.ended or None
+            return why if attempt is newest else f"attempt {attempt.attempt}: {why}"
+    return ended or None
 
 
 def _what_went_wrong(attempt: AttemptRecord, is_running: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 DEFAULT_DRIVER = "hpc_grpo.driver.main"
 """The driver's module: the supervisor runs it with the run directory as its argument."""
 
-EVAL_DRIVER = "hpc_grpo.driver.evaluate"
+EVAL_DRIVER = "hpc_grpo.driver.evaluation"
 """Runs an eval apart from training, without learners: no process is imported ahead for it (launch.templates)."""
 
 RAY_ADDRESS_FILE_VARIABLE = "HPC_GRPO_RAY_ADDRESS_FILE"

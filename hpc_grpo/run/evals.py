@@ -1,6 +1,6 @@
-"""An eval apart from training: the folder in which `hpc-grpo eval` and `sample` tell their driver what to do.
+"""An eval apart from training: its config, and the folder in which `hpc-grpo eval` and `sample` start its driver.
 
-It is laid out as a run's, with the config, and has these files besides.
+The config is that of a run, or of a model alone, without what training needs. The folder is laid out as a run's.
 """
 
 from __future__ import annotations
@@ -9,40 +9,70 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from hpc_grpo.config import Config, DataConfig, SourceConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.files import write_json_atomic
 from hpc_grpo.run.owner import PRIVATE_DIR_MODE
 from hpc_grpo.run.paths import RunDir
 
+REQUEST, RESULT, ANSWER = "request.json", "result.json", "answer.txt"
+"""Files in the folder besides those of a run; the answer is what the command prints."""
+
+_OF_SOURCE = (
+    "prompt_field", "answer_field", "messages_field", "rewards", "template", "preprocessing", "prompt_format",
+    "system_prompt", "chat_template", "template_args",
+)  # fmt: skip
+"""Keys of the first training source that other data have too, unless they set their own."""
+
+_OF_SETS = ("num_samples", "pass_k", "temperature", "top_p")
+_MANY = 2**31
+_NO_TRAINING: dict[str, Any] = {
+    "task": "grpo",
+    "loss": {"correction": "none"},
+    "ppo": None,
+    "distill": None,
+    "sft": None,
+    "train": {"total_steps": 1, "max_tokens_per_microbatch": _MANY},
+}
+"""Sections whose rules are about training: no learner, critic or teacher is there to break them."""
+
+_NO_JUDGEMENT: dict[str, Any] = {"name": "length", "args": {"most": _MANY, "unit": "characters"}}
+"""A reward that needs no column and says nothing."""
+
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """`models` are the folders or names of what is evaluated, by what they are called.
-
-    Where there are `prompts`, completions of them are wanted, and no metrics.
-    """
+    """`models` are folders or names by label. With `prompts`, their completions are wanted, and no metrics."""
 
     models: Mapping[str, str]
     prompts: Sequence[str] = ()
 
     def save(self, folder: RunDir) -> None:
-        write_json_atomic(_request(folder), asdict(self))
+        write_json_atomic(folder.path / REQUEST, asdict(self))
 
 
 def read_request(folder: RunDir) -> EvalRequest:
-    """Read what is asked for. Raises ConfigError where it is not there, or damaged."""
+    """Read the request. Raises ConfigError where it is not there, or damaged."""
+    path = folder.path / REQUEST
     try:
-        return EvalRequest(**json.loads(_request(folder).read_text()))
+        return EvalRequest(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{_request(folder)} does not say what to evaluate ({error}): run hpc-grpo eval.") from error
+        raise ConfigError(f"{path} does not say what to evaluate ({error}): run hpc-grpo eval.") from error
+
+
+def completions_file(folder: RunDir, model: str, eval_set: str = "") -> Path:
+    """Return the graded completions of a model; of the set "" those of `data.eval` or `data.held_out`."""
+    name = f"eval_{eval_set}.jsonl" if eval_set else "eval.jsonl"
+    return folder.path / "completions" / model.replace("/", "_") / name
 
 
 def new_eval_dir(parent: Path) -> RunDir:
     """Make the folder of the next eval below `parent`. Raises ConfigError when it cannot be written."""
-    number = max((int(path.name) for path in parent.glob("*") if path.name.isdigit()), default=0) + 1
     try:
         parent.mkdir(parents=True, exist_ok=True)
+        number = max((int(path.name) for path in parent.glob("*") if path.name.isdigit()), default=0) + 1
         while True:
             folder = RunDir(parent.absolute() / str(number))
             try:
@@ -57,20 +87,73 @@ def new_eval_dir(parent: Path) -> RunDir:
         ) from error
 
 
-def result_file(folder: RunDir) -> Path:
-    return folder.path / "result.json"
+def config_of_model(path: str, data: str) -> Config:
+    """Return the config of a model that no run knows: defaults, with one engine on a node."""
+    sections = {"run": {"name": "eval"}, "model": {"path": path}, "data": {"train": {"path": data}}}
+    return Config.model_validate({**sections, "engine": {"engines_per_node": 1}, "train": {"total_steps": 1}})
 
 
-def answer_file(folder: RunDir) -> Path:
-    """Return the file of what the command prints: a table, or what the models say."""
-    return folder.path / "answer.txt"
+def with_model(config: Config, path: str) -> Config:
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
 
 
-def completions_file(folder: RunDir, model: str, eval_set: str) -> Path:
-    """Return the graded completions of a model; of the set "" those of `data.eval` or `data.held_out`."""
-    name = f"eval_{eval_set}.jsonl" if eval_set else "eval.jsonl"
-    return folder.path / "completions" / model.replace("/", "_") / name
+def eval_config(config: Config, folder: RunDir, model: str, data: Sequence[Mapping[str, Any]] = ()) -> Config:
+    """Return the config of an eval of `model`, in `folder`, on the sources in `data`, or on the run's own eval sets.
+
+    The engines and the sampling stay those of `config`. Raises ConfigError where there is nothing to evaluate on.
+    """
+    values = config.model_dump(mode="json")
+    of_data = values["data"]
+    if data:
+        of_training = _keys_for_others(config.data.sources(for_eval=False)[0][1])
+        named = [{**of_training, **source} for source in data]
+        evaluated = named[0] if len(named) == 1 else {"mix": named}
+        of_data |= {"eval": evaluated, "held_out": None, "eval_sets": {}}
+    sets = [each for each in (of_data["eval"], *of_data["eval_sets"].values()) if each]
+    if not sets and not of_data["held_out"]:
+        raise ConfigError("The run has no eval set (data.eval, data.held_out): name a data set with --data PATH.")
+    if not of_data["held_out"]:  # nothing else is read of data.train, and its rewards are not needed
+        of_data["train"] = {key: value for key, value in sets[0].items() if key not in _OF_SETS}
+    of_data["cache_dir"] = str(config.cache_path)
+    values |= _NO_TRAINING
+    values["run"] |= {"root": str(folder.path.parent), "name": folder.path.name}
+    values["model"]["path"] = model
+    values["rollout"]["overlong_tokens"] = None
+    values["rewards"] = values["rewards"] or [{"name": "correctness"}]  # of SFT and distillation, which need none
+    values["eval"] |= {"every_steps": 1, "every_epochs": None, "every_s": None}
+    names, sources = (
+        [reward["name"] for reward in values["rewards"]],
+        judged_sources(DataConfig.model_validate(of_data)),
+    )
+    if config.eval.reward not in names and any(source.rewards is None for source in sources):
+        values["eval"]["reward"] = names[0]  # a source without rewards of its own is judged by those of the run
+    values["launch"]["notify"] = []
+    return Config.model_validate(values)
 
 
-def _request(folder: RunDir) -> Path:
-    return folder.path / "request.json"
+def sample_config(config: Config, folder: RunDir, model: str, prompts: str, source: str | None) -> Config:
+    """Return the config that samples the file `prompts` (with the column `prompt`), with the template of a source.
+
+    The default source is the first one of data.train. Raises ConfigError where none has that name.
+    """
+    sources = {each.name or key: each for key, each in config.data.sources(for_eval=False)}
+    chosen = source or next(iter(sources))
+    if chosen not in sources:
+        raise ConfigError(f"--source = {source!r} must be the name of a source of data.train: {', '.join(sources)}.")
+    fields = {"prompt_field": "prompt", "answer_field": None, "messages_field": None, "rewards": None}
+    asked = {**_keys_for_others(sources[chosen]), "path": prompts, **fields}
+    values = eval_config(config, folder, model, [asked]).model_dump(mode="json")
+    values["rewards"] = [_NO_JUDGEMENT]
+    values["eval"] |= {"reward": _NO_JUDGEMENT["name"], "pass_k": [1], "num_samples": 1, "metrics": []}
+    values["eval"] |= {"temperature": config.rollout.temperature, "top_p": config.rollout.top_p}
+    return Config.model_validate(values)
+
+
+def judged_sources(data: DataConfig) -> list[SourceConfig]:
+    """Return the sources of the eval sets, and of the training data where a share of them is held out."""
+    held_out = data.sources(for_eval=False) if data.held_out is not None else []
+    return [source for _, source in (*held_out, *data.sources(for_eval=True))]
+
+
+def _keys_for_others(source: SourceConfig) -> dict[str, Any]:
+    return source.model_dump(mode="json", include=set(_OF_SOURCE))

@@ -45,9 +45,9 @@ def resume(learner: Any, config: Any, rank: int, world_size: int, root: Path) ->
 
 def resume_from(run_dir: RunDir, config: Any, rank: int, world_size: int) -> Any:
     """The same two steps from a checkpoint that another number of ranks wrote. One alone loads as a replay does."""
+    from hpc_grpo.cli.replay import load_here
     from hpc_grpo.learner.checkpoint import load_checkpoint, write_universal
     from hpc_grpo.learner.learner import Learner
-    from hpc_grpo.learner.replay import load_here
     from hpc_grpo.run.files import recover_dirs
 
     fresh = Learner(config, rank, world_size)

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_grpo.launch.evaluation import eval_config
 from hpc_grpo.launch.freeze import freeze
-from hpc_grpo.run.evals import EvalRequest, answer_file, completions_file, new_eval_dir, result_file
+from hpc_grpo.run.evals import ANSWER, RESULT, EvalRequest, completions_file, eval_config, new_eval_dir
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir, step_dirs
@@ -78,14 +77,14 @@ def test_an_eval_apart_from_training_says_what_the_last_one_in_training_said(
     freeze(eval_config(read_config(untied_run), folder, export), [], [])
     EvalRequest({"step_8": export}).save(folder)
     environment = {**cluster, "HPC_GRPO_ATTEMPT_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "hpc_grpo.driver.evaluate", str(folder.path)]
+    command = [sys.executable, "-m", "hpc_grpo.driver.evaluation", str(folder.path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=RUN_DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr
-    apart = json.loads(result_file(folder).read_text())["models"]["step_8"]["metrics"]
+    apart = json.loads((folder.path / RESULT).read_text())["models"]["step_8"]["metrics"]
     within = {name: value for name, value in read_metrics(untied_run.metrics)[8].items() if name.startswith("eval/")}
     assert apart == within
-    assert list(read_jsonl(completions_file(folder, "step_8", ""))) == list(read_jsonl(untied_run.eval_rollouts(8)))
-    assert f"{apart['eval/pass@2']:.3f} [" in answer_file(folder).read_text()
+    assert list(read_jsonl(completions_file(folder, "step_8"))) == list(read_jsonl(untied_run.eval_rollouts(8)))
+    assert f"{apart['eval/pass@2']:.3f} [" in (folder.path / ANSWER).read_text()
 
 
 def test_a_step_trained_again_gives_the_metrics_of_the_run_to_the_last_bit(untied_run: RunDir) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import ray
 
 import hpc_grpo
-from hpc_grpo.driver.main import own_package_first
+from hpc_grpo.driver.remote import connect
 from hpc_grpo.driver.stop import wait_for_ray
 
 
@@ -25,8 +25,7 @@ def package_of_worker() -> str:
 
 def main(run_dir: Path) -> int:
     address = wait_for_ray(lambda: False)
-    with own_package_first():
-        ray.init(address=address, log_to_driver=False)
+    connect(address)
     found = {"driver": hpc_grpo.__file__, "worker": ray.get(package_of_worker.remote()), "cwd": str(Path.cwd())}
     (run_dir / "where.json").write_text(json.dumps(found))
     (run_dir / "COMPLETE").touch()

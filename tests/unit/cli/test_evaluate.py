@@ -10,7 +10,7 @@ import pytest
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.errors import EXIT_CONFIG
 from hpc_grpo.launch.freeze import freeze
-from hpc_grpo.run.evals import answer_file, read_request, result_file
+from hpc_grpo.run.evals import ANSWER, RESULT, read_request
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir
@@ -24,22 +24,18 @@ class Started:
         self.folders: list[RunDir] = []
         self.prompts: list[str] = []
         self.exit_code = 0
+        self.config: Config
 
     def run_attempt(self, folder: RunDir, driver: str, *, comes_back: bool) -> int:
-        assert (driver, comes_back) == ("hpc_grpo.driver.evaluate", True)
+        assert (driver, comes_back) == ("hpc_grpo.driver.evaluation", True)
         self.folders.append(folder)
-        self.configs = [*getattr(self, "configs", []), read_config(folder)]
-        self.request = read_request(folder)
+        self.config, self.request = read_config(folder), read_request(folder)
         if self.request.prompts:
             self.prompts = [line["prompt"] for line in read_jsonl(folder.path / "prompts.jsonl")]
-        result_file(folder).write_text('{"models": {}}')
-        answer_file(folder).write_text("56\n")
+        (folder.path / RESULT).write_text('{"models": {}}')
+        (folder.path / ANSWER).write_text("56\n")
         print(f"Attempt 1 of run {folder.path.name}")
         return self.exit_code
-
-    @property
-    def config(self) -> Config:
-        return self.configs[-1]
 
 
 @pytest.fixture
@@ -48,6 +44,13 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
     monkeypatch.setattr("hpc_grpo.launch.supervisor.attempt.run_attempt", started.run_attempt)
     monkeypatch.chdir(tmp_path)
     return started
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return tmp_path / "model"
 
 
 @pytest.fixture
@@ -85,14 +88,12 @@ def test_base_and_steps_are_evaluated_side_by_side(run: RunDir, started: Started
 
 
 def test_other_runs_and_models_are_evaluated_by_the_config_of_the_first(
-    run: RunDir, started: Started, tmp_path: Path
+    run: RunDir, started: Started, model: Path
 ) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
     words = ["model", "rollout.max_new_tokens=99", str(run.path)]
     assert call("eval", str(run.path), *words, "--step", "4").exit_code == 0
     assert started.request.models == {
-        "step_4": str(run.export(4)), "model": str(tmp_path / "model"), "r/step_12": str(run.export(12))
+        "step_4": str(run.export(4)), "model": str(model), "r/step_12": str(run.export(12))
     }  # fmt: skip
     assert started.config.rollout.max_new_tokens == 99
 
@@ -108,11 +109,9 @@ def test_data_named_by_the_user_are_found_from_where_the_user_is(run: RunDir, st
     assert sources[1].args == {"size": 9}
 
 
-def test_a_models_folder_is_evaluated_by_defaults_or_by_a_config(started: Started, tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+def test_a_models_folder_is_evaluated_by_defaults_or_by_a_config(started: Started, tmp_path: Path, model: Path) -> None:
     assert call("eval", "model", "--data", "reasoning_gym:gcd").exit_code == 0
-    assert started.request.models == {"model": str(tmp_path / "model")}
+    assert started.request.models == {"model": str(model)}
     assert started.folders[0].path == tmp_path / "runs" / "evals" / "1"
     (tmp_path / "rows.jsonl").touch()
     words = ["--config", "local/debug", "--data", "rows.jsonl", "--folder", str(tmp_path / "work")]
@@ -171,16 +170,12 @@ def test_an_attempt_that_failed_keeps_its_folder_and_ends_with_its_code(run: Run
     ],
 )
 def test_what_cannot_be_evaluated_is_one_error_before_anything_starts(
-    run: RunDir, started: Started, tmp_path: Path, words: list[str], said: str
+    run: RunDir, started: Started, tmp_path: Path, model: Path, words: list[str], said: str
 ) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    names = {"RUN": str(run.path), "MODEL": str(tmp_path / "model")}
+    names = {"RUN": str(run.path), "MODEL": str(model)}
     done = call(*(names.get(word, word) for word in words))
-    assert done.exit_code == EXIT_CONFIG
-    assert done.stderr.startswith("error: ")
+    assert (done.exit_code, done.stderr[:7], started.folders) == (EXIT_CONFIG, "error: ", [])
     assert said in done.stderr
-    assert started.folders == []
     assert [path for parent in (run.evals, tmp_path / "runs") for path in parent.glob("*/*")] == []
 
 

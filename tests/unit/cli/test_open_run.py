@@ -8,7 +8,7 @@ import click
 import pytest
 
 from hpc_grpo.cli import main
-from hpc_grpo.cli.subject import find_subject
+from hpc_grpo.cli.evaluate import find_subject
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.run.owner import SHARED_VARIABLE
@@ -86,9 +86,11 @@ def test_a_second_run_of_an_eval_is_refused_too(planted: RunDir, tmp_path: Path)
 
 def test_who_trusts_the_others_says_so(planted: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError):
-        find_subject(str(planted.path), None, (1,), False, ())
+        find_subject(str(planted.path), {"settings_of": None, "steps": (1,), "base": False}, ())
     monkeypatch.setenv(SHARED_VARIABLE, "1")
-    assert find_subject(str(planted.path), None, (1,), False, ()).first_model == str(planted.export(1))
+    assert find_subject(str(planted.path), {"settings_of": None, "steps": (1,), "base": False}, ()).first_model == str(
+        planted.export(1)
+    )
 
 
 @pytest.mark.parametrize("name", ["status", "explain", "du"])

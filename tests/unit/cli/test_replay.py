@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.cli.replay import shown
+from hpc_grpo.cli.replay import Replay, shown
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.errors import EXIT_CONFIG
 from hpc_grpo.launch.freeze import freeze
-from hpc_grpo.learner.replay import Replay
 from hpc_grpo.run.paths import RunDir
 from tests.support.command import call
 
@@ -33,8 +32,9 @@ def trained_by(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         asked.append(changed)
         return SAME
 
-    monkeypatch.setattr("hpc_grpo.learner.replay.replay", replay)
-    monkeypatch.setattr("hpc_grpo.cli.replay._prepare_process", lambda run, config: None)
+    monkeypatch.setattr("hpc_grpo.cli.replay.train_again", replay)
+    monkeypatch.setattr("hpc_grpo.driver.processes.learner_environment", lambda *_, **__: {})
+    monkeypatch.chdir(Path.cwd())
     return asked
 
 
@@ -84,7 +84,7 @@ def test_relative_paths_of_the_config_are_those_of_the_folder_that_the_run_was_s
         print("a library reports")
         return run.export(3)
 
-    monkeypatch.setattr("hpc_grpo.learner.replay.export_checkpoint", export_checkpoint)
+    monkeypatch.setattr("hpc_grpo.cli.replay.export_checkpoint", export_checkpoint)
     monkeypatch.setattr("hpc_grpo.driver.processes.learner_environment", lambda *_, **__: {})
     monkeypatch.chdir(tmp_path)
     done = call("export", str(run.path))

@@ -150,7 +150,7 @@ def test_logs_of_a_node_shows_its_actors_and_lists_all_of_rays(built: RunBuilder
     ("words", "message"),
     [
         (["--attempt", "3"], "--attempt = 3 must be an attempt of the run adder; it has: 1."),
-        (["--node", "nn1"], "must be a node of attempt 1-11; it has: n1. Did you mean 'n1'?"),
+        (["--node", "nn1"], "must be a node of attempt 1-11; it has: n1; did you mean 'n1'?"),
     ],
 )
 def test_logs_of_what_is_not_there_ends_with_78(built: RunBuilder, words: list[str], message: str) -> None:

@@ -19,7 +19,7 @@ from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.launch import snapshot
 from hpc_grpo.launch.freeze import freeze, working_dir
 from hpc_grpo.metrics.sinks import JsonlSink
-from hpc_grpo.report.records import read_records
+from hpc_grpo.report.status import read_records
 from hpc_grpo.run import source
 from hpc_grpo.run.attempt import AttemptRecord, read_attempts
 from hpc_grpo.run.chain import ChainRecord, read_chain, write_chain

@@ -8,8 +8,8 @@ from hpc_grpo.config import Config, load_config, with_overrides
 from hpc_grpo.launch.freeze import may_change
 from hpc_grpo.launch.supervisor.endings import end_of_driver
 from hpc_grpo.launch.supervisor.events import DriverEnded
-from hpc_grpo.report import advice as tables
-from hpc_grpo.report.advice import advise
+from hpc_grpo.report import explain as tables
+from hpc_grpo.report.explain import advise
 
 RAY_ACTOR_DIED = """ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
 The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker
@@ -85,7 +85,7 @@ def test_an_attempt_that_was_no_job_is_not_sent_to_a_scheduler(kind: str) -> Non
 TODOS = [
     advice.todo for table in (tables._BY_KIND, tables._WITHOUT_JOBS, tables._OTHERWISE) for advice in table.values()
 ]
-TODOS += [advice.todo for _, advice in tables._BY_PATTERN] + [tables._UNKNOWN.todo]
+TODOS += [advice.todo for advice in tables._BY_PATTERN.values()] + [tables._UNKNOWN.todo]
 KEY = re.compile(rf"\b((?:{'|'.join(Config.model_fields)})\.\w+(?:\.\w+)*)")
 NEEDS_A_NEW_RUN = {
     "model.path",

@@ -1,149 +1,109 @@
 from __future__ import annotations
 
-import queue
-import subprocess
-import sys
-import threading
-import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from hpc_grpo.report.logs import LogFollower, follow, tail
+from hpc_grpo.report.logs import follow, tail
+from tests.support.command import call
 from tests.support.run_builder import RunBuilder
 
-DEADLINE_S = 20.0
+
+class StillFollowingError(Exception):
+    """Nothing more will happen, and the logs are still followed."""
 
 
-def follower(built: RunBuilder, node: str | None = None, attempt: int | None = None, num_lines: int = 2) -> LogFollower:
-    return LogFollower(built.run, node=node, attempt=attempt, num_lines=num_lines)
+def followed(
+    built: RunBuilder, *events: Callable[[], object], node: str | None = None, attempt: int | None = None
+) -> list[str]:
+    """Return what is shown before the first event and after each; the last one may end the run."""
+    shown, coming = [""], list(events)
+
+    def sleep(_seconds: float) -> None:
+        if not coming:
+            raise StillFollowingError
+        shown.append("")
+        coming.pop(0)()
+
+    with suppress(StillFollowingError):
+        for text in follow(built.run, node=node, attempt=attempt, num_lines=2, sleep=sleep):
+            shown[-1] += text
+    return shown
 
 
 def test_it_starts_with_the_end_and_goes_on_with_what_comes(built: RunBuilder) -> None:
     record = built.attempt(1)
     built.log(record, "a\nb\nc\n")
-    following = follower(built)
-    assert following.read() == "==> attempts/1-11/driver.log <==\nb\nc\n"
-    assert following.read() == ""
-    built.log(record, "d")
-    assert following.read() == "d"
+    shown = followed(built, lambda: None, lambda: built.log(record, "d"))
+    assert shown == ["==> attempts/1-11/driver.log <==\nb\nc\n", "", "d"]
 
 
-def test_it_reads_the_rest_before_it_switches_to_the_next_attempt(built: RunBuilder) -> None:
+def test_it_reads_the_rest_before_it_switches_to_the_next_attempts(built: RunBuilder) -> None:
+    def two_more() -> None:
+        built.log(built.attempt(2), "2 begins\n")
+        built.log(built.attempt(3), "3 begins\n")
+        built.log(first, "the end of 1\n")
+
     first = built.attempt(1)
-    following = follower(built)
-    built.log(first, "the end of 1\n")
-    second = built.attempt(2)
-    assert following.read() == "==> attempts/1-11/driver.log <==\nthe end of 1\n"
-    assert following.read() == ""
-    built.log(second, "2 begins\n")
-    built.log(built.attempt(3), "3 begins\n")
-    assert following.read() == "\n==> attempts/2-12/driver.log <==\n2 begins\n"
-    assert following.read() == "\n==> attempts/3-13/driver.log <==\n3 begins\n"
+    assert followed(built, two_more)[1] == (
+        "==> attempts/1-11/driver.log <==\nthe end of 1\n"
+        "\n==> attempts/2-12/driver.log <==\n2 begins\n"
+        "\n==> attempts/3-13/driver.log <==\n3 begins\n"
+    )
 
 
-def test_a_chosen_attempt_is_not_left(built: RunBuilder) -> None:
+def test_a_chosen_attempt_is_not_left_and_followed_until_it_has_ended(built: RunBuilder) -> None:
+    def second() -> None:
+        built.log(built.attempt(2), "2\n")
+        built.log(first, "1\n")
+
     first = built.attempt(1)
     built.hold(1)
-    following = follower(built, attempt=1)
-    assert not following.is_over()
-    built.log(built.attempt(2), "2\n")
-    built.log(first, "1\n")
-    assert following.read() == "==> attempts/1-11/driver.log <==\n1\n"
-    assert following.read() == ""
-    assert following.is_over()
+    assert followed(built, second, lambda: None, attempt=1) == ["", "==> attempts/1-11/driver.log <==\n1\n"]
 
 
-def test_it_waits_for_the_first_attempt(built: RunBuilder) -> None:
-    following = follower(built)
-    assert following.read() == ""
-    assert not following.is_over()
-    built.log(built.attempt(1), "hello\n")
-    assert following.read().endswith("hello\n")
+def test_it_waits_for_the_first_attempt_and_joins_a_character_that_comes_in_two_parts(built: RunBuilder) -> None:
+    def write(data: bytes) -> None:
+        with (built.folder(built.attempt(1)) / "driver.log").open("ab") as file:
+            file.write(data)
+
+    halves = "é".encode()
+    shown = followed(built, lambda: write(halves[:1]), lambda: write(halves[1:]))
+    assert (shown[:2], shown[2][-1]) == (["", ""], "é")
 
 
 def test_a_nodes_logs_are_followed_across_attempts_without_it(built: RunBuilder) -> None:
-    for number in (1, 2, 3):
+    def attempt(number: int, *nodes: str) -> None:
         folder = built.folder(built.attempt(number)) / "nodes"
-        for node in ("n1", "n2") if number != 2 else ("n2",):
+        for node in nodes:
             (folder / node).mkdir(parents=True)
             (folder / node / "agent.log").write_text(f"{node} of {number}\n")
-    following = follower(built, node="n1")
-    assert following.read().endswith("n1 of 3\n")
-    following = follower(built, node="n1", attempt=1)
-    assert following.read() == "==> attempts/1-11/nodes/n1/agent.log <==\nn1 of 1\n"
+
+    attempt(1, "n1", "n2")
+    shown = followed(built, lambda: attempt(2, "n2"), lambda: attempt(3, "n1"), node="n1")
+    assert shown == [
+        "==> attempts/1-11/nodes/n1/agent.log <==\nn1 of 1\n",
+        "",
+        "\n==> attempts/3-13/nodes/n1/agent.log <==\nn1 of 3\n",
+    ]
 
 
-def test_a_character_that_comes_in_two_parts_is_whole(built: RunBuilder) -> None:
-    record = built.attempt(1)
-    following = follower(built)
-    with (built.folder(record) / "driver.log").open("ab", buffering=0) as file:
-        file.write("é".encode()[:1])
-        assert following.read() == ""
-        file.write("é".encode()[1:])
-    assert following.read().endswith("é")
-
-
-def test_following_ends_after_the_last_line_of_a_complete_run(built: RunBuilder) -> None:
-    record = built.attempt(1)
-    built.hold(1)
-    built.log(record, "step 1\n")
-
-    def finish(_seconds: float) -> None:
-        built.log(record, "COMPLETE\n")
-        built.attempt(1, "complete")
-        built.run.holder.unlink()
+def test_following_goes_on_while_the_next_job_waits_and_ends_after_the_last_line_of_a_run(built: RunBuilder) -> None:
+    def last_attempt() -> None:
+        built.log(built.attempt(2, "complete"), "COMPLETE\n")
         built.run.complete_marker.touch()
 
-    assert "".join(follow(follower(built), sleep=finish)).endswith("step 1\nCOMPLETE\n")
-
-
-def test_following_goes_on_while_the_next_job_waits(built: RunBuilder) -> None:
     built.log(built.attempt(1, "resumable"), "one\n")
     built.chain("11", "12", successor="12")
-    naps = []
-
-    def next_attempt(seconds: float) -> None:
-        naps.append(seconds)
-        built.log(built.attempt(2, "crash"), "two\n")
-        built.chain("11", "12", ended="2 jobs have been used.")
-
-    assert "".join(follow(follower(built), sleep=next_attempt)).endswith("two\n")
-    assert len(naps) == 1
+    shown = followed(built, last_attempt, lambda: None)
+    assert (len(shown), shown[-1]) == (2, "\n==> attempts/2-12/driver.log <==\nCOMPLETE\n")
 
 
-def test_the_command_follows_from_one_attempt_to_the_next(built: RunBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
-    built.log(built.attempt(1), "one\n")
-    built.hold(1)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-    program = "from hpc_grpo.cli.status import logs; logs()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, "-f", str(built.run.path)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        lines: queue.Queue[str] = queue.Queue()
-        reader = threading.Thread(target=lambda out=process.stdout: [lines.put(line) for line in out], daemon=True)
-        reader.start()
-        expect(lines, "one\n")
-        built.attempt(1, "resumable")
-        built.log(built.attempt(2), "two\n")
-        built.hold(2)
-        expect(lines, "two\n")
-        built.attempt(2, "complete")
-        built.run.holder.unlink()
-        built.run.complete_marker.touch()
-        assert process.wait(DEADLINE_S) == 0
-        reader.join(DEADLINE_S)
-    finally:
-        process.kill()
-        process.wait()
-
-
-def expect(lines: queue.Queue[str], wanted: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while lines.get(timeout=max(0.1, deadline - time.monotonic())) != wanted:
-        pass
+def test_the_command_follows_a_run_until_it_is_over(built: RunBuilder) -> None:
+    built.log(built.attempt(1, "crash"), "one\x1b[2J\n")
+    assert call("logs", "-f", "adder").stdout == "==> attempts/1-11/driver.log <==\none\n"
 
 
 @pytest.mark.parametrize(

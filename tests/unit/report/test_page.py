@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,7 +13,7 @@ import pytest
 
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import JsonlSink
-from hpc_grpo.report.page import phase_seconds, write_page
+from hpc_grpo.report.page import write_page
 from hpc_grpo.report.samples import SHOWN_OF_A_STEP, SHOWN_STEPS, take_samples
 from hpc_grpo.run.paths import RunDir
 from tests.support.command import call
@@ -53,28 +54,33 @@ class StrictPage(HTMLParser):
         return " ".join(self.texts)
 
 
-def write_steps(run: RunDir, num_steps: int, **more: float) -> None:
+def write_lines(run: RunDir, lines: Sequence[Mapping[str, float]]) -> None:
     sink = JsonlSink(run.metrics)
-    for step in range(1, num_steps + 1):
-        metrics = {"reward/mean": step / 10, "time/step_s": 4.0, "time/train_s": 3.0, "lag/mean": 1.0, **more}
+    for step, metrics in enumerate(lines, start=1):
         sink.write(StepRecord(step=step, total_steps=95, metrics=metrics))
     sink.close()
 
 
-def write_rollouts(run: RunDir, step: int, completion: str, count: int) -> None:
+def write_steps(run: RunDir, num_steps: int, **more: float) -> None:
+    times = {"time/step_s": 4.0, "time/train_s": 3.0, "time/eta_s": 99.0, "lag/mean": 1.0, **more}
+    write_lines(run, [{"reward/mean": step / 10, **times} for step in range(1, num_steps + 1)])
+
+
+def write_rollouts(run: RunDir, step: int, count: int = 1, **changes: object) -> None:
     path = run.rollouts(step)
     path.parent.mkdir(exist_ok=True)
-    line = {"ordinal": 3, "source": "sums", "prompt": "1+1?", "completion": completion, "reward": 0.5}
+    line = {"ordinal": 3, "source": "sums", "prompt": "1+1?", "completion": "2", "reward": 0.5}
     more = {"rewards": {"math": 1.0, "format": 0.25}, "advantage": None, "tokens": 7}
-    path.write_text((json.dumps({**line, **more}) + "\n") * count)
+    path.write_text((json.dumps({**line, **more, **changes}) + "\n") * count)
 
 
 def page_of(path: Path) -> StrictPage:
     return StrictPage(path.read_text())
 
 
-def svg_of(image: dict[str, str | None]) -> str:
-    head, _, data = str(image["src"]).partition(",")
+def svg_of(page: StrictPage, title: str) -> str:
+    (source,) = (str(image["src"]) for image in page.all("img") if image["alt"] == title)
+    head, _, data = source.partition(",")
     assert head == "data:image/svg+xml;base64"
     text = base64.b64decode(data, validate=True).decode()
     assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
@@ -88,18 +94,15 @@ def test_runs_are_drawn_over_each_other_with_what_ended_them_and_their_rollouts(
     built.attempt(2, "complete")
     built.chain("11", "12")
     write_steps(built.run, 5)
-    write_rollouts(built.run, 4, "It is 2.", 3)
+    write_rollouts(built.run, 4, 3, completion="It is 2.")
     other = RunBuilder(tmp_path / "other")
     write_steps(other.run, 3)
     page = page_of(write_page([built.run, other.run], tmp_path / "report.html"))
-    pictures = {image["alt"]: svg_of(image) for image in page.all("img")}
-    assert ">adder<" in pictures["reward/mean"]
-    assert ">other<" in pictures["reward/mean"]
-    assert {"lag/mean", "adder: seconds of a step by phase", "Length of completions", "adder"} <= pictures.keys()
-    assert "crash: out of GPU memory" in page.text
-    assert "Learner: lower train.max_tokens_per_microbatch" in page.text
-    assert "reward 0.500, math 1.000, format 0.250, advantage -" in page.text
-    assert "It is 2." in page.texts
+    assert all(f">{name}<" in svg_of(page, "reward/mean") for name in ("adder", "other"))
+    for title in ("lag/mean", "adder: seconds of a step by phase", "Length of completions", "adder"):
+        svg_of(page, title)
+    for text in ("crash: out of GPU memory", "Learner: lower", "math 1.000, format 0.250, advantage -", "It is 2."):
+        assert text in page.text
     links = {link["href"] for link in page.all("a")}
     assert all(link and (tmp_path / link).exists() for link in links), links
 
@@ -108,11 +111,11 @@ def test_hostile_texts_neither_become_elements_nor_run(tmp_path: Path) -> None:
     built = RunBuilder(tmp_path / "<img src=y onerror=alert(2)>")
     built.attempt(1, "crash", why=HOSTILE, lost_nodes={"n2": HOSTILE})
     write_steps(built.run, 2, **{f"reward/{HOSTILE.replace('/', '')}": 1.0})
-    write_rollouts(built.run, 1, HOSTILE, 1)
+    write_rollouts(built.run, 1, completion=HOSTILE)
     path = write_page([built.run], tmp_path / "report.html")
     page = page_of(path)
     assert all(set(image) == {"src", "alt"} for image in page.all("img"))
-    assert all(svg_of(image) for image in page.all("img"))
+    assert all(svg_of(page, str(image["alt"])) for image in page.all("img"))
     assert "\x1b" not in path.read_text()
     assert HOSTILE.replace("\x1b", "\\x1b") in page.texts
     (script,) = re.findall("<script>(.*?)</script>", path.read_text(), re.DOTALL)
@@ -123,40 +126,19 @@ def test_hostile_texts_neither_become_elements_nor_run(tmp_path: Path) -> None:
 
 def test_of_many_rollouts_a_few_of_evenly_spread_steps_are_taken(run_dir: RunDir) -> None:
     for step in range(1, 102):
-        write_rollouts(run_dir, step, "x" * 10_000, SHOWN_OF_A_STEP + 8)
+        write_rollouts(run_dir, step, SHOWN_OF_A_STEP + 8, completion="x" * 10_000)
     samples = take_samples(run_dir)
-    assert samples.steps == (1, 26, 51, 76, 101)
+    assert samples.steps == [1, 26, 51, 76, 101]
     assert len(samples.rollouts) == SHOWN_STEPS * SHOWN_OF_A_STEP
     assert samples.num_steps == 101
     assert samples.num_bytes == sum(path.stat().st_size for path in run_dir.rollouts(1).parent.iterdir())
     assert samples.rollouts[0].completion.endswith("x [… 7,000 characters more …] " + "x" * 1500)
-    assert [(step, len(lengths)) for step, lengths in samples.lengths] == [(1, 40), (101, 40)]
-
-
-def test_lengths_are_characters_where_a_run_did_not_record_tokens(run_dir: RunDir) -> None:
-    path = run_dir.rollouts(1)
-    path.parent.mkdir()
-    path.write_text('{"completion": "abc", "reward": null}\n')
-    samples = take_samples(run_dir)
-    assert (samples.unit, samples.lengths) == ("characters", ((1, (3,)),))
-    assert samples.rollouts[0].reward is None
-
-
-def test_a_length_that_is_no_number_is_not_counted_in_tokens(run_dir: RunDir) -> None:
-    path = run_dir.rollouts(1)
-    path.parent.mkdir()
-    path.write_text('{"completion": "abc", "tokens": 2}\n{"completion": "abcd", "tokens": null}\n')
-    samples = take_samples(run_dir)
-    assert (samples.unit, samples.lengths) == ("characters", ((1, (3, 4)),))
+    assert {step: len(lengths) for step, lengths in samples.lengths.items()} == {1: 40, 101: 40}
 
 
 def test_numbers_that_no_float_holds_are_shown_as_infinite(built: RunBuilder, tmp_path: Path) -> None:
-    path = built.run.rollouts(1)
-    path.parent.mkdir()
-    line = {"completion": "2", "reward": 10**400, "rewards": {"math": -(10**400)}, "tokens": 10**400}
-    path.write_text(json.dumps(line) + "\n")
-    samples = take_samples(built.run)
-    assert (samples.unit, samples.lengths) == ("characters", ((1, (1,)),))
+    write_rollouts(built.run, 1, reward=10**400, rewards={"math": -(10**400)}, tokens=10**400)
+    assert take_samples(built.run).lengths == {1: []}
     assert "reward inf, math -inf, advantage -" in page_of(write_page([built.run], tmp_path / "page.html")).text
 
 
@@ -165,24 +147,23 @@ def test_runs_whose_folders_have_the_same_name_are_told_apart(tmp_path: Path) ->
     for one in built:
         write_steps(one.run, 2)
     page = page_of(write_page([one.run for one in built], tmp_path / "report.html"))
-    (reward,) = (svg_of(image) for image in page.all("img") if image["alt"] == "reward/mean")
-    assert ">one/july/adder<" in reward
-    assert ">two/july/adder<" in reward
+    assert all(f">{name}/july/adder<" in svg_of(page, "reward/mean") for name in ("one", "two"))
 
 
 def test_a_run_that_has_recorded_no_phase_has_no_picture_of_them(built: RunBuilder, tmp_path: Path) -> None:
-    sink = JsonlSink(built.run.metrics)
-    for step in (1, 2):
-        sink.write(StepRecord(step=step, total_steps=95, metrics={"reward/mean": 0.5}))
-    sink.close()
+    write_lines(built.run, [{"reward/mean": 0.5}] * 2)
     page = page_of(write_page([built.run], tmp_path / "report.html"))
     assert "Where the time went" not in page.texts
     assert "reward/mean" in [image["alt"] for image in page.all("img")]
 
 
-def test_time_that_no_phase_covers_is_told() -> None:
-    metrics = {n: {"time/step_s": 4.0, "time/train_s": 3.0, "time/eta_s": 99.0} for n in (1, 2)}
-    assert phase_seconds(metrics) == {"train": 6.0, "other": 2.0}
+def test_time_that_no_phase_covers_is_told(built: RunBuilder, tmp_path: Path) -> None:
+    write_steps(built.run, 2)
+    page = page_of(write_page([built.run], tmp_path / "report.html"))
+    assert re.findall(r"(train|other) (6 s|2 s) (75%|25%)", page.text) == [
+        ("train", "6 s", "75%"),
+        ("other", "2 s", "25%"),
+    ]
 
 
 @pytest.mark.parametrize("out", [None, "both.html"])
@@ -207,3 +188,24 @@ def test_a_run_given_twice_is_one_and_a_folder_that_is_no_run_hides_none(
     result = call("report", "adder", str(built.run.path))
     assert result.output.count("Picture: ") == 1
     assert result.output.endswith(f"Page: {built.run.path / 'report.html'}\n")
+
+
+def test_the_time_of_steps_is_drawn_by_node_and_the_slowest_one_is_named(built: RunBuilder, tmp_path: Path) -> None:
+    times = {"node/sample_s/n1": 2.0, "node/sample_s/n2": 3.0, "node/train_s/n1": 1.0, "node/train_s/n2": 1.5}
+    write_steps(built.run, 6, **times, **{"node/median_s": 3.0})
+    page = page_of(write_page([built.run], tmp_path / "page.html"))
+    drawn = svg_of(page, "adder: seconds of a step by node")
+    assert all(f">{text}<" in drawn for text in ("n1", "n2", "sample", "train"))
+    assert "the slowest node n2 takes 1.50 times as long as the others do" in page.text
+
+
+def test_what_processes_use_is_drawn_as_far_as_it_is_on_record(built: RunBuilder, tmp_path: Path) -> None:
+    used = {"cpu_cores/driver-0": 0.1, "cpu_cores/engine-0": 1.0, "gpu_utilization/engine-0": 0.8}
+    write_steps(built.run, 3, **{f"process/{name}": value for name, value in used.items()})
+    page = page_of(write_page([built.run], tmp_path / "page.html"))
+    assert all(f">{name}<" in svg_of(page, "adder: CPU cores by process") for name in ("driver-0", "engine-0"))
+    titles = [str(image["alt"]).removeprefix("adder: ") for image in page.all("img")]
+    assert [title for title in titles if "by process" in title] == [
+        "CPU cores by process",
+        "GPU utilization by process",
+    ]

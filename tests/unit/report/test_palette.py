@@ -7,7 +7,7 @@ from itertools import combinations, islice
 import numpy as np
 import pytest
 
-from hpc_grpo.report.drawings import PALETTE, curve_styles
+from hpc_grpo.report.figure import PALETTE, curve_styles
 
 LEAST_DISTANCE = 15.0
 """In units of CIE 1976 L*a*b*, of which one sees 2.3 side by side (Mahy et al. 1994)."""

@@ -10,18 +10,29 @@ from rich.console import Console, RenderableType
 
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import JsonlSink
-from hpc_grpo.report.watch import last_rollouts, last_steps, snapshot, view, watch_live, watch_plainly
+from hpc_grpo.report.watch import snapshot, view, watch_live, watch_plainly
 from hpc_grpo.run.paths import RunDir
 from tests.support.command import call
 from tests.support.run_builder import RunBuilder
 
 
-def write_steps(run: RunDir, *steps: int) -> None:
+def write_steps(run: RunDir, *steps: int, **metrics: float) -> None:
     sink = JsonlSink(run.metrics)
     for step in steps:
-        metrics = {"reward/mean": step / 10, "throughput/tokens_per_s": 2800.0, "time/step_s": 3.42}
-        sink.write(StepRecord(step=step, total_steps=95, metrics=metrics))
+        values = {"reward/mean": step / 10, "throughput/tokens_per_s": 2800.0, "time/step_s": 3.42, **metrics}
+        sink.write(StepRecord(step=step, total_steps=95, metrics=values))
     sink.close()
+
+
+def write_rollouts(run: RunDir, *lines: dict[str, object]) -> None:
+    run.rollouts(20).parent.mkdir()
+    run.rollouts(20).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def trains(built: RunBuilder, **state: object) -> None:
+    built.attempt(1)
+    built.hold(1)
+    built.state(1, **state)
 
 
 def complete(built: RunBuilder) -> None:
@@ -31,19 +42,17 @@ def complete(built: RunBuilder) -> None:
 
 
 def test_the_last_steps_are_lines_of_text(built: RunBuilder) -> None:
-    assert last_steps(built.run) == []
+    assert snapshot(built.run).steps == []
     write_steps(built.run, *range(1, 21))
     with built.run.metrics.open("a") as file:
         file.write('{"step": 21, "torn')
-    shown = last_steps(built.run)
+    shown = snapshot(built.run).steps
     assert len(shown) == 8
     assert shown[-1] == "step 20  reward 2.000  tokens/s 2.8k  took 3.4 s"
 
 
 def test_a_pipe_gets_every_step_and_every_new_headline_once(built: RunBuilder) -> None:
-    built.attempt(1)
-    built.hold(1)
-    built.state(1)
+    trains(built)
     write_steps(built.run, 1)
     turns: list[Callable[[], None]] = [lambda: write_steps(built.run, 2, 3), lambda: None, lambda: complete(built)]
     lines = list(watch_plainly(built.run, sleep=lambda _seconds: turns.pop(0)()))
@@ -57,9 +66,7 @@ def test_a_pipe_gets_every_step_and_every_new_headline_once(built: RunBuilder) -
 
 
 def test_on_a_terminal_it_draws_until_the_run_is_over(built: RunBuilder) -> None:
-    built.attempt(1)
-    built.hold(1)
-    built.state(1)
+    trains(built)
     write_steps(built.run, 1)
     drawn = io.StringIO()
     console = Console(file=drawn, force_terminal=True, width=120, height=40)
@@ -80,14 +87,10 @@ def test_the_view_shows_progress_length_rollouts_and_alerts_and_obeys_no_complet
     built.attempt(1, ends_at=time.time() + 400)
     built.hold(1, beat_age_s=45.0)
     built.state(1, step=20, heartbeat=time.time() - 45.0)
-    sink = JsonlSink(built.run.metrics)
-    sink.write(StepRecord(step=20, total_steps=95, metrics={"reward/mean": 0.5, "tokens/truncated_fraction": 0.75}))
-    sink.close()
-    built.run.rollouts(20).parent.mkdir()
-    line = {"completion": "It is [bold]2[/].\x1b[2J\nYes.", "reward": 0.25}
-    built.run.rollouts(20).write_text(json.dumps(line) + "\n")
+    write_steps(built.run, 20, **{"tokens/truncated_fraction": 0.75})
+    write_rollouts(built.run, {"completion": "It is [bold]2[/].\x1b[2J\nYes.", "reward": 0.25})
     console = Console(record=True, file=io.StringIO(), width=140, height=40)
-    console.print(view(built.run, snapshot(built.run), console.height))
+    console.print(view(snapshot(built.run), console.height))
     shown = console.export_text()
     assert "20/95" in shown
     assert "does not end within this job: 1 h 00 min" in shown or "does not end within this job: 59 min" in shown
@@ -95,7 +98,7 @@ def test_the_view_shows_progress_length_rollouts_and_alerts_and_obeys_no_complet
     assert "! no sign of life for " in shown
     assert "! no further job waits" in shown
     assert "! half of the completions or more are cut off" in shown
-    low = _lines_of(view(built.run, snapshot(built.run), shown.count("\n") - 1), width=140)
+    low = _lines_of(view(snapshot(built.run), shown.count("\n") - 1), width=140)
     assert "last rollouts" not in low
     assert "last steps" in low
 
@@ -103,23 +106,18 @@ def test_the_view_shows_progress_length_rollouts_and_alerts_and_obeys_no_complet
 @pytest.mark.parametrize(("reward", "shown"), [(10**400, "inf"), ("much", "-"), (1, "1.000")])
 def test_a_reward_that_is_no_usual_number_is_shown(built: RunBuilder, reward: object, shown: str) -> None:
     built.state(1, step=20)
-    built.run.rollouts(20).parent.mkdir()
-    built.run.rollouts(20).write_text(json.dumps({"completion": "Yes.", "reward": reward}) + "\n")
-    assert last_rollouts(built.run) == [f"{shown}  Yes."]
+    write_rollouts(built.run, {"completion": "Yes.", "reward": reward})
+    assert snapshot(built.run).rollouts == [f"{shown}  Yes."]
 
 
 def test_the_view_is_never_higher_than_the_terminal(built: RunBuilder) -> None:
     built.attempt(1, ends_at=time.time() + 400)
     built.state(1, step=20)
-    sink = JsonlSink(built.run.metrics)
     metrics = {"tokens/truncated_fraction": 0.9, "reward/invalid_fraction": 0.9, "reward/zero_variance_fraction": 1.0}
-    for step in range(1, 21):
-        sink.write(StepRecord(step=step, total_steps=95, metrics=metrics))
-    sink.close()
-    built.run.rollouts(20).parent.mkdir()
-    built.run.rollouts(20).write_text((json.dumps({"completion": "x" * 500, "reward": 0.5}) + "\n") * 9)
+    write_steps(built.run, *range(1, 21), **metrics)
+    write_rollouts(built.run, *[{"completion": "x" * 500, "reward": 0.5}] * 9)
     for width, height in ((140, 40), (80, 26), (50, 26), (80, 24), (40, 8)):
-        shown = _lines_of(view(built.run, snapshot(built.run), height), width)
+        shown = _lines_of(view(snapshot(built.run), height), width)
         assert shown.count("\n") <= height, (width, height)
 
 
@@ -145,10 +143,7 @@ def _lines_of(shown: RenderableType, width: int) -> str:
 
 def test_a_node_that_holds_up_the_others_is_an_alert_while_the_run_trains(built: RunBuilder) -> None:
     said = "node n2 takes 1.42 times as long as the others do"
-    built.attempt(1)
-    built.hold(1)
-    built.state(1, slow_node=said)
-    now = snapshot(built.run)
-    assert now.alerts[-1] == said
+    trains(built, slow_node=said)
+    assert snapshot(built.run).alerts[-1] == said
     complete(built)
     assert said not in snapshot(built.run).alerts

@@ -105,9 +105,9 @@ def test_who_must_come_back_from_the_head_node_sends_a_child_there(
         wrap=lambda node, command: [sys.executable, "-c", told, node, *command],
     )
     with redirect_stdout(sys.stderr):
-        assert attempt.run_attempt(run, "hpc_grpo.driver.evaluate", place=place, comes_back=True) == code
+        assert attempt.run_attempt(run, "hpc_grpo.driver.evaluation", place=place, comes_back=True) == code
     out, err = capfd.readouterr()
-    assert (out, err) == ("", "attempt --driver hpc_grpo.driver.evaluate --no-link\n")
+    assert (out, err) == ("", "attempt --driver hpc_grpo.driver.evaluation --no-link\n")
 
 
 def test_a_complete_run_is_not_trained_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from hpc_grpo.config import Config, with_overrides
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.evaluation import config_of_model, eval_config, sample_config
+from hpc_grpo.run.evals import config_of_model, eval_config, judged_sources, sample_config
 from hpc_grpo.run.paths import RunDir
 from tests.support.configs import minimal_config
 
@@ -112,3 +112,9 @@ def test_a_model_alone_has_defaults_and_one_engine() -> None:
     config = eval_config(config_of_model("m", "d.jsonl"), FOLDER, "m", [{"path": "d.jsonl"}])
     assert config.engine.engines_per_node == 1
     assert with_overrides(config, ["eval.num_samples=2"]).eval.num_samples == 2
+
+
+def test_a_held_out_share_is_told_as_the_data_that_it_was_taken_from() -> None:
+    data = {"train": {"path": "t.jsonl"}, "held_out": {"fraction": 0.1}, "eval_sets": {"hard": {"path": "h.jsonl"}}}
+    assert [source.path for source in judged_sources(minimal_config(data=data).data)] == ["t.jsonl", "h.jsonl"]
+    assert [source.path for source in judged_sources(config_of().data)] == ["e.jsonl"]

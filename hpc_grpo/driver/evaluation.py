@@ -1,0 +1,260 @@
+"""Evals on held-out data sets, in the loop and apart from training: metrics, and the completions themselves.
+
+In the loop they run between two steps, on the engines of training. With a policy lag rollouts are under way beside
+them, and the eval's prompts come first. Seeds depend on the prompt alone, so that evals of one run compare.
+
+Apart, the supervisor starts `python -m hpc_grpo.driver.evaluation FOLDER`. It reads the folder's config and request,
+and leaves completions, result.json and the answer to print. Its engines read the weights from the model's own folder.
+One model follows the other, each on all engines.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from hpc_grpo.config import Config
+from hpc_grpo.data.seeds import sampling_seed
+from hpc_grpo.data.stream import PromptStream
+from hpc_grpo.driver.actors import Workers, reserve_nodes
+from hpc_grpo.driver.inputs import load_eval_inputs
+from hpc_grpo.driver.length import TrainLength
+from hpc_grpo.driver.remote import connect, run_driver
+from hpc_grpo.driver.rollouts import check_failures
+from hpc_grpo.driver.sampling import GradedGroup, RolloutPool
+from hpc_grpo.driver.schedule import Schedule
+from hpc_grpo.driver.stop import wait_for_ray
+from hpc_grpo.metrics.evals import EvalGroup, bounds_of, eval_metrics, paired_differences
+from hpc_grpo.metrics.rollouts import solved
+from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.registry import EVAL_METRICS
+from hpc_grpo.run.evals import ANSWER, RESULT, EvalRequest, completions_file, judged_sources, read_request, with_model
+from hpc_grpo.run.files import read_jsonl, when_there_is_space, write_atomic, write_json_atomic
+from hpc_grpo.run.frozen_config import read_config
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.pulse import PULSE, patience_of_driver
+from hpc_grpo.system.readable import UNKNOWN, table
+from hpc_grpo.types import GroupRequest, Prompt
+
+_SEED_OFFSET = 1_000_003
+"""Keeps the sampling seeds of evals apart from those of training."""
+
+Sampled = Mapping[str, Sequence[EvalGroup]]
+"""The graded prompts of each eval set, by its name."""
+
+
+class EvalSets:
+    """Samples `eval.num_samples` completions of every prompt of the eval sets and grades them."""
+
+    def __init__(self, config: Config, streams: Mapping[str, PromptStream], pool: RolloutPool) -> None:
+        self._config, self._streams, self._pool = config, streams, pool
+        self._is_beside_training = config.rollout.max_policy_lag > 0
+        self._own_metrics = {name: EVAL_METRICS.find(name) for name in config.eval.metrics}
+
+    def run(self, file_of: Callable[[str], Path]) -> tuple[dict[str, float], Sampled]:
+        """Return the metrics of each set, `eval/NAME` or `eval/SET/NAME` (see `eval_metrics`), and its prompts.
+
+        A set's completions go to `file_of` the set. All sets are sampled at once: none changes what another gets.
+        Raises RewardError when rewards failed for more prompts of a set than allowed.
+        """
+        prompts = {
+            name: [stream.prompt(ordinal) for ordinal in range(len(stream))] for name, stream in self._streams.items()
+        }
+        every = [prompt for of_set in prompts.values() for prompt in of_set]
+        requests = [self._request(name, prompt) for name, of_set in prompts.items() for prompt in of_set]
+        graded = iter(self._pool.wait(self._pool.start(every, requests, [True] * len(every)), "eval"))
+        if not self._is_beside_training:
+            # Else training would meet prefixes cached here, which a resumed run, without this eval, does not.
+            self._pool.forget_prefixes()
+        sampled = {name: self._checked([next(graded) for _ in of_set]) for name, of_set in prompts.items()}
+        metrics: dict[str, float] = {}
+        for name, groups in sampled.items():
+            _write_completions(file_of(name), groups)
+            measured = eval_metrics(groups, self._config.eval_settings(name), self._own_metrics)
+            metrics |= {f"{_prefix(name)}{key}": value for key, value in measured.items()}
+        return metrics, sampled
+
+    def _request(self, name: str, prompt: Prompt) -> GroupRequest:
+        rollout, settings = self._config.rollout, self._config.eval_settings(name)
+        seed = self._config.run.seed + _SEED_OFFSET
+        seeds = tuple(sampling_seed(seed, prompt.ordinal, index, 0) for index in range(settings.num_samples))
+        assert settings.top_p is not None, "eval_settings resolves it"
+        sampling = rollout.sampling(settings.temperature, settings.top_p)
+        return GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling, is_urgent=self._is_beside_training)
+
+    def _checked(self, graded: Sequence[GradedGroup]) -> list[EvalGroup]:
+        check_failures([group.grades for group in graded], self._config.grading.max_failed_fraction)
+        return [
+            EvalGroup(
+                group.prompt.text,
+                group.prompt.source,
+                group.prompt.fields,
+                group.grades.texts,
+                group.grades.rewards,
+                solved(group.grades, self._config.eval),
+                group.grades.num_completion_tokens,
+                # Not by `valid`: a completion that rollout.mask_truncated masks was graded all the same.
+                is_graded=not group.grades.errors,
+            )
+            for group in graded
+        ]
+
+
+class Evaluation:
+    """The evals of a run, as often as the config says."""
+
+    def __init__(self, config: Config, sets: EvalSets, run_dir: RunDir, length: TrainLength) -> None:
+        self._total_steps = length.total_steps
+        self._schedule = Schedule(config.eval.every, length)
+        self._sets, self._run_dir = sets, run_dir
+
+    def is_due(self, step: int, in_s: float = 0.0) -> bool:
+        """Tell whether to evaluate after `step`, which ends in `in_s` seconds: at both ends, and as the config says."""
+        return step in (0, self._total_steps) or self._schedule.is_due(step, in_s)
+
+    def run(self, step: int) -> dict[str, float]:
+        """Measure the policy after `step`. Raises RewardError when rewards failed for more prompts than allowed."""
+        metrics, _ = self._sets.run(lambda name: self._run_dir.eval_rollouts(step, name))
+        self._schedule.start_over()
+        return metrics
+
+
+def evaluate(folder: RunDir) -> bool:
+    """Evaluate what the request names. Raises ConfigError before anything is started where an input is wrong."""
+    config, request, timer = read_config(folder), read_request(folder), StepTimer(on_phase=PULSE.turn_to)
+    PULSE.open("driver", patience_of_driver(config))
+    configs = {name: with_model(config, path) for name, path in request.models.items()}
+    with timer.phase("inputs"):
+        inputs = {name: load_eval_inputs(own) for name, own in configs.items()}
+    address = wait_for_ray(lambda: False)
+    with timer.phase("connect"):
+        connect(address)
+    for number in (signal.SIGTERM, signal.SIGINT):  # after `connect`: Ray's crash handler takes SIGTERM for itself
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # at once: an eval has nothing to save
+    with timer.phase("start"):
+        slots = reserve_nodes(config, trains=False)
+    results: dict[str, Mapping[str, float]] = {}
+    sampled: dict[str, Sampled] = {}
+    for name, own in configs.items():
+        with timer.phase("start"):
+            workers = Workers(own, slots, inputs[name], total_optimizer_steps=0)
+            workers.start()
+        with timer.phase("eval"):
+            sets = EvalSets(own, inputs[name].eval_streams, workers.rollout_pool())
+            results[name], sampled[name] = sets.run(functools.partial(completions_file, folder, name))
+        workers.stop()  # the next model's engines and graders need their places
+    if request.prompts:
+        answer = shown_completions(folder, request)
+    else:
+        streams = next(iter(inputs.values())).eval_streams
+        answer = _report(folder, config, request, results, differences(sampled, config), streams)
+    write_atomic(folder.path / ANSWER, answer + "\n")
+    write_atomic(folder.complete_marker, "evaluated\n")
+    return True
+
+
+def differences(sampled: Mapping[str, Sampled], config: Config) -> dict[str, dict[str, float]]:
+    """Return by `B - A` how far each model B is from the first, A, on the prompts of all sets that both were asked."""
+    (first, before), *others = sampled.items()
+    return {
+        f"{name} - {first}": {
+            f"{_prefix(of_set)}{key}": value
+            for of_set in before
+            for key, value in paired_differences(before[of_set], after[of_set], config.eval_settings(of_set)).items()
+        }
+        for name, after in others
+    }
+
+
+def shown_metrics(
+    results: Mapping[str, Mapping[str, float]], sources: Mapping[str, Sequence[str]], config: Config, of: str = "MODEL"
+) -> str:
+    """Return a table with 95% intervals: a line for each model (or difference), eval set and source."""
+    ks = sorted({k for of_set in sources for k in (1, *config.eval_settings(of_set).pass_k)})
+    columns = [*(f"pass@{k}" for k in ks), "reward_mean", "tokens_mean"]
+    columns += ["failed_fraction"] if of == "MODEL" else []
+    rows = []
+    for model, metrics in results.items():
+        for of_set, names in sources.items():
+            for end, where in [("", of_set or "all"), *((f"/{name}", name) for name in names if len(names) > 1)]:
+                cells = (_cell(metrics, f"{_prefix(of_set)}{column}{end}") for column in columns)
+                rows.append((model, f"{of_set}/{where}" if of_set and end else where, *cells))
+    return table((of, "DATA", *(name.removesuffix("_mean").upper() for name in columns)), rows)
+
+
+def shown_completions(folder: RunDir, request: EvalRequest) -> str:
+    """Return the completions: of one prompt, model and sample the bare text."""
+    lines = [(model, line) for model in request.models for line in read_jsonl(completions_file(folder, model))]
+    if len(lines) == 1:
+        return str(lines[0][1]["completion"]).strip()
+    blocks = []
+    for ordinal, prompt in enumerate(request.prompts):
+        given = [f"[{model}] {line['completion'].strip()}" for model, line in lines if line["ordinal"] == ordinal]
+        blocks.append("\n".join([f"> {prompt}", *given]))
+    return "\n\n".join(blocks)
+
+
+def _report(
+    folder: RunDir,
+    config: Config,
+    request: EvalRequest,
+    results: Mapping[str, Mapping[str, float]],
+    apart: Mapping[str, Mapping[str, float]],
+    streams: Mapping[str, PromptStream],
+) -> str:
+    """Write result.json; return the tables of the models and of their differences."""
+    models = {
+        name: {
+            "path": request.models[name],
+            "metrics": metrics,
+            "completions": str(completions_file(folder, name).parent),
+        }
+        for name, metrics in results.items()
+    }
+    data, settings = [source.path for source in judged_sources(config.data)], config.eval.model_dump(mode="json")
+    values = {"models": models, "differences": apart, "data": data, "settings": settings}
+    write_json_atomic(folder.path / RESULT, values)
+    sources = {name: [part.name for part in stream.parts] for name, stream in streams.items()}
+    shown = shown_metrics(results, sources, config)
+    return f"{shown}\n\n{shown_metrics(apart, sources, config, of='DIFFERENCE')}" if apart else shown
+
+
+def _cell(metrics: Mapping[str, float], name: str) -> str:
+    if (value := metrics.get(name)) is None:
+        return UNKNOWN
+    low, high = map(metrics.get, bounds_of(name))
+    digits = 3 if abs(value) < 10 else 1
+    shown = f"{value:.{digits}f}"
+    return shown if low is None or high is None else f"{shown} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _prefix(of_set: str) -> str:
+    return f"eval/{of_set}/" if of_set else "eval/"
+
+
+def _write_completions(path: Path, groups: Sequence[EvalGroup]) -> None:
+    """Write a line for each completion; reward and solved are None where the reward failed."""
+    lines = [
+        {
+            "ordinal": ordinal,
+            "source": group.source,
+            "sample": index,
+            "prompt": group.prompt,
+            "answer": group.fields.get("answer"),
+            "completion": completion,
+            "reward": group.rewards[index] if group.is_graded else None,
+            "solved": group.solved[index] if group.is_graded else None,
+        }
+        for ordinal, group in enumerate(groups)
+        for index, completion in enumerate(group.completions)
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    when_there_is_space(lambda: write_atomic(path, text), "the eval's completions")
+
+
+if __name__ == "__main__":
+    sys.exit(run_driver(evaluate))
