@@ -17,7 +17,7 @@ from hpc_grpo.config import load_config
 from hpc_grpo.foreign.systems import SYSTEMS
 from hpc_grpo.foreign.table import Kind
 from hpc_grpo.launch.place.joined.roles import find_role
-from hpc_grpo.metrics.names import NAMES
+from hpc_grpo.metrics.sinks import NAMES
 from tests.support.command import call
 
 REPOSITORY = Path(__file__).resolve().parents[2]
