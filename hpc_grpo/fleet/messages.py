@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, get_args
 from urllib.parse import quote
 
 from hpc_grpo.fleet.states import Ending, EndKind
+from hpc_grpo.system.readable import printable
 
 PROTOCOL = 1
 ORDERS_S = 10.0
@@ -142,7 +143,8 @@ def decode_observation(line: bytes) -> Observation:
     """Read what a VM answered. Raises ValueError, KeyError or TypeError for what is no such line."""
     values = json.loads(line)
     attempts = tuple(_attempt(seen) for seen in values["attempts"])
-    return Observation(tuple(map(_gpu, values["gpus"])), attempts, str(values["problem"]))
+    gpus = {gpu.index: gpu for gpu in map(_gpu, values["gpus"])}
+    return Observation(tuple(gpus.values()), attempts, str(values["problem"]))
 
 
 def decode_orders(line: bytes) -> Orders:
@@ -167,15 +169,23 @@ def _attempt(values: dict[str, Any]) -> AttemptSeen:
 
 
 def _gpu(values: dict[str, Any]) -> GpuSeen:
-    numbers = {name: int(values[name]) for name in ("index", "memory_mib", "used_mib", "num_processes")}
-    return GpuSeen(uuid=str(values["uuid"]), **numbers)
+    numbers = {name: _number(values[name]) for name in ("index", "memory_mib", "used_mib", "num_processes")}
+    return GpuSeen(uuid=printable(str(values["uuid"])), **numbers)
 
 
 def _ending(values: dict[str, Any]) -> Ending:
     kind, code, step = (values[name] for name in ("kind", "code", "step"))
     if kind not in get_args(EndKind):
         raise ValueError(f"an attempt ends in no way {kind!r}")
-    return Ending(kind, code if code is None else int(code), str(values["why"]), step if step is None else int(step))
+    numbers = [value if value is None else _number(value) for value in (code, step)]
+    return Ending(kind, numbers[0], str(values["why"]), numbers[1])
+
+
+def _number(value: Any) -> int:
+    """Read a number that every database takes."""
+    if not -(1 << 31) <= (number := int(value)) < 1 << 31:
+        raise OverflowError(f"{number} is out of range")
+    return number
 
 
 def _key(values: list[Any]) -> AttemptKey:

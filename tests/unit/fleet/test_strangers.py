@@ -90,6 +90,9 @@ def test_a_hostile_vm_writes_no_log_that_is_not_its_own(db: Database, tmp_path: 
         seen(["job", 1], ended=["exit"]),
         seen(["job", float("inf")]),
         seen(["job", 1], gpus=["0; DROP TABLE jobs"]),
+        seen(["job", 1], ended={"kind": "exit", "code": 1 << 40, "why": "", "step": 1}),
+        {"gpus": [{"index": 1 << 40, "uuid": "", "memory_mib": 1, "used_mib": 1, "num_processes": 0}], "attempts": [],
+         "problem": ""},
         {"gpus": [{"index": "x", "uuid": "", "memory_mib": 1, "used_mib": 1, "num_processes": 0}], "attempts": [],
          "problem": ""},
         {"gpus": 3, "attempts": 4, "problem": 5},
@@ -102,6 +105,15 @@ def test_nonsense_of_a_vm_is_a_visit_that_failed(db: Database, tmp_path: Path, a
     visit(db, tmp_path, answer)
     (vm,) = list_vms(db)
     assert "answered what is no answer" in vm["error"]
+
+
+def test_a_gpu_that_a_vm_names_twice_is_one(db: Database, tmp_path: Path) -> None:
+    from hpc_grpo.fleet.vms import list_vms
+
+    gpu = {"index": 0, "uuid": "\x00\ud800", "memory_mib": 1, "used_mib": 1, "num_processes": 0}
+    visit(db, tmp_path, {"gpus": [gpu, gpu], "attempts": [], "problem": ""})
+    (vm,) = list_vms(db)
+    assert (vm["state"], vm["available_gpus"]) == ("ready", 1)
 
 
 def test_a_vm_has_no_say_about_the_attempts_of_others(db: Database, tmp_path: Path) -> None:
