@@ -312,7 +312,8 @@ def plain_verdict(given: str, answer: str) -> bool | None:
     if any(_ROW.fullmatch(text.strip()) for text in (given, answer)):  # math-verify would multiply 1 2 3
         rows = [[parse_number(number) for number in text.split()] for text in (given, answer)]
         return rows[0] == rows[1]
-    return False if _are_letters(given, answer) else None
+    are_letters = all(len(text.strip()) == 1 and text.strip().isalpha() for text in (given, answer))
+    return False if are_letters else None  # x is another variable than X
 
 
 def parse_number(text: str) -> Fraction | None:
@@ -422,8 +423,3 @@ def _plain(text: str) -> str:
     """Reduce a text to what is compared: single spaces between digits and no others, no capitals in words."""
     text = _LOOSE_SPACE.sub("", " ".join(_without_marks(text).split())).rstrip(".")
     return text.rstrip("!").casefold() if _WORDS.fullmatch(text) else text
-
-
-def _are_letters(given: str, answer: str) -> bool:
-    """Tell whether both are a letter: x is no other variable than X."""
-    return all(len(text.strip()) == 1 and text.strip().isalpha() for text in (given, answer))

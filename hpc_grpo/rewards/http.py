@@ -144,7 +144,8 @@ async def _ask(
             wrong = f"status {response.status_code}"
             if response.status_code < 500 and response.status_code not in (408, 425, 429):
                 return _refused(response, method, url)
-            pause_s = max(pause_s, _asked_pause_s(response))
+            asked = response.headers.get("Retry-After", "")  # seconds, or a date
+            pause_s = max(pause_s, float(asked) if asked.isdecimal() else 0.0)
         pause_s = min(pause_s, _LONGEST_PAUSE_S) * random.uniform(0.75, 1.25)
         if time.monotonic() + pause_s >= deadline:
             raise UnansweredError(f"{url} did not answer within the call's deadline, in {tries} tries: {wrong}.")
@@ -169,9 +170,3 @@ def _json_of(response: httpx.Response, url: str) -> Any:
         return response.json()
     except ValueError as error:
         raise AnswerError(f"{url} answers with what is no JSON: {response.text[:200]!r}") from error
-
-
-def _asked_pause_s(response: httpx.Response) -> float:
-    """Return the seconds that the server asks for (Retry-After); 0.0 where it asks for none, or names a date."""
-    asked = response.headers.get("Retry-After", "")
-    return float(asked) if asked.isdecimal() else 0.0

@@ -18,7 +18,6 @@ from hpc_grpo.rewards.answers import answer_blocks
 from hpc_grpo.rewards.sandbox.isolation import (
     CHOICES,
     UNIT_TESTS,
-    CaseResult,
     Limits,
     describe,
     find_isolation,
@@ -135,11 +134,10 @@ def count_passed(
     """Count the cases whose output is right."""
     argv = [sys.executable, "-I", "solution.py"]
     results = run_job(isolation, argv, {"solution.py": program}, [given for given, _ in cases], limits, patience_s)
-    return sum(_is_right(result, wanted) for result, (_, wanted) in zip(results, cases, strict=False))
-
-
-def _is_right(result: CaseResult, wanted: str) -> bool:
-    return result.ended == "exit 0" and _lines(result.stdout) == _lines(wanted)
+    return sum(
+        result.ended == "exit 0" and _lines(result.stdout) == _lines(wanted)
+        for result, (_, wanted) in zip(results, cases, strict=False)
+    )
 
 
 def _lines(text: str) -> list[str]:

@@ -28,7 +28,8 @@ def keyword_match(group: Group, settings: KeywordMatchSettings) -> Iterator[floa
     if wanted is None:
         wanted = group.column_of(settings, "keyword_field", str, list, NoneType)
     flags = 0 if settings.case_sensitive else re.IGNORECASE
-    patterns = [re.compile(_pattern(keyword), flags) for keyword in _as_list(wanted)]
+    keywords = wanted.split(",") if isinstance(wanted, str) else wanted or []
+    patterns = [re.compile(_pattern(text), flags) for keyword in keywords if (text := str(keyword).strip())]
     for completion in group.completions:
         found = sum(pattern.search(completion) is not None for pattern in patterns)
         yield found / len(patterns) if patterns else 1.0
@@ -38,10 +39,3 @@ def _pattern(keyword: str) -> str:
     """Return the pattern of a whole word or phrase: in Markdown's italics too, and across lines."""
     phrase = r"\s+".join(map(re.escape, keyword.split()))
     return rf"(?<!\w)_{{0,2}}{phrase}_{{0,2}}(?!\w)"
-
-
-def _as_list(keywords: Any) -> list[str]:
-    if keywords is None:
-        return []
-    values = keywords.split(",") if isinstance(keywords, str) else keywords
-    return [text for value in values if (text := str(value).strip())]
