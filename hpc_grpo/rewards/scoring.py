@@ -106,10 +106,6 @@ class Scorer:
                 break
         return found
 
-    def close(self) -> None:
-        """Kill the child, if there is one."""
-        self._end_child()
-
     def _run(
         self,
         built_in: BuiltIn,
@@ -135,10 +131,10 @@ class Scorer:
                 scores.append(value)
                 progress()
         except (EOFError, ConnectionError):
-            return self._loss_of(self._end_child(), completion_s)
+            return self._loss_of(self.close(), completion_s)
         assert self._child is not None
         was_stopped = hold_on(self._child) == "stopped"
-        self._end_child()
+        self.close()
         return _Loss(
             f"did not return within {group.timeout_s:g} s; its process was killed", is_by_clock=not was_stopped
         )
@@ -162,8 +158,8 @@ class Scorer:
         self._child, self._connection = child, ours
         return ours
 
-    def _end_child(self) -> int:
-        """Kill the child and forget it; returns its exit status, which is its own if it had begun to end."""
+    def close(self) -> int:
+        """Kill the child, if there is one; returns its exit status, which is its own if it had begun to end."""
         child, connection = self._child, self._connection
         self._child = self._connection = None
         if child is None or connection is None:

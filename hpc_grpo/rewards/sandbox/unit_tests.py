@@ -349,7 +349,7 @@ def _is_test(value: Any) -> bool:
 
 
 def _used(tests: ast.Module) -> set[str]:
-    return {node.id for node in ast.walk(tests) if isinstance(node, ast.Name)}
+    return {node.id for node in ast.walk(tests) if isinstance(node, ast.Name) and not node.id.startswith("__")}
 
 
 def _lookup(peer: Peer, names: tuple[str, ...]) -> dict[str, Any]:
