@@ -258,9 +258,10 @@ def _bubblewrap(shown: list[str], limits: Limits, inside: list[str]) -> list[str
     if "--disable-userns" in subprocess.run([program, "--help"], capture_output=True, text=True, check=False).stdout:
         words += ["--unshare-user", "--disable-userns"]  # since 0.8
     words += ["--cap-drop", "ALL", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
-    words += ["--proc", "/proc", "--dev", "/dev", "--ro-bind", "/dev/null", "/dev/zero"]  # see enter.py: _DEVICES
+    # See enter.py: _DEVICES. Nor does any limit count what waits in terminals.
+    words += ["--proc", "/proc", "--dev", "/dev", "--ro-bind", "/dev/null", "/dev/zero", "--tmpfs", "/dev/pts"]
     words += ["--size", str(limits.tmp_mib * _MIB), "--tmpfs", "/tmp"]
-    read_only = ["/dev", "/"]
+    read_only = ["/dev", "/dev/pts", "/"]
     for path in shown:
         if path.startswith("/tmp/") and (above := "/".join(path.split("/")[:3])) not in (*read_only, path):
             words += ["--tmpfs", above]
