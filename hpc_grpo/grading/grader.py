@@ -77,7 +77,7 @@ class Grader:
         completions = samples.completions
         texts = tuple(self._text(completion.token_ids.tolist()) for completion in completions)
         rewards = self._rewards[prompt.reward_set]
-        outcome = await asyncio.wrap_future(self._pool.submit(prompt.text, texts, prompt.fields, rewards))
+        outcome = await self._pool.submit(prompt.text, texts, prompt.fields, rewards).wait()
         truncated = tuple(completion.finish_reason == "length" for completion in completions)
         return GroupGrades(
             ordinal=samples.ordinal,

@@ -9,8 +9,8 @@ One that breaks its contract always stops the run.
 
 from __future__ import annotations
 
+import asyncio
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -96,22 +96,17 @@ class RewardPool:
         completions: Sequence[str],
         fields: Mapping[str, Any],
         rewards: Mapping[str, RewardConfig] | None = None,
-    ) -> Future[RewardOutcome]:
-        """Grade one group by these rewards of the pool, by their labels; None: by all. By none it gets 0.0.
-
-        The future raises RewardError when a reward breaks its contract.
-        """
+    ) -> PendingGroup:
+        """Grade one group by these rewards of the pool, by their labels; None: by all. By none it gets 0.0."""
         rewards = self._rewards if rewards is None else rewards
-        group = _Group(rewards, len(completions))
+        calls = {}
         for label, reward in rewards.items():
             asked = Group(prompt, tuple(completions), fields, reward.timeout_s)
             call = Call(_function_name(reward), reward.settings() or reward.args, asked, reward.completion_s)
             # The worker ends a completion of a built-in itself; its own deadline comes first.
             grace_s = 0.0 if ":" in reward.name else _GRACE_S
-            group.expect(label, self._put(call, reward.timeout_s + grace_s))
-        if not rewards:
-            group.complete()
-        return group.outcome
+            calls[label] = self._put(call, reward.timeout_s + grace_s)
+        return PendingGroup(rewards, len(completions), calls)
 
     def usage(self) -> list[Usage | None]:
         """Return what each worker has used since the call before; None in the place of one that does not live."""
@@ -133,6 +128,7 @@ class RewardPool:
         if self._closed:
             raise HpcGrpoError("The reward pool is closed.")
         queued = QueuedCall(call, timeout_s)
+        queued.result.set_running_or_notify_cancel()  # else who waits could cancel it, and its result would raise
         self._queue.put(queued)
         return queued.result
 
@@ -182,46 +178,28 @@ def _function_name(reward: RewardConfig) -> str:
     return f"{Path(module).absolute()}:{attribute}" if separator and module.endswith(".py") else reward.name
 
 
-class _Group:
-    """Collects the results of one group's calls; the last to arrive completes `outcome`."""
+@dataclass(frozen=True)
+class PendingGroup:
+    """A group whose rewards are being computed: `calls` has that of each reward, by its label."""
 
-    def __init__(self, rewards: Mapping[str, RewardConfig], num_completions: int) -> None:
-        self.outcome: Future[RewardOutcome] = Future()
-        # From here nobody can cancel it: a result for a cancelled future raises in the slot's thread.
-        self.outcome.set_running_or_notify_cancel()
-        self._rewards = rewards
-        self._num_completions = num_completions
-        self._results: dict[str, Future[CallResult]] = {}
-        self._lock = threading.Lock()
+    rewards: Mapping[str, RewardConfig]
+    num_completions: int
+    calls: Mapping[str, Future[CallResult]]
 
-    def expect(self, label: str, result: Future[CallResult]) -> None:
-        result.add_done_callback(lambda done: self._arrived(label, done))
+    async def wait(self) -> RewardOutcome:
+        """Return the outcome once every reward has answered, without a thread. Raises what `result` raises."""
+        await asyncio.gather(*map(asyncio.wrap_future, self.calls.values()), return_exceptions=True)
+        return self.result()
 
-    def _arrived(self, label: str, done: Future[CallResult]) -> None:
-        with self._lock:
-            self._results[label] = done
-            if len(self._results) < len(self._rewards):
-                return
-        self.complete()
-
-    def complete(self) -> None:
-        """Give the outcome, once the result of every reward is there."""
-        try:
-            outcome = self._combined()
-        except BaseException as error:  # noqa: BLE001 - raised by whoever waits for the outcome
-            self.outcome.set_exception(error)
-        else:
-            self.outcome.set_result(outcome)
-
-    def _combined(self) -> RewardOutcome:
-        """Add up the parts. Raises RewardError when a reward broke its contract, and what its call raised."""
-        zeros = (0.0,) * self._num_completions
+    def result(self, timeout: float | None = None) -> RewardOutcome:
+        """Wait for every reward, and add up the parts. Raises RewardError when a reward broke its contract."""
+        zeros = (0.0,) * self.num_completions
         parts: dict[str, tuple[float, ...]] = {}
         errors: list[str] = []
-        lost = [""] * self._num_completions
+        lost = [""] * self.num_completions
         timed_out = True
-        for label in self._rewards:
-            result = self._results[label].result()
+        for label, call in self.calls.items():
+            result = call.result(timeout)
             if result.violation is not None:
                 raise RewardError(result.violation)
             if result.failure is not None:
@@ -231,13 +209,13 @@ class _Group:
             for index, reason in result.lost.items():
                 lost[index] = f"reward {label!r}: {reason}"
         totals = [
-            sum((reward.weight * parts[label][index] for label, reward in self._rewards.items()), start=0.0)
-            for index in range(self._num_completions)
+            sum((reward.weight * parts[label][index] for label, reward in self.rewards.items()), start=0.0)
+            for index in range(self.num_completions)
         ]
         return RewardOutcome(
             rewards=zeros if errors else tuple(totals),
             parts=parts,
-            valid=(not errors,) * self._num_completions,
+            valid=(not errors,) * self.num_completions,
             errors=tuple(errors),
             over_budget=tuple(lost),
             timed_out=bool(errors) and timed_out,

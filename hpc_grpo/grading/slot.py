@@ -15,20 +15,21 @@ import os
 import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
 import psutil
 
 from hpc_grpo.errors import HpcGrpoError
-from hpc_grpo.grading.worker import HEADER, Call, CallResult, Preparation, framed
+from hpc_grpo.grading.worker import Call, CallResult, Preparation
 from hpc_grpo.system.processes import hold_on
 from hpc_grpo.system.signals import signal_name
 from hpc_grpo.system.usage import Meter, Usage
@@ -36,8 +37,6 @@ from hpc_grpo.system.usage import Meter, Usage
 _MAX_TRIES = 2
 """A worker that is lost to something else than the call is no fault of the call; a second one probably is."""
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
-
-_CHUNK_BYTES = 1 << 16
 
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv.pop().split(chr(10)); "
@@ -190,7 +189,7 @@ class _WorkerProcess:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair()
-        self._received = bytearray()
+        self._connection = Connection(os.dup(self._socket.fileno()))
         flags = [flag for flag, on in (("-E", sys.flags.ignore_environment), ("-s", sys.flags.no_user_site)) if on]
         arguments = [str(theirs.fileno()), str(os.getpid()), "\n".join(sys.path)]
         with theirs:
@@ -210,12 +209,16 @@ class _WorkerProcess:
         the message as its argument.
         """
         took_message = False
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            seconds, part = divmod(max(timeout_s, 1e-3), 1.0)
+            self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(part * 1e6)))
         try:
-            self._socket.settimeout(timeout_s)
-            self._socket.sendall(framed(message))
-            while not (answer := self._receive(time.monotonic() + timeout_s)):
+            self._connection.send(message)
+            while not (answer := self._connection.recv_bytes()):
                 took_message = True
             return pickle.loads(answer)
+        except BlockingIOError as error:
+            raise TimeoutError from error
         except (EOFError, ConnectionError) as error:
             raise EOFError(took_message) from error
 
@@ -236,24 +239,9 @@ class _WorkerProcess:
     def end(self) -> int:
         """Kill what is left of the worker; returns its exit code, which is its own if it had begun to end."""
         self.kill()
+        self._connection.close()
         self._socket.close()
         return self._process.wait()
-
-    def _receive(self, deadline: float) -> bytes:
-        received = self._received
-        while len(received) < HEADER.size or len(received) < HEADER.size + HEADER.unpack_from(received)[0]:
-            self._wait_until(deadline)
-            if not (part := self._socket.recv(_CHUNK_BYTES)):
-                raise EOFError
-            received += part
-        end = HEADER.size + HEADER.unpack_from(received)[0]
-        content = bytes(received[HEADER.size : end])
-        del received[:end]
-        return content
-
-    def _wait_until(self, deadline: float) -> None:
-        # Never 0, with which a socket does not wait at all.
-        self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
 
 
 def _how(exit_code: int) -> str:

@@ -9,6 +9,7 @@ unpickle one, and a tensor among the scores would make the parent import torch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -16,10 +17,10 @@ import numbers
 import os
 import pickle
 import signal
-import struct
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
 from typing import Any
 
 from hpc_grpo.errors import HpcGrpoError, RewardAwayError
@@ -29,9 +30,6 @@ from hpc_grpo.rewards.scoring import ScoringError, scorer
 from hpc_grpo.system.processes import tie_to_parent
 
 _MAX_MESSAGE_CHARACTERS = 2000
-
-HEADER = struct.Struct("!Q")
-"""In front of each message: its length in bytes."""
 
 _functions: dict[str, Any] = {}
 
@@ -78,39 +76,22 @@ class CallResult:
     note: str | None = None
 
 
-def framed(message: Any) -> bytes:
-    """Return a message as it crosses the socket: its length, then its pickle."""
-    content = pickle.dumps(message)
-    return HEADER.pack(len(content)) + content
-
-
 def main(descriptor: int, parent_pid: int) -> None:
     """Answer the messages that arrive at a socket, one by one, until the parent closes it.
 
-    A `Call` is run, a `Preparation` made; a tuple holds the names of rewards to import. An empty frame is a sign of
+    A `Call` is run, a `Preparation` made; a tuple holds the names of rewards to import. An empty message is a sign of
     progress: a message was taken, or a completion was scored. A worker that dies after it died of that message.
     """
     tie_to_parent(parent_pid, signal.SIGKILL)
     os.set_inheritable(descriptor, False)
-    with open(descriptor, "r+b", buffering=0) as connection:
+    with Connection(descriptor) as connection, contextlib.suppress(EOFError):
         # What a reward forks or executes must not keep the socket open: its end tells the parent that the worker died.
         os.register_at_fork(after_in_child=connection.close)
-        while header := _read(connection, HEADER.size):
-            content = _read(connection, HEADER.unpack(header)[0])
-            show_progress = functools.partial(connection.write, HEADER.pack(0))
+        show_progress = functools.partial(connection.send_bytes, b"")
+        while True:
+            content = connection.recv_bytes()
             show_progress()
-            message = pickle.loads(content)
-            answer = framed(_answer(message, show_progress))
-            while answer:
-                answer = answer[connection.write(answer) :]
-
-
-def _read(connection: Any, size: int) -> bytes:
-    """Return `size` bytes; fewer, or none, when the parent has closed its end."""
-    data, received = bytearray(size), 0
-    while received < size and (count := connection.readinto(memoryview(data)[received:])):
-        received += count
-    return bytes(data[:received])
+            connection.send(_answer(pickle.loads(content), show_progress))
 
 
 def _answer(message: Any, show_progress: Callable[[], object]) -> CallResult | str | None:

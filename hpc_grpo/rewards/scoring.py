@@ -159,7 +159,7 @@ class Scorer:
         return ours
 
     def close(self) -> int:
-        """Kill the child and forget it; returns its exit status, which is its own if it had begun to end."""
+        """Kill the child, if there is one; returns its exit status, which is its own if it had begun to end."""
         child, connection = self._child, self._connection
         self._child = self._connection = None
         if child is None or connection is None:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -15,14 +15,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
 from hpc_grpo.rewards.answers import answer_blocks
-from hpc_grpo.rewards.sandbox.isolation import (
-    CHOICES,
-    UNIT_TESTS,
-    Limits,
-    describe,
-    find_isolation,
-    run_job,
-)
+from hpc_grpo.rewards.sandbox.isolation import CHOICES, UNIT_TESTS, Limits, describe, find_isolation, run_job
 from hpc_grpo.section import Section
 
 _PYTHON = ("python", "python3", "py", "py3")
@@ -78,12 +71,22 @@ def code(group: Group, settings: CodeSettings) -> Iterator[float]:
     cases, isolation = _cases(tests), find_isolation(settings.isolation)
     head = group.column_of(settings, "prompt_field", str) if settings.with_prompt else ""
 
+    patience_s = max(0.0, _SHARE_OF_TIMEOUT * group.timeout_s - limits.wall_s) if settings.partial else None
+
     def score(completion: str) -> float:
         program = behind_head(head, program_of(completion, is_tested=cases is None))
         if cases is None:
-            return float(passes_tests(isolation, program, tests, limits))
-        patience_s = max(0.0, _SHARE_OF_TIMEOUT * group.timeout_s - limits.wall_s) if settings.partial else None
-        passed = count_passed(isolation, program, cases, limits, patience_s)
+            job = json.dumps({"program": program, "tests": tests})
+            [result] = run_job(isolation, [sys.executable, "-I", str(UNIT_TESTS)], {}, [job], limits)
+            if result.verdict == "nothing":
+                raise ConfigError(f"a text of tests asserts nothing, and calls none of its functions: {tests[:200]!r}.")
+            return float(result.ended == "exit 0" and result.verdict == "passed")
+        argv, inputs = [sys.executable, "-I", "solution.py"], [given for given, _ in cases]
+        results = run_job(isolation, argv, {"solution.py": program}, inputs, limits, patience_s)
+        passed = sum(
+            result.ended == "exit 0" and _lines(result.stdout) == _lines(wanted)
+            for result, (_, wanted) in zip(results, cases, strict=False)
+        )
         return passed / len(cases) if settings.partial else float(passed == len(cases))
 
     with ThreadPoolExecutor(min(settings.parallel, len(os.sched_getaffinity(0)))) as threads:
@@ -114,30 +117,6 @@ def behind_head(head: str, program: str) -> str:
         return head + program
     margin = last[: len(last) - len(last.lstrip())] + "    " * last.rstrip().endswith(":")
     return f"{head}{margin}pass\n{program}"
-
-
-def passes_tests(isolation: str, program: str, tests: str, limits: Limits) -> bool:
-    """Tell whether a program's tests ran to their end. The program runs in another process than the tests.
-
-    Raises ConfigError for tests that every program passes.
-    """
-    job = json.dumps({"program": program, "tests": tests})
-    [result] = run_job(isolation, [sys.executable, "-I", str(UNIT_TESTS)], {}, [job], limits)
-    if result.verdict == "nothing":
-        raise ConfigError(f"a text of tests asserts nothing, and calls none of its functions: {tests[:200]!r}.")
-    return result.ended == "exit 0" and result.verdict == "passed"
-
-
-def count_passed(
-    isolation: str, program: str, cases: Sequence[tuple[str, str]], limits: Limits, patience_s: float | None
-) -> int:
-    """Count the cases whose output is right."""
-    argv = [sys.executable, "-I", "solution.py"]
-    results = run_job(isolation, argv, {"solution.py": program}, [given for given, _ in cases], limits, patience_s)
-    return sum(
-        result.ended == "exit 0" and _lines(result.stdout) == _lines(wanted)
-        for result, (_, wanted) in zip(results, cases, strict=False)
-    )
 
 
 def _lines(text: str) -> list[str]:

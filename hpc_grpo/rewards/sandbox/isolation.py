@@ -41,8 +41,8 @@ _GRACE_S = 10.0
 
 _MIB = 1 << 20
 _OTHER_THREADS = 256
-_SOCKET_BYTES = 212_992
-"""Linux's default of net.core.wmem_default, which a network namespace may hide."""
+_SOCKET_SETTING, _SOCKET_BYTES = Path("/proc/sys/net/core/wmem_default"), 212_992
+"""What a socket's buffer may hold, and Linux's default of this setting, which a network namespace may hide."""
 
 
 @dataclass(frozen=True)
@@ -139,14 +139,11 @@ class SandboxedScorer:
         path = [*filter(None, sys.path), str(_PACKAGE.parent)]
         job: dict[str, Any] = {"id": secrets.token_hex(8), "scorer": function, "given": given, "path": path}
         job |= {"files": {}, "cases": [text], "limits": limits, "patience_s": None}
-        was_there = self._process is not None
-        answer = self._answer_to(job)
-        if answer is None and was_there:
-            answer = self._answer_to(job)
+        answer = self._answer_to(job) or self._answer_to(job)  # a killed fork may have ended the sandbox
         if answer is None:
             self._errors.seek(0)
             raise SandboxError(self._errors.read().strip()[-500:] or "the sandbox has ended")
-        [result] = [CaseResult(**each) for each in answer["results"]]
+        result = CaseResult(**answer["results"][0])
         try:
             return float(result.verdict) if result.ended == "exit 0" else None
         except ValueError:  # a text that runs as code may write anything
@@ -229,16 +226,10 @@ def _for_kernel(isolation: str, limits: Limits) -> dict[str, float]:
         "processes": limits.processes,
         "file_bytes": limits.tmp_mib * _MIB,
         "output_bytes": limits.output_kib << 10,
-        "socket_bytes": _socket_bytes(),
+        "socket_bytes": int(_SOCKET_SETTING.read_text()) if _SOCKET_SETTING.exists() else _SOCKET_BYTES,
         # Before 5.14 the kernel counts all threads of the user's on the node, and not those of a namespace.
         "kernel_processes": limits.processes + (0 if isolation in STRONG and version >= (5, 14) else _own_threads()),
     }
-
-
-def _socket_bytes() -> int:
-    """Return what a socket's buffer may hold."""
-    setting = Path("/proc/sys/net/core/wmem_default")
-    return int(setting.read_text()) if setting.exists() else _SOCKET_BYTES
 
 
 def _command(isolation: str, limits: Limits) -> list[str]:
@@ -267,9 +258,10 @@ def _bubblewrap(shown: list[str], limits: Limits, inside: list[str]) -> list[str
     if "--disable-userns" in subprocess.run([program, "--help"], capture_output=True, text=True, check=False).stdout:
         words += ["--unshare-user", "--disable-userns"]  # since 0.8
     words += ["--cap-drop", "ALL", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
-    words += ["--proc", "/proc", "--dev", "/dev", "--ro-bind", "/dev/null", "/dev/zero"]  # see enter.py: _DEVICES
+    # See enter.py: _DEVICES. Nor does any limit count what waits in terminals.
+    words += ["--proc", "/proc", "--dev", "/dev", "--ro-bind", "/dev/null", "/dev/zero", "--tmpfs", "/dev/pts"]
     words += ["--size", str(limits.tmp_mib * _MIB), "--tmpfs", "/tmp"]
-    read_only = ["/dev", "/"]
+    read_only = ["/dev", "/dev/pts", "/"]
     for path in shown:
         if path.startswith("/tmp/") and (above := "/".join(path.split("/")[:3])) not in (*read_only, path):
             words += ["--tmpfs", above]

@@ -325,7 +325,12 @@ def _run_tests(channel: Any, program: str, tests: str) -> bool:
     peer.ask("load", program)
     vars(module).update(_names(peer, code))
     exec(compile(code, "tests.py", "exec", dont_inherit=True), module.__dict__)
-    functions = {name: each for name, each in vars(module).items() if _is_test(each)}
+    functions = {  # without fixtures
+        name: each
+        for name, each in vars(module).items()
+        if name[:4] == "test" and isinstance(each, types.FunctionType)
+        if each.__code__.co_argcount == len(each.__defaults__ or ())
+    }
     if not (acts := _acts(code)) or not functions.keys() & _used(code):
         for function in functions.values():
             if isinstance(found := function(), types.CoroutineType):
@@ -342,14 +347,8 @@ def _acts(node: ast.AST) -> bool:
     return isinstance(node, ast.Assert | ast.Call | ast.Raise) or any(map(_acts, ast.iter_child_nodes(node)))
 
 
-def _is_test(value: Any) -> bool:
-    """Tell whether pytest would call this object of the tests, without fixtures."""
-    is_function = isinstance(value, types.FunctionType) and value.__module__ == "tests"
-    return is_function and value.__name__[:4] == "test" and value.__code__.co_argcount == len(value.__defaults__ or ())
-
-
 def _used(tests: ast.Module) -> set[str]:
-    return {node.id for node in ast.walk(tests) if isinstance(node, ast.Name)}
+    return {node.id for node in ast.walk(tests) if isinstance(node, ast.Name) and not node.id.startswith("__")}
 
 
 def _lookup(peer: Peer, names: tuple[str, ...]) -> dict[str, Any]:

@@ -130,7 +130,8 @@ def test_other_workers_go_on_while_one_is_stuck(open_pool: Callable[..., RewardP
     wait_for(lambda: marker.exists() and marker.read_text() != "")
     outcomes = [pool.submit("p", ["fine"], {}) for _ in range(20)]
     assert all(outcome.result(timeout=60).valid == (True,) for outcome in outcomes)
-    assert not stuck.done()
+    with pytest.raises(TimeoutError):
+        stuck.result(timeout=0)
     pool.close()
     with pytest.raises(HpcGrpoError, match="closed"):
         stuck.result(timeout=60)

@@ -422,12 +422,12 @@ def test_a_user_without_rights_has_the_same_sandbox(tmp_path: Path) -> None:
         folder.chmod(0o755)
         (folder / "secret").write_text("planted")
         (folder / "secret").chmod(0o644)
-        attack = f"import os, sys\nprint(os.path.exists({str(folder / 'secret')!r}), os.getuid(), os.listdir('/proc/1/fd') if os.access('/proc/1/fd', os.R_OK) else 'hidden')\n"
+        attack = f"import os, sys\nprint(os.path.exists({str(folder / 'secret')!r}), os.getuid(), os.listdir('/proc/1/fd') if os.access('/proc/1/fd', os.R_OK) else 'hidden', os.path.exists('/dev/ptmx'))\n"
         attack += "for _ in range(3): print(os.fork() >= 0)\n" + PRELUDE + WAYS["memfd_create and fallocate"]
         program = (
             "import sys; from hpc_grpo.rewards.sandbox.isolation import *\n"
             f"for found in STRONG:\n    [r] = run_job(found, [sys.executable, '-I', '-c', {attack!r}], {{}}, [''], Limits(cpu_s=20.0))\n"
-            "    print(found, r.ended, r.stdout.split()[:3], r.stderr.strip().splitlines()[-1])"
+            "    print(found, r.ended, r.stdout.split()[:4], r.stderr.strip().splitlines()[-1])"
         )
         user = [
             "setpriv",
@@ -441,7 +441,7 @@ def test_a_user_without_rights_has_the_same_sandbox(tmp_path: Path) -> None:
         done = subprocess.run([*user, python, "-c", program], capture_output=True, text=True)
     finally:
         shutil.rmtree(folder)
-    ends = "exit 1 ['False', '1000', 'hidden'] OSError: [Errno 38] Function not implemented"
+    ends = "exit 1 ['False', '1000', 'hidden', 'False'] OSError: [Errno 38] Function not implemented"
     assert done.stdout.splitlines()[0] == f"namespaces {ends}", done.stdout + done.stderr
     if shutil.which("bwrap"):
         assert done.stdout.splitlines()[1] == f"bubblewrap {ends}", done.stdout + done.stderr

@@ -18,11 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from hpc_grpo.errors import NodesUnavailableError
-from hpc_grpo.launch.place.joined.handshake import (
-    HANDSHAKE_S,
-    MAGIC,
-    notice_cuts,
-)
+from hpc_grpo.launch.place.joined.handshake import HANDSHAKE_S, MAGIC, notice_cuts
 from hpc_grpo.launch.place.joined.messages import Hello, farewell
 from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, REFUSAL, crowded, judge, new_nonce
 from hpc_grpo.system.say import say
