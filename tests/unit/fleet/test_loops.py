@@ -223,6 +223,8 @@ def test_one_failed_visit_after_a_pause_of_all_controllers_loses_no_finished_job
     age(db, pause_s)
     with db.write() as connection:
         connection.execute(sa.update(vms).values(poll_at=vms.c.poll_at - pause_s))
+    missed(db, 1, "the last visit before the pause failed")
+    assert lose(db, controller.settings) == []
     machines[1].is_away = True
     asyncio.run(tick(controller))
     assert (state(db), row_of(db, "job-1")["status"]) == (VmState.STALE, JobState.RUNNING)

@@ -31,7 +31,8 @@ import json, os, signal, sys, time
 from pathlib import Path
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 print("héllo", flush=True)
-seen = {"argv": sys.argv[1:], "gpus": os.environ["CUDA_VISIBLE_DEVICES"], "pid": os.getpid()}
+told = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES", "HPC_GRPO_STOP_GRACE_S")}
+seen = {"argv": sys.argv[1:], "told": told, "pid": os.getpid()}
 path = Path(os.environ["SEEN"])
 path.with_suffix(".new").write_text(json.dumps(seen))
 path.with_suffix(".new").replace(path)
@@ -175,7 +176,8 @@ def test_a_job_runs_on_its_gpus_by_words_and_leaves_its_log_and_its_code(scene: 
     (attempt,) = scene.visit()[0].attempts
     assert (attempt.key, attempt.gpus, attempt.log.decode()) == (KEY, (1, 3), "héllo\n")
     told = json.loads(scene.seen.read_text())
-    assert (told["argv"], told["gpus"]) == (["grpo", f"--output_dir={scene.work_dir}/out", "--model=$(id) ;"], "1,3")
+    assert told["argv"] == ["grpo", f"--output_dir={scene.work_dir}/out", "--model=$(id) ;"]
+    assert told["told"] == {"CUDA_VISIBLE_DEVICES": "1,3", "HPC_GRPO_STOP_GRACE_S": "5.0"}
     assert scene.visit(Orders(start=(scene.spec(0.0),)))[1].failed  # its attempt was decided
     old, recent = (scene.work_dir / "over" / name for name in ("old.1", "recent.1"))
     for path, days in ((old, 8), (recent, 6)):

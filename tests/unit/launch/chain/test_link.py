@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -93,8 +94,9 @@ def test_a_link_queues_its_followers_before_it_asks_about_the_job_before(run: Ru
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("modules", [[link_module, successor_module], [link_module]], ids=["at once", "a moment later"])
 def test_a_disk_that_fails_at_the_start_costs_no_successor(
-    run: RunDir, queue: FakeQueue, number: int, monkeypatch: pytest.MonkeyPatch
+    run: RunDir, queue: FakeQueue, number: int, modules: list[ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
     own = ChainLink(run, launch(), queue, LinkJob("7", "hpc_grpo.driver.main"), clock)
@@ -103,8 +105,8 @@ def test_a_disk_that_fails_at_the_start_costs_no_successor(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as disk:
-        disk.setattr(link_module, "write_chain", fails)
-        disk.setattr(successor_module, "write_chain", fails)
+        for module in modules:
+            disk.setattr(module, "write_chain", fails)
         own.have_two_wait()
         own.start()
     assert queue.asked == ["submit 100 after 7", "submit 101 after 7 100"]
