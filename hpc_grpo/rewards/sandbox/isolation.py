@@ -88,14 +88,8 @@ def run_job(
     The first case that does not end with `exit 0` is the last one. With `patience_s`, the last one is the first that
     passes a limit after so many seconds. A sandbox that dies of its programs is a result of the case it was in.
     """
-    job = {
-        "id": "",
-        "argv": argv,
-        "files": files,
-        "cases": cases,
-        "limits": _for_kernel(isolation, limits),
-        "patience_s": patience_s,
-    }
+    job: dict[str, Any] = {"id": "", "argv": argv, "files": files, "cases": cases, "patience_s": patience_s}
+    job["limits"] = _for_kernel(isolation, limits)
     with TemporaryDirectory(prefix="hpc-grpo-code-") as folder:
         try:
             done = subprocess.run(

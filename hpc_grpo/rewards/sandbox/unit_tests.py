@@ -298,12 +298,7 @@ def _run_program(channel: Any, not_its: list[int]) -> None:
     def lookup(names: tuple[str, ...]) -> dict[str, Any]:
         return {name: vars(module)[name] for name in names if name in vars(module)}
 
-    operations: dict[str, Callable[..., Any]] = {
-        **_OPERATIONS,
-        "load": load,
-        "lookup": lookup,
-        "names": lambda: list(vars(module)),
-    }
+    operations = _OPERATIONS | {"load": load, "lookup": lookup, "names": lambda: list(vars(module))}
     Peer(channel, lambda operation, operands: operations[operation](*operands)).serve()
 
 
