@@ -17,7 +17,8 @@ from hpc_grpo.config import Config
 from hpc_grpo.driver import actors as workers
 from hpc_grpo.driver import main as train
 from hpc_grpo.engine.actor import Engine
-from hpc_grpo.learner.actor import LearnerActor, RemoteMinibatch
+from hpc_grpo.learner.actor import LearnerActor
+from hpc_grpo.types import RemoteMinibatch
 
 PACE = {"decode_s": 0.024, "sequence_s": 0.001, "train_s": 0.2, "token_s": 0.002}
 """Seconds of a decode step and more for each sequence in it; of a learner's step and more for each of its tokens."""

@@ -197,6 +197,24 @@ class Minibatch:
     num_sequences: int
 
 
+@dataclass(frozen=True)
+class RemoteGroup:
+    """A group to train on: a reference to its samples, and what the driver decided about each of its G rollouts."""
+
+    samples: Any
+    advantages: tuple[float, ...]
+    valid: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class RemoteMinibatch:
+    """One learner's share of an optimizer step; the numbers count tokens and sequences of all learners."""
+
+    items: tuple[RemoteGroup | TrainSequence, ...]
+    num_valid_tokens: int
+    num_sequences: int
+
+
 GIB = 2**30
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -20,6 +19,8 @@ def epoch_permutation(num_items: int, seed: int, epoch: int, stream: int = 0) ->
     PCG64 and SeedSequence give the same stream on every platform. NumPy may change `permutation` itself
     between feature releases (NEP 19), so a golden test pins the values this package was released with.
     """
+    import numpy as np
+
     # SeedSequence fills up with zeros, so stream 0 is what [seed, epoch] gives.
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch, stream])))
     return generator.permutation(num_items)

@@ -8,22 +8,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hpc_grpo.algorithms.base import algorithm_of
 from hpc_grpo.algorithms.sft import demonstration_sequence
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import budget_of
-from hpc_grpo.data.curriculum import Known
-from hpc_grpo.data.stream import DemonstrationStream
-from hpc_grpo.driver.rollouts import RolloutScheduler, StepGroups
-from hpc_grpo.driver.sampling import GradedGroup
+from hpc_grpo.driver.rollouts import GradedGroup, RolloutScheduler, StepGroups
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.actor import RemoteGroup
 from hpc_grpo.learner.split import cost
 from hpc_grpo.metrics.rollouts import rollout_metrics, selection_metrics
 from hpc_grpo.metrics.timing import StepTimer
-from hpc_grpo.types import GroupGrades, TrainSequence
+from hpc_grpo.types import GroupGrades, RemoteGroup, TrainSequence
+
+if TYPE_CHECKING:
+    from hpc_grpo.data.curriculum import Known
+    from hpc_grpo.data.stream import DemonstrationStream
+
+T = TypeVar("T")
 
 _MEASURED_EVERY = 16
 """Of so many completions one tells the mismatch: a share of a step's forward passes, and enough tokens for a mean."""
@@ -224,3 +226,18 @@ def _lines(group: GradedGroup, advantages: Sequence[float] | None) -> list[dict[
         }
         for index, text in enumerate(grades.texts)
     ]
+
+
+def balanced(items: Sequence[T], sizes: Sequence[float], num_parts: int) -> list[list[T]]:
+    """Split into parts of about equal total size: the largest first, each to the part that has least.
+
+    >>> balanced("abcd", [5, 1, 3, 3], 2)
+    [['a', 'b'], ['c', 'd']]
+    """
+    parts: list[list[int]] = [[] for _ in range(num_parts)]
+    totals = [0.0] * num_parts
+    for index in sorted(range(len(items)), key=lambda i: (-sizes[i], i)):
+        smallest = totals.index(min(totals))
+        parts[smallest].append(index)
+        totals[smallest] += sizes[index]
+    return [[items[index] for index in sorted(part)] for part in parts]

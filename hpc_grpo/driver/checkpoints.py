@@ -5,16 +5,15 @@ All learners write a checkpoint together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from ray.exceptions import RayError
 
 from hpc_grpo.config import Config
-from hpc_grpo.data.curriculum import Known
 from hpc_grpo.driver.learners import LearnerGroup
 from hpc_grpo.driver.length import Durations, TrainLength
+from hpc_grpo.driver.rollouts import DriverState
 from hpc_grpo.driver.schedule import Schedule
 from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.run.checkpoint import Checkpoint, find_checkpoint, prune_checkpoints, set_aside, valid_checkpoints
@@ -24,18 +23,6 @@ from hpc_grpo.run.retention import prune_exports
 
 _MIN_COPIES_OF_WEIGHTS = 3
 """In a checkpoint: AdamW's two moments lie beside the weights."""
-
-
-@dataclass(frozen=True)
-class DriverState:
-    """Everything that the driver needs to go on: steps done, the first ordinal that none of them has used, what the
-    curriculum knows of prompts, and the ordinals that it has chosen `ahead` of the steps that take them.
-    """
-
-    step: int = 0
-    next_ordinal: int = 0
-    curriculum: Known = field(default_factory=dict)
-    ahead: Sequence[int] = ()
 
 
 class Checkpoints:

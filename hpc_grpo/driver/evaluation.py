@@ -24,8 +24,8 @@ from hpc_grpo.driver.actors import Workers, reserve_nodes
 from hpc_grpo.driver.inputs import load_eval_inputs
 from hpc_grpo.driver.length import TrainLength
 from hpc_grpo.driver.remote import connect, run_driver
-from hpc_grpo.driver.rollouts import check_failures
-from hpc_grpo.driver.sampling import GradedGroup, RolloutPool
+from hpc_grpo.driver.rollouts import GradedGroup, check_failures
+from hpc_grpo.driver.sampling import RolloutPool
 from hpc_grpo.driver.schedule import Schedule
 from hpc_grpo.driver.stop import wait_for_ray
 from hpc_grpo.metrics.evals import EvalGroup, bounds_of, eval_metrics, paired_differences

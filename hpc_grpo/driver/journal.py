@@ -9,15 +9,19 @@ import json
 import os
 import shutil
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ray.exceptions import RayError
+
 from hpc_grpo.config import Config
 from hpc_grpo.driver.batches import Batch
-from hpc_grpo.driver.checkpoints import Checkpoints, DriverState
+from hpc_grpo.driver.checkpoints import Checkpoints
 from hpc_grpo.driver.length import StepTimes, TrainLength
+from hpc_grpo.driver.rollouts import DriverState
 from hpc_grpo.driver.stop import StopRequest
+from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import make_sinks
 from hpc_grpo.metrics.timing import StepTimer
@@ -128,6 +132,30 @@ class Session:
     @property
     def timer(self) -> StepTimer:
         return self.journal.timer
+
+    @property
+    def step_p95_s(self) -> float | None:
+        return self.times.steps.p95_s
+
+    def record_eval(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.journal.record_eval(step, metrics)
+
+    def record_step(self, state: DriverState, metrics: Mapping[str, float], batch: Batch) -> None:
+        self.journal.record_step(state, metrics, batch)
+
+    def save_if_due(self, state: DriverState) -> None:
+        with self.timer.phase("checkpoint"):
+            self.checkpoints.save_if_due(state)
+
+    def save_before_ending(self, state: DriverState, record: Callable[[], None] | None) -> None:
+        """Record the last step, if there is one to record, and save. Print an error: another one ends the run."""
+        try:
+            if record:
+                record()
+            with self.timer.phase("checkpoint"):
+                self.checkpoints.save(state)
+        except (HpcGrpoError, RayError) as error:
+            print(f"Step {state.step} could not be saved: {error}", flush=True)
 
     def batch_record(self, step: int) -> Path | None:
         """Return where the batch of `step` is to be kept, if anywhere, and remove what that makes too many."""

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 
-from hpc_grpo.driver.batches import Batch
+from hpc_grpo.driver.batches import Batch, balanced
 from hpc_grpo.driver.remote import get_all
-from hpc_grpo.learner.actor import WRITING, RemoteMinibatch
+from hpc_grpo.learner.actor import WRITING
 from hpc_grpo.learner.rendezvous import Rendezvous
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.run.checkpoint import Checkpoint
 from hpc_grpo.run.files import recover_dirs
-
-T = TypeVar("T")
+from hpc_grpo.types import RemoteMinibatch
 
 
 class LearnerGroup:
@@ -82,18 +81,3 @@ class LearnerGroup:
 
     def _on_all(self, method: str, *args: Any, waiting_for: str) -> None:
         get_all([getattr(learner, method).remote(*args) for learner in self._learners], None, waiting_for)
-
-
-def balanced(items: Sequence[T], sizes: Sequence[float], num_parts: int) -> list[list[T]]:
-    """Split into parts of about equal total size: the largest first, each to the part that has least.
-
-    >>> balanced("abcd", [5, 1, 3, 3], 2)
-    [['a', 'b'], ['c', 'd']]
-    """
-    parts: list[list[int]] = [[] for _ in range(num_parts)]
-    totals = [0.0] * num_parts
-    for index in sorted(range(len(items)), key=lambda i: (-sizes[i], i)):
-        smallest = totals.index(min(totals))
-        parts[smallest].append(index)
-        totals[smallest] += sizes[index]
-    return [[items[index] for index in sorted(part)] for part in parts]

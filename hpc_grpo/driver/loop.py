@@ -7,32 +7,65 @@ and every rollout is on-policy. Without engines (`weights` is None) nothing is p
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
-from ray.exceptions import RayError
-
-from hpc_grpo.driver.batches import Batches
-from hpc_grpo.driver.checkpoints import DriverState
-from hpc_grpo.driver.journal import Session
-from hpc_grpo.driver.learners import LearnerGroup
-from hpc_grpo.driver.profiles import Profiles
-from hpc_grpo.errors import EngineLostError, GraderLostError, HpcGrpoError, PromptError, RewardError
+from hpc_grpo.config import Config
+from hpc_grpo.driver.batches import Batch, Batches
+from hpc_grpo.driver.rollouts import DriverState
+from hpc_grpo.errors import EngineLostError, GraderLostError, PromptError, RewardError
+from hpc_grpo.metrics.timing import StepTimer
 
 if TYPE_CHECKING:
     from hpc_grpo.driver.evaluation import Evaluation
     from hpc_grpo.driver.meters import Meters
-    from hpc_grpo.driver.weights import WeightSync
+    from hpc_grpo.driver.profiles import Profiles
+
+
+class LoopSession(Protocol):
+    """The run around the loop: `Session`, or a simulated one."""
+
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def timer(self) -> StepTimer: ...
+
+    @property
+    def step_p95_s(self) -> float | None: ...
+
+    def should_go_on(self, state: DriverState, *, evaluates: bool) -> bool: ...
+
+    def batch_record(self, step: int) -> Path | None: ...
+
+    def record_eval(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def record_step(self, state: DriverState, metrics: Mapping[str, float], batch: Batch) -> None: ...
+
+    def save_if_due(self, state: DriverState) -> None: ...
+
+    def save_before_ending(self, state: DriverState, record: Callable[[], None] | None) -> None: ...
+
+
+class Learners(Protocol):
+    def train(self, batch: Batch, record: Path | None) -> dict[str, float]: ...
+
+
+class Weights(Protocol):
+    def publish(self, version: int, *, is_checked: bool) -> dict[str, float]: ...
+
+    def put_engines_to_sleep(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class TrainingLoop:
-    session: Session
+    session: LoopSession
     batches: Batches
-    learners: LearnerGroup
-    weights: WeightSync | None = None
+    learners: Learners
+    weights: Weights | None = None
     evaluation: Evaluation | None = None
     meters: Meters | None = None
     profiles: Profiles | None = None
@@ -42,10 +75,10 @@ class TrainingLoop:
         session, timer = self.session, self.session.timer
         policy_version, _ = self._publish(state)
         if state.step == 0 and (metrics := self._evaluate(state, policy_version)):
-            session.journal.record_eval(state.step, metrics)
+            session.record_eval(state.step, metrics)
         self.batches.start(policy_version)
         timer.start_over()
-        while session.should_go_on(state, evaluates=self._evaluates_at(state.step + 1, session.times.steps.p95_s)):
+        while session.should_go_on(state, evaluates=self._evaluates_at(state.step + 1, session.step_p95_s)):
             if self.profiles is not None:
                 self.profiles.before(state.step + 1)
             with self._saved_if_it_fails(state):
@@ -56,7 +89,7 @@ class TrainingLoop:
             if self.meters is not None:
                 self.meters.ask()
             state = DriverState(state.step + 1, batch.ordinals[-1] + 1, batch.curriculum, batch.ahead)
-            record = functools.partial(session.journal.record_step, state, metrics, batch)
+            record = functools.partial(session.record_step, state, metrics, batch)
             with self._saved_if_it_fails(state, record):
                 policy_version, checked = self._publish(state)
                 metrics |= checked
@@ -66,8 +99,7 @@ class TrainingLoop:
                 metrics |= self.meters.metrics()
             # Before the checkpoint: a run killed between the two must not resume past a step without a record.
             record()
-            with timer.phase("checkpoint"):
-                session.checkpoints.save_if_due(state)
+            session.save_if_due(state)
             if self.profiles is not None:
                 self.profiles.after(state.step)
         if self.profiles is not None:
@@ -85,13 +117,7 @@ class TrainingLoop:
             yield
         except (RewardError, PromptError, EngineLostError, GraderLostError) as error:
             print(f"Saving before ending: {error}", flush=True)
-            try:
-                if record:
-                    record()
-                with self.session.timer.phase("checkpoint"):
-                    self.session.checkpoints.save(state)
-            except (HpcGrpoError, RayError) as save_error:
-                print(f"Step {state.step} could not be saved: {save_error}", flush=True)
+            self.session.save_before_ending(state, record)
             raise
 
     def _clear_gpus(self, state: DriverState) -> None:

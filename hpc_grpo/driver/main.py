@@ -19,14 +19,14 @@ from hpc_grpo.data.stream import DemonstrationStream
 from hpc_grpo.driver.actors import Workers, reserve_nodes
 from hpc_grpo.driver.batches import DemonstrationBatches, RolloutBatches
 from hpc_grpo.driver.canary import Canary
-from hpc_grpo.driver.checkpoints import Checkpoints, DriverState, refuse_without_checkpoint
+from hpc_grpo.driver.checkpoints import Checkpoints, refuse_without_checkpoint
 from hpc_grpo.driver.evaluation import EvalSets, Evaluation
 from hpc_grpo.driver.inputs import Inputs, load_inputs
 from hpc_grpo.driver.journal import Journal, Session
 from hpc_grpo.driver.length import StepTimes, train_length
 from hpc_grpo.driver.loop import TrainingLoop
 from hpc_grpo.driver.remote import connect, run_driver
-from hpc_grpo.driver.rollouts import RolloutScheduler
+from hpc_grpo.driver.rollouts import DriverState, RolloutScheduler
 from hpc_grpo.driver.stop import StopRequest, wait_for_ray
 from hpc_grpo.errors import EngineLostError, HpcGrpoError, WeightSyncError
 from hpc_grpo.metrics.timing import StepTimer

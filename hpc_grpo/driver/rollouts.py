@@ -10,22 +10,21 @@ place, so a group is taken for the step that it was started for, or for an earli
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hpc_grpo.algorithms.base import algorithm_of
 from hpc_grpo.config import Config
-from hpc_grpo.data.curriculum import Curriculum
 from hpc_grpo.data.seeds import sampling_seed
-from hpc_grpo.data.stream import PromptStream
-from hpc_grpo.driver.sampling import GradedGroup, RolloutPool, StartedGroup
 from hpc_grpo.errors import HpcGrpoError, PromptError, RewardError
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
 
 if TYPE_CHECKING:
-    from hpc_grpo.driver.checkpoints import DriverState
+    from hpc_grpo.data.curriculum import Curriculum, Known
+    from hpc_grpo.data.stream import PromptStream
 
 _MAX_SHOWN_ERRORS = 3
 _WINDOW = 20
@@ -35,6 +34,44 @@ _ALL_RETIRED = (
     "Each of the {num} prompts rests for ever after step {step} (data.curriculum). To complete the run as it is, set "
     "train.total_steps={step} and the other lengths to null; else start one with more prompts, or a rest that ends."
 )
+
+
+@dataclass(frozen=True)
+class DriverState:
+    """Everything that the driver needs to go on: steps done, the first ordinal that none of them has used, what the
+    curriculum knows of prompts, and the ordinals that it has chosen `ahead` of the steps that take them.
+    """
+
+    step: int = 0
+    next_ordinal: int = 0
+    curriculum: Known = field(default_factory=dict)
+    ahead: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class GradedGroup:
+    """A finished group: `samples` refers to its GroupSamples in the object store."""
+
+    prompt: Prompt
+    samples: Any
+    grades: GroupGrades
+
+
+class Pool(Protocol):
+    """Samples and grades groups: `RolloutPool`, or a simulated one."""
+
+    @property
+    def num_engine_restarts(self) -> int: ...
+
+    @property
+    def num_grader_restarts(self) -> int: ...
+
+    def start(
+        self, prompts: Sequence[Prompt], requests: Sequence[GroupRequest], with_texts: Sequence[bool]
+    ) -> Sequence[Any]:
+        """Begin to sample; return one handle a prompt for `wait`."""
+
+    def wait(self, started: Sequence[Any], waiting_for: str) -> list[GradedGroup]: ...
 
 
 @dataclass(frozen=True)
@@ -61,18 +98,19 @@ class StepGroups:
 class RolloutScheduler:
     """Keeps the engines busy within the lag bound."""
 
-    def __init__(
-        self, config: Config, stream: PromptStream, pool: RolloutPool, state: DriverState, total_steps: int
-    ) -> None:
+    def __init__(self, config: Config, stream: PromptStream, pool: Pool, state: DriverState, total_steps: int) -> None:
         self._config = config
         self._stream = stream
         self._pool = pool
         self._algorithm = algorithm_of(config)
-        settings = config.data.curriculum
-        self.curriculum = Curriculum(settings, state.curriculum) if settings is not None else None
+        self.curriculum: Curriculum | None = None
+        if (settings := config.data.curriculum) is not None:
+            from hpc_grpo.data.curriculum import Curriculum  # needs numpy, which a simulation does without
+
+            self.curriculum = Curriculum(settings, state.curriculum)
         self._next_step = state.step
         self._total_steps = total_steps
-        self._started: deque[StartedGroup] = deque()
+        self._started: deque[Any] = deque()
         self._next_to_start = self._next_to_take = state.next_ordinal
         self._chosen = deque(state.ahead)
         self._earlier: deque[GroupGrades] = deque(maxlen=_WINDOW)
@@ -207,3 +245,19 @@ def check_failures(
             f"The reward failed for {len(failed)} of {len(judged)} prompts, more than "
             f"grading.max_failed_fraction = {max_failed_fraction:g} allows:\n  {shown}"
         )
+
+
+def spread(count: int, loads: Sequence[int]) -> list[int]:
+    """Return the index of the engine for each of `count` groups: the one that has fewest by then, the first of several.
+
+    >>> spread(4, [0, 0, 0]), spread(4, [3, 0, 1])
+    ([0, 1, 2, 0], [1, 1, 2, 1])
+    """
+    fewest = [(load, index) for index, load in enumerate(loads)]
+    heapq.heapify(fewest)
+    chosen = []
+    for _ in range(count):
+        load, index = fewest[0]
+        heapq.heapreplace(fewest, (load + 1, index))
+        chosen.append(index)
+    return chosen

@@ -7,7 +7,6 @@ run forms the same batches.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,17 +15,9 @@ from uuid import uuid4
 
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, is_engine_failure
 from hpc_grpo.driver.remote import Deadline, all_errors, death, ended, first_error, get_all
+from hpc_grpo.driver.rollouts import GradedGroup, spread
 from hpc_grpo.run.pulse import ASKED_AGAIN, PULSE
-from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
-
-
-@dataclass(frozen=True)
-class GradedGroup:
-    """A finished group: `samples` refers to its GroupSamples in the object store."""
-
-    prompt: Prompt
-    samples: Any
-    grades: GroupGrades
+from hpc_grpo.types import GroupRequest, Prompt
 
 
 @dataclass(frozen=True)
@@ -190,19 +181,3 @@ class RolloutPool:
         for group in self._under_way:
             if group.is_open and group.grading.is_lost:
                 group.grade()
-
-
-def spread(count: int, loads: Sequence[int]) -> list[int]:
-    """Return the index of the engine for each of `count` groups: the one that has fewest by then, the first of several.
-
-    >>> spread(4, [0, 0, 0]), spread(4, [3, 0, 1])
-    ([0, 1, 2, 0], [1, 1, 2, 1])
-    """
-    fewest = [(load, index) for index, load in enumerate(loads)]
-    heapq.heapify(fewest)
-    chosen = []
-    for _ in range(count):
-        load, index = fewest[0]
-        heapq.heapreplace(fewest, (load + 1, index))
-        chosen.append(index)
-    return chosen

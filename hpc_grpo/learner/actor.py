@@ -12,7 +12,6 @@ import itertools
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.system.affinity import keep_near_gpus
 from hpc_grpo.system.usage import METER, Usage
-from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
+from hpc_grpo.types import Minibatch, ParameterSpec, RemoteGroup, RemoteMinibatch, TrainSequence
 
 if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
@@ -37,24 +36,6 @@ if TYPE_CHECKING:
     from hpc_grpo.types import Float32Array
     from hpc_grpo.weights.node_group import GroupMembership
     from hpc_grpo.weights.store import StoredVersion, StoreSpec
-
-
-@dataclass(frozen=True)
-class RemoteGroup:
-    """A group to train on: a reference to its samples, and what the driver decided about each of its G rollouts."""
-
-    samples: Any
-    advantages: tuple[float, ...]
-    valid: tuple[bool, ...]
-
-
-@dataclass(frozen=True)
-class RemoteMinibatch:
-    """One learner's share of an optimizer step; the numbers count tokens and sequences of all learners."""
-
-    items: tuple[RemoteGroup | TrainSequence, ...]
-    num_valid_tokens: int
-    num_sequences: int
 
 
 WRITING = "writing"

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import ceil
 
-import numpy as np
-
 from hpc_grpo.config.resources import KEYS_OF_A_TOKEN, Budget
 from hpc_grpo.types import TrainSequence
 
@@ -41,6 +39,8 @@ def shared_length(group: Sequence[TrainSequence]) -> int:
     if len(group) < 2:
         return 0
     front = min(int(sequence.loss_mask.argmax()) for sequence in group)
+    import numpy as np
+
     rows = np.stack([sequence.token_ids[:front] for sequence in group])
     differs = (rows != rows[0]).any(axis=0)
     return int(differs.argmax()) if differs.any() else front

@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_grpo.config import Config
-from hpc_grpo.driver.batches import Batch, TrainItem
-from hpc_grpo.driver.learners import balanced
-from hpc_grpo.driver.sampling import GradedGroup, spread
-from hpc_grpo.learner.actor import RemoteGroup
+from hpc_grpo.driver.batches import Batch, TrainItem, balanced
+from hpc_grpo.driver.rollouts import GradedGroup, spread
 from hpc_grpo.simulate.engine import Call, SimulatedEngine
 from hpc_grpo.simulate.lengths import Sequences, draw_lengths
 from hpc_grpo.simulate.rates import DrawnStep, Rates
-from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
+from hpc_grpo.types import GroupGrades, GroupRequest, Prompt, RemoteGroup
 
 
 @dataclass

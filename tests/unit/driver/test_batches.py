@@ -8,8 +8,7 @@ import pytest
 
 from hpc_grpo.data.curriculum import Curriculum
 from hpc_grpo.driver.batches import DemonstrationBatches, RolloutBatches, TrainItem
-from hpc_grpo.driver.rollouts import StepGroups
-from hpc_grpo.driver.sampling import GradedGroup
+from hpc_grpo.driver.rollouts import GradedGroup, StepGroups
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.types import Demonstration, GroupGrades, Prompt, TrainSequence

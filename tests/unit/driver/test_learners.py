@@ -7,8 +7,8 @@ import pytest
 
 from hpc_grpo.driver.batches import Batch, TrainItem
 from hpc_grpo.driver.learners import LearnerGroup
-from hpc_grpo.learner.actor import RemoteGroup
 from hpc_grpo.metrics.reductions import Mean
+from hpc_grpo.types import RemoteGroup
 from tests.support.ray_futures import Reference, answered
 
 

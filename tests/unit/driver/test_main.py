@@ -10,7 +10,7 @@ import pytest
 from hpc_grpo.config import Config
 from hpc_grpo.driver import main as train
 from hpc_grpo.driver.canary import Canary
-from hpc_grpo.driver.checkpoints import DriverState
+from hpc_grpo.driver.rollouts import DriverState
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.contract import PULSE_VARIABLE

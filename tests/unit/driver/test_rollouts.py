@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.config import Config
-from hpc_grpo.driver.checkpoints import DriverState
-from hpc_grpo.driver.rollouts import RolloutScheduler, StepGroups, check_failures
-from hpc_grpo.driver.sampling import GradedGroup
+from hpc_grpo.driver.rollouts import DriverState, GradedGroup, RolloutScheduler, StepGroups, check_failures
 from hpc_grpo.errors import HpcGrpoError, RewardError
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
 from tests.support.configs import minimal_config
