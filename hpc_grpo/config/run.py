@@ -74,26 +74,17 @@ class CheckpointConfig(Section):
 
 
 class DeadlinesConfig(Section):
-    """Sets when to give up. A phase's own deadline holds until its longest time is known, and bounds it after that."""
+    """When to give up on a process: before its longest time is known, and after that."""
 
     start_s: PositiveFloat = Field(
-        1800.0, description="Reading the inputs; learners, engines and weight stores coming up; the contract: each."
+        1800.0,
+        description="Start of the driver and of each actor, and an actor's first work. A checkpoint may take 2 times "
+        "as long, a step's rollouts or training 4 times, a resume or an eval 8 times.",
     )
-    resume_s: PositiveFloat = Field(
-        14400.0, description="Checking and loading a checkpoint, rewriting it for another number of learners included."
-    )
-    generate_wait_s: PositiveFloat = Field(7200.0, description="A step's rollouts, grading included.")
-    train_s: PositiveFloat = Field(7200.0, description="The optimizer steps of one step.")
-    checkpoint_s: PositiveFloat = Field(3600.0, description="A checkpoint and an export.")
-    eval_s: PositiveFloat = Field(14400.0, description="An eval.")
-    late_factor: Annotated[float, Field(gt=1.0)] = Field(
-        10.0, description="A phase or work that repeats is late after so many times the longest it took in this run."
-    )
-    late_s: PositiveFloat = Field(300.0, description="No phase of the driver is late before this.")
     silent_s: PositiveFloat = Field(
         60.0,
-        description="No learner, engine or grader is late before it has shown no progress for so long; start_s until "
-        "its longest pause is known.",
+        description="A learner, engine or grader is late after 10 times its longest pause in this run, but no sooner "
+        "than this; the driver no sooner than 5 times this.",
     )
 
 

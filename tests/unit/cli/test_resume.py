@@ -125,10 +125,10 @@ def test_a_key_that_the_runs_copy_does_not_know_is_refused_here_and_not_in_its_j
     run: RunDir, queue: FakeQueue
 ) -> None:
     older = yaml.safe_load(run.config.read_text())
-    del older["deadlines"]["late_s"]  # as a package has it that came before this key
+    del older["deadlines"]["silent_s"]  # as a package has it that came before this key
     frozen_config._write(run, older)
-    result = resume(run, "deadlines.late_s=77")
+    result = resume(run, "deadlines.silent_s=77")
     assert (result.exit_code, queue.requests) == (EXIT_CONFIG, [])
-    assert "which came before deadlines.late_s" in result.stderr
-    assert resume(run, "deadlines.late_s=77", "--accept-changes").exit_code == 0
+    assert "which came before deadlines.silent_s" in result.stderr
+    assert resume(run, "deadlines.silent_s=77", "--accept-changes").exit_code == 0
     assert len(queue.requests) == 1
