@@ -92,9 +92,9 @@ def _names(config: Config) -> None:
 
 
 def _eval(config: Config) -> None:
-    if not config.eval.every.is_ever:
+    key = "eval.every"
+    if config.eval.every is None:
         return
-    (key, *_) = (f"eval.every_{unit}" for unit in ("steps", "epochs", "s") if getattr(config.eval, f"every_{unit}"))
     if not config.needs.rollouts:
         raise ConfigError(f"{key} is set, but task {config.task} has no engines to sample with. Set it to null.")
     if not config.data.has_eval:

@@ -311,6 +311,20 @@ _ENGINE_OF_TRAINING = (
     "vllm.* reward_norm adv_norm group_size use_decoupled_loss_*"
 )
 
+
+def _often(section: str, older: str, ours: str, needs: str = "") -> Row:
+    """Return the row of three frequencies, whichever comes first, as one text; never where `needs` is not set."""
+    names = {unit: (f"{section}.freq_{key}", f"exp_ctrl.{older}_freq_{key}")
+             for unit, key in (("steps", "steps"), ("epochs", "epochs"), ("s", "secs"))}  # fmt: skip
+
+    def convert(_value: Any, theirs: Theirs) -> str | None:
+        spans = [f"{number} {unit}" for unit, own in names.items() if (number := theirs.get(*own))]
+        return ", ".join(spans) or None if not needs or theirs.get(needs) else None
+
+    further = dict.fromkeys((*names["epochs"], *names["s"]))
+    return Row(" ".join(names["steps"]), ours, convert, default=None, also=further)
+
+
 ROWS = (
     Row("experiment_name", "run.name", lambda value, theirs: "-".join(
         str(part) for part in (value, theirs.get("trial_name")) if part), default="areal", also={"trial_name": None}),
@@ -426,16 +440,9 @@ ROWS = (
     Row("valid_dataset.path", convert=_eval_data, also={"valid_dataset.split": "test"}),
     Row("valid_dataset", note="no eval without a data set for it"),
     Row("train_dataset.* valid_dataset.* dataset.*", note="of AReaL's data loader"),
-    *(
-        Row(f"{theirs}freq_{unit} exp_ctrl.{older}_freq_{unit}", f"{ours}_{our_unit}", convert, default=None)
-        for theirs, older, ours, convert in (
-            ("saver.", "save", "checkpoint.export_every", None),
-            ("recover.", "ckpt", "checkpoint.every", None),
-            ("evaluator.", "eval", "eval.every",
-             lambda value, theirs: value if theirs.get("valid_dataset.path") else None),
-        )
-        for unit, our_unit in (("epochs", "epochs"), ("steps", "steps"), ("secs", "s"))
-    ),
+    _often("saver", "save", "checkpoint.export_every"),
+    _often("recover", "ckpt", "checkpoint.every"),
+    _often("evaluator", "eval", "eval.every", needs="valid_dataset.path"),
     Row("stats_logger.wandb.mode wandb.mode", "metrics.wandb_mode",
         choice({"disabled": "disabled", "offline": "offline", "online": "auto", True: "auto"}, "W&B"),
         default="disabled"),

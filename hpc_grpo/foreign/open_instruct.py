@@ -292,14 +292,14 @@ ROWS = (
     Row("deepspeed_offload_optimizer", "train.offload_optimizer", lambda value, _: "cpu" if value else "none",
         default=False),
     Row("gradient_checkpointing", "train.gradient_checkpointing", lambda *_: True, default=False),
-    Row("local_eval_every", "eval.every_steps", lambda value, theirs: table.positive(
+    Row("local_eval_every", "eval.every", lambda value, theirs: table.positive(
         value, theirs) if theirs.get("dataset_mixer_eval_list") else None, default=100),
     Row("eval_pass_at_k", "eval.num_samples", default=1),
     Row("eval_temperature", "eval.temperature", lambda value, theirs: theirs.get("temperature")
         if value is None else value, default=None),
     Row("eval_top_p", "eval.top_p"),
-    Row("save_freq", "checkpoint.export_every_steps", table.positive, default=200),
-    Row("checkpoint_state_freq", "checkpoint.every_steps", _state_every, default=200,
+    Row("save_freq", "checkpoint.export_every", table.positive, default=200),
+    Row("checkpoint_state_freq", "checkpoint.every", _state_every, default=200,
         also={"checkpoint_state_dir": None}),
     Row("keep_last_n_checkpoints", "checkpoint.keep_exports", table.positive, default=3),
     Row("with_tracking", "metrics.wandb_mode", lambda value, _: "auto" if value else "disabled", default=False),

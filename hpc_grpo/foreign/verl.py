@@ -221,8 +221,8 @@ ROWS = (
         convert=_parallel_engine),
     Row("trainer.total_epochs", convert=lambda value, theirs: table.length(
         theirs.get("trainer.total_training_steps"), value), default=30, also={"trainer.total_training_steps": None}),
-    Row("trainer.save_freq", "checkpoint.every_steps", positive, default=-1),
-    Row("trainer.test_freq", "eval.every_steps", positive, default=-1),
+    Row("trainer.save_freq", "checkpoint.every", positive, default=-1),
+    Row("trainer.test_freq", "eval.every", positive, default=-1),
     Row("trainer.max_actor_ckpt_to_keep", "checkpoint.keep_last", table.kept, default=None),
     Row("trainer.val_before_train", note="with an eval there is one before training, too"),
     Row("trainer.val_only", convert=only(False, why="an eval apart from training is hpc-grpo eval")),

@@ -171,7 +171,7 @@ _BY_KIND = {
     "walltime": Advice(
         "walltime",
         "The time limit came before the last checkpoint; later steps are trained again. Save more often or ask for "
-        "more time: hpc-grpo resume RUN checkpoint.every_steps=N launch.slurm.time_min=MIN.",
+        "more time: hpc-grpo resume RUN checkpoint.every=N launch.slurm.time_min=MIN.",
     ),
     "node_lost": Advice(
         "node lost",
@@ -242,7 +242,7 @@ _BY_PATTERN = {
     r"gradient of .* is not finite": Advice(
         "diverged",
         "A run with a checkpoint keeps its train.lr: give a new run.name and a lower train.lr or train.max_grad_norm. "
-        "Its model.path may be an export of this run, if checkpoint.export_every_steps made one.",
+        "Its model.path may be an export of this run, if checkpoint.export_every made one.",
     ),
     r"NCCL[^\n]*(tim(e|ed)[ -]?out|unhandled|remote process|system error|abort)|collective operation timeout"
     r"|DistBackendError|ProcessGroupNCCL|gloo[^\n]*(timed out|connection|closed by peer)|Connection closed by peer"

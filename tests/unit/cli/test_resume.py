@@ -23,7 +23,7 @@ from tests.support.places import FakeQueue
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     """Return a run that trained a step, in a job that had more time than its config says."""
-    inputs = ["model.path=org/m", "data.train.path=org/rows", "eval.every_steps=null"]
+    inputs = ["model.path=org/m", "data.train.path=org/rows", "eval.every=null"]
     run = freeze(load_config("local/debug", [f"run.root={tmp_path}", "launch.slurm.time_min=30", *inputs]), [], []).run
     run.ledger.write_text('{"step": 1, "attempt": 1, "ordinals": [0]}\n')
     had = {"num_nodes": 2, "time_min": 90, "extra": {"qos": "long"}}

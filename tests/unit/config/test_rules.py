@@ -80,7 +80,7 @@ def test_sft_has_no_rewards_to_check() -> None:
             {"task": "distill", "distill": {"teacher": "t"}, "rewards": [], "data": {"train": EVAL, "curriculum": {}}},
             "data.curriculum judges prompts by rewards, and data.train has none.",
         ),
-        ({"eval": {"every_steps": 5}}, "data.eval is not"),
+        ({"eval": {"every": 5}}, "data.eval is not"),
         (
             {"data": {"train": {"mix": [{"path": "a", "weight": 1}, {"path": "b"}]}}},
             "With a weight for data.train.mix.0, each source of the mix needs one: give data.train.mix.1 a weight.",
@@ -98,14 +98,14 @@ def test_sft_has_no_rewards_to_check() -> None:
             {"data": {"train": {"mix": [{"path": "a", "rewards": [{"name": "mth"}]}]}}},
             "Reward 'mth' does not exist; did you mean 'math'?",
         ),
-        ({"eval": {"every_steps": 5}, "task": "sft", "data": {"train": {"path": "d"}, "eval": EVAL}}, "task sft"),
+        ({"eval": {"every": 5}, "task": "sft", "data": {"train": {"path": "d"}, "eval": EVAL}}, "task sft"),
         (
-            {"eval": {"every_steps": 5, "pass_k": [1, 4], "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
+            {"eval": {"every": 5, "pass_k": [1, 4], "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
             "eval.pass_k = [1, 4]: every k must be at most eval.num_samples = 2",
         ),
         (
             {
-                "eval": {"every_steps": 5, "num_samples": 8, "pass_k": [8]},
+                "eval": {"every": 5, "num_samples": 8, "pass_k": [8]},
                 "data": {"train": EVAL, "eval_sets": {"hard": {**EVAL, "num_samples": 4}}},
             },
             "data.eval_sets.hard.pass_k = [8]: every k must be at most data.eval_sets.hard.num_samples = 4",
@@ -113,7 +113,7 @@ def test_sft_has_no_rewards_to_check() -> None:
         ({"data": {"train": EVAL, "eval_sets": {"a/b": EVAL}}}, "data.eval_sets has 'a/b': the name of a set"),
         ({"eval": {"metrics": ["majority"]}}, "eval.metrics has 'majority': there are no built-in ones."),
         (
-            {"eval": {"every_steps": 5, "reward": "other"}, "data": {"train": EVAL, "eval": EVAL}},
+            {"eval": {"every": 5, "reward": "other"}, "data": {"train": EVAL, "eval": EVAL}},
             "eval.reward = 'other' must be one of rewards: correctness",
         ),
         (
@@ -166,7 +166,7 @@ def test_a_broken_rule_is_an_error_with_the_values_and_the_fix(sections: dict[st
         {"rollout": {"max_policy_lag": 4}, "train": {"num_minibatches": 2}},
         {"task": "sft", "sft": {"batch_size": 4}, "train": {"num_minibatches": 4}},
         {"task": "sft", "train": {"max_tokens_per_microbatch": 1}},
-        {"eval": {"every_steps": 5, "pass_k": [1, 2], "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
+        {"eval": {"every": 5, "pass_k": [1, 2], "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
         {"train": {"max_tokens_per_microbatch": 768}},
         {"rollout": {"min_new_tokens": 20, "max_new_tokens": 20}, "loss": {"correction": "none"}},
         {"engine": {"max_num_batched_tokens": 256}},
