@@ -148,7 +148,7 @@ def weight_store_bytes(config: Config, num_parameters: int) -> int:
     """Return the size of a node's weight store in /dev/shm; 0 without engines, which alone read it."""
     if not engines_per_node(config):
         return 0
-    return DTYPE_BYTES[config.engine_dtype] * num_parameters * config.weights.num_buffers
+    return DTYPE_BYTES[config.engine_dtype] * num_parameters
 
 
 def object_store_bytes(wanted_gib: float, free_bytes: float) -> int:

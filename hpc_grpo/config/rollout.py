@@ -143,15 +143,7 @@ class EngineConfig(Section):
 
 
 class WeightsConfig(Section):
-    bucket_mib: PositiveInt = Field(256, description="Size of one bucket of the weight store.")
-    num_buffers: Literal[1, 2] = Field(
-        1, description="Versions the store holds; 2 keeps the current one readable while the next is staged."
-    )
-    page_lock: bool = Field(True, description="Register the weight store with CUDA, on nodes with GPUs.")
     deadline_s: PositiveFloat = Field(120.0, description="A publish that takes longer fails.")
     canary_every: PositiveInt | None = Field(
         1, description="Steps between checks that engines sample from the weights just published; null: none."
-    )
-    canary_bound: PositiveFloat | None = Field(
-        None, description="Nats a token that an engine may then be from the learner; null: 0.05, in bfloat16 1."
     )

@@ -46,19 +46,17 @@ def test_sft_has_no_engines_and_no_weight_store() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "engine_dtype", "num_buffers", "expected"),
+    ("dtype", "engine_dtype", "expected"),
     [
-        ("bfloat16", None, 1, 2000),
-        ("float32", None, 1, 4000),
-        ("bfloat16", None, 2, 4000),
-        ("float32", "bfloat16", 1, 2000),
+        ("bfloat16", None, 2000),
+        ("float32", None, 4000),
+        ("float32", "bfloat16", 2000),
     ],
 )
-def test_the_weight_store_holds_the_published_precision_once_for_each_buffer(
-    dtype: str, engine_dtype: str | None, num_buffers: int, expected: int
+def test_the_weight_store_holds_the_published_precision_once(
+    dtype: str, engine_dtype: str | None, expected: int
 ) -> None:
-    engine = {"dtype": engine_dtype}
-    config = minimal_config(model={"dtype": dtype}, engine=engine, weights={"num_buffers": num_buffers})
+    config = minimal_config(model={"dtype": dtype}, engine={"dtype": engine_dtype})
     assert weight_store_bytes(config, 1000) == expected
 
 

@@ -14,7 +14,6 @@ from tests.unit.plan.plan_configs import parts, plan_7b_config, planned_config
 
 OFFLOAD = "train.offload_optimizer=cpu"
 WITH_REFERENCE = "loss.kl.coef=0.01"
-TWO_BUFFERS = "weights.num_buffers=2"
 SEVEN = family_model("7B")
 
 
@@ -42,9 +41,8 @@ def stage(number: int) -> str:
         # 32B on one node is refused, whatever is done
         *[("32B", 1, [stage(number)], False) for number in (1, 2, 3)],
         *[("32B", 1, [stage(number), OFFLOAD], False) for number in (1, 2, 3)],
-        # two nodes: offload, with a single store buffer
+        # two nodes: offload
         ("32B", 2, [stage(3), OFFLOAD], True),
-        ("32B", 2, [stage(3), OFFLOAD, TWO_BUFFERS], False),
         ("32B", 2, [stage(3)], False),
         # ten nodes: ZeRO-3 without offload
         ("32B", 10, [stage(3)], True),
