@@ -184,21 +184,21 @@ def _curriculum(config: Config) -> None:
 
 def check_engine(config: Config, *, on_gpu: bool) -> None:
     """Raise ConfigError for settings of `engine` that vLLM refuses, or gets wrong, on such a device."""
-    guesses, is_ahead = config.engine.ngram_tokens, config.engine.async_scheduling
+    guesses, is_ahead = config.engine.ngram_tokens, config.engine.vllm.get("async_scheduling")
     if guesses is not None and not on_gpu:
         raise ConfigError(
-            f"engine.ngram_tokens = {guesses} needs engines on GPUs: on CPU, vLLM 0.32 samples what it has guessed at "
-            f"a temperature that it never sets (expand_kernel fills a copy): completions and logprobs are wrong. Set "
-            f"it to null."
+            "engine.vllm.speculative_config needs engines on GPUs: on CPU, vLLM 0.32 samples what it has guessed at "
+            "a temperature that it never sets (expand_kernel fills a copy): completions and logprobs are wrong. Set "
+            "it to null."
         )
     if is_ahead and not on_gpu:
         raise ConfigError(
-            "engine.async_scheduling = true needs engines on GPUs: vLLM refuses it on CPU. Set it to null."
+            "engine.vllm.async_scheduling = true needs engines on GPUs: vLLM refuses it on CPU. Set it to null."
         )
     if is_ahead and guesses is not None:
         raise ConfigError(
-            f"engine.async_scheduling = true and engine.ngram_tokens = {guesses} exclude each other: vLLM guesses from "
-            f"tokens that a step ahead does not have yet. Set one of them to null."
+            "engine.vllm.async_scheduling = true and engine.vllm.speculative_config exclude each other: vLLM guesses "
+            "from tokens that a step ahead does not have yet. Set one of them to null."
         )
 
 

@@ -13,6 +13,7 @@ from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
 
 EVAL = {"path": "eval.jsonl"}
+GUESSES = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
 
 
 def test_the_defaults_break_no_rule() -> None:
@@ -55,16 +56,16 @@ def test_sft_has_no_rewards_to_check() -> None:
             "launch.slurm.min_nodes = 3 would have a run with a critic go on with fewer nodes than launch.num_nodes",
         ),
         (
-            {"engine": {"ngram_tokens": 4}, "model": {"device": "cpu"}},
-            "engine.ngram_tokens = 4 needs engines on GPUs",
+            {"engine": {"vllm": GUESSES}, "model": {"device": "cpu"}},
+            "engine.vllm.speculative_config needs engines on GPUs",
         ),
         (
-            {"engine": {"async_scheduling": True}, "model": {"device": "cpu"}},
-            "engine.async_scheduling = true needs engines on GPUs",
+            {"engine": {"vllm": {"async_scheduling": True}}, "model": {"device": "cpu"}},
+            "engine.vllm.async_scheduling = true needs engines on GPUs",
         ),
         (
-            {"engine": {"async_scheduling": True, "ngram_tokens": 4}},
-            "engine.async_scheduling = true and engine.ngram_tokens = 4 exclude each other",
+            {"engine": {"vllm": {"async_scheduling": True, **GUESSES}}},
+            "engine.vllm.async_scheduling = true and engine.vllm.speculative_config exclude each other",
         ),
         ({"task": "stf"}, "Algorithm 'stf' does not exist; did you mean 'sft'? Built in: "),
         (
@@ -139,8 +140,8 @@ def test_sft_has_no_rewards_to_check() -> None:
             "rollout.top_p = 0.9: engines renormalise over the nucleus and the learner does not",
         ),
         (
-            {"engine": {"max_num_batched_tokens": 255}},
-            "engine.max_num_batched_tokens = 255 must be at least engine.max_num_seqs = 256",
+            {"engine": {"vllm": {"max_num_batched_tokens": 255}}},
+            "engine.vllm.max_num_batched_tokens = 255 must be at least engine.max_num_seqs = 256",
         ),
         (
             {"train": {"attention": "varlen"}, "model": {"device": "cpu"}},
@@ -169,8 +170,8 @@ def test_a_broken_rule_is_an_error_with_the_values_and_the_fix(sections: dict[st
         {"eval": {"every": 5, "pass_k": [1, 2], "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
         {"train": {"max_tokens_per_microbatch": 768}},
         {"rollout": {"min_new_tokens": 20, "max_new_tokens": 20}, "loss": {"correction": "none"}},
-        {"engine": {"max_num_batched_tokens": 256}},
-        {"task": "sft", "engine": {"max_num_batched_tokens": 1}},
+        {"engine": {"vllm": {"max_num_batched_tokens": 256}}},
+        {"task": "sft", "engine": {"vllm": {"max_num_batched_tokens": 1}}},
     ],
 )
 def test_a_value_at_the_edge_of_a_rule_passes(sections: dict[str, Any]) -> None:

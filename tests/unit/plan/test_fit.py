@@ -122,7 +122,7 @@ def test_a_shared_gpu_is_counted_at_the_training_where_that_takes_more() -> None
     assert named["engine asleep: CUDA context and graphs"] == 2 * GIB
     assert "activations kept" in named
     eager = plan_7b_config(
-        "1.5B", 1, *IN_TURN, longer, "engine.gpu_memory_utilization=0.1", "engine.enforce_eager=true"
+        "1.5B", 1, *IN_TURN, longer, "engine.gpu_memory_utilization=0.1", "engine.vllm.enforce_eager=true"
     )
     named = parts(next(budget for budget in eager.budgets if budget.device == SHARED_GPU))
     assert named["engine asleep: CUDA context"] == GIB
