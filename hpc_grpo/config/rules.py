@@ -41,15 +41,15 @@ def _one_length(config: Config) -> None:
 
 
 def _nodes(config: Config) -> None:
-    slurm, num_nodes = config.launch.slurm, config.launch.num_nodes
-    if slurm.min_nodes is not None and slurm.min_nodes > num_nodes:
+    slurm, num_nodes, least = config.launch.slurm, config.launch.num_nodes, config.launch.min_nodes
+    if least is not None and least > num_nodes:
         raise ConfigError(
-            f"launch.slurm.min_nodes = {slurm.min_nodes} must be at most launch.num_nodes = {num_nodes}: "
+            f"launch.min_nodes = {least} must be at most launch.num_nodes = {num_nodes}: "
             f"it says how many must be left of them. Lower it, or set it to null."
         )
-    if config.needs.critic and slurm.min_nodes is not None and slurm.min_nodes < num_nodes:
+    if config.needs.critic and least is not None and least < num_nodes:
         raise ConfigError(
-            f"launch.slurm.min_nodes = {slurm.min_nodes} would have a run with a critic go on with fewer nodes than "
+            f"launch.min_nodes = {least} would have a run with a critic go on with fewer nodes than "
             f"launch.num_nodes = {num_nodes}, and a critic is resumed with as many learners as before. Set it to null: "
             f"the job that follows goes on with all nodes."
         )

@@ -335,7 +335,7 @@ ROWS = (
     Row("total_train_n_seqs", convert=only(why="a run's length is train.total_steps, total_episodes or total_epochs")),
     Row("mode", note="where it runs is the command: train here, submit on Slurm"),
     Row("recover_mode recover.mode", note="a run always resumes by the same command; another run.name starts anew"),
-    Row("recover_retries recover_after recover.retries", note="launch.max_stalled_restarts bounds restarts"),
+    Row("recover_retries recover_after recover.retries", note="launch.max_stalled_attempts bounds attempts"),
     Row("recover.no_save_optim recover.no_load_optim", convert=only(False, why="a checkpoint has the optimizer")),
     Row("allocation_mode", convert=_allocation, default="",
         also={"rollout.backend": None, "actor.backend": None, "n_nodes": None, "cluster.n_nodes": 32,

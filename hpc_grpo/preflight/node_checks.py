@@ -212,7 +212,7 @@ def slingshot(node: NodeFacts, _needs: NodeNeeds) -> Finding:
         return warning(check, says, "FI_CXI_RX_MATCH_MODE: software in launch.env")
     if not node.has_vni and node.interface != "lo":
         says = "SLINGSHOT_VNIS is not set: some sites let steps of one node each not talk over libfabric"
-        return warning(check, says, "launch.slurm.network=job_vni, where NCCL finds no provider or is refused")
+        return warning(check, says, "launch.slurm.extra.network=job_vni, where NCCL finds no provider or is refused")
     return ok(check, "message matching is in software, and the job has its part of the network")
 
 

@@ -52,8 +52,8 @@ def test_sft_has_no_rewards_to_check() -> None:
         ),
         ({"rewards": [{"name": "mine.f"}]}, "or to your own: module:function or path/to/file.py:function."),
         (
-            {"task": "ppo", "launch": {"num_nodes": 4, "slurm": {"min_nodes": 3}}},
-            "launch.slurm.min_nodes = 3 would have a run with a critic go on with fewer nodes than launch.num_nodes",
+            {"task": "ppo", "launch": {"num_nodes": 4, "min_nodes": 3}},
+            "launch.min_nodes = 3 would have a run with a critic go on with fewer nodes than launch.num_nodes",
         ),
         (
             {"engine": {"vllm": GUESSES}, "model": {"device": "cpu"}},
