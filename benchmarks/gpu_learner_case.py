@@ -88,14 +88,14 @@ def measure_copies(case: Case, folder: Path) -> dict[str, Any]:
     config = make_config(case, folder)
     on_gpu = torch.cuda.is_available()
     model = load_policy(config, use_gradient_checkpointing=False).to("cuda" if on_gpu else "cpu")
-    layout = bucket_layout(parameter_specs(model, config.model.dtype), config.weights.bucket_mib * 2**20)
+    layout = bucket_layout(parameter_specs(model, config.model.dtype))
     weights = {name: parameter.detach() for name, parameter in model.hf_named_parameters()}
     num_bytes = sum(weight.numel() * weight.element_size() for weight in weights.values())
     result: dict[str, Any] = {"num_bytes": num_bytes, "num_parameters": len(weights)}
     with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
-        store = WeightStore(Path(shared), StoreSpec(layout, num_buffers=1, key=1), create=True)
+        store = WeightStore(Path(shared), StoreSpec(layout, key=1), create=True)
     # Mapped, it needs its file no longer: a case that is stopped leaves none behind.
-    pairs = [(weights[name], view) for bucket in layout.buckets for name, view in store.tensors(0, bucket)]
+    pairs = [(weights[name], view) for bucket in layout.buckets for name, view in store.tensors(bucket)]
     synchronise = torch.cuda.synchronize if on_gpu else _do_nothing
     rates = _rates(pairs, num_bytes, synchronise, is_beside=False)
     result |= {f"pageable {way}": rate for way, rate in rates.items()}

@@ -118,9 +118,9 @@ def _train(
             "train.total_steps": budget.num_steps,
             "train.num_minibatches": 4,
             "train.lr": 5e-4,
-            "eval.every_steps": budget.num_steps // 6,
+            "eval.every": budget.num_steps // 6,
             "eval.num_samples": 4,
-            "checkpoint.every_steps": "null",
+            "checkpoint.every": "null",
             "rollout.logged_fraction": 0,
         }
         _run("local/tiny_grpo", run_dir, {**settings, **overrides})

@@ -273,7 +273,7 @@ def _config(work: Work, layout: Layout, budget: int, train: Mapping[str, Any] | 
             "max_tokens_per_microbatch": budget,
             **(train or {}),
         },
-        "checkpoint": {"every_steps": None},
+        "checkpoint": {"every": None},
         "metrics": {"wandb_mode": "disabled"},
         "launch": {"object_store_gib": 0.25},
     }

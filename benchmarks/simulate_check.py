@@ -45,7 +45,7 @@ def write_config(folder: Path, nodes: int, lag: int) -> Path:
         "rollout": {"prompts_per_step": 8, "group_size": 4, "max_new_tokens": 96, "max_policy_lag": lag},
         "engine": {"engines_per_node": 2, "max_num_seqs": 8, "kv_cache_gib": 0.0625},
         "train": {"total_steps": _STEPS, "lr": 1e-6, "zero_stage": 1},
-        "checkpoint": {"every_steps": None},
+        "checkpoint": {"every": None},
         "launch": {
             "object_store_gib": 0.1,
             "num_nodes": nodes,

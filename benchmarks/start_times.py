@@ -48,7 +48,7 @@ def _run(folder: Path, has_templates: bool) -> tuple[float, float, float]:
 
     folder.mkdir()
     launch = {"object_store_gib": 0.1, "templates": has_templates}
-    every = {"train": {"total_steps": 2000}, "checkpoint": {"every_steps": 2}, "launch": launch}
+    every = {"train": {"total_steps": 2000}, "checkpoint": {"every": 2}, "launch": launch}
     config = tiny_config(write_workspace(folder), "run", **every)
     run = RunDir(folder / "runs" / "run")
     with (folder / "log").open("wb") as log:

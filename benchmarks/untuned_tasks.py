@@ -77,7 +77,7 @@ def _train(model: Path, task: str, steps: int, lr: float) -> RunDir:
         },
         "rewards": [{"name": "reasoning_gym"}],
         "train": {"total_steps": steps, "lr": lr, "num_threads": 2, "max_tokens_per_microbatch": 1024},
-        "eval": {"every_steps": steps, "reward": "reasoning_gym"},
+        "eval": {"every": steps, "reward": "reasoning_gym"},
         **_OF_THE_MACHINE,
     }
     if not run.is_complete():

@@ -66,7 +66,7 @@ class Member:
         self.layout = bucket_layout(specs, _BUCKET_BYTES)
         self.flat = torch.zeros(self.layout.num_bytes, dtype=torch.uint8)
         self.tensors = {name: tensor for bucket in self.layout.buckets for name, tensor in views(self.flat, bucket)}
-        spec = StoreSpec(self.layout, 1, key=7)
+        spec = StoreSpec(self.layout, key=7)
         if rank == PUBLISHER_RANK:
             self.store = WeightStore(folder, spec, create=True)
         dist.barrier()
@@ -94,7 +94,7 @@ class Memcpy(Method):
 
     def __init__(self, member: Member) -> None:
         super().__init__(member)
-        shared = (pair for bucket in member.layout.buckets for pair in member.store.tensors(0, bucket))
+        shared = (pair for bucket in member.layout.buckets for pair in member.store.tensors(bucket))
         self.pairs = [(bytes_of(view), bytes_of(member.tensors[name])) for name, view in shared]
 
     def publish(self, version: int) -> None:
@@ -118,7 +118,7 @@ class FlatMemcpy(Memcpy):
 
     def __init__(self, member: Member) -> None:
         super().__init__(member)
-        self.pairs = [(bytes_of(member.store.buffers[0]), bytes_of(member.flat))]
+        self.pairs = [(bytes_of(member.store.raw), bytes_of(member.flat))]
 
 
 def bytes_of(tensor: torch.Tensor) -> Any:
@@ -189,7 +189,7 @@ class Store(Method):
         if stored != verified:
             raise RuntimeError(f"announced was {stored}, verified {verified}")
         for bucket in member.layout.buckets:
-            for name, tensor in member.store.tensors(stored.buffer, bucket):
+            for name, tensor in member.store.tensors(bucket):
                 member.tensors[name].copy_(tensor)
         member.group.acknowledge(stored.version)
         return time.perf_counter() - paused

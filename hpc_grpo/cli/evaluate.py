@@ -212,7 +212,7 @@ def _subject_of_run(run: RunDir, steps: Sequence[int], *, with_base: bool) -> Su
     if not exports and not with_base:
         raise ConfigError(
             f"Run {run.path.name} has no export yet: there is one when it is complete, or as often as "
-            f"checkpoint.export_every_steps says. `hpc-grpo export {run.path}` makes one of its newest checkpoint; "
+            f"checkpoint.export_every says. `hpc-grpo export {run.path}` makes one of its newest checkpoint; "
             f"--base looks at the model that it began with."
         )
     chosen = steps or ([] if with_base else [max(exports)])

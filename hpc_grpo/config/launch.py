@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from pydantic import (
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -38,19 +37,17 @@ class PlacementConfig(Section):
 
 
 class SlurmConfig(Section):
-    min_nodes: PositiveInt | None = Field(
-        None, description="Nodes to go on with in the job when it loses others; null: all of them, else a new job."
-    )
     partition: str | None = Field(None, description="Partition; null: the site's default.")
     account: str | None = Field(None, description="Account to charge; null: your default.")
     time_min: PositiveInt = Field(60, description="Walltime in minutes.")
     gpus_per_node: NonNegativeInt = Field(0, description="GPUs to ask for on each node.")
     cpus_per_node: PositiveInt | None = Field(None, description="CPUs to ask for on each node; null: the default.")
     exclusive: bool = Field(False, description="Whole nodes, shared with no other job: all that they have.")
-    network: str | None = Field(
-        None, description="sbatch's --network; job_vni on Slingshot, where single-node steps else may not talk."
+    extra: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further sbatch options, KEY: VALUE, such as {network: job_vni} on Slingshot, where single-node "
+        "steps else may not talk.",
     )
-    extra: dict[str, Any] = Field(default_factory=dict, description="Further sbatch options, KEY: VALUE.")
     max_job_chains: NonNegativeInt | None = Field(
         0, description="Follow-on jobs the run may use; null: until it is complete (MAX_JOB_CHAINS)."
     )
@@ -124,7 +121,7 @@ class LaunchConfig(Section):
         None, description="Container around Ray and training on every node (image, engine, ...); null: none."
     )
     min_nodes: PositiveInt | None = Field(
-        None, description="Nodes to go on with when others are lost; null: launch.slurm.min_nodes, else all of them."
+        None, description="Nodes to go on with when others are lost; null: all of them, on Slurm else a new job."
     )
     hosts: list[str] = Field(
         default_factory=list,
@@ -133,9 +130,10 @@ class LaunchConfig(Section):
     port: int = Field(
         6379, ge=1, le=65535, description="Port of the head that workers of `hpc-grpo pod` and `host` dial."
     )
-    join_s: PositiveFloat = Field(1800.0, description="`pod` and `host`: the head waits so long for all workers.")
-    rejoin_s: NonNegativeFloat = Field(
-        120.0, description="`pod` and `host`: after a loss the head waits so long for workers to come back."
+    join_s: PositiveFloat = Field(
+        120.0,
+        description="`pod` and `host`: after a loss the head waits so long for workers to come back; at the start 15 "
+        "times as long.",
     )
     reward_server: RewardServerConfig | None = Field(
         None, description="A server that rewards ask (command, health_url, deadline_s), healthy before training."
@@ -178,17 +176,11 @@ class LaunchConfig(Section):
     max_stalled_attempts: PositiveInt = Field(
         3, description="Jobs in a row without a new checkpoint after which a chain gives up."
     )
-    max_stalled_restarts: NonNegativeInt = Field(
-        1, description="Restarts in a row of a crashed driver inside one job without a new checkpoint."
-    )
     bringup_deadline_s: PositiveFloat = Field(300.0, description="All nodes and GPUs must have joined by then.")
     notify: list[str] = Field(
         default_factory=list,
         description="Command and arguments, run by the job when the run is complete, its chain is over, or an attempt "
         "failed: HPC_GRPO_EVENT (complete, ended, retrying), HPC_GRPO_RUN and HPC_GRPO_WHY say what happened.",
-    )
-    scheduler_query_min_s: NonNegativeFloat = Field(
-        60.0, description="`status --slurm` asks the scheduler no more often than this."
     )
 
     @field_validator("hosts")
@@ -225,8 +217,3 @@ class LaunchConfig(Section):
                 "/projects/me/env/bin/python"
             )
         return python
-
-    @property
-    def least_nodes(self) -> int | None:
-        """Return the number of nodes to go on with after a loss; None: all of them."""
-        return self.min_nodes or self.slurm.min_nodes

@@ -11,11 +11,11 @@ MOST_BESIDE_A_LEARNER = 0.7
 
 
 def _engine_batch(config: Config) -> None:
-    given, num_seqs = config.engine.max_num_batched_tokens, config.engine.max_num_seqs
+    given, num_seqs = config.engine.vllm.get("max_num_batched_tokens"), config.engine.max_num_seqs
     if config.needs.rollouts and given is not None and given < num_seqs:
         raise ConfigError(
-            f"engine.max_num_batched_tokens = {given} must be at least engine.max_num_seqs = {num_seqs}: each request "
-            f"that decodes takes one token of a step. Raise it, set it to null, or lower engine.max_num_seqs."
+            f"engine.vllm.max_num_batched_tokens = {given} must be at least engine.max_num_seqs = {num_seqs}: each "
+            f"request that decodes takes one token of a step. Raise it, leave it out, or lower engine.max_num_seqs."
         )
 
 

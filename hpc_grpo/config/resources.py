@@ -13,7 +13,7 @@ _CPU_KV_CACHE_GIB = 0.25
 """KV cache of an engine on CPU where engine.kv_cache_gib is null: vLLM cannot measure what is free there."""
 
 _GPU_BATCHED_TOKENS = 8192
-"""Tokens of an engine's step on GPU where engine.max_num_batched_tokens is null.
+"""Tokens of an engine's step on GPU without engine.vllm.max_num_batched_tokens.
 
 Some 2,000 tokens keep a GPU's arithmetic busy; more spares the requests that decode beside a long prefill from many
 slow steps. Activations of so many cost 1.1 GiB for 7B parameters, which the KV cache gives up.
@@ -108,7 +108,7 @@ def budget_of(config: Config) -> Budget:
 
 def schedules_ahead(config: Config, *, on_gpu: bool) -> bool:
     """Say whether an engine schedules a step while the one before is computed; vLLM refuses that with ngram guesses."""
-    asked = config.engine.async_scheduling
+    asked = config.engine.vllm.get("async_scheduling")
     return on_gpu and config.engine.ngram_tokens is None if asked is None else asked
 
 
@@ -148,7 +148,7 @@ def weight_store_bytes(config: Config, num_parameters: int) -> int:
     """Return the size of a node's weight store in /dev/shm; 0 without engines, which alone read it."""
     if not engines_per_node(config):
         return 0
-    return DTYPE_BYTES[config.engine_dtype] * num_parameters * config.weights.num_buffers
+    return DTYPE_BYTES[config.engine_dtype] * num_parameters
 
 
 def object_store_bytes(wanted_gib: float, free_bytes: float) -> int:
@@ -166,11 +166,11 @@ def max_batched_tokens(config: Config, *, on_gpu: bool) -> int:
 
     vLLM wants one for each request that may decode, and one for each token that is guessed of it.
     """
-    engine = config.engine
+    engine, given = config.engine, config.engine.vllm.get("max_num_batched_tokens")
     decoded = engine.max_num_seqs * (1 + (engine.ngram_tokens or 0))
     if on_gpu:
         most = engine.max_num_seqs * config.max_model_len
-        return engine.max_num_batched_tokens or min(max(_GPU_BATCHED_TOKENS, decoded), most)
+        return given or min(max(_GPU_BATCHED_TOKENS, decoded), most)
     # A prompt is never cut on CPU (engine/sampler.py), so the longest sequence must fit into one step.
-    wanted = engine.max_num_batched_tokens or _CPU_BATCHED_TOKENS
+    wanted = given or _CPU_BATCHED_TOKENS
     return max(wanted, config.max_model_len, decoded)

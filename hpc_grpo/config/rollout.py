@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from typing_extensions import TypedDict  # pydantic reads none of typing's before Python 3.12
 
 from hpc_grpo.config.checked import checked
 from hpc_grpo.registry import REWARDS
@@ -106,6 +107,44 @@ class GradingConfig(Section):
     )
 
 
+class _Ngram(TypedDict):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    method: Literal["ngram"]
+    num_speculative_tokens: PositiveInt
+
+
+class VllmArgs(TypedDict, total=False):
+    """Keyword arguments of vllm.EngineArgs. Those named here are read by the plan too; vLLM checks others."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    max_num_batched_tokens: PositiveInt | None
+    enforce_eager: bool
+    enable_prefix_caching: bool
+    async_scheduling: bool | None
+    speculative_config: _Ngram | None
+
+
+_OF_OTHER_KEYS = {
+    "model": "model.path",
+    "dtype": "engine.dtype",
+    "seed": "run.seed",
+    "max_model_len": "data.max_prompt_tokens and rollout.max_new_tokens",
+    "max_num_seqs": "engine.max_num_seqs",
+    "tensor_parallel_size": "engine.tensor_parallel",
+    "gpu_memory_utilization": "engine.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "engine.kv_cache_gib",
+    **dict.fromkeys(
+        (
+            "trust_remote_code", "hf_overrides", "load_format", "enable_chunked_prefill", "skip_tokenizer_init",
+            "scheduling_policy", "logprobs_mode", "worker_extension_cls", "distributed_executor_backend",
+            "enable_sleep_mode", "profiler_config",
+        ),
+        "hpc-grpo alone",
+    ),
+}  # fmt: skip
+"""Arguments of vllm.EngineArgs -> what decides them instead of `engine.vllm`."""
+
+
 class EngineConfig(Section):
     engines_per_node: PositiveInt = Field(3, description="vLLM engines on each node.")
     dtype: Literal["float32", "bfloat16"] | None = Field(
@@ -113,45 +152,39 @@ class EngineConfig(Section):
     )
     tensor_parallel: PositiveInt = Field(1, description="GPUs (and processes) of one engine.")
     max_num_seqs: PositiveInt = Field(256, description="Requests an engine decodes at once.")
-    max_num_batched_tokens: PositiveInt | None = Field(
-        None,
-        description="Tokens that one step of an engine takes at most, of prompts and completions together; null: 8192 "
-        "on GPU, 2048 on CPU, where it is never less than a whole sequence.",
-    )
     kv_cache_gib: PositiveFloat | None = Field(
         None, description="KV cache of one engine; null: 0.25 on CPU, gpu_memory_utilization on GPU."
     )
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         0.9, description="Share of GPU memory an engine may use."
     )
-    enforce_eager: bool = Field(False, description="No CUDA graphs. Always so on CPU.")
-    prefix_caching: bool = Field(True, description="Share the prefill of a group's common prompt.")
-    ngram_tokens: PositiveInt | None = Field(
-        None,
-        description="Tokens that an engine guesses from what prompt and completion have said before, and checks in one "
-        "step (n-gram speculative decoding); samples keep their distribution. null: none.",
-    )
-    async_scheduling: bool | None = Field(
-        None,
-        description="Schedule an engine's next step while its GPU computes this one; a publish waits for both. null: "
-        "true on GPUs without ngram_tokens, where vLLM can.",
+    vllm: VllmArgs = Field(
+        default_factory=VllmArgs,
+        description="Further arguments of vllm.EngineArgs, such as enforce_eager: true, enable_prefix_caching: false, "
+        "max_num_batched_tokens (default: 8192 on GPU, 2048 on CPU), async_scheduling: false, or speculative_config: "
+        "{method: ngram, num_speculative_tokens: 4}.",
     )
     num_threads: PositiveInt = Field(1, description="OpenMP threads of one engine on CPU.")
     max_restarts: NonNegativeInt = Field(
         3, description="Times that an engine which died or failed is started anew before the driver ends."
     )
 
+    @field_validator("vllm")
+    @classmethod
+    def _are_not_ours(cls, args: VllmArgs) -> VllmArgs:
+        if taken := [name for name in args if name in _OF_OTHER_KEYS]:
+            raise ValueError(f"{taken[0]} is set by {_OF_OTHER_KEYS[taken[0]]}")
+        return args
+
+    @property
+    def ngram_tokens(self) -> int | None:
+        """Return the tokens that an engine guesses from what prompt and completion have said before."""
+        guesses = self.vllm.get("speculative_config")
+        return None if guesses is None else guesses["num_speculative_tokens"]
+
 
 class WeightsConfig(Section):
-    bucket_mib: PositiveInt = Field(256, description="Size of one bucket of the weight store.")
-    num_buffers: Literal[1, 2] = Field(
-        1, description="Versions the store holds; 2 keeps the current one readable while the next is staged."
-    )
-    page_lock: bool = Field(True, description="Register the weight store with CUDA, on nodes with GPUs.")
     deadline_s: PositiveFloat = Field(120.0, description="A publish that takes longer fails.")
     canary_every: PositiveInt | None = Field(
         1, description="Steps between checks that engines sample from the weights just published; null: none."
-    )
-    canary_bound: PositiveFloat | None = Field(
-        None, description="Nats a token that an engine may then be from the learner; null: 0.05, in bfloat16 1."
     )

@@ -41,15 +41,15 @@ def _one_length(config: Config) -> None:
 
 
 def _nodes(config: Config) -> None:
-    slurm, num_nodes = config.launch.slurm, config.launch.num_nodes
-    if slurm.min_nodes is not None and slurm.min_nodes > num_nodes:
+    slurm, num_nodes, least = config.launch.slurm, config.launch.num_nodes, config.launch.min_nodes
+    if least is not None and least > num_nodes:
         raise ConfigError(
-            f"launch.slurm.min_nodes = {slurm.min_nodes} must be at most launch.num_nodes = {num_nodes}: "
+            f"launch.min_nodes = {least} must be at most launch.num_nodes = {num_nodes}: "
             f"it says how many must be left of them. Lower it, or set it to null."
         )
-    if config.needs.critic and slurm.min_nodes is not None and slurm.min_nodes < num_nodes:
+    if config.needs.critic and least is not None and least < num_nodes:
         raise ConfigError(
-            f"launch.slurm.min_nodes = {slurm.min_nodes} would have a run with a critic go on with fewer nodes than "
+            f"launch.min_nodes = {least} would have a run with a critic go on with fewer nodes than "
             f"launch.num_nodes = {num_nodes}, and a critic is resumed with as many learners as before. Set it to null: "
             f"the job that follows goes on with all nodes."
         )
@@ -92,9 +92,9 @@ def _names(config: Config) -> None:
 
 
 def _eval(config: Config) -> None:
-    if not config.eval.every.is_ever:
+    key = "eval.every"
+    if config.eval.every is None:
         return
-    (key, *_) = (f"eval.every_{unit}" for unit in ("steps", "epochs", "s") if getattr(config.eval, f"every_{unit}"))
     if not config.needs.rollouts:
         raise ConfigError(f"{key} is set, but task {config.task} has no engines to sample with. Set it to null.")
     if not config.data.has_eval:
@@ -184,21 +184,21 @@ def _curriculum(config: Config) -> None:
 
 def check_engine(config: Config, *, on_gpu: bool) -> None:
     """Raise ConfigError for settings of `engine` that vLLM refuses, or gets wrong, on such a device."""
-    guesses, is_ahead = config.engine.ngram_tokens, config.engine.async_scheduling
+    guesses, is_ahead = config.engine.ngram_tokens, config.engine.vllm.get("async_scheduling")
     if guesses is not None and not on_gpu:
         raise ConfigError(
-            f"engine.ngram_tokens = {guesses} needs engines on GPUs: on CPU, vLLM 0.32 samples what it has guessed at "
-            f"a temperature that it never sets (expand_kernel fills a copy): completions and logprobs are wrong. Set "
-            f"it to null."
+            "engine.vllm.speculative_config needs engines on GPUs: on CPU, vLLM 0.32 samples what it has guessed at "
+            "a temperature that it never sets (expand_kernel fills a copy): completions and logprobs are wrong. Set "
+            "it to null."
         )
     if is_ahead and not on_gpu:
         raise ConfigError(
-            "engine.async_scheduling = true needs engines on GPUs: vLLM refuses it on CPU. Set it to null."
+            "engine.vllm.async_scheduling = true needs engines on GPUs: vLLM refuses it on CPU. Set it to null."
         )
     if is_ahead and guesses is not None:
         raise ConfigError(
-            f"engine.async_scheduling = true and engine.ngram_tokens = {guesses} exclude each other: vLLM guesses from "
-            f"tokens that a step ahead does not have yet. Set one of them to null."
+            "engine.vllm.async_scheduling = true and engine.vllm.speculative_config exclude each other: vLLM guesses "
+            "from tokens that a step ahead does not have yet. Set one of them to null."
         )
 
 

@@ -2,29 +2,68 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PlainSerializer,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+)
 
 from hpc_grpo.section import LocalPath, PathText, Section, TopP
 
+_UNITS = {"step": 1, "epoch": 1, "s": 1, "min": 60, "h": 3600}
+_SPAN = re.compile(r"([0-9.]+) *(step|epoch|s|min|h)s?")
 
-class Every(NamedTuple):
-    """How often something recurs: whichever comes first; with none of them, never."""
 
-    steps: int | None
-    epochs: int | None
-    seconds: float | None
+@dataclass(frozen=True)
+class Every:
+    """How often something recurs: after so many steps, epochs or seconds, whichever comes first."""
 
-    @property
-    def is_ever(self) -> bool:
-        return any(each is not None for each in self)
+    steps: int | None = None
+    epochs: int | None = None
+    seconds: float | None = None
 
     @property
     def known_steps(self) -> int | None:
         """Return the steps between two times; None where epochs or seconds have a say, whose steps nobody knows yet."""
         return self.steps if self.epochs is None and self.seconds is None else None
+
+    @classmethod
+    def read(cls, value: object) -> object:
+        """Read such a text as `50 steps, 30 min`; a number counts steps. Raises ValueError.
+
+        >>> Every.read("2 epochs, 30 min"), str(Every.read("0.5 h")), Every.read(5)
+        (Every(steps=None, epochs=2, seconds=1800.0), '1800 s', Every(steps=5, epochs=None, seconds=None))
+        """
+        if value is None or isinstance(value, Every):
+            return value
+        spans: dict[str, Any] = {}
+        for part in str(f"{value} steps" if isinstance(value, int) else value).split(","):
+            found = _SPAN.fullmatch(part.strip())
+            number = float(found[1]) * _UNITS[found[2]] if found and found[1].count(".") < 2 else 0.0
+            name = {"step": "steps", "epoch": "epochs"}.get(found[2], "seconds") if found else ""
+            if number <= 0.0 or name in spans or (name != "seconds" and number != int(number)):
+                raise ValueError("must be such as '50 steps', '2 epochs', '30 min', or several: '50 steps, 30 min'")
+            spans[name] = number if name == "seconds" else int(number)
+        return cls(**spans)
+
+    def __str__(self) -> str:
+        counts = {"step": self.steps, "epoch": self.epochs}
+        spans = [f"{count} {unit}{'s' * (count > 1)}" for unit, count in counts.items() if count is not None]
+        return ", ".join([*spans, *([] if self.seconds is None else [f"{self.seconds:.12g} s"])])
+
+
+Often = Annotated[InstanceOf[Every], BeforeValidator(Every.read), PlainSerializer(str)]
 
 
 class RunConfig(Section):
@@ -41,11 +80,11 @@ class RunConfig(Section):
 
 
 class CheckpointConfig(Section):
-    every_steps: PositiveInt | None = Field(
-        50, description="Also after the first step and at the end; null in all three: only then."
+    every: Often | None = Field(
+        Every(steps=50),
+        description="Such as 50 steps, 2 epochs, 30 min (s, h), or several: whichever comes first. Also after the "
+        "first step and at the end; null: only then. Time counts in each job from its start.",
     )
-    every_epochs: PositiveInt | None = Field(None, description="Passes over the data between checkpoints.")
-    every_s: PositiveFloat | None = Field(None, description="Seconds between checkpoints, in each job anew.")
     behind_training: bool = Field(
         True,
         description="Copy a checkpoint to host memory, which holds it from then on, and write it while training goes "
@@ -55,54 +94,31 @@ class CheckpointConfig(Section):
     keep_batches: NonNegativeInt = Field(
         0, description="Newest steps whose batches are kept, some 20 bytes a token, for `hpc-grpo replay`; 0: none."
     )
-    export_every_steps: PositiveInt | None = Field(
-        None, description="Hugging Face export; null in all three: at the end."
-    )
-    export_every_epochs: PositiveInt | None = Field(None, description="Passes over the data between exports.")
-    export_every_s: PositiveFloat | None = Field(None, description="Seconds between exports, in each job anew.")
+    export_every: Often | None = Field(None, description="As `every`, of Hugging Face exports; null: at the end.")
     keep_exports: PositiveInt | None = Field(
         None, description="Older exports are removed, never the newest or the final one; null: all stay."
     )
 
-    @property
-    def every(self) -> Every:
-        return Every(self.every_steps, self.every_epochs, self.every_s)
-
-    @property
-    def export_every(self) -> Every:
-        return Every(self.export_every_steps, self.export_every_epochs, self.export_every_s)
-
 
 class DeadlinesConfig(Section):
-    """Sets when to give up. A phase's own deadline holds until its longest time is known, and bounds it after that."""
+    """When to give up on a process: before its longest time is known, and after that."""
 
     start_s: PositiveFloat = Field(
-        1800.0, description="Reading the inputs; learners, engines and weight stores coming up; the contract: each."
+        1800.0,
+        description="Start of the driver and of each actor, and an actor's first work. A checkpoint may take 2 times "
+        "as long, a step's rollouts or training 4 times, a resume or an eval 8 times.",
     )
-    resume_s: PositiveFloat = Field(
-        14400.0, description="Checking and loading a checkpoint, rewriting it for another number of learners included."
-    )
-    generate_wait_s: PositiveFloat = Field(7200.0, description="A step's rollouts, grading included.")
-    train_s: PositiveFloat = Field(7200.0, description="The optimizer steps of one step.")
-    checkpoint_s: PositiveFloat = Field(3600.0, description="A checkpoint and an export.")
-    eval_s: PositiveFloat = Field(14400.0, description="An eval.")
-    late_factor: Annotated[float, Field(gt=1.0)] = Field(
-        10.0, description="A phase or work that repeats is late after so many times the longest it took in this run."
-    )
-    late_s: PositiveFloat = Field(300.0, description="No phase of the driver is late before this.")
     silent_s: PositiveFloat = Field(
         60.0,
-        description="No learner, engine or grader is late before it has shown no progress for so long; start_s until "
-        "its longest pause is known.",
+        description="A learner, engine or grader is late after 10 times its longest pause in this run, but no sooner "
+        "than this; the driver no sooner than 5 times this.",
     )
 
 
 class EvalConfig(Section):
-    every_steps: PositiveInt | None = Field(
-        None, description="null in all three: no eval. Else also at step 0 and at the end."
+    every: Often | None = Field(
+        None, description="As checkpoint.every, and also at step 0 and at the end; null: no eval."
     )
-    every_epochs: PositiveInt | None = Field(None, description="Passes over the data between evals.")
-    every_s: PositiveFloat | None = Field(None, description="Seconds between evals, in each job anew.")
     num_samples: PositiveInt = Field(1, description="Completions per prompt, n of pass@k.")
     pass_k: list[PositiveInt] = Field(default_factory=lambda: [1], description="Values of k; at most num_samples.")
     temperature: NonNegativeFloat = Field(1.0, description="0: greedy.")
@@ -115,10 +131,6 @@ class EvalConfig(Section):
     metrics: list[PathText] = Field(
         default_factory=list, description="Functions of yours that make metrics of what was graded: module:function."
     )
-
-    @property
-    def every(self) -> Every:
-        return Every(self.every_steps, self.every_epochs, self.every_s)
 
     @property
     def functions(self) -> dict[str, str]:

@@ -180,7 +180,7 @@ class Config(Section):
     @property
     def reads_eval_data(self) -> bool:
         """Tell whether the eval sets are read: to evaluate, or to keep their prompts out of training."""
-        return bool(self.data.eval_data) and (self.eval.every.is_ever or self.data.deduplicate)
+        return bool(self.data.eval_data) and (self.eval.every is not None or self.data.deduplicate)
 
     def eval_settings(self, eval_set: str) -> EvalConfig:
         """Return `eval` as it is for one set; "" is data.eval's, or what was held out."""

@@ -57,7 +57,7 @@ def load_streams(
     train = loader.load(config.data.sources(for_eval=False))
     sets = loader.load_eval_sets() if config.reads_eval_data else {}
     split = _Split(config, train, [each for loaded in sets.values() for each in loaded], context)
-    has_eval = config.needs.rollouts and config.eval.every.is_ever
+    has_eval = config.needs.rollouts and config.eval.every is not None
     if not config.needs.rollouts:
         demonstrations = DemonstrationStream(split.train(), config.run.seed, shuffle=config.data.shuffle)
         return Streams(demonstrations, {}, loader.digests)
@@ -215,7 +215,7 @@ class _Split:
         if not any(len(kept) for _, kept in every):
             raise ConfigError(
                 f"data.held_out.fraction = {held.fraction:g} holds nothing out of data.train: raise it, or set "
-                f"eval.every_steps to null."
+                f"eval.every to null."
             )
         return [
             (each, lowest(kept, each.rows.prompt_hashes, held.max_items or len(kept)))

@@ -1,10 +1,10 @@
 """The canary: proof that engines sample from the weights just published.
 
 After a publish every engine completes one probe prompt, on the same path and through the same prefix cache as
-rollouts, and the learners score what it said. Two things end the run: both are further apart than
-`weights.canary_bound`, or an engine repeats itself to the last bit while the learners have moved. The second finds an
-engine that keeps its old weights, or a cache made with them, long before they are far from the new ones. A probe has so
-few tokens that they may come to the driver.
+rollouts, and the learners score what it said. Two things end the run: both are further apart than the bound of their
+precision, or an engine repeats itself to the last bit while the learners have moved. The second finds an engine that
+keeps its old weights, or a cache made with them, long before they are far from the new ones. A probe has so few tokens
+that they may come to the driver.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Canary:
         """`prompt` is any of the run's; its end is the probe."""
         is_exact = config.model.dtype == config.engine_dtype == "float32"
         precision = "float32" if is_exact else "bfloat16"
-        self._bound = config.weights.canary_bound or _BOUNDS[precision]
+        self._bound = _BOUNDS[precision]
         self._moved = _MOVED[precision]
         self._seen: dict[object, _Seen] = {}
         sampling = SamplingSpec(_NUM_TOKENS, temperature=config.rollout.temperature)
@@ -74,7 +74,7 @@ class Canary:
         if not distance <= self._bound:
             raise WeightSyncError(
                 f"An engine does not sample from weight version {version}: it is {distance:.3g} nats a token from the "
-                f"learner, more than weights.canary_bound = {self._bound:g} ({both})."
+                f"learner, more than {self._bound:g} ({both})."
             )
         before = self._seen.get(engine)
         if before is None or not before.says_the_same(completion):

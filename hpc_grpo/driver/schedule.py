@@ -12,7 +12,7 @@ from hpc_grpo.driver.length import TrainLength
 class Schedule:
     """One for each kind; seconds count from the last time, and from the start of the driver before the first."""
 
-    def __init__(self, every: Every, length: TrainLength, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, every: Every | None, length: TrainLength, clock: Callable[[], float] = time.monotonic) -> None:
         self._every = every
         self._length = length
         self._clock = clock
@@ -20,7 +20,7 @@ class Schedule:
 
     def is_due(self, step: int, in_s: float = 0.0) -> bool:
         """Tell whether it is due after `step`, which ends in `in_s` seconds."""
-        every, length = self._every, self._length
+        every, length = self._every or Every(), self._length
         is_step = every.steps is not None and step % every.steps == 0
         is_epoch = every.epochs is not None and (
             length.epochs_done(step) // every.epochs > length.epochs_done(step - 1) // every.epochs

@@ -45,9 +45,9 @@ class WeightStores:
         self._start_deadline = Deadline(config.deadlines.start_s, "deadlines.start_s")
         specs = get_all([nodes[0].learners[0].parameter_specs.remote()], None, "the learner's parameters")[0]
         published = [replace(spec, dtype=config.engine_dtype) for spec in specs]
-        layout = bucket_layout(published, config.weights.bucket_mib * 2**20)
+        layout = bucket_layout(published)
         # 63 bits: the checksums keyed with it travel in signed integers.
-        self.spec = StoreSpec(layout, config.weights.num_buffers, secrets.randbits(63), config.weights.page_lock)
+        self.spec = StoreSpec(layout, secrets.randbits(63))
         self._opening = [
             learner.open_weight_store.remote(self.spec, writes=index == 0)
             for node in nodes

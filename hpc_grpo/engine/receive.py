@@ -82,7 +82,7 @@ class WeightReceiver:
         if self._hpc_grpo_opened != (engine.folder, spec):  # groups form anew around the same store
             self._hpc_grpo_store = open_store(engine.folder, spec, create=False)
             self._hpc_grpo_opened = engine.folder, spec
-            may_copy = spec.page_lock and torch.cuda.is_available()
+            may_copy = self._hpc_grpo_store.is_page_locked
             # One that sleeps gives all of its GPU's memory to a learner; the next driver's store is laid out the same.
             if may_copy and not self.vllm_config.model_config.enable_sleep_mode and self._hpc_grpo_on_gpu is None:
                 self._hpc_grpo_on_gpu = StagedOnGpu(spec.layout)
@@ -126,7 +126,7 @@ class WeightReceiver:
         if not is_verified:
             store.verify(stored)
         pairs: Iterable[tuple[str, torch.Tensor]] = (
-            pair for bucket in store.layout.buckets for pair in store.tensors(stored.buffer, bucket)
+            pair for bucket in store.layout.buckets for pair in store.tensors(bucket)
         )
         if is_verified and self._hpc_grpo_on_gpu is not None:
             pairs = self._hpc_grpo_on_gpu.tensors(stored) or pairs
@@ -136,7 +136,7 @@ class WeightReceiver:
             model.load_weights(pairs)
             finalize_layerwise_reload(model, self.vllm_config.model_config)
             _repack_tied_head(model)
-        # Before the acknowledgement, after which the publisher may write the buffer again.
+        # Before the acknowledgement, after which the publisher may write the store again.
         finish_loading()
 
 

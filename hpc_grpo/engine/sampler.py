@@ -80,7 +80,7 @@ class Sampler:
                 self._finish(output)
 
     def drain(self) -> None:
-        """Finish the steps that vLLM has scheduled ahead (`engine.async_scheduling`), and schedule no other."""
+        """Finish the steps that vLLM has scheduled ahead (`async_scheduling`), and schedule no other."""
         in_flight = self._engine.engine_core.engine_core.batch_queue
         if not in_flight or self._failure is not None:
             return

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import kv_cache_gib, max_batched_tokens, schedules_ahead
 from hpc_grpo.config.rules import check_engine
+from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.types import GIB, SamplingSpec
 
 _CPU_ENVIRONMENT = {
@@ -22,8 +24,11 @@ _CPU_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
-_SHORTEST_MATCH, _LONGEST_MATCH = 2, 4
+_LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 """Tokens at the end of a sequence that must have come before for what followed them to be guessed again."""
+
+_READ = {"max_num_batched_tokens", "async_scheduling", "speculative_config"}
+"""Arguments of `engine.vllm` that are not passed on as they are."""
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -68,8 +73,7 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
         # Prompts must not be cut on CPU (engine/sampler.py); None: as vLLM likes it for the model.
         "enable_chunked_prefill": None if on_gpu else False,
         "tensor_parallel_size": engine.tensor_parallel,
-        "enable_prefix_caching": engine.prefix_caching,
-        "enforce_eager": engine.enforce_eager or not on_gpu,
+        "enable_prefix_caching": True,
         # Whatever touches the engine waits until no step is in flight (`StepLoop`).
         "async_scheduling": schedules_ahead(config, on_gpu=on_gpu),
         # In the order they came, but for the probe after a publish.
@@ -80,6 +84,8 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
         "distributed_executor_backend": "uni" if engine.tensor_parallel == 1 else "mp",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
+        **{name: value for name, value in engine.vllm.items() if name not in _READ and value is not None},
+        "enforce_eager": engine.vllm.get("enforce_eager", False) or not on_gpu,
     }
     if config.metrics.profile_steps is not None:
         options["profiler_config"] = {
@@ -89,20 +95,14 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
         }
     if config.placement.colocate and on_gpu:  # a CPU's build refuses the option, not the calls
         options["enable_sleep_mode"] = True
-    if engine.ngram_tokens is not None:
-        options["speculative_config"] = guessing(engine.ngram_tokens)
+    if guesses := engine.vllm.get("speculative_config"):
+        options["speculative_config"] = {**_LOOKUP, **guesses}
     kv_gib = kv_cache_gib(config, on_gpu=on_gpu)
     if kv_gib is None:
         options["gpu_memory_utilization"] = engine.gpu_memory_utilization
     else:
         options["kv_cache_memory_bytes"] = int(kv_gib * GIB)
     return options
-
-
-def guessing(num_tokens: int) -> dict[str, Any]:
-    """Return vLLM's speculative_config for guesses from what a sequence has said before."""
-    lookup = {"prompt_lookup_min": _SHORTEST_MATCH, "prompt_lookup_max": _LONGEST_MATCH}
-    return {"method": "ngram", "num_speculative_tokens": num_tokens, **lookup}
 
 
 def put_to_sleep(engine: Any) -> None:
@@ -151,5 +151,8 @@ def start_vllm(config: Config, *, on_gpu: bool, reads_weights: bool = False) -> 
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    names = [argument.name for argument in fields(EngineArgs)]
+    if unknown := [name for name in config.engine.vllm if name not in names]:
+        raise ConfigError(f"engine.vllm.{unknown[0]}: vLLM has no such argument{nearest(unknown[0], names)}")
     arguments = EngineArgs(**engine_options(config, on_gpu=on_gpu, reads_weights=reads_weights))
     return LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)

@@ -311,6 +311,20 @@ _ENGINE_OF_TRAINING = (
     "vllm.* reward_norm adv_norm group_size use_decoupled_loss_*"
 )
 
+
+def _often(section: str, older: str, ours: str, needs: str = "") -> Row:
+    """Return the row of three frequencies, whichever comes first, as one text; never where `needs` is not set."""
+    names = {unit: (f"{section}.freq_{key}", f"exp_ctrl.{older}_freq_{key}")
+             for unit, key in (("steps", "steps"), ("epochs", "epochs"), ("s", "secs"))}  # fmt: skip
+
+    def convert(_value: Any, theirs: Theirs) -> str | None:
+        spans = [f"{number} {unit}" for unit, own in names.items() if (number := theirs.get(*own))]
+        return ", ".join(spans) or None if not needs or theirs.get(needs) else None
+
+    further = dict.fromkeys((*names["epochs"], *names["s"]))
+    return Row(" ".join(names["steps"]), ours, convert, default=None, also=further)
+
+
 ROWS = (
     Row("experiment_name", "run.name", lambda value, theirs: "-".join(
         str(part) for part in (value, theirs.get("trial_name")) if part), default="areal", also={"trial_name": None}),
@@ -321,7 +335,7 @@ ROWS = (
     Row("total_train_n_seqs", convert=only(why="a run's length is train.total_steps, total_episodes or total_epochs")),
     Row("mode", note="where it runs is the command: train here, submit on Slurm"),
     Row("recover_mode recover.mode", note="a run always resumes by the same command; another run.name starts anew"),
-    Row("recover_retries recover_after recover.retries", note="launch.max_stalled_restarts bounds restarts"),
+    Row("recover_retries recover_after recover.retries", note="launch.max_stalled_attempts bounds attempts"),
     Row("recover.no_save_optim recover.no_load_optim", convert=only(False, why="a checkpoint has the optimizer")),
     Row("allocation_mode", convert=_allocation, default="",
         also={"rollout.backend": None, "actor.backend": None, "n_nodes": None, "cluster.n_nodes": 32,
@@ -413,9 +427,9 @@ ROWS = (
     Row("ref ref.* ref_inf.* actor_inf.* actor_train.*", note="the reference is computed as the policy is"),
     Row("vllm.dtype", "engine.dtype", table.dtype, default="bfloat16"),
     Row("vllm.gpu_memory_utilization", "engine.gpu_memory_utilization", default=0.9),
-    Row("vllm.enforce_eager", "engine.enforce_eager", default=False),
+    Row("vllm.enforce_eager", "engine.vllm.enforce_eager", default=False),
     Row("vllm.max_num_seqs", "engine.max_num_seqs", default=256),
-    Row("vllm.no_enable_prefix_caching", "engine.prefix_caching", lambda value, _: not value, default=True),
+    Row("vllm.no_enable_prefix_caching", "engine.vllm.enable_prefix_caching", lambda value, _: not value, default=True),
     Row("train_dataset.max_length dataset.max_prompt_len", convert=_max_prompt, default=None,
         also={"sglang.context_length": 32768, "vllm.max_model_len": 32768, "actor.sglang.context_length": None}),
     Row("vllm.* sglang.*", note="of AReaL's server; engine.* has what vLLM needs"),
@@ -426,16 +440,9 @@ ROWS = (
     Row("valid_dataset.path", convert=_eval_data, also={"valid_dataset.split": "test"}),
     Row("valid_dataset", note="no eval without a data set for it"),
     Row("train_dataset.* valid_dataset.* dataset.*", note="of AReaL's data loader"),
-    *(
-        Row(f"{theirs}freq_{unit} exp_ctrl.{older}_freq_{unit}", f"{ours}_{our_unit}", convert, default=None)
-        for theirs, older, ours, convert in (
-            ("saver.", "save", "checkpoint.export_every", None),
-            ("recover.", "ckpt", "checkpoint.every", None),
-            ("evaluator.", "eval", "eval.every",
-             lambda value, theirs: value if theirs.get("valid_dataset.path") else None),
-        )
-        for unit, our_unit in (("epochs", "epochs"), ("steps", "steps"), ("secs", "s"))
-    ),
+    _often("saver", "save", "checkpoint.export_every"),
+    _often("recover", "ckpt", "checkpoint.every"),
+    _often("evaluator", "eval", "eval.every", needs="valid_dataset.path"),
     Row("stats_logger.wandb.mode wandb.mode", "metrics.wandb_mode",
         choice({"disabled": "disabled", "offline": "offline", "online": "auto", True: "auto"}, "W&B"),
         default="disabled"),

@@ -113,8 +113,8 @@ def _every(steps: Any, theirs: Theirs, key: str) -> Any:
 
 def _save(value: Any, theirs: Theirs) -> Any:
     if value == "steps":
-        return _every(theirs.get("save_steps"), theirs, "checkpoint.every_steps")
-    return {"checkpoint.every_steps": None, "checkpoint.every_epochs": 1 if value == "epoch" else None}
+        return _every(theirs.get("save_steps"), theirs, "checkpoint.every")
+    return {"checkpoint.every": "1 epoch" if value == "epoch" else None}
 
 
 def _source(key: str, theirs: Theirs, split: str) -> dict[str, Any]:
@@ -136,8 +136,8 @@ def _eval(value: Any, theirs: Theirs) -> Any:
     }
     steps = theirs.get("eval_steps")
     if value == "epoch" or not steps:
-        return {**common, "eval.every_epochs": 1}
-    every = _every(steps, theirs, "eval.every_steps")
+        return {**common, "eval.every": "1 epoch"}
+    every = _every(steps, theirs, "eval.every")
     return Differs({**common, **every.ours}, every.note) if isinstance(every, Differs) else {**common, **every}
 
 

@@ -36,7 +36,6 @@ class WeightPublisher:
         self._store = store
         self._group: NodeGroup | None = None
         self._staged: StoredVersion | None = None
-        self._current_buffer = -1
 
     def join(self, group: NodeGroup) -> None:
         self._group = group
@@ -46,16 +45,14 @@ class WeightPublisher:
 
         Returns what engines are to find in the store; None where another learner of the node writes it.
         """
-        # Buffers alternate by publish, not by version: versions count optimizer steps, and may advance by two.
-        buffer = (self._current_buffer + 1) % (self._store.num_buffers if self._store else 1)
         checksums: list[Future[int]] = []
         with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0))), "stage-weights") as threads:
             for bucket in self._layout.buckets:
                 with self._gather(bucket.names) as parameters:
                     if self._store is not None:
-                        checksums += self._write(self._store, buffer, bucket, parameters, threads)
+                        checksums += self._write(self._store, bucket, parameters, threads)
         if self._store is not None:
-            self._staged = StoredVersion(version, buffer, tuple(each.result() for each in checksums))
+            self._staged = StoredVersion(version, tuple(each.result() for each in checksums))
         return self._staged
 
     @functools.cached_property
@@ -65,16 +62,15 @@ class WeightPublisher:
     def _write(
         self,
         store: WeightStore,
-        buffer: int,
         bucket: Bucket,
         parameters: Mapping[str, torch.Tensor],
         threads: Executor,
     ) -> list[Future[int]]:
         """Write a bucket, and return its blocks' checksums to come; `parameters` are needed no longer then."""
         if any(parameters[name].is_cuda for name in bucket.names):
-            self._stream.copy((view, parameters[name]) for name, view in store.tensors(buffer, bucket))
-            return [threads.submit(store.checksum, buffer, block) for block in bucket.blocks]
-        written = [threads.submit(store.write, buffer, block, parameters) for block in bucket.blocks]
+            self._stream.copy((view, parameters[name]) for name, view in store.tensors(bucket))
+            return [threads.submit(store.checksum, block) for block in bucket.blocks]
+        written = [threads.submit(store.write, block, parameters) for block in bucket.blocks]
         wait(written)
         return written
 
@@ -91,4 +87,3 @@ class WeightPublisher:
         if failed:
             raise WeightSyncError(f"engine workers {failed} did not load weight version {version}")
         self._store.publish_header(self._staged)
-        self._current_buffer = self._staged.buffer

@@ -58,7 +58,6 @@ def _candidates(plan: Plan) -> list[Settings]:
     has_plain_reference = config.needs.reference and kl.refresh_steps is None and kl.reference is None
     holds_several = config.needs.rollouts and train.max_tokens_per_microbatch > config.max_model_len
     possible: list[tuple[bool, Settings]] = [
-        (config.weights.num_buffers > 1, (("weights.num_buffers", 1),)),
         (has_large_store, (("launch.object_store_gib", _LEAST_OBJECT_STORE_GIB),)),
         (train.gradient_checkpointing is False, (("train.gradient_checkpointing", True),)),
         (train.zero_stage < 3, (("train.zero_stage", 3),)),

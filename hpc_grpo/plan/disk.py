@@ -112,7 +112,7 @@ def checkpoint_bytes(config: Config, num_parameters: int) -> int:
 def num_checkpoints(config: Config, num_steps: int | None) -> int:
     """Count the checkpoints on disk at the same time: those kept, and a new one, whole before the oldest goes."""
     every, at_once = config.checkpoint.every, config.checkpoint.keep_last + 1
-    if not every.is_ever:
+    if every is None:
         return min(at_once, 2)
     if num_steps is None or every.known_steps is None:
         return at_once
@@ -125,7 +125,7 @@ def num_exports(config: Config, num_steps: int | None) -> int:
     Where epochs or seconds have a say, as many as may be kept; where all are kept, those that come by steps.
     """
     every, keep = config.checkpoint.export_every, config.checkpoint.keep_exports
-    if not every.is_ever:
+    if every is None:
         return 1
     by_steps = ceil(num_steps / every.steps) if num_steps is not None and every.steps is not None else None
     if keep is None:
@@ -136,7 +136,7 @@ def num_exports(config: Config, num_steps: int | None) -> int:
 def _at_least(config: Config) -> str:
     """Say that the number of exports is the least, where nobody knows how many come by epochs or seconds."""
     every = config.checkpoint.export_every
-    is_open = every.is_ever and every.known_steps is None and config.checkpoint.keep_exports is None
+    is_open = every is not None and every.known_steps is None and config.checkpoint.keep_exports is None
     return ", at least: more come by epochs or seconds, and checkpoint.keep_exports = null keeps all" if is_open else ""
 
 

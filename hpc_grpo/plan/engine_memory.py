@@ -65,7 +65,7 @@ def engine_budget(model: Model, config: Config, hardware: Hardware) -> tuple[Mem
     """Return one GPU of one engine; its cache holds at least one sequence of full length, whether it fits or not."""
     engine, given_gib = config.engine, kv_cache_gib(config, on_gpu=True)
     runtime = Part(_RUNTIME[1], CONTEXT_BYTES + CUDA_GRAPH_BYTES, "assumed")
-    if engine.enforce_eager:
+    if engine.vllm.get("enforce_eager"):
         runtime = Part(_RUNTIME[0], CONTEXT_BYTES, "assumed")
     parts = [*model_parts(model, config), runtime]
     per_token = kv_bytes_per_token(model.shape, DTYPE_BYTES[config.engine_dtype], engine.tensor_parallel)

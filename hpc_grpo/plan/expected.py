@@ -36,7 +36,7 @@ class DecodeRate(Rate):
     """Give the seconds of a decode step of n sequences: `fixed_s` + `part_s` n on the GPU, and those of the CPU.
 
     The KV cache holds `held` sequences of average length. vLLM starts more and preempts some of them once it is full:
-    then n sequences take turns. A CPU that `is_ahead` works while the GPU does (engine.async_scheduling).
+    then n sequences take turns. A CPU that `is_ahead` works while the GPU does (vLLM's async_scheduling).
     """
 
     held: float

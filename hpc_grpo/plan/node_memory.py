@@ -36,10 +36,10 @@ def shared_memory_budget(model: Model, config: Config, hardware: Hardware) -> Me
 
 def shared_memory_parts(model: Model, config: Config) -> tuple[Part, ...]:
     """List the weight store (weights/store.py; none without engines) and Ray's object store."""
-    buffers, store = config.weights.num_buffers, weight_store_bytes(config, model.num_parameters)
+    store = weight_store_bytes(config, model.num_parameters)
     objects = int(config.launch.object_store_gib * GIB)
     return nonzero(
-        Part("weight store in /dev/shm", store, "b P" if buffers == 1 else f"{buffers} b P"),
+        Part("weight store in /dev/shm", store, "b P"),
         Part("Ray's object store in /dev/shm", objects, "launch.object_store_gib"),
     )
 

@@ -90,7 +90,7 @@ def shared_memory(node: NodeFacts, needs: NodeNeeds) -> Finding:
     objects = object_store_bytes(needs.object_store_gib, free * GIB) / GIB
     need = objects + (needs.store_gib or 0.0)
     if need > free:
-        fix = "remove your leftovers in /dev/shm, a smaller launch.object_store_gib, weights.num_buffers=1, more memory"
+        fix = "remove your leftovers in /dev/shm, a smaller launch.object_store_gib, more memory"
         return failure(check, f"{free:.1f} GiB free, the run needs {need:.1f}", fix)
     if needs.store_gib is None:
         return ok(check, f"{_rounded(free)} GiB free; Ray takes {objects:.1f}, the size of the weights is not known")
@@ -212,7 +212,7 @@ def slingshot(node: NodeFacts, _needs: NodeNeeds) -> Finding:
         return warning(check, says, "FI_CXI_RX_MATCH_MODE: software in launch.env")
     if not node.has_vni and node.interface != "lo":
         says = "SLINGSHOT_VNIS is not set: some sites let steps of one node each not talk over libfabric"
-        return warning(check, says, "launch.slurm.network=job_vni, where NCCL finds no provider or is refused")
+        return warning(check, says, "launch.slurm.extra.network=job_vni, where NCCL finds no provider or is refused")
     return ok(check, "message matching is in software, and the job has its part of the network")
 
 

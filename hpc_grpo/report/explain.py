@@ -171,7 +171,7 @@ _BY_KIND = {
     "walltime": Advice(
         "walltime",
         "The time limit came before the last checkpoint; later steps are trained again. Save more often or ask for "
-        "more time: hpc-grpo resume RUN checkpoint.every_steps=N launch.slurm.time_min=MIN.",
+        "more time: hpc-grpo resume RUN checkpoint.every=N launch.slurm.time_min=MIN.",
     ),
     "node_lost": Advice(
         "node lost",
@@ -211,15 +211,14 @@ _BY_PATTERN = {
     ),
     r"weight store needs|SIGBUS|/dev/shm[^\n]*No space left|No space left[^\n]*/dev/shm": Advice(
         "out of shared memory",
-        "Less must fit in the node's /dev/shm: hpc-grpo resume RUN weights.num_buffers=1, or with a smaller "
-        "launch.object_store_gib.",
+        "Less must fit in the node's /dev/shm: hpc-grpo resume RUN launch.object_store_gib=GIB, with a smaller one.",
     ),
     r"SIGKILL(?! by OOM killer)|oom[-_]kill|OUT_OF_MEMORY|ray\.exceptions\.OutOfMemoryError"
     r"|node running low on memory|Cannot allocate memory|std::bad_alloc|DefaultCPUAllocator|\bMemoryError\b": Advice(
         "out of host memory (probably)",
         "A process was killed, most often because the job used more memory than it asked for. Ask for more "
-        "(launch.slurm.extra.mem=0: all of the node), or use less: launch.object_store_gib, weights.num_buffers=1, or "
-        "fewer engine.engines_per_node. Then hpc-grpo resume RUN KEY=VALUE. With a new run.name, also "
+        "(launch.slurm.extra.mem=0: all of the node), or use less: launch.object_store_gib, or fewer "
+        " engine.engines_per_node. Then hpc-grpo resume RUN KEY=VALUE. With a new run.name, also "
         "train.offload_optimizer=none if the GPU has room.",
     ),
     # The second line: torch.save's, without the errno.
@@ -242,7 +241,7 @@ _BY_PATTERN = {
     r"gradient of .* is not finite": Advice(
         "diverged",
         "A run with a checkpoint keeps its train.lr: give a new run.name and a lower train.lr or train.max_grad_norm. "
-        "Its model.path may be an export of this run, if checkpoint.export_every_steps made one.",
+        "Its model.path may be an export of this run, if checkpoint.export_every made one.",
     ),
     r"NCCL[^\n]*(tim(e|ed)[ -]?out|unhandled|remote process|system error|abort)|collective operation timeout"
     r"|DistBackendError|ProcessGroupNCCL|gloo[^\n]*(timed out|connection|closed by peer)|Connection closed by peer"

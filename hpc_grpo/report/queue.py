@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hpc_grpo.config import LaunchConfig, load_resolved_launch
-from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place import queue_of
 from hpc_grpo.launch.place.slurm.queue import QueueAnswer, QueuedJob, cache_path, queue_answer
 from hpc_grpo.report.status import RunRecords, RunSummary
@@ -58,9 +56,8 @@ class QueueReport:
 def ask_about(runs: Sequence[RunRecords]) -> QueueReport:
     """Ask one question about the jobs of all `runs`, or take the last answer. Raises LaunchError when there is none."""
     jobs_of_runs = [_unfinished_jobs(records) for records in runs]
-    min_s = max((_least_seconds_between_questions(records) for records in runs), default=0.0)
     job_ids = sorted({job_id for jobs in jobs_of_runs for job_id in jobs})
-    answer = queue_answer(job_ids, min_s, cache_path(os.environ))
+    answer = queue_answer(job_ids, cache_path(os.environ))
     return QueueReport(answer, tuple(tuple(filter(None, map(answer.job, jobs))) for jobs in jobs_of_runs))
 
 
@@ -70,10 +67,3 @@ def _unfinished_jobs(records: RunRecords) -> list[str]:
     runs = newest is not None and newest.exit_kind == "running" and queue_of(newest.source) is not None
     found = [newest.job_id if newest and runs else "", records.waiting_job, link.job_id if link else ""]
     return list(dict.fromkeys(filter(None, found)))
-
-
-def _least_seconds_between_questions(records: RunRecords) -> float:
-    try:
-        return load_resolved_launch(records.run.config).scheduler_query_min_s
-    except ConfigError:
-        return LaunchConfig().scheduler_query_min_s

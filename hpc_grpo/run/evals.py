@@ -120,7 +120,7 @@ def eval_config(config: Config, folder: RunDir, model: str, data: Sequence[Mappi
     values["model"]["path"] = model
     values["rollout"]["overlong_tokens"] = None
     values["rewards"] = values["rewards"] or [{"name": "correctness"}]  # of SFT and distillation, which need none
-    values["eval"] |= {"every_steps": 1, "every_epochs": None, "every_s": None}
+    values["eval"] |= {"every": 1}
     names, sources = (
         [reward["name"] for reward in values["rewards"]],
         judged_sources(DataConfig.model_validate(of_data)),

@@ -38,6 +38,15 @@ PULSES_NAME = "pulses"
 ASKED_AGAIN = "generate_wait again"
 """The driver's work after an engine or a grader was replaced: what was lost with it takes its time once more."""
 
+_STARTS_OF_PHASE = {"resume": 8, "generate_wait": 4, ASKED_AGAIN: 4, "train": 4, "checkpoint": 2, "eval": 8}
+"""How many `deadlines.start_s` a phase of the driver may take while its longest time is not known."""
+
+_LATE_FACTOR = 10.0
+"""Work that repeats is late after so many times the longest pause it made in this run."""
+
+_DRIVER_FACTOR = 5
+"""How many `deadlines.silent_s` a phase of the driver has at least: it waits for many actors."""
+
 _RECORD = struct.Struct("<Qd48s")
 _ENDLESS_SIGNS = 1000
 """After so many work counts as begun anew: engines may sample without a rest, and no limit would ever be learned."""
@@ -84,26 +93,20 @@ class Patience:
 
 def patience_of_driver(config: Config) -> Patience:
     """Return the patience with the phases of the driver's loop; what is no phase of it belongs to the start."""
-    deadlines = config.deadlines
-    deadlines_s = {
-        "resume": deadlines.resume_s,
-        "generate_wait": deadlines.generate_wait_s,
-        ASKED_AGAIN: deadlines.generate_wait_s,
-        "train": deadlines.train_s,
-        "checkpoint": deadlines.checkpoint_s,
-        "eval": deadlines.eval_s,
-    }
+    start_s, rewards_s = config.deadlines.start_s, _longest_reward_s(config)
+    deadlines_s = {work: factor * start_s for work, factor in _STARTS_OF_PHASE.items()}
     repeats = frozenset(["generate_wait", "train", "publish", "eval"])
-    extra_s = dict.fromkeys(("generate_wait", ASKED_AGAIN, "eval"), _longest_reward_s(config))
+    extra_s = dict.fromkeys(("generate_wait", ASKED_AGAIN, "eval"), rewards_s)
     extra_s["publish"] = config.weights.deadline_s  # a publish ends itself then, and says why
-    return Patience(deadlines.late_factor, deadlines.late_s, deadlines.start_s, repeats, deadlines_s, extra_s)
+    least_s = _DRIVER_FACTOR * config.deadlines.silent_s
+    return Patience(_LATE_FACTOR, least_s, start_s, repeats, deadlines_s, extra_s)
 
 
 def patience_of_actor(config: Config) -> Patience:
     """Return the patience with a learner, an engine or a grader."""
     deadlines, repeats = config.deadlines, frozenset(["train", "sampling", "grading"])
     extra_s = {"grading": _longest_reward_s(config)}
-    return Patience(deadlines.late_factor, deadlines.silent_s, deadlines.start_s, repeats, extra_s=extra_s)
+    return Patience(_LATE_FACTOR, deadlines.silent_s, deadlines.start_s, repeats, extra_s=extra_s)
 
 
 def _longest_reward_s(config: Config) -> float:

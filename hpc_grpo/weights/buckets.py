@@ -16,13 +16,14 @@ from hpc_grpo.types import DTYPE_BYTES, ParameterSpec
 _ALIGNMENT_BYTES = 64
 """Cache-line alignment, so that every parameter can be viewed in any dtype without a copy."""
 
+_BUCKET_BYTES = 256 * 2**20
 _BLOCK_BYTES = 16 * 2**20
 """Enough blocks to share the work evenly, too few for their checksums to weigh."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter's place: `offset` and `num_bytes` count from the start of the store's buffer."""
+    """A parameter's place: `offset` and `num_bytes` count from the start of the store."""
 
     spec: ParameterSpec
     offset: int
@@ -82,7 +83,7 @@ class BucketLayout:
         return [slot.spec for bucket in self.buckets for slot in bucket.slots]
 
 
-def bucket_layout(specs: Iterable[ParameterSpec], bucket_bytes: int) -> BucketLayout:
+def bucket_layout(specs: Iterable[ParameterSpec], bucket_bytes: int = _BUCKET_BYTES) -> BucketLayout:
     """Fill buckets of about `bucket_bytes` in the order given; a larger parameter has a bucket of its own.
 
     >>> specs = [ParameterSpec("a", (4,), "float32"), ParameterSpec("b", (2, 2), "float32")]

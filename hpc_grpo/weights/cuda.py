@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from hpc_grpo.errors import ConfigError
 from hpc_grpo.weights.buckets import BucketLayout
 from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore, views
 
@@ -21,24 +20,22 @@ _KEPT_FREE_BYTES = 2**30
 
 
 def open_store(folder: Path, spec: StoreSpec, *, create: bool) -> WeightStore:
-    """Open or create the node's store, and register it with CUDA where this process has a GPU."""
+    """Open or create the node's store, and page-lock it for this process's GPU, if it has one, while it lives."""
     store = WeightStore(folder, spec, create=create)
-    if spec.page_lock and torch.cuda.is_available():
-        _register(store)
+    if not torch.cuda.is_available():
+        return store
+    cudart, address, size = torch.cuda.cudart(), store.raw.data_ptr(), store.raw.nbytes
+    if code := int(cudart.cudaHostRegister(address, size, 0)):
+        print(
+            f"CUDA cannot page-lock the weight store of {size / 2**30:.2f} GiB (cudaHostRegister: error {code}). "
+            f"Publishes copy through pageable memory, which is slower.",
+            flush=True,
+        )
+        return store
+    store.is_page_locked = True
+    # Before the mapping goes; at the process's end CUDA does it.
+    weakref.finalize(store, cudart.cudaHostUnregister, address).atexit = False
     return store
-
-
-def _register(store: WeightStore) -> None:
-    """Page-lock the store for this process's GPU, as long as the store lives. Raises ConfigError where CUDA refuses."""
-    cudart = torch.cuda.cudart()
-    for buffer in store.buffers:
-        if code := int(cudart.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)):
-            raise ConfigError(
-                f"CUDA cannot page-lock the weight store of {buffer.nbytes / 2**30:.2f} GiB (cudaHostRegister: error "
-                f"{code}). Set weights.page_lock=false: publishes then copy through pageable memory, which is slower."
-            )
-        # Before the mapping goes; at the process's end the driver does it.
-        weakref.finalize(store, cudart.cudaHostUnregister, buffer.data_ptr()).atexit = False
 
 
 def finish_loading() -> None:
@@ -85,7 +82,7 @@ class StagedOnGpu:
         # Loads of the version before read these bytes on the current stream.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            self._bytes.copy_(store.buffers[stored.buffer][: len(self._bytes)], non_blocking=True)
+            self._bytes.copy_(store.raw[: len(self._bytes)], non_blocking=True)
         self._staged = stored
 
     def tensors(self, stored: StoredVersion) -> Iterator[tuple[str, torch.Tensor]] | None:

@@ -56,14 +56,14 @@ class NodeGroup:
             raise WeightSyncError(f"the node's weight group did not form at rank {self._rank}: {error}") from error
 
     def announce(self, stored: StoredVersion) -> None:
-        """Tell every worker which version is in the store, and where. Called by the publisher alone."""
-        self._broadcast(torch.tensor([stored.version, stored.buffer, *stored.checksums], dtype=torch.int64))
+        """Tell every worker which version is in the store. Called by the publisher alone."""
+        self._broadcast(torch.tensor([stored.version, *stored.checksums], dtype=torch.int64))
 
     def receive_announcement(self, num_blocks: int) -> StoredVersion:
-        message = torch.empty(2 + num_blocks, dtype=torch.int64)
+        message = torch.empty(1 + num_blocks, dtype=torch.int64)
         self._broadcast(message)
-        version, buffer, *checksums = message.tolist()
-        return StoredVersion(version, buffer, tuple(checksums))
+        version, *checksums = message.tolist()
+        return StoredVersion(version, tuple(checksums))
 
     def acknowledge(self, loaded_version: int) -> list[int]:
         """Tell all members which version this one holds now, or LOAD_FAILED; returns what each told, by rank."""

@@ -29,46 +29,42 @@ _PIECE_BYTES = 512 * 1024
 
 @dataclass(frozen=True)
 class StoredVersion:
-    """A version in the store: which of its buffers holds it, and a checksum for each block.
+    """A version in the store, with a checksum for each block.
 
     Checksums are xxh3 keyed by the run, cut to 63 bits: signed 64-bit tensors carry them.
     """
 
     version: int
-    buffer: int
     checksums: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class StoreSpec:
-    """The layout that all members agree on. `key` seeds the checksums, so that only the run's own bytes pass.
-
-    `page_lock`: processes with a GPU register the store with CUDA.
-    """
+    """The layout that all members agree on. `key` seeds the checksums, so that only the run's own bytes pass."""
 
     layout: BucketLayout
-    num_buffers: int
     key: int
-    page_lock: bool = False
 
 
 class WeightStore:
-    """A process's view of the node's buffers; the publisher creates them, the workers open them."""
+    """A process's view of the node's store; the publisher creates it, the workers open it."""
+
+    is_page_locked = False
+    """Whether this process's GPU copies from and to the store itself."""
 
     def __init__(self, folder: Path, spec: StoreSpec, *, create: bool) -> None:
         self.layout = spec.layout
-        self.num_buffers = spec.num_buffers
         self._folder = folder
         self._key = spec.key
-        self.buffers = [self._map(index, create) for index in range(spec.num_buffers)]
+        self.raw = self._map(create)
 
-    def tensors(self, buffer: int, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield each parameter of a bucket by name, as a view of shared memory in its shape and dtype."""
-        return views(self.buffers[buffer], bucket)
+        return views(self.raw, bucket)
 
-    def write(self, buffer: int, block: Block, parameters: Mapping[str, torch.Tensor]) -> int:
+    def write(self, block: Block, parameters: Mapping[str, torch.Tensor]) -> int:
         """Copy what lies in a block from `parameters` in host memory; return its checksum."""
-        raw, digest = self.buffers[buffer], xxhash.xxh3_64(seed=self._key)
+        raw, digest = self.raw, xxhash.xxh3_64(seed=self._key)
         sources = [(slot, parameters[slot.spec.name].reshape(-1)) for slot in block.slots]
         for start in range(block.start, block.end, _PIECE_BYTES):
             end = min(start + _PIECE_BYTES, block.end)
@@ -79,8 +75,8 @@ class WeightStore:
             digest.update(memoryview(raw[start:end].numpy()))
         return digest.intdigest() >> 1
 
-    def checksum(self, buffer: int, block: Block) -> int:
-        raw = self.buffers[buffer][block.start : block.end].numpy()
+    def checksum(self, block: Block) -> int:
+        raw = self.raw[block.start : block.end].numpy()
         return xxhash.xxh3_64_intdigest(memoryview(raw), seed=self._key) >> 1
 
     def verify(self, stored: StoredVersion, share: int = 0, num_shares: int = 1) -> None:
@@ -90,7 +86,7 @@ class WeightStore:
         """
         announced_blocks = list(zip(self.layout.blocks, stored.checksums, strict=True))
         for block, announced in announced_blocks[share::num_shares]:
-            found = self.checksum(stored.buffer, block)
+            found = self.checksum(block)
             if found != announced:
                 within = (bucket.start <= block.start < bucket.end for bucket in self.layout.buckets)
                 index = list(within).index(True)
@@ -106,14 +102,14 @@ class WeightStore:
 
     def current(self) -> StoredVersion:
         header = json.loads(self._header.read_text())
-        return StoredVersion(header["version"], header["buffer"], tuple(header["checksums"]))
+        return StoredVersion(header["version"], tuple(header["checksums"]))
 
     @property
     def _header(self) -> Path:
         return self._folder / "current.json"
 
-    def _map(self, index: int, create: bool) -> torch.Tensor:
-        path = self._folder / f"weights-{index}.bin"
+    def _map(self, create: bool) -> torch.Tensor:
+        path = self._folder / "weights.bin"
         size = max(self.layout.num_bytes, 1)
         descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
         try:
@@ -131,7 +127,7 @@ class WeightStore:
 
 
 def views(raw: torch.Tensor, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each parameter of a bucket by name, as a view of `raw`, which holds a buffer's bytes."""
+    """Yield each parameter of a bucket by name, as a view of `raw`, which holds a version's bytes."""
     for slot in bucket.slots:
         own = raw[slot.offset : slot.offset + slot.num_bytes]
         yield slot.spec.name, own.view(getattr(torch, slot.spec.dtype)).view(slot.spec.shape)

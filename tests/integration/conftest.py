@@ -57,7 +57,7 @@ def stopped_sft(workspace: Path, cluster: dict[str, str]) -> tuple[Attempt, Atte
         data={"train": {"path": str(workspace / "sft.jsonl")}},
         sft={"batch_size": 16},
         train={"total_steps": SFT_STEPS, "lr": 1e-2},
-        checkpoint={"every_steps": None},
+        checkpoint={"every": None},
     )
     with Attempt.in_cluster(cluster, config, PAUSING) as stopped:
         stopped.wait_for_step(5)
@@ -85,7 +85,7 @@ def corrupted_untied(workspace: Path, cluster: dict[str, str]) -> tuple[Attempt,
         "untied",
         "untied",
         train={"total_steps": 8, "num_minibatches": 2, "lr": 2e-3},
-        eval={"every_steps": 4, "num_samples": 3, "pass_k": [1, 2], "reward": LETTERS, "solved_at": 0.25},
+        eval={"every": 4, "num_samples": 3, "pass_k": [1, 2], "reward": LETTERS, "solved_at": 0.25},
         checkpoint={"keep_batches": 2},
     )
     with Attempt.in_cluster(cluster, config, str(HERE / "corrupting_driver.py")) as corrupted:
@@ -108,7 +108,7 @@ def sync_settings(sft_run: RunDir) -> dict[str, Any]:
         "engine": {"engines_per_node": 2},
         "model": str(sft_run.latest_export()),
         "train": {"total_steps": SYNC_STEPS, "lr": 1e-3},
-        "eval": {"every_steps": 6, "temperature": 0.0},
+        "eval": {"every": 6, "temperature": 0.0},
     }
 
 

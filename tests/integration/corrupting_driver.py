@@ -24,7 +24,7 @@ class CorruptingLearner(LearnerActor):
         staged = super().stage_weights(version)
         if version != CORRUPTED_VERSION or self._folder is None:
             return staged
-        with (self._folder / "weights-0.bin").open("r+b") as file:
+        with (self._folder / "weights.bin").open("r+b") as file:
             file.seek(1000)
             (byte,) = file.read(1)
             file.seek(1000)

@@ -1,4 +1,4 @@
-"""An engine with guesses (`engine.ngram_tokens`) or, for 0, without: prints what it sampled and how likely that was.
+"""An engine with guesses (`speculative_config`) or, for 0, without: prints what it sampled and how likely that was.
 
 `python -m tests.integration.guessing_engine CONFIG TOKENS TEMPERATURE`: greedy completions of prompts that repeat
 themselves, the logprobs of random ones, and for one prompt how often each completion of six tokens was drawn. The
@@ -17,7 +17,6 @@ import numpy as np
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.data.seeds import sampling_seed
 from hpc_grpo.engine.sampler import Sampler
-from hpc_grpo.engine.vllm import guessing
 from hpc_grpo.types import GroupRequest, GroupSamples, SamplingSpec
 from tests.integration.crowded_engine import sample, start_engine, tokens_of
 
@@ -80,7 +79,8 @@ class Scorer:
 def main() -> None:
     config, num_tokens, temperature = load_config(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     mend_expand()
-    engine = start_engine(config, **({"speculative_config": guessing(num_tokens)} if num_tokens else {}))
+    guesses = {"method": "ngram", "num_speculative_tokens": num_tokens, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    engine = start_engine(config, **({"speculative_config": guesses} if num_tokens else {}))
     sampler = Sampler(engine, stop_token_ids=[1])
     num_steps = 0
 

@@ -63,7 +63,7 @@ def main() -> int:
             "engine": {"engines_per_node": 2},
             "train": {"total_steps": 4 * options.kills + 4},
             "rollout": {"max_policy_lag": options.lag},
-            "checkpoint": {"every_steps": 3},
+            "checkpoint": {"every": 3},
         }
         config = tiny_config(workspace, "killed", **changes)
         step = 0

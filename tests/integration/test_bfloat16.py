@@ -107,7 +107,7 @@ def test_a_bfloat16_run_trains_and_resumes_where_engines_keep_biases_in_float32(
     precision, driver = Precision(zero_stage=3, gradient_checkpointing=True), str(HERE / "amx_driver.py")
     config = bfloat16_config(workspace, "bfloat16-killed", precision, steps=8)
     values = yaml.safe_load(config.read_text())
-    config.write_text(yaml.safe_dump({**values, "checkpoint": {"every_steps": 4}}))
+    config.write_text(yaml.safe_dump({**values, "checkpoint": {"every": 4}}))
     with Attempt.in_cluster(cluster, config, driver) as killed:
         killed.wait_until(lambda: 6 in metrics_of(killed.run_dir), "step 6")
         killed.process.kill()

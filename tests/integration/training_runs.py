@@ -62,7 +62,7 @@ def tiny_config(workspace: Path, name: str, model: Path | str = "tied", **sectio
         "engine": {"engines_per_node": 1, "max_num_seqs": 32, "kv_cache_gib": 0.0625},
         "train": {"total_steps": 8, "lr": 5e-3, "zero_stage": 1, "max_tokens_per_microbatch": 512},
         "weights": {"deadline_s": 60},
-        "checkpoint": {"every_steps": 2},
+        "checkpoint": {"every": 2},
         "eval": {"reward": LETTERS},
         "launch": {"object_store_gib": 0.1},
     }

@@ -36,11 +36,11 @@ class Pods:
     def __init__(self, bed: Bed, name: str, **sections: Any) -> None:
         self.bed, self.name = bed, name
         self._started: dict[str, subprocess.Popen[str]] = {}
-        sections = {"checkpoint": {"every_steps": 1, "keep_last": 9}, **sections}
+        sections = {"checkpoint": {"every": 1, "keep_last": 9}, **sections}
         sections["launch"] = {
             "num_nodes": 2,
             "object_store_gib": 0.1,
-            "rejoin_s": 90,
+            "join_s": 90,
             "disks": "private",
             **sections.get("launch", {}),
         }

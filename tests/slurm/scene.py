@@ -25,7 +25,7 @@ from tests.support.outcomes import Outcome
 if TYPE_CHECKING:
     from tests.slurm.conftest import SlurmCluster
 
-STAND_IN_CONFIG = ("local/debug", "data.train.path=org/rows", "eval.every_steps=null")
+STAND_IN_CONFIG = ("local/debug", "data.train.path=org/rows", "eval.every=null")
 """For a driver that reads no data: names no file, which `submit` would look for."""
 
 DEADLINE_S = 900.0
@@ -74,7 +74,7 @@ class Scene:
         settings: dict[str, Any] = {
             "train": {"total_steps": NUM_STEPS, "lr": 1e-3},
             "rewards": [{"name": LETTERS, "args": {"delay_s": 0.2}}],
-            "checkpoint": {"every_steps": 2},
+            "checkpoint": {"every": 2},
             **sections,
         }
         launch = {"num_nodes": num_nodes, "slurm": slurm, "max_stalled_attempts": 2, **settings.pop("launch", {})}

@@ -31,7 +31,7 @@ def two_node_config(workspace: Path, name: str, num_steps: int, **sections: Any)
         name,
         train={"total_steps": num_steps, "lr": 1e-3, "zero_stage": 2},
         rewards=[{"name": LETTERS, "args": {"delay_s": 0.2}}],
-        checkpoint={"every_steps": None},
+        checkpoint={"every": None},
         launch=launch,
         **sections,
     )

@@ -61,7 +61,7 @@ def test_training_goes_on_from_job_to_job(slurm_cluster: SlurmCluster, tmp_path:
         "long",
         train={"total_steps": 70, "lr": 1e-3},
         rewards=[{"name": LETTERS, "args": {"delay_s": 0.4}}],
-        checkpoint={"every_steps": 4},
+        checkpoint={"every": 4},
         launch={"slurm": {"gpus_per_node": 2, "cpus_per_node": 4, "time_min": 3}},
     )
     hpc_grpo(slurm_cluster, workspace, "submit", str(config), "--until-complete")

@@ -92,7 +92,7 @@ def test_a_supervisor_that_is_killed_costs_one_job(slurm_cluster: SlurmCluster, 
 
 def test_a_lost_node_is_done_without(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     """`min_nodes` is 1: the survivor goes on, with half the learners."""
-    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2, slurm={"min_nodes": 1})
+    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2, launch={"min_nodes": 1})
     scene.strike(lambda: slurm_cluster.kill_node(WORKER))
     try:
         # Slurm may need longer to see it than Ray: then the driver is started in vain before.
@@ -208,7 +208,7 @@ def test_a_full_disk(slurm_cluster: SlurmCluster, small_disk: Path, tmp_path: Pa
 
 @pytest.mark.long
 def test_a_network_that_is_cut_for_20_s(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
-    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2, slurm={"min_nodes": 1})
+    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2, launch={"min_nodes": 1})
 
     def blow() -> None:
         slurm_cluster.unplug(WORKER)
@@ -223,7 +223,7 @@ def test_a_network_that_is_cut_for_20_s(slurm_cluster: SlurmCluster, tmp_path: P
 
 @pytest.mark.long
 def test_a_network_that_is_cut_for_good(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
-    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2, slurm={"min_nodes": 1})
+    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2, launch={"min_nodes": 1})
     scene.strike(lambda: slurm_cluster.unplug(WORKER))
     try:
         outcome = scene.see_it_through()

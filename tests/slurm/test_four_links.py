@@ -36,7 +36,7 @@ def submit_run(cluster: SlurmCluster, workspace: Path, name: str, time_min: int)
         name,
         train={"total_steps": NUM_STEPS, "lr": 1e-3},
         rewards=[{"name": LETTERS, "args": {"delay_s": STEP_S / 6}}],
-        checkpoint={"every_steps": 20},
+        checkpoint={"every": 20},
         launch={"slurm": {"gpus_per_node": 2, "cpus_per_node": 4, "time_min": time_min}},
     )
     offline = {**ENVIRONMENT, "WANDB_MODE": "offline", "WANDB_API_KEY": "0" * 40}

@@ -69,7 +69,7 @@ def test_a_process_that_is_stopped(
 ) -> None:
     sections: dict[str, Any] = {
         "rewards": [{"name": LETTERS, "args": {"delay_s": 0.2}}],
-        "slurm": {"min_nodes": 1} if role == "agent" else {},
+        "launch": {"min_nodes": 1} if role == "agent" else {},
     }
     if role in ("reward worker", "agent", "raylet"):  # else the run is complete before anybody notices
         sections["train"] = {"total_steps": 150, "lr": 1e-3}

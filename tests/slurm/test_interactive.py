@@ -40,7 +40,7 @@ def make_run(folder: Path, delay_s: float) -> RunDir:
         "by-hand",
         rewards=[{"name": LETTERS, "timeout_s": 60, "args": {"delay_s": delay_s}}],
         train={"total_steps": 12, "lr": 1e-3, "zero_stage": 1},
-        checkpoint={"every_steps": None},
+        checkpoint={"every": None},
     )
     return RunDir(config.parent / "runs" / "by-hand")
 

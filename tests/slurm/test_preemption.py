@@ -35,7 +35,7 @@ def scene(cluster: SlurmCluster, folder: Path, partition: str) -> Scene:
         folder,
         num_nodes=1,
         train={"total_steps": NUM_STEPS, "lr": 1e-3},
-        checkpoint={"every_steps": None},
+        checkpoint={"every": None},
         slurm={"partition": partition, "cpus_per_node": 8},
     )
 

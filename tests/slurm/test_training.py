@@ -56,7 +56,7 @@ def config_of(workspace: Path, name: str, zero_stage: int, engines_per_node: int
         name,
         train={"total_steps": NUM_STEPS, "lr": 1e-3, "zero_stage": zero_stage},
         engine={"engines_per_node": engines_per_node},
-        checkpoint={"every_steps": None},
+        checkpoint={"every": None},
         launch={"slurm": {"gpus_per_node": 4, "cpus_per_node": 4, "time_min": 10}, **launch},
     )
 

@@ -90,7 +90,7 @@ def test_a_run_directory_that_has_a_dollar_in_its_name_is_found_again(least: Pat
     kept.write_text(to_yaml(load(least, "run.root=/r")).replace("root: /r", "root: /r/$SCRATCH"))
     resolved = load_resolved(kept)
     assert resolved.run_path == Path("/r/$SCRATCH/n")
-    changed = with_overrides(resolved, ["checkpoint.every_steps=5"], {})
+    changed = with_overrides(resolved, ["checkpoint.every=5"], {})
     assert changed.run_path == resolved.run_path
 
 

@@ -63,7 +63,7 @@ ALLOWED_PREFIXES: dict[str, str] = {
     "OFI_NCCL_": "the plugin between NCCL and libfabric",
     "FI_": "libfabric, the network below NCCL on Slingshot",
     "CXI_": "libcxi, below libfabric on Slingshot: CXI_FORK_SAFE, as Ray forks",
-    "SLINGSHOT_": "the job's part of a Slingshot network (launch.slurm.network), without which libfabric is refused",
+    "SLINGSHOT_": "the job's part of a Slingshot network (sbatch --network), without which libfabric is refused",
     "UCX_": "UCX, the network below NCCL's UCX plugin on InfiniBand",
     "IBV_": "verbs, the network below NCCL on InfiniBand: IBV_FORK_SAFE, as Ray forks",
     "RDMAV_": "an older name of the same",

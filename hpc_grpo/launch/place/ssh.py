@@ -92,7 +92,7 @@ class SshPlace(Place):
     def __init__(self, environ: Mapping[str, str], launch: LaunchConfig) -> None:
         self._here = LocalPlace(environ)
         self.stop_grace_s = self._here.stop_grace_s
-        self._pass_env, self._least = launch.pass_env, launch.least_nodes
+        self._pass_env, self._least = launch.pass_env, launch.min_nodes
         self._hosts = {host.name: host for host in parse_hosts(launch.hosts)}
         self._allocation: Allocation | None = None
 

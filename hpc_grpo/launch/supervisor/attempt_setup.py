@@ -72,8 +72,8 @@ class AttemptSetup:
 
     @property
     def max_stalled_restarts(self) -> int:
-        """Return how many restarts in a row may bring no new checkpoint; 0 where a user is watching."""
-        return 0 if self.place.is_attended else self.launch.max_stalled_restarts
+        """Return how many restarts of a driver in a row may bring no new checkpoint; 0 where a user is watching."""
+        return 0 if self.place.is_attended else 1
 
     @property
     def has_private_disks(self) -> bool:

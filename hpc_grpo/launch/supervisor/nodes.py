@@ -151,10 +151,7 @@ class Nodes:
         """
         setup = self._setup
         allocation = setup.place.remaining(setup.allocation, self.answering(), goes_on)
-        if (
-            len(allocation.nodes) < (setup.launch.least_nodes or len(self.names))
-            or self.names[0] not in allocation.nodes
-        ):
+        if len(allocation.nodes) < (setup.launch.min_nodes or len(self.names)) or self.names[0] not in allocation.nodes:
             return None
         return Nodes(replace(setup, allocation=allocation, nonce=new_nonce()))
 

@@ -31,7 +31,7 @@ file or starts a process: `supervisor.py` observes the events and performs the a
     lost nodes                   FORM_AGAIN, then of FormedAgain StartDriver or End     End
 
 Another try may help unless the end was asked for, by a signal, preemption or the STOP file, and as long as no more than
-`launch.max_stalled_restarts` tries in a row brought no new checkpoint; crashes and losses count apart.
+one try in a row brought no new checkpoint; crashes and losses count apart.
 """
 
 from __future__ import annotations

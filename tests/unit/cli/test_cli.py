@@ -58,7 +58,7 @@ def test_an_error_is_one_message_with_its_exit_code() -> None:
 @pytest.mark.parametrize("command", ["train", "submit"])
 def test_an_unwritable_root_ends_with_78(command: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    without_data = ["data.train.path=org/rows", "eval.every_steps=null"]
+    without_data = ["data.train.path=org/rows", "eval.every=null"]
     result = call(command, "local/debug", *without_data, f"run.root={tmp_path}/file")
     assert result.exit_code == 78
     assert "cannot be written" in result.stderr

@@ -106,7 +106,7 @@ def test_options_of_open_instruct_are_translated_and_what_is_different_is_told(t
     assert (config.rollout.temperature, config.rollout.max_policy_lag) == (0.7, 1)
     assert config.loss.correction.name == "none"
     # Its flags for exports and W&B.
-    assert (config.checkpoint.export_every_steps, config.checkpoint.keep_exports) == (10, None)
+    assert (str(config.checkpoint.export_every), config.checkpoint.keep_exports) == ("10 steps", None)
     assert (config.metrics.wandb_mode, config.metrics.wandb_project) == ("auto", "geodesic-grpo")
     assert config.launch.slurm.max_job_chains == 3
     assert request.exported["NCCL_DEBUG"] == "INFO"

@@ -23,7 +23,7 @@ from tests.support.places import FakeQueue
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     """Return a run that trained a step, in a job that had more time than its config says."""
-    inputs = ["model.path=org/m", "data.train.path=org/rows", "eval.every_steps=null"]
+    inputs = ["model.path=org/m", "data.train.path=org/rows", "eval.every=null"]
     run = freeze(load_config("local/debug", [f"run.root={tmp_path}", "launch.slurm.time_min=30", *inputs]), [], []).run
     run.ledger.write_text('{"step": 1, "attempt": 1, "ordinals": [0]}\n')
     had = {"num_nodes": 2, "time_min": 90, "extra": {"qos": "long"}}
@@ -125,10 +125,10 @@ def test_a_key_that_the_runs_copy_does_not_know_is_refused_here_and_not_in_its_j
     run: RunDir, queue: FakeQueue
 ) -> None:
     older = yaml.safe_load(run.config.read_text())
-    del older["deadlines"]["late_s"]  # as a package has it that came before this key
+    del older["deadlines"]["silent_s"]  # as a package has it that came before this key
     frozen_config._write(run, older)
-    result = resume(run, "deadlines.late_s=77")
+    result = resume(run, "deadlines.silent_s=77")
     assert (result.exit_code, queue.requests) == (EXIT_CONFIG, [])
-    assert "which came before deadlines.late_s" in result.stderr
-    assert resume(run, "deadlines.late_s=77", "--accept-changes").exit_code == 0
+    assert "which came before deadlines.silent_s" in result.stderr
+    assert resume(run, "deadlines.silent_s=77", "--accept-changes").exit_code == 0
     assert len(queue.requests) == 1

@@ -47,7 +47,7 @@ def test_a_dry_run_shows_the_run_directory_below_home(tmp_path: Path, monkeypatc
 
 def submit(*words: str) -> Result:
     """Submit a run that names nothing on this machine but what `words` say."""
-    return call("submit", "local/debug", "data.train.path=org/rows", "eval.every_steps=null", *words)
+    return call("submit", "local/debug", "data.train.path=org/rows", "eval.every=null", *words)
 
 
 def test_variables_of_sbatch_count_where_neither_config_nor_options_say_anything(
@@ -115,7 +115,7 @@ def dry_run(*words: str) -> tuple[str, str]:
 def test_a_dry_run_ends_with_the_plan(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _, below = dry_run(model)
-    plan = call("plan", "local/debug", model, "data.train.path=org/rows", "eval.every_steps=null").output
+    plan = call("plan", "local/debug", model, "data.train.path=org/rows", "eval.every=null").output
     assert "It fits." in plan
     assert plan in below.replace("\n# ", "\n").replace("\n#\n", "\n\n")
     assert "assuming 96 GiB on each GPU and 460 GiB" in below

@@ -18,7 +18,7 @@ ROW = '{"question": "What is 1+1?", "answer": "2"}\n'
 
 def submit(*words: str) -> Result:
     """Submit a run on rows.jsonl of this folder, which names nothing else on this machine."""
-    named = ("model.path=org/m", "data.train.path=rows.jsonl", "eval.every_steps=null")
+    named = ("model.path=org/m", "data.train.path=rows.jsonl", "eval.every=null")
     return call("submit", "local/debug", *named, *words)
 
 

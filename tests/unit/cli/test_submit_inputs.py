@@ -18,7 +18,7 @@ from tests.support.places import FakeQueue
 
 def submit(*words: str) -> Result:
     """Submit a run that names nothing on this machine but what `words` say."""
-    return call("submit", "local/debug", "data.train.path=org/rows", "eval.every_steps=null", *words)
+    return call("submit", "local/debug", "data.train.path=org/rows", "eval.every=null", *words)
 
 
 ROW = '{"question": "What is 1+1?", "answer": "2"}\n'
@@ -51,7 +51,7 @@ def test_a_path_that_does_not_exist_is_refused(
 
 
 def test_all_that_is_missing_is_one_error(queue: FakeQueue) -> None:
-    shown = submit("model.path=./m", "data.train.path=a.json", "data.eval.path=b.json", "eval.every_steps=2").stderr
+    shown = submit("model.path=./m", "data.train.path=a.json", "data.eval.path=b.json", "eval.every=2").stderr
     assert [line.split(" = ")[0].strip() for line in shown.splitlines() if " = " in line] == [
         "model.path",
         "data.train.path",
@@ -244,7 +244,7 @@ def test_submit_refuses_a_run_whose_checkpoints_have_no_room(
 ) -> None:
     (tmp_path / "qwen").mkdir()
     (tmp_path / "qwen" / "config.json").write_text(json.dumps(QWEN_7B))
-    words = ["local/debug", "model.path=./qwen", "data.train.path=org/rows", "eval.every_steps=null"]
+    words = ["local/debug", "model.path=./qwen", "data.train.path=org/rows", "eval.every=null"]
     monkeypatch.setattr(plan_disk, "room_in", lambda _: Room(50 * GIB, "left of the user quota"))
     result = call("submit", *words)
     assert result.exit_code == EXIT_CONFIG

@@ -158,3 +158,20 @@ def test_a_launch_section_alone_is_checked_like_a_whole_config(tmp_path: Path) -
 def test_a_task_of_the_users_own_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert minimal_config(task="mine.py:Mine").task == f"{tmp_path}/mine.py:Mine"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("checkpoint.every=5 moons", "checkpoint.every = '5 moons': must be such as '50 steps'"),
+        ("checkpoint.every=1 epoch, 2 epochs", "must be such as"),
+        ("eval.every=1.5 steps", "must be such as"),
+        ("engine.vllm={max_num_batched_tokens: 0}", "engine.vllm.max_num_batched_tokens = 0"),
+        ("engine.vllm={max_model_len: 9}", "max_model_len is set by data.max_prompt_tokens and rollout.max_new_tokens"),
+        ("engine.vllm.speculative_config={method: eagle, num_speculative_tokens: 1}", "'ngram'"),
+    ],
+)
+def test_a_text_or_an_argument_that_cannot_be_taken_is_an_error_with_what_can(
+    minimal: Path, override: str, words: str
+) -> None:
+    assert words in error_of(minimal, override)

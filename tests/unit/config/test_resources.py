@@ -46,19 +46,17 @@ def test_sft_has_no_engines_and_no_weight_store() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "engine_dtype", "num_buffers", "expected"),
+    ("dtype", "engine_dtype", "expected"),
     [
-        ("bfloat16", None, 1, 2000),
-        ("float32", None, 1, 4000),
-        ("bfloat16", None, 2, 4000),
-        ("float32", "bfloat16", 1, 2000),
+        ("bfloat16", None, 2000),
+        ("float32", None, 4000),
+        ("float32", "bfloat16", 2000),
     ],
 )
-def test_the_weight_store_holds_the_published_precision_once_for_each_buffer(
-    dtype: str, engine_dtype: str | None, num_buffers: int, expected: int
+def test_the_weight_store_holds_the_published_precision_once(
+    dtype: str, engine_dtype: str | None, expected: int
 ) -> None:
-    engine = {"dtype": engine_dtype}
-    config = minimal_config(model={"dtype": dtype}, engine=engine, weights={"num_buffers": num_buffers})
+    config = minimal_config(model={"dtype": dtype}, engine={"dtype": engine_dtype})
     assert weight_store_bytes(config, 1000) == expected
 
 
@@ -106,7 +104,10 @@ def test_the_kv_cache_is_what_the_config_says_else_a_default_on_cpu_alone() -> N
 def test_a_step_of_an_engine_takes_what_the_config_says_else_what_the_device_can_use(
     given: int | None, on_gpu: bool, expected: int
 ) -> None:
-    assert max_batched_tokens(minimal_config(engine={"max_num_batched_tokens": given}), on_gpu=on_gpu) == expected
+    assert (
+        max_batched_tokens(minimal_config(engine={"vllm": {"max_num_batched_tokens": given}}), on_gpu=on_gpu)
+        == expected
+    )
 
 
 def test_a_step_of_an_engine_takes_a_token_for_each_request_that_decodes() -> None:
@@ -121,7 +122,10 @@ def test_a_step_of_an_engine_takes_no_more_than_may_run_at_once() -> None:
 @pytest.mark.parametrize("given", [None, 512])
 def test_a_step_of_an_engine_on_cpu_takes_a_whole_sequence(given: int | None) -> None:
     long = {"data": {"max_prompt_tokens": 4000}, "rollout": {"max_new_tokens": 1000}}
-    assert max_batched_tokens(minimal_config(long, engine={"max_num_batched_tokens": given}), on_gpu=False) == 5000
+    assert (
+        max_batched_tokens(minimal_config(long, engine={"vllm": {"max_num_batched_tokens": given}}), on_gpu=False)
+        == 5000
+    )
 
 
 def test_a_learner_and_an_engine_that_share_a_gpu_are_reserved_together() -> None:

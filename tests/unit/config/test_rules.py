@@ -13,6 +13,7 @@ from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
 
 EVAL = {"path": "eval.jsonl"}
+GUESSES = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
 
 
 def test_the_defaults_break_no_rule() -> None:
@@ -51,20 +52,20 @@ def test_sft_has_no_rewards_to_check() -> None:
         ),
         ({"rewards": [{"name": "mine.f"}]}, "or to your own: module:function or path/to/file.py:function."),
         (
-            {"task": "ppo", "launch": {"num_nodes": 4, "slurm": {"min_nodes": 3}}},
-            "launch.slurm.min_nodes = 3 would have a run with a critic go on with fewer nodes than launch.num_nodes",
+            {"task": "ppo", "launch": {"num_nodes": 4, "min_nodes": 3}},
+            "launch.min_nodes = 3 would have a run with a critic go on with fewer nodes than launch.num_nodes",
         ),
         (
-            {"engine": {"ngram_tokens": 4}, "model": {"device": "cpu"}},
-            "engine.ngram_tokens = 4 needs engines on GPUs",
+            {"engine": {"vllm": GUESSES}, "model": {"device": "cpu"}},
+            "engine.vllm.speculative_config needs engines on GPUs",
         ),
         (
-            {"engine": {"async_scheduling": True}, "model": {"device": "cpu"}},
-            "engine.async_scheduling = true needs engines on GPUs",
+            {"engine": {"vllm": {"async_scheduling": True}}, "model": {"device": "cpu"}},
+            "engine.vllm.async_scheduling = true needs engines on GPUs",
         ),
         (
-            {"engine": {"async_scheduling": True, "ngram_tokens": 4}},
-            "engine.async_scheduling = true and engine.ngram_tokens = 4 exclude each other",
+            {"engine": {"vllm": {"async_scheduling": True, **GUESSES}}},
+            "engine.vllm.async_scheduling = true and engine.vllm.speculative_config exclude each other",
         ),
         ({"task": "stf"}, "Algorithm 'stf' does not exist; did you mean 'sft'? Built in: "),
         (
@@ -80,7 +81,7 @@ def test_sft_has_no_rewards_to_check() -> None:
             {"task": "distill", "distill": {"teacher": "t"}, "rewards": [], "data": {"train": EVAL, "curriculum": {}}},
             "data.curriculum judges prompts by rewards, and data.train has none.",
         ),
-        ({"eval": {"every_steps": 5}}, "data.eval is not"),
+        ({"eval": {"every": 5}}, "data.eval is not"),
         (
             {"data": {"train": {"mix": [{"path": "a", "weight": 1}, {"path": "b"}]}}},
             "With a weight for data.train.mix.0, each source of the mix needs one: give data.train.mix.1 a weight.",
@@ -98,14 +99,14 @@ def test_sft_has_no_rewards_to_check() -> None:
             {"data": {"train": {"mix": [{"path": "a", "rewards": [{"name": "mth"}]}]}}},
             "Reward 'mth' does not exist; did you mean 'math'?",
         ),
-        ({"eval": {"every_steps": 5}, "task": "sft", "data": {"train": {"path": "d"}, "eval": EVAL}}, "task sft"),
+        ({"eval": {"every": 5}, "task": "sft", "data": {"train": {"path": "d"}, "eval": EVAL}}, "task sft"),
         (
-            {"eval": {"every_steps": 5, "pass_k": [1, 4], "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
+            {"eval": {"every": 5, "pass_k": [1, 4], "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
             "eval.pass_k = [1, 4]: every k must be at most eval.num_samples = 2",
         ),
         (
             {
-                "eval": {"every_steps": 5, "num_samples": 8, "pass_k": [8]},
+                "eval": {"every": 5, "num_samples": 8, "pass_k": [8]},
                 "data": {"train": EVAL, "eval_sets": {"hard": {**EVAL, "num_samples": 4}}},
             },
             "data.eval_sets.hard.pass_k = [8]: every k must be at most data.eval_sets.hard.num_samples = 4",
@@ -113,7 +114,7 @@ def test_sft_has_no_rewards_to_check() -> None:
         ({"data": {"train": EVAL, "eval_sets": {"a/b": EVAL}}}, "data.eval_sets has 'a/b': the name of a set"),
         ({"eval": {"metrics": ["majority"]}}, "eval.metrics has 'majority': there are no built-in ones."),
         (
-            {"eval": {"every_steps": 5, "reward": "other"}, "data": {"train": EVAL, "eval": EVAL}},
+            {"eval": {"every": 5, "reward": "other"}, "data": {"train": EVAL, "eval": EVAL}},
             "eval.reward = 'other' must be one of rewards: correctness",
         ),
         (
@@ -139,8 +140,8 @@ def test_sft_has_no_rewards_to_check() -> None:
             "rollout.top_p = 0.9: engines renormalise over the nucleus and the learner does not",
         ),
         (
-            {"engine": {"max_num_batched_tokens": 255}},
-            "engine.max_num_batched_tokens = 255 must be at least engine.max_num_seqs = 256",
+            {"engine": {"vllm": {"max_num_batched_tokens": 255}}},
+            "engine.vllm.max_num_batched_tokens = 255 must be at least engine.max_num_seqs = 256",
         ),
         (
             {"train": {"attention": "varlen"}, "model": {"device": "cpu"}},
@@ -166,11 +167,11 @@ def test_a_broken_rule_is_an_error_with_the_values_and_the_fix(sections: dict[st
         {"rollout": {"max_policy_lag": 4}, "train": {"num_minibatches": 2}},
         {"task": "sft", "sft": {"batch_size": 4}, "train": {"num_minibatches": 4}},
         {"task": "sft", "train": {"max_tokens_per_microbatch": 1}},
-        {"eval": {"every_steps": 5, "pass_k": [1, 2], "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
+        {"eval": {"every": 5, "pass_k": [1, 2], "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
         {"train": {"max_tokens_per_microbatch": 768}},
         {"rollout": {"min_new_tokens": 20, "max_new_tokens": 20}, "loss": {"correction": "none"}},
-        {"engine": {"max_num_batched_tokens": 256}},
-        {"task": "sft", "engine": {"max_num_batched_tokens": 1}},
+        {"engine": {"vllm": {"max_num_batched_tokens": 256}}},
+        {"task": "sft", "engine": {"vllm": {"max_num_batched_tokens": 1}}},
     ],
 )
 def test_a_value_at_the_edge_of_a_rule_passes(sections: dict[str, Any]) -> None:

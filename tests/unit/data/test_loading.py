@@ -32,9 +32,7 @@ def items(kind: str, count: int) -> list[dict[str, str]]:
 
 
 def config_of(train: dict[str, Any], *, evaluates: bool = False, **data: Any) -> Config:
-    return minimal_config(
-        data={"template": "plain", "train": train, **data}, eval={"every_steps": 1 if evaluates else None}
-    )
+    return minimal_config(data={"template": "plain", "train": train, **data}, eval={"every": 1 if evaluates else None})
 
 
 def texts(stream: PromptStream | Any) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.config import Config
+from hpc_grpo.config.run import Every
 from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
 from tests.support.streams import demonstrations, loaded, prompts, write_items
@@ -84,7 +85,7 @@ def test_the_reference_is_given_as_answer_whatever_its_column(tokenizer: Any) ->
 
 def test_eval_has_its_own_columns_and_no_shuffle(tokenizer: Any) -> None:
     config = make_config(eval={"path": "e.jsonl", "prompt_field": "problem"})
-    config = config.model_copy(update={"eval": config.eval.model_copy(update={"every_steps": 1})})
+    config = config.model_copy(update={"eval": config.eval.model_copy(update={"every": Every(steps=1)})})
     write_items("d.jsonl", ITEMS)
     write_items("e.jsonl", [{"problem": str(i), "answer": "1"} for i in range(10)])
     stream = loaded(config, tokenizer).evals[""]

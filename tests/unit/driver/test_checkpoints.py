@@ -59,7 +59,7 @@ def on_disk(run: RunDir) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("every_steps", "durations", "saved"),
+    ("every", "durations", "saved"),
     [
         ("3", Durations(), [1, 3, 6]),
         ("null", Durations(), [1]),
@@ -67,9 +67,9 @@ def on_disk(run: RunDir) -> list[str]:
     ],
 )
 def test_a_run_saves_after_its_first_step_to_know_how_long_that_takes(
-    every_steps: str, durations: Durations, saved: list[int], tmp_path: Path
+    every: str, durations: Durations, saved: list[int], tmp_path: Path
 ) -> None:
-    config = load_config("local/debug", [f"checkpoint.every_steps={every_steps}"])
+    config = load_config("local/debug", [f"checkpoint.every={every}"])
     learners: Any = FakeLearners()
     checkpoints = Checkpoints(config, RunDir(tmp_path), learners, durations, LENGTH)
     for step in range(1, 8):
@@ -104,7 +104,7 @@ def learners() -> Any:
 
 
 def checkpoints_of(learners: Any, folder: Path, *settings: str) -> Checkpoints:
-    config = load_config("local/debug", ["checkpoint.every_steps=1", "checkpoint.keep_last=1", *settings])
+    config = load_config("local/debug", ["checkpoint.every=1", "checkpoint.keep_last=1", *settings])
     return Checkpoints(config, RunDir(folder), learners, Durations(), LENGTH)
 
 
@@ -154,7 +154,7 @@ def test_a_run_may_wait_for_the_disk_instead(learners: Any, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("keep", "left"), [("null", [2, 4, 6, 7]), ("2", [6, 7]), ("1", [7])])
 def test_the_final_export_stays_with_as_many_before_it_as_are_kept(keep: str, left: list[int], tmp_path: Path) -> None:
-    config = load_config("local/debug", ["checkpoint.export_every_steps=2", f"checkpoint.keep_exports={keep}"])
+    config = load_config("local/debug", ["checkpoint.export_every=2", f"checkpoint.keep_exports={keep}"])
     learners: Any = FakeLearners()
     run = RunDir(tmp_path)
     checkpoints = Checkpoints(config, run, learners, Durations(), LENGTH)

@@ -70,7 +70,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     words = [f"run.root={tmp_path / 'runs'}", f"model.path={model}", f"data.train.path={tmp_path / 'data.jsonl'}"]
     return load_config(
         "local/debug",
-        [*words, f'rewards=[{{name: "{tmp_path}/my_reward.py:reward"}}]', "data.eval=null", "eval.every_steps=null"],
+        [*words, f'rewards=[{{name: "{tmp_path}/my_reward.py:reward"}}]', "data.eval=null", "eval.every=null"],
     )
 
 

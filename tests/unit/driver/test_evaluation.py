@@ -73,7 +73,7 @@ def config_of(hard: dict[str, Any] | None = None, **sections: Any) -> Config:
     sets = {} if hard is None else {"hard": {"path": "h.jsonl", **hard}}
     defaults = {
         "data": {"train": {"path": "d.jsonl"}, "eval": {"path": "e.jsonl"}, "eval_sets": sets},
-        "eval": {"every_steps": 2, "num_samples": NUM_SAMPLES, "pass_k": [2]},
+        "eval": {"every": 2, "num_samples": NUM_SAMPLES, "pass_k": [2]},
         "train": {"total_steps": 6},
     }
     return minimal_config(defaults, **sections)
@@ -152,7 +152,7 @@ def test_a_set_whose_rewards_failed_ends_the_run_however_many_others_went_well(t
 
 
 def test_an_eval_is_due_at_both_ends_and_as_often_as_the_config_says(tmp_path: Path) -> None:
-    config = config_of(eval={"every_steps": None, "every_epochs": 2})
+    config = config_of(eval={"every": "2 epochs"})
     length = TrainLength(total_steps=12, items_per_step=4, items_per_epoch=10)  # epochs end in steps 3, 5, 8, 10
     evaluation = Evaluation(config, EvalSets(config, {}, FakePool([])), RunDir(tmp_path), length)  # type: ignore[arg-type]
     assert [step for step in range(13) if evaluation.is_due(step)] == [0, 5, 10, 12]
@@ -171,7 +171,7 @@ def test_an_eval_beside_rollouts_comes_before_them_and_leaves_their_prefixes_alo
 def test_evals_sample_with_the_nucleus_of_training_unless_they_have_their_own(
     tmp_path: Path, of_eval: dict[str, float], expected: list[float]
 ) -> None:
-    settings = {"every_steps": 2, "num_samples": 3, **of_eval}
+    settings = {"every": 2, "num_samples": 3, **of_eval}
     config = config_of({"top_p": 0.5}, rollout={"top_p": 0.9}, eval=settings)
     pool, _ = run_eval(tmp_path, config, [ONE_OF_THREE] * 2, num_hard=1)
     assert [request.sampling.top_p for request in pool.requests] == expected

@@ -40,7 +40,7 @@ class FakeActor:
         )
 
 
-STAGED = StoredVersion(4, 0, (17,))
+STAGED = StoredVersion(4, (17,))
 
 
 def make_learner(**answers: Any) -> FakeActor:
@@ -138,7 +138,7 @@ def test_damaged_weights_end_the_publish_with_the_engines_own_error() -> None:
 
 
 def test_each_nodes_engines_verify_what_their_own_learner_staged() -> None:
-    theirs = StoredVersion(4, 1, (18,))
+    theirs = StoredVersion(4, (18,))
     silent = make_learner(open_weight_store=None, stage_weights=None)
     learners = [make_learner(), silent, make_learner(stage_weights=theirs)]
     engines = [FakeEngine(), FakeEngine(), FakeEngine()]

@@ -22,7 +22,7 @@ from tests.support.configs import minimal_config
 
 REQUESTS = [GroupRequest(ordinal, (1,), (0,), SamplingSpec(1)) for ordinal in range(3)]
 LAYOUT = bucket_layout([ParameterSpec(name, (16,), "float32") for name in "abcd"], bucket_bytes=64)
-SPEC = StoreSpec(LAYOUT, 1, key=5)
+SPEC = StoreSpec(LAYOUT, key=5)
 
 
 class FakeSampler:
@@ -133,12 +133,12 @@ async def second_of_two(store_folder: Path) -> Engine:
 
 def stage(store: WeightStore, version: int) -> StoredVersion:
     parameters = {spec.name: torch.full(spec.shape, float(version)) for spec in LAYOUT.specs}
-    return StoredVersion(version, 0, tuple(store.write(0, block, parameters) for block in LAYOUT.blocks))
+    return StoredVersion(version, tuple(store.write(block, parameters) for block in LAYOUT.blocks))
 
 
 def damage(store: WeightStore, name: str) -> None:
     (block,) = [block for block in LAYOUT.blocks if block.slots[0].spec.name == name]
-    store.buffers[0][block.start] ^= 1
+    store.raw[block.start] ^= 1
 
 
 def test_workers_are_told_what_the_engine_verified_beside_its_sampling(

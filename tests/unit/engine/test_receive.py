@@ -92,7 +92,7 @@ class NodesStore:
     def verify(self, stored: StoredVersion) -> None:
         self.verified.append(stored.version)
 
-    def tensors(self, buffer: int, bucket: Any) -> Iterable[tuple[str, torch.Tensor]]:
+    def tensors(self, bucket: Any) -> Iterable[tuple[str, torch.Tensor]]:
         yield "weight", torch.ones(1)
 
 
@@ -100,7 +100,7 @@ def test_weights_are_loaded_under_the_config_that_vllm_loads_them_under() -> Non
     receiver, model, config = WeightReceiver(), AskingModel(), VllmConfig()
     receiver.model_runner, receiver.vllm_config = Module(get_model=lambda: model), config
     receiver._hpc_grpo_store = NodesStore()
-    receiver._hpc_grpo_load(StoredVersion(1, 0, ()), is_verified=True)
+    receiver._hpc_grpo_load(StoredVersion(1, ()), is_verified=True)
     assert model.config is config
     assert [name for name, _ in model.loaded] == ["weight"]
 
@@ -123,18 +123,17 @@ class Announcing:
 @pytest.mark.parametrize(
     ("verified", "in_the_pause"),
     [
-        (StoredVersion(4, 0, (7,)), []),
-        (StoredVersion(4, 0, (8,)), [4]),
-        (StoredVersion(2, 0, (7,)), [4]),
-        (StoredVersion(4, 1, (7,)), [4]),
+        (StoredVersion(4, (7,)), []),
+        (StoredVersion(4, (8,)), [4]),
+        (StoredVersion(2, (7,)), [4]),
         (None, [4]),
     ],
-    ids=["the same", "other bytes", "another version", "another buffer", "nothing"],
+    ids=["the same", "other bytes", "another version", "nothing"],
 )
 def test_only_the_very_version_that_was_verified_is_loaded_as_it_is(
     verified: StoredVersion | None, in_the_pause: list[int]
 ) -> None:
-    receiver, store, group = WeightReceiver(), NodesStore(), Announcing(StoredVersion(4, 0, (7,)))
+    receiver, store, group = WeightReceiver(), NodesStore(), Announcing(StoredVersion(4, (7,)))
     receiver.model_runner, receiver.vllm_config = Module(get_model=AskingModel), VllmConfig()
     receiver._hpc_grpo_store, receiver._hpc_grpo_group = store, group
     receiver.hpc_grpo_receive(4, verified)
@@ -144,7 +143,7 @@ def test_only_the_very_version_that_was_verified_is_loaded_as_it_is(
 
 def test_a_version_is_acknowledged_when_the_gpu_has_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The publisher may write the buffer again then."""
-    receiver, store, group = WeightReceiver(), NodesStore(), Announcing(StoredVersion(4, 0, (7,)))
+    receiver, store, group = WeightReceiver(), NodesStore(), Announcing(StoredVersion(4, (7,)))
     receiver.model_runner, receiver.vllm_config = Module(get_model=AskingModel), VllmConfig()
     receiver._hpc_grpo_store, receiver._hpc_grpo_group = store, group
     acknowledged_before: list[list[int]] = []
@@ -159,7 +158,12 @@ def test_the_next_drivers_store_meets_the_buffer_on_the_gpu_that_is_there(monkey
     """torch keeps the memory of an old one for itself, so that a new one would seem not to fit."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     opened: list[int] = []
-    monkeypatch.setattr(receive, "open_store", lambda folder, spec, create: opened.append(spec.key))
+
+    def open_store(folder: Path, spec: StoreSpec, create: bool) -> Any:
+        opened.append(spec.key)
+        return Module(is_page_locked=True)
+
+    monkeypatch.setattr(receive, "open_store", open_store)
     for name in ("StagedOnGpu", "NodeGroup"):
         monkeypatch.setattr(receive, name, lambda _: object())
     receiver = WeightReceiver()
@@ -167,7 +171,7 @@ def test_the_next_drivers_store_meets_the_buffer_on_the_gpu_that_is_there(monkey
     receiver.vllm_config = Module(parallel_config=parallel, model_config=model)
     on_gpu = set()
     for key in (1, 1, 2):
-        spec = StoreSpec(NodesStore.layout, 1, key, page_lock=True)
+        spec = StoreSpec(NodesStore.layout, key)
         receiver.hpc_grpo_join(GroupMembership(Path("/dev/shm/x"), 1, 2, 20.0), spec)
         on_gpu.add(id(receiver._hpc_grpo_on_gpu))
     assert (opened, len(on_gpu)) == ([1, 2], 1)

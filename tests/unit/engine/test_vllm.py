@@ -11,6 +11,8 @@ from hpc_grpo.engine.vllm import engine_options, sampling_params
 from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
 
+GUESSES = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
+
 
 def test_prompts_are_never_cut_on_cpu() -> None:
     """The generators of requests on CPU cannot be turned back, as vLLM does where it cut a prompt."""
@@ -46,7 +48,7 @@ def test_memory_that_can_be_given_back_is_asked_for_on_gpus_that_are_shared_alon
 
 
 def test_tokens_are_guessed_where_the_config_says_so_and_on_gpus_alone() -> None:
-    config = minimal_config(engine={"ngram_tokens": 4, "max_num_seqs": 4096})
+    config = minimal_config(engine={"vllm": GUESSES, "max_num_seqs": 4096})
     options = engine_options(config, on_gpu=True)
     assert options["speculative_config"]["method"] == "ngram"
     assert options["speculative_config"]["num_speculative_tokens"] == 4
@@ -61,9 +63,9 @@ def test_tokens_are_guessed_where_the_config_says_so_and_on_gpus_alone() -> None
     [
         ({}, True, True),
         ({}, False, False),
-        ({"async_scheduling": False}, True, False),
-        ({"async_scheduling": True}, True, True),
-        ({"ngram_tokens": 4}, True, False),
+        ({"vllm": {"async_scheduling": False}}, True, False),
+        ({"vllm": {"async_scheduling": True}}, True, True),
+        ({"vllm": GUESSES}, True, False),
     ],
 )
 def test_a_step_is_scheduled_ahead_on_gpus_where_vllm_can(engine: dict[str, Any], on_gpu: bool, expected: bool) -> None:
@@ -71,8 +73,8 @@ def test_a_step_is_scheduled_ahead_on_gpus_where_vllm_can(engine: dict[str, Any]
 
 
 def test_vllm_is_not_asked_to_schedule_ahead_on_a_machine_without_gpus() -> None:
-    with pytest.raises(ConfigError, match=r"engine\.async_scheduling = true needs engines on GPUs"):
-        engine_options(minimal_config(engine={"async_scheduling": True}), on_gpu=False)
+    with pytest.raises(ConfigError, match=r"engine\.vllm\.async_scheduling = true needs engines on GPUs"):
+        engine_options(minimal_config(engine={"vllm": {"async_scheduling": True}}), on_gpu=False)
 
 
 def test_vllm_writes_traces_only_where_steps_are_to_be_profiled() -> None:

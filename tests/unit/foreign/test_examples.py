@@ -14,6 +14,7 @@ import yaml
 from hpc_grpo.cli.foreign import table_text
 from hpc_grpo.config import Config
 from hpc_grpo.config.load import load_values
+from hpc_grpo.config.run import Every
 from hpc_grpo.foreign import reading
 from hpc_grpo.foreign.systems import SYSTEMS
 from hpc_grpo.foreign.table import Kind, Translation
@@ -58,10 +59,9 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "loss.proximal": "recomputed",
         "loss.kl.coef": 0.0,
         "loss.advantage.name": "group",
-        "checkpoint.export_every_epochs": 1,
-        "checkpoint.every_s": 3600,
-        "checkpoint.every_steps": None,
-        "eval.every_steps": None,
+        "checkpoint.export_every": Every(epochs=1),
+        "checkpoint.every": Every(epochs=1, seconds=3600.0),
+        "eval.every": None,
         "metrics.wandb_mode": "disabled",
     },
     "areal/gsm8k": {
@@ -73,7 +73,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "engine.engines_per_node": 4,
         "rollout.max_policy_lag": 2,
         "train.gradient_checkpointing": False,
-        "eval.every_epochs": 1,
+        "eval.every": Every(epochs=1),
     },
     "areal/boba-1.0.4": {
         "train.zero_stage": 3,
@@ -87,7 +87,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "loss.correction.cap": 5.0,
         "loss.advantage.eps": pytest.approx(1e-6),  # 1e-5 beside rewards that are scaled by 10
         "train.max_tokens_per_microbatch": 32768,
-        "engine.prefix_caching": False,
+        "engine.vllm": {"enforce_eager": False, "enable_prefix_caching": False},
     },
     "areal/gsm8k-1.0.4": {"data.drop_long_prompts": True, "data.max_prompt_tokens": 1024},
     "areal/gspo-1.0.4": {"loss.name": "gspo", "loss.denominator": "tokens", "loss.correction.cap": 5.0},
@@ -100,7 +100,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "areal/lora": {
         "loss.advantage.name": "group",
         "loss.advantage.normalize_std": True,
-        "engine.enforce_eager": True,
+        "engine.vllm": {"enforce_eager": True, "enable_prefix_caching": False},
     },
     "areal/0.3": {
         "launch.num_nodes": 1,
@@ -111,8 +111,8 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "data.max_prompt_tokens": 1024,
         "train.max_tokens_per_microbatch": 30720,
         "train.total_epochs": 5,
-        "checkpoint.export_every_epochs": 1,
-        "checkpoint.every_s": 600,
+        "checkpoint.export_every": Every(epochs=1),
+        "checkpoint.every": Every(seconds=600.0),
         "loss.clip_high": 0.2,
         "rollout.max_policy_lag": 16,
     },
@@ -140,8 +140,8 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "engine.engines_per_node": 8,
         "engine.tensor_parallel": 1,
         "engine.gpu_memory_utilization": 0.6,
-        "checkpoint.every_steps": 20,
-        "eval.every_steps": 5,
+        "checkpoint.every": Every(steps=20),
+        "eval.every": Every(steps=5),
         "eval.temperature": 0.0,
         "metrics.wandb_project": "verl_grpo_example_gsm8k",
     },
@@ -175,8 +175,8 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "loss.kl.coef": 0.0,
         "data.curriculum.easy_from": 9.0,
         "data.train.messages_field": "messages",
-        "checkpoint.every_steps": 100,
-        "eval.every_steps": 100,
+        "checkpoint.every": Every(steps=100),
+        "eval.every": Every(steps=100),
     },
     "open-instruct/qwen7b": {
         "launch.num_nodes": 2,
@@ -185,8 +185,8 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "train.schedule": "linear",
         "data.eval.max_items": 16,
         "train.lr": 5e-7,
-        "checkpoint.every_steps": 200,
-        "checkpoint.export_every_steps": 40,
+        "checkpoint.every": Every(steps=200),
+        "checkpoint.export_every": Every(steps=40),
     },
     "open-instruct/olmo3-2026": {
         "rollout.dynamic_sampling": 10,
@@ -220,13 +220,12 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "loss.correction.cap": 3.0,
         "data.drop_long_prompts": True,
         "model.dtype": "bfloat16",
-        "checkpoint.every_epochs": 1,
-        "checkpoint.every_steps": None,
+        "checkpoint.every": Every(epochs=1),
         "checkpoint.keep_last": 1,
     },
     "trl/distill-1.5b": {"rollout.temperature": 0.7, "rollout.max_new_tokens": 2048, "train.schedule": "cosine"},
     "trl/simple-rl": {
-        "eval.every_steps": 100,
+        "eval.every": Every(steps=100),
         "eval.reward": "math",
         "data.eval.split": "test",
         "rollout.group_size": 7,

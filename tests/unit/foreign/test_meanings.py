@@ -80,8 +80,8 @@ def ours(rows: Sequence[Row], given: dict[str, Any]) -> dict[str, Any]:
         (areal.ROWS, {"train_dataset.max_length": 1024}, "train.max_tokens_per_microbatch", 1024 + 16384),
         (trl.ROWS, {**_TRL, "max_steps": 100}, "train.total_steps", 25),
         (trl.ROWS, {**_TRL, "max_steps": 100, "warmup_ratio": 0.1}, "train.warmup_steps", 10),
-        (trl.ROWS, {**_TRL, "max_steps": 100, "save_steps": 20}, "checkpoint.every_steps", 5),
-        (trl.ROWS, {**_TRL, "dataset_name": "x", "eval_strategy": "steps", "eval_steps": 8}, "eval.every_steps", 2),
+        (trl.ROWS, {**_TRL, "max_steps": 100, "save_steps": 20}, "checkpoint.every", 5),
+        (trl.ROWS, {**_TRL, "dataset_name": "x", "eval_strategy": "steps", "eval_steps": 8}, "eval.every", 2),
         (trl.ROWS, {**_TRL, "sync_ref_model": True, "ref_model_sync_steps": 64}, "loss.kl.refresh_steps", 16),
     ],
 )

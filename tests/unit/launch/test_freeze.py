@@ -65,10 +65,10 @@ def test_another_config_may_not_take_the_name(tmp_path: Path) -> None:
     leave_a_step(frozen.run)
     before = frozen.run.config.read_text()
     with pytest.raises(ConfigError) as caught:
-        freeze(config(tmp_path, "train.lr=1e-3", "checkpoint.every_steps=7"), [], [])
+        freeze(config(tmp_path, "train.lr=1e-3", "checkpoint.every=7"), [], [])
     assert "taken by another config" in str(caught.value)
     assert "train.lr: 0.0001 there, 0.001 now" in str(caught.value)
-    assert "checkpoint.every_steps" not in str(caught.value)
+    assert "checkpoint.every" not in str(caught.value)
     assert "What may change in it: train.total_steps, " in str(caught.value)
     assert frozen.run.config.read_text() == before
 
@@ -94,8 +94,8 @@ def test_a_run_that_was_refused_takes_the_corrected_config(tmp_path: Path) -> No
 
 def test_keys_that_do_not_change_what_is_learned_may_differ(tmp_path: Path) -> None:
     freeze(config(tmp_path), [], [])
-    frozen = freeze(config(tmp_path, "launch.num_nodes=2", "checkpoint.every_steps=7"), [], [])
-    assert sorted(frozen.changed) == ["checkpoint.every_steps", "launch.num_nodes"]
+    frozen = freeze(config(tmp_path, "launch.num_nodes=2", "checkpoint.every=7"), [], [])
+    assert sorted(frozen.changed) == ["checkpoint.every", "launch.num_nodes"]
     assert load_resolved(frozen.run.config).launch.num_nodes == 2
 
 

@@ -36,7 +36,7 @@ def config(tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> Co
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("def reward(prompts, completions): ...\n")
     return load_config(
-        "local/debug", [f"run.root={tmp_path / 'runs'}", "rewards=[{name: mine.py:reward}]", "eval.every_steps=null"]
+        "local/debug", [f"run.root={tmp_path / 'runs'}", "rewards=[{name: mine.py:reward}]", "eval.every=null"]
     )
 
 

@@ -12,7 +12,7 @@ from tests.unit.plan.plan_configs import plan_7b_config
         ("7B", 1, ["train.zero_stage=2"]),
         ("7B", 2, ["train.zero_stage=2", "loss.kl.coef=0.01"]),
         ("32B", 1, []),
-        ("32B", 2, ["train.offload_optimizer=cpu", "weights.num_buffers=2"]),
+        ("32B", 2, ["train.offload_optimizer=cpu", "launch.object_store_gib=64"]),
         ("72B", 4, []),
     ],
 )

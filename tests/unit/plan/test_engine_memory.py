@@ -47,7 +47,9 @@ def test_tensor_parallelism_divides_weights_and_heads() -> None:
 
 
 def test_a_given_cache_is_counted_against_the_whole_gpu() -> None:
-    budget, cache = engine_budget(SEVEN, planned_config(engine={"kv_cache_gib": 10, "enforce_eager": True}), GH200)
+    budget, cache = engine_budget(
+        SEVEN, planned_config(engine={"kv_cache_gib": 10, "vllm": {"enforce_eager": True}}), GH200
+    )
     assert cache.num_bytes == 10 * GIB
     assert budget.capacity_bytes == 96 * GIB
     assert parts(budget)["CUDA context"] == 1 * GIB

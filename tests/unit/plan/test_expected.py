@@ -39,9 +39,12 @@ def test_engines_in_float32_read_four_bytes_of_each_weight() -> None:
 
 def test_the_cpus_share_of_a_decode_step_comes_on_top_or_hides_behind_the_gpu() -> None:
     """A step of 0.5B on few sequences is the CPU's alone; one of 7B hides it."""
-    in_turn, few = "engine.async_scheduling=false", "rollout.prompts_per_step=8"
+    in_turn, few = "engine.vllm.async_scheduling=false", "rollout.prompts_per_step=8"
     assert expected(4, in_turn).sample_s == pytest.approx(expected(4).sample_s + NEW * (0.002 + 128 * 12e-6))
-    assert expected(4, "engine.ngram_tokens=4").sample_s == expected(4, in_turn).sample_s
+    assert (
+        expected(4, "engine.vllm.speculative_config={method: ngram, num_speculative_tokens: 4}").sample_s
+        == expected(4, in_turn).sample_s
+    )
     assert expected(4, few, size="0.5B").sample_s == pytest.approx(NEW * (0.002 + 16 * 12e-6))
 
 

@@ -14,7 +14,6 @@ from tests.unit.plan.plan_configs import parts, plan_7b_config, planned_config
 
 OFFLOAD = "train.offload_optimizer=cpu"
 WITH_REFERENCE = "loss.kl.coef=0.01"
-TWO_BUFFERS = "weights.num_buffers=2"
 SEVEN = family_model("7B")
 
 
@@ -42,9 +41,8 @@ def stage(number: int) -> str:
         # 32B on one node is refused, whatever is done
         *[("32B", 1, [stage(number)], False) for number in (1, 2, 3)],
         *[("32B", 1, [stage(number), OFFLOAD], False) for number in (1, 2, 3)],
-        # two nodes: offload, with a single store buffer
+        # two nodes: offload
         ("32B", 2, [stage(3), OFFLOAD], True),
-        ("32B", 2, [stage(3), OFFLOAD, TWO_BUFFERS], False),
         ("32B", 2, [stage(3)], False),
         # ten nodes: ZeRO-3 without offload
         ("32B", 10, [stage(3)], True),
@@ -124,7 +122,7 @@ def test_a_shared_gpu_is_counted_at_the_training_where_that_takes_more() -> None
     assert named["engine asleep: CUDA context and graphs"] == 2 * GIB
     assert "activations kept" in named
     eager = plan_7b_config(
-        "1.5B", 1, *IN_TURN, longer, "engine.gpu_memory_utilization=0.1", "engine.enforce_eager=true"
+        "1.5B", 1, *IN_TURN, longer, "engine.gpu_memory_utilization=0.1", "engine.vllm.enforce_eager=true"
     )
     named = parts(next(budget for budget in eager.budgets if budget.device == SHARED_GPU))
     assert named["engine asleep: CUDA context"] == GIB

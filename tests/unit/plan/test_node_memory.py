@@ -18,14 +18,13 @@ P = SEVEN.num_parameters
 
 def test_host_memory_by_hand() -> None:
     config = planned_config(
-        weights={"num_buffers": 2},
         launch={"object_store_gib": 16},
         train={"zero_stage": 2, "offload_optimizer": "cpu"},
     )
     named = parts(host_budget(SEVEN, config, 1, 0, GH200))
     assert named.pop("rounding of page-locked arrays") == 2 * (32 * GIB - 4 * P) + 16 * GIB - 2 * P
     assert named == {
-        "weight store in /dev/shm": 4 * P,
+        "weight store in /dev/shm": 2 * P,
         "Ray's object store in /dev/shm": 16 * GIB,
         "optimizer (float32 weights, moments)": 12 * P,
         "gradients (float32)": 4 * P,
@@ -33,7 +32,7 @@ def test_host_memory_by_hand() -> None:
         "processes": int((4 * 5 + 0.5 + 4) * GIB),
     }
     shared = shared_memory_budget(SEVEN, config, GH200)
-    assert shared.num_bytes == 4 * P + 16 * GIB
+    assert shared.num_bytes == 2 * P + 16 * GIB
     assert shared.capacity_bytes == 230 * GIB
 
 

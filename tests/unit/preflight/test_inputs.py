@@ -83,7 +83,7 @@ def test_data_files_must_exist(tmp_path: Path) -> None:
     rows.touch()
     assert data_finding(context(data={"train": {"path": str(rows)}, "eval": {"path": str(rows)}})).status == "ok"
     gone = {"path": f"{tmp_path}/gone.jsonl"}
-    found = data_finding(context(data={"train": {"path": str(rows)}, "eval": gone}, eval={"every_steps": 1}))
+    found = data_finding(context(data={"train": {"path": str(rows)}, "eval": gone}, eval={"every": 1}))
     assert (found.status, "data.eval.path" in found.fix) == ("failure", True)
 
 

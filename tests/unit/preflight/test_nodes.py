@@ -113,13 +113,12 @@ def test_the_weights_of_the_config_count_as_needed(tmp_path: Path) -> None:
     shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 1000, **shape}))
 
-    def store_gib(num_buffers: int = 1, **model: str) -> float | None:
+    def store_gib(**model: str) -> float | None:
         settings = {"path": str(tmp_path), "dtype": "float32", **model}
-        config = minimal_config(model=settings, weights={"num_buffers": num_buffers})
+        config = minimal_config(model=settings)
         return needs_of(Context(config, config.launch, {}), is_job=True).store_gib
 
     whole = store_gib()
     assert whole
     assert store_gib(dtype="bfloat16") == whole / 2
-    assert store_gib(num_buffers=2) == whole * 2
     assert store_gib(path="not/here") is None

@@ -26,7 +26,7 @@ def config_of(**sections: Any) -> Config:
 
 
 def test_the_config_of_an_eval_samples_as_the_run_does_from_another_model_and_folder() -> None:
-    before = config_of(eval={"num_samples": 4, "every_epochs": 2}, launch={"notify": ["mail"]})
+    before = config_of(eval={"num_samples": 4, "every": "2 epochs"}, launch={"notify": ["mail"]})
     config = eval_config(before, FOLDER, "/exports/step_8")
     assert (config.model.path, config.run_path, config.run.seed) == ("/exports/step_8", FOLDER.path, 7)
     assert (config.engine, config.rollout, config.eval.num_samples) == (before.engine, before.rollout, 4)
@@ -82,7 +82,7 @@ def test_an_eval_asks_for_no_reward_teacher_or_minibatch_of_training() -> None:
 def test_what_is_solved_is_decided_as_in_training_where_sources_have_rewards_of_their_own() -> None:
     own = {"rewards": [{"name": "length"}, {"name": "gsm8k"}]}
     data = {"train": {"path": "d.jsonl", **own}, "eval": {"path": "e.jsonl", **own}}
-    before = config_of(data=data, eval={"reward": "gsm8k", "every_steps": 1})
+    before = config_of(data=data, eval={"reward": "gsm8k", "every": 1})
     assert eval_config(before, FOLDER, "m").eval.reward == "gsm8k"
 
 

@@ -88,7 +88,7 @@ def test_a_config_that_is_rewritten_has_no_keys_that_the_runs_own_copy_cannot_kn
     assert load_resolved(run.config) == now
 
 
-@pytest.mark.parametrize("key", ["deadlines.late_s", "checkpoint.behind_training", "rewards.0.timeout_s"])
+@pytest.mark.parametrize("key", ["deadlines.silent_s", "checkpoint.behind_training", "rewards.0.timeout_s"])
 def test_a_key_that_the_runs_own_copy_cannot_know_is_refused_before_a_job_does(key: str, run: RunDir) -> None:
     older = yaml.safe_load(to_yaml(config_of(run)))
     del older["deadlines"], older["checkpoint"]["behind_training"], older["rewards"][0]["timeout_s"]

@@ -142,26 +142,26 @@ def test_rewards_that_wait_make_nobody_late() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "repeats"),
+    ("phase", "starts", "repeats"),
     [
-        ("start", False),
-        ("generate_wait", True),
-        ("train", True),
-        ("eval", True),
-        ("resume", False),
-        ("checkpoint", False),
+        ("start", 1, False),
+        ("generate_wait", 4, True),
+        ("train", 4, True),
+        ("eval", 8, True),
+        ("resume", 8, False),
+        ("checkpoint", 2, False),
     ],
 )
 def test_each_phase_has_its_own_deadline_and_what_repeats_is_late_sooner_once_it_is_known(
-    phase: str, repeats: bool
+    phase: str, starts: int, repeats: bool
 ) -> None:
     """A fresh run resumes in no time, and a later one loads a terabyte; a checkpoint may wait for the one before. The
     model's files may come from a node's memory in one start, and from a busy file system in the next."""
-    config = minimal_config(deadlines={f"{phase}_s": 770.0, "late_s": 5.0})
+    config = minimal_config(deadlines={"start_s": 100.0, "silent_s": 1.0})
     patience = patience_of_driver(config)
     waits_s = patience.extra_s.get(phase, 0.0)
-    assert patience.limit_s(phase, None) == 770.0 + waits_s
-    assert patience.limit_s(phase, 1.0) == (10.0 if repeats else 770.0) + waits_s
+    assert patience.limit_s(phase, None) == 100.0 * starts + waits_s
+    assert patience.limit_s(phase, 1.0) == (10.0 if repeats else 100.0 * starts) + waits_s
 
 
 def test_a_publish_has_its_own_deadline_first() -> None:

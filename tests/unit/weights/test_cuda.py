@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_grpo.errors import ConfigError
 from hpc_grpo.weights.buckets import BucketLayout
 from hpc_grpo.weights.cuda import open_store
 from hpc_grpo.weights.store import StoreSpec
@@ -38,26 +37,20 @@ def cudart(monkeypatch: pytest.MonkeyPatch) -> Cudart:
     return runtime
 
 
-def test_every_buffer_is_registered_whole_as_long_as_the_store_lives(
+def test_the_store_is_registered_whole_as_long_as_the_store_lives(
     cudart: Cudart, layout: BucketLayout, tmp_path: Path
 ) -> None:
-    store = open_store(tmp_path, StoreSpec(layout, 2, key=1, page_lock=True), create=True)
-    assert cudart.registered == {buffer.data_ptr(): layout.num_bytes for buffer in store.buffers}
+    store = open_store(tmp_path, StoreSpec(layout, key=1), create=True)
+    assert cudart.registered == {store.raw.data_ptr(): layout.num_bytes}
+    assert store.is_page_locked
     del store
     assert cudart.registered == {}
 
 
-def test_no_buffer_is_registered_where_the_config_forbids_it(
-    cudart: Cudart, layout: BucketLayout, tmp_path: Path
-) -> None:
-    open_store(tmp_path, StoreSpec(layout, 2, key=1, page_lock=False), create=True)
-    assert cudart.registered == {}
-
-
-def test_a_store_that_cuda_does_not_lock_is_told_with_the_remedy(
-    monkeypatch: pytest.MonkeyPatch, layout: BucketLayout, tmp_path: Path
+def test_a_store_that_cuda_does_not_lock_is_copied_through_pageable_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], layout: BucketLayout, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: Cudart(code=2))
-    with pytest.raises(ConfigError, match=r"cudaHostRegister: error 2\)\. Set weights\.page_lock=false"):
-        open_store(tmp_path, StoreSpec(layout, 1, key=1, page_lock=True), create=True)
+    assert not open_store(tmp_path, StoreSpec(layout, key=1), create=True).is_page_locked
+    assert "cudaHostRegister: error 2" in capsys.readouterr().out

@@ -21,23 +21,21 @@ def random_parameters(seed: int) -> dict[str, torch.Tensor]:
     return {spec.name: torch.randn(spec.shape, generator=generator).to(getattr(torch, spec.dtype)) for spec in SPECS}
 
 
-def fill(store: WeightStore, version: int, buffer: int, parameters: dict[str, torch.Tensor]) -> StoredVersion:
-    return StoredVersion(
-        version, buffer, tuple(store.write(buffer, block, parameters) for block in store.layout.blocks)
-    )
+def fill(store: WeightStore, version: int, parameters: dict[str, torch.Tensor]) -> StoredVersion:
+    return StoredVersion(version, tuple(store.write(block, parameters) for block in store.layout.blocks))
 
 
-def read(store: WeightStore, buffer: int) -> dict[str, torch.Tensor]:
-    return {name: view for bucket in store.layout.buckets for name, view in store.tensors(buffer, bucket)}
+def read(store: WeightStore) -> dict[str, torch.Tensor]:
+    return {name: view for bucket in store.layout.buckets for name, view in store.tensors(bucket)}
 
 
 def test_what_was_written_is_read_by_another_process_bit_for_bit(layout: BucketLayout, tmp_path: Path) -> None:
     """Two views of the same files: what two processes have."""
-    writer = WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=True)
-    reader = WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=False)
+    writer = WeightStore(tmp_path, StoreSpec(layout, KEY), create=True)
+    reader = WeightStore(tmp_path, StoreSpec(layout, KEY), create=False)
     parameters = random_parameters(0)
-    reader.verify(fill(writer, 4, 1, parameters))
-    for name, tensor in read(reader, 1).items():
+    reader.verify(fill(writer, 4, parameters))
+    for name, tensor in read(reader).items():
         assert torch.equal(tensor, parameters[name])
         assert tensor.dtype == parameters[name].dtype
 
@@ -55,10 +53,10 @@ LARGE = bucket_layout(
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[WeightStore, StoredVersion, dict[str, torch.Tensor]]:
-    store = WeightStore(tmp_path_factory.mktemp("shm"), StoreSpec(LARGE, 1, KEY), create=True)
+    store = WeightStore(tmp_path_factory.mktemp("shm"), StoreSpec(LARGE, KEY), create=True)
     generator = torch.Generator().manual_seed(0)
     parameters = {spec.name: torch.randn(spec.shape, generator=generator) for spec in LARGE.specs}
-    return store, fill(store, 1, 0, parameters), parameters
+    return store, fill(store, 1, parameters), parameters
 
 
 def test_blocks_of_large_parameters_are_written_in_the_stores_precision(
@@ -66,7 +64,7 @@ def test_blocks_of_large_parameters_are_written_in_the_stores_precision(
 ) -> None:
     store, _, parameters = large
     assert [len(bucket.blocks) for bucket in LARGE.buckets] == [2, 2]
-    for name, view in read(store, 0).items():
+    for name, view in read(store).items():
         assert torch.equal(view, parameters[name].to(view.dtype))
 
 
@@ -76,70 +74,62 @@ def test_shares_together_verify_every_byte_once(
 ) -> None:
     store, stored, _ = large
     for number, block in enumerate(LARGE.blocks):
-        store.buffers[0][block.end - 1] ^= 1
+        store.raw[block.end - 1] ^= 1
         found = []
         for share in range(num_shares):
             try:
                 store.verify(stored, share, num_shares)
             except WeightSyncError as error:
                 found.append((share, str(error)))
-        store.buffers[0][block.end - 1] ^= 1
+        store.raw[block.end - 1] ^= 1
         ((share, words),) = found
         assert share == number % num_shares
         assert f"in bucket {number // 2} of weight version 1" in words
         store.verify(stored, share, num_shares)
 
 
-def test_staging_a_version_leaves_the_one_before_readable(layout: BucketLayout, tmp_path: Path) -> None:
-    store = WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=True)
-    first, second = fill(store, 1, 0, random_parameters(1)), fill(store, 2, 1, random_parameters(2))
-    store.verify(first)
-    store.verify(second)
-
-
-def test_one_buffer_holds_one_version(layout: BucketLayout, tmp_path: Path) -> None:
-    store = WeightStore(tmp_path, StoreSpec(layout, 1, KEY), create=True)
-    first = fill(store, 1, 0, random_parameters(1))
-    store.verify(fill(store, 2, 0, random_parameters(2)))
+def test_the_store_holds_one_version(layout: BucketLayout, tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, StoreSpec(layout, KEY), create=True)
+    first = fill(store, 1, random_parameters(1))
+    store.verify(fill(store, 2, random_parameters(2)))
     with pytest.raises(WeightSyncError, match="checksum mismatch in bucket 0 of weight version 1"):
         store.verify(first)
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_one_flipped_bit_is_found_and_its_bucket_named(layout: BucketLayout, tmp_path: Path, number: int) -> None:
-    store = WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=True)
-    stored = fill(store, 3, 1, random_parameters(0))
+    store = WeightStore(tmp_path, StoreSpec(layout, KEY), create=True)
+    stored = fill(store, 3, random_parameters(0))
     bucket = layout.buckets[number]
-    with (tmp_path / "weights-1.bin").open("r+b") as file:
+    with (tmp_path / "weights.bin").open("r+b") as file:
         file.seek(bucket.slots[1].offset)
         (byte,) = file.read(1)
         file.seek(bucket.slots[1].offset)
         file.write(bytes([byte ^ 0x40]))
     words = f"checksum mismatch in bucket {number} of weight version 3 ({bucket.names[0]} … {bucket.names[-1]})"
     with pytest.raises(WeightSyncError, match=re.escape(words)):
-        WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=False).verify(stored)
+        WeightStore(tmp_path, StoreSpec(layout, KEY), create=False).verify(stored)
 
 
 def test_checksums_need_the_key_of_the_run(layout: BucketLayout, tmp_path: Path) -> None:
-    stored = fill(WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=True), 1, 0, random_parameters(0))
+    stored = fill(WeightStore(tmp_path, StoreSpec(layout, KEY), create=True), 1, random_parameters(0))
     assert all(0 <= checksum < 2**63 for checksum in stored.checksums)
     with pytest.raises(WeightSyncError, match="checksum mismatch"):
-        WeightStore(tmp_path, StoreSpec(layout, 2, KEY + 1), create=False).verify(stored)
+        WeightStore(tmp_path, StoreSpec(layout, KEY + 1), create=False).verify(stored)
 
 
 def test_current_version_is_what_was_published_last(layout: BucketLayout, tmp_path: Path) -> None:
-    store = WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=True)
-    stored = StoredVersion(version=7, buffer=1, checksums=(1, 2**63 - 1))
+    store = WeightStore(tmp_path, StoreSpec(layout, KEY), create=True)
+    stored = StoredVersion(version=7, checksums=(1, 2**63 - 1))
     store.publish_header(stored)
-    assert WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=False).current() == stored
+    assert WeightStore(tmp_path, StoreSpec(layout, KEY), create=False).current() == stored
 
 
 def test_store_is_the_users_alone_and_allocated_up_front(layout: BucketLayout, tmp_path: Path) -> None:
-    WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=True)
-    for index in (0, 1):
-        stat = (tmp_path / f"weights-{index}.bin").stat()
-        assert stat.st_mode & 0o777 == 0o600
-        assert stat.st_blocks * 512 >= layout.num_bytes
+    WeightStore(tmp_path, StoreSpec(layout, KEY), create=True)
+    stat = (tmp_path / "weights.bin").stat()
+    assert stat.st_mode & 0o777 == 0o600
+    assert stat.st_blocks * 512 >= layout.num_bytes
 
 
 def test_full_shared_memory_is_told_with_the_remedy(
@@ -150,4 +140,4 @@ def test_full_shared_memory_is_told_with_the_remedy(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(WeightSyncError, match=r"No space left on device\. Free shared memory, or lower launch"):
-        WeightStore(tmp_path, StoreSpec(layout, 2, KEY), create=True)
+        WeightStore(tmp_path, StoreSpec(layout, KEY), create=True)

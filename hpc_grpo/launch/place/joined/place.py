@@ -50,6 +50,8 @@ HEAD_VARIABLE = "HPC_GRPO_JOINED_HEAD"
 _SAY_AGAIN_S = 15.0
 _LOOK_S = 0.25
 _REDIAL_S = 20.0
+_FIRST_WAIT = 15
+"""How many `launch.join_s` the head waits for workers at the start, which people may start by hand."""
 """A worker whose agent has ended dials again within this time."""
 _FAREWELL_S = 20.0
 _ENDS_WORKERS = ("complete", "stopped", "config", "crash")
@@ -89,8 +91,8 @@ class JoinedPlace(Place):
     def allocation(self) -> Allocation:
         """Return the head and as many workers as the run asks for, once they have joined.
 
-        After `launch.join_s` fewer will do, if `launch.min_nodes` allows; else raises NodesUnavailableError that names
-        those which trained the run before, where the run knows them; EndAskedError for a signal or the STOP file.
+        After 15 times `launch.join_s` fewer will do, if `launch.min_nodes` allows; else raises NodesUnavailableError,
+        which names those that trained the run before; EndAskedError for a signal or the STOP file.
         """
         if self._allocation is None:
             head = Allocation(
@@ -98,7 +100,10 @@ class JoinedPlace(Place):
             )
             with Signals() as signals:
                 self._allocation = self._wait_for_workers(
-                    head, self._known_names(), self._asked.join_s, lambda: not (signals.pending or self._is_stopped())
+                    head,
+                    self._known_names(),
+                    _FIRST_WAIT * self._asked.join_s,
+                    lambda: not (signals.pending or self._is_stopped()),
                 )
         return self._allocation
 
@@ -130,7 +135,7 @@ class JoinedPlace(Place):
         return said.startswith(f"{AGENT_ENDED} {LOST_CODE}") or said.endswith(LEFT)
 
     def remaining(self, before: Allocation, answering: Sequence[str], goes_on: Callable[[], bool]) -> Allocation:
-        wait_s = max(self._asked.rejoin_s, _REDIAL_S)
+        wait_s = max(self._asked.join_s, _REDIAL_S)
         head = before.only([self._head])
         self._allocation = self._wait_for_workers(head, before.nodes[1:], wait_s, goes_on)
         return self._allocation
@@ -189,11 +194,10 @@ class JoinedPlace(Place):
                 say(f"{_found(self._head, seen, expected, known)} ({waited_s:.0f} of {wait_s:.0f} s; port {gate.port})")
             time.sleep(_LOOK_S)
         names = [*here][:expected]
-        if 1 + len(names) < (self._asked.least_nodes or self._asked.num_nodes):
+        if 1 + len(names) < (self._asked.min_nodes or self._asked.num_nodes):
             raise NodesUnavailableError(
                 f"{_found(self._head, names, expected, known)}: waited {waited_s:.0f} s. Start the same command there "
-                f"with the same config and token; launch.join_s and launch.rejoin_s give more time, launch.min_nodes "
-                f"goes on with fewer.",
+                f"with the same config and token; launch.join_s gives more time, launch.min_nodes goes on with fewer.",
                 _missing(names, known),
             )
         self._interfaces |= {name: here[name].interface for name in names}

@@ -119,7 +119,7 @@ def _asking_for(launch: LaunchConfig, options: Options) -> LaunchConfig:
                 num_nodes = int(least) if least.isdigit() else num_nodes
             case "time":
                 values["time_min"] = minutes(text) or launch.slurm.time_min
-            case "account" | "partition" | "network":
+            case "account" | "partition":
                 values[name] = text
             case "cpus-per-task" if text.isdigit():
                 values["cpus_per_node"] = int(text)

@@ -16,6 +16,8 @@ from hpc_grpo.run.files import write_json_atomic
 
 _UNKNOWN_JOB = "Invalid job id"
 _FORMAT = "%i|%T|%S|%r"
+_QUERY_MIN_S = 60.0
+"""Sites ask for no more than one question a minute."""
 _LOCK_S = 120.0
 """More than squeue takes. Without flock filelock leaves a file, which would outlive a killed owner for ever."""
 
@@ -53,8 +55,8 @@ class QueueAnswer:
         return self.jobs.get(job_id, QueuedJob(job_id, "GONE"))
 
 
-def queue_answer(job_ids: Sequence[str], min_s: float, cache: Path) -> QueueAnswer:
-    """Ask Slurm about jobs, or take its last answer where that is less than `min_s` seconds old: `cache` has it.
+def queue_answer(job_ids: Sequence[str], cache: Path) -> QueueAnswer:
+    """Ask Slurm about jobs, or take its last answer where that is less than a minute old: `cache` has it.
 
     Without jobs nobody is asked. Raises LaunchError when Slurm does not answer, or did not the last time.
     """
@@ -68,7 +70,7 @@ def queue_answer(job_ids: Sequence[str], min_s: float, cache: Path) -> QueueAnsw
             cache.with_suffix(".lock"), timeout=_LOCK_S
         ):  # one at a time: who waits here finds the answer of who went first
             answer = _read(cache)
-            if answer is None or not 0 <= time.time() - answer.asked_at < min_s:
+            if answer is None or not 0 <= time.time() - answer.asked_at < _QUERY_MIN_S:
                 answer = _query(job_ids)
                 write_json_atomic(cache, asdict(answer))
     except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
@@ -78,7 +80,7 @@ def queue_answer(job_ids: Sequence[str], min_s: float, cache: Path) -> QueueAnsw
         ) from error
     if answer.error:
         age_s = time.time() - answer.asked_at
-        raise LaunchError(f"{answer.error} (asked {age_s:.0f} s ago; asked again after {min_s:.0f} s)")
+        raise LaunchError(f"{answer.error} (asked {age_s:.0f} s ago; asked again after {_QUERY_MIN_S:.0f} s)")
     return answer
 
 

@@ -44,7 +44,7 @@ def parameters(request: JobRequest) -> dict[str, Any]:
     refuse_hosts(launch, "Slurm chooses the nodes of the job")
     # submitit would have SIGUSR2 sent to the steps, which kills a node agent's Ray before the end.
     further = {"signal": f"B:USR1@{WARNING_BEFORE_END_S}", "no-requeue": True, **extra_options(launch.slurm)}
-    if launch.slurm.min_nodes is not None and launch.slurm.min_nodes < launch.num_nodes:
+    if launch.min_nodes is not None and launch.min_nodes < launch.num_nodes:
         further["no-kill"] = True  # else Slurm ends the job with the first node it loses
     if request.after:
         further["dependency"] = f"afterany:{':'.join(request.after)}"
@@ -79,15 +79,12 @@ def node_options(launch: LaunchConfig) -> dict[str, Any]:
 
 
 def extra_options(slurm: SlurmConfig) -> dict[str, Any]:
-    """Return `launch.slurm.extra`, and what submitit has no name for, under Slurm's names.
-
-    Raises ConfigError for options that have a key of their own; `exclusive` and `network` once had none.
-    """
+    """Return `launch.slurm.extra` under Slurm's names. Raises ConfigError for options that have a key of their own."""
     extra = {key.replace("_", "-"): value for key, value in slurm.extra.items()}
     if owned := sorted(extra.keys() & _OWNED.keys()):
         told = "; ".join(f"{key}: {_OWNED[key]}" for key in owned)
         raise ConfigError(f"launch.slurm.extra must not hold {', '.join(owned)} ({told}).")
-    return {**({"network": slurm.network} if slurm.network else {}), **extra}
+    return extra
 
 
 _OWNED: dict[str, str] = {

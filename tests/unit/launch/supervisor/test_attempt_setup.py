@@ -27,12 +27,11 @@ def test_only_the_head_is_to_have_a_dashboard_at_the_port_of_its_place(asks: boo
     assert setup.node_spec("n2", "10.0.0.1:6379").dashboard_port is None
 
 
-@pytest.mark.parametrize(("max_restarts", "keeps"), [(1, "1"), (0, None)])
-def test_engines_are_kept_where_a_crashed_driver_is_started_again(max_restarts: int, keeps: str | None) -> None:
+@pytest.mark.parametrize(("is_attended", "keeps"), [(False, "1"), (True, None)])
+def test_engines_are_kept_where_a_crashed_driver_is_started_again(is_attended: bool, keeps: str | None) -> None:
     place = FakePlace(allocation("n1"))
-    place.is_attended = False
-    launch = LaunchConfig(max_stalled_restarts=max_restarts)
-    setup = AttemptSetup(RunDir(Path("/run")), launch, place, place.nodes, 1, Path("/w"))
+    place.is_attended = is_attended
+    setup = AttemptSetup(RunDir(Path("/run")), LaunchConfig(), place, place.nodes, 1, Path("/w"))
     assert setup.contract_environment().get(KEEPS_ENGINES_VARIABLE) == keeps
 
 

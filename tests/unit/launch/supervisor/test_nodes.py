@@ -125,7 +125,7 @@ def test_a_node_that_is_gone_before_ray_is_up_may_come_back_where_the_place_wait
 def test_nodes_are_formed_anew_of_those_that_answer(
     make_nodes: MakeNodes, agents: list[str], min_nodes: int | None, left: list[str] | None
 ) -> None:
-    nodes = make_nodes(*agents, slurm={} if min_nodes is None else {"min_nodes": min_nodes})
+    nodes = make_nodes(*agents, min_nodes=min_nodes)
     nodes.start()
     bring_up_error(nodes)
     nodes.tear_down(DEADLINE_S)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.launch.agent import watch
 from hpc_grpo.launch.agent.protocol import Order
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
@@ -18,7 +19,6 @@ from hpc_grpo.launch.supervisor.events import Loss
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.paths import RunDir
-from tests.support.configs import minimal_config
 from tests.support.full_disk import full_once
 from tests.support.places import FakePlace, FakeQueue, allocation
 
@@ -103,8 +103,8 @@ class Scene:
         queue: FakeQueue | None = None,
     ) -> AttemptRecord:
         place = FakePlace(allocation(*nodes.names), queue=queue or FakeQueue())
-        launch = minimal_config(launch={"max_stalled_restarts": len(programs) - 1}).launch
-        setup = AttemptSetup(self.run, launch, place, place.allocation(), 1, self._begun.parent)
+        place.is_attended = len(programs) == 1
+        setup = AttemptSetup(self.run, LaunchConfig(), place, place.allocation(), 1, self._begun.parent)
         program = (
             f"from pathlib import Path\nbegun = Path({str(self._begun)!r})\nn = len(begun.read_text())\n"
             f"begun.write_text('x' * (n + 1))\nexec({programs!r}[n])"

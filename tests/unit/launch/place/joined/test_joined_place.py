@@ -33,7 +33,7 @@ ENVIRON = {HEAD_VARIABLE: "1", "HPC_GRPO_TOKEN": TOKEN, "RUNPOD_POD_ID": "pod1",
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[JoinedPlace]:
     made = JoinedPlace(ENVIRON)
-    launch = LaunchConfig(num_nodes=3, join_s=0.2, rejoin_s=0.0)
+    launch = LaunchConfig(num_nodes=3, join_s=0.2 / 15)
     made.for_run(RunDir(tmp_path), launch.model_copy(update={"port": 0}))
     made._opened()
     yield made
@@ -150,7 +150,7 @@ def test_ctrl_c_while_workers_are_awaited_ends_with_75_where_a_checkpoint_is(
     place: JoinedPlace, monkeypatch: pytest.MonkeyPatch, step: int, code: int
 ) -> None:
     assert place._launch is not None
-    place._launch = place._launch.model_copy(update={"join_s": 60.0})
+    place._launch = place._launch.model_copy(update={"join_s": 4.0})
     monkeypatch.setattr(module, "newest_step", lambda _run: step)
     monkeypatch.setattr(module, "say", lambda _text: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(EndAskedError, match="1 of 3 nodes are here") as raised:

@@ -92,7 +92,7 @@ def test_a_slurm_that_does_not_answer_is_left_to_sbatch(monkeypatch: pytest.Monk
 
 
 def test_submit_refuses_and_leaves_no_run(tmp_path: Path, asked: list[Any]) -> None:
-    without_data = ["data.train.path=org/rows", "eval.every_steps=null"]
+    without_data = ["data.train.path=org/rows", "eval.every=null"]
     done = CliRunner().invoke(main, ["submit", "local/debug", *without_data, f"run.root={tmp_path}", "--nodes", "3"])
     assert done.exit_code == EXIT_CONFIG
     assert "launch.num_nodes (--nodes) = 3" in done.stderr

@@ -233,12 +233,12 @@ def test_the_programs_beside_the_python_of_a_job_are_found_first() -> None:
 @pytest.mark.parametrize(
     ("slurm_values", "options"),
     [
-        ({"exclusive": True, "network": "job_vni"}, {"--exclusive", "--network=job_vni"}),
+        ({"exclusive": True, "extra": {"network": "job_vni"}}, {"--exclusive", "--network=job_vni"}),
         ({"extra": {"exclusive": "user", "network": "no_vni"}}, {"--exclusive=user", "--network=no_vni"}),
         ({}, set()),
     ],
 )
-def test_whole_nodes_and_their_network_have_a_key_each(slurm_values: dict[str, object], options: set[str]) -> None:
+def test_whole_nodes_and_their_network_are_asked_for(slurm_values: dict[str, object], options: set[str]) -> None:
     directives = slurm.render(JobRequest(RUN, launch(**slurm_values), "true")).splitlines()
     found = {line.split()[1] for line in directives if line.startswith(("#SBATCH --excl", "#SBATCH --net"))}
     assert found == options
