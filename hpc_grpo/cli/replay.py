@@ -73,9 +73,9 @@ def _prepared(run_name: str, overrides: Sequence[str]) -> tuple[RunDir, Config, 
     started in, while that is there. Raises ConfigError for keys whose change the replay of a step would not show.
     """
     from hpc_grpo.config import with_overrides
-    from hpc_grpo.driver.processes import learner_environment, uses_cuda
     from hpc_grpo.launch.freeze import working_dir
     from hpc_grpo.run.frozen_config import read_config
+    from hpc_grpo.template.environment import learner_environment, uses_cuda
 
     run = find_run(run_name)
     config = read_config(run)

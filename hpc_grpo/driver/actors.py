@@ -1,7 +1,12 @@
-"""The run's actors: learners, engines and graders on every node, reserved together and started side by side.
+"""The run's actors: learners, engines and graders on every node, reserved together and started at the same time.
 
-Consumes the config and the nodes Ray knows; produces connected actors. Each node has one Ray placement group. A node's
-actors are created all at once, because importing vLLM and torch is most of the time until the first step.
+Each node has one Ray placement group. Importing vLLM and torch is most of the time until the first step, so a node's
+actors are created all at once.
+
+Where a supervisor restarts a crashed driver, engines and reservations are detached: Ray keeps them when the driver's
+process is gone, learners and graders not. The next driver finds them by name. It keeps engines that answer in time,
+have the same config and no failure: what they sampled for the driver before is ended, their caches are emptied, and the
+first publish brings them the weights of the checkpoint. They end with Ray, which the supervisor ends with the attempt.
 """
 
 from __future__ import annotations
@@ -9,42 +14,42 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup
+from ray.util import get_placement_group, list_named_actors
+from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import Bundle, check_fits, node_demand
-from hpc_grpo.driver.canary import Canary
-from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader
-from hpc_grpo.driver.inputs import TextInputs
-from hpc_grpo.driver.kept import KeptEngines, reserved
+from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, RolloutPool
+from hpc_grpo.driver.inputs import Inputs
 from hpc_grpo.driver.learners import LearnerGroup
-from hpc_grpo.driver.meters import Meters
-from hpc_grpo.driver.processes import runtime_env, uses_cuda
-from hpc_grpo.driver.profiles import Profiles
-from hpc_grpo.driver.remote import Deadline, get_all
-from hpc_grpo.driver.sampling import RolloutPool
-from hpc_grpo.driver.weights import NodeMembers, WeightStores, WeightSync
+from hpc_grpo.driver.remote import Deadline, all_errors, get_all
+from hpc_grpo.driver.telemetry import Meters, Profiles
+from hpc_grpo.driver.weights import Canary, NodeMembers, WeightSync
 from hpc_grpo.engine.actor import Engine
 from hpc_grpo.errors import ConfigError, LaunchError, NodesUnavailableError
 from hpc_grpo.grading.grader import Grader
 from hpc_grpo.learner.actor import WRITING, LearnerActor
-from hpc_grpo.run.contract import DISKS_VARIABLE, NUM_NODES_VARIABLE
+from hpc_grpo.run.contract import DISKS_VARIABLE, KEEPS_ENGINES_VARIABLE, NUM_NODES_VARIABLE
 from hpc_grpo.run.keeper import Keeper
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.template.environment import runtime_env, uses_cuda
 
 _RESERVE_DEADLINE_S = 60.0
+_ANSWER_S = 10.0
+"""Longer than a step of vLLM. A slower engine may hang, for example in a publish whose learner is dead."""
 _PIN = 0.001
 """Share of a node's own `node:IP` resource: ties a bundle to that node without using any of it up."""
 _MAX_CALLS = 1_000_000
 """More than an engine or a grader ever has: each group is a call that waits, as large as an eval is, and a publish that
 must wait for one of them to end would be late. Ray's default is 1000, and it allocates nothing before they come."""
-
 _KEEPER_THREADS = 8
 """Files that are written or read at once: enough for a fast disk, and one that is slow to sync holds up no other."""
 
@@ -71,13 +76,6 @@ class NodeSlots:
     def _options(self, bundle: Bundle, index: int) -> dict[str, Any]:
         strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
         return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "scheduling_strategy": strategy}
-
-
-def _names(slots: Sequence[NodeSlots]) -> list[str]:
-    """Return the nodes' host names; their addresses where several have one name."""
-    known = {node["NodeManagerAddress"]: node["NodeManagerHostname"] for node in ray.nodes()}
-    names = [known[slot.address] for slot in slots]
-    return names if len(set(names)) == len(names) else [slot.address for slot in slots]
 
 
 def reserve_nodes(config: Config, *, trains: bool = True) -> list[NodeSlots]:
@@ -111,8 +109,14 @@ def _reserve(config: Config, address: str, resources: Mapping[str, float], train
         demand = replace(demand, learners=())
     num_gpus, num_cpus = resources.get("GPU", 0), resources.get("CPU", 0)
     check_fits(config, f"Node {address}", demand, num_gpus=num_gpus, num_cpus=num_cpus)
-    pinned = [{**bundle, f"node:{address}": _PIN} for bundle in demand.bundles]
-    group = reserved(config, address, pinned)
+    bundles = [{**bundle, f"node:{address}": _PIN} for bundle in demand.bundles]
+    name: dict[str, Any] = {}
+    if keeps_engines(config):
+        name = {"name": f"node {address}", "lifetime": "detached"}
+        with suppress(ValueError):  # there is none: this driver is the first
+            group = get_placement_group(name["name"])
+            return NodeSlots(address, group, demand.learners, demand.engines, demand.shares)
+    group = placement_group(bundles, strategy="STRICT_PACK", **name)
     return NodeSlots(address, group, demand.learners, demand.engines, demand.shares)
 
 
@@ -129,28 +133,70 @@ def _no_gpus(config: Config, address: str) -> str:
     )
 
 
+def keeps_engines(config: Config) -> bool:
+    """Return whether engines outlive this driver. Not where they share GPUs with learners, which need them empty."""
+    return os.environ.get(KEEPS_ENGINES_VARIABLE) == "1" and not config.placement.colocate
+
+
+def kept_engines(config: Config) -> dict[str, Any]:
+    """Return the engines of the driver before that this driver can use, by `engine ADDRESS INDEX`; end the others."""
+    found: dict[str, Any] = {}
+    for name in list_named_actors():
+        if name.startswith("engine "):
+            with suppress(ValueError):  # it died after it was listed
+                found[name] = ray.get_actor(name)
+    asked = {name: engine.serve_next.remote(config) for name, engine in found.items()}
+    calls = list(asked.values())
+    answered = set(ray.wait(calls, num_returns=len(calls), timeout=_ANSWER_S)[0]) if calls else set()
+    kept: dict[str, Any] = {}
+    for name, engine in found.items():
+        place = name.rpartition(" ")[0]
+        if asked[name] in answered and place not in kept and all_errors([asked[name]], 0.0) == [None]:
+            kept[place] = engine
+        else:
+            ray.kill(engine)
+    if found:
+        print(f"Going on with {len(kept)} of the {len(found)} engines of the driver before.", flush=True)
+    return kept
+
+
 class Workers:
     """All actors of the run, created at once; `start` waits for them."""
 
-    def __init__(
-        self, config: Config, slots: Sequence[NodeSlots], inputs: TextInputs, total_optimizer_steps: int
-    ) -> None:
+    def __init__(self, config: Config, slots: Sequence[NodeSlots], inputs: Inputs, total_optimizer_steps: int) -> None:
         """Create them. Engines of a node without learners have the weights of `model.path`."""
-        self._config = config
+        self._config, self._inputs = config, inputs
         self._on_gpu = uses_cuda(config)
-        self._inputs = inputs
         self._total_optimizer_steps = total_optimizer_steps
         self._num_learners = sum(len(slot.learner_bundles) for slot in slots)
-        tokenizer = ray.put(inputs.tokenizer)
-        self._head = slots[0].address
-        self._keeper = self._start_keeper() if os.environ.get(DISKS_VARIABLE) == "private" else None
-        self._kept = KeptEngines(config, trains=self._num_learners > 0)
+        self._keeps = self._num_learners > 0 and keeps_engines(config)  # an eval's engines hold one model's weights
+        self._kept = kept_engines(config) if self._keeps else {}
+        self._start_deadline = Deadline(config.deadlines.start_s, "deadlines.start_s")
+        tokenizer, head = ray.put(inputs.tokenizer), slots[0].address
+        keeper = None
+        if os.environ.get(DISKS_VARIABLE) == "private":  # learners on other nodes write through the head's disk
+            pinned = {f"node:{head}": _PIN}
+            actor = ray.remote(Keeper).options(num_cpus=0, resources=pinned, max_concurrency=_KEEPER_THREADS)
+            keeper = actor.remote(config.run_path)
         ranks = itertools.count()
         self._nodes = [
-            NodeMembers(self._learners(slot, ranks), self._engines(slot), self._grader(slot, tokenizer))
+            NodeMembers(
+                self._learners(slot, ranks, None if slot.address == head else keeper),
+                [
+                    RemoteEngine(
+                        functools.partial(self._start_engine, slot, index), slot.address, config.engine.max_restarts
+                    )
+                    for index in range(len(slot.engine_bundles))
+                ],
+                self._grader(slot.address, tokenizer) if slot.engine_bundles else None,
+            )
             for slot in slots
         ]
-        self.meters = Meters(dict(zip(_names(slots), self._nodes, strict=True)))
+        hosts = {node["NodeManagerAddress"]: node["NodeManagerHostname"] for node in ray.nodes()}
+        names = [hosts[slot.address] for slot in slots]
+        if len(set(names)) < len(names):
+            names = [slot.address for slot in slots]
+        self.meters = Meters(dict(zip(names, self._nodes, strict=True)))
         self.learners = LearnerGroup([learner for node in self._nodes for learner in node.learners])
 
     def start(self) -> None:
@@ -162,24 +208,24 @@ class Workers:
             get_all([engine.sleep.remote() for engine in engines], None, "the engines to sleep")
         self.learners.start()
         if self._num_learners and engines:
-            self._stores = WeightStores(self._config, self._nodes)  # allocated while engines still start
+            self._weights = WeightSync(self._config, self._nodes)  # stores are allocated while engines still start
         get_all(ready, None, "the engines")
 
     def connect_weights(self, canary: Canary) -> WeightSync:
         """Form the groups that publish. Raises ConfigError when learners and engines mean different parameters."""
-        return WeightSync(self._config, self._nodes, canary, self._stores)
+        self._weights.connect(canary)
+        return self._weights
 
     def rollout_pool(self, weights: WeightSync | None = None) -> RolloutPool:
         """Put the engines and graders to work; `weights` bring an engine that takes a dead one's place up to date."""
         # Node by node in turn, so that neighbouring ordinals spread over nodes.
         engines = [engine for rank in zip(*(node.engines for node in self._nodes), strict=True) for engine in rank]
         graders = [node.grader for node in self._nodes if node.grader is not None]
-        start_deadline = Deadline(self._config.deadlines.start_s, "deadlines.start_s")
 
         def restart(engine: RemoteEngine, error: Exception) -> None:
-            engine.replace(start_deadline, error)
+            engine.replace(self._start_deadline, error)
 
-        return RolloutPool(engines, graders, restart if weights is None else weights.revive, start_deadline)
+        return RolloutPool(engines, graders, restart if weights is None else weights.revive, self._start_deadline)
 
     def profiles(self, run_dir: RunDir) -> Profiles | None:
         """Return the profiles that the config asks for, of the first learner and the first engine."""
@@ -194,10 +240,9 @@ class Workers:
             for member in (*node.engines, *filter(None, [node.grader])):
                 ray.kill(member.actor)
 
-    def _learners(self, slot: NodeSlots, ranks: Iterator[int]) -> list[Any]:
+    def _learners(self, slot: NodeSlots, ranks: Iterator[int], keeper: Any) -> list[Any]:
         actor = ray.remote(concurrency_groups={WRITING: 1})(LearnerActor)
         environment = runtime_env("learner", self._config, on_gpu=self._on_gpu)
-        keeper = None if slot.address == self._head else self._keeper
         return [
             actor.options(**slot.learner_options(index), runtime_env=environment).remote(
                 self._config, next(ranks), self._num_learners, self._total_optimizer_steps, keeper
@@ -205,36 +250,23 @@ class Workers:
             for index in range(len(slot.learner_bundles))
         ]
 
-    def _start_keeper(self) -> Any:
-        """Give learners on nodes with disks of their own the head's, which is that of this process."""
-        pinned = {f"node:{self._head}": _PIN}
-        actor = ray.remote(Keeper).options(num_cpus=0, resources=pinned, max_concurrency=_KEEPER_THREADS)
-        return actor.remote(self._config.run_path)
-
-    def _engines(self, slot: NodeSlots) -> list[RemoteEngine]:
-        max_restarts = self._config.engine.max_restarts
-        return [
-            RemoteEngine(functools.partial(self._start_engine, slot, index), slot.address, max_restarts)
-            for index in range(len(slot.engine_bundles))
-        ]
-
     def _start_engine(self, slot: NodeSlots, index: int) -> Any:
-        if (kept := self._kept.take(slot.address, index)) is not None:
+        place = f"engine {slot.address} {index}"
+        if (kept := self._kept.pop(place, None)) is not None:
             return kept
         options = {**slot.engine_options(index), "max_concurrency": _MAX_CALLS}
-        options |= self._kept.options(slot.address, index)
+        if self._keeps:  # of two engines in a place each has a name
+            options |= {"name": f"{place} {secrets.token_hex(4)}", "lifetime": "detached"}
         environment = runtime_env("engine", self._config, on_gpu=self._on_gpu)
         actor = ray.remote(Engine).options(**options, runtime_env=environment)
         stop_ids, reads_weights = self._inputs.stop_token_ids, not slot.learner_bundles
         return actor.remote(self._config, stop_ids, on_gpu=self._on_gpu, reads_weights=reads_weights)
 
-    def _grader(self, slot: NodeSlots, tokenizer: Any) -> RemoteGrader | None:
-        if not slot.engine_bundles:
-            return None
-        start = functools.partial(self._start_grader, slot, tokenizer)
-        return RemoteGrader(start, slot.address, self._config.grading.max_restarts)
+    def _grader(self, address: str, tokenizer: Any) -> RemoteGrader:
+        pinned = {f"node:{address}": _PIN}
 
-    def _start_grader(self, slot: NodeSlots, tokenizer: Any) -> Any:
-        pinned = {f"node:{slot.address}": _PIN}
-        actor = ray.remote(Grader).options(num_cpus=0, resources=pinned, max_concurrency=_MAX_CALLS)
-        return actor.remote(self._config, tokenizer)
+        def start() -> Any:
+            actor = ray.remote(Grader).options(num_cpus=0, resources=pinned, max_concurrency=_MAX_CALLS)
+            return actor.remote(self._config, tokenizer)
+
+        return RemoteGrader(start, address, self._config.grading.max_restarts)

@@ -1,20 +1,30 @@
-"""The driver's handles on an engine and on a grader: the actor, and the next one in its place when that dies."""
+"""Engines and graders as the driver holds them, and the pool that sends groups through them.
+
+One that fails is replaced, and asked again for what it owed. A group goes to the engine that has fewest to sample, and
+to its grader as soon as it has ended itself. Where engines have nothing to do, as at each step of a synchronous run, a
+group's engine follows from its position alone, so that a resumed run forms the same batches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+from uuid import uuid4
 
 import ray
 from ray.exceptions import RayError
 
-from hpc_grpo.driver.remote import Deadline, as_raised, death, get_all
+from hpc_grpo.driver.remote import Deadline, all_errors, as_raised, death, ended, get_all
+from hpc_grpo.driver.rollouts import GradedGroup, spread
 from hpc_grpo.errors import EngineLostError, GraderLostError, HpcGrpoError, LaunchError, NodesUnavailableError
-from hpc_grpo.run.pulse import PULSE
+from hpc_grpo.run.pulse import ASKED_AGAIN, PULSE
+from hpc_grpo.types import GroupRequest, Prompt
 
 
 def is_engine_failure(error: Exception | None) -> bool:
-    """Say whether another engine may do better where a call ended with `error`: one that died or ran out of memory.
+    """Return whether another engine may do better where a call ended with `error`: one that died or ran out of memory.
 
     An error meant for the user is no such failure: a wrong setting or damaged weights are the next engine's too.
     """
@@ -24,65 +34,212 @@ def is_engine_failure(error: Exception | None) -> bool:
 class RemoteActor:
     """Holds an actor in a place of its own on a node, another one after each `replace`; `num_restarts` counts those."""
 
-    _what = "An actor"
-    _max_restarts_key = ""
-    _lost: type[LaunchError] = LaunchError
+    _what: ClassVar[str]
+    _key: ClassVar[str]
+    _lost: ClassVar[type[LaunchError]]
 
     def __init__(self, start: Callable[[], Any], address: str, max_restarts: int) -> None:
-        """`start` creates the actor in its own place on the node at `address`."""
-        self._start = start
-        self._address = address
-        self._max_restarts = max_restarts
+        """`start` creates the actor on the node at `address`."""
+        self._start, self._address, self._max_restarts = start, address, max_restarts
         self._num_counted = 0
         self.num_restarts = 0
         self.actor = start()
 
     def replace(self, deadline: Deadline, error: Exception) -> None:
         """Start another actor in its place. Raises NodesUnavailableError, or its own error after too many of them."""
-        what = f"{self._what} on {self._address} {_end(error)}"
-        if not any(node["Alive"] and node["NodeManagerAddress"] == self._address for node in ray.nodes()):
-            raise NodesUnavailableError(f"{self._what} died with its node {self._address}.")
-        if self._num_counted == self._max_restarts:
-            used_up = f"{self._max_restarts_key} = {self._max_restarts} were used up"
-            raise self._lost(f"{what}, and {used_up}. The logs in the attempt's folder say more.")
-        # Alive after an error, or only out of reach, it would hold the place that the next one needs.
-        ray.kill(self.actor)
-        self.num_restarts += 1
-        self._num_counted += 1
-        print(f"{what}; starting another (restart {self.num_restarts}).", flush=True)
-        with PULSE.working("start"):
-            self.actor = self._start()
-            try:
-                get_all([self.actor.ready.remote()], deadline, f"{self._what.lower()} that was started again")
-                return
-            except (LaunchError, RayError) as next_error:
-                print(f"It did not come up: {next_error}", flush=True)
-                failed = next_error
-        self.replace(deadline, failed)
+        while True:
+            first_line, _, _ = str(cause := as_raised(error)).strip().partition("\n")
+            what = f"{self._what} on {self._address} {death(cause) or f'raised {type(cause).__name__}: {first_line}'}"
+            if not any(node["Alive"] and node["NodeManagerAddress"] == self._address for node in ray.nodes()):
+                raise NodesUnavailableError(f"{self._what} died with its node {self._address}.")
+            if self._num_counted == self._max_restarts:
+                used_up = f"{self._key} = {self._max_restarts} were used up"
+                raise self._lost(f"{what}, and {used_up}. The logs in the attempt's folder say more.")
+            # Alive after an error, or only out of reach, it would hold the place that the next one needs.
+            ray.kill(self.actor)
+            self.num_restarts += 1
+            self._num_counted += 1
+            print(f"{what}; starting another (restart {self.num_restarts}).", flush=True)
+            with PULSE.working("start"):
+                self.actor = self._start()
+                try:
+                    get_all([self.actor.ready.remote()], deadline, f"{self._what.lower()} that was started again")
+                    return
+                except (LaunchError, RayError) as next_error:
+                    print(f"It did not come up: {next_error}", flush=True)
+                    error = next_error
 
 
 class RemoteEngine(RemoteActor):
-    """The handle on an engine. Its restarts are counted over the whole attempt."""
+    """Its restarts are counted over the whole attempt."""
 
-    _what = "An engine"
-    _max_restarts_key = "engine.max_restarts"
-    _lost = EngineLostError
+    _what, _key, _lost = "An engine", "engine.max_restarts", EngineLostError
 
 
 class RemoteGrader(RemoteActor):
-    """The handle on a grader. Only restarts in a row count: one group in a million may kill it, and the next not."""
+    """Only restarts in a row count: one group in a million may kill a grader, and the next not."""
 
-    _what = "A grader"
-    _max_restarts_key = "grading.max_restarts"
-    _lost = GraderLostError
+    _what, _key, _lost = "A grader", "grading.max_restarts", GraderLostError
 
     def note_success(self) -> None:
         """Forget the restarts before: it has graded all that it was asked to."""
         self._num_counted = 0
 
 
-def _end(error: Exception) -> str:
-    """Describe what became of an actor, on one line."""
-    cause = as_raised(error)
-    first_line, _, _ = str(cause).strip().partition("\n")
-    return death(cause) or f"raised {type(cause).__name__}: {first_line}"
+@dataclass(frozen=True)
+class Call:
+    """A call of an engine or a grader, made of the actor that it had then."""
+
+    of: RemoteActor
+    actor: Any
+    reference: Any
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another actor has taken the place of the one that was called."""
+        return self.actor is not self.of.actor
+
+
+@dataclass(eq=False)
+class StartedGroup:
+    """A group under way. `state` changes where the driver notes that a call has ended.
+
+    Both calls are made at once: Ray hands the samples to the grader when the engine has them. The reference of
+    `sampling` ends together with `samples` and holds nothing, so that the driver never fetches samples.
+    """
+
+    prompt: Prompt
+    request: GroupRequest
+    with_texts: bool
+    engine: RemoteEngine
+    grader: RemoteGrader
+    state: Literal["sampling", "grading", "done", "failed"] = "sampling"
+    was_lost: bool = False
+    samples: Any = field(init=False, repr=False)
+    sampling: Call = field(init=False, repr=False)
+    grading: Call = field(init=False, repr=False)
+    last: Call = field(init=False, repr=False)
+    """The call that a group ended with, which holds its grades or the error that it failed with."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in ("sampling", "grading")
+
+    @property
+    def call(self) -> Call:
+        """The call that an open group waits for."""
+        return self.sampling if self.state == "sampling" else self.grading
+
+    def sample(self, call: str, index: int) -> None:
+        """Ask the engine for the samples of a call of `generate`, and the grader for their grades."""
+        actor = self.engine.actor
+        self.samples, over = actor.samples.remote(call, index)
+        self.sampling = Call(self.engine, actor, over)
+        self.grade()
+
+    def grade(self) -> None:
+        actor = self.grader.actor
+        self.grading = Call(self.grader, actor, actor.grade.remote(self.samples, self.prompt, self.with_texts))
+
+    def note_end(self) -> Exception | None:
+        """Wait for the call and change the state. Return the error of an engine or a grader that is to be replaced."""
+        [error] = all_errors([self.call.reference], None)
+        if error and (is_engine_failure(error) if self.state == "sampling" else death(error)):
+            return error
+        if not error and self.state == "sampling":
+            self.state = "grading"
+        else:
+            self.last, self.state = self.call, "failed" if error else "done"
+        return None
+
+
+class RolloutPool:
+    """Sends groups through engines and graders."""
+
+    def __init__(
+        self,
+        engines: Sequence[RemoteEngine],
+        graders: Sequence[RemoteGrader],
+        revive: Callable[[RemoteEngine, Exception], None],
+        start_deadline: Deadline,
+    ) -> None:
+        """`revive` replaces an engine, given its error, by one that holds the published weights."""
+        self._engines, self._graders = engines, graders
+        self._revive, self._start_deadline = revive, start_deadline
+        self._under_way: list[StartedGroup] = []
+
+    def start(
+        self, prompts: Sequence[Prompt], requests: Sequence[GroupRequest], with_texts: Sequence[bool]
+    ) -> list[StartedGroup]:
+        """Queue all groups, each on the engine that has fewest by then: in turn, where all have as many.
+
+        Groups that a publish lost with their engine are queued first. Raises EngineLostError or GraderLostError after
+        too many failures.
+        """
+        self._follow(0.0)
+        sampling = [group.engine for group in self._under_way if group.state == "sampling"]
+        loads = [sum(own is engine for own in sampling) for engine in self._engines]
+        engines = [self._engines[index] for index in spread(len(prompts), loads)]
+        graders = itertools.islice(itertools.cycle(self._graders), len(prompts))
+        groups = list(map(StartedGroup, prompts, requests, with_texts, engines, graders))
+        self._under_way += groups
+        self._send(groups)
+        return groups
+
+    def wait(self, started: Sequence[StartedGroup], waiting_for: str) -> list[GradedGroup]:
+        """Wait for the grades of all groups. Meanwhile follow the other groups under way too.
+
+        Raises what a grader raised; EngineLostError or GraderLostError after too many failures.
+        """
+        while any(group.is_open for group in started) and all(group.state != "failed" for group in started):
+            if any(group.was_lost for group in self._under_way):
+                PULSE.turn_to(ASKED_AGAIN)
+            self._follow(None)
+        over = [group for group in started if not group.is_open]  # all, or one failed and its error is raised
+        grades = get_all([group.last.reference for group in over], None, waiting_for)
+        for grader in self._graders:
+            grader.note_success()
+        taken = set(started)
+        self._under_way = [group for group in self._under_way if group not in taken]
+        return [GradedGroup(group.prompt, group.samples, own) for group, own in zip(started, grades, strict=True)]
+
+    @property
+    def num_engine_restarts(self) -> int:
+        return sum(engine.num_restarts for engine in self._engines)
+
+    @property
+    def num_grader_restarts(self) -> int:
+        return sum(grader.num_restarts for grader in self._graders)
+
+    def forget_prefixes(self) -> None:
+        """Empty the engines' prefix caches. One that failed is left to the next wait or publish, which replaces it."""
+        for error in all_errors([engine.actor.forget_prefixes.remote() for engine in self._engines], None):
+            if error is not None and not is_engine_failure(error):
+                raise error
+
+    def _send(self, groups: Sequence[StartedGroup]) -> None:
+        """Queue each engine's share in one call, so that the order it runs in is fixed."""
+        for engine in {id(group.engine): group.engine for group in groups}.values():
+            call, share = uuid4().hex, [group for group in groups if group.engine is engine]
+            engine.actor.generate.remote(call, [group.request for group in share])
+            for index, group in enumerate(share):
+                group.sample(call, index)
+
+    def _follow(self, timeout_s: float | None) -> None:
+        """Wait until a call ends. Replace the actors that failed, and ask again for what was lost with any actor."""
+        waiting = {group.call.reference: group for group in self._under_way if group.is_open}
+        for group in [waiting[reference] for reference in ended(list(waiting), timeout_s)]:
+            if (error := group.note_end()) is not None and not group.call.is_lost:
+                if group.state == "sampling":
+                    self._revive(group.engine, error)
+                else:
+                    group.grader.replace(self._start_deadline, error)
+            PULSE.beat()
+        lost = [group for group in self._under_way if group.is_open and group.call.is_lost]
+        for group in lost:
+            group.note_end()  # every call of a dead actor ends, and some ended well
+            group.was_lost = True
+        self._send([group for group in lost if group.state == "sampling"])
+        for group in self._under_way:
+            if group.is_open and group.grading.is_lost:
+                group.grade()

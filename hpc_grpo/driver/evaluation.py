@@ -21,13 +21,11 @@ from hpc_grpo.config import Config
 from hpc_grpo.data.seeds import sampling_seed
 from hpc_grpo.data.stream import PromptStream
 from hpc_grpo.driver.actors import Workers, reserve_nodes
-from hpc_grpo.driver.inputs import load_eval_inputs
-from hpc_grpo.driver.length import TrainLength
+from hpc_grpo.driver.engines import RolloutPool
+from hpc_grpo.driver.inputs import load_inputs
 from hpc_grpo.driver.remote import connect, run_driver
 from hpc_grpo.driver.rollouts import GradedGroup, check_failures
-from hpc_grpo.driver.sampling import RolloutPool
-from hpc_grpo.driver.schedule import Schedule
-from hpc_grpo.driver.stop import wait_for_ray
+from hpc_grpo.driver.schedule import Schedule, TrainLength, wait_for_ray
 from hpc_grpo.metrics.evals import EvalGroup, bounds_of, eval_metrics, paired_differences
 from hpc_grpo.metrics.rollouts import solved
 from hpc_grpo.metrics.timing import StepTimer
@@ -61,9 +59,7 @@ class EvalSets:
         A set's completions go to `file_of` the set. All sets are sampled at once: none changes what another gets.
         Raises RewardError when rewards failed for more prompts of a set than allowed.
         """
-        prompts = {
-            name: [stream.prompt(ordinal) for ordinal in range(len(stream))] for name, stream in self._streams.items()
-        }
+        prompts = {name: list(map(stream.prompt, range(len(stream)))) for name, stream in self._streams.items()}
         every = [prompt for of_set in prompts.values() for prompt in of_set]
         requests = [self._request(name, prompt) for name, of_set in prompts.items() for prompt in of_set]
         graded = iter(self._pool.wait(self._pool.start(every, requests, [True] * len(every)), "eval"))
@@ -105,15 +101,14 @@ class EvalSets:
 
 
 class Evaluation:
-    """The evals of a run, as often as the config says."""
+    """The evals of a run: before its first step, after its last, and as often as the config says."""
 
     def __init__(self, config: Config, sets: EvalSets, run_dir: RunDir, length: TrainLength) -> None:
-        self._total_steps = length.total_steps
+        self._sets, self._run_dir, self._total_steps = sets, run_dir, length.total_steps
         self._schedule = Schedule(config.eval.every, length)
-        self._sets, self._run_dir = sets, run_dir
 
     def is_due(self, step: int, in_s: float = 0.0) -> bool:
-        """Tell whether to evaluate after `step`, which ends in `in_s` seconds: at both ends, and as the config says."""
+        """Return whether to evaluate after `step`, which ends in `in_s` seconds."""
         return step in (0, self._total_steps) or self._schedule.is_due(step, in_s)
 
     def run(self, step: int) -> dict[str, float]:
@@ -129,7 +124,7 @@ def evaluate(folder: RunDir) -> bool:
     PULSE.open("driver", patience_of_driver(config))
     configs = {name: with_model(config, path) for name, path in request.models.items()}
     with timer.phase("inputs"):
-        inputs = {name: load_eval_inputs(own) for name, own in configs.items()}
+        inputs = {name: load_inputs(own, trains=False) for name, own in configs.items()}
     address = wait_for_ray(lambda: False)
     with timer.phase("connect"):
         connect(address)
@@ -151,7 +146,22 @@ def evaluate(folder: RunDir) -> bool:
         answer = shown_completions(folder, request)
     else:
         streams = next(iter(inputs.values())).eval_streams
-        answer = _report(folder, config, request, results, differences(sampled, config), streams)
+        apart = differences(sampled, config)
+        models = {
+            name: {
+                "path": request.models[name],
+                "metrics": metrics,
+                "completions": str(completions_file(folder, name).parent),
+            }
+            for name, metrics in results.items()
+        }
+        data, settings = [source.path for source in judged_sources(config.data)], config.eval.model_dump(mode="json")
+        values = {"models": models, "differences": apart, "data": data, "settings": settings}
+        write_json_atomic(folder.path / RESULT, values)
+        sources = {name: [part.name for part in stream.parts] for name, stream in streams.items()}
+        answer = shown_metrics(results, sources, config)
+        if apart:
+            answer += f"\n\n{shown_metrics(apart, sources, config, of='DIFFERENCE')}"
     write_atomic(folder.path / ANSWER, answer + "\n")
     write_atomic(folder.complete_marker, "evaluated\n")
     return True
@@ -196,31 +206,6 @@ def shown_completions(folder: RunDir, request: EvalRequest) -> str:
         given = [f"[{model}] {line['completion'].strip()}" for model, line in lines if line["ordinal"] == ordinal]
         blocks.append("\n".join([f"> {prompt}", *given]))
     return "\n\n".join(blocks)
-
-
-def _report(
-    folder: RunDir,
-    config: Config,
-    request: EvalRequest,
-    results: Mapping[str, Mapping[str, float]],
-    apart: Mapping[str, Mapping[str, float]],
-    streams: Mapping[str, PromptStream],
-) -> str:
-    """Write result.json; return the tables of the models and of their differences."""
-    models = {
-        name: {
-            "path": request.models[name],
-            "metrics": metrics,
-            "completions": str(completions_file(folder, name).parent),
-        }
-        for name, metrics in results.items()
-    }
-    data, settings = [source.path for source in judged_sources(config.data)], config.eval.model_dump(mode="json")
-    values = {"models": models, "differences": apart, "data": data, "settings": settings}
-    write_json_atomic(folder.path / RESULT, values)
-    sources = {name: [part.name for part in stream.parts] for name, stream in streams.items()}
-    shown = shown_metrics(results, sources, config)
-    return f"{shown}\n\n{shown_metrics(apart, sources, config, of='DIFFERENCE')}" if apart else shown
 
 
 def _cell(metrics: Mapping[str, float], name: str) -> str:

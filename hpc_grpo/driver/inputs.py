@@ -1,6 +1,6 @@
-"""The user's inputs to a run: tokenizer, data sets and rewards, checked before anything starts.
+"""The user's inputs to a run: tokenizer, data sets and rewards.
 
-Produces `Inputs` without Ray, torch or a GPU, so that a mistake costs seconds and no node.
+Checked without Ray, torch or a GPU, before anything starts: a mistake costs seconds and no node.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,51 +34,24 @@ _SANDBOXED = {"code", "reasoning_gym"}
 
 
 @dataclass(frozen=True)
-class TextInputs:
-    """Holds what engines and graders need to know of a text."""
-
-    tokenizer: Any
-    stop_token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Inputs(TextInputs):
-    """`stream` is what the run trains on; `eval_streams` are its eval sets by name, none when there is no eval.
+class Inputs:
+    """`eval_streams` are the eval sets by name. An eval apart from training has no `stream`.
 
     `item_digests` are those of the data sets, by their keys in the config.
     """
 
-    stream: PromptStream | DemonstrationStream
+    tokenizer: Any
+    stop_token_ids: tuple[int, ...]
     eval_streams: Mapping[str, PromptStream]
-    item_digests: Mapping[str, str]
+    stream: PromptStream | DemonstrationStream | None = None
+    item_digests: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class EvalInputs(TextInputs):
-    """Adds what an eval alone reads."""
-
-    eval_streams: Mapping[str, PromptStream]
-
-
-def load_inputs(config: Config, *, is_resume: bool = False) -> Inputs:
+def load_inputs(config: Config, *, is_resume: bool = False, trains: bool = True) -> Inputs:
     """Load and check the inputs, the user's functions among them. Raises ConfigError for the first that is wrong.
 
     At a resume, what a reward asks is waited for, and RewardAwayError raised if it does not answer.
     """
-    text = _text_inputs(config, is_resume=is_resume)
-    if config.needs.rollouts:
-        config.loss.advantage.check()  # the loss is the learners' to import: it needs torch
-    streams = load_streams(config, text.tokenizer, context=context_length(config))
-    return Inputs(text.tokenizer, text.stop_token_ids, streams.train, streams.evals, streams.digests)
-
-
-def load_eval_inputs(config: Config) -> EvalInputs:
-    """Load and check what an eval of `model.path` reads. Raises ConfigError for the first that is wrong."""
-    text = _text_inputs(config)
-    return EvalInputs(text.tokenizer, text.stop_token_ids, load_evals(config, text.tokenizer))
-
-
-def _text_inputs(config: Config, *, is_resume: bool = False) -> TextInputs:
     tokenizer = load_tokenizer(config)
     check_context_length(config)
     if config.needs.rollouts:
@@ -88,16 +61,21 @@ def _text_inputs(config: Config, *, is_resume: bool = False) -> TextInputs:
     refuse_other_vocabularies(config)
     stop_ids = stop_token_ids(config, tokenizer)
     if config.needs.rollouts:
-        _refuse_shown_files(config)
+        refuse_shown_files(config)
         with closing(RewardPool(config.all_rewards, num_workers=1)) as pool:
             for note in pool.check(is_resume=is_resume):
                 say(note)
         for name in config.eval.metrics:
             EVAL_METRICS.find(name)
-    return TextInputs(tokenizer, stop_ids)
+    if not trains:
+        return Inputs(tokenizer, stop_ids, load_evals(config, tokenizer))
+    if config.needs.rollouts:
+        config.loss.advantage.check()  # the loss is the learners' to import: it needs torch
+    streams = load_streams(config, tokenizer, context=context_length(config))
+    return Inputs(tokenizer, stop_ids, streams.evals, streams.train, streams.digests)
 
 
-def _refuse_shown_files(config: Config) -> None:
+def refuse_shown_files(config: Config) -> None:
     """Raise ConfigError where a model's programs could read the run or the expected answers."""
     if not _SANDBOXED & {reward.name for reward in config.all_rewards}:
         return

@@ -1,7 +1,4 @@
-"""The run's records, and the session: what the loop holds of one driver process's part of a run.
-
-Every finished step goes from here to the sinks, state.json, the ledger and rollouts/step_N.jsonl.
-"""
+"""The run's records of every finished step (sinks, state.json, ledger, rollouts/step_N.jsonl), and the session."""
 
 from __future__ import annotations
 
@@ -17,10 +14,9 @@ from ray.exceptions import RayError
 
 from hpc_grpo.config import Config
 from hpc_grpo.driver.batches import Batch
-from hpc_grpo.driver.checkpoints import Checkpoints
-from hpc_grpo.driver.length import StepTimes, TrainLength
+from hpc_grpo.driver.learners import Checkpoints
 from hpc_grpo.driver.rollouts import DriverState
-from hpc_grpo.driver.stop import StopRequest
+from hpc_grpo.driver.schedule import StepTimes, StopRequest, TrainLength
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import make_sinks
@@ -43,9 +39,7 @@ class Journal:
     def __init__(
         self, config: Config, run_dir: RunDir, length: TrainLength, times: StepTimes, timer: StepTimer
     ) -> None:
-        self._run_dir = run_dir
-        self._length = length
-        self._step_times = times
+        self._run_dir, self._length, self._step_times = run_dir, length, times
         self._metrics: Mapping[str, float] = {}
         self._recent: deque[Mapping[str, float]] = deque(maxlen=_RECENT_STEPS)
         self._attempt = int(os.environ.get(ATTEMPT_VARIABLE, "1"))
@@ -65,14 +59,12 @@ class Journal:
             text = "".join(json.dumps(line) + "\n" for line in batch.lines)
             when_there_is_space(lambda: write_atomic(self._run_dir.rollouts(step), text), "the step's rollouts")
         times = self.timer.finish_step()
-        tokens_per_s = metrics["tokens/completion_total"] / times["time/step_s"]
-        eta_s = self.timer.eta_s(self._length.total_steps - step)
         self._ledger.append(step, batch.ordinals, dropped=batch.dropped, passed_over=batch.passed_over)
         self._step_times.add_step(times)
         derived = {
             "data/epochs": state.next_ordinal / self._length.items_per_epoch,
-            "throughput/tokens_per_s": tokens_per_s,
-            "time/eta_s": eta_s or 0.0,
+            "throughput/tokens_per_s": metrics["tokens/completion_total"] / times["time/step_s"],
+            "time/eta_s": self.timer.eta_s(self._length.total_steps - step) or 0.0,
         }
         self._metrics = {**metrics, **times, **derived}
         self._recent.append(self._metrics)
@@ -159,24 +151,19 @@ class Session:
 
     def batch_record(self, step: int) -> Path | None:
         """Return where the batch of `step` is to be kept, if anywhere, and remove what that makes too many."""
-        num_kept = self.config.checkpoint.keep_batches
-        if not num_kept:
+        if not (num_kept := self.config.checkpoint.keep_batches):
             return None
         for number, folder in step_dirs(self.run_dir.batches(step).parent).items():
             if not step - num_kept < number < step:  # later ones are of steps that a resume takes again
                 shutil.rmtree(folder)
         return self.run_dir.batches(step)
 
-    def is_complete(self, state: DriverState) -> bool:
-        return state.step >= self.length.total_steps
-
     def should_go_on(self, state: DriverState, *, evaluates: bool = False) -> bool:
         """Say whether to take one more step; `evaluates`: an eval is part of it."""
-        if self.is_complete(state):
+        if state.step >= self.length.total_steps:
             return False
-        num_saves = 2 if self.checkpoints.is_writing else 1  # the last one waits for the one on its way
+        num_saves = 2 if self.checkpoints.is_writing else 1  # the last one waits for the pending one
         reason = self.stop.reason(self.times.step_and_save_s(evaluates=evaluates, num_saves=num_saves))
-        if reason is None:
-            return True
-        print(f"Stopping after step {state.step}: {reason}.", flush=True)
-        return False
+        if reason is not None:
+            print(f"Stopping after step {state.step}: {reason}.", flush=True)
+        return reason is None

@@ -1,25 +1,32 @@
-"""The driver's handle on all learners together: each call reaches every one of them.
-
-Waits for the slowest learner. The split over learners balances cost, and does not change the gradient, since the loss
-is normalised by the tokens of all of them.
-"""
+"""All learners together: each call reaches every one of them, and waits for the slowest; checkpoints and exports."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
+from hpc_grpo.config import Config
 from hpc_grpo.driver.batches import Batch, balanced
 from hpc_grpo.driver.remote import get_all
+from hpc_grpo.driver.rollouts import DriverState
+from hpc_grpo.driver.schedule import Durations, Schedule, TrainLength
+from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.learner.actor import WRITING
 from hpc_grpo.learner.rendezvous import Rendezvous
 from hpc_grpo.metrics.reductions import merge
-from hpc_grpo.run.checkpoint import Checkpoint
-from hpc_grpo.run.files import recover_dirs
+from hpc_grpo.run.checkpoint import Checkpoint, find_checkpoint, prune_checkpoints, set_aside, valid_checkpoints
+from hpc_grpo.run.files import recover_dirs, restore_dirs, wait_for_space
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.retention import prune_exports
 from hpc_grpo.types import RemoteMinibatch
+
+_MIN_COPIES_OF_WEIGHTS = 3
+"""In a checkpoint: AdamW's two moments lie beside the weights."""
 
 
 class LearnerGroup:
@@ -38,19 +45,21 @@ class LearnerGroup:
     def train(self, batch: Batch, record: Path | None = None) -> dict[str, float]:
         """Take one optimizer step for each minibatch; return the metrics of all learners together.
 
-        The batch is kept in the folder `record`, if there is to be one.
+        The batch is kept in the folder `record`, if there is one. The split over learners balances cost and does not
+        change the gradient: the loss is normalised by the tokens of all.
         """
+        num, measured = len(self._learners), batch.measured
         shares: list[list[RemoteMinibatch]] = [[] for _ in self._learners]
         for minibatch in batch.minibatches:
             num_tokens = sum(item.num_trained_tokens for item in minibatch)
             num_sequences = sum(item.num_sequences for item in minibatch)
-            split = balanced(minibatch, [item.cost for item in minibatch], len(self._learners))
+            split = balanced(minibatch, [item.cost for item in minibatch], num)
             for share, part in zip(shares, split, strict=True):
                 share.append(RemoteMinibatch(tuple(item.data for item in part), num_tokens, num_sequences))
-        num, measured = len(self._learners), batch.measured
-        own = [measured[rank::num] if measured else None for rank in range(num)]
-        told = zip(self._learners, shares, own, strict=True)
-        calls = [learner.train.remote(share, record, some) for learner, share, some in told]
+        calls = [
+            learner.train.remote(share, record, measured[rank::num] if measured else None)
+            for rank, (learner, share) in enumerate(zip(self._learners, shares, strict=True))
+        ]
         return merge(get_all(calls, None, "the training step"))
 
     def begin_checkpoint(self, path: Path, driver_state: dict[str, Any], *, behind: bool) -> Any:
@@ -63,8 +72,7 @@ class LearnerGroup:
         """Return how long a checkpoint took that is published by now; None if it is not and nobody `waits` for it."""
         if not waits and not ray.wait([writing], timeout=0)[0]:
             return None
-        (seconds,) = get_all([writing], None, "the checkpoint")
-        return float(seconds)
+        return float(get_all([writing], None, "the checkpoint")[0])
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint of any number of learners. Raises LaunchError if there is no space to rewrite it."""
@@ -81,3 +89,116 @@ class LearnerGroup:
 
     def _on_all(self, method: str, *args: Any, waiting_for: str) -> None:
         get_all([getattr(learner, method).remote(*args) for learner in self._learners], None, waiting_for)
+
+
+class Checkpoints:
+    """Writes, prunes and finds the run's checkpoints and exports; all learners write a checkpoint together."""
+
+    def __init__(
+        self, config: Config, run_dir: RunDir, learners: LearnerGroup, durations: Durations, length: TrainLength
+    ) -> None:
+        self._config = config.checkpoint
+        self._saves = Schedule(config.checkpoint.every, length)
+        self._exports = Schedule(config.checkpoint.export_every, length)
+        self._run_dir, self._learners, self._durations = run_dir, learners, durations
+        self._writing: Any = None
+        self._saved_step = self._exported_step = -1
+
+    def resume(self) -> DriverState:
+        """Load the newest valid checkpoint and return its state, or a fresh one for a run that never saved.
+
+        Damaged ones that are newer are set aside. Raises ConfigError where the run has saved and none is whole.
+        """
+        restore_dirs(self._run_dir.checkpoints)
+        found, damaged = find_checkpoint(self._run_dir)
+        for parent in (self._run_dir.checkpoints, self._run_dir.exports):
+            recover_dirs(parent)
+        for checkpoint in damaged:
+            print(f"Damaged, and kept as {set_aside(checkpoint).name}: checkpoint {checkpoint}.", flush=True)
+        if found is None:
+            return DriverState()
+        try:
+            state = DriverState(**found.driver_state)
+        except TypeError as error:
+            raise ConfigError(
+                f"{found.path}: its driver_state is {found.driver_state}, of another version of hpc-grpo "
+                f"({error}). Resume with the version that wrote it (source.json names it)."
+            ) from error
+        self._learners.load_checkpoint(found)
+        self._saved_step = state.step
+        return state
+
+    def save_if_due(self, state: DriverState) -> None:
+        """Save as often as `checkpoint` says, and after a run's first step, to know how long a save takes.
+
+        It is written while training goes on; an error of that is raised here, one or more steps later.
+        """
+        self._take_written(waits=False)
+        is_measured = self._durations.p95_s is not None or self.is_writing
+        if not is_measured or self._saves.is_due(state.step):
+            self._begin(state, behind=self._config.behind_training)
+        if self._exports.is_due(state.step):
+            self.export(state)
+
+    def save(self, state: DriverState) -> None:
+        """Write a checkpoint of `state` unless there is one, and wait until it is on the disk."""
+        if state.step != self._saved_step:
+            self._begin(state, behind=False)
+        self._take_written(waits=True)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint was pending when it was last looked at."""
+        return self._writing is not None
+
+    def close(self) -> None:
+        """Wait for the pending checkpoint after the run failed. It is whole, if it gets to the disk."""
+        try:
+            self._take_written(waits=True)
+        except (HpcGrpoError, RayError) as error:
+            print(f"The last checkpoint was not finished: {error}", flush=True)
+
+    def export(self, state: DriverState) -> None:
+        """Write the model unless this process just did: an export already there may be of steps that a crash undid."""
+        if state.step != self._exported_step:
+            wait_for_space(self._run_dir.path, self._num_bytes() // _MIN_COPIES_OF_WEIGHTS, "An export")
+            self._learners.export(self._run_dir.export(state.step))
+            self._exported_step = state.step
+            self._exports.start_over()
+            prune_exports(self._run_dir, state.step, self._config.keep_exports)
+
+    def _begin(self, state: DriverState, *, behind: bool) -> None:
+        """Stage a checkpoint once the one before is on the disk, and have it written."""
+        self._take_written(waits=True)
+        wait_for_space(self._run_dir.path, self._num_bytes(), "A checkpoint")
+        path = self._run_dir.checkpoint(state.step)
+        self._writing = self._learners.begin_checkpoint(path, asdict(state), behind=behind)
+        self._saved_step = state.step
+        self._saves.start_over()
+        if not behind:
+            self._take_written(waits=True)
+
+    def _take_written(self, *, waits: bool) -> None:
+        """If the pending checkpoint is on the disk, note how long it took and prune old ones."""
+        if self._writing is None:
+            return
+        writing, saved_step = self._writing, self._saved_step
+        self._writing, self._saved_step = None, -1  # unless it turns out well
+        seconds = self._learners.seconds_of(writing, waits=waits)
+        self._saved_step = saved_step
+        if seconds is None:
+            self._writing = writing
+            return
+        self._durations.add(seconds)
+        prune_checkpoints(self._run_dir, self._config.keep_last)
+
+    def _num_bytes(self) -> int:
+        """Return the size of the newest checkpoint, or 0 before the first."""
+        newest = next(valid_checkpoints(self._run_dir, check_hashes=False), None)
+        return sum(entry.size for entry in newest.manifest.files) if newest else 0
+
+
+def refuse_without_checkpoint(run_dir: RunDir) -> None:
+    """Raise ConfigError where `Checkpoints.resume` would, as far as file sizes tell: before anything is started."""
+    restore_dirs(run_dir.checkpoints)
+    find_checkpoint(run_dir, check_hashes=False)

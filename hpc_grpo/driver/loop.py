@@ -21,8 +21,7 @@ from hpc_grpo.metrics.timing import StepTimer
 
 if TYPE_CHECKING:
     from hpc_grpo.driver.evaluation import Evaluation
-    from hpc_grpo.driver.meters import Meters
-    from hpc_grpo.driver.profiles import Profiles
+    from hpc_grpo.driver.telemetry import Meters, Profiles
 
 
 class LoopSession(Protocol):
@@ -83,7 +82,9 @@ class TrainingLoop:
                 self.profiles.before(state.step + 1)
             with self._saved_if_it_fails(state):
                 batch = self.batches.take_step(policy_version, timer)
-            self._clear_gpus(state)
+            if self.weights is not None and session.config.placement.colocate:
+                with self._saved_if_it_fails(state):
+                    self.weights.put_engines_to_sleep()
             with timer.phase("train"):
                 metrics = {**batch.metrics, **self.learners.train(batch, session.batch_record(state.step + 1))}
             if self.meters is not None:
@@ -92,8 +93,7 @@ class TrainingLoop:
             record = functools.partial(session.record_step, state, metrics, batch)
             with self._saved_if_it_fails(state, record):
                 policy_version, checked = self._publish(state)
-                metrics |= checked
-                metrics |= self._evaluate(state, policy_version)
+                metrics |= checked | self._evaluate(state, policy_version)
                 self.batches.start(policy_version)
             if self.meters is not None:
                 metrics |= self.meters.metrics()
@@ -119,12 +119,6 @@ class TrainingLoop:
             print(f"Saving before ending: {error}", flush=True)
             self.session.save_before_ending(state, record)
             raise
-
-    def _clear_gpus(self, state: DriverState) -> None:
-        """Have the engines leave GPUs that they share with learners, until the next publish."""
-        if self.weights is not None and self.session.config.placement.colocate:
-            with self._saved_if_it_fails(state):
-                self.weights.put_engines_to_sleep()
 
     def _publish(self, state: DriverState) -> tuple[int, dict[str, float]]:
         """Give the engines the learners' weights; return their version, which counts optimizer steps, and metrics."""

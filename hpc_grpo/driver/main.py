@@ -13,21 +13,19 @@ from pathlib import Path
 
 from ray.exceptions import RayError
 
-from hpc_grpo.config import Config
 from hpc_grpo.data.fingerprint import fingerprints
 from hpc_grpo.data.stream import DemonstrationStream
 from hpc_grpo.driver.actors import Workers, reserve_nodes
 from hpc_grpo.driver.batches import DemonstrationBatches, RolloutBatches
-from hpc_grpo.driver.canary import Canary
-from hpc_grpo.driver.checkpoints import Checkpoints, refuse_without_checkpoint
 from hpc_grpo.driver.evaluation import EvalSets, Evaluation
 from hpc_grpo.driver.inputs import Inputs, load_inputs
 from hpc_grpo.driver.journal import Journal, Session
-from hpc_grpo.driver.length import StepTimes, train_length
+from hpc_grpo.driver.learners import Checkpoints, refuse_without_checkpoint
 from hpc_grpo.driver.loop import TrainingLoop
 from hpc_grpo.driver.remote import connect, run_driver
 from hpc_grpo.driver.rollouts import DriverState, RolloutScheduler
-from hpc_grpo.driver.stop import StopRequest, wait_for_ray
+from hpc_grpo.driver.schedule import StepTimes, StopRequest, train_length, wait_for_ray
+from hpc_grpo.driver.weights import Canary
 from hpc_grpo.errors import EngineLostError, HpcGrpoError, WeightSyncError
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.compiled import save_behind
@@ -40,17 +38,13 @@ from hpc_grpo.run.pulse import PULSE, patience_of_driver
 
 
 def train(run_dir: RunDir) -> bool:
-    """Carry the run on from its newest checkpoint; return True when it is complete, False when it stopped early."""
-    config, timer = read_config(run_dir), StepTimer(on_phase=PULSE.turn_to)
-    before = read_state(run_dir)
+    """Train from the newest checkpoint; return True when the run is complete, False when it stopped early."""
+    config, timer, before = read_config(run_dir), StepTimer(on_phase=PULSE.turn_to), read_state(run_dir)
     PULSE.open("driver", patience_of_driver(config), before.longest_s if before else None)
-    return _train(config, run_dir, timer)
-
-
-def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
     with timer.phase("inputs"):
         refuse_without_checkpoint(run_dir)
-        inputs = load_inputs(config, is_resume=read_state(run_dir) is not None)
+        inputs = load_inputs(config, is_resume=before is not None)
+        assert inputs.stream is not None, "load_inputs reads it for training"
         take_inputs(run_dir, fingerprints(config, Path(), inputs.item_digests))
     length = train_length(config, len(inputs.stream))
     stop = StopRequest(run_dir)
@@ -60,7 +54,7 @@ def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
     with timer.phase("connect"):
         connect(address)
     stop.listen()
-    times = StepTimes.after(read_state(run_dir))
+    times = StepTimes.after(before)
     journal = Journal(config, run_dir, length, times, timer)
     try:
         with timer.phase("start"):
@@ -73,24 +67,24 @@ def _train(config: Config, run_dir: RunDir, timer: StepTimer) -> bool:
             state = _run_loop(session, workers, inputs)
         except (HpcGrpoError, RayError) as error:
             if isinstance(error, WeightSyncError | EngineLostError):
-                workers.stop()  # the next driver is not to go on with engines that this one blames
+                workers.stop()  # the next driver must not keep engines that this one blames
             with timer.phase("checkpoint"):
                 checkpoints.close()
             raise
         save_behind(os.environ)
+        is_complete = state.step >= length.total_steps
         with timer.phase("checkpoint"):
             checkpoints.save(state)
-        if not session.is_complete(state):
-            journal.publish_state(state.step, "stopped")
-            return False
-        with timer.phase("checkpoint"):
-            checkpoints.export(state)
-        journal.publish_state(state.step, "complete")
+        if is_complete:
+            with timer.phase("checkpoint"):
+                checkpoints.export(state)
+        journal.publish_state(state.step, "complete" if is_complete else "stopped")
     finally:
         journal.close()
-    write_atomic(run_dir.complete_marker, f"step {state.step}\n")
-    print(f"COMPLETE after {state.step} steps. Model: {run_dir.export(state.step)}", flush=True)
-    return True
+    if is_complete:
+        write_atomic(run_dir.complete_marker, f"step {state.step}\n")
+        print(f"COMPLETE after {state.step} steps. Model: {run_dir.export(state.step)}", flush=True)
+    return is_complete
 
 
 def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState:
@@ -105,6 +99,7 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
         demonstrations = DemonstrationBatches(config, inputs.stream, state.next_ordinal)
         loop = TrainingLoop(session, demonstrations, workers.learners, meters=workers.meters, profiles=profiles)
         return loop.run(state)
+    assert inputs.stream is not None
     with timer.phase("weights"):
         weights = workers.connect_weights(Canary(config, inputs.stream.prompt(0)))
     pool = workers.rollout_pool(weights)

@@ -59,23 +59,23 @@ def connect(address: str | None) -> None:
 def get_all(references: Sequence[Any], deadline: Deadline | None, waiting_for: str) -> list[Any]:
     """Wait for all calls and return their values in order.
 
-    A failed call raises at once even while others still hang, since a collective's other members wait for it. Raises
-    the actor's own HpcGrpoError, ActorLostError when an actor died (or one whose result it needed), or LaunchError when
+    A failed call raises at once even while others still hang: a collective's other members wait for it. Raises the
+    actor's own HpcGrpoError, ActorLostError when an actor died (or one whose result it needed), or LaunchError when
     time ran out.
     """
     ends_at = None if deadline is None else time.monotonic() + deadline.seconds
     pending = list(references)
     while pending:
-        left = None if ends_at is None else max(ends_at - time.monotonic(), 0.0)
-        done = ended(pending, left)
+        done = ended(pending, None if ends_at is None else max(ends_at - time.monotonic(), 0.0))
         if not done and deadline is not None:
             waited = f"Waited {deadline.seconds:.0f} s ({deadline.key}) for {waiting_for}"
             raise LaunchError(f"{waited}; {len(pending)} did not answer.")
         for reference in done:
-            _raise_failure(reference, waiting_for)
+            if error := _error_of(reference):
+                _raise(error, waiting_for)
             PULSE.beat()
-        are_over = set(done)
-        pending = [reference for reference in pending if reference not in are_over]
+        done_set = set(done)
+        pending = [reference for reference in pending if reference not in done_set]
     return [ray.get(reference) for reference in references]
 
 
@@ -87,54 +87,43 @@ def ended(references: Sequence[Any], timeout_s: float | None) -> list[Any]:
     return [*done, *more]
 
 
-def first_error(references: Sequence[Any], timeout_s: float | None) -> Exception | None:
-    """Return the error of whichever call fails first, as it was raised, or None when none fails within the time."""
-    ends_at = None if timeout_s is None else time.monotonic() + timeout_s
-    pending = list(references)
-    while pending:
-        left = None if ends_at is None else max(ends_at - time.monotonic(), 0.0)
-        done, pending = ray.wait(pending, num_returns=1, timeout=left)
-        if not done:
-            return None
-        try:
-            ray.get(done[0])
-        except RayError as error:
-            return as_raised(error)
-    return None
-
-
 def all_errors(references: Sequence[Any], timeout_s: float | None) -> list[Exception | None]:
-    """Return each call's error in order, or None where it has none, or none yet after the time for all of them."""
-    ray.wait(list(references), num_returns=len(references), timeout=timeout_s)
-    return [first_error([reference], 0.0) for reference in references]
+    """Return each call's error as it was raised, in order; None where it has none, or none yet after the time for all.
 
-
-def _raise_failure(reference: Any, waiting_for: str) -> None:
-    try:
-        ray.get(reference)
-    except RayError as error:
-        cause = as_raised(error)
-        if isinstance(cause, HpcGrpoError):
-            raise cause from error
-        if isinstance(cause, OutOfMemoryError):  # its text is a page: every process of the node
-            reason, _, _ = str(cause).partition("\n")
-            raise ActorLostError(f"A process was killed during {waiting_for} to free memory: {reason}") from error
-        if death(cause):
-            raise ActorLostError(f"A process died during {waiting_for}: {cause}") from error
-        raise
+    The error is what the actor raised, also where a call's argument failed.
+    """
+    done = set(ray.wait(list(references), num_returns=len(references), timeout=timeout_s)[0])
+    errors = [_error_of(reference) if reference in done else None for reference in references]
+    return [as_raised(error) if error else None for error in errors]
 
 
 def as_raised(error: Exception) -> Exception:
-    """Unwrap what the actor raised from what Ray made of it, also where it was a call's argument that failed."""
     cause: Exception = error.cause if isinstance(error, RayTaskError) else error
     return cause
 
 
 def death(cause: Exception) -> str:
-    """Say how the actor of a call died; "" where the call ended with another error.
-
-    Ray has an error of its own for an actor that it killed to free memory.
-    """
+    """Say how the actor of a call died; "" where the call ended with another error."""
     if isinstance(cause, OutOfMemoryError):
         return "was killed to free memory"
     return "died" if isinstance(cause, RayActorError | ActorLostError) else ""
+
+
+def _error_of(reference: Any) -> RayError | None:
+    try:
+        ray.get(reference)
+    except RayError as error:
+        return error
+    return None
+
+
+def _raise(error: RayError, waiting_for: str) -> None:
+    cause = as_raised(error)
+    if isinstance(cause, HpcGrpoError):
+        raise cause from error
+    if isinstance(cause, OutOfMemoryError):  # its text is a page: every process of the node
+        reason, _, _ = str(cause).partition("\n")
+        raise ActorLostError(f"A process was killed during {waiting_for} to free memory: {reason}") from error
+    if death(cause):
+        raise ActorLostError(f"A process died during {waiting_for}: {cause}") from error
+    raise error

@@ -38,7 +38,7 @@ _ALL_RETIRED = (
 
 @dataclass(frozen=True)
 class DriverState:
-    """Everything that the driver needs to go on: steps done, the first ordinal that none of them has used, what the
+    """Everything that the driver needs to resume: steps done, the first ordinal that none of them has used, what the
     curriculum knows of prompts, and the ordinals that it has chosen `ahead` of the steps that take them.
     """
 
@@ -76,7 +76,7 @@ class Pool(Protocol):
 
 @dataclass(frozen=True)
 class StepGroups:
-    """Holds the groups that a step trains on, and those that taught nothing and were replaced.
+    """The groups that a step trains on, and those that taught nothing and were replaced.
 
     `ordinals` are all that the step used, without a gap; those `passed_over` have no group, their prompts rest.
     """
@@ -91,7 +91,7 @@ class StepGroups:
 
     @property
     def passed_over(self) -> list[int]:
-        sampled = {group.prompt.ordinal for group in (*self.trained, *self.dropped)}
+        sampled = {group.prompt.ordinal for group in self.sampled}
         return [ordinal for ordinal in self.ordinals if ordinal not in sampled]
 
 
@@ -99,17 +99,14 @@ class RolloutScheduler:
     """Keeps the engines busy within the lag bound."""
 
     def __init__(self, config: Config, stream: PromptStream, pool: Pool, state: DriverState, total_steps: int) -> None:
-        self._config = config
-        self._stream = stream
-        self._pool = pool
+        self._config, self._stream, self.pool = config, stream, pool
         self._algorithm = algorithm_of(config)
         self.curriculum: Curriculum | None = None
         if (settings := config.data.curriculum) is not None:
             from hpc_grpo.data.curriculum import Curriculum  # needs numpy, which a simulation does without
 
             self.curriculum = Curriculum(settings, state.curriculum)
-        self._next_step = state.step
-        self._total_steps = total_steps
+        self._next_step, self._total_steps = state.step, total_steps
         self._started: deque[Any] = deque()
         self._next_to_start = self._next_to_take = state.next_ordinal
         self._chosen = deque(state.ahead)
@@ -131,59 +128,61 @@ class RolloutScheduler:
         trained: list[GradedGroup] = []
         dropped: list[GradedGroup] = []
         while missing := min(rollout.prompts_per_step, most - len(dropped)) - len(trained):
-            groups = self._take(missing, policy_version)
-            if not groups:
+            # Prompts that are not started yet are sampled with the weights of now.
+            self._start(missing - len(self._started), policy_version)
+            started = [self._started.popleft() for _ in range(min(missing, len(self._started)))]
+            if not started:
                 break
+            groups = self.pool.wait(started, "rollouts")
             for group in groups:
                 is_kept = not rollout.dynamic_sampling or self._algorithm.teaches(group.grades)
                 (trained if is_kept else dropped).append(group)
             graded = [each.grades for each in (*trained, *dropped)]
             check_failures(graded, self._config.grading.max_failed_fraction, list(self._earlier))
-            self._check_lag(groups, policy_version)
+            oldest = min(min(group.grades.min_policy_versions) for group in groups)
+            if policy_version - oldest > rollout.max_policy_lag:
+                raise HpcGrpoError(
+                    f"A rollout of policy version {oldest} reached the learner at version {policy_version}, beyond "
+                    f"rollout.max_policy_lag = {rollout.max_policy_lag}."
+                )
         if not (trained or dropped):
             raise PromptError(_ALL_RETIRED.format(num=self._stream.num_items, step=self._next_step))
         last = max(group.prompt.ordinal for group in (*trained, *dropped))
         step = StepGroups(range(self._next_to_take, last + 1), trained, dropped)
-        self._finish(step, policy_version)
+        self._next_to_take = step.ordinals.stop
+        self._next_step += 1
+        for group in step.sampled:
+            self._earlier.append(group.grades)
+            if self.curriculum is not None:
+                self.curriculum.note(self._stream.place(group.prompt.ordinal), group.grades)
+        self.start_prompts(policy_version)  # as many as this step took from later ones
         return step
 
     @property
     def ahead(self) -> list[int]:
-        """List the ordinals that are chosen and that no step has taken, where a curriculum chooses.
+        """The ordinals that a curriculum has chosen and no step has taken.
 
-        It knew less then than it will after a resume, which has to choose the same.
+        The curriculum knew less then than it will after a resume, which has to choose the same.
         """
         if self.curriculum is None:
             return []
         return [*(group.prompt.ordinal for group in self._started), *self._chosen]
 
-    @property
-    def num_engine_restarts(self) -> int:
-        return self._pool.num_engine_restarts
-
-    @property
-    def num_grader_restarts(self) -> int:
-        return self._pool.num_grader_restarts
-
     def _start(self, count: int, policy_version: int) -> None:
         """Start the next prompts, a step's at most in one call; fewer where each of the others rests for ever."""
         rollout = self._config.rollout
         while count > 0:
-            prompts = self._next_prompts(min(count, rollout.prompts_per_step))
+            prompts: list[Prompt] = []
+            while len(prompts) < min(count, rollout.prompts_per_step) and (ordinal := self._choose()) is not None:
+                prompts.append(self._stream.prompt(ordinal))
+                self._next_to_start = ordinal + 1
             if not prompts:
                 return
             requests = [self._request(prompt, policy_version) for prompt in prompts]
             num_logged = round(rollout.logged_fraction * len(prompts))
             with_texts = [position < num_logged for position in range(len(prompts))]
-            self._started += self._pool.start(prompts, requests, with_texts)
+            self._started += self.pool.start(prompts, requests, with_texts)
             count -= len(prompts)
-
-    def _next_prompts(self, count: int) -> list[Prompt]:
-        prompts: list[Prompt] = []
-        while len(prompts) < count and (ordinal := self._choose()) is not None:
-            prompts.append(self._stream.prompt(ordinal))
-            self._next_to_start = ordinal + 1
-        return prompts
 
     def _choose(self) -> int | None:
         """Return the next ordinal to start; None where each of the other prompts rests for ever."""
@@ -192,30 +191,6 @@ class RolloutScheduler:
         if self.curriculum is None:
             return self._next_to_start
         return self.curriculum.next_awake(self._stream, self._next_to_start)
-
-    def _take(self, count: int, policy_version: int) -> list[GradedGroup]:
-        """Wait for the next groups; those not started yet are sampled with the weights of now."""
-        self._start(count - len(self._started), policy_version)
-        started = [self._started.popleft() for _ in range(min(count, len(self._started)))]
-        return self._pool.wait(started, "rollouts") if started else []
-
-    def _check_lag(self, groups: Sequence[GradedGroup], policy_version: int) -> None:
-        oldest = min(min(group.grades.min_policy_versions) for group in groups)
-        if policy_version - oldest > self._config.rollout.max_policy_lag:
-            raise HpcGrpoError(
-                f"A rollout of policy version {oldest} reached the learner at version {policy_version}, beyond "
-                f"rollout.max_policy_lag = {self._config.rollout.max_policy_lag}."
-            )
-
-    def _finish(self, step: StepGroups, policy_version: int) -> None:
-        """Note what the step's prompts were, and start as many as it took from later steps."""
-        self._next_to_take = step.ordinals.stop
-        self._next_step += 1
-        self._earlier += [group.grades for group in step.sampled]
-        if self.curriculum is not None:
-            for group in step.sampled:
-                self.curriculum.note(self._stream.place(group.prompt.ordinal), group.grades)
-        self.start_prompts(policy_version)
 
     def _request(self, prompt: Prompt, policy_version: int) -> GroupRequest:
         rollout, seed = self._config.rollout, self._config.run.seed

@@ -1,33 +1,205 @@
-"""When something that recurs is due: checkpoints, exports and evals, by steps, epochs or seconds."""
+"""When things happen: the run's length in steps, how long a step takes, what is due, and when to stop.
+
+Imports neither Ray nor torch: the driver checks for stop requests while it still waits for Ray.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import signal
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 
+from hpc_grpo.algorithms.base import algorithm_of
+from hpc_grpo.config import Config
 from hpc_grpo.config.run import Every
-from hpc_grpo.driver.length import TrainLength
+from hpc_grpo.run.contract import ENDS_AT_VARIABLE, RAY_ADDRESS_FILE_VARIABLE, WARNING_BEFORE_END_S
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.progress import RunState
+from hpc_grpo.run.pulse import PULSE
+
+_RECENT = 100
+_ENOUGH = 5
+_SAVE_BEFORE_MEASURED_S = 30.0
+_POLL_S = 0.25
+_MARGIN_S = 30.0
+_EARLIEST_WARNING_S = WARNING_BEFORE_END_S + 60.0
+
+
+@dataclass(frozen=True)
+class TrainLength:
+    """Items are prompts (GRPO) or demonstrations (SFT)."""
+
+    total_steps: int
+    items_per_step: int
+    items_per_epoch: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return max(1, math.ceil(self.items_per_epoch / self.items_per_step))
+
+    @property
+    def total_epochs(self) -> int:
+        return max(1, math.ceil(self.total_steps * self.items_per_step / self.items_per_epoch))
+
+    def epochs_done(self, step: int) -> int:
+        """Count the epochs whose last item was in `step` or before."""
+        return step * self.items_per_step // self.items_per_epoch
+
+    def epoch_and_step(self, step: int) -> tuple[int, int]:
+        """Return the epoch of finished step `step` and its place in that epoch, all counted from 1."""
+        epoch, place = divmod((max(step, 1) - 1) * self.items_per_step, self.items_per_epoch)
+        return epoch + 1, place // self.items_per_step + 1
+
+
+def train_length(config: Config, items_per_epoch: int) -> TrainLength:
+    """Derive the steps from train.total_steps, total_episodes (rollouts, or demonstrations) or total_epochs."""
+    train, algorithm = config.train, algorithm_of(config)
+    items_per_step = algorithm.items_per_step
+    if train.total_steps is not None:
+        total = train.total_steps
+    elif train.total_episodes is not None:
+        total = math.ceil(train.total_episodes / (items_per_step * algorithm.episodes_per_item))
+    else:
+        total = math.ceil((train.total_epochs or 1) * items_per_epoch / items_per_step)
+    return TrainLength(total, items_per_step, items_per_epoch)
+
+
+class Durations:
+    """The 95th percentile of recent durations; with fewer than 5, at least that of the attempt before.
+
+    >>> durations = Durations(earlier_p95_s=4.0)
+    >>> durations.add(1.0)
+    >>> durations.p95_s
+    4.0
+    """
+
+    def __init__(self, earlier_p95_s: float | None = None) -> None:
+        self._earlier_s = earlier_p95_s
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self.add = self._recent.append
+
+    @property
+    def is_measured(self) -> bool:
+        return bool(self._recent)
+
+    @property
+    def p95_s(self) -> float | None:
+        """Return seconds, or None before the first duration of the run."""
+        if not self._recent:
+            return self._earlier_s
+        own_s = sorted(self._recent)[math.ceil(0.95 * len(self._recent)) - 1]
+        return own_s if len(self._recent) >= _ENOUGH or self._earlier_s is None else max(own_s, self._earlier_s)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Durations of steps (without their evals and saves), evals and saves.
+
+    Kept apart: one eval in twenty steps would vanish behind the percentile of all.
+    """
+
+    steps: Durations
+    evals: Durations
+    saves: Durations
+
+    @staticmethod
+    def after(state: RunState | None) -> StepTimes:
+        """Start an attempt with what the last state of the attempt before knows."""
+        earlier = (state.step_p95_s, state.eval_p95_s, state.save_p95_s) if state else (None, None, None)
+        return StepTimes(*map(Durations, earlier))
+
+    def add_step(self, times: Mapping[str, float]) -> None:
+        if "time/eval_s" in times:
+            self.evals.add(times["time/eval_s"])
+        apart_s = times.get("time/eval_s", 0.0) + times.get("time/checkpoint_s", 0.0)
+        self.steps.add(times["time/step_s"] - apart_s)
+
+    def step_and_save_s(self, *, evaluates: bool, num_saves: int = 1) -> float:
+        """Return the seconds that one more step and its saves may take: p95 of each, and of the eval if it `evaluates`.
+
+        An attempt's first step counts as nothing. Otherwise one slow step in the past could keep all later attempts
+        from ever taking another.
+        """
+        step_s = self.steps.p95_s or 0.0
+        save_s = max(step_s, _SAVE_BEFORE_MEASURED_S) if self.saves.p95_s is None else self.saves.p95_s
+        if not self.steps.is_measured:
+            return save_s * num_saves
+        eval_s = step_s if self.evals.p95_s is None else self.evals.p95_s
+        return step_s + (eval_s if evaluates else 0.0) + save_s * num_saves
 
 
 class Schedule:
-    """One for each kind; seconds count from the last time, and from the start of the driver before the first."""
+    """When checkpoints, exports or evals are due. Seconds count from the last one, or from the start of the driver."""
 
     def __init__(self, every: Every | None, length: TrainLength, clock: Callable[[], float] = time.monotonic) -> None:
-        self._every = every
+        self._every = every or Every()
         self._length = length
         self._clock = clock
         self._last_s = clock()
 
     def is_due(self, step: int, in_s: float = 0.0) -> bool:
-        """Tell whether it is due after `step`, which ends in `in_s` seconds."""
-        every, length = self._every or Every(), self._length
-        is_step = every.steps is not None and step % every.steps == 0
-        is_epoch = every.epochs is not None and (
-            length.epochs_done(step) // every.epochs > length.epochs_done(step - 1) // every.epochs
+        """Return whether it is due after `step`, which ends in `in_s` seconds."""
+        every, epochs = self._every, self._length.epochs_done
+        return (
+            (every.steps is not None and step % every.steps == 0)
+            or (every.epochs is not None and epochs(step) // every.epochs > epochs(step - 1) // every.epochs)
+            or (every.seconds is not None and self._clock() + in_s - self._last_s >= every.seconds)
         )
-        is_time = every.seconds is not None and self._clock() + in_s - self._last_s >= every.seconds
-        return is_step or is_epoch or is_time
 
     def start_over(self) -> None:
         """Count the seconds from now."""
         self._last_s = self._clock()
+
+
+class StopRequest:
+    """A request to stop by a signal, the STOP file or the clock: the run ends after the step and a checkpoint.
+
+    A second SIGINT ends the driver at once.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self._signal: str | None = None
+        self._ends_at = float(os.environ[ENDS_AT_VARIABLE]) if ENDS_AT_VARIABLE in os.environ else None
+        self.listen()
+
+    def listen(self) -> None:
+        """Take the signals. Call it again after `ray.init`, whose crash handler takes SIGTERM for itself."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, self._handle)
+
+    def reason(self, step_and_save_s: float) -> str | None:
+        """Say why to stop now, or return None. `step_and_save_s`: what one more step and a checkpoint need."""
+        if self._signal:
+            return self._signal
+        if self._run_dir.stop_marker.exists():
+            return "the STOP file"
+        needed_s = step_and_save_s + _MARGIN_S
+        if self._ends_at is not None and self._ends_at - time.time() < needed_s:
+            return f"the end of the allocation ({needed_s:.0f} s kept for the next step and a checkpoint)"
+        return None
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self._signal and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        left_s = None if self._ends_at is None else self._ends_at - time.time()
+        if number == signal.SIGUSR1 and left_s is not None and left_s <= _EARLIEST_WARNING_S + _MARGIN_S:
+            return  # the warning of the end that is known; much earlier, the time limit was cut or a clock is wrong
+        self._signal = f"signal {signal.Signals(number).name}"
+
+
+def wait_for_ray(is_stopping: Callable[[], bool]) -> str | None:
+    """Return the address of the run's Ray, or None when asked to stop. The supervisor ends this process without one."""
+    path = Path(os.environ[RAY_ADDRESS_FILE_VARIABLE])
+    while not path.exists():
+        if is_stopping():
+            return None
+        time.sleep(_POLL_S)
+        PULSE.beat()  # whoever brings Ray up has a deadline
+    return path.read_text()

@@ -10,22 +10,83 @@ import itertools
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from ray.exceptions import RayError
 
 from hpc_grpo.config import Config
-from hpc_grpo.driver.canary import Canary
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, is_engine_failure
-from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, death, first_error, get_all
+from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, death, get_all
 from hpc_grpo.errors import ConfigError, HpcGrpoError, PromptError, WeightSyncError
-from hpc_grpo.types import GroupRequest
-from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
+from hpc_grpo.types import Completion, GroupRequest, Prompt, SamplingSpec
+from hpc_grpo.weights.buckets import bucket_layout
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership
 from hpc_grpo.weights.store import StoredVersion, StoreSpec
 
+if TYPE_CHECKING:
+    from hpc_grpo.types import Float32Array
+
 _ENGINE_ERROR_GRACE_S = 5.0
+_MAX_PROMPT_TOKENS = 64
+_NUM_TOKENS = 4
+_BOUNDS = {"float32": 0.05, "bfloat16": 1.0}
+"""Nats. Sound engines, whose kernels are not the learner's, are 1e-5 apart in float32, and 0.03 in bfloat16."""
+_MOVED = {"float32": 1e-4, "bfloat16": 0.05}
+"""Nats by which a learner's logprob must move before an unchanged engine is stale: its rounding may hide less."""
+
+
+class Canary:
+    """Proves that engines sample from the weights just published: judges their answers to one probe prompt.
+
+    After a publish every engine completes the probe, on the same path and through the same prefix cache as rollouts,
+    and the learners score what it said. Two things end the run: both are further apart than the bound of their
+    precision, or an engine repeats itself to the last bit while the learners have moved. The second finds an engine
+    that keeps its old weights, or a cache made with them, long before they are far from the new ones.
+    """
+
+    def __init__(self, config: Config, prompt: Prompt) -> None:
+        """`prompt` is any of the run's; its end is the probe."""
+        is_exact = config.model.dtype == config.engine_dtype == "float32"
+        precision = "float32" if is_exact else "bfloat16"
+        self._bound, self._moved = _BOUNDS[precision], _MOVED[precision]
+        self._seen: dict[object, tuple[Completion, Float32Array]] = {}
+        """What an engine said, and how the learners scored it when the engine first said that."""
+        sampling = SamplingSpec(_NUM_TOKENS, temperature=config.rollout.temperature)
+        token_ids = prompt.token_ids[-_MAX_PROMPT_TOKENS:]
+        self.request = GroupRequest(prompt.ordinal, token_ids, (config.run.seed,), sampling, is_urgent=True)
+
+    def judge(self, engine: object, completion: Completion, learner_logprobs: Float32Array, version: int) -> float:
+        """Return how far engine and learners are apart, in nats a token.
+
+        `engine` is a key that changes when the engine is replaced. Raises WeightSyncError where it does not sample from
+        the weights of `version`.
+        """
+        if not (completion.policy_versions == version).all():
+            held = completion.policy_versions[0]
+            raise WeightSyncError(f"An engine holds weight version {held} after the publish of version {version}.")
+        own = completion.engine_logprobs
+        distance = float(np.abs(own - learner_logprobs).mean())
+        shown = (" ".join(f"{value:.4f}" for value in each) for each in (own, learner_logprobs))
+        both = "logprobs of the probe: engine {}, learner {}".format(*shown)
+        if not distance <= self._bound:
+            raise WeightSyncError(
+                f"An engine does not sample from weight version {version}: it is {distance:.3g} nats a token from the "
+                f"learner, more than {self._bound:g} ({both})."
+            )
+        before, scored_before = self._seen.get(engine, (None, learner_logprobs))
+        if (
+            before is None
+            or not np.array_equal(before.token_ids, completion.token_ids)
+            or not np.array_equal(before.engine_logprobs, own)
+        ):
+            self._seen[engine] = completion, learner_logprobs
+        elif (moved := float(np.abs(learner_logprobs - scored_before).max())) > self._moved:
+            raise WeightSyncError(
+                f"An engine keeps old weights after the publish of version {version}: it gives the logprobs that it "
+                f"gave before, while the learner's moved by {moved:.3g} nats ({both})."
+            )
+        return distance
 
 
 @dataclass(frozen=True)
@@ -37,46 +98,38 @@ class NodeMembers:
     grader: RemoteGrader | None = None
 
 
-class WeightStores:
-    """The stores of all nodes, which their first learners begin to allocate at once, at some seconds a GiB."""
+class WeightSync:
+    """Publishes the learners' weights to the engines of all nodes. An engine that fails is replaced."""
 
     def __init__(self, config: Config, nodes: Sequence[NodeMembers]) -> None:
-        """Have them opened. Waits for the learners' parameters alone, so that engines can start meanwhile."""
+        """Have the nodes' first learners open the weight stores, which takes seconds a GiB: engines start meanwhile."""
+        self._config, self._nodes = config, nodes
+        self._deadline = Deadline(config.weights.deadline_s, "weights.deadline_s")
         self._start_deadline = Deadline(config.deadlines.start_s, "deadlines.start_s")
-        specs = get_all([nodes[0].learners[0].parameter_specs.remote()], None, "the learner's parameters")[0]
-        published = [replace(spec, dtype=config.engine_dtype) for spec in specs]
-        layout = bucket_layout(published)
-        # 63 bits: the checksums keyed with it travel in signed integers.
-        self.spec = StoreSpec(layout, secrets.randbits(63))
+        self._learners = [learner for node in nodes for learner in node.learners]
+        self._engines = [engine for node in nodes for engine in node.engines]
+        self._generations = itertools.count()
+        specs = get_all([self._learners[0].parameter_specs.remote()], None, "the learner's parameters")[0]
+        layout = bucket_layout([replace(spec, dtype=config.engine_dtype) for spec in specs])
+        self._store = StoreSpec(layout, secrets.randbits(63))  # 63 bits: checksums travel in signed integers
         self._opening = [
-            learner.open_weight_store.remote(self.spec, writes=index == 0)
+            learner.open_weight_store.remote(self._store, writes=index == 0)
             for node in nodes
             for index, learner in enumerate(node.learners)
         ]
 
-    def folders(self) -> list[Path]:
-        """Return each node's folder, once its store is there."""
-        folders = get_all(self._opening, self._start_deadline, "the weight stores")
-        return [folder for folder in folders if folder is not None]
-
-
-class WeightSync:
-    """Publishes the learners' weights to the engines of all nodes. An engine that fails is replaced."""
-
-    def __init__(self, config: Config, nodes: Sequence[NodeMembers], canary: Canary, stores: WeightStores) -> None:
+    def connect(self, canary: Canary) -> None:
         """Check the contract, wait for the stores, join the groups. Raises ConfigError where the parameters differ."""
-        self._config = config
         self._canary = canary
-        self._deadline = Deadline(config.weights.deadline_s, "weights.deadline_s")
-        self._start_deadline = Deadline(config.deadlines.start_s, "deadlines.start_s")
-        self._nodes = nodes
-        self._learners = [learner for node in nodes for learner in node.learners]
-        self._engines = [engine for node in nodes for engine in node.engines]
-        self._store = stores.spec
-        _check_contract(self._engines[0], self._store.layout)
-        self._folders = stores.folders()
-        self._generations = itertools.count()
-        self._replace(self._join(nodes))
+        contract = self._engines[0].actor.contract_differences.remote(self._store.layout)
+        if differences := get_all([contract], None, "the weight contract")[0]:
+            raise ConfigError(
+                "Learner and engine disagree on the model's parameters, so weights cannot be published:\n  "
+                + "\n  ".join(differences)
+            )
+        folders = get_all(self._opening, self._start_deadline, "the weight stores")
+        self._folders = [folder for folder in folders if folder is not None]
+        self._replace(self._join(self._nodes))
 
     def publish(self, version: int, *, is_checked: bool) -> dict[str, float]:
         """Stage on the learners and verify on the engines while these generate, then have all load the version.
@@ -98,7 +151,20 @@ class WeightSync:
         while failures:
             self._replace(failures)
             failures, loading = self._announce(version, probe)
-        return self._judge(version, loading) if is_checked else {}
+        return {"mismatch/canary": self._judge(version, loading)} if is_checked else {}
+
+    def put_engines_to_sleep(self) -> None:
+        """Have the engines give their GPUs to the learners, until the next publish; each has nothing to sample."""
+        self._have_all("sleep", "the engines to sleep")
+
+    def revive(self, engine: RemoteEngine, error: Exception) -> None:
+        """Replace an engine that failed with `error` by one that reads the published version from its node's store."""
+        failures = {engine: error}
+        replaced = set[RemoteEngine]()
+        while failures:
+            replaced |= self._replace(failures)
+            loading = {engine: engine.actor.load_stored_weights.remote() for engine in replaced}
+            failures = self._failures(loading, [], "the weights of an engine that was started again")
 
     def _verify(self, version: int, staged: Sequence[StoredVersion]) -> None:
         """Have the engines compare what was staged with its checksums, each its share, beside what they sample.
@@ -114,27 +180,14 @@ class WeightSync:
             failures = self._failures(verifying, [], f"the checksums of weight version {version}")
         except WeightSyncError as error:
             raise WeightSyncError(f"Publishing weight version {version} failed: {error}") from error
-        if failures:
-            self._replace(failures)
-
-    def put_engines_to_sleep(self) -> None:
-        """Have the engines give their GPUs to the learners, until the next publish; each has nothing to sample."""
-        self._have_all("sleep", "the engines to sleep")
+        self._replace(failures)
 
     def _have_all(self, method: str, waiting_for: str) -> None:
         """Call a method of every engine; one that fails is replaced, and called in turn."""
-        calls = {engine: getattr(engine.actor, method).remote() for engine in self._engines}
-        while failures := self._failures(calls, [], waiting_for):
-            calls = {engine: getattr(engine.actor, method).remote() for engine in self._replace(failures)}
-
-    def revive(self, engine: RemoteEngine, error: Exception) -> None:
-        """Replace an engine that failed with `error` by one that reads the published version from its node's store."""
-        failures = {engine: error}
-        replaced = set[RemoteEngine]()
-        while failures:
-            replaced |= self._replace(failures)
-            loading = {engine: engine.actor.load_stored_weights.remote() for engine in replaced}
-            failures = self._failures(loading, [], "the weights of an engine that was started again")
+        engines: set[RemoteEngine] | list[RemoteEngine] = self._engines
+        while engines:
+            calls = {engine: getattr(engine.actor, method).remote() for engine in engines}
+            engines = self._replace(self._failures(calls, [], waiting_for))
 
     def _announce(
         self, version: int, probe: GroupRequest | None
@@ -149,24 +202,23 @@ class WeightSync:
             if any(end and death(end) for end in ends):  # engines only see that the group broke
                 raise ActorLostError(f"A learner died over the publish of weight version {version}.") from error
             # A publisher only sees that a worker failed, and often answers first: the engine knows why.
-            cause = first_error(list(loading.values()), _ENGINE_ERROR_GRACE_S) or error
+            cause = next(filter(None, all_errors(list(loading.values()), _ENGINE_ERROR_GRACE_S)), error)
             if isinstance(cause, PromptError):
                 raise cause from error
             raise WeightSyncError(f"Publishing weight version {version} failed: {cause}") from cause
 
-    def _judge(self, version: int, loading: Mapping[RemoteEngine, Any]) -> dict[str, float]:
+    def _judge(self, version: int, loading: Mapping[RemoteEngine, Any]) -> float:
         """Have the learners score what the engines said to the probe, each completion once."""
         answers = get_all(list(loading.values()), self._deadline, "the answers to the probe")
-        completions = {engine: samples.completions[0] for engine, samples in zip(loading, answers, strict=True)}
-        said = {engine: tuple(completion.token_ids.tolist()) for engine, completion in completions.items()}
-        once = list(dict.fromkeys(said.values()))
+        completions = [samples.completions[0] for samples in answers]
+        said = [tuple(completion.token_ids.tolist()) for completion in completions]
+        once = list(dict.fromkeys(said))
         scoring = [learner.score.remote(self._canary.request.prompt_token_ids, once) for learner in self._learners]
         scores = dict(zip(once, get_all(scoring, self._deadline, "the learners' scores of the probe")[0], strict=True))
-        judged = [
-            self._canary.judge(engine.actor, completion, scores[said[engine]], version)
-            for engine, completion in completions.items()
-        ]
-        return {"mismatch/canary": max(judged)}
+        return max(
+            self._canary.judge(engine.actor, completion, scores[own], version)
+            for engine, completion, own in zip(loading, completions, said, strict=True)
+        )
 
     def _replace(self, failures: Mapping[RemoteEngine, Exception]) -> set[RemoteEngine]:
         """Replace the engines that failed, and have all members of their nodes join new groups; return the replaced.
@@ -213,12 +265,3 @@ class WeightSync:
                     own = replace(publisher, rank=1 + index * engine_ranks)
                     joining[engine] = engine.actor.join_weight_group.remote(own, self._store)
         return self._failures(joining, publishers, "the weight groups")
-
-
-def _check_contract(engine: RemoteEngine, layout: BucketLayout) -> None:
-    (differences,) = get_all([engine.actor.contract_differences.remote(layout)], None, "the weight contract")
-    if differences:
-        raise ConfigError(
-            "Learner and engine disagree on the model's parameters, so weights cannot be published:\n  "
-            + "\n  ".join(differences)
-        )

@@ -19,7 +19,7 @@ from hpc_grpo.data.checks import check_item
 from hpc_grpo.data.prompt_hash import held_out_below, prompt_hash
 from hpc_grpo.data.shares import places_per_epoch
 from hpc_grpo.data.sources import read_items
-from hpc_grpo.driver.length import train_length
+from hpc_grpo.driver.schedule import train_length
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.run.attempt import read_attempts

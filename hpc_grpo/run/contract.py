@@ -55,6 +55,5 @@ KEEPS_ENGINES_VARIABLE = "HPC_GRPO_KEEPS_ENGINES"
 PYTHON_VARIABLES = {"engine": "HPC_GRPO_ENGINE_PYTHON", "learner": "HPC_GRPO_LEARNER_PYTHON"}
 """By kind of actor: the command with which Ray starts its process on this node; absent where that is Python itself."""
 
-
-TEMPLATE_MODULE = "hpc_grpo.driver.template"
+TEMPLATE_MODULE = "hpc_grpo.template.server"
 """The program that such an actor is forked from: the agent runs it with parent, socket, kind and run directory."""

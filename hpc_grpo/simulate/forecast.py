@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, cast
 from hpc_grpo.config import Config
 from hpc_grpo.data.stream import PromptStream
 from hpc_grpo.driver.batches import Batch, RolloutBatches
+from hpc_grpo.driver.engines import RolloutPool
 from hpc_grpo.driver.journal import Session
 from hpc_grpo.driver.learners import LearnerGroup
 from hpc_grpo.driver.loop import TrainingLoop
 from hpc_grpo.driver.rollouts import DriverState, RolloutScheduler
-from hpc_grpo.driver.sampling import RolloutPool
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.simulate.cluster import (
     Setting,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import ray
 
-from hpc_grpo.driver.stop import wait_for_ray
+from hpc_grpo.driver.schedule import wait_for_ray
 from hpc_grpo.run.pulse import PULSE, Patience
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import ray
 
-from hpc_grpo.driver.stop import StopRequest, wait_for_ray
+from hpc_grpo.driver.schedule import StopRequest, wait_for_ray
 from hpc_grpo.run.checkpoint import Manifest, find_checkpoint, hash_files, write_manifest
 from hpc_grpo.run.contract import ATTEMPT_VARIABLE, NUM_NODES_VARIABLE
 from hpc_grpo.run.files import publish_dir, start_staging, write_atomic

@@ -13,7 +13,7 @@ import ray
 
 import hpc_grpo
 from hpc_grpo.driver.remote import connect
-from hpc_grpo.driver.stop import wait_for_ray
+from hpc_grpo.driver.schedule import wait_for_ray
 
 
 @ray.remote(num_cpus=0.5)

@@ -21,13 +21,13 @@ from hpc_grpo.config import Config
 from hpc_grpo.data.encoder import Row
 from hpc_grpo.data.stream import Part, PromptStream
 from hpc_grpo.driver.batches import Batch, RolloutBatches
+from hpc_grpo.driver.engines import RolloutPool
 from hpc_grpo.driver.journal import Session
 from hpc_grpo.driver.learners import LearnerGroup
-from hpc_grpo.driver.length import StepTimes, train_length
 from hpc_grpo.driver.loop import TrainingLoop
 from hpc_grpo.driver.remote import Deadline
 from hpc_grpo.driver.rollouts import DriverState, RolloutScheduler
-from hpc_grpo.driver.sampling import RolloutPool
+from hpc_grpo.driver.schedule import StepTimes, train_length
 from hpc_grpo.errors import PromptError
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.ledger import Ledger

@@ -22,9 +22,8 @@ from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.agent.stage import local_dir, staged, staged_environment
 from hpc_grpo.launch.environment.rules import check_resolved, filtered
 from hpc_grpo.launch.place.base import NodeResources
-from hpc_grpo.run import template_client
 from hpc_grpo.run.contract import COPY_VARIABLES, PYTHON_VARIABLES, SHM_DIR_VARIABLE, TEMPLATE_MODULE
-from hpc_grpo.run.source import own_command
+from hpc_grpo.run.source import PACKAGE, own_command
 
 STARTED_LINE = "Ray runtime started."
 """`ray start` prints this once its processes answer."""
@@ -157,7 +156,7 @@ def template_clients(spec: NodeSpec, python: str) -> dict[str, str]:
     """
     if spec.container or not spec.templates_of:
         return {}
-    client = [python, "-I", "-S", template_client.__file__]
+    client = [python, "-I", "-S", str(PACKAGE / "template" / "client.py")]
     commands = {kind: [*client, _template_socket(spec, kind)] for kind in PYTHON_VARIABLES}
     return {kind: " ".join(words) for kind, words in commands.items() if shlex.join(words) == " ".join(words)}
 

@@ -1,7 +1,7 @@
 """The programs of a node that import Ray, each a process of its own.
 
 `python -m hpc_grpo.launch.agent.ray_program start …` is Ray's own command line; started by the node agent. Each
-`--template=…` of it starts a template of actors (driver/template.py), which ends with it.
+`--template=…` of it starts a template of actors (template/server.py), which ends with it.
 `python -m hpc_grpo.launch.agent.ray_program probe IP:PORT` tells the supervisor which nodes have joined Ray.
 `python -m hpc_grpo.launch.agent.ray_program status IP:PORT` shows a user the nodes of a run's Ray, and what is in use.
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpc_grpo.driver.canary import Canary
+from hpc_grpo.driver.weights import Canary
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import Completion, Prompt
 from tests.support.configs import minimal_config

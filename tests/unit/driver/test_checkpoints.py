@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hpc_grpo.config import load_config
-from hpc_grpo.driver.checkpoints import Checkpoints
-from hpc_grpo.driver.length import Durations, TrainLength
+from hpc_grpo.driver.learners import Checkpoints
 from hpc_grpo.driver.rollouts import DriverState
+from hpc_grpo.driver.schedule import Durations, TrainLength
 from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.run.checkpoint import Checkpoint, Manifest, hash_files, write_manifest
 from hpc_grpo.run.paths import RunDir, step_dirs

@@ -13,8 +13,8 @@ import pytest
 
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.data.fingerprint import fingerprints
-from hpc_grpo.driver.checkpoints import Checkpoints, refuse_without_checkpoint
-from hpc_grpo.driver.length import Durations, StepTimes, TrainLength
+from hpc_grpo.driver.learners import Checkpoints, refuse_without_checkpoint
+from hpc_grpo.driver.schedule import Durations, StepTimes, TrainLength
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.launch import snapshot
 from hpc_grpo.launch.freeze import freeze, working_dir

@@ -9,8 +9,8 @@ import pytest
 
 from hpc_grpo.config import Config
 from hpc_grpo.driver.evaluation import EvalSets, Evaluation, differences, shown_completions, shown_metrics
-from hpc_grpo.driver.length import TrainLength
 from hpc_grpo.driver.rollouts import GradedGroup
+from hpc_grpo.driver.schedule import TrainLength
 from hpc_grpo.errors import RewardError
 from hpc_grpo.metrics.evals import EvalGroup
 from hpc_grpo.run.evals import EvalRequest, completions_file, new_eval_dir, read_request

@@ -13,9 +13,8 @@ import pytest
 from hpc_grpo.config import Config
 from hpc_grpo.driver.batches import Batch
 from hpc_grpo.driver.journal import Journal, Session
-from hpc_grpo.driver.length import StepTimes, TrainLength
 from hpc_grpo.driver.rollouts import DriverState
-from hpc_grpo.driver.stop import StopRequest
+from hpc_grpo.driver.schedule import StepTimes, StopRequest, TrainLength
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.contract import ENDS_AT_VARIABLE
 from hpc_grpo.run.files import read_jsonl

@@ -8,7 +8,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from hpc_grpo.driver import kept
-from hpc_grpo.driver.kept import KeptEngines, reserved
+from hpc_grpo.driver.actors import KeptEngines, reserved
 from hpc_grpo.run.contract import KEEPS_ENGINES_VARIABLE
 from tests.support.configs import minimal_config
 from tests.support.ray_futures import FakeRay, answered

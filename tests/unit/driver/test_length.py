@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hpc_grpo.config import Config
-from hpc_grpo.driver.length import Durations, StepTimes, TrainLength, train_length
+from hpc_grpo.driver.schedule import Durations, StepTimes, TrainLength, train_length
 from hpc_grpo.run.progress import RunState
 from tests.support.configs import minimal_config
 

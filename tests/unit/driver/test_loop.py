@@ -10,9 +10,9 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from hpc_grpo.driver.batches import Batch
 from hpc_grpo.driver.journal import Session
-from hpc_grpo.driver.length import StepTimes, TrainLength
 from hpc_grpo.driver.loop import TrainingLoop
 from hpc_grpo.driver.rollouts import DriverState
+from hpc_grpo.driver.schedule import StepTimes, TrainLength
 from hpc_grpo.errors import EngineLostError, HpcGrpoError, LaunchError, RewardError, WeightSyncError
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.paths import RunDir

@@ -9,8 +9,8 @@ import pytest
 
 from hpc_grpo.config import Config
 from hpc_grpo.driver import main as train
-from hpc_grpo.driver.canary import Canary
 from hpc_grpo.driver.rollouts import DriverState
+from hpc_grpo.driver.weights import Canary
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.contract import PULSE_VARIABLE

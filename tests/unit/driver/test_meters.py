@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from hpc_grpo.driver import meters
-from hpc_grpo.driver.meters import Meters
+from hpc_grpo.driver.telemetry import Meters
 from hpc_grpo.driver.weights import NodeMembers
 from hpc_grpo.metrics.usage import node_seconds
 from hpc_grpo.system.usage import Usage

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.driver.processes import learner_environment, prepare, runtime_env
+from hpc_grpo.template.environment import learner_environment, prepare, runtime_env
 from tests.support.configs import minimal_config
 
 SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}

@@ -10,7 +10,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from hpc_grpo.driver import profiles
-from hpc_grpo.driver.profiles import Profiles
+from hpc_grpo.driver.telemetry import Profiles
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.paths import RunDir
 from tests.support.ray_futures import FakeRay, answered

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
 
+from hpc_grpo.driver.engines import RolloutPool
 from hpc_grpo.driver.remote import Deadline
-from hpc_grpo.driver.sampling import RolloutPool
 from hpc_grpo.errors import ConfigError, PromptError, RewardError
 from hpc_grpo.types import GroupRequest, Prompt, SamplingSpec
 from tests.support.ray_futures import FakeRay, Reference, answered, sampled

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hpc_grpo.config.run import Every
-from hpc_grpo.driver.length import TrainLength
-from hpc_grpo.driver.schedule import Schedule
+from hpc_grpo.driver.schedule import Schedule, TrainLength
 
 LENGTH = TrainLength(total_steps=12, items_per_step=4, items_per_epoch=10)
 """Epochs end in steps 3, 5, 8 and 10."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.driver.stop import StopRequest
+from hpc_grpo.driver.schedule import StopRequest
 from hpc_grpo.run.contract import ENDS_AT_VARIABLE
 from hpc_grpo.run.paths import RunDir
 

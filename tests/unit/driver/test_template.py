@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.driver.template import why_not_forked
 from hpc_grpo.run import template_client
+from hpc_grpo.template.server import why_not_forked
 
 PROGRAM = """
 import json, os, sys
@@ -50,7 +50,7 @@ def start_template(folder: Path) -> Iterator[Callable[..., subprocess.Popen[byte
     started = []
 
     def start() -> subprocess.Popen[bytes]:
-        code = "import sys; from pathlib import Path; from hpc_grpo.driver.template import main\n"
+        code = "import sys; from pathlib import Path; from hpc_grpo.template.server import main\n"
         code += "main(Path(sys.argv[1]), sys.argv[2:])"
         command = [sys.executable, "-c", code, str(folder / "socket"), "slow_module", "no_module"]
         environ = {**ENVIRON, "PYTHONPATH": str(folder)}
@@ -139,7 +139,7 @@ def test_a_worker_that_ray_gives_up_while_the_template_imports_is_not_forked(
 
 
 def test_a_template_whose_parent_is_gone_ends(tmp_path: Path) -> None:
-    words = ["-m", "hpc_grpo.driver.template", "1", str(tmp_path / "socket"), "engine", str(tmp_path)]
+    words = ["-m", "hpc_grpo.template.server", "1", str(tmp_path / "socket"), "engine", str(tmp_path)]
     assert subprocess.run([sys.executable, *words], timeout=60, check=False).returncode == 1
 
 

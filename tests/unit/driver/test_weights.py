@@ -13,9 +13,8 @@ from ray.exceptions import ActorDiedError
 
 from hpc_grpo.config import Config
 from hpc_grpo.driver import weights as sync
-from hpc_grpo.driver.canary import Canary
 from hpc_grpo.driver.remote import ActorLostError, Deadline, get_all
-from hpc_grpo.driver.weights import NodeMembers, WeightStores, WeightSync
+from hpc_grpo.driver.weights import Canary, NodeMembers, WeightStores, WeightSync
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import Completion, GroupSamples, ParameterSpec, Prompt
 from hpc_grpo.weights.store import StoredVersion

@@ -1,6 +1,6 @@
-"""The processes of learners and engines before they are actors: their environment, imports, and how Ray starts them.
+"""The environment and imports of learner and engine processes, and the command by which Ray starts them.
 
-Imports neither torch nor Ray: templates (template.py) are such processes before Ray is there.
+Imports neither torch nor Ray: templates are such processes before Ray is there.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from hpc_grpo.engine.vllm import engine_environment
 from hpc_grpo.run.contract import PYTHON_VARIABLES
 
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-
 _GPU_LEARNER_THREADS = 16
-
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """torch reads the first that is set, and no second."""
 
@@ -47,7 +45,7 @@ _MODULES = {
 
 
 def uses_cuda(config: Config) -> bool:
-    """Say whether the models compute on GPUs; `auto` looks for the NVIDIA driver, without importing torch."""
+    """Return whether the models compute on GPUs; `auto` looks for the NVIDIA driver, without importing torch."""
     if config.model.device == "auto":
         return _NVIDIA_DRIVER.exists()
     return config.model.device == "cuda"
@@ -55,7 +53,7 @@ def uses_cuda(config: Config) -> bool:
 
 def learner_environment(config: Config, environ: Mapping[str, str], *, on_gpu: bool) -> dict[str, str]:
     """Return the variables that a learner's process needs on top of `environ`, before torch is imported."""
-    # On a GPU node they run the optimizer of an offloading learner, whose cores nobody else wants.
+    # On a GPU node the threads run the optimizer of an offloading learner, whose cores nobody else wants.
     threads = str(config.train.num_threads or (_GPU_LEARNER_THREADS if on_gpu else 1))
     variables = {
         "OMP_NUM_THREADS": threads,
@@ -76,31 +74,24 @@ def learner_environment(config: Config, environ: Mapping[str, str], *, on_gpu: b
     return variables
 
 
-def actor_environment(kind: str, config: Config, environ: Mapping[str, str], *, on_gpu: bool) -> dict[str, str]:
-    """Return the variables that a process of this kind has on top of `environ`."""
-    if kind == "learner":
-        return learner_environment(config, environ, on_gpu=on_gpu)
-    return engine_environment(config, on_gpu=on_gpu)
-
-
 def runtime_env(kind: str, config: Config, *, on_gpu: bool) -> dict[str, Any]:
     """Return Ray's runtime environment of such an actor. Its Python is what its node's agent says: bash expands it."""
     python = f"${{{PYTHON_VARIABLES[kind]}:-{shlex.quote(sys.executable)}}}"
-    return {"env_vars": actor_environment(kind, config, os.environ, on_gpu=on_gpu), "py_executable": python}
+    return {"env_vars": _environment(kind, config, on_gpu=on_gpu), "py_executable": python}
 
 
 def prepare(kind: str, config: Config) -> list[str]:
-    """Give this process the environment of such an actor; return the modules that it is to import, the slow ones."""
+    """Give this process the environment of such an actor; return the modules that it must import, the slow ones."""
     on_gpu = uses_cuda(config)
-    os.environ.update(actor_environment(kind, config, os.environ, on_gpu=on_gpu))
-    names = {"model_type": _model_type(config), "device": "gpu" if on_gpu else "cpu"}
-    return [module.format(**names) for module in _MODULES[kind]]
-
-
-def _model_type(config: Config) -> str:
-    """Return the name of the model's architecture; "auto" where the driver will refuse its folder."""
+    os.environ.update(_environment(kind, config, on_gpu=on_gpu))
     try:
-        described = json.loads((model_folder(config.model.path) / "config.json").read_text())
-        return str(described["model_type"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "auto"
+        model_type = json.loads((model_folder(config.model.path) / "config.json").read_text())["model_type"]
+    except (OSError, ValueError, KeyError, TypeError):  # the driver will refuse the model's folder
+        model_type = "auto"
+    return [module.format(model_type=model_type, device="gpu" if on_gpu else "cpu") for module in _MODULES[kind]]
+
+
+def _environment(kind: str, config: Config, *, on_gpu: bool) -> dict[str, str]:
+    if kind == "learner":
+        return learner_environment(config, os.environ, on_gpu=on_gpu)
+    return engine_environment(config, on_gpu=on_gpu)

@@ -1,7 +1,7 @@
-"""The command by which Ray starts a worker that has a template: `python -I -S template_client.py SOCKET FILE ...`.
+"""The command by which Ray starts a worker that has a template: `python -I -S client.py SOCKET FILE ...`.
 
-Has the template at SOCKET (driver/template.py) go on as `python FILE ...` in its place, and ends; becomes that itself
-where the template does not. Imports nothing but what Python has at hand: each import here delays every actor.
+The template at SOCKET (`server.py`) goes on as `python FILE ...`, and this process ends; without a template this
+process becomes that Python. Imports nothing but what Python has at hand: each import here delays every actor.
 """
 
 import json
