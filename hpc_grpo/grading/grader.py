@@ -7,8 +7,6 @@ Runs in a Ray actor, one on each node with engines; many groups are graded at on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from hpc_grpo.config import Config
 from hpc_grpo.data.templates import Tokenizer
@@ -28,17 +26,23 @@ class Grader:
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         dump_stacks_on_signal("grader")
         PULSE.open("grader", patience_of_actor(config))
-        self._run_dir = RunDir(config.run_path)
-        self._num_open = 0
-        self._tokenizer = tokenizer
+        self._run_dir, self._tokenizer = RunDir(config.run_path), tokenizer
         self._mask_truncated = config.rollout.mask_truncated
         self._pool = RewardPool(config.all_rewards, config.grading.num_workers)
         self._rewards = labelled(config.reward_sets)
+        self._num_open = 0
 
     async def ready(self) -> None:
         """Return once a worker has the rewards. Raises ConfigError when one cannot be imported, or RewardAwayError."""
         is_resume = read_state(self._run_dir) is not None
         await asyncio.to_thread(self._pool.check, is_resume=is_resume)
+
+    async def usage(self) -> tuple[Usage, list[Usage | None]]:
+        """Return what it used itself since the call before, and what each of its reward workers did."""
+        return METER.read(with_children=False), self._pool.usage()
+
+    def close(self) -> None:
+        self._pool.close()
 
     async def grade(self, samples: GroupSamples, prompt: Prompt, with_texts: bool) -> GroupGrades:
         """Grade one group; `with_texts` keeps the decoded completions.
@@ -48,24 +52,11 @@ class Grader:
         """
         if samples.ordinal != prompt.ordinal:
             raise ValueError(f"samples of prompt {samples.ordinal} were given with prompt {prompt.ordinal}.")
-        with self._pulse():
-            return await self._grades(samples, prompt, with_texts)
-
-    async def usage(self) -> tuple[Usage, list[Usage | None]]:
-        """Return what it used itself since the call before, and what each of its reward workers did."""
-        return METER.read(with_children=False), self._pool.usage()
-
-    def close(self) -> None:
-        self._pool.close()
-
-    @contextmanager
-    def _pulse(self) -> Iterator[None]:
-        """Give a sign of progress with the first group of many, and with the end of each."""
         if not self._num_open:
             PULSE.turn_to("grading")
         self._num_open += 1
         try:
-            yield
+            return await self._grades(samples, prompt, with_texts)
         finally:
             self._num_open -= 1
             if self._num_open:
@@ -79,14 +70,12 @@ class Grader:
         rewards = self._rewards[prompt.reward_set]
         outcome = await self._pool.submit(prompt.text, texts, prompt.fields, rewards).wait()
         truncated = tuple(completion.finish_reason == "length" for completion in completions)
+        masked = (cut and self._mask_truncated for cut in truncated)
         return GroupGrades(
             ordinal=samples.ordinal,
             rewards=outcome.rewards,
             reward_parts=outcome.parts,
-            valid=tuple(
-                valid and not (cut and self._mask_truncated)
-                for valid, cut in zip(outcome.valid, truncated, strict=True)
-            ),
+            valid=tuple(valid and not own for valid, own in zip(outcome.valid, masked, strict=True)),
             num_completion_tokens=tuple(len(completion.token_ids) for completion in completions),
             truncated=truncated,
             min_policy_versions=tuple(int(completion.policy_versions.min()) for completion in completions),

@@ -1,32 +1,48 @@
 """The pool of reward workers: grades groups, each reward with a deadline of its own.
 
 Runs in the grader's process, and in the driver to check rewards; many groups may be in flight. Waits for the slowest
-reward of the group.
+reward of the group. The worker's own side is `worker.py`.
 
 A reward that raises, hangs or dies masks its group and adds an error line; the driver decides whether the run goes on.
 One that breaks its contract always stops the run.
+
+Workers are neither multiprocessing's nor Pebble's. Their pools share a pipe and its locks, so a worker that dies while
+it holds one breaks the pool for all; and a spawned process imports the parent's main module first, which in a Ray
+actor is Ray. Here each worker has a socket of its own, and starts with the registry's imports alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
+from queue import LifoQueue
 from typing import Any
+
+import psutil
 
 from hpc_grpo.config import RewardConfig
 from hpc_grpo.config.rollout import REWARD_LOAD_S
 from hpc_grpo.errors import ConfigError, HpcGrpoError, RewardAwayError, RewardError
-from hpc_grpo.grading.slot import QueuedCall, WorkerSlot
 from hpc_grpo.grading.worker import Call, CallResult, Preparation
 from hpc_grpo.registry import REWARDS
 from hpc_grpo.rewards import Group
+from hpc_grpo.system.processes import hold_on
 from hpc_grpo.system.secret import is_secret
-from hpc_grpo.system.usage import Usage
+from hpc_grpo.system.signals import signal_name
+from hpc_grpo.system.usage import Meter, Usage
 
 _RESUME_S = 600.0
 """More patience with a reward's `prepare` at a resume, which may wait for a server to come back (rewards/http.py).
@@ -35,14 +51,28 @@ No longer for a longer `timeout_s`: `deadlines.start_s` must not end the wait be
 _GRACE_S = 5.0
 """More time for the worker of a built-in than for a completion, whose deadline is the worker's to keep."""
 
+_MAX_TRIES = 2
+"""A worker that is lost to something else than the call is no fault of the call; a second one probably is."""
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv.pop().split(chr(10)); "
+    "from hpc_grpo.grading.worker import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+)
+"""Takes the parent's path, on which the rewards were found, and not what -m would put first.
+
+-m would also make the worker's module `__main__`, whose classes cannot be unpickled here.
+"""
+
 
 @dataclass(frozen=True)
 class RewardOutcome:
     """A graded group; all tuples have one entry per completion.
 
-    `rewards` is the weighted sum of `parts`, which are not weighted. When a reward failed, its part and
-    `rewards` are 0.0 and `valid` is False for the whole group; `errors` has one line for each failed reward.
-    `over_budget` says of a completion that used up a reward's budget what happened, else "": its part is 0.0.
+    `rewards` is the weighted sum of `parts`, which are not weighted. When a reward failed, its part and `rewards` are
+    0.0 and `valid` is False for the whole group; `errors` has one line for each failed reward, and `timed_out` tells
+    whether each of them met its deadline. `over_budget` says of a completion that used up a reward's budget what
+    happened, else "": its part is 0.0.
     """
 
     rewards: tuple[float, ...]
@@ -51,7 +81,6 @@ class RewardOutcome:
     errors: tuple[str, ...]
     over_budget: tuple[str, ...]
     timed_out: bool = False
-    """Whether each failed reward met its deadline."""
 
 
 class RewardPool:
@@ -64,13 +93,14 @@ class RewardPool:
         for reward in rewards:
             reward.settings()
         self._load_timeout_s = load_timeout_s
-        self._queue: SimpleQueue[QueuedCall | None] = SimpleQueue()
         self._closed = False
-        names = [_function_name(reward) for reward in rewards]
-        environ = _environ_for(rewards)
-        self._slots = [WorkerSlot(names, load_timeout_s, self._queue, environ) for _ in range(num_workers)]
+        names, environ = tuple(map(_function_name, rewards)), _environ_for(rewards)
+        self._slots = [WorkerSlot(names, load_timeout_s, environ) for _ in range(num_workers)]
+        self._idle: LifoQueue[WorkerSlot] = LifoQueue()  # the last one used has imported the rewards
         for slot in self._slots:
-            slot.start()
+            self._idle.put(slot)
+        # A worker dies with the thread that started it (PDEATHSIG): these live as long as the pool.
+        self._threads = ThreadPoolExecutor(num_workers, "reward-slot")
 
     def check(self, *, is_resume: bool = False) -> tuple[str, ...]:
         """Import every reward in a worker and prepare one after the other; return what they say of themselves.
@@ -101,8 +131,8 @@ class RewardPool:
         rewards = self._rewards if rewards is None else rewards
         calls = {}
         for label, reward in rewards.items():
-            asked = Group(prompt, tuple(completions), fields, reward.timeout_s)
-            call = Call(_function_name(reward), reward.settings() or reward.args, asked, reward.completion_s)
+            group = Group(prompt, tuple(completions), fields, reward.timeout_s)
+            call = Call(_function_name(reward), reward.settings() or reward.args, group, reward.completion_s)
             # The worker ends a completion of a built-in itself; its own deadline comes first.
             grace_s = 0.0 if ":" in reward.name else _GRACE_S
             calls[label] = self._put(call, reward.timeout_s + grace_s)
@@ -117,20 +147,206 @@ class RewardPool:
         self._closed = True
         for slot in self._slots:
             slot.close()
-            self._queue.put(None)
+        self._threads.shutdown()
         for slot in self._slots:
-            slot.join()
-        while not self._queue.empty():
-            if (queued := self._queue.get()) is not None:
-                queued.result.set_exception(HpcGrpoError("The reward pool was closed before the call."))
+            slot.end_worker()
 
     def _put(self, call: Call | Preparation, timeout_s: float) -> Future[CallResult]:
         if self._closed:
             raise HpcGrpoError("The reward pool is closed.")
-        queued = QueuedCall(call, timeout_s)
-        queued.result.set_running_or_notify_cancel()  # else who waits could cancel it, and its result would raise
-        self._queue.put(queued)
-        return queued.result
+        return self._threads.submit(self._serve, call, timeout_s)
+
+    def _serve(self, call: Call | Preparation, timeout_s: float) -> CallResult:
+        slot = self._idle.get()  # there are as many threads as slots
+        try:
+            return slot.serve(call, timeout_s)
+        finally:
+            self._idle.put(slot)
+
+
+@dataclass(frozen=True)
+class PendingGroup:
+    """A group whose rewards are being computed: `calls` has the call of each reward, by its label."""
+
+    rewards: Mapping[str, RewardConfig]
+    num_completions: int
+    calls: Mapping[str, Future[CallResult]]
+
+    async def wait(self) -> RewardOutcome:
+        """Return the outcome once every reward has answered, without a thread. Raises what `result` raises."""
+        await asyncio.gather(*map(asyncio.wrap_future, self.calls.values()), return_exceptions=True)
+        return self.result()
+
+    def result(self, timeout: float | None = None) -> RewardOutcome:
+        """Wait for every reward, and add up the parts. Raises RewardError when a reward broke its contract."""
+        zeros = (0.0,) * self.num_completions
+        parts: dict[str, tuple[float, ...]] = {}
+        errors: list[str] = []
+        lost = [""] * self.num_completions
+        timed_out = True
+        for label, call in self.calls.items():
+            result = call.result(timeout)
+            if result.violation is not None:
+                raise RewardError(result.violation)
+            if result.failure is not None:
+                errors.append(f"reward {label!r}: {result.failure}")
+                timed_out &= result.timed_out
+            parts[label] = zeros if result.scores is None else result.scores
+            for index, reason in result.lost.items():
+                lost[index] = f"reward {label!r}: {reason}"
+        totals = [
+            sum((reward.weight * parts[label][index] for label, reward in self.rewards.items()), start=0.0)
+            for index in range(self.num_completions)
+        ]
+        return RewardOutcome(
+            rewards=zeros if errors else tuple(totals),
+            parts=parts,
+            valid=(not errors,) * self.num_completions,
+            errors=tuple(errors),
+            over_budget=tuple(lost),
+            timed_out=bool(errors) and timed_out,
+        )
+
+
+class _WorkerLostError(Exception):
+    """The worker ended or was stopped; `how`, and `is_calls_fault` where the next one would fare no better."""
+
+    def __init__(self, how: str, *, is_calls_fault: bool) -> None:
+        self.how, self.is_calls_fault = how, is_calls_fault
+
+
+class WorkerSlot:
+    """A place for one worker process; serves one call at a time."""
+
+    def __init__(self, names: Sequence[str], load_timeout_s: float, environ: Mapping[str, str]) -> None:
+        self._names, self._load_timeout_s, self._environ = names, load_timeout_s, environ
+        self._worker: _WorkerProcess | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        """Held to start a worker, to forget it, and to close: none is started or killed twice."""
+
+    def close(self) -> None:
+        """Kill the worker, whatever it does; no other one starts."""
+        with self._lock:
+            self._closed = True
+            if self._worker is not None:
+                self._worker.kill()
+
+    def usage(self) -> Usage | None:
+        """Return what the worker has used since the call before; None where none is, or one just starts or ends."""
+        if not self._lock.acquire(blocking=False):  # a killed worker may take long to end, and all grading would wait
+            return None
+        try:
+            return None if self._worker is None else self._worker.meter.read()
+        except psutil.NoSuchProcess:  # it has died, and its thread is about to see it
+            return None
+        finally:
+            self._lock.release()
+
+    def serve(self, call: Call | Preparation, timeout_s: float) -> CallResult:
+        """Run the call, again where its worker was lost for no fault of the call. Raises HpcGrpoError once closed."""
+        how = ""
+        for _ in range(_MAX_TRIES):
+            try:
+                if self._worker is None and (failure := self._start_worker()) is not None:
+                    return CallResult(failure=failure)
+                return self._ask(call, timeout_s)  # type: ignore[no-any-return]
+            except TimeoutError:
+                failure = f"did not return within {timeout_s:g} s; its process was killed"
+                return CallResult(failure=failure, timed_out=True)
+            except _WorkerLostError as error:
+                how = error.how
+                if error.is_calls_fault:
+                    return CallResult(failure=how)
+        return CallResult(failure=f"{how}, {_MAX_TRIES} times")
+
+    def end_worker(self) -> int:
+        """Kill what is left of the worker, and forget it; returns its exit code, its own if it had begun to end."""
+        with self._lock:
+            worker, self._worker = self._worker, None
+            return 0 if worker is None else worker.end()
+
+    def _start_worker(self) -> str | None:
+        """Start a worker and import the rewards, with a deadline of their own; returns what went wrong, or None."""
+        with self._lock:
+            if self._closed:
+                raise HpcGrpoError("The reward pool was closed before the call.")
+            self._worker = _WorkerProcess(self._environ)
+        importing = f"Importing {', '.join(self._names)}"
+        try:
+            failure: str | None = self._ask(self._names, self._load_timeout_s)
+        except TimeoutError:
+            return f"{importing} did not end within {self._load_timeout_s:g} s."
+        except _WorkerLostError as error:
+            if not error.is_calls_fault:
+                raise
+            return f"{importing}: {error.how}."
+        if failure is not None:
+            self.end_worker()
+        return failure
+
+    def _ask(self, message: Any, timeout_s: float) -> Any:
+        """Return the worker's answer. Each sign of progress gives the worker `timeout_s` again.
+
+        Raises TimeoutError, _WorkerLostError, or HpcGrpoError when closed.
+        """
+        worker, took_message = self._worker, False
+        assert worker is not None
+        try:
+            worker.set_timeout(timeout_s)
+            worker.connection.send(message)
+            while not (answer := worker.connection.recv_bytes()):
+                took_message = True
+            return pickle.loads(answer)
+        except BlockingIOError:
+            was_stopped = hold_on(worker.process.pid) == "stopped"
+            self.end_worker()
+            if was_stopped:
+                raise _WorkerLostError("its process was stopped (SIGSTOP)", is_calls_fault=False) from None
+            raise TimeoutError from None
+        except (EOFError, ConnectionError) as error:
+            code = self.end_worker()
+            if self._closed:
+                raise HpcGrpoError("The reward pool was closed during a call.") from error
+            end = f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
+            end += "; out of memory?" if code == -signal.SIGKILL else ""
+            is_calls_fault = took_message and code not in _FROM_OUTSIDE
+            raise _WorkerLostError(f"ended its process ({end})", is_calls_fault=is_calls_fault) from error
+
+
+class _WorkerProcess:
+    """A process of `worker.main` in its own session, with a socket: what a reward prints cannot fall into an answer."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._socket, theirs = socket.socketpair()
+        self.connection = Connection(os.dup(self._socket.fileno()))
+        flags = [flag for flag, on in (("-E", sys.flags.ignore_environment), ("-s", sys.flags.no_user_site)) if on]
+        arguments = [str(theirs.fileno()), str(os.getpid()), "\n".join(sys.path)]
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, *flags, "-c", _PROGRAM, *arguments],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=environ,
+            )
+        self.meter = Meter(self.process.pid)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        seconds, part = divmod(max(timeout_s, 1e-3), 1.0)
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(part * 1e6)))
+
+    def kill(self) -> None:
+        """Kill the worker with all that its rewards have started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def end(self) -> int:
+        self.kill()
+        self.connection.close()
+        self._socket.close()
+        return self.process.wait()
 
 
 def labelled(reward_sets: Sequence[Sequence[RewardConfig]]) -> list[dict[str, RewardConfig]]:
@@ -176,47 +392,3 @@ def _function_name(reward: RewardConfig) -> str:
     """Return the name to find in a worker, where a file's path is absolute: the worker may start elsewhere."""
     module, separator, attribute = reward.name.rpartition(":")
     return f"{Path(module).absolute()}:{attribute}" if separator and module.endswith(".py") else reward.name
-
-
-@dataclass(frozen=True)
-class PendingGroup:
-    """A group whose rewards are being computed: `calls` has that of each reward, by its label."""
-
-    rewards: Mapping[str, RewardConfig]
-    num_completions: int
-    calls: Mapping[str, Future[CallResult]]
-
-    async def wait(self) -> RewardOutcome:
-        """Return the outcome once every reward has answered, without a thread. Raises what `result` raises."""
-        await asyncio.gather(*map(asyncio.wrap_future, self.calls.values()), return_exceptions=True)
-        return self.result()
-
-    def result(self, timeout: float | None = None) -> RewardOutcome:
-        """Wait for every reward, and add up the parts. Raises RewardError when a reward broke its contract."""
-        zeros = (0.0,) * self.num_completions
-        parts: dict[str, tuple[float, ...]] = {}
-        errors: list[str] = []
-        lost = [""] * self.num_completions
-        timed_out = True
-        for label, call in self.calls.items():
-            result = call.result(timeout)
-            if result.violation is not None:
-                raise RewardError(result.violation)
-            if result.failure is not None:
-                errors.append(f"reward {label!r}: {result.failure}")
-                timed_out &= result.timed_out
-            parts[label] = zeros if result.scores is None else result.scores
-            for index, reason in result.lost.items():
-                lost[index] = f"reward {label!r}: {reason}"
-        totals = [
-            sum((reward.weight * parts[label][index] for label, reward in self.rewards.items()), start=0.0)
-            for index in range(self.num_completions)
-        ]
-        return RewardOutcome(
-            rewards=zeros if errors else tuple(totals),
-            parts=parts,
-            valid=(not errors,) * self.num_completions,
-            errors=tuple(errors),
-            over_budget=tuple(lost),
-            timed_out=bool(errors) and timed_out,
-        )

@@ -35,8 +35,7 @@ class RewardServer(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], pool: RewardPool, token: str) -> None:
         super().__init__(address, _Handler)
-        self.pool = pool
-        self.token = token.encode()
+        self.pool, self.token = pool, token.encode()
         self._unproved: dict[socket.socket, str] = {}
         self._lock = threading.Lock()
 
@@ -69,28 +68,26 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle(self) -> None:
         with contextlib.suppress(OSError):  # the caller has hung up, or said nothing in time
-            if self.rfile.peek(1)[:1] != MAGIC[:1] or self._prove():  # type: ignore[attr-defined]
-                super().handle()
-
-    def _prove(self) -> bool:
-        """Do the listener's part; return whether the caller knows the token."""
-        if self.rfile.read(len(MAGIC)) != MAGIC:
-            return False
-        nonce = new_nonce()
-        self.wfile.write(nonce)
-        answer = judge(self.server.token, MAGIC, nonce, self.rfile.read(NONCE_BYTES + PROOF_BYTES))
-        self.wfile.write(answer)
-        self.is_proved = answer != REFUSAL
-        if self.is_proved:
-            self.server.leave_unproved(self.connection)
-            self.connection.settimeout(_REQUEST_S)
-        return self.is_proved
+            if self.rfile.peek(1)[:1] == MAGIC[:1]:  # type: ignore[attr-defined]
+                if self.rfile.read(len(MAGIC)) != MAGIC:
+                    return
+                nonce = new_nonce()
+                self.wfile.write(nonce)
+                answer = judge(self.server.token, MAGIC, nonce, self.rfile.read(NONCE_BYTES + PROOF_BYTES))
+                self.wfile.write(answer)
+                if answer == REFUSAL:
+                    return
+                self.is_proved = True
+                self.server.leave_unproved(self.connection)
+                self.connection.settimeout(_REQUEST_S)
+            super().handle()
 
     def do_GET(self) -> None:
         if self._is_allowed():
             self._answer(*((200, {"status": "ok"}) if self.path == "/health" else (404, {"error": "no such path"})))
 
     def do_POST(self) -> None:
+        """Score groups; 422 where a reward fails, which asking again would not mend."""
         if not self._is_allowed():
             return
         try:
@@ -102,17 +99,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self._answer(400, {"error": f"{type(error).__name__}: {error}"})
             return
-        self._answer(*self._scored(groups))
-
-    def _scored(self, groups: list[tuple[str, list[str], dict[str, Any]]]) -> tuple[int, dict[str, Any]]:
-        """Score groups; 422 where a reward fails, which asking again would not mend."""
         try:
-            outcomes = [outcome.result() for outcome in [self.server.pool.submit(*group) for group in groups]]
+            outcomes = [pending.result() for pending in [self.server.pool.submit(*group) for group in groups]]
+            errors = [error for outcome in outcomes for error in outcome.errors]
         except RewardError as error:
-            return 422, {"error": str(error)}
-        if errors := [error for outcome in outcomes for error in outcome.errors]:
-            return 422, {"error": "\n".join(errors)}
-        return 200, {"scores": [score for outcome in outcomes for score in outcome.rewards]}
+            errors = [str(error)]
+        if errors:
+            self._answer(422, {"error": "\n".join(errors)})
+        else:
+            self._answer(200, {"scores": [score for outcome in outcomes for score in outcome.rewards]})
 
     def _is_allowed(self) -> bool:
         if not self.is_proved:

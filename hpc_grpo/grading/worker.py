@@ -1,10 +1,8 @@
-"""The program of a reward worker.
+"""The program of a reward worker, in a process of its own; the grader's side is `pool.py`.
 
-Runs in a process of its own, one per worker of the pool; the grader's side is `slot`. Waits for the next call, and ends
-with its parent.
-
-It imports the standard library and the registry, nothing heavy. No exception leaves it: the parent might not be able to
-unpickle one, and a tensor among the scores would make the parent import torch.
+Waits for the next call, and ends with its parent. It imports the standard library and the registry, nothing heavy. No
+exception leaves it: the parent might not be able to unpickle one, and a tensor among the scores would make the parent
+import torch.
 """
 
 from __future__ import annotations
@@ -91,13 +89,11 @@ def main(descriptor: int, parent_pid: int) -> None:
         while True:
             content = connection.recv_bytes()
             show_progress()
-            connection.send(_answer(pickle.loads(content), show_progress))
-
-
-def _answer(message: Any, show_progress: Callable[[], object]) -> CallResult | str | None:
-    if isinstance(message, Call):
-        return run(message, show_progress)
-    return prepare(message) if isinstance(message, Preparation) else load(message)
+            message = pickle.loads(content)
+            if isinstance(message, Call):
+                connection.send(run(message, show_progress))
+            else:
+                connection.send(prepare(message) if isinstance(message, Preparation) else load(message))
 
 
 def load(names: Sequence[str]) -> str | None:
@@ -113,11 +109,17 @@ def load(names: Sequence[str]) -> str | None:
     return None
 
 
-def prepare(preparation: Preparation) -> CallResult:
+def prepare(asked: Preparation) -> CallResult:
     """Call the reward's `prepare`, if it has one. What it returns is a note to the user, what it raises a result."""
-    name = preparation.reward
+    name, function = asked.reward, _functions[asked.reward]
+    if (own := getattr(function, "prepare", None)) is None:
+        return CallResult()
     try:
-        note = _prepared(_functions[name], preparation)
+        if isinstance(function, BuiltIn):
+            note = finished(own(asked.args, asked.timeout_s, asked.is_resume))
+        else:
+            wanted = {"timeout_s", "is_resume"} & inspect.signature(own).parameters.keys()
+            note = finished(own(**asked.args, **{each: getattr(asked, each) for each in wanted}))
     except RewardAwayError as error:
         return CallResult(away=_shortened(f"Reward {name!r}: {error}"))
     except HpcGrpoError as error:
@@ -125,16 +127,6 @@ def prepare(preparation: Preparation) -> CallResult:
     except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; it becomes a record
         return CallResult(failure=_shortened(f"Reward {name!r} cannot be prepared: {type(error).__name__}: {error}"))
     return CallResult(note=f"Reward {name}: {note}" if note else None)
-
-
-def _prepared(function: Any, asked: Preparation) -> Any:
-    if (prepare := getattr(function, "prepare", None)) is None:
-        return None
-    if isinstance(function, BuiltIn):
-        return finished(prepare(asked.args, asked.timeout_s, asked.is_resume))
-    wanted = inspect.signature(prepare).parameters
-    told = {name: getattr(asked, name) for name in ("timeout_s", "is_resume") if name in wanted}
-    return finished(prepare(**asked.args, **told))
 
 
 def run(call: Call, show_progress: Callable[[], object]) -> CallResult:
@@ -146,65 +138,58 @@ def run(call: Call, show_progress: Callable[[], object]) -> CallResult:
             return replace(_checked(call, scored.scores), lost=scored.lost)
         if isinstance(function, BuiltIn):
             return _checked(call, finished(function(call.group, call.args)))
-        return _checked(call, finished(function(**_arguments(function, call))))
+        arguments = _arguments(function, call)
+        if isinstance(arguments, str):
+            return _violation(call, arguments)
+        return _checked(call, finished(function(**arguments)))
     except ScoringError as error:
         return CallResult(failure=_shortened(str(error)), timed_out=isinstance(error, TimeoutError))
-    except _MissingColumnError as error:
-        return _violation(call, str(error))
     except HpcGrpoError as error:
         return _violation(call, f"refuses: {error}")
     except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; it becomes a record
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{frame.filename}:{frame.lineno}"
-        failure = _shortened(f"{type(error).__name__}: {error} ({place})")
+        failure = _shortened(f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})")
         return CallResult(failure=failure, timed_out=isinstance(error, TimeoutError))
 
 
-class _MissingColumnError(Exception):
-    """A user's function takes arguments that neither the data nor `rewards.N.args` have."""
+def _arguments(function: Callable[..., Any], call: Call) -> dict[str, Any] | str:
+    """Return the keyword arguments of a user's function, or what is wrong where one is missing.
 
-
-def _arguments(function: Callable[..., Any], call: Call) -> dict[str, Any]:
-    """Return the keyword arguments of a user's function, without columns that it does not take.
-
-    `args` replace columns of the same name. Raises _MissingColumnError for an argument that is missing.
+    Columns that the function does not take are left out. `args` replace columns of the same name.
     """
     group, count = call.group, len(call.group.completions)
     columns = {name: [value] * count for name, value in group.fields.items()}
-    texts = {"prompts": [group.prompt] * count, "completions": list(group.completions)}
     signature = inspect.signature(function)
-    parameters = signature.parameters.values()
-    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
         columns = {name: values for name, values in columns.items() if name in signature.parameters}
-    told = {"timeout_s": group.timeout_s} if "timeout_s" in signature.parameters else {}
-    arguments = {**columns, **call.args, **told, **texts}
+    own = {"timeout_s": group.timeout_s} if "timeout_s" in signature.parameters else {}
+    texts = {"prompts": [group.prompt] * count, "completions": list(group.completions)}
+    arguments = {**columns, **call.args, **own, **texts}
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        have = ", ".join(group.fields) or "none"
-        raise _MissingColumnError(f"cannot be called: {error}. Columns of the data set: {have}.") from error
+        return f"cannot be called: {error}. Columns of the data set: {', '.join(group.fields) or 'none'}."
     return arguments
 
 
 def _checked(call: Call, values: Any) -> CallResult:
-    rule = f"must return one finite number for each of the {len(call.group.completions)} completions"
+    count = len(call.group.completions)
+    rule = f"must return one finite number for each of the {count} completions"
     if hasattr(values, "tolist"):
         values = values.tolist()
     if not isinstance(values, list | tuple):
         return _violation(call, f"returned {_shown(values)} of type {type(values).__name__}; it {rule}.")
-    if len(values) != len(call.group.completions):
+    if len(values) != count:
         return _violation(call, f"returned {len(values)} values, {_shown(values)}; it {rule}.")
+    scores = []
     for index, value in enumerate(values):
-        if not isinstance(value, numbers.Real) or not _is_finite(value):
+        try:
+            scores.append(float(value) if isinstance(value, numbers.Real) else math.nan)
+        except OverflowError:
+            scores.append(math.inf)
+        if not math.isfinite(scores[-1]):
             return _violation(call, f"returned {_shown(value)} for completion {index}; it {rule}.")
-    return CallResult(scores=tuple(float(value) for value in values))
-
-
-def _is_finite(value: numbers.Real) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
+    return CallResult(scores=tuple(scores))
 
 
 def _violation(call: Call, message: str) -> CallResult:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _MAX_MEMORY_BYTES = 4 << 30
 """Address space that the child takes beyond the worker's, which may be any: a reward beside `math` may import torch."""
 
-_Kind = Literal["score", "end", "exhausted", "raised", "refused"]
+_Kind = Literal["score", "end", "exhausted", "raised", "refused", "late"]
 
 
 class ScoringError(Exception):
@@ -44,19 +45,10 @@ class ScoringTimeoutError(ScoringError, TimeoutError):
 
 @dataclass
 class Scored:
-    """Holds the scores of a group. `lost` maps the completions that ended their child to what happened."""
+    """The scores of a group. `lost` maps the completions that ended their child to what happened."""
 
     scores: list[float] = field(default_factory=list)
     lost: dict[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Loss:
-    """Says what ended a child's work. `is_certain`: the completion did it, and would do it again."""
-
-    reason: str
-    is_certain: bool = False
-    is_by_clock: bool = False
 
 
 class Scorer:
@@ -90,60 +82,55 @@ class Scorer:
         """
         self.load(built_in)
         found, doubtful, retried = Scored(), 0, -1
-        while (loss := self._run(built_in, settings, group, completion_s, found.scores, progress)) is not None:
+        while len(found.scores) < len(group.completions):
+            index = len(found.scores)
+            rest = replace(group, completions=group.completions[index:])
+            for kind, value in self._messages(built_in, settings, rest, completion_s):
+                if kind == "score":
+                    found.scores.append(value)
+                    progress()
+            if kind == "end":
+                break
+            if kind == "refused":
+                raise ConfigError(value)
             index = len(found.scores)
             progress()
-            if not loss.is_certain:
-                if retried != index and not loss.is_by_clock:
+            if kind != "exhausted":
+                if retried != index and kind != "late":
                     retried = index
                     continue
                 doubtful += 1
                 if 2 * doubtful > len(group.completions):
-                    raise (ScoringTimeoutError if loss.is_by_clock else ScoringError)(loss.reason)
-            found.lost[index] = loss.reason
+                    raise (ScoringTimeoutError if kind == "late" else ScoringError)(value)
+            found.lost[index] = value
             found.scores.append(0.0)
-            if len(found.scores) == len(group.completions):
-                break
         return found
 
-    def _run(
-        self,
-        built_in: BuiltIn,
-        settings: Section,
-        group: Group,
-        completion_s: float,
-        scores: list[float],
-        progress: Callable[[], object],
-    ) -> _Loss | None:
-        """Add the scores of the completions that have none; returns what ended that, None at the end of the group."""
-        rest = replace(group, completions=group.completions[len(scores) :])
+    def _messages(
+        self, built_in: BuiltIn, settings: Section, group: Group, completion_s: float
+    ) -> Iterator[tuple[_Kind, Any]]:
+        """Yield the child's messages; the last one says what ended the scoring."""
         connection = self._connection or self._start()
         try:
-            connection.send((built_in.name, settings, rest, completion_s if built_in.runs_here else None))
-            while connection.poll(group.timeout_s):
+            connection.send((built_in.name, settings, group, completion_s if built_in.runs_here else None))
+            kind: _Kind = "score"
+            while kind == "score" and connection.poll(group.timeout_s):
                 kind, value = connection.recv()
-                if kind == "end":
-                    return None
-                if kind == "refused":
-                    raise ConfigError(value)
-                if kind != "score":
-                    return _Loss(value, is_certain=kind == "exhausted")
-                scores.append(value)
-                progress()
+                yield kind, value
+            if kind != "score":
+                return
         except (EOFError, ConnectionError):
-            return self._loss_of(self.close(), completion_s)
+            status = self.close()
+            if status == -signal.SIGPROF:
+                yield "exhausted", f"took more than {completion_s:g} s of processor time"
+            else:
+                how = f"exit code {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+                yield "raised", f"ended its process ({how})"
+            return
         assert self._child is not None
-        was_stopped = hold_on(self._child) == "stopped"
+        kind = "raised" if hold_on(self._child) == "stopped" else "late"  # who was stopped is not to blame
         self.close()
-        return _Loss(
-            f"did not return within {group.timeout_s:g} s; its process was killed", is_by_clock=not was_stopped
-        )
-
-    def _loss_of(self, status: int, completion_s: float) -> _Loss:
-        if status == -signal.SIGPROF:
-            return _Loss(f"took more than {completion_s:g} s of processor time", is_certain=True)
-        how = f"exit code {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
-        return _Loss(f"ended its process ({how})")
+        yield kind, f"did not return within {group.timeout_s:g} s; its process was killed"
 
     def _start(self) -> Connection:
         ours, theirs = Pipe()
@@ -210,11 +197,8 @@ def _scored(name: str, settings: Any, group: Group, budget_s: float) -> Iterator
     except (RecursionError, MemoryError, OverflowError) as error:
         yield "exhausted", f"{type(error).__name__}: {error}"
     except Exception as error:  # noqa: BLE001 - a library may raise anything; it becomes a record
-        place = error.__traceback__
-        while place is not None and place.tb_next is not None:
-            place = place.tb_next
-        where = "" if place is None else f" ({place.tb_frame.f_code.co_filename}:{place.tb_lineno})"
-        yield "raised", f"{type(error).__name__}: {error}{where}"
+        [*_, (frame, line)] = traceback.walk_tb(error.__traceback__)
+        yield "raised", f"{type(error).__name__}: {error} ({frame.f_code.co_filename}:{line})"
     else:
         yield "end", None
     finally:

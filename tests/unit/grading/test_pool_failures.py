@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.errors import HpcGrpoError
-from hpc_grpo.grading import slot
+from hpc_grpo.grading import pool as slot
 from hpc_grpo.grading.pool import RewardPool
 
 
