@@ -26,11 +26,11 @@ _OF_REWARDS = ("rollout.drop_zero_variance", "rollout.dynamic_sampling")
 _NOT_OF_TASK: dict[str, tuple[str, ...]] = {
     "grpo": ("ppo", "distill", "sft"),
     "ppo": ("distill", "sft", "loss.advantage", *_OF_REWARDS),
-    "distill": ("ppo", "sft", *_OF_REWARDS, "train.skip_zero_advantages"),
+    "distill": ("ppo", "sft", *_OF_REWARDS),
     "sft": (
         "loss", "ppo", "distill", "weights", "rollout.prompts_per_step", "rollout.group_size", "rollout.max_policy_lag",
         "rollout.logged_fraction", "rollout.mask_truncated", "rollout.overlong_tokens", *_OF_REWARDS,
-        "train.skip_zero_advantages", "train.share_prompts",
+        "train.share_prompts",
     ),
 }  # fmt: skip
 """Tasks -> the sections and keys that they do not have: nobody can write them, and the resolved config lacks them.

@@ -27,11 +27,6 @@ class TrainConfig(Section):
         "none", description="cpu: optimizer states in host memory, updated there."
     )
     max_tokens_per_microbatch: PositiveInt = Field(8192, description="Token budget of a microbatch.")
-    skip_zero_advantages: bool = Field(
-        True,
-        description="Leave sequences whose advantages are all 0 out of the learner's passes where they have no "
-        "gradient; they count in the loss's denominator, and metrics of the loss are means over the others.",
-    )
     share_prompts: bool | None = Field(
         None,
         description="Compute the prompt of a group's completions once, for all of them; not with flash_attention_2. "
@@ -43,7 +38,6 @@ class TrainConfig(Section):
         "windows; it and flash_attention_2, of the package flash-attn, need a GPU.",
     )
     gradient_checkpointing: bool | None = Field(None, description="null: on with a GPU, off on CPU.")
-    logprob_chunk_tokens: PositiveInt = Field(1024, description="Logits are computed for so many tokens at once.")
     num_threads: PositiveInt | None = Field(None, description="Threads of one learner on CPU; null: 1.")
 
 

@@ -78,9 +78,7 @@ class RolloutBatches:
         self._judged_by = config.eval
         needs, budget = config.needs, budget_of(config)
         is_told_by_advantages = not (needs.reference or needs.teacher or needs.critic)
-        self._leaves_out_still = (
-            config.train.skip_zero_advantages and config.loss.is_still_without_advantage and is_told_by_advantages
-        )
+        self._leaves_out_still = config.loss.is_still_without_advantage and is_told_by_advantages
         self._shares_prompts = budget.shares_prompts
         self._has_several_sources = len(config.data.sources(for_eval=False)) > 1
         self._scheduler = scheduler

@@ -196,10 +196,8 @@ def test_a_section_that_a_task_does_not_have_cannot_be_written(task: str, sectio
         ("ppo", "loss.advantage=rloo"),
         ("ppo", "rollout.drop_zero_variance=true"),
         ("distill", "rollout.dynamic_sampling=2"),
-        ("distill", "train.skip_zero_advantages=false"),
         ("sft", "rollout.prompts_per_step=4"),
         ("sft", "rollout.mask_truncated=true"),
-        ("sft", "train.skip_zero_advantages=false"),
     ],
 )
 def test_a_key_that_a_task_does_not_have_cannot_be_written(task: str, override: str) -> None:
