@@ -152,7 +152,7 @@ class RolloutBatches:
 
 
 class DemonstrationBatches:
-    """Demonstrations, `sft.batch_size` for each step."""
+    """Demonstrations, `task.batch_size` for each step."""
 
     def __init__(self, config: Config, stream: DemonstrationStream, next_ordinal: int) -> None:
         self._stream = stream

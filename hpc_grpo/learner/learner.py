@@ -158,7 +158,7 @@ class Learner:
         if self._objective.proximal == "interpolated" and any(each.policy_versions is None for each in sequences):
             raise ConfigError(
                 f"loss.proximal = interpolated needs the version that sampled each token, and sequences of task = "
-                f"{self.config.task} have none. Fill TrainSequence.policy_versions [L] where its class overrides "
+                f"{self.config.task.name} have none. Fill TrainSequence.policy_versions [L] where its class overrides "
                 f"`sequences`, or set loss.proximal=recomputed."
             )
 
